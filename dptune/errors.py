@@ -1,0 +1,100 @@
+"""Every error that dptune raises on purpose.
+
+```
+DptuneError                     one of ours: the message says what to do next
+├── ConfigError                 a configuration cannot be used (holds every problem)
+├── DataError                   a corpus cannot be used (rows named by id, never by text)
+├── DependencyError             an optional package, pipeline or model is not installed
+├── PrivacyError                a claim could not be kept
+│   ├── InfeasibleBudgetError   no noise reaches the target epsilon
+│   ├── BudgetExceededError     the data set has no budget left
+│   └── UnsupportedEventError   an accountant does not know this mechanism
+├── DetectionError              a detector failed or found what it cannot find
+├── ModelError                  a model or tokenizer cannot be trained or attacked
+├── ArtifactError               a stored file is not what its name says
+└── GateFailedError             the gate refused a version (a verdict, not a fault)
+```
+
+No message may hold record text, canaries or tokens: only ids, offsets, types, counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class DptuneError(Exception):
+    """Root of the tree: a fault that the user can act on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, and what to do about it.
+
+    Args:
+        path: where it is, such as `privacy.target_delta` or `row 17 (id 4711)`.
+        message: `must be <constraint>, got <value>`, never with record text.
+        next_step: one sentence in the imperative.
+    """
+
+    path: str
+    message: str
+    next_step: str = ""
+
+    def __str__(self) -> str:
+        """Render as one line."""
+        return f"{self.path}: {self.message} {self.next_step}".rstrip()
+
+
+class ProblemsError(DptuneError):
+    """An error that reports all its problems at once."""
+
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        if isinstance(problems, str):
+            problems = (Problem(path="", message=problems),)
+        self.problems = tuple(problems)
+        lines = [str(problem).removeprefix(": ") for problem in self.problems]
+        super().__init__("\n".join(lines))
+
+
+class ConfigError(ProblemsError):
+    """A configuration cannot be used."""
+
+
+class DataError(ProblemsError):
+    """A corpus cannot be used."""
+
+
+class DependencyError(DptuneError):
+    """An optional package, pipeline or model is not installed."""
+
+
+class PrivacyError(DptuneError):
+    """A privacy claim could not be kept."""
+
+
+class InfeasibleBudgetError(PrivacyError):
+    """No noise reaches the target epsilon."""
+
+
+class BudgetExceededError(PrivacyError):
+    """The data set has no budget left for what was asked."""
+
+
+class UnsupportedEventError(PrivacyError):
+    """An accountant does not know this mechanism."""
+
+
+class DetectionError(DptuneError):
+    """A detector failed, or found nothing where it must find something."""
+
+
+class ModelError(DptuneError):
+    """A model or tokenizer cannot be loaded, trained or attacked."""
+
+
+class ArtifactError(DptuneError):
+    """A stored file is not what its name says."""
+
+
+class GateFailedError(DptuneError):
+    """The gate refused a version."""

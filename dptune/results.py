@@ -1,0 +1,197 @@
+"""Plain reports: what attacks and checks write, and gates, cards and pages read.
+
+Every report is frozen, versioned JSON, holds no record text, and says which model and
+corpus it speaks of. Infinite and NaN floats survive a round trip as strings.
+"""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Report(BaseModel):
+    """Base of everything that is measured: frozen, closed, versioned."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        ser_json_inf_nan="strings",
+        hide_input_in_errors=True,
+    )
+    schema_version: int = 1
+
+
+class Interval(Report):
+    """A two-sided confidence interval `[low, high]`."""
+
+    low: float
+    high: float
+    confidence: float = Field(gt=0, lt=1)
+
+
+class Expectation(Report):
+    """Verdict of one data expectation: booleans and counts, never a value."""
+
+    name: str
+    success: bool
+    detail: str = ""
+
+
+class ValidationReport(Report):
+    """What Great Expectations said of one corpus view."""
+
+    view: str
+    success: bool
+    expectations: tuple[Expectation, ...]
+
+
+class CorpusReport(Report):
+    """Counts of one ingested corpus."""
+
+    source: str
+    fingerprint: str
+    num_read: int
+    num_records: dict[str, int]
+    num_units: dict[str, int]
+    num_exact_duplicates: int
+    num_near_duplicates: int
+    num_characters: int
+    privacy_unit: str
+    ids_are_content_hashes: bool = False
+    validation: ValidationReport
+
+
+class DetectionReport(Report):
+    """What the detector marked in one corpus."""
+
+    fingerprint: str
+    tier: str
+    recognizers: tuple[str, ...]
+    num_records: int
+    num_records_with_spans: int
+    num_spans: dict[str, int]
+    masked_character_share: float
+    missing_rate: float | None = None
+    missing_rate_interval: Interval | None = None
+
+
+class RedactionReport(Report):
+    """What redaction left behind."""
+
+    operator: str
+    masked_character_share: float
+    validation: ValidationReport
+
+
+class StageCurvePoint(Report):
+    """One logged point of a training stage. `loss` is private: it never reaches a card."""
+
+    step: int
+    loss: float
+    epsilon: float | None = None
+
+
+class StageReport(Report):
+    """How one training stage went."""
+
+    stage: str
+    recipe: str
+    num_steps: int
+    num_units: int
+    num_tokens: int
+    seconds: float
+    tokens_per_second: float
+    resumed_from_step: int | None = None
+    fixed_seed: bool = False
+    curve: tuple[StageCurvePoint, ...] = ()
+
+
+class CanaryExposure(Report):
+    """Rank of one canary among all candidates under one model. Holds no secret.
+
+    Args:
+        canary_id: public name such as `planted-3`.
+        planted: False for a held-out control of the same law.
+        rank: 1 is the most likely of `space_size` candidates.
+        exposure: `log2(space_size) - log2(rank)`, bits (Carlini et al. 2019, eq. 2).
+        nll: total negative log likelihood of the secret, nats.
+    """
+
+    canary_id: str
+    planted: bool
+    insertions: int
+    rank: int
+    exposure: float
+    nll: float
+
+
+class ExposureReport(Report):
+    """Exposure of every canary, planted and held out, under one model and its base."""
+
+    model_digest: str
+    base_model_digest: str
+    canary_set_digest: str
+    space_size: int
+    scoring: Literal["sum", "mean"]
+    setting: Literal["as_detected", "missed", "not_missed"]
+    exact: bool
+    canaries: tuple[CanaryExposure, ...]
+    base_canaries: tuple[CanaryExposure, ...]
+    planted_found: int
+    planted_expected: int
+    num_token_forwards: int
+
+    def planted(self: Self) -> tuple[CanaryExposure, ...]:
+        """Canaries that were in the training data."""
+        return tuple(c for c in self.canaries if c.planted)
+
+    def held_out(self: Self) -> tuple[CanaryExposure, ...]:
+        """Controls of the same law that were not."""
+        return tuple(c for c in self.canaries if not c.planted)
+
+    def base_planted(self: Self) -> tuple[CanaryExposure, ...]:
+        """The planted canaries under the model before fine-tuning."""
+        return tuple(c for c in self.base_canaries if c.planted)
+
+
+class MembershipSignal(Report):
+    """One membership attack: area, true positives at a fixed false-positive rate, ROC."""
+
+    name: str
+    auc: float
+    auc_interval: Interval
+    tpr_at_low_fpr: float
+    tpr_at_low_fpr_interval: Interval
+    low_fpr: float = 0.01
+    roc_fpr: tuple[float, ...] = ()
+    roc_tpr: tuple[float, ...] = ()
+
+
+class MembershipReport(Report):
+    """All membership attacks on one model, and a blind baseline that sees no model."""
+
+    model_digest: str
+    base_model_digest: str
+    num_members: int
+    num_non_members: int
+    signals: tuple[MembershipSignal, ...]
+    blind: MembershipSignal
+
+    def strongest(self: Self) -> MembershipSignal:
+        """The attack with the largest true-positive rate at the low false-positive rate."""
+        return max(self.signals, key=lambda s: (s.tpr_at_low_fpr, s.auc))
+
+
+class UtilityReport(Report):
+    """Loss of one model on held-out records; per-record values allow paired tests."""
+
+    model_digest: str
+    corpus_fingerprint: str
+    split: str
+    num_records: int
+    num_tokens: int
+    nll_per_token: float
+    perplexity: float
+    base_perplexity: float
+    record_nll: tuple[float, ...]
+    record_tokens: tuple[int, ...]

@@ -1,0 +1,1 @@
+"""Stacks, registered idempotently."""

@@ -1,0 +1,1 @@
+"""ZenML pipelines: wiring only."""

@@ -1,0 +1,1 @@
+"""ZenML steps: thin typed adapters over `dptune`."""
