@@ -195,3 +195,18 @@ class UtilityReport(Report):
     base_perplexity: float
     record_nll: tuple[float, ...]
     record_tokens: tuple[int, ...]
+
+
+class RegisteredVersion(Report):
+    """One model version as both registries know it.
+
+    Args:
+        version: the number in MLflow; ZenML's model version has the same name.
+        model_uri: where MLflow keeps the logged model.
+    """
+
+    model_name: str
+    version: str
+    model_digest: str
+    model_uri: str
+    recipe: str

@@ -1,0 +1,313 @@
+"""A recipe is data: a list of stages, each a few choices. One YAML file per system.
+
+Stages are frozen pydantic values read from `configs/recipes/`; `StagePlan` is a stage
+with its noise filled in, ready to train. Nothing here trains: steps hand the numbers to
+`dptune.dpsgd`.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Literal, Self
+
+from dp_accounting import dp_event as dpe
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dptune.accounting.accountants import epsilon
+from dptune.accounting.calibration import calibrate_noise_multiplier
+from dptune.errors import ConfigError, Problem
+from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
+from dptune.results import Report
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+class View(StrEnum):
+    """Which form of the text a stage reads."""
+
+    ORIGINAL = "original"
+    REDACTED = "redacted"
+
+
+class OptimizerSettings(_Settings):
+    """What turns gradients into steps.
+
+    Args:
+        name: `adamw` or `sgd`. DP-Adam is AdamW on private gradients (Li et al. 2022).
+        learning_rate: peak rate.
+        warmup_share: share of the steps with a linearly rising rate.
+        schedule: shape of the rate after the warm-up.
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(gt=0, le=10)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    warmup_share: float = Field(default=0.0, ge=0, lt=1)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+
+
+class LoraSettings(_Settings):
+    """Low-rank adapters (Hu et al. 2022). No `target_modules` means all projections."""
+
+    rank: int = Field(ge=1, le=1024)
+    alpha: float = Field(gt=0)
+    target_modules: tuple[str, ...] = ()
+
+
+class ClippingSettings(_Settings):
+    """How one unit's gradient is bounded."""
+
+    kind: Literal["flat"] = "flat"
+    max_grad_norm: float = Field(gt=0, le=1e6)
+
+
+class NoiseSettings(_Settings):
+    """How much Gaussian noise. Without `noise_multiplier` it is calibrated."""
+
+    schedule: Literal["constant"] = "constant"
+    noise_multiplier: float | None = Field(default=None, gt=0, le=1e6)
+
+
+class StageSettings(_Settings):
+    """One training stage.
+
+    Args:
+        view: the text it reads.
+        trains: all weights, or LoRA adapters that are merged at the end.
+        epochs: passes over the units, in expectation where sampling is Poisson.
+        expected_batch_size: units per noisy step, the public divisor.
+        clipping, noise: both or neither; neither means ordinary training.
+    """
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
+    view: View
+    trains: Literal["full", "lora"] = "full"
+    lora: LoraSettings | None = None
+    epochs: float = Field(gt=0, le=1000)
+    expected_batch_size: int = Field(ge=1, le=1_000_000)
+    optimizer: OptimizerSettings
+    clipping: ClippingSettings | None = None
+    noise: NoiseSettings | None = None
+
+    @property
+    def private(self: Self) -> bool:
+        """Whether the stage clips and adds noise."""
+        return self.noise is not None
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if (self.clipping is None) != (self.noise is None):
+            raise ValueError(
+                "clipping and noise must both be set or both be null: noise without a "
+                "clip has no sensitivity, a clip without noise has no guarantee"
+            )
+        if (self.trains == "lora") != (self.lora is not None):
+            raise ValueError("lora must be set exactly when trains is 'lora'")
+        return self
+
+
+class Recipe(_Settings):
+    """A system: its stages, in order, and the notion its papers claim."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
+    title: str
+    reference: str = ""
+    notion: Notion | None = None
+    stages: tuple[StageSettings, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError("stage names must be unique within a recipe")
+        return self
+
+    @property
+    def private(self: Self) -> bool:
+        """Whether any stage adds noise."""
+        return any(stage.private for stage in self.stages)
+
+    @property
+    def uses_redacted_view(self: Self) -> bool:
+        """Whether any stage reads the redacted text."""
+        return any(stage.view is View.REDACTED for stage in self.stages)
+
+
+class StagePlan(Report):
+    """A stage with every number that the claim depends on.
+
+    Args:
+        num_units: privacy units in the training split, taken as public.
+        sample_rate: chance in (0, 1] that a unit joins a noisy step.
+        num_steps: noisy updates, or ordinary ones.
+        noise_multiplier: noise stddev / max_grad_norm; None without noise.
+    """
+
+    settings: StageSettings
+    num_units: int = Field(ge=1)
+    num_steps: int = Field(ge=1)
+    sample_rate: float = Field(gt=0, le=1)
+    noise_multiplier: float | None = Field(default=None, gt=0)
+
+    def dp_event(self: Self, num_steps: int | None = None) -> dpe.DpEvent:
+        """Return the event of `num_steps` steps (all of them by default)."""
+        if self.noise_multiplier is None:
+            return dpe.NonPrivateDpEvent()
+        return _gaussian_steps(
+            self.sample_rate, self.noise_multiplier, num_steps or self.num_steps
+        )
+
+
+class RunPlan(Report):
+    """What a run will do and cost, known before any training.
+
+    Args:
+        target_epsilon: what was asked; None where noise was given or there is none.
+        epsilon: what all noisy stages together will spend, under `relation`.
+    """
+
+    recipe: str
+    notion: Notion
+    relation: NeighboringRelation
+    target_epsilon: float | None
+    target_delta: float
+    epsilon: float
+    stages: tuple[StagePlan, ...]
+
+
+def plan_run(
+    recipe: Recipe,
+    *,
+    num_units: int,
+    notion: Notion,
+    relation: NeighboringRelation,
+    target_epsilon: float | None,
+    target_delta: float,
+) -> RunPlan:
+    """Fill in every stage's noise so that all noisy stages together meet the target.
+
+    Stages that give a `noise_multiplier` of their own keep it; the others share one
+    multiplier, found by root-finding on the composed event.
+
+    Args:
+        recipe: the stages.
+        num_units: privacy units that will be trained on.
+        notion: what the target speaks of, kept for the reader.
+        relation: neighbors under which `target_epsilon` must hold.
+        target_epsilon: in (0, inf), or None when every noisy stage gives its noise.
+        target_delta: in (0, 1 / num_units).
+
+    Raises:
+        ConfigError: the numbers contradict one another (all problems at once).
+        InfeasibleBudgetError: no noise reaches the target; the message has the best.
+    """
+    _check_plan(recipe, num_units, target_epsilon, target_delta)
+    plans = [_plan_stage(stage, num_units) for stage in recipe.stages]
+    open_stages = [p for p in plans if p.settings.private and not p.noise_multiplier]
+    if open_stages and target_epsilon is not None:
+        fixed = [p.dp_event() for p in plans if p.noise_multiplier]
+        multiplier = calibrate_noise_multiplier(
+            lambda z: _compose(
+                [_gaussian_steps(p.sample_rate, z, p.num_steps) for p in open_stages]
+            ),
+            budget=PrivacyBudget(
+                target_epsilon=target_epsilon, target_delta=target_delta
+            ),
+            relation=relation,
+            prior=_compose(fixed) if fixed else None,
+        )
+        plans = [
+            p.model_copy(update={"noise_multiplier": multiplier})
+            if p in open_stages
+            else p
+            for p in plans
+        ]
+    noisy = [p.dp_event() for p in plans if p.settings.private]
+    spent = (
+        epsilon(_compose(noisy), delta=target_delta, relation=relation)
+        if noisy
+        else math.inf
+    )
+    return RunPlan(
+        recipe=recipe.name,
+        notion=notion,
+        relation=relation,
+        target_epsilon=target_epsilon if recipe.private else None,
+        target_delta=target_delta,
+        epsilon=spent,
+        stages=tuple(plans),
+    )
+
+
+def _plan_stage(stage: StageSettings, num_units: int) -> StagePlan:
+    """Derive rate and steps from the batch size and the epochs."""
+    return StagePlan(
+        settings=stage,
+        num_units=num_units,
+        num_steps=max(1, round(stage.epochs * num_units / stage.expected_batch_size)),
+        sample_rate=min(1.0, stage.expected_batch_size / num_units),
+        noise_multiplier=stage.noise.noise_multiplier if stage.noise else None,
+    )
+
+
+def _check_plan(
+    recipe: Recipe, num_units: int, target_epsilon: float | None, target_delta: float
+) -> None:
+    """Report everything that makes the numbers impossible."""
+    problems = []
+    if not 0 < target_delta < 1 / num_units:
+        problems.append(
+            Problem(
+                path="privacy.target_delta",
+                message="must be in (0, 1 / number of privacy units) = (0, "
+                f"{1 / num_units:.3g}), got target_delta={target_delta:g}.",
+                next_step="At 1 / n a mechanism may publish one whole record.",
+            )
+        )
+    given = [s for s in recipe.stages if s.noise and s.noise.noise_multiplier]
+    noisy = [s for s in recipe.stages if s.private]
+    if noisy and target_epsilon is None and len(given) < len(noisy):
+        problems.append(
+            Problem(
+                path="privacy.target_epsilon",
+                message="must be set, because a noisy stage has no noise_multiplier.",
+                next_step="Set a target, or noise.noise_multiplier in every stage.",
+            )
+        )
+    if noisy and target_epsilon is not None and len(given) == len(noisy):
+        problems.append(
+            Problem(
+                path="privacy.target_epsilon",
+                message="must be null, because every noisy stage gives its noise.",
+                next_step="Keep one of target_epsilon and noise_multiplier.",
+            )
+        )
+    problems += [
+        Problem(
+            path=f"stages.{stage.name}.expected_batch_size",
+            message=f"must be at most the number of training units ({num_units}), got "
+            f"expected_batch_size={stage.expected_batch_size}.",
+            next_step="Choose a smaller batch or add data.",
+        )
+        for stage in recipe.stages
+        if stage.expected_batch_size > num_units
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _gaussian_steps(sample_rate: float, multiplier: float, steps: int) -> dpe.DpEvent:
+    """Return the event of Poisson-sampled Gaussian steps."""
+    return dpe.SelfComposedDpEvent(
+        dpe.PoissonSampledDpEvent(sample_rate, dpe.GaussianDpEvent(multiplier)), steps
+    )
+
+
+def _compose(events: Sequence[dpe.DpEvent]) -> dpe.DpEvent:
+    """Compose events; one alone stays itself."""
+    return events[0] if len(events) == 1 else dpe.ComposedDpEvent(list(events))

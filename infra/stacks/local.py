@@ -1,0 +1,109 @@
+"""The serverless local stack: ZenML and MLflow in the project folder, no network.
+
+Importing this module does nothing. `isolate` must run before ZenML is imported for the
+first time in a process; `ensure_local_stack` is idempotent.
+"""
+
+import os
+from typing import Any
+
+from infra.workspace import Workspace
+
+STACK = "dptune-local"
+TRACKER = "dptune-mlflow"
+
+
+def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
+    """Point ZenML, MLflow and friends at `workspace`, with no telemetry."""
+    os.environ.update(
+        {
+            "ZENML_CONFIG_PATH": str(workspace.zenml),
+            "ZENML_LOCAL_STORES_PATH": str(workspace.stores),
+            "ZENML_STORE_TYPE": "sql",
+            "ZENML_STORE_URL": f"sqlite:///{workspace.zenml / 'zenml.db'}",
+            "ZENML_ANALYTICS_OPT_IN": "false",
+            "ZENML_AUTO_OPEN_DASHBOARD": "false",
+            "ZENML_ENABLE_RICH_TRACEBACK": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "GX_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "true",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+    )
+    if quiet:
+        os.environ.setdefault("ZENML_LOGGING_VERBOSITY", "WARN")
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def ensure_local_stack(workspace: Workspace) -> None:
+    """Create or mend the local stack and make it active.
+
+    Args:
+        workspace: where all state goes; made if absent.
+    """
+    workspace.zenml.mkdir(parents=True, exist_ok=True)
+    workspace.stores.mkdir(parents=True, exist_ok=True)
+    from zenml.client import Client  # noqa: PLC0415 - must follow `isolate`
+    from zenml.config.global_config import (  # noqa: PLC0415 - must follow `isolate`
+        GlobalConfiguration,
+    )
+
+    if GlobalConfiguration().analytics_opt_in:
+        GlobalConfiguration().analytics_opt_in = False
+    client = Client()
+    if client.active_stack_model.name != STACK:
+        client.activate_stack(_stack(client))
+        _dismiss_survey(client)
+
+
+def _stack(client: Any) -> Any:
+    """Return our stack, made of the default components and an MLflow tracker."""
+    from zenml.enums import StackComponentType as Kind  # noqa: PLC0415
+
+    try:
+        return client.get_stack(STACK, allow_name_prefix_match=False).id
+    except KeyError:
+        tracker = _tracker(client)
+        default = client.get_stack("default").components
+        components = {
+            Kind.ORCHESTRATOR: default[Kind.ORCHESTRATOR][0].id,
+            Kind.ARTIFACT_STORE: default[Kind.ARTIFACT_STORE][0].id,
+            Kind.EXPERIMENT_TRACKER: tracker,
+        }
+        return client.create_stack(STACK, components).id
+
+
+def _tracker(client: Any) -> Any:
+    """Return our MLflow tracker: no URI, so that it lies in ZenML's store."""
+    from zenml.enums import StackComponentType as Kind  # noqa: PLC0415
+
+    try:
+        found = client.get_stack_component(
+            Kind.EXPERIMENT_TRACKER, TRACKER, allow_name_prefix_match=False
+        )
+    except KeyError:
+        found = client.create_stack_component(
+            name=TRACKER,
+            flavor="mlflow",
+            component_type=Kind.EXPERIMENT_TRACKER,
+            configuration={},
+        )
+    return found.id
+
+
+def _dismiss_survey(client: Any) -> None:
+    """Answer the dashboard's first-use survey, which would hide the runs."""
+    from zenml.models import UserUpdate  # noqa: PLC0415
+
+    client.zen_store.update_user(
+        client.active_user.id,
+        UserUpdate(
+            email_opted_in=False,
+            full_name="operator",
+            user_metadata={"finished_onboarding_survey": True},
+        ),
+    )

@@ -1,0 +1,10 @@
+"""Bytes <-> library types. Arrow, safetensors and JSON only; never pickle.
+
+Importing this package registers the materializers with ZenML.
+"""
+
+from materializers.corpus import CorpusMaterializer
+from materializers.model import ModelBundleMaterializer
+from materializers.report import ReportMaterializer
+
+__all__ = ["CorpusMaterializer", "ModelBundleMaterializer", "ReportMaterializer"]

@@ -1,0 +1,77 @@
+"""A model directory (safetensors, JSON, tokenizer files) as an artifact."""
+
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from zenml.enums import ArtifactType
+from zenml.io import fileio
+from zenml.materializers.base_materializer import BaseMaterializer
+
+from dptune.errors import ArtifactError
+from dptune.models.bundle import ModelBundle
+from dptune.models.loading import model_digest
+
+_ALLOWED = (".safetensors", ".json", ".txt", ".model", ".jinja")
+
+
+class ModelBundleMaterializer(BaseMaterializer):
+    """Copies the files of a model directory; refuses anything that could be pickle."""
+
+    ASSOCIATED_TYPES: ClassVar[tuple[type[Any], ...]] = (ModelBundle,)
+    ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.MODEL
+
+    def save(self, data: ModelBundle) -> None:
+        """Copy every file of the directory.
+
+        Raises:
+            ArtifactError: a file has a suffix that is not on the list.
+        """
+        for file in _files(data.path):
+            with (
+                file.open("rb") as source,
+                self.artifact_store.open(self._path(file.name), "wb") as sink,
+            ):
+                while block := source.read(1 << 24):
+                    sink.write(block)
+
+    def load(self, data_type: type[Any]) -> ModelBundle:
+        """Copy the files to a folder that lives as long as the process.
+
+        Raises:
+            ArtifactError: the files are not the ones that were saved.
+        """
+        if data_type is not ModelBundle:
+            raise ArtifactError(f"artifact type must be ModelBundle, got {data_type}.")
+        if (local := Path(self.uri)).is_dir():
+            return ModelBundle(path=local, digest=model_digest(local))
+        with self.get_temporary_directory(delete_at_exit=True) as folder:
+            for name in fileio.listdir(self.uri):
+                fileio.copy(self._path(str(name)), str(Path(folder) / str(name)))
+            return ModelBundle(path=Path(folder), digest=model_digest(Path(folder)))
+
+    def extract_metadata(self, data: ModelBundle) -> dict[str, Any]:
+        """Digest and size."""
+        return {
+            "digest": data.digest,
+            "bytes": sum(file.stat().st_size for file in _files(data.path)),
+        }
+
+    def compute_content_hash(self, data: ModelBundle) -> str:
+        """Return the digest of weights, configuration and tokenizer."""
+        return data.digest
+
+    def _path(self, name: str) -> str:
+        """Return the path of one of our files."""
+        return str(PurePosixPath(self.uri) / name)
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files of a model directory, all of allowed kinds."""
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    strange = [file.name for file in files if file.suffix not in _ALLOWED]
+    if strange:
+        raise ArtifactError(
+            f"model files must end in one of {', '.join(_ALLOWED)}, got "
+            f"{', '.join(strange)}. Convert the weights to safetensors."
+        )
+    return files

@@ -1,0 +1,103 @@
+"""Every frozen report as versioned JSON, with a page for the dashboard."""
+
+import hashlib
+import math
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
+
+from zenml.enums import ArtifactType, VisualizationType
+from zenml.materializers.base_materializer import BaseMaterializer
+
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.attacks.canaries import CanarySet
+from dptune.detection.scoring import SensitivityTable
+from dptune.errors import ArtifactError
+from dptune.gates.decision import GateDecision
+from dptune.recipes import RunPlan
+from dptune.reports.card import PrivacyCard
+from dptune.reports.html import render_fragment
+from dptune.results import (
+    CorpusReport,
+    DetectionReport,
+    ExposureReport,
+    MembershipReport,
+    RedactionReport,
+    RegisteredVersion,
+    Report,
+    StageReport,
+    UtilityReport,
+)
+
+_PUBLIC: tuple[type[Any], ...] = (
+    CorpusReport,
+    DetectionReport,
+    ExposureReport,
+    GateDecision,
+    MembershipReport,
+    PrivacyCard,
+    PrivacyLedger,
+    RedactionReport,
+    RegisteredVersion,
+    RunPlan,
+    SensitivityTable,
+    StageReport,
+    UtilityReport,
+)
+_RESTRICTED: tuple[type[Any], ...] = (CanarySet,)
+
+
+class ReportMaterializer(BaseMaterializer):
+    """Stores reports of a closed table of types as `report.json`."""
+
+    ASSOCIATED_TYPES: ClassVar[tuple[type[Any], ...]] = _PUBLIC + _RESTRICTED
+    ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.STATISTICS
+
+    def save(self, data: Report) -> None:
+        """Write the report as JSON."""
+        with self.artifact_store.open(self._path("report.json"), "w") as sink:
+            sink.write(data.model_dump_json())
+
+    def load(self, data_type: type[Any]) -> Any:
+        """Read a report back, exactly.
+
+        Raises:
+            ArtifactError: the type is not on the table.
+        """
+        if data_type not in self.ASSOCIATED_TYPES:
+            raise ArtifactError(f"report type must be on the table, got {data_type}.")
+        with self.artifact_store.open(self._path("report.json"), "r") as source:
+            return data_type.model_validate_json(source.read())
+
+    def save_visualizations(self, data: Report) -> dict[str, VisualizationType]:
+        """Write a self-contained page; restricted reports have none."""
+        if isinstance(data, _RESTRICTED):
+            return {}
+        path = self._path("report.html")
+        with self.artifact_store.open(path, "w") as sink:
+            sink.write(render_fragment(data))
+        return {path: VisualizationType.HTML}
+
+    def extract_metadata(self, data: Report) -> dict[str, Any]:
+        """Return the report's own numbers and short strings, at the top level only."""
+        if isinstance(data, _RESTRICTED):
+            return {"restricted": True}
+        return {
+            name: _plain(value)
+            for name, value in data.model_dump(mode="python").items()
+            if isinstance(value, int | float | str | bool) and name != "schema_version"
+        }
+
+    def compute_content_hash(self, data: Report) -> str:
+        """Hash the JSON form."""
+        return hashlib.sha256(data.model_dump_json().encode()).hexdigest()
+
+    def _path(self, name: str) -> str:
+        """Return the path of one of our files."""
+        return str(PurePosixPath(self.uri) / name)
+
+
+def _plain(value: float | str) -> float | str:
+    """Return a value that every metadata store accepts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return str(value) if isinstance(value, str) else value
