@@ -1,0 +1,1 @@
+"""Models, tokenizers and token records: load, build, save, adapt, encode."""

@@ -1,0 +1,239 @@
+"""Turn records of text into records of tokens, one layout for training and attacks.
+
+```
+record      [bos] token_1 ... token_n [eos]       bos, eos: if the tokenizer has them
+weight       0      1           1      1          belongs to the target
+
+split at    [bos] token_1 ... token_(m-1)         every chunk of a long record opens
+max_tokens  [bos] token_m ... token_n [eos]       with bos, only the last ends in eos
+```
+
+No position is a target without something before it, so that the first weight of every
+chunk is 0. Special tokens spelt out in a text, such as `<mask>`, are read as tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from dptune.errors import DataError, ModelError, Problem
+
+_BATCH_SIZE = 1000
+
+LongRecords = Literal["split", "truncate"]
+_Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chunk:
+    """One row of the result: tokens and the code points that they cover."""
+
+    record: int
+    tokens: _Ints  # (tokens,)
+    spans: _Ints  # (tokens, 2)
+
+
+def record_tokens(
+    text: str, tokenizer: PreTrainedTokenizerFast, *, open_ended: bool = False
+) -> list[int]:
+    """Tokens of one record exactly as training sees them, before any split.
+
+    Args:
+        text: the record's text.
+        tokenizer: the model's tokenizer.
+        open_ended: leave the end-of-record token out: the context of something that
+            is still to come, such as the secret of a canary.
+
+    Returns:
+        `[bos] + tokens + [eos]`, each special token only if the tokenizer has it.
+    """
+    start, end = _frame(tokenizer)
+    tokens, _ = _tokenize([text], tokenizer)[0]
+    return [*start, *tokens.tolist(), *([] if open_ended else end)]
+
+
+def encode_corpus(
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_tokens: int,
+    ignore_token_id: int | None = None,
+    long_records: LongRecords = "split",
+    with_offsets: bool = False,
+) -> Dataset:
+    """Encode every record; rows keep the order of the corpus.
+
+    A record longer than `max_tokens` becomes several rows with its `id` and `unit_id`,
+    or its first `max_tokens` tokens. An end-of-record token that would stand alone in a
+    last row is left out. The corpus is not changed, and nothing is written to disk.
+
+    Privacy:
+        Chunks of one record are not units of their own: group rows by `unit_id`.
+
+    Args:
+        dataset: columns `id`, `text`, `unit_id`.
+        tokenizer: the model's tokenizer.
+        max_tokens: longest row, special tokens included, at least 3.
+        ignore_token_id: target that is never learnt, such as the mask token.
+        long_records: `split` or `truncate`.
+        with_offsets: add `token_starts` and `token_ends`, the code points of the
+            record's text that each token covers (0, 0 for bos and eos).
+
+    Returns:
+        Columns `id`, `unit_id`, `input_ids` (list of int32) and `loss_weights` (list of
+        float32: weight of the token at that position as a target; 0 at the first
+        position and where the token is `ignore_token_id`, else 1).
+
+    Raises:
+        DataError: a column is missing, or a record gives no token at all.
+        ModelError: `max_tokens` or `long_records` is out of range.
+    """
+    _check(dataset, max_tokens=max_tokens, long_records=long_records)
+    schema = _schema(with_offsets=with_offsets)
+    batches = []
+    for rows in _batches(dataset):
+        chunks = _chunks(rows, tokenizer, max_tokens=max_tokens, long=long_records)
+        columns = _columns(rows, chunks, ignore_token_id)
+        batches.append(pa.table({name: columns[name] for name in schema.names}, schema))
+    table = pa.concat_tables(batches) if batches else schema.empty_table()
+    return Dataset(table)
+
+
+def _check(dataset: Dataset, *, max_tokens: int, long_records: str) -> None:
+    """Refuse a corpus without its columns and rows without room for a token."""
+    missing = sorted({"id", "text", "unit_id"} - set(dataset.column_names))
+    if missing:
+        raise DataError(
+            f"a corpus must have the columns id, text, unit_id, got none named "
+            f"{', '.join(missing)}."
+        )
+    if max_tokens < 3:
+        raise ModelError(f"max_tokens must be at least 3, got max_tokens={max_tokens}.")
+    if long_records not in {"split", "truncate"}:
+        raise ModelError(
+            f"long_records must be split or truncate, got long_records={long_records}."
+        )
+
+
+def _schema(*, with_offsets: bool) -> pa.Schema:
+    """Column names and types of the result."""
+    fields = {
+        "id": pa.string(),
+        "unit_id": pa.string(),
+        "input_ids": pa.list_(pa.int32()),
+        "loss_weights": pa.list_(pa.float32()),
+    }
+    if with_offsets:
+        fields |= dict.fromkeys(("token_starts", "token_ends"), pa.list_(pa.int32()))
+    return pa.schema(list(fields.items()))
+
+
+def _batches(dataset: Dataset) -> Iterator[dict[str, list[str]]]:
+    """Rows of the corpus, a thousand at a time."""
+    columns = dataset.select_columns(["id", "text", "unit_id"]).with_format(None)
+    yield from columns.iter(batch_size=_BATCH_SIZE)
+
+
+def _frame(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """Tokens that open and close a record."""
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    start, end = ([token] if isinstance(token, int) else [] for token in ends)
+    return start, end
+
+
+def _tokenize(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerFast
+) -> list[tuple[_Ints, _Ints]]:
+    """Tokens and their code points, without special tokens and without any limit."""
+    encoded = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    return [
+        (np.asarray(ids, np.int32), np.asarray(spans, np.int32).reshape(-1, 2))
+        for ids, spans in zip(
+            encoded["input_ids"], encoded["offset_mapping"], strict=True
+        )
+    ]
+
+
+def _chunks(
+    rows: dict[str, list[str]],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_tokens: int,
+    long: LongRecords,
+) -> list[_Chunk]:
+    """Rows of the result for one batch of records."""
+    start, end = _frame(tokenizer)
+    room = max_tokens - len(start)
+    chunks = []
+    for record, (tokens, spans) in enumerate(_tokenize(rows["text"], tokenizer)):
+        parts = _parts(len(tokens), room=room, num_end=len(end), long=long)
+        for first, last, closes in parts:
+            tail = end if closes else []
+            ids = np.concatenate([start, tokens[first:last], tail]).astype(np.int32)
+            margins = ((len(start), len(tail)), (0, 0))
+            covered = np.pad(spans[first:last], margins)
+            chunks.append(_Chunk(record=record, tokens=ids, spans=covered))
+        if len(chunks[-1].tokens) == 0:
+            raise DataError(
+                [
+                    Problem(
+                        path=f"record {rows['id'][record]}",
+                        message="must give at least one token, got none.",
+                        next_step="Leave empty records out.",
+                    )
+                ]
+            )
+    return chunks
+
+
+def _parts(
+    num_tokens: int, *, room: int, num_end: int, long: LongRecords
+) -> list[tuple[int, int, bool]]:
+    """Ranges of a record's tokens, and whether the end-of-record token follows."""
+    if num_tokens + num_end <= room:
+        return [(0, num_tokens, True)]
+    if long == "truncate":
+        return [(0, room, False)]
+    starts = range(0, num_tokens, room)
+    return [
+        (first, min(first + room, num_tokens), num_tokens - first + num_end <= room)
+        for first in starts
+    ]
+
+
+def _columns(
+    rows: dict[str, list[str]], chunks: list[_Chunk], ignore_token_id: int | None
+) -> dict[str, pa.Array]:
+    """Arrow columns of one batch."""
+    records = [chunk.record for chunk in chunks]
+    limits = np.cumsum([0, *(len(chunk.tokens) for chunk in chunks)]).astype(np.int32)
+    tokens = np.concatenate([chunk.tokens for chunk in chunks])
+    spans = np.concatenate([chunk.spans for chunk in chunks])
+    weights = np.ones(len(tokens), np.float32)
+    weights[limits[:-1]] = 0.0
+    if ignore_token_id is not None:
+        weights[tokens == ignore_token_id] = 0.0
+    flat = {
+        "input_ids": tokens,
+        "loss_weights": weights,
+        "token_starts": np.ascontiguousarray(spans[:, 0]),
+        "token_ends": np.ascontiguousarray(spans[:, 1]),
+    }
+    lists = {k: pa.ListArray.from_arrays(limits, v) for k, v in flat.items()}
+    names = {k: pa.array([rows[k][r] for r in records]) for k in ("id", "unit_id")}
+    return names | lists

@@ -1,0 +1,313 @@
+"""Load models: safetensors only, no code from outside, fast tokenizers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from dptune.errors import ArtifactError, ModelError
+from dptune.models._context import seeded, silent_progress
+from dptune.models._embeddings import input_weight
+from dptune.models._hub import fetch
+from dptune.models._public_text import read_public_text
+from dptune.models.build import build_gpt2
+from dptune.models.digest import model_digest, read_json, weight_files
+from dptune.models.saving import save_model
+from dptune.models.source import (
+    ArchitectureSource,
+    HubSource,
+    ModelSource,
+    PathSource,
+    TrainedTokenizer,
+)
+from dptune.models.tokenizer import train_tokenizer
+
+__all__ = [
+    "LoadedModel",
+    "load_classifier",
+    "load_model",
+    "load_tokenizer",
+    "model_digest",
+    "save_model",
+]
+
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model in evaluation mode and the tokenizer that belongs to it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+
+
+def load_model(
+    source_or_path: ModelSource | Path | str,
+    *,
+    data_root: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    cache_dir: Path | None = None,
+) -> LoadedModel:
+    """Load or build a causal language model on the CPU, in evaluation mode.
+
+    No code from outside runs, nothing is unpickled, and every weight must be in the
+    files. A tokenizer without padding token pads with its end-of-text token; no token
+    is added.
+
+    Args:
+        source_or_path: a source of the configuration, or a directory that `save_model`
+            wrote.
+        data_root: folder that the paths of a source are relative to.
+        dtype: of the weights.
+        cache_dir: cache of the hub; its usual place by default.
+
+    Raises:
+        ModelError: the directory is absent, holds pickled weights, an adapter or code,
+            lacks weights, has no fast tokenizer, or does not fit its tokenizer.
+        DependencyError: the hub cannot be reached and the cache lacks the model.
+    """
+    if isinstance(source_or_path, ArchitectureSource):
+        return _build(source_or_path, data_root=data_root, dtype=dtype, cache=cache_dir)
+    folder = _folder(source_or_path, data_root=data_root, cache=cache_dir)
+    _check_folder(folder)
+    model, missing = _read(AutoModelForCausalLM.from_pretrained, folder, dtype=dtype)
+    if missing:
+        raise ModelError(
+            f"{folder} lacks {len(missing)} weights of its architecture. "
+            "Use a causal language model with its output layer."
+        )
+    return _pair(model, load_tokenizer(folder))
+
+
+def load_classifier(
+    source_or_path: HubSource | PathSource | Path | str,
+    *,
+    num_labels: int,
+    data_root: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    cache_dir: Path | None = None,
+) -> LoadedModel:
+    """Load a sequence classifier; as `load_model`, but its head may be new.
+
+    Args:
+        source_or_path: as for `load_model`, without architectures.
+        num_labels: classes, at least 2.
+        data_root: as for `load_model`.
+        dtype: as for `load_model`.
+        seed: of a head that the files do not have; public.
+        cache_dir: as for `load_model`.
+
+    Raises:
+        ModelError: as for `load_model`, or weights besides the head are missing.
+        DependencyError: as for `load_model`.
+    """
+    if num_labels < 2:
+        raise ModelError(f"num_labels must be at least 2, got num_labels={num_labels}.")
+    folder = _folder(source_or_path, data_root=data_root, cache=cache_dir)
+    _check_folder(folder)
+    reader = AutoModelForSequenceClassification.from_pretrained
+    with seeded(seed):
+        model, missing = _read(reader, folder, dtype=dtype, num_labels=num_labels)
+    inner = [name for name in missing if _is_encoder_weight(model, name)]
+    if inner:
+        raise ModelError(
+            f"{folder} lacks {len(inner)} weights besides the classifier's head. "
+            "Use a complete checkpoint."
+        )
+    loaded = _pair(model, load_tokenizer(folder))
+    loaded.model.config.pad_token_id = loaded.tokenizer.pad_token_id
+    return loaded
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Load the fast tokenizer of a directory, with a padding token.
+
+    Raises:
+        ModelError: there is none, it is slow, or it has no token to pad with.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True, use_fast=True
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ModelError(
+            f"{folder} must hold a tokenizer that transformers can load without code "
+            f"from outside ({type(error).__name__}). Add its tokenizer.json."
+        ) from error
+    return _usable(tokenizer, where=str(folder))
+
+
+def _folder(
+    source: HubSource | PathSource | Path | str,
+    *,
+    data_root: Path | None,
+    cache: Path | None,
+    weights: bool = True,
+) -> Path:
+    """Local directory of a source."""
+    if isinstance(source, HubSource):
+        return fetch(source, cache_dir=cache, weights=weights)
+    if isinstance(source, PathSource):
+        folder = _root(data_root) / source.path
+    else:
+        folder = Path(source)
+    if not folder.is_dir():
+        raise ModelError(
+            f"the model directory {folder} does not exist. Check the path, which is "
+            "relative to the data root, or use `kind: hub`."
+        )
+    return folder
+
+
+def _root(data_root: Path | None) -> Path:
+    """The data root, which paths of a source need."""
+    if data_root is None:
+        raise ModelError("data_root must be given for a source with paths, got none.")
+    return data_root
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse what would need code, a pickle or a second model, before it loads."""
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{folder} holds an adapter, not a model. Save it merged with save_model."
+        )
+    try:
+        config = read_json(folder / "config.json")
+        weights = weight_files(folder)
+    except ArtifactError as error:
+        raise ModelError(str(error)) from error
+    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING:
+        raise ModelError(
+            f"{folder} needs Python code of its own (auto_map), which is never run. "
+            "Use an architecture that transformers has."
+        )
+    if weights:
+        return
+    if any(any(folder.glob(pattern)) for pattern in _PICKLED):
+        raise ModelError(
+            f"{folder} holds pickled weights only, which can run code and are never "
+            "loaded. Convert them on a machine that may run them: "
+            "AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW), which "
+            "writes model.safetensors."
+        )
+    raise ModelError(f"{folder} holds no model.safetensors. Download it completely.")
+
+
+def _read(
+    reader: Callable[..., Any], folder: Path, **options: torch.dtype | int
+) -> tuple[PreTrainedModel, list[str]]:
+    """Read a checked directory; also return the names of weights it lacks."""
+    try:
+        with silent_progress():
+            model, info = reader(
+                folder,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        raise ModelError(
+            f"{folder} must hold a model that transformers can load "
+            f"({type(error).__name__}). Check config.json and the weights."
+        ) from error
+    return model.eval(), sorted(info["missing_keys"])
+
+
+def _is_encoder_weight(model: PreTrainedModel, name: str) -> bool:
+    """Whether a weight belongs to the body, except a pooler, which heads may renew."""
+    body = name.startswith(f"{model.base_model_prefix}.")
+    return body and ".pooler." not in name
+
+
+def _pair(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> LoadedModel:
+    """Model and tokenizer, if every token has a row in the model."""
+    rows = input_weight(model).shape[0]
+    needed = max(tokenizer.get_vocab().values()) + 1
+    if needed > rows:
+        raise ModelError(
+            f"the tokenizer must fit the model, got {needed} tokens for {rows} rows. "
+            "Use the tokenizer that the model was trained with."
+        )
+    return LoadedModel(model=model, tokenizer=tokenizer)
+
+
+def _build(
+    source: ArchitectureSource,
+    *,
+    data_root: Path | None,
+    dtype: torch.dtype,
+    cache: Path | None,
+) -> LoadedModel:
+    """Build the model of an architecture source."""
+    tokenizer = _tokenizer_of(source, data_root=data_root, cache=cache)
+    tokenizer.model_max_length = source.max_tokens
+    model = build_gpt2(
+        tokenizer,
+        num_layers=source.num_layers,
+        num_heads=source.num_heads,
+        hidden_size=source.hidden_size,
+        max_tokens=source.max_tokens,
+        seed=source.seed,
+    )
+    return _pair(_cast(model, dtype), tokenizer)
+
+
+def _tokenizer_of(
+    source: ArchitectureSource, *, data_root: Path | None, cache: Path | None
+) -> PreTrainedTokenizerFast:
+    """Train the tokenizer of an architecture, or load it."""
+    wanted = source.tokenizer
+    if not isinstance(wanted, TrainedTokenizer):
+        folder = _folder(wanted, data_root=data_root, cache=cache, weights=False)
+        return load_tokenizer(folder)
+    if source.vocab_size is None:
+        raise ModelError("vocab_size must be given with a trained tokenizer, got none.")
+    files = [_root(data_root) / name for name in wanted.public_text]
+    return train_tokenizer(read_public_text(files), vocab_size=source.vocab_size)
+
+
+def _usable(tokenizer: object, *, where: str) -> PreTrainedTokenizerFast:
+    """A fast tokenizer with a padding token that it had already."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ModelError(
+            f"the tokenizer of {where} must be a fast one, because sensitive spans are "
+            "mapped to tokens by its offsets. Add its tokenizer.json."
+        )
+    if tokenizer.pad_token is None:
+        known = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
+        tokenizer.pad_token = next((token for token in known if token), None)
+    if tokenizer.pad_token is None:
+        raise ModelError(
+            f"the tokenizer of {where} has no token to pad with. Name a pad_token in "
+            "its tokenizer_config.json."
+        )
+    return tokenizer
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with weights of `dtype`."""
+    torch.nn.Module.to(model, dtype)
+    return model

@@ -1,0 +1,98 @@
+"""Give a model the one token that stands for everything redacted."""
+
+import json
+
+import torch
+from peft import PeftModel
+from tokenizers import AddedToken
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from dptune.errors import ModelError
+from dptune.models._context import seeded
+from dptune.models._embeddings import input_weight, output_parameters
+
+MASK = "<mask>"
+
+
+def add_mask_token(
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerFast
+) -> int:
+    """Make sure that model and tokenizer have a mask token; return its id.
+
+    A tokenizer with a mask token (BERT, RoBERTa) keeps it. Otherwise `<mask>` is added
+    to tokenizer and model, both in place: it swallows the space before it
+    (`lstrip=True`), because GPT-2 writes that space into the following word, and the
+    space after it too for tokenizers that put one before every piece of text (Llama).
+
+    The new row of the input embedding, and of an untied output layer, is the mean of
+    the rows that existed, the same in every call. Under LoRA it never trains, so that
+    its start is what the model keeps. Calling twice changes nothing.
+
+    Adding tokens changes a DP run's start: keep `<mask>` out of runs that do not need
+    it.
+
+    Args:
+        model: any causal or masked language model of transformers, without adapters.
+        tokenizer: its tokenizer.
+
+    Raises:
+        ModelError: the model has adapters already; add the token before them.
+    """
+    if isinstance(model, PeftModel):
+        raise ModelError(
+            "the mask token must be added before LoRA, got a model with adapters. "
+            "Call add_mask_token first, then add_lora."
+        )
+    num_known = _vocabulary_size(tokenizer)
+    mask_id = _register(tokenizer)
+    is_new = mask_id >= num_known
+    if is_new or mask_id >= input_weight(model).shape[0]:
+        _initialize_rows(model, first=mask_id, last=_vocabulary_size(tokenizer))
+    return mask_id
+
+
+def _vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
+    """One more than the largest token id."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def _register(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Name the mask token in the tokenizer and return its id."""
+    if tokenizer.mask_token_id is None:
+        token = AddedToken(
+            MASK,
+            lstrip=True,
+            rstrip=_prepends_space(tokenizer),
+            normalized=False,
+            special=True,
+        )
+        tokenizer.add_special_tokens({"mask_token": token})
+    mask_id = tokenizer.mask_token_id
+    if not isinstance(mask_id, int):
+        raise ModelError("the tokenizer took no mask token. Use a fast tokenizer.")
+    return mask_id
+
+
+def _prepends_space(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether every piece of text between special tokens gets a space before it."""
+    normalizer = json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"] or {}
+    parts = [normalizer, *normalizer.get("normalizers", ())]
+    return any(part.get("type") == "Prepend" for part in parts)
+
+
+def _initialize_rows(model: PreTrainedModel, *, first: int, last: int) -> None:
+    """Set rows `[first, last)` of both ends to the mean of those before."""
+    num_rows = input_weight(model).shape[0]
+    if last > num_rows:
+        with seeded(0):
+            model.resize_token_embeddings(last, mean_resizing=False)
+    for parameter in (input_weight(model), *output_parameters(model)):
+        _set_mean(parameter, num_trained=min(first, num_rows), last=last)
+
+
+@torch.no_grad()
+def _set_mean(parameter: Tensor, *, num_trained: int, last: int) -> None:
+    """Write the mean of the first rows over the rows `[num_trained, last)`."""
+    mean = parameter[:num_trained].double().mean(dim=0)
+    parameter[num_trained:last] = mean.to(parameter.dtype)
