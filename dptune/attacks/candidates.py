@@ -1,0 +1,266 @@
+"""Tokens of every candidate secret in its context, as arrays.
+
+Three ways, the fastest that is exact for the tokenizer at hand:
+
+1. one token per symbol (no vocabulary entry spans two symbols): a table of
+   position x symbol, checked against the tokenizer on a sample;
+2. tokenize only the last word of the context, checked against whole records on a
+   sample;
+3. tokenize every whole record.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from dptune.attacks.canaries import CanarySpec
+from dptune.errors import ModelError
+
+MAX_CANDIDATES = 20_000_000
+"""Largest space that is enumerated: about 1 GB of tokens."""
+
+_CHUNK = 50_000
+_SAMPLE = 2_000
+_BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Token ids of every candidate, cut behind the last token of the secret.
+
+    Args:
+        tokens: padded with -1.
+        first_scored: column of the first token that overlaps the secret.
+        end: one past the column of the last token that overlaps it.
+    """
+
+    tokens: NDArray[np.int32]  # (candidates, columns)
+    first_scored: NDArray[np.int32]  # (candidates,)
+    end: NDArray[np.int32]  # (candidates,)
+
+
+def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """Copy the Rust tokenizer without padding or truncation, which would alter ids.
+
+    Raises:
+        ModelError: the tokenizer is not a fast one.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(
+            "tokenizer must be a fast one, because exposure needs character offsets. "
+            "Load it with AutoTokenizer."
+        )
+    plain = Tokenizer.from_str(backend.to_str())
+    plain.no_padding()
+    plain.no_truncation()
+    return plain
+
+
+def tokenize_candidates(
+    spec: CanarySpec, tokenizer: Tokenizer, *, bos: int | None
+) -> Candidates:
+    """Tokenize the whole candidate space in context.
+
+    Args:
+        spec: template and candidate space.
+        tokenizer: from `plain_tokenizer`.
+        bos: token that opens a record, or None.
+
+    Raises:
+        ModelError: more than `MAX_CANDIDATES` candidates, or a candidate with no token
+            of its own.
+    """
+    if spec.space_size > MAX_CANDIDATES:
+        raise ModelError(
+            f"the candidate space must be at most {MAX_CANDIDATES} for exact ranks, "
+            f"got {spec.space_size}. Choose a shorter secret or digits."
+        )
+    sample = _sample_indices(spec)
+    expected = _encode(spec, tokenizer, sample, prefix=spec.prefix)
+    found = _by_symbol(spec, tokenizer, sample, expected)
+    if found is None:
+        found = _by_tail(spec, tokenizer, sample, expected)
+    if found is None:
+        found = _encode(spec, tokenizer, np.arange(spec.space_size), prefix=spec.prefix)
+    return _with_bos(found, bos)
+
+
+def secrets_at(spec: CanarySpec, indices: NDArray[np.int64]) -> list[str]:
+    """`spec.secret_at` for many indices at once."""
+    symbols = np.array([ord(symbol) for symbol in spec.symbols], np.uint32)
+    points = np.ascontiguousarray(symbols[_digits(spec, indices)])
+    texts: list[str] = points.view(f"U{spec.length}")[:, 0].tolist()
+    return texts
+
+
+def _places(spec: CanarySpec) -> NDArray[np.int64]:
+    """Value of each position of a secret read as a number."""
+    powers = np.arange(spec.length - 1, -1, -1, dtype=np.int64)
+    return np.int64(len(spec.symbols)) ** powers
+
+
+def _digits(spec: CanarySpec, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Symbol numbers of each candidate."""
+    return indices[:, None] // _places(spec) % len(spec.symbols)
+
+
+def _sample_indices(spec: CanarySpec) -> NDArray[np.int64]:
+    """Candidates to check a shortcut on: all of a small space, else a fixed spread."""
+    if spec.space_size <= _SAMPLE:
+        return np.arange(spec.space_size)
+    generator = np.random.default_rng(0)
+    drawn = generator.integers(0, spec.space_size, _SAMPLE)
+    return np.unique(np.append(drawn, (0, spec.space_size - 1)))
+
+
+def _encode(
+    spec: CanarySpec, tokenizer: Tokenizer, indices: NDArray[np.int64], *, prefix: str
+) -> Candidates:
+    """Tokenize `prefix + secret + suffix` for the given candidates."""
+    parts = []
+    for start in range(0, len(indices), _CHUNK):
+        chunk = indices[start : start + _CHUNK]
+        texts = [prefix + secret + spec.suffix for secret in secrets_at(spec, chunk)]
+        encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+        parts.append(_to_arrays(encodings, start=len(prefix), length=spec.length))
+    width = max(part.tokens.shape[1] for part in parts)
+    tokens = [_pad(part.tokens, width) for part in parts]
+    return Candidates(
+        tokens=np.concatenate(tokens),
+        first_scored=np.concatenate([part.first_scored for part in parts]),
+        end=np.concatenate([part.end for part in parts]),
+    )
+
+
+def _pad(tokens: NDArray[np.int32], width: int) -> NDArray[np.int32]:
+    """Widen with -1."""
+    missing = width - tokens.shape[1]
+    return np.pad(tokens, ((0, 0), (0, missing)), constant_values=-1)
+
+
+def _to_arrays(encodings: list[Encoding], *, start: int, length: int) -> Candidates:
+    """Ids and the range of tokens that overlap the secret."""
+    widths = np.fromiter((len(e.ids) for e in encodings), np.int64, len(encodings))
+    width = int(widths.max(initial=0))
+    inside = np.arange(width) < widths[:, None]
+    tokens = np.full((len(encodings), width), -1, np.int32)
+    tokens[inside] = np.concatenate([e.ids for e in encodings])
+    spans = np.zeros((len(encodings), width, 2), np.int32)
+    spans[inside] = np.concatenate(
+        [np.asarray(e.offsets, np.int32).reshape(-1, 2) for e in encodings]
+    )
+    lo, hi = spans[..., 0], spans[..., 1]
+    scored = inside & (hi > lo) & (hi > start) & (lo < start + length)
+    if not scored.any(axis=1).all():
+        raise ModelError(
+            "the tokenizer drops whole candidates, so they cannot be ranked. Choose "
+            "an alphabet that it knows."
+        )
+    first = np.argmax(scored, axis=1).astype(np.int32)
+    end = (width - np.argmax(scored[:, ::-1], axis=1)).astype(np.int32)
+    tokens[np.arange(width) >= end[:, None]] = -1
+    return Candidates(tokens=tokens[:, : int(end.max())], first_scored=first, end=end)
+
+
+def _by_symbol(
+    spec: CanarySpec,
+    tokenizer: Tokenizer,
+    sample: NDArray[np.int64],
+    expected: Candidates,
+) -> Candidates | None:
+    """A table of one token per symbol, or None if the tokenizer merges symbols."""
+    if _merges_symbols(tokenizer, spec.symbols):
+        return None
+    first, end = int(expected.first_scored[0]), int(expected.end[0])
+    base, length = len(spec.symbols), spec.length
+    if end - first != length:
+        return None
+    probes = (np.arange(base)[:, None] * _places(spec)).ravel()  # (base * length,)
+    table = _encode(spec, tokenizer, probes, prefix=spec.prefix).tokens
+    if table.shape[1] != end:
+        return None
+    context, table = table[0, :first], table[:, first:].reshape(base, length, length)
+    columns = table[:, np.arange(length), np.arange(length)]  # (base, length)
+    digits = _digits(spec, np.arange(spec.space_size))
+    tokens = np.empty((spec.space_size, end), np.int32)
+    tokens[:, :first] = context
+    tokens[:, first:] = columns[digits, np.arange(length)]
+    ones = np.ones(spec.space_size, np.int32)
+    found = Candidates(tokens=tokens, first_scored=first * ones, end=end * ones)
+    return found if _agrees(found, sample, expected) else None
+
+
+def _merges_symbols(tokenizer: Tokenizer, symbols: str) -> bool:
+    """Whether some vocabulary entry spans two symbols of a secret."""
+    adjacent = re.compile(f"[{re.escape(symbols)}]{{2}}", re.IGNORECASE)
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    return any(
+        adjacent.search(entry) and not _BYTE_FALLBACK.fullmatch(entry)
+        for entry in tokenizer.get_vocab(with_added_tokens=True)
+        if entry not in added
+    )
+
+
+def _by_tail(
+    spec: CanarySpec,
+    tokenizer: Tokenizer,
+    sample: NDArray[np.int64],
+    expected: Candidates,
+) -> Candidates | None:
+    """Tokenize from the last blank before the secret, or None if that alters tokens."""
+    blank = spec.prefix.rfind(" ")
+    if blank <= 0 or spec.space_size <= len(sample):
+        return None
+    tail = spec.prefix[blank:]
+    head = _head(_encode(spec, tokenizer, sample, prefix=tail), expected)
+    if head is None:
+        return None
+    every = np.arange(spec.space_size)
+    part = _encode(spec, tokenizer, every, prefix=tail)
+    return _prepend(part, head)
+
+
+def _head(part: Candidates, expected: Candidates) -> NDArray[np.int32] | None:
+    """Tokens that whole records have before those of `part`, the only difference."""
+    extra = int(expected.end[0] - part.end[0])
+    if extra < 0:
+        return None
+    head = expected.tokens[0, :extra]
+    found = _prepend(part, head)
+    return head if _agrees(found, np.arange(len(found.end)), expected) else None
+
+
+def _prepend(part: Candidates, head: NDArray[np.int32]) -> Candidates:
+    """Put the same tokens before every candidate."""
+    left = np.broadcast_to(head, (len(part.tokens), len(head)))
+    return Candidates(
+        tokens=np.concatenate([left, part.tokens], axis=1),
+        first_scored=part.first_scored + np.int32(len(head)),
+        end=part.end + np.int32(len(head)),
+    )
+
+
+def _with_bos(candidates: Candidates, bos: int | None) -> Candidates:
+    """Open every candidate with BOS if records open with it."""
+    if bos is None:
+        return candidates
+    return _prepend(candidates, np.asarray([bos], np.int32))
+
+
+def _agrees(
+    found: Candidates, indices: NDArray[np.int64], expected: Candidates
+) -> bool:
+    """Whether the chosen rows are exactly the expected ones."""
+    width = max(found.tokens.shape[1], expected.tokens.shape[1])
+    pairs: tuple[tuple[NDArray[Any], NDArray[Any]], ...] = (
+        (_pad(found.tokens[indices], width), _pad(expected.tokens, width)),
+        (found.first_scored[indices], expected.first_scored),
+        (found.end[indices], expected.end),
+    )
+    return all(np.array_equal(left, right) for left, right in pairs)

@@ -1,0 +1,351 @@
+"""Exact exposure: the rank of a canary among all candidates, from one pass.
+
+Exposure is `log2 |R| - log2 rank` (Carlini et al. 2019, equation 2). The score of a
+candidate is the negative log likelihood, in nats, of the tokens of the secret.
+Every internal node of the candidates' trie is forwarded once, as one token with the
+keys and values of its ancestors; planted and held-out canaries are read off the same
+scores.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from dptune.attacks._inference import evaluating, place
+from dptune.attacks.canaries import CanarySet
+from dptune.attacks.trie import CandidateTrie
+from dptune.errors import ModelError
+from dptune.results import CanaryExposure, ExposureReport
+
+Scoring = Literal["sum", "mean"]
+KeyValues = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateScores:
+    """Negative log likelihood of every candidate under one model. Restricted.
+
+    Args:
+        nll: total over the tokens of the secret, nats.
+        num_scored: tokens of the secret.
+        num_token_forwards: tokens that went through the model.
+        trie_key: the trie that was scored.
+    """
+
+    nll: NDArray[np.float64] = field(repr=False)  # (candidates,)
+    num_scored: NDArray[np.uint8] = field(repr=False)  # (candidates,)
+    num_token_forwards: int
+    trie_key: str
+
+    def by(self: Self, scoring: Scoring) -> NDArray[np.float64]:
+        """Scores to rank by: the total, or the mean per token."""
+        return self.nll if scoring == "sum" else self.nll / self.num_scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Internal nodes of one level whose parents were forwarded together."""
+
+    depth: int
+    nodes: NDArray[np.int64]  # (nodes,)
+    rows: NDArray[np.int64]  # (nodes,) rows of the parents in `key_values`
+    key_values: KeyValues
+
+
+@torch.inference_mode()
+def score_candidates(
+    model: nn.Module,
+    trie: CandidateTrie,
+    *,
+    batch_size: int = 1024,
+    device: str | torch.device | None = None,
+) -> CandidateScores:
+    """Score every candidate of the trie, exactly, in fp32.
+
+    Args:
+        model: any causal language model of transformers with a key-value cache, with or
+            without LoRA, its weights in float32.
+        trie: candidates tokenized for this model's tokenizer.
+        batch_size: nodes forwarded at once.
+        device: where to run; None is where the model is.
+
+    Returns:
+        Scores of all candidates, in candidate order.
+
+    Raises:
+        ModelError: the weights are not float32, the model has no key-value cache, the
+            tokenizer has more tokens than the model, or a score is NaN.
+
+    Privacy:
+        The scores are private: they are a function of the model, and the candidates
+        with the smallest ones may be training data.
+    """
+    target = place(model, device)
+    with evaluating(model):
+        walk = _Walk(model=model, trie=trie, device=target)
+        walk.run(batch_size)
+    nll = np.empty(len(trie.leaf_node))
+    for depth, scores in enumerate(walk.nll):
+        here = trie.leaf_level == depth
+        nll[here] = scores[trie.leaf_node[here]]
+    if np.isnan(nll).any():
+        raise ModelError(
+            "scores must be numbers, got NaN. The model's weights or activations are "
+            "not finite; no exposure can be measured."
+        )
+    return CandidateScores(
+        nll=nll,
+        num_scored=trie.num_scored,
+        num_token_forwards=walk.num_forwards,
+        trie_key=trie.key,
+    )
+
+
+class _Walk:
+    """Depth-first walk over chunks of nodes; keys and values of one path are alive."""
+
+    def __init__(
+        self, *, model: nn.Module, trie: CandidateTrie, device: torch.device
+    ) -> None:
+        self.model, self.trie, self.device = model, trie, device
+        self.num_forwards = 0
+        self.nll = [np.full(len(level.token), np.nan) for level in trie.levels]
+        parents = [1, *(len(level.token) for level in trie.levels)]
+        self.first_child = [
+            np.searchsorted(level.parent, np.arange(parents[depth] + 1))
+            for depth, level in enumerate(trie.levels)
+        ]
+
+    def run(self, batch_size: int) -> None:
+        """Forward the context, then every internal node."""
+        root = torch.from_numpy(self.trie.context.astype(np.int64))[None]
+        logits, key_values = self._forward(root, [], past=0)
+        stack = self._expand(-1, np.zeros(1, np.int64), np.zeros(1), logits, key_values)
+        while stack:
+            work = stack.pop()
+            if len(work.nodes) > batch_size:
+                stack.extend(_split(work, batch_size))
+                continue
+            stack.extend(self._visit(work))
+
+    def _visit(self, work: _Work) -> list[_Work]:
+        """Forward one chunk of nodes and score their children."""
+        level = self.trie.levels[work.depth]
+        rows = torch.from_numpy(work.rows).to(self.device)
+        past = [
+            (k.index_select(0, rows), v.index_select(0, rows))
+            for k, v in work.key_values
+        ]
+        token = torch.from_numpy(level.token[work.nodes].astype(np.int64))[:, None]
+        length = len(self.trie.context) + work.depth
+        logits, key_values = self._forward(token, past, past=length)
+        scores = self.nll[work.depth][work.nodes]
+        return self._expand(work.depth, work.nodes, scores, logits, key_values)
+
+    def _forward(
+        self, tokens: Tensor, key_values: KeyValues, *, past: int
+    ) -> tuple[Tensor, KeyValues]:
+        """Logits behind the last token, and keys and values of all tokens so far."""
+        cache = DynamicCache()
+        for layer, (key, value) in enumerate(key_values):
+            cache.update(key, value, layer)
+        num, length = tokens.shape
+        positions = torch.arange(past, past + length, device=self.device)
+        self.num_forwards += num * length
+        output = self.model(
+            input_ids=tokens.to(self.device),
+            position_ids=positions.expand(num, length),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1].float(), _key_values(output.past_key_values)
+
+    def _expand(
+        self,
+        depth: int,
+        nodes: NDArray[np.int64],
+        scores: NDArray[np.float64],
+        logits: Tensor,
+        key_values: KeyValues,
+    ) -> list[_Work]:
+        """Score the children of `nodes`; return those that have children themselves."""
+        level, first = self.trie.levels[depth + 1], self.first_child[depth + 1]
+        counts = first[nodes + 1] - first[nodes]
+        rows = np.repeat(np.arange(len(nodes)), counts)
+        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        children = first[nodes][rows] + offsets
+        tokens = level.token[children].astype(np.int64)
+        losses = _losses(logits, rows, tokens)
+        self.nll[depth + 1][children] = scores[rows] + losses * level.scored[children]
+        inner = level.internal[children]
+        if not inner.any():
+            return []
+        return [
+            _Work(
+                depth=depth + 1,
+                nodes=children[inner],
+                rows=rows[inner],
+                key_values=key_values,
+            )
+        ]
+
+
+def _split(work: _Work, batch_size: int) -> list[_Work]:
+    """Cut work into chunks that share the parents' keys and values."""
+    return [
+        _Work(
+            depth=work.depth,
+            nodes=work.nodes[start : start + batch_size],
+            rows=work.rows[start : start + batch_size],
+            key_values=work.key_values,
+        )
+        for start in range(0, len(work.nodes), batch_size)
+    ]
+
+
+def _losses(
+    logits: Tensor, rows: NDArray[np.int64], tokens: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Negative log likelihood of `tokens[i]` behind row `rows[i]`."""
+    if tokens.max() >= logits.shape[1]:
+        raise ModelError(
+            f"token ids must be below the model's {logits.shape[1]} logits, got "
+            f"{int(tokens.max())}. Use the model's own tokenizer."
+        )
+    at = torch.from_numpy(rows).to(logits.device)
+    target = torch.from_numpy(tokens).to(logits.device)
+    losses = torch.logsumexp(logits, dim=-1)[at] - logits[at, target]
+    out: NDArray[np.float64] = losses.double().cpu().numpy()
+    return out
+
+
+def _key_values(cache: object) -> KeyValues:
+    """Keys and values of every layer."""
+    layers = getattr(cache, "layers", None)
+    if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
+        raise ModelError(
+            "model must keep keys and values of every layer, which this architecture "
+            "does not. Exact exposure needs a transformer with a key-value cache."
+        )
+    return [(layer.keys, layer.values) for layer in layers]
+
+
+def rank_canaries(
+    scores: CandidateScores,
+    trie: CandidateTrie,
+    canary_set: CanarySet,
+    *,
+    scoring: Scoring = "sum",
+) -> tuple[CanaryExposure, ...]:
+    """Rank every planted and held-out canary among all candidates.
+
+    `rank = 1 + number of candidates with a strictly smaller score`. The canary is not
+    compared with itself, and ties count as if the canary came first, so that exposure
+    is never understated.
+
+    Args:
+        scores: of all candidates under one model.
+        trie: what was scored.
+        canary_set: canaries of the same template and space.
+        scoring: `sum` of the nats, or `mean` per token.
+
+    Raises:
+        ModelError: scores, trie and canaries are not of one candidate space.
+    """
+    spec = canary_set.spec
+    same = (spec.template, spec.symbols, spec.length) == (
+        trie.spec.template,
+        trie.spec.symbols,
+        trie.spec.length,
+    )
+    if not same or scores.trie_key != trie.key:
+        raise ModelError(
+            "scores, trie and canaries must be of one template and candidate space. "
+            "Build the trie from canary_set.spec."
+        )
+    values = scores.by(scoring)
+    ordered = np.sort(values)
+    groups = (("planted", canary_set.planted), ("held-out", canary_set.held_out))
+    found = []
+    for group, drawn in groups:
+        for number, secret in enumerate(drawn):
+            index = spec.index_of(secret)
+            rank = 1 + int(np.searchsorted(ordered, values[index], side="left"))
+            found.append(
+                CanaryExposure(
+                    canary_id=f"{group}-{number}",
+                    planted=group == "planted",
+                    insertions=spec.insertions if group == "planted" else 0,
+                    rank=rank,
+                    exposure=math.log2(len(values)) - math.log2(rank),
+                    nll=float(scores.nll[index]),
+                )
+            )
+    return tuple(found)
+
+
+def measure_exposure(
+    model: nn.Module,
+    trie: CandidateTrie,
+    canary_set: CanarySet,
+    *,
+    batch_size: int = 1024,
+    device: str | torch.device | None = None,
+    scoring: Scoring = "sum",
+) -> list[CanaryExposure]:
+    """Score all candidates and rank all canaries under one model.
+
+    See `score_candidates` and `rank_canaries` for arguments and errors.
+    """
+    scores = score_candidates(model, trie, batch_size=batch_size, device=device)
+    return list(rank_canaries(scores, trie, canary_set, scoring=scoring))
+
+
+def exposure_report(
+    *,
+    canaries: Sequence[CanaryExposure],
+    base_canaries: Sequence[CanaryExposure],
+    canary_set: CanarySet,
+    trie: CandidateTrie,
+    model_digest: str,
+    base_model_digest: str,
+    planted_found: int,
+    scoring: Scoring = "sum",
+) -> ExposureReport:
+    """Put exposures under a model and under its base on one report.
+
+    Args:
+        canaries: `measure_exposure` of the model.
+        base_canaries: `measure_exposure` of the model before fine-tuning.
+        canary_set: what was planted.
+        trie: the candidates.
+        model_digest: digest of the model's weights.
+        base_model_digest: digest of the base model's weights.
+        planted_found: `planted_count` of the training view.
+        scoring: what ranks were made from.
+
+    Privacy:
+        A function of private data outside any epsilon: show it inside the trust
+        boundary, and say so on the card.
+    """
+    return ExposureReport(
+        model_digest=model_digest,
+        base_model_digest=base_model_digest,
+        canary_set_digest=canary_set.digest,
+        space_size=canary_set.spec.space_size,
+        scoring=scoring,
+        setting=canary_set.spec.setting,
+        exact=True,
+        canaries=tuple(canaries),
+        base_canaries=tuple(base_canaries),
+        planted_found=planted_found,
+        planted_expected=canary_set.num_expected,
+        num_token_forwards=trie.num_internal + len(trie.context),
+    )

@@ -1,0 +1,279 @@
+"""The trie of all candidates' tokens: every shared prefix is forwarded once.
+
+```
+context          level 0    level 1    level 2
+my access code   " 4" ───── "1" ────── "7"        leaf of candidate 417
+                       └─── "2" ────── "0"        leaf of candidate 420
+```
+
+Candidates are tokenized in context, prefix and suffix included. A node is *scored* if
+its token overlaps the secret. A candidate ends at its last scored token.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from transformers import PreTrainedTokenizerFast
+
+from dptune.attacks.canaries import CanarySpec
+from dptune.attacks.candidates import (
+    MAX_CANDIDATES,
+    Candidates,
+    plain_tokenizer,
+    tokenize_candidates,
+)
+from dptune.errors import ArtifactError, ModelError
+
+_FORMAT = "dptune-candidate-trie-1"
+_TOKEN_BITS = 22
+_LEVEL_FIELDS = ("parent", "token", "scored")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrieLevel:
+    """Nodes at one depth, ordered by parent.
+
+    Args:
+        parent: index of the parent in the level above (0 is the context at level 0).
+        token: token id.
+        scored: whether the token overlaps the secret.
+        internal: whether the node has children.
+    """
+
+    parent: NDArray[np.int32]  # (nodes,)
+    token: NDArray[np.int32]  # (nodes,)
+    scored: NDArray[np.bool_]  # (nodes,)
+    internal: NDArray[np.bool_]  # (nodes,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateTrie:
+    """All candidates of a canary spec, as one trie of tokens.
+
+    Args:
+        spec: the law of the candidates; candidate `i` is `spec.secret_at(i)`.
+        key: digest of tokenizer, template, candidate space and BOS; see `trie_key`.
+        context: tokens that all candidates share, never empty.
+        levels: nodes by depth.
+        leaf_level: level of each candidate's last scored token.
+        leaf_node: its index in that level.
+        num_scored: scored tokens of each candidate.
+    """
+
+    spec: CanarySpec
+    key: str
+    context: NDArray[np.int32]  # (context,)
+    levels: tuple[TrieLevel, ...]
+    leaf_level: NDArray[np.uint8]  # (candidates,)
+    leaf_node: NDArray[np.int32]  # (candidates,)
+    num_scored: NDArray[np.uint8]  # (candidates,)
+
+    @property
+    def num_internal(self: Self) -> int:
+        """Nodes to forward, the context not counted."""
+        return int(sum(level.internal.sum() for level in self.levels))
+
+    @property
+    def num_brute_force_tokens(self: Self) -> int:
+        """Token forwards that scoring every candidate on its own would cost."""
+        depth = self.leaf_level.astype(np.int64).sum()
+        return int(depth + len(self.context) * len(self.leaf_level))
+
+    @classmethod
+    def build(
+        cls: type[Self],
+        spec: CanarySpec,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        bos: int | None = None,
+    ) -> Self:
+        """Tokenize every candidate and fold the tokens into a trie.
+
+        Args:
+            spec: template and candidate space, at most `MAX_CANDIDATES` candidates.
+            tokenizer: any fast tokenizer; its padding and truncation are ignored.
+            bos: token that opens a record in training; None if there is none.
+
+        Raises:
+            ModelError: the space is too large, the tokenizer drops symbols of the
+                secret, or nothing stands before the secret.
+        """
+        plain = plain_tokenizer(tokenizer)
+        candidates = tokenize_candidates(spec, plain, bos=bos)
+        return cls(
+            spec=spec,
+            key=trie_key(spec, tokenizer, bos=bos),
+            **_fold(candidates),  # type: ignore[arg-type]
+        )
+
+    def save(self: Self, path: Path) -> None:
+        """Write arrays and a JSON header as safetensors. Holds no drawn secret."""
+        tensors: dict[str, NDArray[np.generic]] = {
+            "context": self.context,
+            "leaf_level": self.leaf_level,
+            "leaf_node": self.leaf_node,
+            "num_scored": self.num_scored,
+        }
+        for depth, level in enumerate(self.levels):
+            for name in _LEVEL_FIELDS:
+                tensors[f"level_{depth}_{name}"] = getattr(level, name)
+        header = {
+            "format": _FORMAT,
+            "key": self.key,
+            "spec": self.spec.model_dump_json(),
+            "num_levels": str(len(self.levels)),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path, metadata=header)
+
+    @classmethod
+    def load(cls: type[Self], path: Path) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            ArtifactError: the file is absent or no trie of this version.
+        """
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        except (OSError, SafetensorError) as error:
+            raise ArtifactError(
+                f"{path.name} must be a safetensors file of candidate tokens. "
+                "Delete it and build the trie again."
+            ) from error
+        if header.get("format") != _FORMAT:
+            raise ArtifactError(
+                f"{path.name} must have format {_FORMAT}, got "
+                f"{header.get('format')}. Delete it and build the trie again."
+            )
+        num_levels = int(header["num_levels"])
+        tables = [
+            {name: arrays.pop(f"level_{depth}_{name}") for name in _LEVEL_FIELDS}
+            for depth in range(num_levels)
+        ]
+        return cls(
+            spec=CanarySpec.model_validate_json(header["spec"]),
+            key=header["key"],
+            levels=_with_internal(tables),
+            **arrays,
+        )
+
+
+def load_or_build(
+    spec: CanarySpec,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    bos: int | None,
+    folder: Path | None = None,
+) -> CandidateTrie:
+    """Read the trie from a cache folder, or build it and leave it there.
+
+    Args:
+        spec: template and candidate space.
+        tokenizer: any fast tokenizer.
+        bos: token that opens a record in training; None if there is none.
+        folder: where tries are kept by key; None builds without a cache.
+    """
+    if folder is None:
+        return CandidateTrie.build(spec, tokenizer, bos=bos)
+    key = trie_key(spec, tokenizer, bos=bos)
+    path = folder / f"trie-{key}.safetensors"
+    if path.exists():
+        trie = CandidateTrie.load(path)
+        if trie.key == key:
+            return trie
+    trie = CandidateTrie.build(spec, tokenizer, bos=bos)
+    trie.save(path)
+    return trie
+
+
+def trie_key(
+    spec: CanarySpec, tokenizer: PreTrainedTokenizerFast, *, bos: int | None
+) -> str:
+    """Digest of all that decides the tokens: tokenizer, template, space, BOS."""
+    parts = [
+        _FORMAT,
+        plain_tokenizer(tokenizer).to_str(),
+        spec.template,
+        spec.symbols,
+        spec.length,
+        bos,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _fold(candidates: Candidates) -> dict[str, object]:
+    """Group equal token prefixes, level by level."""
+    tokens, first, end = candidates.tokens, candidates.first_scored, candidates.end
+    num_shared = _num_shared(candidates)
+    num, width = tokens.shape
+    node = np.zeros(num, np.int64)
+    leaf_level, leaf_node = np.zeros(num, np.uint8), np.zeros(num, np.int32)
+    tables = []
+    for column in range(num_shared, width):
+        rows = np.flatnonzero(end > column)
+        scored = (first[rows] <= column).astype(np.int64)
+        token = tokens[rows, column].astype(np.int64)
+        key = ((node[rows] << _TOKEN_BITS) | token) << 1 | scored
+        unique, index = np.unique(key, return_inverse=True)
+        tables.append(
+            {
+                "parent": (unique >> (_TOKEN_BITS + 1)).astype(np.int32),
+                "token": (unique >> 1 & ((1 << _TOKEN_BITS) - 1)).astype(np.int32),
+                "scored": (unique & 1).astype(np.bool_),
+            }
+        )
+        node[rows] = index
+        done = end[rows] == column + 1
+        leaf_level[rows[done]] = column - num_shared
+        leaf_node[rows[done]] = index[done]
+    return {
+        "context": tokens[0, :num_shared].astype(np.int32),
+        "levels": _with_internal(tables),
+        "leaf_level": leaf_level,
+        "leaf_node": leaf_node,
+        "num_scored": (end - first).astype(np.uint8),
+    }
+
+
+def _num_shared(candidates: Candidates) -> int:
+    """Leading tokens that every candidate shares and none is scored for."""
+    tokens, limit = candidates.tokens, int(candidates.first_scored.min())
+    same = (tokens[:, :limit] == tokens[0, :limit]).all(axis=0)
+    shared = int(limit if same.all() else np.argmin(same))
+    if shared == 0:
+        raise ModelError(
+            "a canary must have a token before the secret. Put text before {secret} "
+            "in the template, or open records with a BOS token."
+        )
+    return shared
+
+
+def _with_internal(
+    tables: list[dict[str, NDArray[np.generic]]],
+) -> tuple[TrieLevel, ...]:
+    """Levels, with the mark of nodes that have children."""
+    levels = []
+    for depth, table in enumerate(tables):
+        internal = np.zeros(len(table["token"]), np.bool_)
+        if depth + 1 < len(tables):
+            internal[tables[depth + 1]["parent"]] = True
+        levels.append(TrieLevel(**table, internal=internal))  # type: ignore[arg-type]
+    return tuple(levels)
+
+
+__all__ = [
+    "MAX_CANDIDATES",
+    "CandidateTrie",
+    "TrieLevel",
+    "load_or_build",
+    "trie_key",
+]
