@@ -46,7 +46,11 @@ class ValidationReport(Report):
 
 
 class CorpusReport(Report):
-    """Counts of one ingested corpus."""
+    """Counts of one ingested corpus.
+
+    `num_duplicates_across_units` counts dropped records whose kept copy belongs to
+    another privacy unit: a dependence between units that a claim has to name.
+    """
 
     source: str
     fingerprint: str
@@ -55,6 +59,7 @@ class CorpusReport(Report):
     num_units: dict[str, int]
     num_exact_duplicates: int
     num_near_duplicates: int
+    num_duplicates_across_units: int = 0
     num_characters: int
     privacy_unit: str
     ids_are_content_hashes: bool = False

@@ -1,0 +1,1 @@
+"""Read, check, deduplicate and split text corpora; generate synthetic ones."""

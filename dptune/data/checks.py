@@ -1,0 +1,317 @@
+"""Check raw records one by one and name every fault by row."""
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import datasets
+
+from dptune.data.patterns import MOJIBAKE
+from dptune.data.problems import ProblemLog
+from dptune.data.records import MISSING, RawRecord, Record
+from dptune.errors import DataError
+from dptune.privacy import PrivacyUnit
+
+SPLIT_NAMES = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+_MAX_ID_CHARACTERS = 200
+_MOJIBAKE = re.compile(MOJIBAKE)
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_Fault = tuple[str, str]
+
+
+def check_records(
+    raw: Sequence[RawRecord],
+    *,
+    log: ProblemLog,
+    privacy_unit: PrivacyUnit | None = None,
+    max_characters: int | None = None,
+    max_mojibake_share: float = 1.0,
+    allow_content_hash_ids: bool = True,
+) -> list[Record]:
+    """Turn raw records into checked ones, leaving out and reporting faulty ones.
+
+    Args:
+        raw: records as read.
+        log: where faults go.
+        privacy_unit: decides what owns a record; None takes what the source names.
+        max_characters: longest text, code points; None for no limit.
+        max_mojibake_share: largest share of records with broken characters, in [0, 1].
+        allow_content_hash_ids: whether a privacy unit may be known by its content only.
+    """
+    if privacy_unit is PrivacyUnit.USER and any(row.unit is MISSING for row in raw):
+        log.add(
+            "privacy_unit",
+            "must be owned by a column of the source, got privacy_unit=user without "
+            "unit_column.",
+            "Set unit_column, or choose privacy_unit record or document.",
+        )
+    _check_content_units(raw, privacy_unit, allowed=allow_content_hash_ids, log=log)
+    seen = Counter[str]()
+    records = []
+    for row in raw:
+        record = _check_record(row, seen, privacy_unit, max_characters, log)
+        if record is not None:
+            records.append(record)
+    _check_mojibake(records, max_share=max_mojibake_share, log=log)
+    _check_labels(records, log=log)
+    return records
+
+
+def owner(row: RawRecord, privacy_unit: PrivacyUnit | None) -> object:
+    """Name what owns a record; `MISSING` where that is the record itself."""
+    if privacy_unit is PrivacyUnit.RECORD:
+        return MISSING
+    if row.unit is MISSING and row.document is not None:
+        return row.document
+    return row.unit
+
+
+def _check_content_units(
+    raw: Sequence[RawRecord],
+    privacy_unit: PrivacyUnit | None,
+    *,
+    allowed: bool,
+    log: ProblemLog,
+) -> None:
+    """Report privacy units whose only name is a hash of what they say."""
+    if allowed or not any(
+        row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
+    ):
+        return
+    log.add(
+        "id_column",
+        "must name stable ids, got none, so that privacy units would be known by "
+        "hashes of their text and an edited text would buy a fresh budget.",
+        "Set id_column (or unit_column), or set allow_content_hash_ids: true.",
+    )
+
+
+def _check_record(
+    row: RawRecord,
+    seen: Counter[str],
+    privacy_unit: PrivacyUnit | None,
+    max_characters: int | None,
+    log: ProblemLog,
+) -> Record | None:
+    """Check one record; None if it cannot be used."""
+    unit = owner(row, privacy_unit)
+    faults = [
+        _text_fault(row.text, max_characters),
+        _name_fault("id", row.id),
+        _name_fault("unit", unit),
+        _split_fault(row.split),
+        _label_fault(row.label),
+    ]
+    identifier = _content_id(row.text, seen) if row.id is MISSING else _text_of(row.id)
+    if row.id is not MISSING and not faults[1]:
+        seen[identifier] += 1
+        faults.append(_DUPLICATE_ID if seen[identifier] > 1 else None)
+    found = [fault for fault in faults if fault is not None]
+    for message, next_step in found:
+        log.add_row(row.location(), message, next_step)
+    if found or not isinstance(row.text, str):
+        return None
+    return Record(
+        id=identifier,
+        text=row.text,
+        unit_id=identifier if unit is MISSING else _text_of(unit),
+        split=None if row.split is None else SPLIT_NAMES[_text_of(row.split)],
+        label=None if row.label is MISSING else _plain_label(row.label),
+        location=row.location(),
+    )
+
+
+_DUPLICATE_ID = (
+    "id must be unique, got an id that an earlier row has.",
+    "Remove copies, or set ids_are_per_split: true if every split counts anew.",
+)
+
+
+def _content_id(text: object, seen: Counter[str]) -> str:
+    """Name a record by its text; later copies get a number."""
+    data = str(text).encode("utf-8", "surrogatepass")
+    identifier = f"text-{hashlib.sha256(data).hexdigest()[:32]}"
+    seen[identifier] += 1
+    count = seen[identifier]
+    return identifier if count == 1 else f"{identifier}-{count}"
+
+
+def _text_of(value: object) -> str:
+    """Write an id as a string."""
+    return str(value)
+
+
+def _is_nan(value: object) -> bool:
+    """Tell the float that differs from itself."""
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _is_encodable(value: str) -> bool:
+    """Tell whether a string is Unicode text, without lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _null_fault(field: str, value: object, next_step: str) -> _Fault | None:
+    """Find a missing value."""
+    if value is None:
+        return f"{field} must not be null, got null.", next_step
+    if _is_nan(value):
+        return f"{field} must not be NaN, got NaN.", next_step
+    return None
+
+
+def _text_fault(text: object, max_characters: int | None) -> _Fault | None:
+    """Find what is wrong with a text."""
+    if isinstance(text, str):
+        return _content_fault(text, max_characters)
+    kind = type(text).__name__
+    return _null_fault("text", text, "Remove the row or fill it.") or (
+        f"text must be a string, got {kind}.",
+        "Choose another text_column, or write a text_template.",
+    )
+
+
+def _content_fault(text: str, max_characters: int | None) -> _Fault | None:
+    """Find what is wrong with a text that is a string."""
+    if not text.strip():
+        got = "white space only" if text else "nothing"
+        return f"text must not be empty, got {got}.", "Remove the row or fill it."
+    if not _is_encodable(text):
+        return "text must be Unicode, got a lone surrogate.", "Write the file again."
+    if "\0" in text:
+        return "text must not hold NUL, got one.", "Check encoding."
+    if max_characters is not None and len(text) > max_characters:
+        return (
+            f"text must have at most max_characters={max_characters}, got more.",
+            "Split the text, or raise max_characters.",
+        )
+    return None
+
+
+def _name_fault(field: str, value: object) -> _Fault | None:
+    """Find what is wrong with an id or a unit."""
+    if value is MISSING:
+        return None
+    repair = f"Give every row its {field}, or choose another {field}_column."
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        kind = type(value).__name__
+        return _null_fault(field, value, repair) or (
+            f"{field} must be a string or whole number, got {kind}.",
+            repair,
+        )
+    got = _name_defect(str(value))
+    if got is None:
+        return None
+    return (
+        f"{field} must be 1 to {_MAX_ID_CHARACTERS} Unicode characters, got {got}.",
+        repair,
+    )
+
+
+def _name_defect(value: str) -> str | None:
+    """Say why a string is no id."""
+    if not value.strip():
+        return "nothing"
+    if len(value) > _MAX_ID_CHARACTERS:
+        return "more"
+    return None if _is_encodable(value) else "a lone surrogate"
+
+
+def _split_fault(value: object) -> _Fault | None:
+    """Find what is wrong with a split."""
+    if value is None or (isinstance(value, str) and value in SPLIT_NAMES):
+        return None
+    return (
+        "split must be train, validation or test, got another value.",
+        "Rename the splits, or choose another split_column.",
+    )
+
+
+def _label_fault(value: object) -> _Fault | None:
+    """Find what is wrong with a label."""
+    if value is MISSING or isinstance(value, bool | int):
+        return None
+    if isinstance(value, str) and value.strip() and _is_encodable(value):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return None
+    return (
+        "label must be a whole number or a string, got null, NaN or another type.",
+        "Remove rows without a label, or choose another label_column.",
+    )
+
+
+def _plain_label(value: object) -> int | str:
+    """Write whole numbers as integers."""
+    return int(value) if isinstance(value, int | float) else str(value)
+
+
+def _check_mojibake(
+    records: Sequence[Record], *, max_share: float, log: ProblemLog
+) -> None:
+    """Report a corpus with too many broken characters."""
+    broken = [row.location for row in records if _MOJIBAKE.search(row.text)]
+    if records and len(broken) / len(records) > max_share:
+        log.add(
+            f"text ({'; '.join(broken[:5])})",
+            f"must hold broken characters (mojibake) in at most {max_share:.2%} of "
+            f"records, got {len(broken)} of {len(records)}.",
+            "Set encoding to what the file is, or repair it.",
+        )
+
+
+def _check_labels(records: Sequence[Record], *, log: ProblemLog) -> None:
+    """Report labels of two types."""
+    if len({type(row.label) for row in records}) > 1:
+        log.add(
+            "label_column",
+            "must hold whole numbers only or strings only, got both.",
+            "Map labels to one type.",
+        )
+
+
+def _parse_labels(labels: list[int | str | None]) -> list[object]:
+    """Read labels as integers if all are written as such, as in CSV files."""
+    if all(isinstance(item, str) and _WHOLE_NUMBER.fullmatch(item) for item in labels):
+        return [int(str(item)) for item in labels]
+    return list(labels)
+
+
+def to_dataset(records: Sequence[Record], *, with_split: bool) -> datasets.Dataset:
+    """Write checked records as an Arrow data set.
+
+    Raises:
+        DataError: a value cannot be stored in Arrow.
+    """
+    columns: dict[str, list[object]] = {
+        "id": [row.id for row in records],
+        "text": [row.text for row in records],
+        "unit_id": [row.unit_id for row in records],
+    }
+    features = dict.fromkeys(columns, datasets.Value("string"))
+    if with_split:
+        columns["split"] = [row.split for row in records]
+        features["split"] = datasets.Value("string")
+    if any(row.label is not None for row in records):
+        labels = _parse_labels([row.label for row in records])
+        columns["label"] = labels
+        is_text = any(isinstance(label, str) for label in labels)
+        features["label"] = datasets.Value("string" if is_text else "int64")
+    try:
+        return datasets.Dataset.from_dict(columns, datasets.Features(features))
+    except (OverflowError, ValueError, TypeError):
+        pass  # Arrow quotes the value in its message
+    raise DataError("values must fit Arrow types, got one that does not. Check labels.")

@@ -1,0 +1,296 @@
+"""Read any source into records, or into a data set with `id, text, unit_id`."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import datasets
+
+from dptune.data.checks import check_records, to_dataset
+from dptune.data.files import read_text, resolve
+from dptune.data.hub import read_hub
+from dptune.data.parsers import (
+    check_columns,
+    parse_csv,
+    parse_jsonl,
+    parse_parquet,
+    parse_text,
+)
+from dptune.data.problems import ProblemLog
+from dptune.data.records import MISSING, RawRecord
+from dptune.data.source import (
+    CsvSource,
+    DataSource,
+    FileSource,
+    FolderSource,
+    HubSource,
+    JsonlSource,
+    ParquetSource,
+    SyntheticSource,
+    TabularFileSource,
+    TextSource,
+    describe_source,
+    display_name,
+    template_parts,
+)
+from dptune.data.synthetic import generate_dialogues
+
+_COLUMN_FIELDS = {"id_column", "unit_column", "split_column", "label_column"}
+_TABLE_KINDS: dict[str, type[JsonlSource | CsvSource | ParquetSource]] = {
+    "jsonl": JsonlSource,
+    "csv": CsvSource,
+    "parquet": ParquetSource,
+}
+
+
+def read_source(
+    source: DataSource, *, data_root: Path | None = None
+) -> datasets.Dataset:
+    """Read a source into a data set with the columns `id, text, unit_id`.
+
+    `unit_id` is the unit column, else the document, else the id. A `label` column is
+    there if the source has labels, a `split` column if it decides splits. Nothing is
+    deduplicated or split; `build_corpus` does that.
+
+    Privacy: the result holds raw text. Errors hold none.
+
+    Args:
+        source: where the records are.
+        data_root: folder that relative paths start from; the working directory if None.
+
+    Raises:
+        DataError: with every fault of the source.
+        DependencyError: a hub data set cannot be fetched.
+    """
+    log = ProblemLog()
+    raw = read_records(source, data_root=data_root, log=log)
+    records = check_records(raw, log=log)
+    if not raw and not log:
+        log.add(describe_source(source), "must hold a record, got 0.")
+    log.raise_if_any()
+    with_split = any(record.split is not None for record in records)
+    return to_dataset(records, with_split=with_split)
+
+
+def read_records(
+    source: DataSource, *, data_root: Path | None, log: ProblemLog
+) -> list[RawRecord]:
+    """Read every record, checking files but not values.
+
+    Raises:
+        DependencyError: a hub data set cannot be fetched.
+    """
+    match source:
+        case SyntheticSource():
+            return list(_read_synthetic(source))
+        case HubSource():
+            name = describe_source(source)
+            return [
+                _to_record(values, source, file=name, row=row, split=split)
+                for split, row, values in read_hub(source, data_root=data_root, log=log)
+            ]
+        case FolderSource():
+            return list(_read_folder(source, data_root=data_root, log=log))
+        case _:
+            return [
+                record
+                for split, path in source.files()
+                for record in _read_file(
+                    source,
+                    resolve(path, data_root),
+                    name=display_name(path),
+                    split=split,
+                    log=log,
+                )
+            ]
+
+
+def _read_synthetic(source: SyntheticSource) -> Iterator[RawRecord]:
+    """Generate dialogues."""
+    dialogues = generate_dialogues(
+        num_records=source.num_records, private=source.private, seed=source.seed
+    )
+    for row, dialogue in enumerate(dialogues, start=1):
+        yield RawRecord(
+            file="synthetic",
+            row=row,
+            text=dialogue.text,
+            id=dialogue.id,
+            unit=dialogue.unit_id,
+        )
+
+
+def _read_file(
+    source: FileSource, path: Path, *, name: str, split: str | None, log: ProblemLog
+) -> Iterator[RawRecord]:
+    """Read one file of a known format."""
+    if isinstance(source, TextSource):
+        text = read_text(path, name=name, encoding=source.encoding, log=log)
+        document = name if split is None else f"{split}/{name}"
+        for row, value in parse_text(text or "", record=source.record):
+            is_whole = source.record == "document"
+            yield RawRecord(
+                file=name,
+                row=row,
+                text=value,
+                id=document if is_whole else MISSING,
+                document=document,
+                split=split,
+            )
+        return
+    for row, values in _rows(source, path, name=name, log=log):
+        yield _to_record(values, source, file=name, row=row, split=split)
+
+
+def _rows(
+    source: TabularFileSource, path: Path, *, name: str, log: ProblemLog
+) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """Read rows of columns."""
+    if isinstance(source, ParquetSource):
+        yield from parse_parquet(path, name=name, columns=source.columns(), log=log)
+        return
+    text = read_text(path, name=name, encoding=source.encoding, log=log)
+    if text is None:
+        return
+    if isinstance(source, JsonlSource):
+        yield from _checked_jsonl(text, source, name=name, log=log)
+        return
+    is_tsv = ".tsv" in path.suffixes
+    yield from parse_csv(
+        text,
+        name=name,
+        delimiter=source.delimiter or ("\t" if is_tsv else ","),
+        quote_character=source.quote_character,
+        columns=source.columns(),
+        log=log,
+    )
+
+
+def _checked_jsonl(
+    text: str, source: JsonlSource, *, name: str, log: ProblemLog
+) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """Read JSON lines; a column that no row has is one fault, not one a row."""
+    rows = list(parse_jsonl(text, name=name, log=log))
+    present = list(dict.fromkeys(key for _, values in rows for key in values))
+    if rows and not check_columns(present, source.columns(), name=name, log=log):
+        return
+    for number, values in rows:
+        absent = [column for column in source.columns() if column not in values]
+        for column in absent:
+            log.add_row(
+                f"{name} row {number}",
+                f"must have the column {column!r}, got none.",
+                "Give every record the same columns.",
+            )
+        if not absent:
+            yield number, values
+
+
+def _read_folder(
+    source: FolderSource, *, data_root: Path | None, log: ProblemLog
+) -> Iterator[RawRecord]:
+    """Read the files of one folder, or of one folder a split."""
+    for split, path in source.files():
+        folder, name = resolve(path, data_root), display_name(path)
+        try:
+            is_folder = folder.is_dir()
+            files = _list_files(folder, source.pattern)
+        except OSError as error:
+            log.add(name, f"must be readable, got: {error.strerror}.")
+            continue
+        if not is_folder:
+            log.add(name, "must be a folder, got none.", "Check path and data root.")
+            continue
+        if not files:
+            log.add(
+                name,
+                f"must hold a file that matches {source.pattern!r}, got 0.",
+                "Check pattern.",
+            )
+        for file in files:
+            relative = file.relative_to(folder).as_posix()
+            part = _file_source(source, file)
+            yield from _read_file(part, file, name=relative, split=split, log=log)
+
+
+def _list_files(folder: Path, pattern: str) -> list[Path]:
+    """List files below a folder in the order of their names, without hidden ones."""
+    return sorted(
+        path
+        for path in folder.glob(pattern)
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _file_source(source: FolderSource, file: Path) -> FileSource:
+    """Describe one file of a folder as a source of its own."""
+    if source.format == "text":
+        return TextSource(path=file, encoding=source.encoding, record=source.record)
+    shared = source.model_dump(
+        include=_COLUMN_FIELDS | {"text_column", "text_template", "encoding"}
+    )
+    if source.format == "csv":
+        shared |= source.model_dump(include={"delimiter", "quote_character"})
+    return _TABLE_KINDS[source.format].model_validate(shared | {"path": file})
+
+
+def _to_record(
+    values: Mapping[str, object],
+    source: TabularFileSource | HubSource,
+    *,
+    file: str,
+    row: int,
+    split: str | None,
+) -> RawRecord:
+    """Pick the columns of one row."""
+
+    def pick(column: str | None) -> object:
+        return MISSING if column is None else values[column]
+
+    chosen = _pick_split(values, source, split=split)
+    identifier = pick(source.id_column)
+    if source.ids_are_per_split and isinstance(chosen, str) and _is_id(identifier):
+        identifier = f"{chosen}/{identifier}"
+    return RawRecord(
+        file=file,
+        row=row,
+        text=_compose(values, source),
+        id=identifier,
+        unit=pick(source.unit_column),
+        split=chosen,
+        label=pick(source.label_column),
+    )
+
+
+def _pick_split(
+    values: Mapping[str, object],
+    source: TabularFileSource | HubSource,
+    *,
+    split: str | None,
+) -> object:
+    """Take the split of the file, or of the column, where null is a fault."""
+    if source.split_column is None:
+        return split
+    value = values[source.split_column]
+    return MISSING if value is None else value
+
+
+def _is_id(value: object) -> bool:
+    """Tell usable ids, so that checks still see null ones."""
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+
+
+def _compose(
+    values: Mapping[str, object], source: TabularFileSource | HubSource
+) -> object:
+    """Take the text column, or fill the template; null if any part of it is null."""
+    if source.text_template is None:
+        return values[source.text_column]
+    text = ""
+    for literal, column in template_parts(source.text_template):
+        value = "" if column is None else values[column]
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return None
+        text += f"{literal}{value}"
+    return text

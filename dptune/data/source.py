@@ -1,0 +1,369 @@
+"""Where a corpus comes from: a closed union of sources, told apart by `kind`.
+
+Paths may be relative; `data_root` of the reader says to what. Nothing is opened here.
+"""
+
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from dptune.errors import ConfigError, Problem
+
+SPLITS = ("train", "validation", "test")
+TextUnit = Literal["line", "paragraph", "document"]
+
+
+def _check_encoding(value: str) -> str:
+    """Refuse names that Python cannot decode text with."""
+    try:
+        b"".decode(value)
+    except (LookupError, ValueError):
+        raise ValueError("must name a text encoding such as utf-8") from None
+    return value
+
+
+def _check_path(value: Path) -> Path:
+    """Refuse paths that no file system can hold."""
+    if "\0" in str(value) or not value.parts:
+        raise ValueError("must be a path without NUL characters, not empty")
+    return value
+
+
+def _check_pattern(value: str) -> str:
+    """Keep a glob pattern inside its folder."""
+    path = Path(value)
+    is_broken = any("**" in part and part != "**" for part in path.parts)
+    if not path.parts or path.is_absolute() or ".." in path.parts or is_broken:
+        raise ValueError(
+            "must be a relative glob pattern without '..', with '**' on its own"
+        )
+    return value
+
+
+def template_columns(template: str) -> tuple[str, ...]:
+    """Return the column names of a text template such as `"{question} {answer}"`.
+
+    Raises:
+        ValueError: a field is empty, or has an attribute, index, conversion or format.
+    """
+    columns = tuple(name for _, name in template_parts(template) if name is not None)
+    if not columns:
+        raise ValueError("must name at least one column in braces")
+    return columns
+
+
+def template_parts(template: str) -> tuple[tuple[str, str | None], ...]:
+    """Return pairs of literal text and the column that follows it, None at the end.
+
+    Raises:
+        ValueError: as in `template_columns`.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError:
+        raise ValueError("must hold balanced braces; write {{ for a brace") from None
+    for _, name, spec, conversion in parts:
+        if name is None:
+            continue
+        if not name.strip() or set(".[]{}") & set(name) or spec or conversion:
+            raise ValueError(
+                "must hold plain column names in braces, without attribute, index, "
+                "conversion or format"
+            )
+    return tuple((literal, name) for literal, name, _, _ in parts)
+
+
+def _check_template(value: str) -> str:
+    """Refuse templates that do more than join columns."""
+    template_columns(value)
+    return value
+
+
+def _check_one_character(value: str) -> str:
+    """Refuse delimiters that the csv module cannot use."""
+    if len(value) != 1 or value in "\r\n\0":
+        raise ValueError("must be one character, not a line end")
+    return value
+
+
+SourcePath = Annotated[Path, AfterValidator(_check_path)]
+Encoding = Annotated[str, AfterValidator(_check_encoding)]
+Template = Annotated[str, AfterValidator(_check_template)]
+Character = Annotated[str, AfterValidator(_check_one_character)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+ColumnName = Annotated[str, Field(min_length=1)]
+
+
+class _Model(BaseModel):
+    """Frozen, closed, and silent about its input."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+class _Columns(_Model):
+    """Which columns hold what.
+
+    Args:
+        text_column: holds the text, unless `text_template` is set.
+        text_template: joins columns, such as `"{question} {answer}"`.
+        id_column: stable ids; without it ids are hashes of the content.
+        unit_column: the privacy unit (user, document) that owns a record.
+        split_column: `train`, `validation` or `test` (`valid`, `val`, `dev` too).
+        label_column: class of the record, whole number or string.
+        ids_are_per_split: ids start anew in every split, so `train/7` is not `test/7`.
+    """
+
+    text_column: ColumnName = "text"
+    text_template: Template | None = None
+    id_column: ColumnName | None = None
+    unit_column: ColumnName | None = None
+    split_column: ColumnName | None = None
+    label_column: ColumnName | None = None
+    ids_are_per_split: bool = False
+
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns that make up the text."""
+        if self.text_template is None:
+            return (self.text_column,)
+        return template_columns(self.text_template)
+
+    def columns(self) -> tuple[str, ...]:
+        """Every column that must be there."""
+        named = (self.id_column, self.unit_column, self.split_column, self.label_column)
+        wanted = (*self.text_columns(), *(name for name in named if name is not None))
+        return tuple(dict.fromkeys(wanted))
+
+
+class _Files(_Model):
+    """One path for everything, or one per split.
+
+    Args:
+        path: a file (or folder) without splits.
+        train: path of the training split; then `validation` and `test` may be set.
+        validation: path of the validation split.
+        test: path of the test split.
+        encoding: of text, `utf-8` with or without a byte order mark by default.
+    """
+
+    path: SourcePath | None = None
+    train: SourcePath | None = None
+    validation: SourcePath | None = None
+    test: SourcePath | None = None
+    encoding: Encoding = "utf-8"
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        """Require `path` alone or `train` with its siblings."""
+        if (self.path is None) == (self.train is None):
+            raise ValueError("must set exactly one of path and train")
+        if self.path is not None and (self.validation or self.test):
+            raise ValueError("must set train, not path, beside validation or test")
+        return self
+
+    def files(self) -> tuple[tuple[str | None, Path], ...]:
+        """Pairs of split (None if undecided) and path."""
+        if self.path is not None:
+            return ((None, self.path),)
+        pairs = zip(SPLITS, (self.train, self.validation, self.test), strict=True)
+        return tuple((split, path) for split, path in pairs if path is not None)
+
+
+class _TabularFiles(_Columns, _Files):
+    """Files whose records have columns."""
+
+    @model_validator(mode="after")
+    def _check_splits(self) -> Self:
+        """Let either files or a column decide splits."""
+        if self.train is not None and self.split_column is not None:
+            raise ValueError("must not set split_column beside files per split")
+        return self
+
+
+class JsonlSource(_TabularFiles):
+    """JSON lines, one object a line, plain or `.gz`."""
+
+    kind: Literal["jsonl"] = "jsonl"
+
+
+class _Dialect(_Model):
+    """How a file delimits and quotes.
+
+    Args:
+        delimiter: one character; by default a tab for `.tsv` files, else a comma.
+        quote_character: null for files that do not quote, such as SST-2.
+    """
+
+    delimiter: Character | None = None
+    quote_character: Character | None = '"'
+
+    @model_validator(mode="after")
+    def _check_dialect(self) -> Self:
+        """Tell fields from quotes."""
+        if self.delimiter is not None and self.delimiter == self.quote_character:
+            raise ValueError("must set delimiter and quote_character apart")
+        return self
+
+
+class CsvSource(_TabularFiles, _Dialect):
+    """Delimited text with a header, plain or `.gz`."""
+
+    kind: Literal["csv"] = "csv"
+
+
+class ParquetSource(_TabularFiles):
+    """Apache Parquet files."""
+
+    kind: Literal["parquet"] = "parquet"
+
+
+class TextSource(_Files):
+    """Plain text, plain or `.gz`.
+
+    Args:
+        record: a line, a paragraph (lines between blank lines), or the whole file.
+    """
+
+    kind: Literal["text"] = "text"
+    record: TextUnit = "line"
+
+
+class FolderSource(_TabularFiles, _Dialect):
+    """A folder of files of one format, read in the order of their names.
+
+    Args:
+        pattern: glob below the folder; hidden files are left out.
+        format: how each file is read.
+        record: for text, what a record is.
+    """
+
+    kind: Literal["folder"] = "folder"
+    pattern: Pattern = "**/*.txt"
+    format: Literal["text", "jsonl", "csv", "parquet"] = "text"
+    record: TextUnit = "document"
+
+
+class HubSource(_Columns):
+    """A Hugging Face data set, by hub id or local directory. No code of it is run.
+
+    Args:
+        name: hub id such as `stanfordnlp/imdb`, or a directory.
+        config: configuration (subset) of the data set.
+        revision: commit, tag or branch; pin a commit to get the same data again.
+        split: one split to take everything from.
+        train: name of the training split; then `validation` and `test` may be set.
+        validation: name of the validation split.
+        test: name of the test split.
+    """
+
+    kind: Literal["hub"] = "hub"
+    name: str = Field(min_length=1, pattern=r"^[^\x00]+$")
+    config: str | None = None
+    revision: str | None = None
+    split: str | None = None
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+
+    @model_validator(mode="after")
+    def _check_splits(self) -> Self:
+        """Require `split` alone or `train` with its siblings."""
+        if (self.split is None) == (self.train is None):
+            raise ValueError("must set exactly one of split and train")
+        if self.split is not None and (self.validation or self.test):
+            raise ValueError("must set train, not split, beside validation or test")
+        if self.train is not None and self.split_column is not None:
+            raise ValueError("must not set split_column beside splits by name")
+        return self
+
+    def splits(self) -> tuple[tuple[str | None, str], ...]:
+        """Pairs of split (None if undecided) and its name on the hub."""
+        if self.split is not None:
+            return ((None, self.split),)
+        pairs = zip(SPLITS, (self.train, self.validation, self.test), strict=True)
+        return tuple((split, name) for split, name in pairs if name is not None)
+
+
+class SyntheticSource(_Model):
+    """Invented customer-service dialogues with known personal data.
+
+    Args:
+        num_records: how many dialogues.
+        private: with personal data, or the public half without.
+        seed: decides every word.
+    """
+
+    kind: Literal["synthetic"] = "synthetic"
+    num_records: int = Field(default=1000, ge=1, le=1_000_000)
+    private: bool = True
+    seed: int = Field(default=0, ge=0)
+
+
+TabularFileSource = JsonlSource | CsvSource | ParquetSource
+FileSource = TabularFileSource | TextSource
+DataSource = Annotated[
+    JsonlSource
+    | CsvSource
+    | ParquetSource
+    | TextSource
+    | FolderSource
+    | HubSource
+    | SyntheticSource,
+    Field(discriminator="kind"),
+]
+_ADAPTER: TypeAdapter[DataSource] = TypeAdapter(DataSource)
+
+
+def parse_source(value: Mapping[str, object]) -> DataSource:
+    """Turn a mapping, as read from YAML, into a source.
+
+    Args:
+        value: the mapping; `kind` decides the schema.
+
+    Raises:
+        ConfigError: with every problem; each path starts with `data`.
+    """
+    try:
+        return _ADAPTER.validate_python(value)
+    except ValidationError as error:
+        problems = [
+            Problem(
+                path=".".join(("data", *(str(part) for part in detail["loc"]))),
+                message=f"{detail['msg'].removeprefix('Value error, ')}.",
+                next_step="See dptune/data/source.py for the fields of each kind.",
+            )
+            for detail in error.errors(include_input=False, include_url=False)
+        ]
+    raise ConfigError(problems)
+
+
+def describe_source(source: DataSource) -> str:
+    """Name a source in one line, without machine paths."""
+    match source:
+        case HubSource():
+            name = Path(source.name).name if Path(source.name).is_absolute() else None
+            parts = [name or source.name, source.config, source.revision]
+            names = "@".join(part for part in parts if part)
+        case SyntheticSource():
+            half = "private" if source.private else "public"
+            names = f"{source.num_records} {half} dialogues, seed {source.seed}"
+        case _:
+            names = ", ".join(display_name(path) for _, path in source.files())
+    return f"{source.kind}: {names}"
+
+
+def display_name(path: Path) -> str:
+    """Name a file in messages: as configured, or its last part if absolute."""
+    return path.name if path.is_absolute() else path.as_posix()

@@ -1,0 +1,289 @@
+"""Great Expectations over a corpus, with results that hold booleans only.
+
+Great Expectations is imported when a corpus is validated, since that takes seconds.
+"""
+
+import hashlib
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import pandas as pd
+
+from dptune.data.patterns import EMAIL, MOJIBAKE, US_SSN, has_card_number, has_iban
+from dptune.data.source import SPLITS
+from dptune.errors import ConfigError
+from dptune.results import Expectation, ValidationReport
+
+REDACTED_TYPES = ("EMAIL", "US_SSN", "CREDIT_CARD", "IBAN")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """One expectation by the name of its class, our name for it, and what it asks."""
+
+    name: str
+    expectation: str
+    detail: str
+    arguments: dict[str, object]
+
+
+def validate_corpus(
+    dataset: datasets.Dataset,
+    *,
+    view: str,
+    min_records: int = 1,
+    max_characters: int = 100_000,
+    max_duplicate_share: float = 0.0,
+    max_mojibake_share: float = 0.01,
+) -> ValidationReport:
+    """Check the shape and soundness of a corpus.
+
+    Privacy: the report holds names, verdicts and bounds, no value of the corpus.
+
+    Args:
+        dataset: columns `id, text, unit_id, split`; a missing one is a failed
+            expectation, not an error.
+        view: what the corpus is, such as `ingest` or `with_canaries`.
+        min_records: fewest records.
+        max_characters: longest text, code points.
+        max_duplicate_share: largest share of repeated texts, in [0, 1]; raise it for a
+            corpus with canaries that are inserted several times.
+        max_mojibake_share: largest share of records with broken characters, in [0, 1].
+
+    Returns:
+        One verdict for each expectation, and whether all hold.
+    """
+    frame = _corpus_frame(dataset)
+    rules = _corpus_rules(
+        min_records=min_records,
+        max_characters=max_characters,
+        max_duplicate_share=max_duplicate_share,
+        max_mojibake_share=max_mojibake_share,
+    )
+    return _validate(frame, rules, view=view)
+
+
+def validate_redacted(
+    dataset: datasets.Dataset,
+    *,
+    view: str = "redacted",
+    entity_types: Sequence[str] = REDACTED_TYPES,
+) -> ValidationReport:
+    """Check that no personal data with a fixed form is left after redaction.
+
+    E-mail addresses and social security numbers are found by pattern, payment cards and
+    IBANs by pattern and check digits.
+
+    Privacy: the report holds names and verdicts, no value of the corpus.
+
+    Args:
+        dataset: with the redacted `text`.
+        view: name of the report.
+        entity_types: what must be gone, out of `REDACTED_TYPES`; leave out a type that
+            a pseudonym operator writes on purpose.
+
+    Raises:
+        ConfigError: an entity type has no check.
+    """
+    unknown = sorted(set(entity_types) - set(REDACTED_TYPES))
+    if unknown:
+        raise ConfigError(
+            f"entity_types must be out of {REDACTED_TYPES}, got {unknown}. "
+            "Other types have no fixed form that could be checked."
+        )
+    frame = pd.DataFrame({"text": pd.Series(_column(dataset, "text"), dtype=object)})
+    if "text" in dataset.column_names:
+        texts = [str(text) for text in frame["text"]]
+        frame["has_card_number"] = [has_card_number(text) for text in texts]
+        frame["has_iban"] = [has_iban(text) for text in texts]
+    else:
+        frame = frame.drop(columns="text")
+    rules = (
+        _not_null("text"),
+        *(rule for kind, rule in _redacted_rules().items() if kind in entity_types),
+    )
+    return _validate(frame, rules, view=view)
+
+
+def _column(dataset: datasets.Dataset, name: str) -> list[Any]:
+    """Read a column, empty if there is none."""
+    return list(dataset[name]) if name in dataset.column_names else []
+
+
+def _corpus_frame(dataset: datasets.Dataset) -> pd.DataFrame:
+    """Take the columns of a corpus and add what expectations cannot compute."""
+    present = [
+        n for n in ("id", "text", "unit_id", "split") if n in dataset.column_names
+    ]
+    frame = pd.DataFrame({name: list(dataset[name]) for name in present}, dtype=object)
+    if "text" in present:
+        frame["text_sha256"] = [
+            hashlib.sha256(str(text).encode("utf-8", "replace")).hexdigest()
+            for text in frame["text"]
+        ]
+    if {"unit_id", "split"} <= set(present):
+        splits = defaultdict(set)
+        for unit, split in zip(frame["unit_id"], frame["split"], strict=True):
+            splits[unit].add(split)
+        frame["unit_leaks"] = [len(splits[unit]) > 1 for unit in frame["unit_id"]]
+    return frame
+
+
+def _not_null(column: str) -> _Rule:
+    """Expect a column without nulls."""
+    return _Rule(
+        name=f"{column}_not_null",
+        expectation="ExpectColumnValuesToNotBeNull",
+        detail="no null",
+        arguments={"column": column},
+    )
+
+
+def _never(name: str, column: str, detail: str) -> _Rule:
+    """Expect a flag that is false in every row."""
+    return _Rule(
+        name=name,
+        expectation="ExpectColumnValuesToBeInSet",
+        detail=detail,
+        arguments={"column": column, "value_set": [False]},
+    )
+
+
+def _no_match(name: str, pattern: str, detail: str, *, mostly: float = 1.0) -> _Rule:
+    """Expect texts without a pattern."""
+    return _Rule(
+        name=name,
+        expectation="ExpectColumnValuesToNotMatchRegex",
+        detail=detail,
+        arguments={"column": "text", "regex": pattern, "mostly": mostly},
+    )
+
+
+def _corpus_rules(
+    *,
+    min_records: int,
+    max_characters: int,
+    max_duplicate_share: float,
+    max_mojibake_share: float,
+) -> tuple[_Rule, ...]:
+    """Write down what a corpus must satisfy."""
+    columns = ("id", "text", "unit_id", "split")
+    return (
+        _Rule(
+            name="columns",
+            expectation="ExpectTableColumnsToMatchSet",
+            detail=f"at least {', '.join(columns)}",
+            arguments={"column_set": list(columns), "exact_match": False},
+        ),
+        _Rule(
+            name="row_count",
+            expectation="ExpectTableRowCountToBeBetween",
+            detail=f"at least {min_records}",
+            arguments={"min_value": min_records},
+        ),
+        *(_not_null(column) for column in columns),
+        _Rule(
+            name="id_unique",
+            expectation="ExpectColumnValuesToBeUnique",
+            detail="no repeated id",
+            arguments={"column": "id"},
+        ),
+        _Rule(
+            name="text_length",
+            expectation="ExpectColumnValueLengthsToBeBetween",
+            detail=f"1 to {max_characters} characters",
+            arguments={"column": "text", "min_value": 1, "max_value": max_characters},
+        ),
+        _Rule(
+            name="text_not_blank",
+            expectation="ExpectColumnValuesToMatchRegex",
+            detail="more than white space",
+            arguments={"column": "text", "regex": r"\s*\S"},
+        ),
+        _Rule(
+            name="split_known",
+            expectation="ExpectColumnValuesToBeInSet",
+            detail=" or ".join(SPLITS),
+            arguments={"column": "split", "value_set": list(SPLITS)},
+        ),
+        _Rule(
+            name="duplicate_share",
+            expectation="ExpectColumnProportionOfUniqueValuesToBeBetween",
+            detail=f"at most {max_duplicate_share:.2%} repeated texts",
+            arguments={"column": "text_sha256", "min_value": 1 - max_duplicate_share},
+        ),
+        _never("no_unit_leak", "unit_leaks", "every unit in one split"),
+        _no_match(
+            "no_mojibake",
+            MOJIBAKE,
+            f"broken characters in at most {max_mojibake_share:.2%} of texts",
+            mostly=1 - max_mojibake_share,
+        ),
+    )
+
+
+def _redacted_rules() -> dict[str, _Rule]:
+    """Write down what must be gone, by entity type."""
+    return {
+        "EMAIL": _no_match("no_email", EMAIL, "no e-mail address"),
+        "US_SSN": _no_match("no_us_ssn", US_SSN, "no social security number"),
+        "CREDIT_CARD": _never(
+            "no_credit_card", "has_card_number", "no card number with valid check digit"
+        ),
+        "IBAN": _never("no_iban", "has_iban", "no IBAN with valid check digits"),
+    }
+
+
+def _validate(
+    frame: pd.DataFrame, rules: Sequence[_Rule], *, view: str
+) -> ValidationReport:
+    """Run rules in an ephemeral context that prints, stores and sends nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside Great Expectations
+        verdicts = _run(frame, rules)
+    expectations = tuple(
+        Expectation(
+            name=rule.name, success=verdicts.get(rule.name, False), detail=rule.detail
+        )
+        for rule in rules
+    )
+    return ValidationReport(
+        view=view,
+        success=all(item.success for item in expectations),
+        expectations=expectations,
+    )
+
+
+def _run(frame: pd.DataFrame, rules: Sequence[_Rule]) -> dict[str, bool]:
+    """Ask Great Expectations; only booleans leave this function."""
+    import great_expectations as gx  # noqa: PLC0415 - takes seconds
+    import great_expectations.expectations as gxe  # noqa: PLC0415
+    from great_expectations.data_context.types.base import (  # noqa: PLC0415
+        ProgressBarsConfig,
+    )
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    batch = (
+        context.data_sources.add_pandas("corpus")
+        .add_dataframe_asset("corpus")
+        .add_batch_definition_whole_dataframe("all")
+        .get_batch(batch_parameters={"dataframe": frame})
+    )
+    suite = gx.ExpectationSuite(
+        name="corpus",
+        expectations=[
+            getattr(gxe, rule.expectation)(**rule.arguments, meta={"name": rule.name})
+            for rule in rules
+        ],
+    )
+    result = batch.validate(suite, result_format={"result_format": "BOOLEAN_ONLY"})
+    verdicts = {}
+    for item in result.results:
+        meta = item.expectation_config.meta if item.expectation_config else None
+        verdicts[str((meta or {}).get("name"))] = bool(item.success)
+    return verdicts
