@@ -1,0 +1,1 @@
+"""Turn descriptions of what ran into claims: events, accountants, ledger, journal."""
