@@ -1,0 +1,88 @@
+"""Recognizer without a model: capitals, unknown words, readings of an English lexicon.
+
+It finds a superset of what a trained pipeline would: a word is a name if it is
+capitalized in mid-sentence or unknown to the lexicon; in the contextual tiers a word
+stays public only if its class is closed or it has no reading as a noun (high: or verb).
+"""
+
+import re
+from collections.abc import Sequence
+
+from dptune.detection.names import Word, find_names, split_words
+from dptune.detection.recognizer import Tier, fingerprint_of
+from dptune.detection.words import (
+    CLOSED,
+    LEXICAL,
+    MAIN_VERB,
+    NOUN,
+    PRONOUN,
+    VERB,
+    load_lexicon,
+)
+from dptune.text import Span
+
+_VERSION = "1"
+_WORD_CONFIDENCE = 0.4
+_HAS_LETTER = re.compile(r"[^\W\d_]")
+
+
+class LexiconRecognizer:
+    """Finds names, and in contextual tiers the words around them.
+
+    Names that a text introduces (`my name is ...`, `Dr. ...`) and members of
+    capitalized runs are sensitive everywhere in the same text.
+
+    Args:
+        tier: both entity tiers behave alike.
+    """
+
+    name = "lexicon"
+
+    def __init__(self, *, tier: Tier) -> None:
+        self._tier = tier
+        self.fingerprint = fingerprint_of(
+            (self.name, _VERSION, tier, load_lexicon().digest)
+        )
+
+    def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Return the spans of each text, disjoint and sorted."""
+        return [self._spans(text) for text in texts]
+
+    def _spans(self, text: str) -> list[Span]:
+        if not _HAS_LETTER.search(text):
+            return []
+        words = split_words(text)
+        spans = [self._span(*name) for name in find_names(text, words)]
+        if self._tier.is_contextual:
+            is_high = self._tier is Tier.HIGH_CONTEXTUAL
+            spans += [
+                self._span(word.start, word.end, kind, _WORD_CONFIDENCE)
+                for word in words
+                if not word.entity_type
+                and (kind := _contextual_type(word, is_high=is_high))
+            ]
+            spans.sort()
+        return spans
+
+    def _span(self, start: int, end: int, entity_type: str, confidence: float) -> Span:
+        return Span(
+            start=start,
+            end=end,
+            entity_type=entity_type,
+            recognizer=self.name,
+            confidence=confidence,
+        )
+
+
+def _contextual_type(word: Word, *, is_high: bool) -> str:
+    """Return PRON, NOUN (may be subject or object), VERB (high only), or nothing."""
+    reading = word.reading
+    if is_high and reading & MAIN_VERB:
+        return "VERB"
+    if reading & PRONOUN:
+        return "PRON"
+    if reading & CLOSED:
+        return ""
+    if reading & NOUN or not reading & LEXICAL or word.capital:
+        return "NOUN"
+    return "VERB" if is_high and reading & VERB else ""

@@ -1,0 +1,279 @@
+"""Rules that find names in a text that is split into words."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dptune.detection import words as w
+
+_TOKEN = re.compile(r"[^\W\d_]+(?:['’.\-&][^\W\d_]+){0,8}\.?|\d[\d.,]*|\n|[^\w\s]|_+")
+_INTRODUCTION = re.compile(
+    r"\b(?:name(?: is|'s|’s|\s?:)|names?\s(?:are)|pulled up for|this is|i am|i'm|i’m"
+    r"|speaking with|regards,|sincerely,|dear|call me|signed,?)\s{0,3}",
+    re.IGNORECASE,
+)
+_IS_CERTAIN = re.compile(r"name|pulled|call me", re.IGNORECASE)
+_SENTENCE_END = frozenset('.!?:\n"“”(;*•>-–—…')
+_CONTRACTION = re.compile(r"(?:n['’]t|['’](?:s|re|ve|ll|d|m|t))$")
+_KINDS = ("PERSON", "GPE", "ENTITY", "UNKNOWN")
+
+Name = tuple[int, int, str, float]
+"""Start, end, entity type, confidence."""
+
+
+@dataclass(slots=True)
+class Word:
+    """One word: the range of its stem, and what the rules made of it."""
+
+    start: int
+    end: int
+    lower: str
+    reading: int
+    capital: bool
+    shout: bool
+    starts_sentence: bool
+    entity_type: str = ""
+    confidence: float = 0.5
+
+
+def find_names(text: str, words: list[Word]) -> list[Name]:
+    """Mark the names among the words of a text, and join neighbors.
+
+    Args:
+        text: the text.
+        words: its words; their `entity_type` is filled in.
+
+    Returns:
+        Disjoint, sorted ranges.
+    """
+    _mark_by_form(text, words)
+    _mark_introduced(text, words)
+    _propagate(words)
+    return list(_join(text, words))
+
+
+def split_words(text: str) -> list[Word]:
+    """Split a text into words with their readings and sentence starts."""
+    words: list[Word] = []
+    starts_sentence = True
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if not token[0].isalpha():
+            starts_sentence = starts_sentence or token in _SENTENCE_END
+            if text.startswith(":", match.start()) and words:
+                _forgive_speaker(words[-1], match.start())
+            continue
+        word = _word(match.start(), token, starts_sentence=starts_sentence)
+        ends_sentence = token[-1] == "." and word.end - word.start > 1
+        starts_sentence = ends_sentence and not word.reading & w.TITLE
+        words.append(word)
+    return words
+
+
+def _forgive_speaker(word: Word, colon: int) -> None:
+    """Make the label of a speaker at the start of a line public."""
+    if word.end == colon and word.starts_sentence and word.reading & w.SPEAKER:
+        word.reading |= w.CLOSED | w.KNOWN
+
+
+def _word(start: int, token: str, *, starts_sentence: bool) -> Word:
+    stem = token[:-1] if token[-1] == "." else token
+    lower = stem.lower()
+    reading = w.reading_of(lower)
+    contraction = _CONTRACTION.search(lower) if not reading else None
+    if contraction and contraction.start() > 0:
+        stem = stem[: contraction.start()]
+        lower = stem.lower()
+        reading = w.reading_of(lower)
+    return Word(
+        start=start,
+        end=start + len(stem),
+        lower=lower,
+        reading=reading,
+        capital=stem[0].isupper(),
+        shout=len(stem) > 1 and stem.isupper(),
+        starts_sentence=starts_sentence,
+    )
+
+
+def _mark_by_form(text: str, words: list[Word]) -> None:
+    """Mark words that are names by their form, line by line."""
+    first = 0
+    for position in range(1, len(words) + 1):
+        is_end = position == len(words)
+        if is_end or "\n" in text[words[position - 1].end : words[position].start]:
+            _mark_line(text, words[first:position])
+            first = position
+
+
+def _mark_line(text: str, line: list[Word]) -> None:
+    """Mark names of one line; in a shouted line capitals carry no signal."""
+    is_shouted = len(line) >= 4 and sum(word.shout for word in line) > 0.8 * len(line)
+    previous_type = ""
+    for position, word in enumerate(line):
+        following = line[position + 1] if position + 1 < len(line) else None
+        precedes_capital = (
+            following is not None
+            and following.capital
+            and _is_adjacent(text, word, following)
+        )
+        kind = _type_by_form(
+            word, is_shouted=is_shouted, precedes_capital=precedes_capital
+        )
+        if not kind and _is_initial(text, word) and precedes_capital:
+            kind = "ENTITY"
+        elif previous_type and word.capital and word.reading & w.STATE:
+            kind = "GPE"
+        word.entity_type = previous_type = kind
+
+
+def _is_initial(text: str, word: Word) -> bool:
+    """Tell whether a word is `A.`."""
+    is_letter = word.capital and len(word.lower) == 1
+    return is_letter and text[word.end : word.end + 1] == "."
+
+
+def _type_by_form(word: Word, *, is_shouted: bool, precedes_capital: bool) -> str:
+    """Return the type of a name, or an empty string."""
+    reading = word.reading
+    if reading & w.CLOSED:
+        is_acronym = word.shout and reading & w.ACRONYM
+        is_article = word.lower == "the" and word.capital and precedes_capital
+        return "ENTITY" if (is_acronym or is_article) and not is_shouted else ""
+    if reading & w.PLACE and (word.capital or not reading & w.KNOWN):
+        return "GPE"
+    if reading & w.PROPER_ONLY:
+        return "ENTITY"
+    if not reading & w.LEXICAL:
+        return "ENTITY" if word.capital else "UNKNOWN" if len(word.lower) > 2 else ""
+    if not word.capital:
+        return ""
+    return _type_of_capital(
+        word, is_shouted=is_shouted, precedes_capital=precedes_capital
+    )
+
+
+def _type_of_capital(word: Word, *, is_shouted: bool, precedes_capital: bool) -> str:
+    """Return the type of a known word that is written with a capital."""
+    reading = word.reading
+    if reading & (w.LABEL | w.MONTH_OR_DAY) or (word.shout and reading & w.COMMON):
+        return ""
+    if reading & w.GIVEN_NAME:
+        return "PERSON"
+    if is_shouted:
+        return "ENTITY" if reading & w.PROPER_TOO else ""
+    is_name = (
+        not word.starts_sentence
+        or precedes_capital
+        or reading & w.PROPER_TOO
+        or (word.shout and len(word.lower) <= 6)
+    )
+    return "ENTITY" if is_name else ""
+
+
+def _mark_introduced(text: str, words: list[Word]) -> None:
+    """Mark up to three words after `my name is` and two after a title as a person."""
+    starts = {word.start: position for position, word in enumerate(words)}
+    for match in _INTRODUCTION.finditer(text):
+        position = starts.get(match.end())
+        if position is not None:
+            is_certain = _IS_CERTAIN.match(match.group()) is not None
+            _mark_person(text, words[position : position + 3], is_certain=is_certain)
+    for position, word in enumerate(words[:-1]):
+        following = words[position + 1]
+        if not word.reading & w.TITLE or not _is_adjacent(text, word, following):
+            continue
+        if following.entity_type or following.capital:
+            word.entity_type = "PERSON"
+            _mark_person(text, words[position + 1 : position + 3], is_certain=False)
+
+
+def _mark_person(text: str, words: list[Word], *, is_certain: bool) -> None:
+    """Mark consecutive words; words that are no name by form only if it is certain."""
+    for word in words:
+        if word.reading & w.CLOSED or not (is_certain or word.entity_type):
+            return
+        word.entity_type = "PERSON"
+        word.confidence = 0.8
+        after = text[word.end : word.end + 2]
+        if not after.startswith(" ") and after != ". ":
+            return
+
+
+def _is_adjacent(text: str, first: Word, second: Word) -> bool:
+    """Tell whether only blanks or a full stop part two words."""
+    return text[first.end : second.start].strip(" .") == ""
+
+
+def _propagate(words: list[Word]) -> None:
+    """Mark further mentions of the names of the same text."""
+    persons = {
+        word.lower for word in words if word.confidence >= 0.8 and len(word.lower) > 1
+    }
+    capitals = {word.lower for word in words if word.entity_type and word.capital}
+    for word in words:
+        if word.reading & w.CLOSED:
+            continue
+        if word.lower in persons:
+            word.entity_type = "PERSON"
+        elif not word.entity_type and word.capital and word.lower in capitals:
+            word.entity_type = "ENTITY"
+
+
+def _join(text: str, words: list[Word]) -> Iterator[Name]:
+    """Join neighboring names and the connectors between them."""
+    run: list[Word] = []
+    connectors: list[Word] = []
+    for word in words:
+        gap = text[run[-1].end : word.start] if run else ""
+        if run and not connectors and _ends_name(run[-1], word, gap):
+            word.entity_type = run[-1].entity_type
+        if word.entity_type:
+            if run and not _is_joint(text, gap, word, connectors):
+                yield _close(run)
+                run = []
+            run.append(word)
+            connectors = []
+        elif run and len(gap) <= 12 and len(connectors) < 2 and _may_connect(word):
+            connectors.append(word)
+        elif run:
+            yield _close(run)
+            run, connectors = [], []
+    if run:
+        yield _close(run)
+
+
+def _ends_name(last: Word, word: Word, gap: str) -> bool:
+    """Tell whether a word is a detached `s` or a lower-case head such as `bay`."""
+    if word.lower == "s" and gap in (" ", " '", " ’"):
+        return True
+    return bool(word.reading & w.HEAD) and gap == " " and last.capital
+
+
+def _may_connect(word: Word) -> bool:
+    """Tell whether a word may stand within a name: `of`, `van`, a single letter."""
+    return len(word.lower) == 1 or bool(word.reading & w.CONNECTOR)
+
+
+def _is_joint(text: str, gap: str, word: Word, connectors: list[Word]) -> bool:
+    """Tell whether two names are one: only blanks, joints and connectors between."""
+    if len(gap) > 12:
+        return False
+    if gap == ", " and word.reading & w.ORGANIZATION and word.capital:
+        return True
+    for connector in connectors:
+        gap = gap.replace(text[connector.start : connector.end], "", 1)
+    is_blank = gap.replace("'s", "").replace("’s", "").strip(" .&-'’") == ""
+    has_words = any(len(connector.lower) > 1 for connector in connectors)
+    return is_blank and (word.capital or not has_words)
+
+
+def _close(run: list[Word]) -> Name:
+    """Type a run by its strongest word."""
+    kinds = {word.entity_type for word in run}
+    confidence = max(word.confidence for word in run)
+    if any(word.reading & w.ORGANIZATION and word.capital for word in run):
+        kind = "ORG"
+    else:
+        kind = next(kind for kind in _KINDS if kind in kinds)
+    return run[0].start, run[-1].end, kind, confidence

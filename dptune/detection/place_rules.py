@@ -1,0 +1,171 @@
+"""Rules for postal addresses, postal codes and ages."""
+
+import re
+
+from dptune.detection import validators as v
+from dptune.detection.rules import Rule
+
+_STREET = (
+    r"street|st|avenue|ave|road|rd|boulevard|blvd|drive|dr|lane|ln|terrace|ter"
+    r"|parkway|pkwy|highway|hwy|turnpike|alley|crescent|mews|rue|strasse|straße"
+)
+# These are ordinary words too: they need a capital.
+_STREET_WORDS = (
+    r"Court|Ct|Place|Pl|Square|Sq|Way|Circle|Cir|Trail|Loop|Row|Close|Plaza|Pike|Run"
+    r"|Pass|Ridge|Heights?|Hills?|Views?|Valleys?|Islands?|Springs?|Stations?|Crossing"
+    r"|Burgs?|Estates?|Extensions?|Falls|Ferry|Fields?|Flats?|Fords?|Forest|Forges?"
+    r"|Forks?|Fort|Freeway|Gardens?|Gateway|Glens?|Greens?|Groves?|Harbors?|Haven"
+    r"|Hollow|Inlet|Junctions?|Keys?|Knolls?|Lakes?|Landing|Light|Locks|Lodge|Mall"
+    r"|Manors?|Meadows?|Mews|Mills?|Mission|Motorway|Mount|Mountains?|Neck|Orchard"
+    r"|Oval|Overpass|Parks?|Parkways?|Passage|Paths?|Pines?|Plains?|Points?|Ports?"
+    r"|Prairie|Radial|Ramp|Ranch|Rapids?|Rest|River|Route|Shoals?|Shores?|Skyway"
+    r"|Spurs?|Stravenue|Stream|Summit|Throughway|Trace|Track|Trafficway|Tunnel"
+    r"|Underpass|Unions?|Via|Viaduct|Villages?|Ville|Vista|Walks?|Wall|Wells?|Bayou"
+    r"|Beach|Bend|Bluffs?|Bottom|Branch|Bridge|Brooks?|Bypass|Camp|Canyon|Cape"
+    r"|Causeway|Centers?|Circles?|Cliffs?|Club|Common|Corners?|Courts|Coves?|Creek"
+    r"|Crest|Curve|Dale|Dam|Divide|Drives?"
+)
+_STATE = (
+    r"a[aelkpzr]|c[aot]|d[ce]|fl|ga|hi|i[adln]|k[sy]|la|m[adeinost]|n[cdehjmvy]"
+    r"|o[hkr]|p[ar]|ri|s[cd]|t[nx]|ut|v[ait]|w[aivy]"
+)
+_UNIT = (
+    r"(?:,?\s{1,6}(?:apt|apartment|suite|ste|unit|floor|room|#)\b\.?\s{0,2}#?\w{1,8})?"
+)
+_CITY = (
+    rf"(?:[,\s]{{1,8}}(?:[a-z][\w.'’-]{{1,24}}[,\s]{{1,8}}){{1,3}}(?:{_STATE})"
+    r"(?:,?\s{1,6}\d{5}(?:-\d{4})?)?\b)?"
+)
+_MIDDLE = r"(?:[\w.'’-]{1,24}\s{1,2}){0,4}?"
+_HOUSE = r"(?<![\w$£€¥.,-])\d{1,6}[a-z]{0,2}\s{1,2}"
+
+PLACE_RULES = (
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(rf"{_HOUSE}{_MIDDLE}(?:{_STREET})\b\.?{_UNIT}{_CITY}"),
+        citation="USPS Publication 28, 2 and appendix C1; 45 CFR 164.514(b)(2)(i)(B)",
+        confidence=0.85,
+        refine=v.refine_street,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
+            r"(?<![\w$£€¥.,:-])\d{1,6}[A-Za-z]?\s{1,2}(?:[A-Z0-9][\w.'’-]{0,24}\s{1,2})"
+            rf"{{1,4}}?(?:{_STREET_WORDS})\b\.?{_UNIT}(?:[,\s]{{1,8}}"
+            r"(?:[A-Z][\w.'’-]{1,24}[,\s]{1,8}){1,3}[A-Z]{2}(?:,?\s{1,6}\d{5})?\b)?"
+        ),
+        citation="USPS Publication 28, appendix C1; 45 CFR 164.514(b)(2)(i)(B)",
+        confidence=0.85,
+        refine=v.refine_street,
+        cased=True,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
+            r"\b(?:p\.?\s?o\.?\s?box|postbox|(?:psc|unit|cmr)\s\d{1,5},?\s{1,2}box"
+            r"|us[nc]?[sgn]?[sc]?\s[\w.'’-]{1,24}\s{1,4}(?=[fad]po))\s{0,4}\d{0,6}"
+            r"(?:[,\s]{1,4}[afd]po\s{1,2}a[aep]\s{1,2}\d{5})?"
+            r"|\b[afd]po,?\s{1,2}a[aep]\s{1,2}\d{5}\b"
+        ),
+        citation="USPS Publication 28, 25 and 28",
+        confidence=0.9,
+        needs=("box", "po "),
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
+            r"\b(?:apt|apartment|suite|ste|flat)\b\.?\s{0,2}#?\d{1,5}[a-z]?\b"
+        ),
+        citation="USPS Publication 28, appendix C2",
+        confidence=0.8,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
+            r"(?<![\w.,$£€¥:-])\d{1,6}(?:,?\s{1,2}(?:[^\W\d_][\w.'’-]{0,30}|\d{1,4}\b\.?))"
+            r"{0,4}\s(?:[^\W\d_](?:[^\W_]|[.'’-]){3,30})\s\d{1,4}\b(?![.,:]\d|%)"
+        ),
+        citation="UPU S42, house number after the street; 45 CFR 164.514(b)(2)(i)(B)",
+        confidence=0.6,
+        refine=v.refine_foreign_street,
+        needs_digit=True,
+        cased=True,
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
+            r"\b(?:[A-ZÀ-Þ][\w.'’-]{1,30}\s){0,2}[A-ZÀ-Þ][\w.'’-]{0,30}(?:stra(?:ss|ß)e"
+            r"|str\.|weg|gasse|platz|allee|straat|laan|gatan|vägen|vej|gade|vegen|katu"
+            r"|tie|utca|ulica|tee)\s\d{1,4}[a-z]?\b"
+        ),
+        citation="UPU S42, house number after the street",
+        confidence=0.85,
+        cased=True,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
+            r"\b(?:the )?(?:corner|intersection) of\s[^\n,;!?]{2,60}?\s(?:and|&)\s"
+            r"[\w.'’-]{1,24}\s[\w.'’-]{1,24}"
+        ),
+        citation="USPS Publication 28, 29; 45 CFR 164.514(b)(2)(i)(B)",
+        confidence=0.8,
+        needs=("corner", "intersection"),
+    ),
+    Rule(
+        entity_type="ZIP",
+        pattern=re.compile(
+            rf"\b(?:{_STATE}),?\s{{1,4}}(?P<value>\d{{5}}(?:-\d{{4}})?)(?!\w)"
+            r"|(?<![\w-])\d{5}-\d{4}(?![\w-])"
+        ),
+        citation="USPS Publication 28, 22; 45 CFR 164.514(b)(2)(i)(B)",
+        confidence=0.9,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="ZIP",
+        pattern=re.compile(
+            r"\b(?:zip|postal|post)\s?(?:code)?s?(?:\s(?:is|was))?[:\s]{1,4}"
+            r"(?P<value>[a-z]{0,2}\d[\w]{0,5}(?:[ -]\d[a-z0-9]{1,3})?)\b"
+        ),
+        citation="UPU S42; 45 CFR 164.514(b)(2)(i)(B)",
+        confidence=0.9,
+        needs=("zip", "post"),
+    ),
+    Rule(
+        entity_type="ZIP",
+        pattern=re.compile(
+            r"\b(?:[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}|[A-Z]\d[A-Z] ?\d[A-Z]\d)\b"
+        ),
+        citation="BS 7666 (United Kingdom); Canada Post addressing guidelines, 5.5",
+        confidence=0.9,
+        cased=True,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="AGE",
+        pattern=re.compile(
+            r"\b\d{1,3}[ -]?(?:years?|yrs?|months?)[ -](?:old|of age)\b"
+            r"|\b\d{1,3}\s?y/?o\b|\b(?:aged?|turn(?:s|ed|ing)?)(?:\s(?:is|of|just))?[:\s]{1,3}"
+            r"(?P<value>\d{1,3})\b"
+        ),
+        citation="45 CFR 164.514(b)(2)(i)(C)",
+        confidence=0.9,
+        needs=("year", "yr", "month", "y/o", "yo", "age", "turn"),
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="AGE",
+        pattern=re.compile(
+            r"\b(?:i'?m|i am|he is|she is|he's|she's|(?:i|he|she) was)\s"
+            r"(?P<value>\d{1,3})\b(?!\s?[%$]|\s(?:minutes|miles|dollars|in the|of))"
+        ),
+        citation="45 CFR 164.514(b)(2)(i)(C)",
+        confidence=0.8,
+        needs_digit=True,
+    ),
+)

@@ -1,0 +1,120 @@
+"""What a recognizer is, the four tiers of Shi et al. (2022), and their types."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from dptune.text import Span
+
+
+class Tier(StrEnum):
+    """How much of a text counts as sensitive. Each tier contains the one before it.
+
+    * `LOW_ENTITY`: persons, organizations, dates, locations.
+    * `HIGH_ENTITY`: all 18 OntoNotes entity types.
+    * `LOW_CONTEXTUAL`: also proper nouns, pronouns, subjects and objects.
+    * `HIGH_CONTEXTUAL`: also verbs and roots.
+
+    Structured personal data (e-mail, phone, ids and so on) counts in every tier.
+
+    References:
+        Shi, Shea, Chen, Zhang, Jia, Yu (2022), "Just Fine-tune Twice", section 4.
+    """
+
+    LOW_ENTITY = "low_entity"
+    HIGH_ENTITY = "high_entity"
+    LOW_CONTEXTUAL = "low_contextual"
+    HIGH_CONTEXTUAL = "high_contextual"
+
+    @property
+    def is_contextual(self) -> bool:
+        """True where the words around entities count as well."""
+        return self in (Tier.LOW_CONTEXTUAL, Tier.HIGH_CONTEXTUAL)
+
+
+STRUCTURED_TYPES = frozenset(
+    [
+        "EMAIL",
+        "PHONE",
+        "SSN",
+        "CREDIT_CARD",
+        "IBAN",
+        "IP",
+        "MAC",
+        "UUID",
+        "URL",
+        "SECRET",
+        "USERNAME",
+        "ID",
+        "ORDER_ID",
+        "ACCOUNT_ID",
+        "MRN",
+        "LICENSE",
+        "PASSPORT",
+        "ADDRESS",
+        "ZIP",
+        "AGE",
+        "DEVICE_ID",
+        "VEHICLE_ID",
+    ]
+)
+"""Personal data with a form of its own. It counts in every tier."""
+
+LOW_ENTITY_TYPES = STRUCTURED_TYPES | frozenset(
+    ["PERSON", "ORG", "DATE", "GPE", "LOC", "FAC", "ENTITY", "UNKNOWN"]
+)
+"""`ENTITY` and `UNKNOWN` are names that no rule could type: they may be persons."""
+
+HIGH_ENTITY_TYPES = LOW_ENTITY_TYPES | frozenset(
+    [
+        "NORP",
+        "PRODUCT",
+        "EVENT",
+        "WORK_OF_ART",
+        "LAW",
+        "LANGUAGE",
+        "TIME",
+        "PERCENT",
+        "MONEY",
+        "QUANTITY",
+        "ORDINAL",
+        "CARDINAL",
+    ]
+)
+
+
+class Recognizer(Protocol):
+    """Finds character spans of sensitive text.
+
+    `name` is written into every span.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short lower-case name."""
+        ...  # pragma: no cover
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest that changes whenever the behavior does: the key of caches."""
+        ...  # pragma: no cover
+
+    def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Return the spans of each text, in any order; they may overlap."""
+        ...  # pragma: no cover
+
+
+def entity_types(tier: Tier) -> frozenset[str]:
+    """Return the entity types that count in the entity part of a tier."""
+    return LOW_ENTITY_TYPES if tier is Tier.LOW_ENTITY else HIGH_ENTITY_TYPES
+
+
+def fingerprint_of(parts: Iterable[str]) -> str:
+    """Digest strings so that no two different lists share a digest by concatenation."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,77 @@
+"""Union of spans that loses no coverage."""
+
+from collections.abc import Iterable, Iterator
+
+from dptune.text import Span
+
+
+def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
+    """Make spans disjoint and sorted; the set of covered code points stays the same.
+
+    Where spans overlap, the one with more confidence, then the longer, keeps its range;
+    the others keep what is left of them. What is left without any letter or digit joins
+    its neighbor.
+
+    Args:
+        spans: spans of one text, in any order.
+        text: the text they belong to.
+
+    Returns:
+        Disjoint spans, sorted by start.
+    """
+    cluster: list[Span] = []
+    united: list[Span] = []
+    reach = 0
+    for span in sorted(spans, key=lambda s: (s.start, -s.end)):
+        if cluster and span.start >= reach:
+            united += _resolve(cluster, reach, text)
+            cluster = []
+        cluster.append(span)
+        reach = max(reach, span.end)
+    if cluster:
+        united += _resolve(cluster, reach, text)
+    return tuple(united)
+
+
+def _resolve(cluster: list[Span], end: int, text: str) -> list[Span]:
+    """Make one chain of overlapping spans disjoint."""
+    if len(cluster) == 1:
+        return cluster
+    start = cluster[0].start
+    ranked = sorted(cluster, key=lambda s: (-s.confidence, s.start - s.end, s.start))
+    if ranked[0].start == start and ranked[0].end == end:
+        return [ranked[0]]
+    owner = [-1] * (end - start)
+    for rank, span in enumerate(ranked):
+        for position in range(span.start - start, span.end - start):
+            if owner[position] < 0:
+                owner[position] = rank
+    return list(_pieces(owner, ranked, start, text))
+
+
+def _pieces(
+    owner: list[int], ranked: list[Span], start: int, text: str
+) -> Iterator[Span]:
+    """Cut a chain where the owner changes; pieces without a letter or digit join."""
+    pieces: list[tuple[int, int, int]] = []  # (first, last, rank)
+    first = 0
+    for position in range(1, len(owner) + 1):
+        if position < len(owner) and owner[position] == owner[first]:
+            continue
+        piece = text[start + first : start + position]
+        if pieces and not any(map(str.isalnum, piece)):
+            pieces[-1] = (pieces[-1][0], position, pieces[-1][2])
+        elif pieces and pieces[-1][2] == owner[first]:
+            pieces[-1] = (pieces[-1][0], position, owner[first])
+        else:
+            pieces.append((first, position, owner[first]))
+        first = position
+    for low, high, rank in pieces:
+        source = ranked[rank]
+        yield Span(
+            start=start + low,
+            end=start + high,
+            entity_type=source.entity_type,
+            recognizer=source.recognizer,
+            confidence=source.confidence,
+        )

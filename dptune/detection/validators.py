@@ -1,0 +1,227 @@
+"""Checks that tell a real identifier from digits that look like one.
+
+A refiner takes a text and a candidate range `[start, end)`, and returns the range of
+the identifier in it, or None. Refiners are pure and never look outside
+`[start - 48, end + 8)`.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable
+
+Range = tuple[int, int]
+Refiner = Callable[[str, int, int], Range | None]
+
+# ISO 13616 registry, release 99: length of an IBAN by country.
+_IBAN_LENGTH = {
+    country: int(length)
+    for length, countries in (
+        ("15", "no"),
+        ("16", "be bi"),
+        ("18", "dk fi fo gl nl sd fk"),
+        ("19", "mk si"),
+        ("20", "at ba ee kz lt lu xk mn"),
+        ("21", "ch cr hr li lv"),
+        ("22", "bg bh de ge gb ie me rs va"),
+        ("23", "ae gi il iq tl om so"),
+        ("24", "ad cz es md pk ro sa se sk tn vg"),
+        ("25", "ly pt st"),
+        ("26", "is tr"),
+        ("27", "fr gr it mc mr sm dj"),
+        ("28", "al az by cy do gt hu lb ni pl sv"),
+        ("29", "br eg ps qa ua"),
+        ("30", "jo kw mu ye"),
+        ("31", "mt sc"),
+        ("32", "lc"),
+        ("33", "ru"),
+    )
+    for country in countries.split()
+}
+_DIGITS = re.compile(r"\d+")
+_ISBN_10 = re.compile(r"(?:\d{1,7}[ -]){3}\d")
+
+
+def digits_of(text: str) -> str:
+    """Return only the decimal digits of a text."""
+    return "".join(_DIGITS.findall(text))
+
+
+def is_luhn_valid(digits: str) -> bool:
+    """Check the Luhn digit of a card number (ISO/IEC 7812-1, annex B)."""
+    total = 0
+    for position, character in enumerate(reversed(digits)):
+        value = int(character) * (1 + position % 2)
+        total += value - 9 * (value > 9)
+    return total % 10 == 0
+
+
+def is_iban_valid(compact: str) -> bool:
+    """Check length and mod-97 remainder of an IBAN without separators (ISO 13616)."""
+    if len(compact) != _IBAN_LENGTH.get(compact[:2].lower(), 0):
+        return False
+    rotated = compact[4:] + compact[:4]
+    return int("".join(str(int(character, 36)) for character in rotated)) % 97 == 1
+
+
+def is_isbn(text: str) -> bool:
+    """Check for an ISBN-13, or an ISBN-10 in its four groups (ISO 2108).
+
+    Ten bare digits are never called an ISBN: one order number in eleven would pass.
+    """
+    digits = digits_of(text)
+    if len(digits) == 13 and digits.startswith(("978", "979")):
+        weighted = sum(int(d) * (1 + 2 * (i % 2)) for i, d in enumerate(digits))
+        return weighted % 10 == 0
+    if _ISBN_10.fullmatch(text) and len(digits) == 10:
+        return sum((10 - i) * int(d) for i, d in enumerate(digits)) % 11 == 0
+    return False
+
+
+def refine_card(text: str, start: int, end: int) -> Range | None:
+    """Find the longest run of whole digit groups that is a valid card number."""
+    groups = [match.span() for match in _DIGITS.finditer(text, start, end)]
+    best: Range | None = None
+    for first in range(len(groups)):
+        digits = ""
+        for low, high in groups[first:]:
+            digits += text[low:high]
+            if len(digits) > 19:
+                break
+            longer = best is None or high - groups[first][0] > best[1] - best[0]
+            if longer and len(digits) >= 12 and _is_card(digits):
+                best = (groups[first][0], high)
+    return best
+
+
+def _is_card(digits: str) -> bool:
+    return len(set(digits)) > 1 and not is_isbn(digits) and is_luhn_valid(digits)
+
+
+def refine_iban(text: str, start: int, end: int) -> Range | None:
+    """Cut a candidate to the length of its country and check it."""
+    length = _IBAN_LENGTH.get(text[start : start + 2].lower(), 0)
+    compact = ""
+    for position in range(start, end):
+        if text[position].isalnum():
+            compact += text[position]
+        if length and len(compact) == length:
+            return (start, position + 1) if is_iban_valid(compact) else None
+    return None
+
+
+def refine_ssn(text: str, start: int, end: int) -> Range | None:
+    """Keep numbers that the SSA or, for 9xx (ITIN), the IRS may issue."""
+    digits = digits_of(text[start:end])
+    issued = (
+        len(digits) == 9
+        and digits[:3] not in ("000", "666")
+        and digits[3:5] != "00"
+        and digits[5:] != "0000"
+    )
+    return (start, end) if issued else None
+
+
+def refine_ip(text: str, start: int, end: int) -> Range | None:
+    """Keep what parses as an IPv4 or IPv6 address, RFC 791 and RFC 4291."""
+    try:
+        address = ipaddress.ip_address(
+            text[start:end].split("/", maxsplit=1)[0].split("%", maxsplit=1)[0]
+        )
+    except ValueError:
+        return None
+    is_trivial = address.version == 6 and sum(map(str.isalnum, text[start:end])) < 3
+    return None if is_trivial else (start, end)
+
+
+def refine_phone(text: str, start: int, end: int) -> Range | None:
+    """Keep 7 to 15 digits (ITU-T E.164, 6.2) that are no date, ISBN or plain count."""
+    while end > start and text[end - 1] in " .-(/":
+        end -= 1
+    body = re.split(r"(?i)\s?(?:x|ext\.?)\s?\d{1,6}$", text[start:end])[0]
+    digits = digits_of(body)
+    if not 7 <= len(digits) <= 16 or is_isbn(body):
+        return None
+    return None if _LOOKS_LIKE_DATE.fullmatch(body) else (start, end)
+
+
+_LOOKS_LIKE_DATE = re.compile(
+    r"(?:1[0-9]|20)\d\d[-/. ](?:1[0-9]|20)\d\d"
+    r"|(?:1[0-9]|20)\d\d[-/.]\d\d?[-/.]\d\d?(?: \d\d)?"
+    r"|\d\d?[-/.]\d\d?[-/.](?:\d{4}|\d\d)(?: \d\d)?|[1-9]\d{0,2}(?: 000)+"
+)
+
+
+def refine_digit_run(text: str, start: int, end: int) -> Range | None:
+    """Keep bare digits unless they are an ISBN."""
+    return None if is_isbn(text[start:end]) else (start, end)
+
+
+def refine_digit_groups(text: str, start: int, end: int) -> Range | None:
+    """Keep hyphenated digits with seven or more digits that are no date and no ISBN."""
+    digits = digits_of(text[start:end])
+    if len(digits) < 7 or is_isbn(text[start:end]):
+        return None
+    return None if _LOOKS_LIKE_DATE.fullmatch(text[start:end]) else (start, end)
+
+
+_LETTERS_THEN_DIGITS = re.compile(r"[a-z]{3,}-?(?:19|20)\d\d", re.IGNORECASE)
+_NUMBER_WITH_UNIT = re.compile(
+    r"\d+(?:st|nd|rd|th|s|am|pm|hrs?|min|mins|secs?|days?|weeks?|months?|years?|yrs?"
+    r"|kms?|kmh|mph|kg|lbs?|feet|ft|inch|mm|cm|px|bit|mb|gb|tb|kb|mah|hz|mhz|ghz|usd"
+    r"|degrees|miles|metres|meters|hours|minutes|pack|percent|x\d+)",
+    re.IGNORECASE,
+)
+
+
+def refine_mixed_code(text: str, start: int, end: int) -> Range | None:
+    """Keep letters mixed with digits; numbers with a unit are no code."""
+    code = text[start:end]
+    letters = sum(character.isalpha() for character in code)
+    digits = sum(character.isdecimal() for character in code)
+    if not letters or not digits or letters + digits < 6:
+        return None
+    is_word = _NUMBER_WITH_UNIT.fullmatch(code) or _LETTERS_THEN_DIGITS.fullmatch(code)
+    is_hyphenated_word = digits < 3 and "-" in code
+    return None if is_word or is_hyphenated_word else (start, end)
+
+
+_WEAK_MIDDLE = re.compile(
+    r"\b(?:to|in|on|for|and|a|an|at|from|per|more|than|my|your|is|are|was|with|that"
+    r"|this|or|by|it|as|if|not|days?|hours?|minutes?|weeks?|months?|years?|times?"
+    r"|dollars?|people|percent|items?|am|pm|i|you|he|she|they|we)\b",
+    re.IGNORECASE,
+)
+
+
+def refine_street(text: str, start: int, end: int) -> Range | None:
+    """Keep a house number with a street name; sentences between the two are none."""
+    street = text[start:end].split(",", maxsplit=1)[0].split("\n", maxsplit=1)[0]
+    return None if _WEAK_MIDDLE.search(street) else (start, end)
+
+
+def refine_labelled_secret(text: str, start: int, end: int) -> Range | None:
+    """Keep a value after `password:`; after `is` it must not be a plain word."""
+    while end > start and text[end - 1] in ".,;:!?)\"'":
+        end -= 1
+    if end - start < 4:
+        return None
+    if text[start:end].isalpha() and not re.search(
+        r"[:=]\s{0,3}$", text[max(0, start - 8) : start]
+    ):
+        return None
+    return start, end
+
+
+_MONTH_OR_UNIT = re.compile(
+    r"(?i)\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\b"
+    r"|\b(?:and|or|to|of|for|from|version|chapter|page|section|between|than|with)\b"
+)
+
+
+def refine_foreign_street(text: str, start: int, end: int) -> Range | None:
+    """Keep `number Street number`; the street has a capital or the number 4 digits."""
+    words = text[start:end].split()
+    if _MONTH_OR_UNIT.search(text[start:end]) or _WEAK_MIDDLE.search(text[start:end]):
+        return None
+    has_capital = any(word[0].isupper() for word in words[1:-1])
+    return (start, end) if has_capital or len(words[0].strip(",")) >= 4 else None

@@ -1,0 +1,192 @@
+"""Replaces sensitive spans in texts and corpora."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import datasets
+
+from dptune.errors import DetectionError
+from dptune.redaction.operators import MASK, Operator, replacement
+from dptune.text import Span
+
+_BATCH_SIZE = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edit:
+    """One replacement: `[start, end)` became `[new_start, new_end)`.
+
+    Args:
+        entity_type: type of the first span that the edit replaced.
+    """
+
+    start: int
+    end: int
+    new_start: int
+    new_end: int
+    entity_type: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Redaction:
+    """A redacted text and how it came about, hidden from `repr`.
+
+    Args:
+        text: the text after replacement.
+        edits: what was replaced, in order; between edits nothing changed.
+    """
+
+    text: str = field(repr=False)
+    edits: tuple[Edit, ...]
+
+
+def redact_text(
+    text: str,
+    spans: Sequence[Span],
+    operator: Operator,
+    *,
+    merge_adjacent: bool = True,
+) -> Redaction:
+    """Replace the spans of one text.
+
+    **Formal guarantee.** No code point of a span is copied to the result. A text that
+    is left empty or blank becomes one mask, so that no record vanishes.
+
+    | case | result |
+    |---|---|
+    | no spans | the text itself, no edits |
+    | masks with only blanks between | one mask (`MASK`, unless `merge_adjacent` is off) |
+    | everything deleted | `<mask>`, one edit over the whole text |
+
+    Args:
+        text: the text.
+        spans: disjoint spans of the text, in any order.
+        operator: what to put in their place.
+        merge_adjacent: join masks that only blanks part. Off keeps one mask per span,
+            so that texts of equal shape keep equal numbers of masks.
+
+    Returns:
+        The redacted text with its edits.
+
+    Raises:
+        DetectionError: spans overlap or end after the text.
+    """
+    replace = replacement(operator)
+    joins = operator is Operator.MASK and merge_adjacent
+    pieces: list[str] = []
+    edits: list[Edit] = []
+    position = length = 0
+    for span in sorted(spans):
+        _check(span, position, len(text))
+        gap = text[position : span.start]
+        position = span.end
+        if joins and edits and (not gap or gap.isspace()):
+            edits[-1] = _extended(edits[-1], span.end)
+            continue
+        new = replace(span, text[span.start : span.end])
+        pieces += (gap, new)
+        edits.append(_edit(span, length + len(gap), len(new)))
+        length += len(gap) + len(new)
+    pieces.append(text[position:])
+    redacted = "".join(pieces)
+    if edits and (not redacted or redacted.isspace()):
+        return _all_masked(text, edits[0].entity_type)
+    return Redaction(text=redacted, edits=tuple(edits))
+
+
+def redact_dataset(
+    dataset: datasets.Dataset,
+    *,
+    operator: Operator,
+    merge_adjacent: bool = True,
+) -> datasets.Dataset:
+    """Replace the spans of every record of a corpus.
+
+    Rows stay in number and order, so that the redacted corpus is aligned with the
+    original; every column stays except `spans`, which no longer fits.
+
+    Args:
+        dataset: columns `text` and `spans`, and any others.
+        operator: what to put in the place of spans.
+        merge_adjacent: as in `redact_text`.
+
+    Returns:
+        The redacted corpus.
+
+    Raises:
+        DetectionError: the corpus has no `spans`, or spans do not fit their text.
+    """
+    if "spans" not in dataset.column_names:
+        raise DetectionError(
+            "dataset must have the column spans, got columns "
+            f"{', '.join(dataset.column_names)}. Run detection first."
+        )
+    features = datasets.Features(
+        {name: kind for name, kind in dataset.features.items() if name != "spans"}
+    )
+
+    def redact(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
+        rows = zip(batch["text"], batch["spans"], strict=True)
+        return {
+            "text": [
+                redact_text(
+                    text, _spans(row), operator, merge_adjacent=merge_adjacent
+                ).text
+                for text, row in rows
+            ]
+        }
+
+    return dataset.map(
+        redact,
+        batched=True,
+        batch_size=_BATCH_SIZE,
+        remove_columns=["spans"],
+        features=features,
+        desc="redact",
+    )
+
+
+def _spans(row: Sequence[dict[str, Any]]) -> list[Span]:
+    """Read one value of the column `spans`."""
+    return [
+        Span(start=span["start"], end=span["end"], entity_type=span["entity_type"])
+        for span in row
+    ]
+
+
+def _check(span: Span, position: int, length: int) -> None:
+    if span.start < position or span.end > length:
+        raise DetectionError(
+            f"spans must be disjoint and inside the text, got start={span.start}, "
+            f"end={span.end} after end={position}, num_characters={length}. "
+            "Redact what DetectionEngine.detect returned for the same text."
+        )
+
+
+def _edit(span: Span, new_start: int, new_length: int) -> Edit:
+    return Edit(
+        start=span.start,
+        end=span.end,
+        new_start=new_start,
+        new_end=new_start + new_length,
+        entity_type=span.entity_type,
+    )
+
+
+def _extended(edit: Edit, end: int) -> Edit:
+    """Let a mask take in the next span."""
+    return Edit(
+        start=edit.start,
+        end=end,
+        new_start=edit.new_start,
+        new_end=edit.new_end,
+        entity_type=edit.entity_type,
+    )
+
+
+def _all_masked(text: str, entity_type: str) -> Redaction:
+    edit = Edit(
+        start=0, end=len(text), new_start=0, new_end=len(MASK), entity_type=entity_type
+    )
+    return Redaction(text=MASK, edits=(edit,))
