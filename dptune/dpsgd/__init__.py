@@ -1,0 +1,1 @@
+"""Private training: sampling, per-unit gradients, clipping, noise, plan, loop."""

@@ -1,0 +1,242 @@
+"""Checkpoints: one folder, replaced atomically, that a resumed run starts from.
+
+```
+checkpoint_dir/
+├── attempts/0 1 2 ...     one empty file per process start, made before any noise
+└── step-00000040/         the last block boundary; renamed into place when complete
+    ├── state.json         step, attempt, digest of plan and model, curve
+    ├── weights.safetensors
+    └── optimizer.safetensors
+```
+
+**Privacy**: weights and optimizer state are released values, but the curve and the
+token count are private. A checkpoint stays inside the trust boundary.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dptune.errors import ArtifactError
+
+_FORMAT = 1
+_STATE = "state.json"
+_WEIGHTS = "weights.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+_PREFIX = "step-"
+
+CurvePoint = tuple[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """Where a run stands, besides weights.
+
+    Args:
+        step: steps done.
+        attempt: number of the process start that wrote it.
+        digest: of plan, settings, model and data.
+        num_tokens: tokens seen so far. Private.
+        seconds: spent so far.
+        curve: (step, mean loss per token). Private.
+    """
+
+    step: int
+    attempt: int
+    digest: str
+    num_tokens: int = field(default=0, repr=False)
+    seconds: float = 0.0
+    curve: tuple[CurvePoint, ...] = field(default=(), repr=False)
+
+
+def claim_attempt(checkpoint_dir: Path) -> int:
+    """Return a number that no other process start on this folder has had or will have.
+
+    The number is on disk before this returns, so that a run that is killed before its
+    first checkpoint has used it up as well.
+    """
+    folder = checkpoint_dir / "attempts"
+    folder.mkdir(parents=True, exist_ok=True)
+    attempt = len(list(folder.iterdir()))
+    while True:
+        try:
+            (folder / str(attempt)).touch(exist_ok=False)
+        except FileExistsError:
+            attempt += 1
+        else:
+            _sync_folder(folder)
+            return attempt
+
+
+def save_checkpoint(
+    checkpoint_dir: Path,
+    state: TrainingState,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Write a checkpoint, rename it into place, drop the one before."""
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=checkpoint_dir))
+    weights = {name: value.detach() for name, value in parameters.items()}
+    _save_tensors(temporary / _WEIGHTS, weights)
+    _save_tensors(temporary / _OPTIMIZER, _flat_state(optimizer))
+    _write(temporary / _STATE, _to_json(state))
+    _sync_folder(temporary)
+    final = checkpoint_dir / f"{_PREFIX}{state.step:08d}"
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.rename(final)
+    _sync_folder(checkpoint_dir)
+    for other in checkpoint_dir.iterdir():
+        stale = other.name.startswith((_PREFIX, ".writing-")) and other != final
+        if stale:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def load_checkpoint(
+    checkpoint_dir: Path,
+    *,
+    digest: str,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> TrainingState | None:
+    """Put the last checkpoint's weights and optimizer state in place.
+
+    Args:
+        checkpoint_dir: may be absent.
+        digest: what the checkpoint must belong to.
+        parameters: trainable parameters; overwritten.
+        optimizer: over the same parameters, in the same order.
+
+    Returns:
+        Where the run stands, or None if there is no checkpoint.
+
+    Raises:
+        ArtifactError: the checkpoint is damaged, or belongs to another run.
+    """
+    folders = sorted(checkpoint_dir.glob(f"{_PREFIX}*"))
+    if not folders:
+        return None
+    folder = folders[-1]
+    try:
+        state = _from_json(folder / _STATE)
+        if state.digest != digest:
+            raise ArtifactError(
+                f"the checkpoint {folder.name} must belong to this plan, model and "
+                "data, but was made by another. Choose another checkpoint_dir."
+            )
+        weights = load_file(folder / _WEIGHTS)
+        moments = load_file(folder / _OPTIMIZER)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise ArtifactError(
+            f"the checkpoint {folder.name} cannot be read ({type(error).__name__}). "
+            "Delete it to start over; its steps stay charged."
+        ) from error
+    _restore_weights(parameters, weights, name=folder.name)
+    _restore_optimizer(optimizer, moments)
+    return state
+
+
+def _restore_weights(
+    parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor], *, name: str
+) -> None:
+    """Copy weights after checking names and shapes."""
+    found = {key: tuple(value.shape) for key, value in weights.items()}
+    wanted = {key: tuple(value.shape) for key, value in parameters.items()}
+    if found != wanted:
+        raise ArtifactError(
+            f"the checkpoint {name} must hold {len(wanted)} trainable weights of this "
+            f"model, got {len(found)} that do not match. Delete it to start over."
+        )
+    with torch.no_grad():
+        for key, value in parameters.items():
+            value.copy_(weights[key])
+
+
+def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Name every state tensor `<index of parameter>.<key>`."""
+    state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{key}": value
+        for index, entries in state.items()
+        for key, value in entries.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, flat: Mapping[str, Tensor]
+) -> None:
+    """Rebuild the nested state that torch expects."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in flat.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write and sync a safetensors file."""
+    save_file({key: value.cpu().contiguous() for key, value in tensors.items()}, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write(path: Path, text: str) -> None:
+    """Write and sync a text file."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _to_json(state: TrainingState) -> str:
+    """Write JSON without NaN, which JSON does not have."""
+    content = {
+        "format": _FORMAT,
+        "step": state.step,
+        "attempt": state.attempt,
+        "digest": state.digest,
+        "num_tokens": state.num_tokens,
+        "seconds": state.seconds,
+        "curve": [[step, repr(loss)] for step, loss in state.curve],
+    }
+    return json.dumps(content, allow_nan=False)
+
+
+def _from_json(path: Path) -> TrainingState:
+    """Read what `_to_json` wrote; refuse other formats."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["format"] != _FORMAT:
+        raise ArtifactError(
+            f"checkpoint format must be {_FORMAT}, got {content['format']}. "
+            "Finish the run with the version that started it."
+        )
+    return TrainingState(
+        step=int(content["step"]),
+        attempt=int(content["attempt"]),
+        digest=str(content["digest"]),
+        num_tokens=int(content["num_tokens"]),
+        seconds=float(content["seconds"]),
+        curve=tuple((int(step), float(loss)) for step, loss in content["curve"]),
+    )

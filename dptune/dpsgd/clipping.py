@@ -1,0 +1,99 @@
+"""Clip policies: norms of per-unit gradients in, factors out."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dptune.errors import ConfigError
+from dptune.privacy import NeighboringRelation
+
+# Squares of smaller gradients would vanish in float32, and their norms with them.
+SMALLEST_MAX_GRAD_NORM = 1e-12
+
+
+class ClipPolicy(Protocol):
+    """Bounds what one unit can add to the sum of gradients."""
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Map norms `(groups, units)` to factors of that shape; 0 for inf and NaN."""
+        ...
+
+    def sensitivity(self, relation: NeighboringRelation) -> float:
+        """L2 distance by which sums over two neighboring data sets can differ."""
+        ...
+
+
+class FlatClip:
+    """Scale each unit's whole gradient to norm at most C.
+
+    factor = min(1, C / norm), where norm is the L2 norm over all groups together.
+
+    **Formal guarantee**: `norm * factor <= max_grad_norm` in float32 arithmetic, not
+    only in exact arithmetic, for the norm that was handed in.
+
+    | norm | factor |
+    |---|---|
+    | 0 | 1 |
+    | at most C | 1 |
+    | infinite or NaN | 0: the unit contributes nothing |
+
+    **Privacy**: norms and factors are private.
+
+    Args:
+        max_grad_norm: C, at least 1e-12 and finite; the unit is that of the gradient.
+
+    Raises:
+        ConfigError: C is out of range.
+
+    References:
+        Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133v2. The factor
+        is written there as 1 / max(1, norm / C).
+    """
+
+    def __init__(self, max_grad_norm: float) -> None:
+        self._max_grad_norm = check_max_grad_norm(max_grad_norm)
+        self._bound = _float32_at_most(max_grad_norm)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Return one factor per unit, the same for every group."""
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms, dim=0)
+        bound = torch.as_tensor(self._bound, dtype=torch.float32, device=norm.device)
+        factor = (bound / norm).clamp(max=1.0)
+        smaller = torch.nextafter(factor, torch.zeros_like(factor))
+        factor = torch.where(norm * factor > bound, smaller, factor)
+        factor = torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))
+        return factor.expand_as(norms)
+
+    def sensitivity(self, relation: NeighboringRelation) -> float:
+        """Return C when a unit is added or removed, 2C when one is replaced."""
+        return sum_sensitivity(self._max_grad_norm, relation=relation)
+
+
+def sum_sensitivity(max_grad_norm: float, *, relation: NeighboringRelation) -> float:
+    """Return how far a sum of vectors of norm at most C moves between neighbors."""
+    match relation:
+        case NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return max_grad_norm
+        case NeighboringRelation.REPLACE_ONE:
+            return 2 * max_grad_norm
+
+
+def check_max_grad_norm(max_grad_norm: float) -> float:
+    """Return C, or refuse one that float32 cannot enforce."""
+    largest = float(np.finfo(np.float32).max)
+    if not SMALLEST_MAX_GRAD_NORM <= max_grad_norm <= largest:
+        raise ConfigError(
+            f"max_grad_norm must be in [{SMALLEST_MAX_GRAD_NORM}, {largest:.4g}], got "
+            f"max_grad_norm={max_grad_norm}. Common choices are 0.1 to 10."
+        )
+    return max_grad_norm
+
+
+def _float32_at_most(value: float) -> float:
+    """Largest float32 that is not above `value`."""
+    rounded = np.float32(value)
+    if float(rounded) > value:
+        rounded = np.nextafter(rounded, np.float32(0))
+    return float(rounded)

@@ -1,0 +1,157 @@
+"""What each kind of module does to its parameters: one small function per kind.
+
+A rule sees one call of a module in the forward pass and the gradient of its output, and
+returns the gradient of each of its own parameters for every row of the batch. To teach
+the engine a module of your own:
+
+```python
+class Scale(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+@register_gradient_rule(Scale)
+def scale_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients:
+    return {"gain": sum_over_time(inputs * grad)}
+```
+
+Before training, `dptune.dpsgd.selfcheck` compares every rule that a model uses against
+autograd, row by row, so a wrong rule cannot stay unnoticed.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from dptune.dpsgd.terms import Dense, Outer, Scatter, Term
+
+Gradients = Mapping[str, Term | Tensor]
+GradientRule = Callable[[nn.Module, Tensor, Tensor], Gradients]
+Rule = TypeVar("Rule", bound=Callable[..., Gradients])
+
+_RULES: dict[type[nn.Module], GradientRule] = {}
+
+
+def register_gradient_rule(
+    module_type: type[nn.Module],
+) -> Callable[[Rule], Rule]:
+    """Teach the engine one kind of module and its subclasses.
+
+    The decorated function takes `(module, inputs, grad)`: the first tensor argument of
+    the call, `(rows, ...)`, and the gradient of its output, `(rows, ...)`. It returns,
+    by the name of the parameter within the module, either a tensor `(rows, *shape)` or
+    a `Term`.
+
+    Args:
+        module_type: class whose instances the rule serves. A later rule replaces an
+            earlier one.
+    """
+
+    def register(rule: Rule) -> Rule:
+        _RULES[module_type] = rule
+        return rule
+
+    return register
+
+
+def find_gradient_rule(module: nn.Module) -> GradientRule | None:
+    """Return the rule of the nearest base class, or None."""
+    for kind in type(module).__mro__:
+        if kind in _RULES:
+            return _RULES[kind]
+    return _rms_norm_rule if _is_rms_norm(module) else None
+
+
+def sum_over_time(values: Tensor, *, num_kept: int = 1) -> Tensor:
+    """Sum all dimensions but the first and the last `num_kept`, in float32."""
+    inner = tuple(range(1, values.dim() - num_kept))
+    return values.sum(inner, dtype=torch.float32) if inner else values.float()
+
+
+def as_sequence(values: Tensor) -> Tensor:
+    """Reshape `(rows, ..., width)` to `(rows, time, width)`."""
+    return values.reshape(len(values), -1, values.shape[-1])
+
+
+@register_gradient_rule(nn.Linear)
+def _linear_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients:
+    """Weight `(out, in)`: sum of grad input^T; bias: sum of grad."""
+    weight = Outer(as_sequence(grad), as_sequence(inputs))
+    return _with_bias(module, weight, sum_over_time(grad))
+
+
+@register_gradient_rule(Conv1D)
+def _conv1d_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients:
+    """Weight `(in, out)`: sum of input grad^T; bias: sum of grad."""
+    weight = Outer(as_sequence(inputs), as_sequence(grad))
+    return _with_bias(module, weight, sum_over_time(grad))
+
+
+@register_gradient_rule(nn.Embedding)
+def _embedding_rule(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Gradients:
+    """Weight row v: sum of grad where the id is v; the padding row stays fixed."""
+    ids = inputs.reshape(len(inputs), -1)
+    values = as_sequence(grad)
+    if module.padding_idx is not None:
+        values = values.masked_fill((ids == module.padding_idx)[..., None], 0)
+    return {"weight": Scatter(ids, values, module.num_embeddings)}
+
+
+@register_gradient_rule(nn.LayerNorm)
+def _layer_norm_rule(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Gradients:
+    """Weight: sum of grad * normalised input; bias: sum of grad."""
+    shape = module.normalized_shape
+    normal = functional.layer_norm(inputs.float(), shape, eps=module.eps)
+    weight = sum_over_time(normal * grad, num_kept=len(shape))
+    return _with_bias(module, weight, sum_over_time(grad, num_kept=len(shape)))
+
+
+@register_gradient_rule(nn.RMSNorm)
+def _rms_norm_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients:
+    """Weight: sum of grad * input / rms(input).
+
+    Holds for gains of the form `w` (Llama, Mistral, Qwen, T5) and `1 + w` (Gemma).
+    """
+    fields: Any = module
+    shape = fields.weight.shape
+    dims = tuple(range(-len(shape), 0))
+    values = inputs.float()
+    mean_square = values.square().mean(dims, keepdim=True)
+    normal = values * torch.rsqrt(mean_square + _epsilon(module, inputs.dtype))
+    return {"weight": sum_over_time(normal * grad, num_kept=len(shape))}
+
+
+def _with_bias(module: nn.Module, weight: Term | Tensor, bias: Tensor) -> Gradients:
+    """Add the bias where the module has one."""
+    if module._parameters.get("bias") is None:
+        return {"weight": weight}
+    return {"weight": weight, "bias": bias}
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    """Recognise the copies of RMSNorm in transformers, which share no base class."""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    has_epsilon = any(hasattr(module, name) for name in ("variance_epsilon", "eps"))
+    named_so = type(module).__name__.endswith(("RMSNorm", "T5LayerNorm"))
+    return names == ["weight"] and has_epsilon and named_so
+
+
+def _epsilon(module: nn.Module, dtype: torch.dtype) -> float:
+    """Epsilon under either of its names; torch takes that of the type for None."""
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return torch.finfo(dtype).eps if epsilon is None else float(epsilon)
+
+
+def as_term(gradient: Term | Tensor) -> Term:
+    """Wrap a plain tensor of per-row gradients."""
+    if isinstance(gradient, Tensor):
+        return Dense(gradient.float())
+    return gradient

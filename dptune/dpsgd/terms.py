@@ -1,0 +1,304 @@
+"""Per-unit gradients of one parameter, in the forms that a backward pass leaves.
+
+A *term* is the gradient of one parameter for every unit of a batch. The dense form
+holds it as it is. The two factored forms hold activations and output gradients, from
+which norms and weighted sums follow without ever writing the gradients down. Summing
+terms is exact: a tied weight has one term per use, and its norm includes their inner
+product.
+
+Symbols: m x n is the shape of the weight, T the time steps of a unit.
+
+References:
+    Goodfellow (2015), https://arxiv.org/abs/1510.01799 (norms from factors); Bu et al.
+    (2023), "Differentially Private Optimization on Large Model at Small Cost", ICML,
+    https://arxiv.org/abs/2210.00038v2 (one backward pass, book-keeping).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+_RUN = 256
+
+
+class Term(Protocol):
+    """Per-unit gradients of one parameter. Leading dimension: rows, then units."""
+
+    def regroup(self, rows_of_unit: Tensor) -> Self:
+        """Turn gradients of rows into gradients of units, which are their sums."""
+        ...
+
+    def without(self, units: Tensor) -> Self:
+        """Set the gradients of the marked units, `(units,)` bool, to zero."""
+        ...
+
+    def squared_norm(self) -> Tensor:
+        """Return squared L2 norms, float32, `(units,)`."""
+        ...
+
+    def add_into(self, dense: Tensor) -> None:
+        """Add the gradients to `dense`, float32, `(units, *shape)`."""
+        ...
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        """Add sum over units of factor * gradient to `total`, float32, `shape`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Gradients as they are: `values`, `(units, *shape)`."""
+
+    values: Tensor
+
+    def regroup(self, rows_of_unit: Tensor) -> Self:
+        """Sum the rows of each unit."""
+        return replace(self, values=_gather_rows(self.values, rows_of_unit).sum(1))
+
+    def without(self, units: Tensor) -> Self:
+        """Overwrite, for 0 * NaN is NaN."""
+        return replace(self, values=_zero_where(units, self.values))
+
+    def squared_norm(self) -> Tensor:
+        """Sum of squares."""
+        return _sum_of_squares(self.values)
+
+    def add_into(self, dense: Tensor) -> None:
+        """Add entry by entry."""
+        dense.add_(self.values)
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        """One matrix-vector product."""
+        flat = self.values.flatten(1).float()
+        total.view(-1).addmv_(flat.t(), factors)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Gradient = sum over t of left[t] right[t]^T: linear layers.
+
+    Args:
+        left: `(units, T, m)`.
+        right: `(units, T, n)`.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def size(self) -> int:
+        """Entries of the dense form."""
+        return len(self.left) * self.left.shape[2] * self.right.shape[2]
+
+    @property
+    def ghost_cost(self) -> int:
+        """Multiplications per unit of a norm from Gram matrices, T^2 (m + n)."""
+        return self.left.shape[1] ** 2 * (self.left.shape[2] + self.right.shape[2])
+
+    def regroup(self, rows_of_unit: Tensor) -> Self:
+        """Lay the rows of a unit end to end in time; absent rows are zero."""
+        return replace(
+            self,
+            left=_gather_rows(self.left, rows_of_unit).flatten(1, 2),
+            right=_gather_rows(self.right, rows_of_unit).flatten(1, 2),
+        )
+
+    def without(self, units: Tensor) -> Self:
+        """Overwrite both factors."""
+        return replace(
+            self,
+            left=_zero_where(units, self.left),
+            right=_zero_where(units, self.right),
+        )
+
+    def squared_norm(self) -> Tensor:
+        """Use Gram matrices or one unit's dense form at a time, the cheaper."""
+        left, right = self.left.float(), self.right.float()
+        time, m = left.shape[1:]
+        if self.ghost_cost <= time * m * right.shape[2]:
+            return _gram_product(left, left, right, right)
+        scratch = left.new_empty(m, right.shape[2])
+        squares = [
+            _sum_of_squares(torch.mm(x.t(), y, out=scratch)[None])
+            for x, y in zip(left, right, strict=True)
+        ]
+        return torch.cat(squares)
+
+    def dense(self, buffer: Tensor) -> Dense:
+        """Write the gradients down into `buffer`, `(units, m, n)`."""
+        left, right = self.left.float(), self.right.float()
+        return Dense(torch.bmm(left.transpose(1, 2), right, out=buffer))
+
+    def add_into(self, dense: Tensor) -> None:
+        """One batched product."""
+        dense.baddbmm_(self.left.float().transpose(1, 2), self.right.float())
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        """Scale the narrower factor, then one product."""
+        left, right = self.left.float(), self.right.float()
+        if left.shape[2] <= right.shape[2]:
+            left = left * factors[:, None, None]
+        else:
+            right = right * factors[:, None, None]
+        total.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1))
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Gradient row v = sum of values[t] over t with ids[t] = v: embeddings.
+
+    Args:
+        ids: rows of the weight, `(units, T)`.
+        values: `(units, T, n)`.
+        num_rows: m, rows of the weight.
+    """
+
+    ids: Tensor
+    values: Tensor
+    num_rows: int
+
+    def regroup(self, rows_of_unit: Tensor) -> Self:
+        """Lay the rows of a unit end to end; absent rows have id 0 and value 0."""
+        return replace(
+            self,
+            ids=_gather_rows(self.ids, rows_of_unit).flatten(1, 2),
+            values=_gather_rows(self.values, rows_of_unit).flatten(1, 2),
+        )
+
+    def without(self, units: Tensor) -> Self:
+        """Overwrite the values."""
+        return replace(self, values=_zero_where(units, self.values))
+
+    def squared_norm(self) -> Tensor:
+        """Sum values of equal ids within a unit, then square."""
+        keys, slots = torch.unique(self._flat_ids(), return_inverse=True)
+        values = self.values.flatten(0, 1).float()
+        rows = values.new_zeros(len(keys), values.shape[1])
+        squares = _sum_of_squares(rows.index_add_(0, slots, values))
+        total = squares.new_zeros(len(self.ids))
+        units = keys.div(self.num_rows, rounding_mode="floor")
+        return total.index_add_(0, units, squares)
+
+    def add_into(self, dense: Tensor) -> None:
+        """Scatter into the flattened dense form."""
+        values = self.values.flatten(0, 1).float()
+        dense.view(-1, values.shape[1]).index_add_(0, self._flat_ids(), values)
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        """Scatter scaled values."""
+        scaled = self.values.float() * factors[:, None, None]
+        total.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1))
+
+    def _flat_ids(self) -> Tensor:
+        """Number of the pair (unit, id), `(units * T,)`."""
+        units = torch.arange(len(self.ids), device=self.ids.device)
+        return (units[:, None] * self.num_rows + self.ids).flatten()
+
+
+def merge(terms: Sequence[Term]) -> list[Term]:
+    """Join terms of one kind; what remains is at most one `Outer` and one `Scatter`.
+
+    The sum of two factored terms of one kind is their concatenation in time. A `Dense`
+    term takes in all others.
+    """
+    dense = [term for term in terms if isinstance(term, Dense)]
+    outers = [term for term in terms if isinstance(term, Outer)]
+    scatters = [term for term in terms if isinstance(term, Scatter)]
+    if dense:
+        for term in terms:
+            if term is not dense[0]:
+                term.add_into(dense[0].values)
+        return [dense[0]]
+    merged: list[Term] = []
+    if outers:
+        merged.append(
+            Outer(
+                _concatenated([term.left for term in outers]),
+                _concatenated([term.right for term in outers]),
+            )
+        )
+    if scatters:
+        merged.append(
+            Scatter(
+                _concatenated([term.ids for term in scatters]),
+                _concatenated([term.values for term in scatters]),
+                scatters[0].num_rows,
+            )
+        )
+    return merged
+
+
+def squared_norm_of_sum(terms: Sequence[Term]) -> Tensor:
+    """Return squared norms of the sum of merged terms, cross terms included.
+
+    **Formal guarantee**: |a + b|^2 = |a|^2 + |b|^2 + 2 <a, b>. Leaving out the last
+    part for a tied weight gives norms that are too small, and gradients above C,
+    silently.
+
+    Returns:
+        `(units,)`, float32.
+    """
+    total = torch.stack([term.squared_norm() for term in terms]).sum(0)
+    outer = next((term for term in terms if isinstance(term, Outer)), None)
+    scatter = next((term for term in terms if isinstance(term, Scatter)), None)
+    if outer is not None and scatter is not None:
+        total = total + 2 * inner_product(outer, scatter)
+    return total.clamp(min=0)
+
+
+def inner_product(outer: Outer, scatter: Scatter) -> Tensor:
+    """Return <outer, scatter> per unit.
+
+    It is the sum over s, t of left[s, ids[t]] (right[s] . values[t]).
+
+    Returns:
+        `(units,)`, float32.
+    """
+    similarity = torch.bmm(
+        outer.right.float(), scatter.values.float().transpose(1, 2)
+    )  # (units, S, T)
+    ids = scatter.ids[:, None, :].expand_as(similarity)
+    picked = outer.left.gather(2, ids).float()  # (units, S, T)
+    return (similarity * picked).sum((1, 2))
+
+
+def _sum_of_squares(values: Tensor) -> Tensor:
+    """Return sums over all but the first dimension, `(units,)`, float32.
+
+    torch's vector norm adds up one by one: over eight million entries it lost 2e-4 of
+    the norm, more than the clip may be off. Short runs of it, summed pairwise, lose
+    1e-7.
+    """
+    flat = values.flatten(1).float()
+    num_runs = flat.shape[1] // _RUN
+    even, rest = flat[:, : num_runs * _RUN], flat[:, num_runs * _RUN :]
+    runs = torch.linalg.vector_norm(even.view(len(flat), num_runs, _RUN), dim=2)
+    total: Tensor = runs.square().sum(1) + rest.square().sum(1)
+    return total
+
+
+def _gather_rows(values: Tensor, rows_of_unit: Tensor) -> Tensor:
+    """Return `(units, largest unit, ...)`; the row -1 is one of zeros."""
+    zero = values.new_zeros(1, *values.shape[1:])
+    return torch.cat([values, zero])[rows_of_unit]
+
+
+def _zero_where(units: Tensor, values: Tensor) -> Tensor:
+    """Return `values` with the marked leading entries zeroed."""
+    mask = units.view(-1, *[1] * (values.dim() - 1))
+    return values.masked_fill(mask, 0)
+
+
+def _gram_product(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """Return sum over s, t of (a[s].b[t]) (c[s].d[t]), `(units,)`."""
+    return (torch.bmm(a, b.transpose(1, 2)) * torch.bmm(c, d.transpose(1, 2))).sum(
+        (1, 2)
+    )
+
+
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """Join in time; one tensor is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=1)

@@ -1,0 +1,1 @@
+"""Toy models and statistical bounds for tests. Only tests import this."""
