@@ -1,0 +1,1 @@
+"""What people read: figures, dashboard pages, privacy cards, the comparison page."""

@@ -1,0 +1,151 @@
+"""Numbers as people read them: three significant digits, and infinity in words."""
+
+import math
+
+from dptune.results import Interval
+
+NO_GUARANTEE = "∞ (no guarantee)"
+MISSING = "–"
+_MINUS = "\u2212"
+
+
+def number(value: float | None, *, digits: int = 3) -> str:
+    """Return `value` with `digits` significant digits; `–` where there is none.
+
+    | value | text |
+    |---|---|
+    | None | `–` |
+    | NaN | `not a number` |
+    | infinite | `∞` |
+    | 1234.5 | `1,234` (whole numbers are never cut) |
+    | 0.00012 | `0.00012`; below 1e-4 in scientific form |
+
+    >>> number(3.14159), number(1234.5), number(2e-6), number(0.3)
+    ('3.14', '1,234', '2×10⁻⁶', '0.3')
+    """
+    if value is None:
+        return MISSING
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{_MINUS}∞"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 10**digits:
+        text = f"{size:,.0f}" if size < 1e12 else _scientific(size, digits)
+    elif size < 1e-4:
+        text = _scientific(size, digits)
+    else:
+        text = _rounded(size, digits)
+    return text if value > 0 else _MINUS + text
+
+
+def count(value: int) -> str:
+    """Return a whole number with thousands separators.
+
+    >>> count(1234567)
+    '1,234,567'
+    """
+    return f"{value:,}"
+
+
+def share(value: float | None, *, digits: int = 3) -> str:
+    """Return a share in [0, 1] as a percentage.
+
+    >>> share(0.0123), share(1.0), share(None)
+    ('1.23 %', '100 %', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return number(value)
+    return f"{number(100 * value, digits=digits)} %"
+
+
+def epsilon(value: float | None) -> str:
+    """Return an epsilon; an infinite one says that there is no guarantee.
+
+    >>> epsilon(7.9996), epsilon(float("inf"))
+    ('8', '∞ (no guarantee)')
+    """
+    if value is not None and math.isinf(value):
+        return NO_GUARANTEE
+    return number(value)
+
+
+def p_value(value: float | None) -> str:
+    """Return a p-value with its sign; tiny ones as a bound.
+
+    >>> p_value(0.0312), p_value(1e-30), p_value(None)
+    ('p = 0.031', 'p < 10⁻⁹', '–')
+    """
+    if value is None or math.isnan(value):
+        return number(value)
+    if value < 1e-9:
+        return "p < 10⁻⁹"
+    return f"p = {number(value, digits=2)}"
+
+
+def interval(value: Interval | None, *, as_share: bool = False) -> str:
+    """Return `[low, high]` with its confidence.
+
+    >>> interval(Interval(low=0.01, high=0.05, confidence=0.95), as_share=True)
+    '[1 %, 5 %] at 95 % confidence'
+    """
+    if value is None:
+        return MISSING
+    form = share if as_share else number
+    return (
+        f"[{form(value.low)}, {form(value.high)}] "
+        f"at {share(value.confidence)} confidence"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in the largest unit that fits.
+
+    >>> duration(0.25), duration(75), duration(7200)
+    ('0.25 s', '1 min 15 s', '2 h 0 min')
+    """
+    if not math.isfinite(seconds) or seconds < 60:
+        return f"{number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def short_digest(digest: str) -> str:
+    """Return the first characters of a digest, enough to tell versions apart.
+
+    >>> short_digest("sha256:" + "ab" * 32)
+    'sha256:abababababab…'
+    """
+    head, _, tail = digest.rpartition(":")
+    if len(tail) <= 16:
+        return digest
+    return f"{head}:{tail[:12]}…" if head else f"{tail[:12]}…"
+
+
+def words(name: str) -> str:
+    """Return an identifier as words.
+
+    >>> words("add_or_remove_one")
+    'add or remove one'
+    """
+    return name.replace("_", " ")
+
+
+def _rounded(size: float, digits: int) -> str:
+    """Return a number in [1e-4, 10**digits) without trailing zeros."""
+    places = max(0, digits - 1 - math.floor(math.log10(size)))
+    text = f"{size:.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _scientific(size: float, digits: int) -> str:
+    """Return `a×10ⁿ` with a true superscript."""
+    mantissa, _, power = f"{size:.{digits - 1}e}".partition("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if mantissa == "1" else f"{mantissa}×10{raised}"

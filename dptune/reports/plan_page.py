@@ -1,0 +1,90 @@
+"""Blocks for a run plan: what a run will do and cost, before any training."""
+
+from dptune.recipes import RunPlan, StagePlan
+from dptune.reports.blocks import Facts, Page, Section, facts, table
+from dptune.reports.formatting import count, epsilon, number, share, words
+
+RELATION_WORDS = {
+    "add_or_remove_one": "add or remove one privacy unit",
+    "replace_one": "replace one privacy unit",
+}
+NOTION_WORDS = {
+    "record": "record: the presence of one whole privacy unit",
+    "selective": "selective: the sensitive tokens of one record",
+    "local": "local: one sequence, against a server that is not trusted",
+}
+
+
+def plan_page(plan: RunPlan) -> Page:
+    """Describe a run's stages and its predicted epsilon."""
+    return Page(
+        kicker="Run plan",
+        title=f"Recipe {plan.recipe}",
+        lede="Computed before any training, from public numbers only.",
+        sections=(
+            Section(title="What it will cost", blocks=(_cost(plan),)),
+            Section(
+                title="Stages",
+                blocks=(
+                    table(
+                        (
+                            "Stage",
+                            "Text",
+                            "Trains",
+                            "Steps",
+                            "Sample rate",
+                            "Clip norm C",
+                            "Noise / C",
+                            "Expected batch",
+                        ),
+                        (_stage_row(stage) for stage in plan.stages),
+                        numeric=range(3, 8),
+                        caption="Steps of stages without noise carry no epsilon: what "
+                        "they reveal depends on the text that they read.",
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+def relation_words(relation: str) -> str:
+    """Say which two data sets are neighbors."""
+    return RELATION_WORDS.get(relation, words(relation))
+
+
+def notion_words(notion: str) -> str:
+    """Say what a notion protects."""
+    return NOTION_WORDS.get(notion, words(notion))
+
+
+def _cost(plan: RunPlan) -> Facts:
+    """Return target and predicted epsilon."""
+    return facts(
+        ("Notion", notion_words(plan.notion)),
+        ("Neighbors", relation_words(plan.relation)),
+        ("Target epsilon", number(plan.target_epsilon)),
+        ("Delta", number(plan.target_delta)),
+        (
+            "Epsilon of all noisy stages",
+            epsilon(plan.epsilon),
+            "composed over stages; the ledger certifies what is really spent",
+        ),
+        ("Privacy units", count(plan.stages[0].num_units) if plan.stages else "0"),
+    )
+
+
+def _stage_row(stage: StagePlan) -> tuple[str, ...]:
+    """Return one stage's row."""
+    settings = stage.settings
+    clip = settings.clipping.max_grad_norm if settings.clipping else None
+    return (
+        words(settings.name),
+        settings.view,
+        "LoRA" if settings.trains == "lora" else settings.trains,
+        count(stage.num_steps),
+        share(stage.sample_rate),
+        number(clip),
+        number(stage.noise_multiplier) if stage.noise_multiplier else "none",
+        count(settings.expected_batch_size),
+    )

@@ -1,0 +1,133 @@
+"""Pages of blocks as self-contained HTML and as Markdown.
+
+The HTML refers to nothing outside itself: one style sheet and all figures are inside,
+there is no script, and every value is escaped.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from dptune.reports.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Chip,
+    Facts,
+    Notice,
+    Page,
+    Prose,
+    Section,
+    Table,
+)
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+_MARKDOWN_ESCAPES: Final = str.maketrans(
+    {c: "\\" + c for c in "\\`*[]|"} | {"<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "}
+)
+
+
+@cache
+def environment() -> Environment:
+    """Return the template environment: autoescape on, unknown names refused."""
+    found = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters["trusted_svg"] = _trusted_svg
+    found.globals["style"] = Markup(  # noqa: S704 - our own style sheet
+        (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def page_html(page: Page) -> str:
+    """Return a page as one self-contained HTML document."""
+    return environment().get_template("report.html.j2").render(page=page)
+
+
+def page_markdown(page: Page) -> str:
+    """Return a page as Markdown; figures are left out."""
+    lines = [f"# {_md(page.title)}", ""]
+    if page.chip:
+        lines += [f"**{_md(page.chip.text)}**", ""]
+    if page.lede:
+        lines += [_md(page.lede), ""]
+    for section in page.sections:
+        lines += _markdown_section(section)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_section(section: Section) -> list[str]:
+    """Return one section's lines."""
+    lines = [f"## {_md(section.title)}", ""]
+    for block in section.blocks:
+        drawn = _markdown_block(block)
+        lines += [*drawn, ""] if drawn else []
+    return lines
+
+
+def _markdown_block(block: Block) -> list[str]:
+    """Return one block's lines; none for figures."""
+    if isinstance(block, Facts):
+        rows = [
+            (i.label, _cell(i.value) + (f" ({_md(i.note)})" if i.note else ""))
+            for i in block.items
+        ]
+        return ["| | |", "|---|---|", *(f"| {_md(k)} | {v} |" for k, v in rows)]
+    if isinstance(block, Table):
+        return _markdown_table(block)
+    if isinstance(block, Notice):
+        title = f"**{_md(block.title)}** " if block.title else ""
+        return [f"> {title}{_md(block.text)}"]
+    if isinstance(block, Prose):
+        return _spaced(block.paragraphs)
+    if isinstance(block, Bullets):
+        mark = "1." if block.ordered else "-"
+        return [f"{mark} {_md(item)}" for item in block.items]
+    return []
+
+
+def _markdown_table(block: Table) -> list[str]:
+    """Return a table's lines; group names become rows in bold."""
+    rules = ["---:" if i in block.numeric else "---" for i in range(len(block.columns))]
+    lines = [
+        "| " + " | ".join(_md(c) for c in block.columns) + " |",
+        "|" + "|".join(rules) + "|",
+    ]
+    for name, rows in block.parts():
+        if name:
+            lines.append(f"| **{_md(name)}** |" + " |" * (len(block.columns) - 1))
+        lines += ["| " + " | ".join(_cell(c) for c in row) + " |" for row in rows]
+    if block.caption:
+        lines += ["", _md(block.caption)]
+    return lines
+
+
+def _cell(value: Cell) -> str:
+    """Return one cell in Markdown."""
+    return f"**{_md(value.text)}**" if isinstance(value, Chip) else _md(value)
+
+
+def _md(text: str) -> str:
+    """Escape what Markdown or HTML would read as markup."""
+    return text.translate(_MARKDOWN_ESCAPES)
+
+
+def _spaced(paragraphs: tuple[str, ...]) -> list[str]:
+    """Return paragraphs with empty lines between them."""
+    lines: list[str] = []
+    for paragraph in paragraphs:
+        lines += [_md(paragraph), ""]
+    return lines[:-1]
+
+
+def _trusted_svg(svg: str) -> Markup:
+    """Let a figure of ours through the autoescape."""
+    return Markup(svg)  # noqa: S704 - drawn by dptune.reports._figure, which escapes

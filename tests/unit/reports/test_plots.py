@@ -1,0 +1,148 @@
+import math
+import re
+from xml.etree import ElementTree as ET
+
+import matplotlib as mpl
+import pytest
+
+from dptune.errors import ConfigError
+from dptune.reports.plots import (
+    NULL_HIGH,
+    NULL_LOW,
+    NULL_MEAN,
+    ComparisonPoint,
+    EpsilonSeries,
+    comparison_plot,
+    epsilon_plot,
+    epsilon_series,
+    exposure_plot,
+    loss_plot,
+    roc_plot,
+)
+
+from .conftest import exposure_report, membership_report, signal, stage_report
+
+HOSTILE = "<script>alert('x')</script> & $\\frac{1}{0}$"
+
+
+def parse(svg):
+    return ET.fromstring(svg)  # noqa: S314 - our own markup, no foreign input
+
+
+def texts(svg):
+    return " | ".join(
+        "".join(t.itertext()) for t in parse(svg).iter() if t.tag.endswith("text")
+    )
+
+
+def every_figure():
+    point = ComparisonPoint(label=HOSTILE, x=1.4, perplexity=7.0, passed=True)
+    far = ComparisonPoint(label="no_dp", x=math.inf, perplexity=5.0)
+    return {
+        "exposure": exposure_plot(exposure_report()),
+        "roc": roc_plot(membership_report(signal(HOSTILE, auc=0.7, tpr=0.1))),
+        "epsilon": epsilon_plot(
+            [
+                EpsilonSeries(
+                    stage=HOSTILE, notion="record", steps=(1, 2), epsilon=(1, 2)
+                )
+            ]
+        ),
+        "loss": loss_plot([stage_report(stage=HOSTILE)]),
+        "comparison": comparison_plot([point, far], base_perplexity=15.0),
+    }
+
+
+def test_null_constants_are_the_law_of_unseen_canaries():
+    law = (NULL_MEAN, 2**-NULL_LOW, 2**-NULL_HIGH)
+    assert law == pytest.approx((1.4427, 0.975, 0.025), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["exposure", "roc", "epsilon", "loss", "comparison"])
+def test_figure_is_inline_well_formed_and_deterministic(name):
+    first, second = every_figure()[name], every_figure()[name]
+
+    assert first == second
+    root = parse(first)
+    assert root.attrib["role"] == "img"
+    assert root.attrib["aria-label"]
+    assert "<script" not in first
+    outside = re.findall(r'(?:href|src)="(?!#)[^"]*"', first)
+    assert outside == []
+    assert "metadata" not in first
+
+
+def test_two_figures_share_no_id():
+    ids = [set(re.findall(r' id="([^"]+)"', svg)) for svg in every_figure().values()]
+    assert sum(map(len, ids)) == len(set().union(*ids))
+
+
+def test_every_reference_inside_a_figure_has_a_target():
+    for svg in every_figure().values():
+        targets = set(re.findall(r' id="([^"]+)"', svg))
+        used = set(re.findall(r'href="#([^"]+)"', svg))
+        used |= set(re.findall(r"url\(#([^)]+)\)", svg))
+        assert used <= targets
+
+
+def test_figures_leave_matplotlib_as_it_was():
+    before = dict(mpl.rcParams)
+    every_figure()
+    assert dict(mpl.rcParams) == before
+
+
+def test_exposure_plot_names_groups_null_and_unit():
+    shown = texts(exposure_plot(exposure_report(leaked=True)))
+    for word in ("Planted, this model", "Held out, this model", "Planted, base model"):
+        assert word in shown
+    assert "95 % of never-seen canaries" in shown
+    assert "1.44" in shown
+    assert "exposure (bits)" in shown
+
+
+def test_exposure_plot_without_base_still_draws():
+    assert "none" in texts(exposure_plot(exposure_report(base_canaries=())))
+
+
+def test_roc_plot_shows_blind_and_chance():
+    shown = texts(roc_plot(membership_report()))
+    assert "chance" in shown
+    assert "bag_of_words (blind, no model), AUC 0.5" in shown
+    assert "loss_minus_base (strongest), AUC 0.888" in shown
+
+
+def test_roc_plot_without_curves_shows_points():
+    report = membership_report(
+        signal("loss", curve=False), blind=signal("blind", curve=False)
+    )
+    assert "loss (strongest)" in texts(roc_plot(report))
+
+
+def test_epsilon_plot_infinite_is_said_in_words():
+    line = EpsilonSeries(
+        stage="all", notion="record", steps=(1, 2), epsilon=(math.inf, math.inf)
+    )
+    assert "no guarantee" in texts(epsilon_plot([line], target=8.0))
+
+
+def test_epsilon_series_counts_steps_through():
+    quiet = stage_report(curve=())
+    (found,) = epsilon_series([quiet, stage_report()], notion="selective")
+    assert found.steps == (120, 140, 160, 180, 200)
+    assert found.epsilon[-1] == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("plot", [epsilon_plot, loss_plot, comparison_plot])
+def test_plot_of_nothing_is_refused(plot):
+    with pytest.raises(ConfigError, match="at least one"):
+        plot([])
+
+
+def test_comparison_plot_separates_colliding_labels():
+    points = [
+        ComparisonPoint(label=f"run {i}", x=1.4, perplexity=7.0) for i in range(3)
+    ]
+    svg = comparison_plot(points)
+    heights = re.findall(r"translate\([\d.]+ ([\d.]+)\)[^>]*>run \d</text>", svg)
+    heights += re.findall(r'<text[^>]* y="([\d.]+)"[^>]*>run \d</text>', svg)
+    assert len(set(heights)) == 3
