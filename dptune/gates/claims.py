@@ -1,0 +1,299 @@
+"""Is the claim within budget, founded as the policy asks, and not contradicted?"""
+
+import math
+
+from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
+from dptune.gates.evidence import ClaimEvidence, Evidence
+from dptune.gates.null_law import contradiction_p_value
+from dptune.gates.policy import GatePolicy
+from dptune.gates.validity import exposure_fault
+from dptune.privacy import (
+    CertificateStatus,
+    NeighboringRelation,
+    Notion,
+    PrivacyUnit,
+)
+from dptune.results import ExposureReport
+
+_PROVEN = (CertificateStatus.CERTIFIED, CertificateStatus.CONDITIONAL)
+_COARSENESS = {PrivacyUnit.RECORD: 0, PrivacyUnit.DOCUMENT: 1, PrivacyUnit.USER: 2}
+
+
+def claims(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
+    """All checks of the privacy claim."""
+    fault = next(filter(None, map(_claim_fault, evidence.claims)), None)
+    if fault:
+        return [broken("claims", fault)]
+    return [
+        _contradiction(evidence, policy),
+        _audits(evidence, policy),
+        _budget(evidence, policy),
+        _status(evidence, policy),
+        _dataset_budget(evidence, policy),
+    ]
+
+
+def _claim_fault(claim: ClaimEvidence) -> str | None:
+    """Why a claim means nothing, or None."""
+    numbers = (claim.epsilon, claim.delta, claim.missing_rate, claim.missing_rate_upper)
+    if any_nan(numbers):
+        return f"A figure of the {claim.notion} claim is NaN."
+    if claim.epsilon < 0 or not 0 <= claim.delta <= 1:
+        return f"Epsilon or delta of the {claim.notion} claim is out of range."
+    if (
+        claim.notion is not Notion.RECORD
+        and claim.relation is not NeighboringRelation.REPLACE_ONE
+    ):
+        return (
+            f"The {claim.notion} claim is accounted as {claim.relation}, which is too "
+            "small: its neighbors are replacements."
+        )
+    return None
+
+
+def _contradiction(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """Block if the exposures are impossible under some claim: a bug, not bad luck."""
+    name = "claim_contradiction"
+    report = evidence.exposure
+    if report is None:
+        return missing(name, "exposure report")
+    if exposure_fault(report):
+        return broken(name, "The exposure report contradicts itself.")
+    tested = [c for c in evidence.claims if _is_tested(c, report)]
+    if not tested or not report.planted():
+        return Criterion(
+            name=name,
+            verdict=Verdict.NOT_APPLICABLE,
+            reason="No finite claim is of a notion that these canaries test.",
+        )
+    p_values = [_p_value(claim, report) * len(tested) for claim in tested]
+    p_value, claim = min(zip(p_values, tested, strict=True), key=lambda pair: pair[0])
+    p_value = min(1.0, p_value)
+    contradicted = p_value <= policy.contradiction_level
+    what = f"{claim.notion} epsilon {claim.epsilon:.3g} at delta {claim.delta:.2g}"
+    reason = f"If {what} holds, such ranks have probability {p_value:.2g} at most."
+    if contradicted and claim.status is CertificateStatus.CONDITIONAL:
+        reason += " The claim is wrong, or its assumptions are violated."
+    return Criterion(
+        name=name,
+        verdict=Verdict.BLOCK if contradicted else Verdict.PASS,
+        measured=p_value,
+        threshold=policy.contradiction_level,
+        reason=reason,
+        what_would_change_it="Look for the fault in sampling, clipping, noise or "
+        "accounting; a new training run alone does not change it."
+        if contradicted
+        else "",
+    )
+
+
+def _is_tested(claim: ClaimEvidence, report: ExposureReport) -> bool:
+    """Whether the planted canaries test this claim.
+
+    A canary is a whole record, so it tests record claims. Its secret is random in a
+    fixed template, so it also tests selective claims, unless its spans were taken from
+    the detector on purpose: then the claim's assumption is violated by design.
+    """
+    if claim.status not in _PROVEN or not math.isfinite(claim.epsilon):
+        return False
+    return claim.notion is not Notion.SELECTIVE or report.setting != "missed"
+
+
+def _p_value(claim: ClaimEvidence, report: ExposureReport) -> float:
+    """p-value of the planted ranks under one claim."""
+    planted = report.planted()
+    return contradiction_p_value(
+        [canary.rank for canary in planted],
+        [canary.insertions for canary in planted],
+        report.space_size,
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        relation=claim.relation,
+    )
+
+
+def _audits(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """Compare lower bounds of audits with the claims that they can refute."""
+    name, audits = "audit", evidence.audits
+    if any_nan(v for a in audits for v in (a.epsilon_lower_bound, a.capacity, a.delta)):
+        return broken(name, "A figure of an audit is NaN.")
+    for audit in audits:
+        for claim in evidence.claims:
+            comparable = (
+                claim.status in _PROVEN
+                and (claim.notion, claim.relation) == (audit.notion, audit.relation)
+                and claim.delta <= audit.delta
+            )
+            if comparable and audit.epsilon_lower_bound > claim.epsilon:
+                return Criterion(
+                    name=name,
+                    verdict=Verdict.BLOCK,
+                    measured=audit.epsilon_lower_bound,
+                    threshold=claim.epsilon,
+                    reason=f"Audit {audit.method} bounds {audit.notion} epsilon from "
+                    f"below by {audit.epsilon_lower_bound:.3g} at confidence "
+                    f"{audit.confidence:g}, above the claimed {claim.epsilon:.3g}.",
+                    what_would_change_it="Look for the fault in sampling, clipping, "
+                    "noise or accounting.",
+                )
+    return _capacity(evidence, policy)
+
+
+def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """An audit that could not have found anything is no evidence."""
+    wanted = policy.min_audit_capacity
+    found = max(
+        (a.capacity for a in evidence.audits if a.notion is policy.notion), default=None
+    )
+    if wanted is None:
+        verdict = Verdict.PASS if evidence.audits else Verdict.NOT_APPLICABLE
+        reason = "No audit refutes a claim; the policy asks for no capacity."
+        return Criterion(name="audit", verdict=verdict, measured=found, reason=reason)
+    if found is None:
+        return missing("audit", f"audit of the {policy.notion} claim")
+    passed = found >= wanted
+    return Criterion(
+        name="audit",
+        verdict=Verdict.PASS if passed else Verdict.INCONCLUSIVE,
+        measured=found,
+        threshold=wanted,
+        reason=f"No audit refutes a claim; the audits could have shown an epsilon of "
+        f"{found:.3g}.",
+        what_would_change_it="" if passed else "Plant more canaries in the next run.",
+    )
+
+
+def _selected(evidence: Evidence, policy: GatePolicy) -> list[ClaimEvidence]:
+    """Claims of the policy's notion and relation, for its unit or a coarser one."""
+    return [
+        claim
+        for claim in evidence.claims
+        if claim.notion is policy.notion
+        and claim.relation is policy.neighboring_relation
+        and _COARSENESS[claim.privacy_unit] >= _COARSENESS[policy.privacy_unit]
+    ]
+
+
+def _wanted(policy: GatePolicy) -> str:
+    """The kind of claim that the policy asks for, in words."""
+    return (
+        f"{policy.notion} claim under {policy.neighboring_relation} for a "
+        f"{policy.privacy_unit}"
+    )
+
+
+def _budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """The worst claim of the notion must be within the policy's epsilon and delta."""
+    found = _selected(evidence, policy)
+    if not found:
+        return missing("budget", _wanted(policy))
+    worst = max(found, key=lambda claim: claim.epsilon)
+    delta = max(claim.delta for claim in found)
+    within = worst.epsilon <= policy.max_epsilon and delta <= policy.max_delta
+    return Criterion(
+        name="budget",
+        verdict=Verdict.PASS if within else Verdict.BLOCK,
+        measured=worst.epsilon,
+        threshold=policy.max_epsilon,
+        reason=f"Composed {policy.notion} epsilon is {worst.epsilon:.4g} per "
+        f"{worst.privacy_unit} at delta {delta:.2g} (at most {policy.max_delta:.2g}).",
+        what_would_change_it=""
+        if within
+        else "Train with more noise or fewer steps, under a smaller target epsilon "
+        "and delta.",
+    )
+
+
+def _status(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """Every claim of the notion must be founded in a way that the policy accepts."""
+    name, found = "claim_status", _selected(evidence, policy)
+    if not found:
+        return missing(name, _wanted(policy))
+    refused = {c.status for c in found} - set(policy.accepted_statuses)
+    if refused:
+        return Criterion(
+            name=name,
+            verdict=Verdict.BLOCK,
+            reason=f"A {policy.notion} claim is only {', '.join(sorted(refused))}; "
+            f"accepted: {', '.join(sorted(policy.accepted_statuses))}.",
+            what_would_change_it="Use a mechanism in its sound mode.",
+        )
+    conditional = [c for c in found if c.status is CertificateStatus.CONDITIONAL]
+    if conditional:
+        return _missing_rate(evidence, policy, conditional)
+    return Criterion(
+        name=name,
+        verdict=Verdict.PASS,
+        reason=f"Every {policy.notion} claim is certified.",
+    )
+
+
+def _missing_rate(
+    evidence: Evidence, policy: GatePolicy, conditional: list[ClaimEvidence]
+) -> Criterion:
+    """A claim that depends on recall is worth as much as the recall was measured."""
+    rates = [_rate_and_upper(claim, evidence) for claim in conditional]
+    known = [pair for pair in rates if pair is not None]
+    if len(known) < len(rates):
+        return missing("claim_status", "audited missing rate of the detector")
+    rate, upper = max(known, key=lambda pair: pair[1])
+    if any_nan([rate, upper]) or not 0 <= rate <= upper <= 1:
+        return broken("claim_status", "The missing rate is not a rate below its bound.")
+    limit = policy.max_missing_rate
+    verdict = Verdict.PASS
+    if upper > limit:
+        verdict = Verdict.BLOCK if rate > limit else Verdict.INCONCLUSIVE
+    return Criterion(
+        name="claim_status",
+        verdict=verdict,
+        measured=upper,
+        threshold=limit,
+        reason=f"The {policy.notion} claim is conditional; the detector misses "
+        f"{rate:.2%} of sensitive tokens, at most {upper:.2%}.",
+        what_would_change_it=""
+        if verdict is Verdict.PASS
+        else "Review a larger sample, or use a wider detector.",
+    )
+
+
+def _rate_and_upper(
+    claim: ClaimEvidence, evidence: Evidence
+) -> tuple[float, float] | None:
+    """Missing rate and its upper bound, from the claim or else from detection."""
+    if claim.missing_rate is not None and claim.missing_rate_upper is not None:
+        return claim.missing_rate, claim.missing_rate_upper
+    detection = evidence.detection
+    if (
+        detection is None
+        or detection.missing_rate is None
+        or detection.missing_rate_interval is None
+    ):
+        return None
+    return detection.missing_rate, detection.missing_rate_interval.high
+
+
+def _dataset_budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """What all runs spent together must be within the data set's budget."""
+    name, budget = "dataset_budget", evidence.dataset_budget
+    if budget is None or budget.notion is not policy.notion:
+        if policy.require_dataset_budget:
+            return missing(name, f"{policy.notion} budget of the data set")
+        return Criterion(
+            name=name,
+            verdict=Verdict.NOT_APPLICABLE,
+            reason="The policy does not ask for the data set's budget.",
+        )
+    if any_nan([budget.spent_epsilon, budget.budget_epsilon, budget.delta]):
+        return broken(name, "A figure of the data set's budget is NaN.")
+    within = math.isfinite(budget.spent_epsilon) and (
+        budget.spent_epsilon <= budget.budget_epsilon
+    )
+    return Criterion(
+        name=name,
+        verdict=Verdict.PASS if within else Verdict.BLOCK,
+        measured=budget.spent_epsilon,
+        threshold=budget.budget_epsilon,
+        reason=f"All runs on this data set spent {policy.notion} epsilon "
+        f"{budget.spent_epsilon:.4g} of {budget.budget_epsilon:.4g}.",
+        what_would_change_it="" if within else "Collect new data.",
+    )

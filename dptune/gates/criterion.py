@@ -1,0 +1,73 @@
+"""One line of a decision: measured, threshold, verdict, reason, next step."""
+
+import math
+from collections.abc import Iterable
+from enum import StrEnum
+
+from dptune.results import Interval, Report
+
+
+class Verdict(StrEnum):
+    """What one criterion says. `NOT_APPLICABLE` is never used for missing evidence."""
+
+    PASS = "PASS"  # noqa: S105 - a verdict
+    BLOCK = "BLOCK"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID = "INVALID"
+    NOT_APPLICABLE = "NOT_APPLICABLE"
+
+
+class GateOutcome(StrEnum):
+    """What the gate says."""
+
+    PASS = "PASS"  # noqa: S105 - an outcome
+    BLOCK = "BLOCK"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID = "INVALID"
+
+
+class Criterion(Report):
+    """A check, and what it found.
+
+    Args:
+        name: such as `memorization`.
+        verdict: what it says.
+        measured: the figure that was compared.
+        interval: its confidence interval, if it has one.
+        threshold: what it was compared with.
+        reason: one sentence.
+        what_would_change_it: one sentence in the imperative; empty on a pass.
+    """
+
+    name: str
+    verdict: Verdict
+    measured: float | None = None
+    interval: Interval | None = None
+    threshold: float | None = None
+    reason: str
+    what_would_change_it: str = ""
+
+
+def missing(name: str, what: str) -> Criterion:
+    """Evidence that should be there and is not."""
+    return Criterion(
+        name=name,
+        verdict=Verdict.INCONCLUSIVE,
+        reason=f"There is no {what}.",
+        what_would_change_it=f"Run the step that writes the {what}.",
+    )
+
+
+def broken(name: str, reason: str) -> Criterion:
+    """Evidence that contradicts itself, holds NaN, or is of something else."""
+    return Criterion(
+        name=name,
+        verdict=Verdict.INVALID,
+        reason=reason,
+        what_would_change_it="Measure again on this model, and look for the fault.",
+    )
+
+
+def any_nan(values: Iterable[float | None]) -> bool:
+    """Whether a value is NaN."""
+    return any(value is not None and math.isnan(value) for value in values)

@@ -1,0 +1,109 @@
+"""The gate: a pure function from evidence and policy to a decision with reasons.
+
+| outcome | when |
+|---|---|
+| INVALID | some criterion says that the evidence cannot be trusted |
+| BLOCK | else, some criterion is violated |
+| INCONCLUSIVE | else, something is missing or cannot be ruled out |
+| PASS | else |
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Self
+
+from dptune.gates.claims import claims
+from dptune.gates.criterion import Criterion, GateOutcome, Verdict
+from dptune.gates.evidence import Evidence
+from dptune.gates.leakage import leakage
+from dptune.gates.policy import GatePolicy
+from dptune.gates.utility import utility
+from dptune.gates.validity import validity
+from dptune.results import Report
+
+__all__ = ["Criterion", "GateDecision", "GateOutcome", "Verdict", "decide"]
+
+_WORST_FIRST = (Verdict.INVALID, Verdict.BLOCK, Verdict.INCONCLUSIVE)
+
+
+class GateDecision(Report):
+    """What the gate said of one model, and why. Holds no private text.
+
+    Args:
+        outcome: the worst verdict of any criterion.
+        model_digest: the model that was decided on.
+        policy_name: of the policy.
+        policy_version: of the policy.
+        policy_digest: of its thresholds.
+        evidence_digest: of all evidence.
+        criteria: every check, passed ones included.
+    """
+
+    outcome: GateOutcome
+    model_digest: str
+    policy_name: str
+    policy_version: int
+    policy_digest: str
+    evidence_digest: str
+    criteria: tuple[Criterion, ...]
+
+    @property
+    def decision_hash(self: Self) -> str:
+        """SHA-256 of the decision's canonical JSON, for card and version."""
+        return canonical_digest(self)
+
+    def failed(self: Self) -> tuple[Criterion, ...]:
+        """The criteria that stand in the way of a pass."""
+        return tuple(c for c in self.criteria if c.verdict in _WORST_FIRST)
+
+
+def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
+    """Decide whether a version may be promoted.
+
+    A pure function: equal evidence and policy give an equal decision and hash. Missing
+    evidence is INCONCLUSIVE; NaN, contradictory or foreign evidence is INVALID; neither
+    ever passes.
+
+    Args:
+        evidence: reports and claims about one model.
+        policy: the thresholds.
+
+    Returns:
+        The decision with every criterion.
+
+    Privacy:
+        Reports on private units are outside epsilon, and so is the decision: count the
+        gate's attempts per data set.
+    """
+    criteria = (
+        *validity(evidence, policy),
+        *claims(evidence, policy),
+        *leakage(evidence, policy),
+        utility(evidence, policy),
+    )
+    return GateDecision(
+        outcome=_outcome(criteria),
+        model_digest=evidence.model_digest,
+        policy_name=policy.name,
+        policy_version=policy.version,
+        policy_digest=policy.digest,
+        evidence_digest=canonical_digest(evidence),
+        criteria=criteria,
+    )
+
+
+def _outcome(criteria: Sequence[Criterion]) -> GateOutcome:
+    """The worst verdict."""
+    found = {criterion.verdict for criterion in criteria}
+    for verdict in _WORST_FIRST:
+        if verdict in found:
+            return GateOutcome(verdict.value)
+    return GateOutcome.PASS
+
+
+def canonical_digest(report: Report) -> str:
+    """SHA-256 of a report's JSON with sorted keys; NaN and infinity are strings."""
+    values = json.loads(report.model_dump_json())
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

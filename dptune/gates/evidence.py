@@ -1,0 +1,125 @@
+"""All that a decision rests on, in one value."""
+
+from pydantic import Field
+
+from dptune.privacy import (
+    CertificateStatus,
+    NeighboringRelation,
+    Notion,
+    PrivacyUnit,
+)
+from dptune.results import (
+    DetectionReport,
+    ExposureReport,
+    MembershipReport,
+    Report,
+    UtilityReport,
+)
+
+
+class ClaimEvidence(Report):
+    """One composed claim about one model: what a certificate of the ledger says.
+
+    Args:
+        model_digest: the model that the claim is about.
+        notion: what it protects.
+        relation: which data sets count as neighbors.
+        privacy_unit: what one neighbor changes.
+        epsilon: composed, certified; infinite where nothing is guaranteed.
+        delta: of the claim.
+        status: how it is founded.
+        assumptions: names, for `conditional` claims.
+        missing_rate: share of sensitive tokens that the detector misses, if audited.
+        missing_rate_upper: upper confidence bound of that share.
+        nominal_epsilon: what the paper's formula yields; never decides anything.
+        accountant: name and version.
+        tier: of the sensitive tokens, where a mechanism has tiers.
+    """
+
+    model_digest: str
+    notion: Notion
+    relation: NeighboringRelation
+    privacy_unit: PrivacyUnit
+    epsilon: float
+    delta: float
+    status: CertificateStatus
+    assumptions: tuple[str, ...] = ()
+    missing_rate: float | None = None
+    missing_rate_upper: float | None = None
+    nominal_epsilon: float | None = None
+    accountant: str = ""
+    tier: str | None = None
+
+
+class BudgetEvidence(Report):
+    """What a data set's budget store says, this run included.
+
+    Args:
+        notion: of both epsilons.
+        spent_epsilon: of the worst cohort of privacy units, over all runs.
+        budget_epsilon: what the data set may spend.
+        delta: of both.
+    """
+
+    notion: Notion
+    spent_epsilon: float
+    budget_epsilon: float
+    delta: float
+
+
+class AuditEvidence(Report):
+    """A lower bound of epsilon from an attack.
+
+    Args:
+        model_digest: the model that was audited.
+        method: such as `one_run`.
+        notion: of the bound: a bound says nothing of another notion.
+        relation: of the bound.
+        epsilon_lower_bound: at `delta`.
+        delta: of the bound; a claim is compared only if its delta is not larger.
+        confidence: that epsilon is not below the bound.
+        capacity: largest bound that so many canaries could have given.
+        num_canaries: that were used.
+        assumes_independent_canaries: whether the bound is a theorem only then.
+    """
+
+    model_digest: str
+    method: str
+    notion: Notion
+    relation: NeighboringRelation
+    epsilon_lower_bound: float
+    delta: float
+    confidence: float = Field(gt=0, lt=1)
+    capacity: float
+    num_canaries: int
+    assumes_independent_canaries: bool = False
+
+
+class Evidence(Report):
+    """Reports and claims about one model. What is missing is None, and never passes.
+
+    Args:
+        model_digest: the model that is decided on.
+        exposure: canaries, controls, base.
+        membership: all attacks and the blind baseline.
+        utility: loss on held-out records.
+        claims: one per certificate: notion, relation, tier.
+        champion_digest: the version in production; None says that there is none.
+        champion_utility: its loss on the same held-out records.
+        dataset_budget: what the data set has spent.
+        audits: lower bounds of epsilon.
+        detection: of the corpus; its missing rate stands in where a claim has none.
+        policy_digest: the policy that the canaries were planned for, if any.
+    """
+
+    model_digest: str
+    exposure: ExposureReport | None = None
+    membership: MembershipReport | None = None
+    utility: UtilityReport | None = None
+    claims: tuple[ClaimEvidence, ...] = ()
+    champion_digest: str | None = None
+    champion_utility: UtilityReport | None = None
+    dataset_budget: BudgetEvidence | None = None
+    audits: tuple[AuditEvidence, ...] = ()
+    detection: DetectionReport | None = None
+    policy_digest: str | None = None

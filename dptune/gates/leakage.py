@@ -1,0 +1,150 @@
+"""Did this model memorize? Exposure of canaries and membership of records."""
+
+from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
+from dptune.gates.evidence import Evidence
+from dptune.gates.null_law import (
+    fisher_p_value,
+    mean_exposure_bounds,
+    single_p_value,
+)
+from dptune.gates.policy import GatePolicy
+from dptune.gates.validity import exposure_fault
+from dptune.results import ExposureReport, Interval, MembershipReport
+from dptune.statistics import holm
+
+_LOW_FPR = 0.01
+_REQUIRED_ATTACK = "calibrated_loss"
+
+
+def leakage(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
+    """All checks of what attacks found."""
+    return [
+        *_exposure(evidence.exposure, policy),
+        _membership(evidence.membership, policy),
+    ]
+
+
+def _exposure(report: ExposureReport | None, policy: GatePolicy) -> list[Criterion]:
+    """A leak that is proven, and one that cannot be ruled out."""
+    if report is None or not report.planted():
+        what = "exposure of planted canaries"
+        return [missing("memorization", what), missing("assurance", what)]
+    if exposure_fault(report):
+        return []
+    return [_memorization(report, policy), _assurance(report, policy)]
+
+
+def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
+    """Block a leak that is significant by Holm and of the policy's size."""
+    ranks = [canary.rank for canary in report.planted()]
+    size, mean = report.space_size, _mean_exposure(report)
+    p_values = {
+        "all": fisher_p_value(ranks, size),
+        "single": single_p_value(ranks, size),
+    }
+    leaks = holm(p_values, level=policy.memorization_level)
+    share = min(ranks) / size
+    all_leak = "all" in leaks and mean >= policy.effect_size_bits
+    one_leaks = "single" in leaks and share <= policy.single_canary_share
+    low, high = mean_exposure_bounds(mean, len(ranks), level=0.025)
+    return Criterion(
+        name="memorization",
+        verdict=Verdict.BLOCK if all_leak or one_leaks else Verdict.PASS,
+        measured=mean,
+        interval=Interval(low=low, high=high, confidence=0.95),
+        threshold=policy.effect_size_bits,
+        reason=f"Mean exposure of {len(ranks)} planted canaries is {mean:.2f} bits "
+        f"(1.44 without a leak, Fisher p {p_values['all']:.2g}); the best is among "
+        f"the first {share:.2g} of candidates (corrected p {p_values['single']:.2g}).",
+        what_would_change_it="Train with more noise, fewer steps, or on redacted text."
+        if all_leak or one_leaks
+        else "",
+    )
+
+
+def _assurance(report: ExposureReport, policy: GatePolicy) -> Criterion:
+    """Say INCONCLUSIVE where a leak of the policy's size cannot be ruled out."""
+    mean, num = _mean_exposure(report), len(report.planted())
+    low, high = mean_exposure_bounds(mean, num, level=policy.assurance_level)
+    lacks = _lacks(report, policy)
+    passed = not lacks and high <= policy.assurance_bound_bits
+    reason = (
+        f"Mean exposure is at most {high:.2f} bits at confidence "
+        f"{1 - policy.assurance_level:g}."
+    )
+    return Criterion(
+        name="assurance",
+        verdict=Verdict.PASS if passed else Verdict.INCONCLUSIVE,
+        measured=high,
+        interval=Interval(
+            low=low, high=high, confidence=1 - 2 * policy.assurance_level
+        ),
+        threshold=policy.assurance_bound_bits,
+        reason=" ".join([reason, *lacks]),
+        what_would_change_it=""
+        if passed
+        else "Plant more canaries in the next run, or leak less.",
+    )
+
+
+def _lacks(report: ExposureReport, policy: GatePolicy) -> list[str]:
+    """What the exposure report has too little of."""
+    counts = (
+        ("planted canaries", len(report.planted()), policy.min_canaries),
+        ("held-out canaries", len(report.held_out()), policy.min_held_out),
+        ("candidates", report.space_size, policy.min_space_size),
+    )
+    lacks = [
+        f"There are {found} {name}, the policy asks for {least}."
+        for name, found, least in counts
+        if found < least
+    ]
+    if not report.exact:
+        lacks.append("Ranks are extrapolated, not counted.")
+    return lacks
+
+
+def _mean_exposure(report: ExposureReport) -> float:
+    """Mean over planted canaries, bits."""
+    planted = report.planted()
+    return sum(canary.exposure for canary in planted) / len(planted)
+
+
+def _membership(report: MembershipReport | None, policy: GatePolicy) -> Criterion:
+    """Block if some attack may find more members than the policy allows."""
+    if report is None:
+        return missing("membership", "membership report")
+    if not any(signal.name == _REQUIRED_ATTACK for signal in report.signals):
+        return missing("membership", f"{_REQUIRED_ATTACK} attack")
+    intervals = [signal.tpr_at_low_fpr_interval for signal in report.signals]
+    values = [v for s in report.signals for v in (s.auc, s.tpr_at_low_fpr)]
+    if any_nan([*values, *(v for i in intervals for v in (i.low, i.high))]):
+        return broken("membership", "A membership figure is NaN.")
+    worst = max(report.signals, key=lambda s: s.tpr_at_low_fpr_interval.high)
+    interval = worst.tpr_at_low_fpr_interval
+    limit = policy.max_membership_tpr
+    few = min(report.num_members, report.num_non_members) < (
+        policy.min_membership_records
+    )
+    coarse = max(signal.low_fpr for signal in report.signals) > _LOW_FPR
+    verdict, change = Verdict.PASS, ""
+    if interval.low > limit or (interval.high > limit and not few):
+        verdict = Verdict.BLOCK
+        change = "Train with more noise or fewer steps, or attack more records."
+    elif few or coarse:
+        verdict = Verdict.INCONCLUSIVE
+        change = (
+            f"Attack at least {policy.min_membership_records} members and "
+            f"non-members, at a false-positive rate of {_LOW_FPR}."
+        )
+    return Criterion(
+        name="membership",
+        verdict=verdict,
+        measured=worst.tpr_at_low_fpr,
+        interval=interval,
+        threshold=limit,
+        reason=f"Attack {worst.name} finds at most {interval.high:.1%} of members at "
+        f"{worst.low_fpr:.1%} false positives ({report.num_members} members, "
+        f"{report.num_non_members} non-members).",
+        what_would_change_it=change,
+    )

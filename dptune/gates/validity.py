@@ -1,0 +1,178 @@
+"""Can the evidence be trusted at all? Every failure here makes a decision INVALID."""
+
+import math
+from collections.abc import Iterator
+
+from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
+from dptune.gates.evidence import Evidence
+from dptune.gates.null_law import fisher_p_value, uniform_p_value
+from dptune.gates.policy import GatePolicy
+from dptune.results import CanaryExposure, ExposureReport
+
+
+def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
+    """All checks of the evidence itself."""
+    found = [_identity(evidence, policy)]
+    report = evidence.exposure
+    if report is None:
+        found.append(missing("exposure_evidence", "exposure report"))
+    elif fault := exposure_fault(report):
+        found.append(broken("exposure_evidence", fault))
+    else:
+        found += [
+            _planted_count(report),
+            _controls(report, policy),
+            _base_model(report, policy),
+        ]
+    found.append(_blind(evidence, policy))
+    return found
+
+
+def exposure_fault(report: ExposureReport) -> str | None:
+    """Why an exposure report contradicts itself, or None."""
+    size = report.space_size
+    for canary in (*report.canaries, *report.base_canaries):
+        if not 1 <= canary.rank <= size:
+            return f"Rank of {canary.canary_id} is not in [1, {size}]."
+        expected = math.log2(size) - math.log2(canary.rank)
+        if not math.isclose(canary.exposure, expected, abs_tol=1e-6):
+            return f"Exposure of {canary.canary_id} does not follow from its rank."
+        if any_nan([canary.nll]):
+            return f"The loss of {canary.canary_id} is NaN."
+        if canary.planted and canary.insertions < 1:
+            return f"Canary {canary.canary_id} is planted, but in no record."
+    ids, base_ids = (_ids(c) for c in (report.canaries, report.base_canaries))
+    if len(set(ids)) != len(ids) or sorted(ids) != sorted(base_ids):
+        return "The model and its base were not measured on the same canaries."
+    return None
+
+
+def _ids(canaries: tuple[CanaryExposure, ...]) -> list[tuple[str, bool]]:
+    """Public names, and whether planted."""
+    return [(canary.canary_id, canary.planted) for canary in canaries]
+
+
+def _identity(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """Everything must be about this model, this base and this policy."""
+    strangers = [
+        name for name, digest in _digests(evidence) if digest != evidence.model_digest
+    ]
+    if strangers:
+        names = ", ".join(dict.fromkeys(strangers))
+        return broken("evidence_identity", f"Of another model: {names}.")
+    if evidence.policy_digest not in (None, policy.digest):
+        return broken(
+            "evidence_identity", "The evidence was planned for another policy version."
+        )
+    exposure, membership = evidence.exposure, evidence.membership
+    if (
+        exposure is not None
+        and membership is not None
+        and exposure.base_model_digest != membership.base_model_digest
+    ):
+        return broken("evidence_identity", "Attacks used different base models.")
+    champion = evidence.champion_utility
+    if champion is not None and champion.model_digest != evidence.champion_digest:
+        return broken("evidence_identity", "The champion's utility is another model's.")
+    return Criterion(
+        name="evidence_identity",
+        verdict=Verdict.PASS,
+        reason="All evidence is about this model.",
+    )
+
+
+def _digests(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Name and model digest of every piece of evidence."""
+    if evidence.exposure is not None:
+        yield "exposure", evidence.exposure.model_digest
+    if evidence.membership is not None:
+        yield "membership", evidence.membership.model_digest
+    if evidence.utility is not None:
+        yield "utility", evidence.utility.model_digest
+    for claim in evidence.claims:
+        yield "claims", claim.model_digest
+    for audit in evidence.audits:
+        yield "audits", audit.model_digest
+
+
+def _planted_count(report: ExposureReport) -> Criterion:
+    """The canaries must be in the training data as often as planned."""
+    planned = sum(canary.insertions for canary in report.planted())
+    same = report.planted_found == report.planted_expected == planned
+    return Criterion(
+        name="planted_count",
+        verdict=Verdict.PASS if same else Verdict.INVALID,
+        measured=report.planted_found,
+        threshold=planned,
+        reason=f"{report.planted_found} of {planned} canary records are in the "
+        "training data.",
+        what_would_change_it=""
+        if same
+        else "Plant canaries after deduplication, and keep their rows whole.",
+    )
+
+
+def _controls(report: ExposureReport, policy: GatePolicy) -> Criterion:
+    """Ranks of held-out canaries must be uniform, whatever the model memorized."""
+    ranks = [canary.rank for canary in report.held_out()]
+    if not ranks:
+        return missing("controls", "held-out canary")
+    p_value = uniform_p_value(ranks, report.space_size)
+    passed = p_value > policy.control_level
+    return Criterion(
+        name="controls",
+        verdict=Verdict.PASS if passed else Verdict.INVALID,
+        measured=p_value,
+        threshold=policy.control_level,
+        reason=f"Kolmogorov-Smirnov p-value of {len(ranks)} held-out canaries "
+        f"against the uniform law is {p_value:.3g}.",
+        what_would_change_it=""
+        if passed
+        else "Draw fresh canaries; if it recurs, ranks are computed wrongly or "
+        "controls got into the training data.",
+    )
+
+
+def _base_model(report: ExposureReport, policy: GatePolicy) -> Criterion:
+    """The model before fine-tuning must not know the planted canaries."""
+    ranks = [canary.rank for canary in report.base_planted()]
+    if not ranks:
+        return missing("base_model", "exposure of planted canaries under the base")
+    p_value = fisher_p_value(ranks, report.space_size)
+    passed = p_value > policy.base_level
+    return Criterion(
+        name="base_model",
+        verdict=Verdict.PASS if passed else Verdict.INVALID,
+        measured=p_value,
+        threshold=policy.base_level,
+        reason=f"Fisher p-value of the planted canaries under the base model is "
+        f"{p_value:.3g}.",
+        what_would_change_it=""
+        if passed
+        else "Draw fresh canaries uniformly: these mean something to a model that "
+        "never saw them.",
+    )
+
+
+def _blind(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """A classifier without any model must not tell members from non-members."""
+    if evidence.membership is None:
+        return missing("blind_membership", "membership report")
+    blind = evidence.membership.blind
+    low = blind.auc_interval.low
+    if any_nan([blind.auc, low, blind.auc_interval.high]):
+        return broken("blind_membership", "The blind baseline is NaN.")
+    threshold = 0.5 + policy.blind_auc_tolerance
+    shifted = blind.auc > threshold and low > 0.5
+    return Criterion(
+        name="blind_membership",
+        verdict=Verdict.INVALID if shifted else Verdict.PASS,
+        measured=blind.auc,
+        interval=blind.auc_interval,
+        threshold=threshold,
+        reason=f"Without any model, members are told from non-members with AUC "
+        f"{blind.auc:.3f}.",
+        what_would_change_it="Split members and non-members at random from one corpus."
+        if shifted
+        else "",
+    )
