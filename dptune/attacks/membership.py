@@ -38,7 +38,8 @@ def membership_report(
 ) -> MembershipReport:
     """Attack one model with every attack that one pass of token losses affords.
 
-    Leave canary records out: they are members that no non-member is alike.
+    Leave canary records out: they are members that no non-member is alike. Records of
+    fewer than two tokens have nothing to predict and are left out of both groups.
 
     Args:
         member_sequences: token ids of records that were trained on, as in training.
@@ -61,22 +62,17 @@ def membership_report(
         `max(AUC, 1 - AUC)` as `membership_signal` explains, and the blind baseline.
 
     Raises:
-        DataError: a record has fewer than two tokens, a group is too small, texts and
-            sequences differ in number, or a loss is NaN.
+        DataError: a group is too small, texts and sequences differ in number, or a loss
+            is NaN.
 
     Privacy:
         A function of private data outside any epsilon.
     """
-    texts = [*member_texts, *non_member_texts]
-    sequences = [*member_sequences, *non_member_sequences]
-    num_members = len(member_sequences)
-    if len(member_texts) != num_members or len(texts) != len(sequences):
-        raise DataError(
-            "every record needs its text and its tokens, got "
-            f"{len(member_texts)} and {len(non_member_texts)} texts for "
-            f"{num_members} and {len(non_member_sequences)} sequences."
-        )
-    _check_lengths(sequences)
+    members = _predictable(member_sequences, member_texts)
+    others = _predictable(non_member_sequences, non_member_texts)
+    num_members = len(members)
+    sequences = [sequence for sequence, _ in (*members, *others)]
+    texts = [text for _, text in (*members, *others)]
     settings = RocSettings(
         low_fpr=low_fpr, confidence=confidence, num_resamples=num_resamples, seed=seed
     )
@@ -89,14 +85,14 @@ def membership_report(
         model_digest=model_digest,
         base_model_digest=base_model_digest,
         num_members=num_members,
-        num_non_members=len(non_member_sequences),
+        num_non_members=len(others),
         signals=tuple(
             membership_signal(
                 name, values[:num_members], values[num_members:], settings=settings
             )
             for name, values in scores.items()
         ),
-        blind=blind_signal(member_texts, non_member_texts, settings=settings),
+        blind=blind_signal(texts[:num_members], texts[num_members:], settings=settings),
     )
 
 
@@ -132,14 +128,17 @@ def membership_scores(
     return scores
 
 
-def _check_lengths(sequences: Sequence[Sequence[int]]) -> None:
-    """Every record must have something to predict."""
-    short = sum(len(sequence) < 2 for sequence in sequences)
-    if short:
+def _predictable(
+    sequences: Sequence[Sequence[int]], texts: Sequence[str]
+) -> list[tuple[Sequence[int], str]]:
+    """Records with something to predict."""
+    if len(sequences) != len(texts):
         raise DataError(
-            f"records must have at least two tokens, got {short} shorter ones. "
-            "Leave them out of both groups by the same rule."
+            f"every record needs its text and its tokens, got {len(texts)} texts for "
+            f"{len(sequences)} sequences."
         )
+    pairs = zip(sequences, texts, strict=True)
+    return [(sequence, text) for sequence, text in pairs if len(sequence) >= 2]
 
 
 def _lowest(values: Floats) -> float:
