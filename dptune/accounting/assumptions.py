@@ -1,0 +1,104 @@
+"""What a claim takes for granted, in words that end on the privacy card.
+
+An assumption either *weakens* a claim (`conditional`: a theorem that needs something
+the code cannot enforce), or says *what was taken as public* (the claim is then about
+everything else). The table is closed: a card can explain every name it prints.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from dptune.privacy import Notion
+
+
+class Assumption(StrEnum):
+    """Names of all assumptions that a ledger entry may make."""
+
+    DETECTOR_RECALL_IS_ONE = "detector_recall_is_one"
+    REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS = "redacted_view_identical_for_neighbors"
+    DEDUPLICATION_SAW_REDACTED_TEXT_ONLY = "deduplication_saw_redacted_text_only"
+    PUBLIC_HYPERPARAMETERS = "public_hyperparameters"
+    NUM_UNITS_IS_PUBLIC = "num_units_is_public"
+    PUBLIC_WORD_LIST = "public_word_list"
+    DEDUPLICATED_CORPUS = "deduplicated_corpus"
+    BASE_MODEL_IS_PUBLIC = "base_model_is_public"
+    FIXED_SEED_RANDOMNESS = "fixed_seed_randomness"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What one assumption means.
+
+    Args:
+        sentence: one sentence for a reader who knows no privacy theory.
+        weakens: notions whose claim becomes conditional on it.
+    """
+
+    sentence: str
+    weakens: frozenset[Notion] = frozenset()
+
+
+_SELECTIVE: Final = frozenset({Notion.SELECTIVE})
+
+EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
+    Assumption.DETECTOR_RECALL_IS_ONE: Explanation(
+        sentence="The detector found every sensitive token; one that it missed was "
+        "trained on in the clear and has no protection.",
+        weakens=_SELECTIVE,
+    ),
+    Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS: Explanation(
+        sentence="The redacted text does not depend on the values of secrets: another "
+        "name in the same place leaves the same mask and changes nothing else.",
+        weakens=_SELECTIVE,
+    ),
+    Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY: Explanation(
+        sentence="Which records were dropped as duplicates was decided on redacted "
+        "text, so that it does not depend on secrets.",
+        weakens=_SELECTIVE,
+    ),
+    Assumption.PUBLIC_HYPERPARAMETERS: Explanation(
+        sentence="Learning rates, clipping norms and other settings were chosen "
+        "without looking at this data; tuning on it would cost extra.",
+    ),
+    Assumption.NUM_UNITS_IS_PUBLIC: Explanation(
+        sentence="How many privacy units the data has is public; only who they are "
+        "and what they hold is protected.",
+    ),
+    Assumption.PUBLIC_WORD_LIST: Explanation(
+        sentence="Word lists and token weights come from public sources, not from "
+        "this data.",
+    ),
+    Assumption.DEDUPLICATED_CORPUS: Explanation(
+        sentence="The claim is about the data set after deduplication: whether two "
+        "records were duplicates of each other is not protected.",
+    ),
+    Assumption.BASE_MODEL_IS_PUBLIC: Explanation(
+        sentence="The model that training started from knew nothing of this data.",
+    ),
+    Assumption.FIXED_SEED_RANDOMNESS: Explanation(
+        sentence="The noise came from a fixed seed that others may know, and can "
+        "subtract; the guarantee needs secret randomness, so there is none.",
+    ),
+}
+
+REDACTED_VIEW_ASSUMPTIONS: Final = (
+    Assumption.DETECTOR_RECALL_IS_ONE,
+    Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS,
+    Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY,
+)
+"""Without all three, a redacted view is charged like the original one."""
+
+
+def explain(name: str) -> str:
+    """Return the sentence of an assumption for a card.
+
+    Raises:
+        ValueError: the name is not in the table.
+    """
+    return EXPLANATIONS[Assumption(name)].sentence
+
+
+def weakens(assumption: Assumption, notion: Notion) -> bool:
+    """Whether a claim of this notion is only conditional on the assumption."""
+    return notion in EXPLANATIONS[assumption].weakens

@@ -1,0 +1,217 @@
+"""A certificate: one claim about one history, with everything needed to judge it."""
+
+import math
+from typing import Final, Self
+
+from dp_accounting import DpEvent
+from pydantic import Field, model_validator
+
+from dptune.accounting.accountants import (
+    Accountant,
+    accountant_version,
+    cross_check,
+)
+from dptune.accounting.assumptions import Assumption, weakens
+from dptune.accounting.events import merge_events
+from dptune.errors import PrivacyError
+from dptune.privacy import (
+    CertificateStatus,
+    NeighboringRelation,
+    Notion,
+    PrivacyUnit,
+)
+from dptune.results import Report
+
+RELATIONS: Final[dict[Notion, tuple[NeighboringRelation, ...]]] = {
+    Notion.RECORD: (
+        NeighboringRelation.ADD_OR_REMOVE_ONE,
+        NeighboringRelation.REPLACE_ONE,
+    ),
+    Notion.SELECTIVE: (NeighboringRelation.REPLACE_ONE,),
+    Notion.LOCAL: (NeighboringRelation.REPLACE_ONE,),
+}
+"""Relations under which a notion may be claimed, the usual one first."""
+
+
+class Certificate(Report):
+    """One claim. Never quote its epsilon without notion, relation, unit and delta.
+
+    Args:
+        notion: what is protected.
+        relation: which data sets count as neighbors.
+        privacy_unit: what one neighbor changes.
+        epsilon: what is guaranteed; infinite where nothing is.
+        delta: of the claim; 0 where the history does not touch what is protected.
+        status: how it is founded. `none` exactly when epsilon is infinite.
+        assumptions: of the entries that this claim rests on.
+        accounted_epsilon: what the events cost if all randomness was secret. Differs
+            from `epsilon` only under a fixed seed. Not a guarantee.
+        accountant: of record, with its version.
+        second_opinion: epsilon of another accountant, None where none knows the events.
+        second_opinion_method: that accountant, or why there is none.
+        nominal_epsilon: what the papers' formulas say. Not a guarantee.
+        nominal_reference: where they say it.
+        explanation: the claim in plain words.
+    """
+
+    notion: Notion
+    relation: NeighboringRelation
+    privacy_unit: PrivacyUnit
+    epsilon: float = Field(ge=0)
+    delta: float = Field(ge=0, lt=1)
+    status: CertificateStatus
+    assumptions: tuple[Assumption, ...] = ()
+    accounted_epsilon: float = Field(ge=0)
+    accountant: str
+    second_opinion: float | None = None
+    second_opinion_method: str = ""
+    nominal_epsilon: float | None = None
+    nominal_reference: str = ""
+    explanation: str
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if math.isinf(self.epsilon) != (self.status is CertificateStatus.NONE):
+            raise ValueError("status must be none exactly when epsilon is infinite")
+        if self.relation not in RELATIONS[self.notion]:
+            raise ValueError(f"{self.notion} cannot be claimed under {self.relation}")
+        return self
+
+    @property
+    def label(self: Self) -> str:
+        """Name of the claim: notion, relation and unit."""
+        relation = {
+            NeighboringRelation.ADD_OR_REMOVE_ONE: "add or remove",
+            NeighboringRelation.REPLACE_ONE: "replace",
+        }[self.relation]
+        return f"{self.notion.value} ({relation} one {self.privacy_unit.value})"
+
+
+def check_relation(
+    notion: Notion, relation: NeighboringRelation | None
+) -> NeighboringRelation:
+    """Return the relation of a claim, the notion's usual one if None.
+
+    Raises:
+        PrivacyError: the notion is not defined under this relation.
+    """
+    allowed = RELATIONS[notion]
+    if relation is None:
+        return allowed[0]
+    if relation not in allowed:
+        raise PrivacyError(
+            f"relation must be {' or '.join(allowed)} for notion {notion.value}, got "
+            f"relation={relation.value}. It replaces part of a record, so accounting "
+            "it as add or remove would be too small."
+        )
+    return relation
+
+
+def issue_certificate(
+    event: DpEvent,
+    *,
+    notion: Notion,
+    relation: NeighboringRelation,
+    privacy_unit: PrivacyUnit,
+    delta: float,
+    assumptions: tuple[Assumption, ...] = (),
+    nominal_epsilon: float | None = None,
+    nominal_reference: str = "",
+) -> Certificate:
+    """Turn an event and its assumptions into a claim.
+
+    **Formal guarantee** when `status` is `certified`: (epsilon, delta)-DP under
+    `relation` for `privacy_unit`. When it is `conditional`: the same, if every
+    weakening assumption holds.
+
+    | history | epsilon | delta | status |
+    |---|---|---|---|
+    | does not touch what is protected | 0 | 0 | certified or conditional |
+    | all noisy | PLD | as asked | certified or conditional |
+    | something without noise | infinity | as asked | none |
+    | noise from a fixed seed | infinity | as asked | none |
+
+    A fixed seed voids the theorem: differential privacy bounds what an attacker learns
+    over the coins of the mechanism, and one who knows the seed (it sits in a config
+    file) recomputes the noise and subtracts it. "Empirical" would be wrong too, since
+    nothing was measured. `accounted_epsilon` still says what the same run would have
+    cost with secret coins, so that tests and demonstrations can be read.
+
+    Raises:
+        PrivacyError: two accountants contradict each other, or the relation is wrong.
+        UnsupportedEventError: an event that the accountant does not know.
+    """
+    relation = check_relation(notion, relation)
+    check = cross_check(event, delta=delta, relation=relation)
+    seeded = Assumption.FIXED_SEED_RANDOMNESS in assumptions
+    epsilon = math.inf if seeded else check.epsilon
+    untouched = not seeded and merge_events([event]) == merge_events([])
+    status = _status(epsilon, assumptions, notion)
+    protected = _protected(notion, relation, privacy_unit)
+    return Certificate(
+        notion=notion,
+        relation=relation,
+        privacy_unit=privacy_unit,
+        epsilon=epsilon,
+        delta=0.0 if untouched else delta,
+        status=status,
+        assumptions=assumptions,
+        accounted_epsilon=check.epsilon,
+        accountant=f"{Accountant.PLD.value} (dp-accounting {accountant_version()})",
+        second_opinion=check.second_epsilon,
+        second_opinion_method=check.second_method,
+        nominal_epsilon=nominal_epsilon,
+        nominal_reference=nominal_reference,
+        explanation=_SEEDED if seeded else _explain(protected, epsilon, delta, status),
+    )
+
+
+_SEEDED: Final = (
+    "No guarantee: the noise came from a fixed seed, which whoever knows it can "
+    "subtract. Run again without a seed."
+)
+_PROTECTED: Final = {
+    Notion.RECORD: "whether one {unit} was in the data",
+    Notion.SELECTIVE: "the sensitive words of one {unit}",
+    Notion.LOCAL: "one text that a {unit} sent to the server",
+}
+
+
+def _status(
+    epsilon: float, assumptions: tuple[Assumption, ...], notion: Notion
+) -> CertificateStatus:
+    """Grade a claim by its weakest leg."""
+    if math.isinf(epsilon):
+        return CertificateStatus.NONE
+    if any(weakens(assumption, notion) for assumption in assumptions):
+        return CertificateStatus.CONDITIONAL
+    return CertificateStatus.CERTIFIED
+
+
+def _protected(
+    notion: Notion, relation: NeighboringRelation, privacy_unit: PrivacyUnit
+) -> str:
+    """Name what a claim is about, for a reader."""
+    if relation is NeighboringRelation.REPLACE_ONE and notion is Notion.RECORD:
+        return f"what one {privacy_unit.value} holds"
+    return _PROTECTED[notion].format(unit=privacy_unit.value)
+
+
+def _explain(
+    protected: str, epsilon: float, delta: float, status: CertificateStatus
+) -> str:
+    """Say what the claim means for a person whose data it is."""
+    if status is CertificateStatus.NONE:
+        return f"No guarantee about {protected}: it was trained on without noise."
+    condition = (
+        "If its assumptions hold, nobody"
+        if status is CertificateStatus.CONDITIONAL
+        else "Nobody"
+    )
+    if epsilon == 0.0:
+        return f"{condition} learns anything from the model about {protected}."
+    odds = math.exp(epsilon) if epsilon < 700 else math.inf
+    return (
+        f"{condition} who sees the model can sharpen the odds about {protected} by "
+        f"more than a factor of {odds:.3g}, except with probability {delta:.3g}."
+    )
