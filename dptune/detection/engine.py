@@ -142,6 +142,10 @@ def detect_dataset(
         The corpus with `spans`: a list of structs `start`, `end`, `entity_type`,
         `recognizer`, `confidence`.
     """
+    features = Features({**dataset.features, "spans": SPAN_FEATURE})
+    if len(dataset) == 0:
+        columns: dict[str, list[Any]] = {name: [] for name in features}
+        return datasets.Dataset.from_dict(columns, features=features)
     done = 0
 
     def label(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -159,7 +163,7 @@ def detect_dataset(
         batched=True,
         batch_size=_BATCH_SIZE,
         num_proc=num_proc if num_proc > 1 else None,
-        features=Features({**dataset.features, "spans": SPAN_FEATURE}),
+        features=features,
         new_fingerprint=fingerprint_of((dataset._fingerprint, engine.fingerprint))[:32],
         desc="detect",
     )

@@ -1,6 +1,7 @@
 """Recognizer of personal data that has a form: regular expressions and checksums."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from dptune.detection.place_rules import PLACE_RULES
@@ -18,6 +19,7 @@ _ALL_RULES: tuple[Rule, ...] = (
     *AMOUNT_RULES,
 )
 _DIGIT = re.compile(r"\d")
+_NO_END = 1 << 62
 _EDGE = " \t\r\n,;:.!?"
 
 # Numbers that look like identifiers and are none: ISO 2108 book numbers, software
@@ -96,10 +98,11 @@ def _is_public(
     """Tell whether a candidate lies inside a number that identifies nobody."""
     if entity_type not in _MAY_BE_PUBLIC and entity_type != "DATE":
         return False
-    return any(
-        low <= start and end <= high and (is_labelled or entity_type != "DATE")
-        for low, high, is_labelled in public
-    )
+    position = bisect_right(public, (start, _NO_END, True)) - 1
+    if position < 0:
+        return False
+    _, high, is_labelled = public[position]
+    return end <= high and (is_labelled or entity_type != "DATE")
 
 
 def _matches(rule: Rule, text: str) -> Iterator[tuple[int, int]]:

@@ -70,8 +70,8 @@ def score_entity_types(
     """Score entity types as SA-ADP does.
 
     N is the number of all mentions. (Algorithm 1 of the paper takes the number of words
-    instead, under which every rarity is nearly 1.) The gap that the paper leaves between
-    .50 and .51 is closed upwards.
+    instead, under which every rarity is nearly 1.) The gap that the paper leaves
+    between .50 and .51 is closed upwards.
 
     **Privacy.** Counts of a private corpus are private, and so are rarity and score.
     Pass public counts, or counts released under differential privacy.

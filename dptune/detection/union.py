@@ -22,7 +22,7 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     cluster: list[Span] = []
     united: list[Span] = []
     reach = 0
-    for span in sorted(spans, key=lambda s: (s.start, -s.end)):
+    for span in sorted(spans):
         if cluster and span.start >= reach:
             united += _resolve(cluster, reach, text)
             cluster = []
@@ -33,12 +33,18 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     return tuple(united)
 
 
+def _rank(span: Span) -> tuple[float, int, int, str, str]:
+    """Order spans from strong to weak; ties are broken by what the span says."""
+    length = span.start - span.end
+    return -span.confidence, length, span.start, span.entity_type, span.recognizer
+
+
 def _resolve(cluster: list[Span], end: int, text: str) -> list[Span]:
     """Make one chain of overlapping spans disjoint."""
     if len(cluster) == 1:
         return cluster
     start = cluster[0].start
-    ranked = sorted(cluster, key=lambda s: (-s.confidence, s.start - s.end, s.start))
+    ranked = sorted(cluster, key=_rank)
     if ranked[0].start == start and ranked[0].end == end:
         return [ranked[0]]
     owner = [-1] * (end - start)

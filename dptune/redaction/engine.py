@@ -56,15 +56,15 @@ def redact_text(
     | case | result |
     |---|---|
     | no spans | the text itself, no edits |
-    | masks with only blanks between | one mask (`MASK`, unless `merge_adjacent` is off) |
+    | `MASK`, only blanks between | one mask, unless `merge_adjacent` is off |
     | everything deleted | `<mask>`, one edit over the whole text |
 
     Args:
         text: the text.
         spans: disjoint spans of the text, in any order.
         operator: what to put in their place.
-        merge_adjacent: join masks that only blanks part. Off keeps one mask per span,
-            so that texts of equal shape keep equal numbers of masks.
+        merge_adjacent: join masks that only blanks part, not line ends. Off keeps
+            one mask per span, so that texts of equal shape keep equal numbers of masks.
 
     Returns:
         The redacted text with its edits.
@@ -81,7 +81,7 @@ def redact_text(
         _check(span, position, len(text))
         gap = text[position : span.start]
         position = span.end
-        if joins and edits and (not gap or gap.isspace()):
+        if joins and edits and not gap.strip(" \t"):
             edits[-1] = _extended(edits[-1], span.end)
             continue
         new = replace(span, text[span.start : span.end])
@@ -125,6 +125,9 @@ def redact_dataset(
     features = datasets.Features(
         {name: kind for name, kind in dataset.features.items() if name != "spans"}
     )
+
+    if len(dataset) == 0:
+        return dataset.remove_columns("spans")
 
     def redact(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
         rows = zip(batch["text"], batch["spans"], strict=True)

@@ -1,0 +1,131 @@
+"""Redaction keeps no sensitive code point and loses no record."""
+
+import datasets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptune.errors import DetectionError
+from dptune.redaction.engine import Redaction, redact_dataset, redact_text
+from dptune.redaction.operators import MASK, Operator, normalized
+from dptune.text import Span
+
+TEXT = "Ann Lee met ann lee at 12 Elm St."
+
+
+def span(start, end, entity_type="PERSON"):
+    return Span(start=start, end=end, entity_type=entity_type)
+
+
+SPANS = [span(0, 7), span(12, 19), span(23, 32, "ADDRESS")]
+
+
+@pytest.mark.parametrize(
+    ("operator", "wanted"),
+    [
+        (Operator.MASK, "<mask> met <mask> at <mask>."),
+        (Operator.TYPED, "<PERSON> met <PERSON> at <ADDRESS>."),
+        (Operator.NUMBERED, "<PERSON_1> met <PERSON_1> at <ADDRESS_1>."),
+        (Operator.DELETE, " met  at ."),
+    ],
+)
+def test_redact_text_by_operator(operator, wanted):
+    assert redact_text(TEXT, SPANS, operator).text == wanted
+
+
+def test_redact_text_adjacent_masks_become_one_unless_told():
+    spans = [span(0, 3), span(4, 7)]
+    assert redact_text("Ann Lee!", spans, Operator.MASK).text == "<mask>!"
+    kept = redact_text("Ann Lee!", spans, Operator.MASK, merge_adjacent=False)
+    assert kept.text == "<mask> <mask>!"
+    assert redact_text("Ann\nLee", spans, Operator.MASK).text == "<mask>\n<mask>"
+
+
+@pytest.mark.parametrize("operator", list(Operator))
+def test_redact_text_empty_result_stays_as_the_mask(operator):
+    redaction = redact_text("Ann", [span(0, 3)], operator)
+    assert redaction.text == (MASK if operator is Operator.DELETE else redaction.text)
+    assert redaction.text
+
+
+def test_redact_text_without_spans_is_the_text():
+    assert redact_text(" ", [], Operator.DELETE) == Redaction(text=" ", edits=())
+
+
+@pytest.mark.parametrize("spans", [[span(0, 4), span(3, 7)], [span(0, 99)]])
+def test_redact_text_bad_spans_raise(spans):
+    with pytest.raises(DetectionError, match="disjoint and inside"):
+        redact_text(TEXT, spans, Operator.MASK)
+
+
+@st.composite
+def cases(draw):
+    text = draw(st.text("aAé😀 .\n\t-", min_size=1, max_size=40))
+    cuts = sorted(draw(st.sets(st.integers(0, len(text)), max_size=10)))
+    pairs = zip(cuts[::2], cuts[1::2], strict=False)
+    return text, [span(a, b, draw(st.sampled_from(["ID", "X"]))) for a, b in pairs]
+
+
+def keeps_law(function, text, spans, operator):
+    """Outside edits nothing changed, and every span lies inside an edit."""
+    redaction = function(text, spans, operator)
+    old = new = 0
+    for edit in redaction.edits:
+        if text[old : edit.start] != redaction.text[new : edit.new_start]:
+            return False
+        old, new = edit.end, edit.new_end
+    inside = all(
+        any(e.start <= s.start and s.end <= e.end for e in redaction.edits)
+        for s in spans
+    )
+    return inside and text[old:] == redaction.text[new:] and bool(redaction.text)
+
+
+@pytest.mark.parametrize("operator", list(Operator))
+@given(case=cases())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_redact_text_replaces_every_span_and_nothing_else(operator, case):
+    assert keeps_law(redact_text, *case, operator)
+
+
+def drops_last_edit(text, spans, operator):
+    """A broken twin: forgets the last span."""
+    return redact_text(text, spans[:-1], operator)
+
+
+def test_redact_text_law_catches_a_forgotten_span():
+    assert keeps_law(redact_text, TEXT, SPANS, Operator.MASK)
+    assert not keeps_law(drops_last_edit, TEXT, SPANS, Operator.MASK)
+
+
+def test_redaction_repr_hides_the_text():
+    assert "met" not in repr(redact_text(TEXT, SPANS, Operator.MASK))
+
+
+def test_normalized_folds_case_and_separators():
+    assert normalized("O'Brien ") == normalized("obrien")
+    assert normalized("--") == "--"
+
+
+def test_redact_dataset_keeps_rows_and_columns_and_drops_spans():
+    row = {"start": 0, "end": 3, "entity_type": "PERSON"}
+    corpus = datasets.Dataset.from_dict(
+        {
+            "id": ["a", "b"],
+            "text": ["Ann", "nothing here"],
+            "unit_id": ["u", "v"],
+            "split": ["train", "test"],
+            "label": [1, 0],
+            "spans": [[row], []],
+        }
+    )
+    redacted = redact_dataset(corpus, operator=Operator.DELETE)
+    assert redacted.column_names == ["id", "text", "unit_id", "split", "label"]
+    assert redacted["text"][:] == [MASK, "nothing here"]
+    assert redacted["id"][:] == ["a", "b"]
+
+
+def test_redact_dataset_without_spans_raises():
+    corpus = datasets.Dataset.from_dict({"id": ["a"], "text": ["x"]})
+    with pytest.raises(DetectionError, match="must have the column spans"):
+        redact_dataset(corpus, operator=Operator.MASK)
