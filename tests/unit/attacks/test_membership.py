@@ -132,7 +132,7 @@ def test_membership_scores_follow_their_formulas(make_model):
 
 def overfit(model, sequences):
     optimizer = torch.optim.Adam(model.parameters(), lr=6e-3)
-    for _ in range(6):
+    for _ in range(10):
         for sequence in sequences:
             tokens = torch.tensor([sequence])
             optimizer.zero_grad()
