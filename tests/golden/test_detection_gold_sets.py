@@ -1,8 +1,11 @@
 """Detection against gold spans of real and generated text.
 
 `presidio_synth` (Microsoft, MIT), Universal NER English EWT test (CC BY-SA 4.0) and
-ABCD test (ASAPP, MIT) are read from ../shared/data. The bounds are the measured figures
-of docs/METHODS rounded down; a fall below one is a loss of recall, not noise.
+ABCD test (ASAPP, MIT) are read from ../shared/data. The bounds are targets; measured
+with rules alone: presidio_synth .975 of spans fully covered, UNER EWT test .954 of
+entity tokens at 16.3 % of words masked, ABCD names .9999. The rules were written while
+looking at misses in presidio_synth, UNER EWT dev and ABCD, so that only the figure for
+UNER test comes from texts whose misses nobody had read.
 """
 
 import gzip
