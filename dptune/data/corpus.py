@@ -106,7 +106,10 @@ def build_corpus(
     settings = splits or SplitSettings()
     log = ProblemLog()
     raw = read_records(source, data_root=data_root, log=log)
-    _check_count(len(raw), min_records, stage="read", log=log)
+    given = _given_splits(source, raw)
+    if not log.has_file_faults():
+        _check_count(len(raw), min_records, stage="read", log=log)
+        _check_given(given, raw, log=log)
     records = check_records(
         raw,
         log=log,
@@ -116,8 +119,6 @@ def build_corpus(
         allow_content_hash_ids=allow_content_hash_ids,
     )
     check_leaks(records, log=log)
-    given = _given_splits(source, raw)
-    _check_given(given, raw, log=log)
     log.raise_if_any()
 
     records = _sample(records, max_records, seed=seed)
@@ -141,6 +142,7 @@ def build_corpus(
         max_characters=max_characters,
         max_duplicate_share=0.0 if drop_exact_duplicates else 1.0,
         max_mojibake_share=max_mojibake_share,
+        allow_text_leak=not drop_exact_duplicates,
     )
     _require_success(validation)
     fingerprint = corpus_fingerprint(dataset)

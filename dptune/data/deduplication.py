@@ -13,6 +13,7 @@ from dptune.data.records import Record
 
 SHINGLE_WORDS = 3
 NUM_PERMUTATIONS = 128
+_RECALL = 0.99
 _WORD = re.compile(r"\w+")
 _SPACE = re.compile(r"\s+")
 
@@ -56,8 +57,9 @@ def deduplicate(
     The first copy stays, except that a copy of a split that the source itself decides
     wins: test before validation before train, so that published test sets stay whole.
     Near means a Jaccard similarity of word 3-grams of at least the threshold; MinHash
-    with 128 permutations proposes pairs, which are then compared exactly, so that a
-    reported pair is never wrong and a few may be missed.
+    with 128 permutations proposes pairs, which are then compared exactly (up to
+    collisions of 32-bit hashes): a reported pair is near, and at most about one in a
+    hundred is missed.
 
     Privacy: within one unit this is a function of that unit. Across units, dropping
     makes one unit's data depend on another's: removing the unit that owns the kept copy
@@ -116,9 +118,7 @@ def _near_copies(
     records: Sequence[Record], order: Sequence[int], threshold: float
 ) -> dict[int, int]:
     """Map each near copy to an earlier record that is none itself."""
-    index = MinHashLSH(
-        threshold=threshold, num_perm=NUM_PERMUTATIONS, weights=(0.1, 0.9)
-    )
+    index = MinHashLSH(num_perm=NUM_PERMUTATIONS, params=_bands(threshold))
     empty = MinHash(num_perm=NUM_PERMUTATIONS, seed=1, hashfunc=int)
     shingles: dict[int, frozenset[int]] = {}
     near = {}
@@ -134,6 +134,18 @@ def _near_copies(
             shingles[i] = own
             index.insert(i, sketch)
     return near
+
+
+def _bands(threshold: float) -> tuple[int, int]:
+    """Choose the longest bands that propose a pair at the threshold with chance .99.
+
+    With b bands of r rows the chance is `1 - (1 - threshold^r)^b`.
+    """
+    for rows in range(NUM_PERMUTATIONS // 2, 1, -1):
+        bands = NUM_PERMUTATIONS // rows
+        if 1 - (1 - threshold**rows) ** bands >= _RECALL:
+            return bands, rows
+    return NUM_PERMUTATIONS, 1
 
 
 def _shingles(text: str) -> frozenset[int]:

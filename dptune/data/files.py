@@ -1,5 +1,6 @@
 """Open and decode files; faults become problems with byte offsets, never text."""
 
+import codecs
 import gzip
 import zlib
 from pathlib import Path
@@ -91,10 +92,12 @@ def _bad_places(data: bytes, encoding: str) -> list[str]:
         except UnicodeDecodeError as error:
             if len(places) == _MAX_OFFSETS:
                 return [*places, "and more"]
+            is_utf8 = codecs.lookup(encoding).name == "utf-8"
             offset = start + error.start
             row = data.count(b"\n", 0, offset) + 1
             places.append(f"row {row} (byte {offset})")
-            start += max(error.end, 1)
+            # Only UTF-8 can be read on from the middle of a file.
+            start = start + max(error.end, 1) if is_utf8 else len(data)
         except UnicodeError:  # codecs such as utf-16 may not say where
             return places or ["an unknown place"]
         else:

@@ -72,9 +72,11 @@ def _joined_groups(groups: list[str]) -> list[str]:
 
 def _is_card(digits: str) -> bool:
     """Check prefix and Luhn digit."""
+    if not _CARD_PREFIX.match(digits):
+        return False
     doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
     total = sum(doubled) + sum(int(digit) for digit in digits[::-2])
-    return bool(_CARD_PREFIX.match(digits)) and total % 10 == 0
+    return total % 10 == 0
 
 
 def has_iban(text: str) -> bool:

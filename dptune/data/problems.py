@@ -36,6 +36,10 @@ class ProblemLog:
         """Whether anything was reported."""
         return bool(self._problems or self._groups)
 
+    def has_file_faults(self) -> bool:
+        """Whether a whole file, not just some rows, could not be used."""
+        return bool(self._problems)
+
     def add(self, path: str, message: str, next_step: str = "") -> None:
         """Report one fault of a file, a setting or the whole corpus."""
         self._problems.append(Problem(path=path, message=message, next_step=next_step))

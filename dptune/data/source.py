@@ -27,7 +27,9 @@ TextUnit = Literal["line", "paragraph", "document"]
 def _check_encoding(value: str) -> str:
     """Refuse names that Python cannot decode text with."""
     try:
-        b"".decode(value)
+        b"x".decode(value)  # empty bytes would not even look it up
+    except UnicodeError:
+        return value  # known, with characters of several bytes
     except (LookupError, ValueError):
         raise ValueError("must name a text encoding such as utf-8") from None
     return value

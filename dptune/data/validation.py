@@ -6,7 +6,7 @@ Great Expectations is imported when a corpus is validated, since that takes seco
 import hashlib
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ def validate_corpus(
     max_characters: int = 100_000,
     max_duplicate_share: float = 0.0,
     max_mojibake_share: float = 0.01,
+    allow_text_leak: bool = False,
 ) -> ValidationReport:
     """Check the shape and soundness of a corpus.
 
@@ -53,6 +54,7 @@ def validate_corpus(
         max_duplicate_share: largest share of repeated texts, in [0, 1]; raise it for a
             corpus with canaries that are inserted several times.
         max_mojibake_share: largest share of records with broken characters, in [0, 1].
+        allow_text_leak: do not ask that equal texts stay in one split.
 
     Returns:
         One verdict for each expectation, and whether all hold.
@@ -64,6 +66,11 @@ def validate_corpus(
         max_duplicate_share=max_duplicate_share,
         max_mojibake_share=max_mojibake_share,
     )
+    if not allow_text_leak:
+        rules = (
+            *rules,
+            _never("no_text_leak", "text_leaks", "every text in one split"),
+        )
     return _validate(frame, rules, view=view)
 
 
@@ -125,12 +132,19 @@ def _corpus_frame(dataset: datasets.Dataset) -> pd.DataFrame:
             hashlib.sha256(str(text).encode("utf-8", "replace")).hexdigest()
             for text in frame["text"]
         ]
-    if {"unit_id", "split"} <= set(present):
-        splits = defaultdict(set)
-        for unit, split in zip(frame["unit_id"], frame["split"], strict=True):
-            splits[unit].add(split)
-        frame["unit_leaks"] = [len(splits[unit]) > 1 for unit in frame["unit_id"]]
+    for name, flag in (("unit_id", "unit_leaks"), ("text_sha256", "text_leaks")):
+        if {name, "split"} <= set(frame.columns):
+            frame[flag] = _in_several(frame[name], frame["split"])
     return frame
+
+
+def _in_several(owners: Iterable[object], splits: Iterable[object]) -> list[bool]:
+    """Flag rows whose owner is in more than one split."""
+    pairs = list(zip(owners, splits, strict=True))
+    found = defaultdict(set)
+    for owner, split in pairs:
+        found[owner].add(split)
+    return [len(found[owner]) > 1 for owner, _ in pairs]
 
 
 def _not_null(column: str) -> _Rule:
@@ -263,11 +277,19 @@ def _run(frame: pd.DataFrame, rules: Sequence[_Rule]) -> dict[str, bool]:
     import great_expectations as gx  # noqa: PLC0415 - takes seconds
     import great_expectations.expectations as gxe  # noqa: PLC0415
     from great_expectations.data_context.types.base import (  # noqa: PLC0415
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
         ProgressBarsConfig,
     )
 
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    context = gx.get_context(
+        mode="ephemeral",
+        project_config=DataContextConfig(
+            store_backend_defaults=InMemoryStoreBackendDefaults(),
+            progress_bars=ProgressBarsConfig(globally=False),
+            analytics_enabled=False,
+        ),
+    )
     batch = (
         context.data_sources.add_pandas("corpus")
         .add_dataframe_asset("corpus")

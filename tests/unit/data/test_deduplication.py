@@ -1,0 +1,108 @@
+"""Deduplication against the slow and honest way."""
+
+import numpy as np
+import pytest
+
+from dptune.data.deduplication import deduplicate, normalize_text
+from dptune.data.records import Record
+
+
+def record(text, number, *, split=None, unit=None):
+    return Record(
+        id=str(number),
+        text=text,
+        unit_id=unit or str(number),
+        split=split,
+        label=None,
+        location="",
+    )
+
+
+def records(*texts, **settings):
+    return [record(text, i, **settings) for i, text in enumerate(texts)]
+
+
+def grams(text):
+    words = text.split()
+    return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
+
+
+def brute_force(texts, threshold):
+    kept, near = [], 0
+    for text in texts:
+        own = grams(text)
+        if any(len(own & o) / len(own | o) >= threshold for o in kept):
+            near += 1
+        else:
+            kept.append(own)
+    return near
+
+
+def test_normalize_text_composes_and_collapses():
+    assert normalize_text(" a\t\n b\u00a0 e\u0301 ") == "a b \u00e9"
+
+
+def test_deduplicate_exact_copies_keeps_first():
+    found = deduplicate(
+        records("a b", "c", " a\n b ", "A b", "c"), near_duplicate_threshold=None
+    )
+    assert found.kept == (0, 1, 3)
+    assert (found.num_exact, found.num_near, found.num_across_units) == (2, 0, 2)
+
+
+def test_deduplicate_within_one_unit_is_not_across():
+    found = deduplicate(records("a", "a", unit="u"), near_duplicate_threshold=None)
+    assert (found.num_exact, found.num_across_units) == (1, 0)
+
+
+def test_deduplicate_keeps_copies_of_given_test_split():
+    rows = [
+        record("x", 0, split="train"),
+        record("x", 1, split="validation"),
+        record("x", 2, split="test"),
+        record("y", 3, split="train"),
+    ]
+    assert deduplicate(rows, near_duplicate_threshold=None).kept == (2, 3)
+
+
+def test_deduplicate_counting_only_keeps_all():
+    found = deduplicate(
+        records("a", "a"), near_duplicate_threshold=None, drop_exact_duplicates=False
+    )
+    assert found.kept == (0, 1)
+    assert (found.num_exact, found.num_across_units) == (1, 0)
+
+
+@pytest.mark.parametrize("threshold", [0.6, 0.85, 1.0])
+def test_deduplicate_near_agrees_with_brute_force(threshold):
+    source = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(500)]
+    texts = []
+    for _ in range(120):
+        text = [*source.choice(words, 40)]
+        for changes in (0, 1, 2, 5, 20):
+            copy = list(text)
+            for place in source.choice(40, changes, replace=False):
+                copy[place] = source.choice(words)
+            texts.append(" ".join(copy))
+    expected = brute_force(texts, threshold)
+    found = deduplicate(
+        records(*texts), near_duplicate_threshold=threshold, drop_near_duplicates=True
+    )
+    # MinHash may miss a pair at the very threshold, never invent one.
+    assert expected - 3 <= found.num_near <= expected
+    assert len(found.kept) == len(texts) - found.num_near - found.num_exact
+    assert expected == 0 if threshold == 1.0 else expected > 100
+
+
+def test_deduplicate_of_short_and_empty_words_does_not_fail():
+    found = deduplicate(records("!", "?", "a", "a b"), near_duplicate_threshold=0.85)
+    assert found.kept == (0, 1, 2, 3)
+
+
+def test_deduplicate_keeps_near_copies_by_default():
+    text = " ".join(f"w{i}" for i in range(100))
+    rows = records(text, f"{text} more")
+    assert deduplicate(rows, near_duplicate_threshold=0.85).kept == (0, 1)
+    found = deduplicate(rows, near_duplicate_threshold=0.85, drop_near_duplicates=True)
+    assert (found.kept, found.num_near, found.num_across_units) == ((0,), 1, 1)

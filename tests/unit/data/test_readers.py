@@ -1,0 +1,249 @@
+"""Readers of every kind of source."""
+
+import gzip
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dptune.data.readers import read_source
+from dptune.data.records import RawRecord
+from dptune.data.source import parse_source
+from dptune.errors import DataError
+
+ROWS = [
+    {"id": 1, "text": "one, two", "user": "a", "label": 0},
+    {"id": 2, "text": 'say "hi"', "user": "b", "label": 1},
+]
+COLUMNS = {"id_column": "id", "unit_column": "user", "label_column": "label"}
+
+
+def read(folder, **source):
+    return read_source(parse_source(source), data_root=folder).to_dict()
+
+
+def as_jsonl(path):
+    path.write_text("\n\n".join(json.dumps(row) for row in ROWS))
+
+
+def as_gzipped_jsonl(path):
+    path.write_bytes(
+        gzip.compress("\r\n".join(json.dumps(row) for row in ROWS).encode())
+    )
+
+
+def as_csv(path):
+    path.write_bytes(
+        b'\xef\xbb\xbfid,text,user,label\r\n1,"one, two",a,0\r\n2,"say ""hi""",b,1\r\n'
+    )
+
+
+def as_tsv(path):
+    path.write_text('id\ttext\tuser\tlabel\n1\tone, two\ta\t0\n2\tsay "hi"\tb\t1\n')
+
+
+def as_utf16_csv(path):
+    path.write_text(
+        'id;text;user;label\n1;one, two;a;0\n2;"say ""hi""";b;1\n', encoding="utf-16"
+    )
+
+
+def as_parquet(path):
+    table = pa.Table.from_pylist(ROWS)
+    text = table["text"].cast(pa.large_string())
+    pq.write_table(table.set_column(1, "text", text), path)
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "settings"),
+    [
+        (as_jsonl, "a.jsonl", {"kind": "jsonl"}),
+        (as_gzipped_jsonl, "a.jsonl.gz", {"kind": "jsonl"}),
+        (as_csv, "a.csv", {"kind": "csv"}),
+        (as_tsv, "a.tsv", {"kind": "csv", "quote_character": None}),
+        (
+            as_utf16_csv,
+            "a.csv",
+            {"kind": "csv", "delimiter": ";", "encoding": "utf-16"},
+        ),
+        (as_parquet, "a.parquet", {"kind": "parquet"}),
+    ],
+)
+def test_read_source_of_every_table_gives_the_same(write, name, settings, tmp_path):
+    write(tmp_path / name)
+    assert read(tmp_path, path=name, **settings, **COLUMNS) == {
+        "id": ["1", "2"],
+        "text": ["one, two", 'say "hi"'],
+        "unit_id": ["a", "b"],
+        "label": [0, 1],
+    }
+
+
+def test_read_source_without_unit_column_owns_itself(tmp_path):
+    as_jsonl(tmp_path / "a.jsonl")
+    result = read(tmp_path, kind="jsonl", path="a.jsonl", id_column="id")
+    assert result["unit_id"] == ["1", "2"]
+    assert set(result) == {"id", "text", "unit_id"}
+
+
+def test_read_source_without_id_column_hashes_content(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "a"}\n{"text": "b"}\n')
+    ids = read(tmp_path, kind="jsonl", path="a.jsonl")["id"]
+    assert ids[1] == f"{ids[0]}-2"
+    assert len({*ids}) == 3
+    assert all(name.startswith("text-") for name in ids)
+
+
+def test_read_source_template_joins_columns(tmp_path):
+    as_jsonl(tmp_path / "a.jsonl")
+    result = read(
+        tmp_path,
+        kind="jsonl",
+        path="a.jsonl",
+        text_template="{user}/{{{label}}}: {text}",
+    )
+    assert result["text"] == ["a/{0}: one, two", 'b/{1}: say "hi"']
+
+
+def test_read_source_template_does_not_format_values(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": "{b} {a.x}", "b": "!"}\n')
+    result = read(tmp_path, kind="jsonl", path="a.jsonl", text_template="{a}{b}")
+    assert result["text"] == ["{b} {a.x}!"]
+
+
+@pytest.mark.parametrize(
+    ("record", "texts"),
+    [
+        ("line", ["= A =", "first  line", "second", "\u2028x"]),
+        ("paragraph", ["= A =", "first  line\nsecond", "\u2028x"]),
+        ("document", [" = A = \n\t\n first  line\r\nsecond\n \n\n\u2028x"]),
+    ],
+)
+def test_read_source_of_text_cuts_records(record, texts, tmp_path):
+    data = " = A = \n\t\n first  line\r\nsecond\n \n\n\u2028x\n"
+    (tmp_path / "a.txt").write_bytes(data.encode())
+    result = read(tmp_path, kind="text", path="a.txt", record=record)
+    stripped = [text.strip() if record != "document" else text for text in texts]
+    assert result["text"] == stripped
+    assert set(result["unit_id"]) == {"a.txt"}
+
+
+def test_read_source_of_text_documents_has_stable_ids(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    assert read(tmp_path, kind="text", path="a.txt", record="document")["id"] == [
+        "a.txt"
+    ]
+
+
+def test_read_source_with_files_per_split_keeps_splits(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text(json.dumps({"id": 0, "text": name}))
+    result = read(
+        tmp_path,
+        kind="jsonl",
+        train="a",
+        validation="b",
+        test="c",
+        id_column="id",
+        ids_are_per_split=True,
+    )
+    assert result["split"] == ["train", "validation", "test"]
+    assert result["id"] == ["train/0", "validation/0", "test/0"]
+
+
+def test_read_source_with_split_column_knows_aliases(tmp_path):
+    rows = [
+        {"text": name, "split": name}
+        for name in ("train", "dev", "val", "valid", "test")
+    ]
+    (tmp_path / "a").write_text("\n".join(json.dumps(row) for row in rows))
+    result = read(tmp_path, kind="jsonl", path="a", split_column="split")
+    assert result["split"] == ["train", *["validation"] * 3, "test"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in {
+        "d/b/2.txt": "two",
+        "d/a/1.txt": "one\n\nmore",
+        "d/.hidden/3.txt": "hidden",
+        "d/c.md": "other",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_read_source_of_folder_takes_files_in_order(folder):
+    result = read(folder, kind="folder", path="d")
+    assert result["text"] == ["one\n\nmore", "two"]
+    assert result["id"] == result["unit_id"] == ["a/1.txt", "b/2.txt"]
+
+
+def test_read_source_of_folder_in_paragraphs_owns_by_file(folder):
+    result = read(folder, kind="folder", path="d", record="paragraph")
+    assert result["unit_id"] == ["a/1.txt", "a/1.txt", "b/2.txt"]
+
+
+def test_read_source_of_folders_per_split_qualifies_names(folder):
+    result = read(folder, kind="folder", train="d/a", test="d/b", pattern="*.txt")
+    assert result["id"] == ["train/1.txt", "test/2.txt"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_read_source_of_folder_reads_tables(kind, tmp_path):
+    (tmp_path / "d").mkdir()
+    {"jsonl": as_jsonl, "csv": as_csv, "parquet": as_parquet}[kind](
+        tmp_path / "d" / "a"
+    )
+    result = read(
+        tmp_path, kind="folder", path="d", pattern="*", format=kind, **COLUMNS
+    )
+    assert result["id"] == ["1", "2"]
+    assert result["label"] == [0, 1]
+
+
+def test_read_source_of_hub_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "d").mkdir()
+    as_parquet(tmp_path / "d" / "train.parquet")
+    result = read(tmp_path, kind="hub", name="d", train="train", **COLUMNS)
+    assert result["id"] == ["1", "2"]
+    assert result["split"] == ["train", "train"]
+    with pytest.raises(DataError, match="Did you mean 'text'"):
+        read(tmp_path, kind="hub", name="d", split="train", text_column="text_")
+
+
+def test_read_source_of_synthetic_needs_no_file():
+    result = read(None, kind="synthetic", num_records=3)
+    assert len(result["id"]) == 3
+    assert result["unit_id"][1] == result["unit_id"][2]
+
+
+def test_read_source_of_nothing_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("text\n")
+    with pytest.raises(DataError, match="must hold a record"):
+        read(tmp_path, kind="csv", path="a.csv")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (4711, True),
+        ("0", True),
+        (5551234567, False),
+        ("078051120", False),
+        ("Ann Lee", False),
+        (True, False),
+        (-1, False),
+        ("²", False),
+    ],
+)
+def test_location_shows_short_numbers_only(value, shown):
+    record = RawRecord(file="a", row=3, id=value, text="secret")
+    assert record.location().startswith("a row 3")
+    assert ("id" in record.location()) == shown
+    assert "secret" not in repr(record)
