@@ -69,7 +69,7 @@ def draw(
     *,
     label: str,
     height: float = 3.4,
-    width: float = 7.2,
+    width: float = 6.4,
 ) -> str:
     """Paint one pair of axes and return it as an inline `<svg>` element.
 
@@ -80,7 +80,7 @@ def draw(
         paint: draws on the axes it is given.
         label: what the figure shows, for people who cannot see it.
         height: inches.
-        width: inches; 7.2 is 518 points, and the page scales it.
+        width: inches; 6.4 is 461 points, and the page scales it.
     """
     with rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")

@@ -1,11 +1,9 @@
-"""What attack and utility reports come to: means, p-values, one-line readings."""
+"""What an exposure report comes to: means of its groups and one p-value."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import chi2
-
+from dptune.gates.null_law import fisher_p_value
 from dptune.results import CanaryExposure, ExposureReport
 
 
@@ -15,7 +13,8 @@ class ExposureMeans:
 
     Args:
         planted, held_out, base: means; None where a group is empty.
-        p_value: chance of planted exposures this large had no canary been seen.
+        p_value: chance of planted exposures this large had no canary been seen, by
+            Fisher's method; assumes that canaries are independent.
         num_planted: canaries behind `planted`.
     """
 
@@ -33,28 +32,11 @@ def exposure_means(report: ExposureReport) -> ExposureMeans:
         planted=_mean(planted),
         held_out=_mean(report.held_out()),
         base=_mean(report.base_planted()),
-        p_value=never_seen_p_value(planted),
+        p_value=fisher_p_value([c.rank for c in planted], report.space_size)
+        if planted
+        else None,
         num_planted=len(planted),
     )
-
-
-def never_seen_p_value(canaries: Sequence[CanaryExposure]) -> float | None:
-    """Return the p-value of "no model ever saw these", by Fisher's method.
-
-    A never-seen uniform canary has rank R uniform on 1..|R|, so p = rank/|R| = 2^-E and
-    2 ln 2 sum E follows chi^2 with 2m degrees of freedom for m independent canaries.
-
-    Formal guarantee: under the null the result is at least as large, in distribution,
-    as a uniform variable, up to the dependence of canaries that share one model.
-    None without canaries.
-
-    References:
-        Fisher (1925), section 21.1; Carlini et al. (2019), eq. 2.
-    """
-    if not canaries:
-        return None
-    statistic = 2 * math.log(2) * sum(c.exposure for c in canaries)
-    return float(chi2.sf(statistic, 2 * len(canaries)))
 
 
 def _mean(canaries: Sequence[CanaryExposure]) -> float | None:

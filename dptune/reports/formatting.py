@@ -86,18 +86,15 @@ def p_value(value: float | None) -> str:
 
 
 def interval(value: Interval | None, *, as_share: bool = False) -> str:
-    """Return `[low, high]` with its confidence.
+    """Return a confidence interval with its confidence.
 
     >>> interval(Interval(low=0.01, high=0.05, confidence=0.95), as_share=True)
-    '[1 %, 5 %] at 95 % confidence'
+    '95 % CI [1 %, 5 %]'
     """
     if value is None:
         return MISSING
     form = share if as_share else number
-    return (
-        f"[{form(value.low)}, {form(value.high)}] "
-        f"at {share(value.confidence)} confidence"
-    )
+    return f"{share(value.confidence)} CI [{form(value.low)}, {form(value.high)}]"
 
 
 def duration(seconds: float) -> str:
@@ -134,6 +131,15 @@ def words(name: str) -> str:
     'add or remove one'
     """
     return name.replace("_", " ")
+
+
+def sentence_case(text: str) -> str:
+    """Return text with its first letter raised, the rest untouched.
+
+    >>> sentence_case("record (DP)")
+    'Record (DP)'
+    """
+    return text[:1].upper() + text[1:]
 
 
 def _rounded(size: float, digits: int) -> str:

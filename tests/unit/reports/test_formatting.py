@@ -60,7 +60,7 @@ def test_p_value_tiny_is_a_bound():
 
 def test_interval_states_confidence():
     value = Interval(low=0.0, high=0.0299, confidence=0.95)
-    assert interval(value, as_share=True) == "[0 %, 2.99 %] at 95 % confidence"
+    assert interval(value, as_share=True) == "95 % CI [0 %, 2.99 %]"
 
 
 def test_duration_picks_unit():

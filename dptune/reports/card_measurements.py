@@ -1,0 +1,201 @@
+"""Blocks for what a privacy card says was measured, each beside what chance gives."""
+
+import math
+
+from dptune.reports.blocks import Chip, Section, Tone, facts, table
+from dptune.reports.formatting import (
+    count,
+    epsilon,
+    interval,
+    number,
+    p_value,
+    share,
+    words,
+)
+from dptune.reports.model_pages import setting_words
+from dptune.reports.statements import (
+    DetectionStatement,
+    ExposureStatement,
+    MembershipStatement,
+    PrivacyCard,
+)
+
+
+def detection_section(found: DetectionStatement | None) -> Section | None:
+    """Say what found personal data, and how much it misses."""
+    if found is None:
+        return None
+    rate = (
+        share(found.missing_rate)
+        if found.missing_rate is not None
+        else Chip(text="not measured", tone=Tone.INCONCLUSIVE)
+    )
+    note = "; ".join(
+        text
+        for text in (
+            interval(found.missing_rate_interval, as_share=True)
+            if found.missing_rate_interval
+            else "",
+            f"measured on {found.missing_rate_source}"
+            if found.missing_rate_source
+            else "",
+        )
+        if text
+    )
+    return Section(
+        title="Detection of personal data",
+        blocks=(
+            facts(
+                ("Tier", words(found.tier)),
+                ("Recognizers", ", ".join(found.recognizers)),
+                ("Missing rate", rate, note),
+            ),
+        ),
+    )
+
+
+def exposure_section(found: ExposureStatement | None) -> Section | None:
+    """Return canary exposure beside both controls."""
+    if found is None:
+        return None
+    return Section(
+        title="Measured: canaries",
+        blocks=(
+            facts(
+                (
+                    "Mean exposure, planted",
+                    f"{number(found.planted_mean)} bits",
+                    (
+                        f"{count(found.num_planted)} canaries, "
+                        f"{p_value(found.p_value)} against chance; never-seen canaries "
+                        "have 1.44 bits on average"
+                    ),
+                ),
+                (
+                    "Mean exposure, held-out controls",
+                    f"{number(found.held_out_mean)} bits",
+                    f"{count(found.num_held_out)} canaries that were never planted",
+                ),
+                ("Mean exposure, base model", f"{number(found.base_mean)} bits"),
+                (
+                    "Candidates",
+                    count(found.space_size),
+                    (
+                        f"a memorized canary has {number(math.log2(found.space_size))} "
+                        "bits"
+                    ),
+                ),
+                ("Setting", setting_words(found.setting)),
+                ("Insertions of each canary", count(found.insertions), _group(found)),
+            ),
+        ),
+    )
+
+
+def _group(found: ExposureStatement) -> str:
+    """Say what guarantee a canary in several units has."""
+    if found.insertions <= 1:
+        return ""
+    text = (
+        f"each copy in a unit of its own, so the guarantee for a canary is that of a "
+        f"group of {found.insertions}, which is weaker than that of one unit"
+    )
+    if found.group_epsilon is None:
+        return text
+    return f"{text}: ε = {epsilon(found.group_epsilon)}"
+
+
+def membership_section(found: MembershipStatement | None) -> Section | None:
+    """Return the strongest membership attack beside the blind one."""
+    if found is None:
+        return None
+    return Section(
+        title="Measured: membership",
+        blocks=(
+            facts(
+                (
+                    "Strongest attack",
+                    words(found.attack),
+                    (
+                        f"{count(found.num_members)} members, "
+                        f"{count(found.num_non_members)} non-members"
+                    ),
+                ),
+                (
+                    f"True positives at {share(found.low_fpr)} false positives",
+                    share(found.tpr),
+                    (
+                        f"{interval(found.tpr_interval, as_share=True)}; chance is "
+                        f"{share(found.low_fpr)}"
+                    ),
+                ),
+                (
+                    "AUC",
+                    number(found.auc),
+                    f"{interval(found.auc_interval)}; chance is 0.5",
+                ),
+                (
+                    "Blind attack (no model)",
+                    f"AUC {number(found.blind_auc)}",
+                    (
+                        f"{share(found.blind_tpr)} true positives; above chance it "
+                        "would say that the test is unfair"
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+def audit_section(card: PrivacyCard) -> Section | None:
+    """Return lower bounds of epsilon with what they could have shown."""
+    if not card.audits:
+        return None
+    return Section(
+        title="Measured: audits",
+        blocks=(
+            table(
+                ("Audit", "Notion", "ε at least", "δ", "Confidence", "Could show", "m"),
+                (
+                    (
+                        words(a.method),
+                        f"{a.notion} ({words(a.relation)})",
+                        number(a.epsilon_lower_bound),
+                        number(a.delta),
+                        share(a.confidence),
+                        number(a.capacity),
+                        count(a.num_canaries),
+                    )
+                    for a in card.audits
+                ),
+                numeric=range(2, 7),
+                caption="A lower bound above the certified ε proves a fault. `Could "
+                "show` is the largest bound that so many canaries (m) can give."
+                + (
+                    " Some bounds hold only if canaries are independent."
+                    if any(a.assumes_independent_canaries for a in card.audits)
+                    else ""
+                ),
+            ),
+        ),
+    )
+
+
+def utility_section(card: PrivacyCard) -> Section | None:
+    """Return perplexity before and after."""
+    found = card.utility
+    if found is None:
+        return None
+    return Section(
+        title="Measured: utility",
+        blocks=(
+            facts(
+                (
+                    "Perplexity",
+                    number(found.perplexity),
+                    f"{found.split} split, {count(found.num_records)} records",
+                ),
+                ("Perplexity of the base model", number(found.base_perplexity)),
+            ),
+        ),
+    )

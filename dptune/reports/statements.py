@@ -1,0 +1,129 @@
+"""What a privacy card states: frozen values that hold only what a card may show."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dptune.accounting.certificates import Certificate
+from dptune.gates.criterion import GateOutcome
+from dptune.gates.evidence import AuditEvidence
+from dptune.privacy import PrivacyUnit
+from dptune.results import Interval, Report
+
+
+class DetectionStatement(Report):
+    """What found the personal data, and how much it misses.
+
+    Args:
+        missing_rate_source: where the rate was measured, such as `TAB test split`.
+    """
+
+    tier: str
+    recognizers: tuple[str, ...]
+    missing_rate: float | None = None
+    missing_rate_interval: Interval | None = None
+    missing_rate_source: str = ""
+
+
+class ExposureStatement(Report):
+    """Canary exposure beside both controls, bits.
+
+    Args:
+        insertions: units that hold a copy of one canary: guarantees for it are those
+            of a group of this size.
+        group_epsilon: certified for such a group, if it was computed.
+        p_value: of the planted canaries against chance (Fisher).
+    """
+
+    setting: Literal["as_detected", "missed", "not_missed"]
+    insertions: int = Field(ge=0)
+    num_planted: int = Field(ge=0)
+    num_held_out: int = Field(ge=0)
+    space_size: int = Field(ge=1)
+    planted_mean: float | None
+    held_out_mean: float | None
+    base_mean: float | None
+    p_value: float | None
+    group_epsilon: float | None = None
+
+
+class MembershipStatement(Report):
+    """The strongest membership attack beside the blind one."""
+
+    attack: str
+    auc: float
+    auc_interval: Interval
+    low_fpr: float
+    tpr: float
+    tpr_interval: Interval
+    blind_auc: float
+    blind_tpr: float
+    num_members: int
+    num_non_members: int
+
+
+class UtilityStatement(Report):
+    """Perplexity on held-out records, before and after fine-tuning."""
+
+    split: str
+    num_records: int
+    perplexity: float
+    base_perplexity: float
+
+
+class GateStatement(Report):
+    """What the gate said when the card was written."""
+
+    outcome: GateOutcome
+    policy: str
+    decision_hash: str
+
+
+class PrivacyCard(Report):
+    """Everything that a stranger needs to judge one model version.
+
+    Args:
+        base_model: hub id or name of what training started from.
+        certificates: one for each notion and relation.
+        sampling_assumed: what the accountant assumes, such as `Poisson`.
+        sampling_actual: what ran, in the same words where it is the same.
+        num_tuning_runs: recorded runs on the same data set; None where nobody counts.
+        deduplicated: whether record claims hold for the deduplicated corpus.
+        outside_guarantee: one sentence for each thing that no epsilon covers.
+        dependency_versions: of everything that the claim rests on.
+        fixed_seed: whether noise or sampling came from a known seed.
+
+    Raises:
+        ValidationError: a certificate is of another privacy unit.
+    """
+
+    model_name: str
+    model_version: str
+    model_digest: str
+    base_model: str
+    recipe: str
+    recipe_title: str
+    recipe_reference: str = ""
+    privacy_unit: PrivacyUnit
+    data_fingerprint: str = ""
+    certificates: tuple[Certificate, ...]
+    sampling_assumed: str
+    sampling_actual: str
+    num_tuning_runs: int | None = Field(default=None, ge=0)
+    deduplicated: bool
+    outside_guarantee: tuple[str, ...]
+    detection: DetectionStatement | None = None
+    exposure: ExposureStatement | None = None
+    membership: MembershipStatement | None = None
+    utility: UtilityStatement | None = None
+    audits: tuple[AuditEvidence, ...] = ()
+    gate: GateStatement | None = None
+    dependency_versions: dict[str, str] = Field(default_factory=dict)
+    fixed_seed: bool
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        units = {c.privacy_unit for c in self.certificates}
+        if units - {self.privacy_unit}:
+            raise ValueError("certificates must be of the card's privacy_unit")
+        return self
