@@ -1,7 +1,7 @@
 """One line of a decision: measured, threshold, verdict, reason, next step."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from dptune.results import Interval, Report
@@ -66,6 +66,15 @@ def broken(name: str, reason: str) -> Criterion:
         reason=reason,
         what_would_change_it="Measure again on this model, and look for the fault.",
     )
+
+
+def holds_nan(value: object) -> bool:
+    """Whether a NaN is anywhere in a dumped report."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    if isinstance(value, Mapping):
+        return any(map(holds_nan, value.values()))
+    return isinstance(value, list | tuple) and any(map(holds_nan, value))
 
 
 def any_nan(values: Iterable[float | None]) -> bool:

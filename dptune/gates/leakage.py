@@ -126,7 +126,7 @@ def _membership(report: MembershipReport | None, policy: GatePolicy) -> Criterio
     few = min(report.num_members, report.num_non_members) < (
         policy.min_membership_records
     )
-    coarse = max(signal.low_fpr for signal in report.signals) > _LOW_FPR
+    coarse = not all(signal.low_fpr <= _LOW_FPR for signal in report.signals)
     verdict, change = Verdict.PASS, ""
     if interval.low > limit or (interval.high > limit and not few):
         verdict = Verdict.BLOCK

@@ -65,9 +65,9 @@ class GatePolicy(BaseModel):
         min_audit_capacity: epsilon that the planned audit must be able to refute; None
             asks for none.
         max_membership_tpr: largest upper bound of the true-positive rate at 1 % false
-            positives, over all attacks; guessing has 1 %.
-        min_membership_records: members and non-members each; with fewer, the bound of
-            a clean model is above 5 %.
+            positives, over all attacks. Guessing has 1 %; the largest bound of five
+            attacks on a clean model was 6.8 % with 500 records of each kind.
+        min_membership_records: members and non-members each.
         blind_auc_tolerance: how far above one half the blind baseline may be, if
             significantly so.
         max_nll_increase: nats per token over the champion; ln 1.02 is 2 % perplexity.
@@ -104,7 +104,7 @@ class GatePolicy(BaseModel):
     contradiction_level: float = Field(default=0.01, gt=0, lt=0.5)
     min_audit_capacity: float | None = Field(default=None, gt=0)
 
-    max_membership_tpr: float = Field(default=0.05, gt=0, le=1)
+    max_membership_tpr: float = Field(default=0.10, gt=0, le=1)
     min_membership_records: int = Field(default=500, ge=100)
     blind_auc_tolerance: float = Field(default=0.05, ge=0, lt=0.5)
     max_nll_increase: float = Field(default=math.log(1.02), ge=0)

@@ -3,7 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
+from dptune.gates.criterion import (
+    Criterion,
+    Verdict,
+    any_nan,
+    broken,
+    holds_nan,
+    missing,
+)
 from dptune.gates.evidence import Evidence
 from dptune.gates.null_law import fisher_p_value, uniform_p_value
 from dptune.gates.policy import GatePolicy
@@ -12,7 +19,7 @@ from dptune.results import CanaryExposure, ExposureReport
 
 def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     """All checks of the evidence itself."""
-    found = [_identity(evidence, policy)]
+    found = [_identity(evidence, policy), _numbers(evidence)]
     report = evidence.exposure
     if report is None:
         found.append(missing("exposure_evidence", "exposure report"))
@@ -78,6 +85,17 @@ def _identity(evidence: Evidence, policy: GatePolicy) -> Criterion:
         name="evidence_identity",
         verdict=Verdict.PASS,
         reason="All evidence is about this model.",
+    )
+
+
+def _numbers(evidence: Evidence) -> Criterion:
+    """No figure may be NaN, not even one that decides nothing."""
+    if holds_nan(evidence.model_dump()):
+        return broken("evidence_numbers", "A figure of the evidence is NaN.")
+    return Criterion(
+        name="evidence_numbers",
+        verdict=Verdict.PASS,
+        reason="Every figure of the evidence is a number.",
     )
 
 

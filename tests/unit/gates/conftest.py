@@ -1,0 +1,168 @@
+"""Evidence of a clean model, and of leaking ones."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dptune.gates.evidence import BudgetEvidence, ClaimEvidence, Evidence
+from dptune.gates.policy import GatePolicy
+from dptune.results import (
+    CanaryExposure,
+    ExposureReport,
+    Interval,
+    MembershipReport,
+    MembershipSignal,
+    UtilityReport,
+)
+
+SIZE = 10**6
+
+
+def canaries(ranks, *, planted, insertions=1):
+    group = "planted" if planted else "held-out"
+    return tuple(
+        CanaryExposure(
+            canary_id=f"{group}-{number}",
+            planted=planted,
+            insertions=insertions if planted else 0,
+            rank=int(rank),
+            exposure=math.log2(SIZE) - math.log2(rank),
+            nll=10.0,
+        )
+        for number, rank in enumerate(ranks)
+    )
+
+
+def even_ranks(num):
+    """Deterministic quantiles of the uniform law, in an order without meaning."""
+    ranks = (np.arange(num) + 0.5) / num * SIZE
+    return np.roll(np.ceil(ranks).astype(int), num // 3)
+
+
+def exposure(planted=None, held_out=None, *, insertions=1, **changes):
+    planted = even_ranks(60) if planted is None else planted
+    held_out = even_ranks(60) if held_out is None else held_out
+    base = canaries(even_ranks(len(planted)), planted=True, insertions=insertions)
+    total = len(planted) * insertions
+    values = {
+        "model_digest": "m",
+        "base_model_digest": "b",
+        "canary_set_digest": "c",
+        "space_size": SIZE,
+        "scoring": "sum",
+        "setting": "as_detected",
+        "exact": True,
+        "canaries": canaries(planted, planted=True, insertions=insertions)
+        + canaries(held_out, planted=False),
+        "base_canaries": base + canaries(held_out, planted=False),
+        "planted_found": total,
+        "planted_expected": total,
+        "num_token_forwards": 1,
+    }
+    return ExposureReport(**{**values, **changes})
+
+
+def interval(low, high, confidence=0.95):
+    return Interval(low=low, high=high, confidence=confidence)
+
+
+def signal(name, *, auc=0.5, tpr=0.01, low=0.0, high=0.03):
+    return MembershipSignal(
+        name=name,
+        auc=auc,
+        auc_interval=interval(auc - 0.03, auc + 0.03),
+        tpr_at_low_fpr=tpr,
+        tpr_at_low_fpr_interval=interval(low, high),
+    )
+
+
+def membership(**changes):
+    values = {
+        "model_digest": "m",
+        "base_model_digest": "b",
+        "num_members": 1000,
+        "num_non_members": 1000,
+        "signals": (signal("loss"), signal("calibrated_loss")),
+        "blind": signal("blind"),
+    }
+    return MembershipReport(**{**values, **changes})
+
+
+def utility(*, model_digest="m", shift=0.0, **changes):
+    losses = tuple(20.0 + 10 * shift + (i % 7) for i in range(100))
+    nll = sum(losses) / 1000
+    values = {
+        "model_digest": model_digest,
+        "corpus_fingerprint": "f",
+        "split": "test",
+        "num_records": 100,
+        "num_tokens": 1000,
+        "nll_per_token": nll,
+        "perplexity": math.exp(nll),
+        "base_perplexity": 50.0,
+        "record_nll": losses,
+        "record_tokens": (10,) * 100,
+    }
+    return UtilityReport(**{**values, **changes})
+
+
+def claim(**changes):
+    values = {
+        "model_digest": "m",
+        "notion": "record",
+        "relation": "add_or_remove_one",
+        "privacy_unit": "record",
+        "epsilon": 4.0,
+        "delta": 1e-6,
+        "status": "certified",
+    }
+    return ClaimEvidence(**{**values, **changes})
+
+
+def budget(**changes):
+    values = {
+        "notion": "record",
+        "spent_epsilon": 4.0,
+        "budget_epsilon": 8.0,
+        "delta": 1e-6,
+    }
+    return BudgetEvidence(**{**values, **changes})
+
+
+def evidence(**changes):
+    values = {
+        "model_digest": "m",
+        "exposure": exposure(),
+        "membership": membership(),
+        "utility": utility(),
+        "claims": (claim(),),
+        "dataset_budget": budget(),
+    }
+    return Evidence(**{**values, **changes})
+
+
+def policy(**changes):
+    values = {"notion": "record", "max_epsilon": 8.0, "max_delta": 1e-5}
+    return GatePolicy(**{**values, **changes})
+
+
+class Make:
+    """The builders above, for tests."""
+
+    canaries = staticmethod(canaries)
+    even_ranks = staticmethod(even_ranks)
+    exposure = staticmethod(exposure)
+    interval = staticmethod(interval)
+    signal = staticmethod(signal)
+    membership = staticmethod(membership)
+    utility = staticmethod(utility)
+    claim = staticmethod(claim)
+    budget = staticmethod(budget)
+    evidence = staticmethod(evidence)
+    policy = staticmethod(policy)
+
+
+@pytest.fixture(scope="session")
+def make():
+    return Make

@@ -1,0 +1,487 @@
+"""The decision table, criterion by criterion."""
+
+import math
+
+import pytest
+
+from dptune.gates.decision import GateDecision, GateOutcome, Verdict, decide
+from dptune.gates.evidence import AuditEvidence, Evidence
+from dptune.results import DetectionReport, Interval
+
+
+def verdicts(decision):
+    return {criterion.name: criterion.verdict for criterion in decision.criteria}
+
+
+def assert_decides(evidence, policy, outcome, **expected):
+    decision = decide(evidence, policy)
+    assert decision.outcome == outcome, decision.failed()
+    assert {k: verdicts(decision)[k] for k in expected} == expected
+    return decision
+
+
+def test_decide_clean_evidence_passes_with_every_criterion(make):
+    decision = assert_decides(make.evidence(), make.policy(), "PASS")
+    assert set(verdicts(decision)) == {
+        "evidence_identity",
+        "evidence_numbers",
+        "planted_count",
+        "controls",
+        "base_model",
+        "blind_membership",
+        "claim_contradiction",
+        "audit",
+        "budget",
+        "claim_status",
+        "dataset_budget",
+        "memorization",
+        "assurance",
+        "membership",
+        "utility",
+    }
+    assert decision.failed() == ()
+    assert all(criterion.reason for criterion in decision.criteria)
+
+
+def test_decide_is_pure_and_its_hash_commits_to_all(make):
+    first = decide(make.evidence(), make.policy())
+    assert first == decide(make.evidence(), make.policy())
+    others = [
+        decide(make.evidence(dataset_budget=make.budget(delta=1e-7)), make.policy()),
+        decide(make.evidence(), make.policy(version=2)),
+        decide(make.evidence(), make.policy(max_epsilon=9.0)),
+    ]
+    hashes = {decision.decision_hash for decision in (first, *others)}
+    assert len(hashes) == 4
+    again = GateDecision.model_validate_json(first.model_dump_json())
+    assert (again, again.decision_hash) == (first, first.decision_hash)
+
+
+@pytest.mark.parametrize(
+    "name", ["exposure", "membership", "utility", "dataset_budget", "claims"]
+)
+def test_decide_missing_evidence_is_inconclusive(name, make):
+    empty = () if name == "claims" else None
+    decision = decide(make.evidence(**{name: empty}), make.policy())
+    assert decision.outcome is GateOutcome.INCONCLUSIVE
+    assert decision.failed()[0].what_would_change_it
+
+
+def test_decide_nothing_at_all_is_inconclusive(make):
+    decision = decide(Evidence(model_digest="m"), make.policy())
+    assert decision.outcome is GateOutcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("name", ["exposure", "membership", "utility", "claim"])
+def test_decide_evidence_of_another_model_is_invalid(name, make):
+    other = getattr(make, name)(model_digest="other")
+    changes = {"claims": (other,)} if name == "claim" else {name: other}
+    decision = assert_decides(
+        make.evidence(**changes), make.policy(), "INVALID", evidence_identity="INVALID"
+    )
+    assert name in decision.criteria[0].reason
+
+
+def test_decide_another_base_or_policy_or_champion_is_invalid(make):
+    for changes in (
+        {"membership": make.membership(base_model_digest="x")},
+        {"policy_digest": make.policy(version=9).digest},
+        {
+            "champion_digest": "old",
+            "champion_utility": make.utility(model_digest="older"),
+        },
+    ):
+        assert_decides(
+            make.evidence(**changes),
+            make.policy(),
+            "INVALID",
+            evidence_identity="INVALID",
+        )
+    same = make.evidence(policy_digest=make.policy().digest)
+    assert_decides(same, make.policy(), "PASS")
+
+
+def test_decide_planted_count_off_by_one_is_invalid(make):
+    for changes in ({"planted_found": 59}, {"planted_expected": 61}):
+        assert_decides(
+            make.evidence(exposure=make.exposure(**changes)),
+            make.policy(),
+            "INVALID",
+            planted_count="INVALID",
+        )
+
+
+def test_decide_controls_that_leak_are_invalid(make):
+    leaked = make.exposure(held_out=[1 + 1000 * i for i in range(60)])
+    assert_decides(
+        make.evidence(exposure=leaked), make.policy(), "INVALID", controls="INVALID"
+    )
+
+
+def test_decide_canaries_known_to_the_base_model_are_invalid(make):
+    known = make.exposure()
+    base = make.canaries([1 + 1000 * i for i in range(60)], planted=True)
+    held_out = tuple(c for c in known.base_canaries if not c.planted)
+    known = known.model_copy(update={"base_canaries": base + held_out})
+    assert_decides(
+        make.evidence(exposure=known), make.policy(), "INVALID", base_model="INVALID"
+    )
+
+
+def test_decide_blind_baseline_off_one_half_is_invalid(make):
+    shifted = make.membership(blind=make.signal("blind", auc=0.6))
+    assert_decides(
+        make.evidence(membership=shifted),
+        make.policy(),
+        "INVALID",
+        blind_membership="INVALID",
+    )
+    noise = make.membership(blind=make.signal("blind", auc=0.52))
+    assert_decides(make.evidence(membership=noise), make.policy(), "PASS")
+
+
+def test_decide_memorised_canaries_block(make):
+    leaking = make.exposure(planted=[1 + 37 * i for i in range(60)])
+    changes = {"claims": (make.claim(epsilon=7.9),)}
+    assert_decides(
+        make.evidence(exposure=leaking, **changes),
+        make.policy(),
+        "BLOCK",
+        memorization="BLOCK",
+    )
+
+
+def test_decide_one_memorised_canary_of_many_blocks(make):
+    ranks = make.even_ranks(60)
+    ranks[5] = 1
+    decision = assert_decides(
+        make.evidence(exposure=make.exposure(planted=ranks)),
+        make.policy(),
+        "BLOCK",
+        memorization="BLOCK",
+        assurance="PASS",
+    )
+    ranks[5] = 200
+    assert_decides(
+        make.evidence(exposure=make.exposure(planted=ranks)), make.policy(), "PASS"
+    )
+    assert "60 planted" in decision.failed()[0].reason
+
+
+def test_decide_leak_below_the_size_of_effect_does_not_block(make):
+    ranks = [max(1, rank // 2) for rank in make.even_ranks(200)]
+    report = make.exposure(planted=ranks)
+    assert_decides(
+        make.evidence(exposure=report),
+        make.policy(effect_size_bits=3.0, assurance_bound_bits=3.0),
+        "PASS",
+        memorization="PASS",
+    )
+    assert_decides(
+        make.evidence(exposure=report),
+        make.policy(),
+        "INCONCLUSIVE",
+        assurance="INCONCLUSIVE",
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"planted": [10**5 * (i % 9 + 1) for i in range(30)]},
+        {"held_out": [10**5 * (i % 9 + 1) for i in range(10)]},
+        {"exact": False},
+    ],
+)
+def test_decide_too_little_exposure_is_inconclusive(changes, make):
+    assert_decides(
+        make.evidence(exposure=make.exposure(**changes)),
+        make.policy(),
+        "INCONCLUSIVE",
+        assurance="INCONCLUSIVE",
+    )
+
+
+def test_decide_membership_upper_bound_blocks(make):
+    found = make.membership(
+        signals=(make.signal("calibrated_loss", tpr=0.06, low=0.03, high=0.11),)
+    )
+    assert_decides(
+        make.evidence(membership=found), make.policy(), "BLOCK", membership="BLOCK"
+    )
+
+
+def test_decide_membership_of_few_records_blocks_only_for_sure(make):
+    for low, outcome in ((0.01, "INCONCLUSIVE"), (0.2, "BLOCK")):
+        found = make.membership(
+            num_members=200,
+            signals=(make.signal("calibrated_loss", tpr=0.3, low=low, high=0.4),),
+        )
+        assert_decides(
+            make.evidence(membership=found), make.policy(), outcome, membership=outcome
+        )
+
+
+def test_decide_membership_without_the_calibrated_attack_is_inconclusive(make):
+    found = make.membership(signals=(make.signal("loss"),))
+    assert_decides(
+        make.evidence(membership=found),
+        make.policy(),
+        "INCONCLUSIVE",
+        membership="INCONCLUSIVE",
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"epsilon": 8.1}, {"epsilon": math.inf}, {"delta": 2e-5}]
+)
+def test_decide_claim_over_budget_blocks(changes, make):
+    decision = assert_decides(
+        make.evidence(claims=(make.claim(**changes),)),
+        make.policy(),
+        "BLOCK",
+        budget="BLOCK",
+    )
+    assert "epsilon" in decision.failed()[0].reason
+
+
+def test_decide_worst_claim_of_the_notion_decides(make):
+    claims = (make.claim(tier="low"), make.claim(tier="high", epsilon=9.0))
+    assert_decides(make.evidence(claims=claims), make.policy(), "BLOCK", budget="BLOCK")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"notion": "selective", "relation": "replace_one"},
+        {"relation": "replace_one"},
+    ],
+)
+def test_decide_claim_of_another_notion_or_relation_does_not_count(changes, make):
+    assert_decides(
+        make.evidence(claims=(make.claim(**changes),)),
+        make.policy(),
+        "INCONCLUSIVE",
+        budget="INCONCLUSIVE",
+    )
+
+
+def test_decide_claim_of_a_finer_unit_does_not_count_and_a_coarser_one_does(make):
+    by_record, by_user = make.claim(), make.claim(privacy_unit="user")
+    users = make.policy(privacy_unit="user")
+    assert_decides(make.evidence(claims=(by_record,)), users, "INCONCLUSIVE")
+    assert_decides(make.evidence(claims=(by_user,)), users, "PASS")
+    assert_decides(make.evidence(claims=(by_user,)), make.policy(), "PASS")
+
+
+def test_decide_selective_claim_as_add_or_remove_is_invalid(make):
+    claims = (make.claim(notion="selective"),)
+    assert_decides(make.evidence(claims=claims), make.policy(), "INVALID")
+
+
+@pytest.mark.parametrize("status", ["conditional", "empirical", "none"])
+def test_decide_status_that_the_policy_does_not_accept_blocks(status, make):
+    claims = (make.claim(status=status, nominal_epsilon=0.1),)
+    assert_decides(
+        make.evidence(claims=claims), make.policy(), "BLOCK", claim_status="BLOCK"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "upper", "outcome"),
+    [
+        (0.001, 0.005, "PASS"),
+        (0.005, 0.02, "INCONCLUSIVE"),
+        (0.02, 0.03, "BLOCK"),
+        (None, None, "INCONCLUSIVE"),
+        (0.001, None, "INCONCLUSIVE"),
+        (0.001, math.nan, "INVALID"),
+        (0.02, 0.001, "INVALID"),
+    ],
+)
+def test_decide_conditional_claim_needs_an_audited_missing_rate(
+    rate, upper, outcome, make
+):
+    policy = make.policy(
+        notion="selective", accepted_statuses=("certified", "conditional")
+    )
+    claims = (
+        make.claim(
+            notion="selective",
+            relation="replace_one",
+            status="conditional",
+            missing_rate=rate,
+            missing_rate_upper=upper,
+        ),
+    )
+    evidence = make.evidence(
+        claims=claims, dataset_budget=make.budget(notion="selective")
+    )
+    assert_decides(evidence, policy, outcome)
+
+
+def test_decide_missing_rate_may_come_from_detection(make):
+    detection = DetectionReport(
+        fingerprint="f",
+        tier="low_entity",
+        recognizers=("rules",),
+        num_records=1,
+        num_records_with_spans=1,
+        num_spans={},
+        masked_character_share=0.1,
+        missing_rate=0.001,
+        missing_rate_interval=Interval(low=0.0, high=0.004, confidence=0.95),
+    )
+    evidence = make.evidence(
+        claims=(
+            make.claim(
+                notion="selective", relation="replace_one", status="conditional"
+            ),
+        ),
+        dataset_budget=make.budget(notion="selective"),
+        detection=detection,
+    )
+    policy = make.policy(
+        notion="selective", accepted_statuses=("certified", "conditional")
+    )
+    assert_decides(evidence, policy, "PASS", claim_status="PASS")
+
+
+@pytest.mark.parametrize("spent", [8.1, math.inf])
+def test_decide_dataset_budget_exceeded_blocks(spent, make):
+    budget = make.budget(spent_epsilon=spent, budget_epsilon=8.0)
+    assert_decides(
+        make.evidence(dataset_budget=budget),
+        make.policy(),
+        "BLOCK",
+        dataset_budget="BLOCK",
+    )
+
+
+def test_decide_dataset_budget_may_be_waived_by_policy_only(make):
+    evidence = make.evidence(dataset_budget=None)
+    assert_decides(evidence, make.policy(require_dataset_budget=False), "PASS")
+    other = make.evidence(dataset_budget=make.budget(notion="selective"))
+    assert_decides(other, make.policy(), "INCONCLUSIVE")
+
+
+@pytest.mark.parametrize(
+    ("shift", "outcome"), [(0.0, "PASS"), (0.015, "PASS"), (0.03, "BLOCK")]
+)
+def test_decide_utility_beside_the_champion(shift, outcome, make):
+    evidence = make.evidence(
+        utility=make.utility(shift=shift),
+        champion_digest="old",
+        champion_utility=make.utility(model_digest="old"),
+    )
+    assert_decides(evidence, make.policy(), outcome, utility=outcome)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"corpus_fingerprint": "stale"},
+        {"split": "validation"},
+        {"record_tokens": (5, 15) * 50},
+    ],
+)
+def test_decide_champion_on_other_records_is_inconclusive(changes, make):
+    evidence = make.evidence(
+        champion_digest="old",
+        champion_utility=make.utility(model_digest="old", **changes),
+    )
+    assert_decides(evidence, make.policy(), "INCONCLUSIVE", utility="INCONCLUSIVE")
+
+
+def test_decide_champion_without_its_losses_is_inconclusive(make):
+    evidence = make.evidence(champion_digest="old")
+    assert_decides(evidence, make.policy(), "INCONCLUSIVE", utility="INCONCLUSIVE")
+
+
+def test_decide_claim_contradicted_by_ranks_blocks(make):
+    leaking = make.exposure(planted=range(1, 61))
+    for epsilon, verdict in ((1.0, "BLOCK"), (12.0, "PASS")):
+        evidence = make.evidence(
+            exposure=leaking, claims=(make.claim(epsilon=epsilon),)
+        )
+        assert_decides(evidence, make.policy(), "BLOCK", claim_contradiction=verdict)
+
+
+def test_decide_many_insertions_weaken_the_contradiction(make):
+    evidence = make.evidence(
+        exposure=make.exposure(planted=range(1, 61), insertions=10),
+        claims=(make.claim(epsilon=2.6),),
+    )
+    assert_decides(evidence, make.policy(), "BLOCK", claim_contradiction="PASS")
+
+
+def test_decide_missed_canaries_do_not_test_a_selective_claim(make):
+    selective = make.claim(
+        notion="selective", relation="replace_one", status="conditional", epsilon=0.5
+    )
+    for setting, verdict in (("missed", "NOT_APPLICABLE"), ("not_missed", "BLOCK")):
+        evidence = make.evidence(
+            exposure=make.exposure(planted=range(1, 61), setting=setting),
+            claims=(selective,),
+        )
+        decision = decide(evidence, make.policy(notion="selective"))
+        assert verdicts(decision)["claim_contradiction"] == verdict
+
+
+def audit(**changes):
+    values = {
+        "model_digest": "m",
+        "method": "one_run",
+        "notion": "record",
+        "relation": "add_or_remove_one",
+        "epsilon_lower_bound": 1.0,
+        "delta": 1e-6,
+        "confidence": 0.95,
+        "capacity": 5.0,
+        "num_canaries": 1000,
+    }
+    return AuditEvidence(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "PASS"),
+        ({"epsilon_lower_bound": 4.1}, "BLOCK"),
+        ({"epsilon_lower_bound": 4.1, "delta": 1e-7}, "PASS"),
+        ({"epsilon_lower_bound": 4.1, "notion": "selective"}, "PASS"),
+        ({"epsilon_lower_bound": math.nan}, "INVALID"),
+        ({"model_digest": "other"}, "PASS"),
+    ],
+)
+def test_decide_audit_bound_above_the_claim_blocks(changes, verdict, make):
+    decision = decide(make.evidence(audits=(audit(**changes),)), make.policy())
+    assert verdicts(decision)["audit"] == verdict
+    if "model_digest" in changes:
+        assert decision.outcome == "INVALID"
+
+
+def test_decide_audit_capacity_below_the_policy_is_inconclusive(make):
+    policy = make.policy(min_audit_capacity=6.0)
+    assert_decides(make.evidence(), policy, "INCONCLUSIVE", audit="INCONCLUSIVE")
+    weak = make.evidence(audits=(audit(),))
+    assert_decides(weak, policy, "INCONCLUSIVE", audit="INCONCLUSIVE")
+    strong = make.evidence(audits=(audit(capacity=6.5),))
+    assert_decides(strong, policy, "PASS", audit="PASS")
+
+
+def test_decide_invalid_is_worse_than_block_and_block_than_inconclusive(make):
+    over = (make.claim(epsilon=9.0),)
+    assert_decides(make.evidence(claims=over, utility=None), make.policy(), "BLOCK")
+    other = make.utility(model_digest="x")
+    assert_decides(make.evidence(claims=over, utility=other), make.policy(), "INVALID")
+
+
+def test_verdict_names_are_those_of_the_table():
+    assert {v.value for v in Verdict} == {
+        "PASS",
+        "BLOCK",
+        "INCONCLUSIVE",
+        "INVALID",
+        "NOT_APPLICABLE",
+    }

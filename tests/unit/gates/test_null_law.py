@@ -1,0 +1,118 @@
+"""Figures of METHODS section 6, and the contradiction test's pieces by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dptune.gates.null_law import (
+    contradiction_p_value,
+    fisher_p_value,
+    group_privacy,
+    mean_exposure_bounds,
+    single_p_value,
+    uniform_p_value,
+)
+from dptune.privacy import NeighboringRelation
+
+ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+SIZE = 10**6
+
+
+@pytest.mark.parametrize(("num", "bits"), [(1, 4.32), (10, 2.27), (30, 1.90)])
+def test_fisher_critical_mean_is_that_of_the_methods_page(num, bits):
+    rank = 2.0 ** (math.log2(SIZE) - bits)
+    assert fisher_p_value([rank] * num, SIZE) == pytest.approx(0.05, abs=0.002)
+
+
+def test_assurance_bound_of_2_5_bits_fails_9_4_percent_at_30_canaries():
+    for num, share in ((30, 0.094), (50, 0.011)):
+        critical = 2.5 * stats.chi2.ppf(0.05, 2 * num) / (2 * num)
+        assert mean_exposure_bounds(critical, num, level=0.05)[1] == pytest.approx(2.5)
+        fails = stats.chi2.sf(2 * math.log(2) * num * critical, 2 * num)
+        assert fails == pytest.approx(share, abs=0.004)
+
+
+def test_uniform_p_value_accepts_quantiles_and_refuses_small_ranks():
+    ranks = (np.arange(50) + 0.5) / 50 * SIZE
+    assert uniform_p_value(ranks, SIZE) > 0.99
+    assert uniform_p_value(ranks / 2, SIZE) < 1e-3
+
+
+def test_p_values_without_canaries_are_one():
+    assert fisher_p_value([], SIZE) == single_p_value([], SIZE) == 1.0
+    p = contradiction_p_value([], [], SIZE, epsilon=1, delta=0, relation=ADD)
+    assert p == 1.0
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "size", "expected"),
+    [
+        (1.0, 1e-6, 0, (0.0, 0.0)),
+        (1.0, 1e-6, 1, (1.0, 1e-6)),
+        (1.0, 1e-6, 3, (3.0, 1e-6 * (1 + math.e + math.e**2))),
+        (0.0, 1e-6, 3, (0.0, 3e-6)),
+        (300.0, 1e-6, 3, (900.0, 1.0)),
+        (300.0, 0.0, 3, (900.0, 0.0)),
+        (5.0, 0.5, 3, (15.0, 1.0)),
+    ],
+)
+def test_group_privacy_by_hand(epsilon, delta, size, expected):
+    assert group_privacy(epsilon, delta, size=size) == pytest.approx(expected)
+
+
+def p_of(ranks, *, epsilon, delta=0.0, relation=ADD, insertions=1, size=SIZE):
+    return contradiction_p_value(
+        ranks,
+        [insertions] * len(ranks),
+        size,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+    )
+
+
+def test_contradiction_of_one_canary_is_its_group_bound():
+    for k, epsilon in ((1, 2.0), (2, 2.0), (4, 0.5)):
+        own = math.exp(k * epsilon) * 10 / SIZE
+        found = p_of([10], epsilon=epsilon, insertions=k)
+        assert found == pytest.approx(own / 0.8)
+
+
+def test_contradiction_of_all_canaries_at_rank_one_reaches_epsilon_eight():
+    assert p_of([1] * 50, epsilon=8.0, delta=1e-6) < 0.01
+    assert p_of([1] * 50, epsilon=9.0, delta=1e-6) > 0.01
+
+
+def test_contradiction_of_moderate_ranks_needs_the_joint_bound():
+    ranks = [500] * 50
+    assert p_of(ranks, epsilon=3.0, relation=REPLACE) < 1e-6
+    median = 2 * math.exp(3.0) * 500 / SIZE / 0.8
+    assert median > 0.01
+
+
+def test_contradiction_infinite_epsilon_or_tiny_space_says_nothing():
+    assert p_of([1] * 50, epsilon=math.inf) == 1.0
+    assert p_of([1] * 50, epsilon=0.0, size=49) == 1.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ranks=st.lists(st.integers(1, SIZE), min_size=1, max_size=20),
+    epsilon=st.floats(0, 20),
+    delta=st.floats(0, 1e-3),
+    step=st.floats(0, 3),
+    insertions=st.integers(1, 4),
+)
+def test_contradiction_weakens_with_epsilon_delta_and_insertions(
+    ranks, epsilon, delta, step, insertions
+):
+    smaller = p_of(ranks, epsilon=epsilon, delta=delta, insertions=insertions)
+    larger = p_of(
+        ranks, epsilon=epsilon + step, delta=2 * delta, insertions=insertions + 1
+    )
+    assert 0.0 <= smaller <= larger * (1 + 1e-9) <= 1.0 + 1e-9
