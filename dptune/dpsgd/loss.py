@@ -26,7 +26,7 @@ class RecordLoss(Protocol):
         ...
 
     def total_nll(self, losses: Tensor, batch: PhysicalBatch) -> tuple[float, float]:
-        """Return summed token loss and summed weight of the batch. Private."""
+        """Sum token losses and their weights over rows with a finite loss. Private."""
         ...
 
 
@@ -78,9 +78,10 @@ class CausalLoss:
         return losses.sum(1) / self.loss_normalizer
 
     def total_nll(self, losses: Tensor, batch: PhysicalBatch) -> tuple[float, float]:
-        """Return summed weighted token loss and summed weight. Private."""
-        weight = batch.loss_weights[:, 1:].sum()
-        return float(losses.detach().sum()) * self.loss_normalizer, float(weight)
+        """Sum weighted token losses and weights of rows with a finite loss. Private."""
+        finite = torch.isfinite(losses)
+        nll = losses.detach()[finite].sum() * self.loss_normalizer
+        return float(nll), float(batch.loss_weights[finite, 1:].sum())
 
 
 def token_losses(logits: Tensor, batch: PhysicalBatch) -> Tensor:

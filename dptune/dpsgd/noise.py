@@ -59,12 +59,13 @@ def add_gaussian_noise(
         raise PrivacyError(
             f"noise_stddev must be in [0, inf), got noise_stddev={noise_stddev}."
         )
+    largest = max((value.numel() for value in sums.values()), default=0)
+    scratch = torch.empty(largest, dtype=torch.float32, device=generator.device)
     for name, value in sums.items():
         if value.dtype != torch.float32:
             raise PrivacyError(
                 f"the gradient sum of {name} must be float32, got {value.dtype}."
             )
         if noise_stddev > 0:
-            value.add_(
-                torch.empty_like(value).normal_(generator=generator), alpha=noise_stddev
-            )
+            noise = scratch[: value.numel()].normal_(generator=generator)
+            value.add_(noise.view_as(value), alpha=noise_stddev)

@@ -9,18 +9,16 @@ Order of things, which the claim rests on:
    again at its beginning, charges it again and draws fresh noise.
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dptune.dpsgd.checkpoint import (
     CurvePoint,
@@ -30,6 +28,7 @@ from dptune.dpsgd.checkpoint import (
     save_checkpoint,
 )
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.fingerprint import run_fingerprint
 from dptune.dpsgd.gradients import trainable_parameters
 from dptune.dpsgd.loss import CausalLoss, RecordLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
@@ -202,6 +201,7 @@ class _Run:
         self._on_step = on_step
         self._parameters = trainable_parameters(model)
         self._optimizer = settings.build(self._parameters.values())
+        self._curve: list[CurvePoint] = []
 
     def train(
         self,
@@ -222,6 +222,7 @@ class _Run:
             )
             resumed_from = None if resumed is None else resumed.step
             state = resumed or state
+            self._curve.extend(state.curve)
         if state.step < self._num_steps:
             with _training_mode(self._model):
                 state = self._train_on(state, checkpoint_dir, block_size, charge)
@@ -262,6 +263,7 @@ class _Run:
                 charge(state.step, size)
                 for _ in range(size):
                     state = self._step(state, source, sampler.sample(generator))
+                state = replace(state, curve=tuple(self._curve))
                 if checkpoint_dir is not None:
                     save_checkpoint(
                         checkpoint_dir, state, self._parameters, self._optimizer
@@ -291,8 +293,8 @@ class _Run:
             step=state.step + 1,
             num_tokens=state.num_tokens + totals.num_tokens,
             seconds=state.seconds + seconds,
-            curve=(*state.curve, (state.step + 1, totals.loss)),
         )
+        self._curve.append((state.step, totals.loss))
         self._on_step(
             StepProgress(
                 step=state.step,
@@ -323,48 +325,15 @@ class _Run:
                 'torch.set_float32_matmul_precision("highest").'
             )
         model: Any = self._model
-        check_model(
-            self._model,
-            self._feed.record_loss,
-            num_tokens=model.get_input_embeddings().num_embeddings,
-            pad_token_id=self._feed.pad_token_id,
-            device=self._feed.device,
-        )
-
-
-def run_fingerprint(
-    model: nn.Module,
-    data: UnitDataset,
-    *,
-    plan: GradientPlan | PlainPlan,
-    optimizer: OptimizerSettings,
-    settings: tuple[int | str | None, ...],
-) -> str:
-    """Hash everything that a checkpoint must agree with. Private: covers the data.
-
-    Trained weights enter by name and shape, frozen ones by value: a run that resumes is
-    given the starting model again, whose adapters may have been initialised anew.
-    """
-    digest = hashlib.sha256()
-    header = [
-        type(plan).__name__,
-        asdict(plan),
-        asdict(optimizer),
-        list(settings),
-        data.digest(),
-    ]
-    digest.update(json.dumps(header, sort_keys=True).encode())
-    for name, value in model.named_parameters():
-        digest.update(f"{name} {tuple(value.shape)} {value.requires_grad}".encode())
-        if not value.requires_grad:
-            digest.update(_bytes(value))
-    return digest.hexdigest()
-
-
-def _bytes(value: Tensor) -> bytes:
-    """Return the raw memory of a tensor."""
-    flat = value.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+        randomness = seed_sequence(RandomStream.MODEL, seed=self._seed)
+        with scoped_randomness(randomness, device=self._feed.device):
+            check_model(
+                self._model,
+                self._feed.record_loss,
+                num_tokens=model.config.vocab_size,
+                pad_token_id=self._feed.pad_token_id,
+                device=self._feed.device,
+            )
 
 
 def _check_numbers(

@@ -1,0 +1,141 @@
+"""Noise follows its law in every parameter, and twins that do not are caught.
+
+With n draws and two-sided chi-square bounds at 1e-6, a stddev that is 5 % off escapes
+with the probability asserted below. Each parameter is tested by itself, so that one
+forgotten group cannot hide among the others.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from dptune.dpsgd import plan as plan_module
+from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.noise import add_gaussian_noise, noise_generator
+from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.step import Feed, gradient_source
+from dptune.testing import models, oracles
+from dptune.testing.statistics import (
+    mean_bound,
+    variance_bounds,
+    variance_escape_probability,
+)
+
+DRAWS = 24_000
+PLAN = GradientPlan(
+    noise_multiplier=1.3, sample_rate=0.5, max_grad_norm=0.4, expected_batch_size=5.0
+)
+
+
+def variance_is_right(values, *, stddev):
+    low, high = variance_bounds(values.numel(), stddev=stddev)
+    return low <= float(values.double().square().mean()) <= high
+
+
+def noise(stddev=2.0, *, seed=3, **options):
+    sums = {"a": torch.zeros(DRAWS)}
+    generator = noise_generator(fixed_seed=seed, **options)
+    add_gaussian_noise(sums, noise_stddev=stddev, generator=generator)
+    return sums["a"]
+
+
+def test_five_percent_error_escapes_less_than_once_in_a_million():
+    for error in (0.05, -0.05):
+        assert variance_escape_probability(DRAWS, relative_error=error) < 1e-6
+
+
+def test_noise_has_the_stated_stddev_and_no_mean():
+    values = noise()
+    assert variance_is_right(values, stddev=2.0)
+    assert abs(float(values.double().mean())) <= mean_bound(DRAWS, stddev=2.0)
+
+
+@pytest.mark.parametrize("error", [0.05, -0.05])
+def test_noise_five_percent_off_is_caught(error):
+    assert not variance_is_right(noise(2.0 * (1 + error)), stddev=2.0)
+
+
+def test_noise_has_gaussian_tails():
+    """Shares beyond 1, 2 and 3 stddev; uniform noise of equal variance is caught."""
+    for values, keeps in (
+        (noise(1.0), True),
+        ((torch.rand(DRAWS) - 0.5) * 12**0.5, False),
+    ):
+        shares = [float((values.abs() > k).double().mean()) for k in (1, 2, 3)]
+        expected = [0.3173105, 0.0455003, 0.0026998]
+        bounds = [5 * (p * (1 - p) / DRAWS) ** 0.5 for p in expected]
+        within = [
+            abs(s - p) <= b for s, p, b in zip(shares, expected, bounds, strict=True)
+        ]
+        assert all(within) is keeps
+
+
+def test_noise_of_two_attempts_is_uncorrelated():
+    product = noise(1.0) * noise(1.0, attempt=1)
+    bound = mean_bound(DRAWS, stddev=1.0)
+    assert abs(float(product.double().mean())) <= bound
+    assert float((noise(1.0) * noise(1.0)).mean()) > bound  # the twin that reuses it
+
+
+def released_noise(indices, *, plan=PLAN, steps=40):
+    """Draws of each parameter's released gradient where every loss is zero."""
+    data = oracles.random_data()
+    weightless = type(data)(
+        sequences=data.sequences,
+        loss_weights=tuple(np.zeros_like(w) for w in data.loss_weights),
+        units=data.units,
+    )
+    model = models.tiny_gpt2(num_layers=1)
+    feed = Feed(
+        data=weightless,
+        record_loss=CausalLoss(loss_normalizer=1.0),
+        physical_batch_size=8,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+        autocast=False,
+    )
+    draws = {name: [] for name, _ in model.named_parameters()}
+    with gradient_source(model, plan=plan, feed=feed, seed=9, attempt=0) as source:
+        for step in range(steps):
+            source.compute(np.array(indices, np.int64), step=step)
+            for name, parameter in model.named_parameters():
+                draws[name].append(parameter.grad.flatten().clone())
+    return {name: torch.cat(values) for name, values in draws.items()}
+
+
+def faulty_parameters(draws):
+    stddev = 1.3 * 0.4 / 5.0
+    return [n for n, v in draws.items() if not variance_is_right(v, stddev=stddev)]
+
+
+@pytest.mark.parametrize("indices", [[], [0, 1, 2]], ids=["empty", "three"])
+def test_every_parameter_is_noised_alike_whatever_was_drawn(indices):
+    assert faulty_parameters(released_noise(indices)) == []
+
+
+def test_noise_scaled_by_the_drawn_batch_is_caught(monkeypatch):
+    def by_drawn(self, sums, *, step, generator):
+        add_gaussian_noise(sums, noise_stddev=self.noise_stddev(), generator=generator)
+        for value in sums.values():
+            value.div_(3)
+
+    monkeypatch.setattr(GradientPlan, "release", by_drawn)
+    draws = released_noise([0, 1, 2])
+    assert len(faulty_parameters(draws)) == len(draws)
+
+
+def test_noise_forgotten_on_one_group_is_caught(monkeypatch):
+    def all_but_norms(sums, *, noise_stddev, generator):
+        rest = {name: v for name, v in sums.items() if "ln_f.bias" not in name}
+        add_gaussian_noise(rest, noise_stddev=noise_stddev, generator=generator)
+
+    monkeypatch.setattr(plan_module, "add_gaussian_noise", all_but_norms)
+    assert faulty_parameters(released_noise([0])) == ["transformer.ln_f.bias"]
+
+
+def test_noise_without_the_clip_bound_is_caught(monkeypatch):
+    monkeypatch.setattr(
+        GradientPlan, "noise_stddev", lambda self, *, step=0: self.noise_multiplier
+    )
+    draws = released_noise([])
+    assert len(faulty_parameters(draws)) == len(draws)

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptune.dpsgd.clipping import FlatClip
+from dptune.errors import ConfigError
+from dptune.privacy import NeighboringRelation
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(
+    bound=st.floats(1e-12, 1e12),
+    norms=st.lists(st.floats(0, float(np.float32(3e38)), width=32), min_size=1),
+)
+def test_norm_times_factor_never_exceeds_the_bound(bound, norms):
+    norm = torch.tensor([norms])
+    factors = FlatClip(bound).factors(norm)
+    assert float((norm * factors).max()) <= bound
+    assert ((factors >= 0) & (factors <= 1)).all()
+
+
+def test_rounded_division_alone_exceeds_the_bound():
+    """The twin without the step to the next smaller float."""
+    norm = torch.rand(1, 100_000, generator=torch.Generator().manual_seed(0)) * 10 + 1
+    bound = torch.tensor(0.7)
+    assert ((bound / norm) * norm > bound).any()
+    assert not (FlatClip(float(bound)).factors(norm) * norm > bound).any()
+
+
+def test_factor_is_not_needlessly_small():
+    norm = torch.logspace(-3, 6, 1000)[None]
+    factors = FlatClip(1.0).factors(norm)
+    assert (factors[norm <= 1] == 1).all()
+    expected = (1 / norm.double()).clamp(max=1)
+    assert torch.allclose(factors.double(), expected, rtol=2e-7)
+
+
+def test_norm_that_is_not_finite_has_factor_zero():
+    norms = torch.tensor([[0.0, torch.inf, torch.nan, 2.0]])
+    assert FlatClip(1.0).factors(norms).tolist() == [[1.0, 0.0, 0.0, 0.5]]
+
+
+def test_groups_share_the_factor_of_their_joint_norm():
+    factors = FlatClip(1.0).factors(torch.tensor([[3.0, 0.1], [4.0, 0.1]]))
+    assert factors.shape == (2, 2)
+    torch.testing.assert_close(factors[:, 0], torch.full((2,), 0.2))
+    assert (factors[:, 1] == 1).all()
+
+
+def test_sensitivity_doubles_when_a_unit_is_replaced():
+    clip = FlatClip(0.3)
+    assert clip.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE) == 0.3
+    assert clip.sensitivity(NeighboringRelation.REPLACE_ONE) == 0.6
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, 1e-13, 1e39, float("nan"), float("inf")])
+def test_invalid_bound_is_refused(bound):
+    with pytest.raises(ConfigError, match="max_grad_norm"):
+        FlatClip(bound)

@@ -1,0 +1,104 @@
+import pytest
+import torch
+from torch import nn
+
+from dptune.dpsgd import rules
+from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.rules import register_gradient_rule
+from dptune.dpsgd.selfcheck import check_model
+from dptune.errors import ModelError
+from dptune.testing import models
+
+LOSS = CausalLoss(loss_normalizer=4.0)
+
+
+def check(model, loss=LOSS):
+    check_model(model, loss, num_tokens=models.VOCABULARY, pad_token_id=0)
+
+
+@pytest.mark.parametrize(
+    "build", [models.tiny_gpt2, models.tiny_llama, models.tiny_mistral]
+)
+def test_sound_model_passes_and_is_unchanged(build):
+    model = build().train()
+    check(model)
+    assert model.training
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_dropout_passes():
+    check(models.tiny_gpt2(dropout=0.2).train())
+
+
+def test_batch_mean_loss_is_refused():
+    class BatchMean(CausalLoss):
+        def __call__(self, model, batch):
+            return super().__call__(model, batch) / batch.loss_weights.sum()
+
+    with pytest.raises(ModelError, match="must not depend on the other records"):
+        check(models.tiny_gpt2(), BatchMean(loss_normalizer=1.0))
+
+
+def test_loss_without_rows_is_refused():
+    class Total(CausalLoss):
+        def __call__(self, model, batch):
+            return super().__call__(model, batch).sum()
+
+    with pytest.raises(ModelError, match="one value for each"):
+        check(models.tiny_gpt2(), Total(loss_normalizer=1.0))
+
+
+def test_missing_cross_term_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        "dptune.dpsgd.tape.squared_norm_of_sum",
+        lambda terms: torch.stack([term.squared_norm() for term in terms]).sum(0),
+    )
+    with pytest.raises(ModelError, match="norms differ"):
+        check(models.tiny_gpt2(tied=True))
+
+
+def test_wrong_rule_is_refused_by_parameter(monkeypatch):
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+
+    @register_gradient_rule(nn.LayerNorm)
+    def forgets_to_normalise(module, inputs, grad):
+        return {
+            "weight": rules.sum_over_time(inputs * grad),
+            "bias": rules.sum_over_time(grad),
+        }
+
+    with pytest.raises(ModelError, match=r"ln_1\.weight differs"):
+        check(models.tiny_gpt2())
+
+
+def test_weight_used_behind_its_modules_back_is_refused():
+    model = models.tiny_gpt2(tied=False)
+
+    class Sneaky(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) + nn.functional.linear(x, self.inner.weight)
+
+    model.lm_head = Sneaky(model.lm_head)
+    with pytest.raises(ModelError, match=r"lm_head\.inner\.weight differs"):
+        check(model)
+
+
+def test_rows_in_the_wrong_order_are_refused():
+    class Reversed(nn.Module):
+        """The sum over rows is right, each single row is not."""
+
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x.flip(0)).flip(0)
+
+    model = models.tiny_gpt2(tied=False)
+    model.lm_head = Reversed(model.lm_head)
+    with pytest.raises(ModelError):
+        check(model)

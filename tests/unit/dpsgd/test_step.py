@@ -1,0 +1,131 @@
+"""One private step: physical batches, empty batches, NaN, precision, LoRA."""
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.dpsgd.step import Feed, StepTotals, gradient_source
+from dptune.testing import models, oracles
+
+LOSS = CausalLoss(loss_normalizer=8.0)
+PLAN = GradientPlan(
+    noise_multiplier=0.0, sample_rate=0.5, max_grad_norm=0.3, expected_batch_size=3.0
+)
+DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
+
+
+def gradients(
+    plan=PLAN, *, indices=range(6), size=100, data=DATA, loss=LOSS, **options
+):
+    """Gradients and totals that one step leaves."""
+    model = options.pop("model", None) or models.tiny_gpt2()
+    feed = Feed(
+        data=data,
+        record_loss=loss,
+        physical_batch_size=size,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+        autocast=options.pop("autocast", False),
+    )
+    with gradient_source(
+        model, plan=plan, feed=feed, seed=options.pop("seed", 0), attempt=0
+    ) as source:
+        totals = source.compute(np.array(list(indices), np.int64), step=0)
+        result = {n: p.grad.clone() for n, p in model.named_parameters()}
+    assert all(p.grad is None for p in model.parameters())
+    return result, totals
+
+
+@pytest.mark.parametrize("plan", [PLAN, PlainPlan(batch_size=3)])
+@pytest.mark.parametrize("size", [3, 4, 5, 6])
+def test_physical_batch_size_never_changes_the_result(plan, size):
+    whole, totals = gradients(plan)
+    pieces, piece_totals = gradients(plan, size=size)
+    error = oracles.distance(whole, pieces) / oracles.norm(whole)
+    assert error <= 1e-5
+    assert piece_totals.num_tokens == totals.num_tokens
+    assert piece_totals.loss == pytest.approx(totals.loss, rel=1e-5)
+
+
+def test_step_is_the_clipped_sum_over_the_expected_batch_size():
+    released, _ = gradients()
+    naive = oracles.naive_unit_gradients(models.tiny_gpt2(), LOSS, DATA, pad_token_id=0)
+    expected = oracles.naive_clipped_sum(naive, max_grad_norm=0.3)
+    scaled = {name: value / 3.0 for name, value in expected.items()}
+    assert oracles.distance(released, scaled) <= 1e-5 * oracles.norm(scaled)
+
+
+def test_empty_batch_is_noise_only():
+    plan = GradientPlan(
+        noise_multiplier=2.0,
+        sample_rate=0.5,
+        max_grad_norm=0.3,
+        expected_batch_size=3.0,
+    )
+    first, totals = gradients(plan, indices=[])
+    assert totals.num_tokens == 0
+    assert np.isnan(totals.loss)
+    assert all((value != 0).all() for value in first.values())
+    silent, _ = gradients(PLAN, indices=[])
+    assert not any(value.any() for value in silent.values())
+
+
+class NanWhereLong(CausalLoss):
+    """A record loss that is NaN for rows of eight tokens or more."""
+
+    def __call__(self, model, batch):
+        losses = super().__call__(model, batch)
+        long = batch.attention_mask.sum(1) >= 8
+        return losses * torch.where(long, torch.nan, 1.0)
+
+
+def test_unit_with_nan_gradient_contributes_zero():
+    broken, totals = gradients(loss=NanWhereLong(loss_normalizer=8.0), size=3)
+    is_long = [
+        max(len(DATA.sequences[row]) for row in rows) >= 8 for rows in DATA.units
+    ]
+    assert 0 < sum(is_long) < 6
+    whole = [unit for unit in range(6) if not is_long[unit]]
+    expected, _ = gradients(indices=whole)
+    assert oracles.distance(broken, expected) <= 1e-5 * oracles.norm(expected)
+    assert np.isfinite(totals.loss)
+
+
+def test_totals_of_nothing_are_nan():
+    assert np.isnan(StepTotals().loss)
+
+
+def test_bfloat16_gradients_stay_float32_and_close():
+    exact, _ = gradients()
+    coarse, _ = gradients(autocast=True)
+    assert all(value.dtype == torch.float32 for value in coarse.values())
+    error = oracles.distance(exact, coarse) / oracles.norm(exact)
+    assert 0 < error < 0.1
+
+
+def test_bfloat16_sum_stays_within_the_bound():
+    for unit in range(6):
+        alone, _ = gradients(indices=[unit], autocast=True)
+        assert oracles.norm(alone) * 3.0 <= 0.3 * (1 + 1e-6)
+
+
+def test_lora_trains_the_adapter_alone():
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
+        model = get_peft_model(models.tiny_llama(), config)
+    feed = Feed(
+        data=DATA,
+        record_loss=LOSS,
+        physical_batch_size=8,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+        autocast=False,
+    )
+    with gradient_source(model, plan=PLAN, feed=feed, seed=0, attempt=0) as source:
+        source.compute(np.arange(6), step=0)
+        trained = {n for n, p in model.named_parameters() if p.grad is not None}
+    assert trained
+    assert all("lora_" in name for name in trained)
