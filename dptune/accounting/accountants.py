@@ -256,7 +256,10 @@ def _epsilon_on_grid(
     for mechanism, count in counts:
         part = _repeated(mechanism, count, relation, interval)
         composed = part if composed is None else composed.compose(part)
-    return 0.0 if composed is None else float(composed.get_epsilon_for_delta(delta))
+    if composed is None:
+        return 0.0
+    with np.errstate(over="ignore"):  # epsilons in the hundreds: infinite is above
+        return float(composed.get_epsilon_for_delta(delta))
 
 
 def _repeated(

@@ -1,0 +1,261 @@
+"""Laws that every accountant obeys, and mutants that the cross-check must catch."""
+
+import logging
+import math
+
+import dp_accounting as dpa
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dptune.accounting import accountants
+from dptune.accounting.accountants import (
+    Accountant,
+    accountant_version,
+    cross_check,
+    epsilon,
+    rdp_epsilon,
+)
+from dptune.accounting.events import merge_events, poisson_gaussian_event
+from dptune.errors import ConfigError, PrivacyError, UnsupportedEventError
+from dptune.privacy import NeighboringRelation
+
+ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+RELATIONS = [ADD, REPLACE]
+KNOWN = [
+    (Accountant.PLD, ADD),
+    (Accountant.PLD, REPLACE),
+    (Accountant.RDP, ADD),
+    (Accountant.QUADRATURE, ADD),
+    (Accountant.QUADRATURE, REPLACE),
+]
+LAWS = settings(derandomize=True, deadline=None, max_examples=12)
+
+
+def steps(rate=0.02, noise=1.0, count=100):
+    return poisson_gaussian_event(
+        sample_rate=rate, noise_multiplier=noise, num_steps=count
+    )
+
+
+@pytest.fixture
+def forgetful():
+    """Empty the cache before and after a test that breaks something."""
+    accountants._epsilon.cache_clear()
+    yield
+    accountants._epsilon.cache_clear()
+
+
+@pytest.mark.parametrize(("accountant", "relation"), KNOWN)
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (dpa.NoOpDpEvent(), 0.0),
+        (dpa.ComposedDpEvent([]), 0.0),
+        (steps(rate=0.0), 0.0),
+        (dpa.NonPrivateDpEvent(), math.inf),
+        (dpa.ComposedDpEvent([steps(), dpa.NonPrivateDpEvent()]), math.inf),
+        (steps(noise=0.0), math.inf),
+        (dpa.GaussianDpEvent(0.0), math.inf),
+    ],
+)
+def test_epsilon_edge_cases(event, expected, accountant, relation):
+    actual = epsilon(event, delta=1e-5, relation=relation, accountant=accountant)
+    assert actual == expected
+
+
+@pytest.mark.parametrize(("accountant", "relation"), KNOWN)
+def test_epsilon_falls_with_noise_and_delta_rises_with_steps_and_rate(
+    accountant, relation
+):
+    def cost(delta=1e-5, **changes):
+        event = steps(**{"rate": 0.2, **changes})
+        return epsilon(event, delta=delta, relation=relation, accountant=accountant)
+
+    assert cost(noise=0.9) > cost(noise=1.0) > cost(noise=1.2)
+    assert cost(count=90) < cost(count=100) < cost(count=150)
+    assert cost(rate=0.15) < cost(rate=0.2) < cost(rate=0.3)
+    assert cost(delta=1e-6) > cost(delta=1e-5) > cost(delta=1e-4)
+
+
+@LAWS
+@given(
+    rate=st.floats(0.001, 1.0),
+    noise=st.floats(0.5, 8.0),
+    count=st.integers(1, 400),
+    more=st.integers(1, 400),
+    relation=st.sampled_from(RELATIONS),
+)
+def test_epsilon_rises_with_steps_and_falls_with_noise(
+    rate, noise, count, more, relation
+):
+    def cost(noise, count):
+        return epsilon(steps(rate, noise, count), delta=1e-5, relation=relation)
+
+    base = cost(noise, count)
+    assume(base < 50)
+    assert cost(noise, count + more) >= base * (1 - 2e-3)
+    assert cost(1.1 * noise, count) <= base * (1 + 2e-3)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_epsilon_does_not_depend_on_order_or_grouping(relation):
+    blocks = [steps(count=10), steps(noise=2.0, count=5), steps(count=20)]
+    one = epsilon(merge_events(blocks), delta=1e-5, relation=relation)
+    other = epsilon(
+        dpa.ComposedDpEvent(list(reversed(blocks))), delta=1e-5, relation=relation
+    )
+    assert one == other
+
+
+def test_epsilon_twin_that_drops_a_block_is_smaller():
+    whole = epsilon(steps(count=120), delta=1e-5, relation=ADD)
+    assert epsilon(steps(count=100), delta=1e-5, relation=ADD) < whole * 0.98
+
+
+def test_epsilon_replace_costs_more_than_add_or_remove():
+    for accountant in (Accountant.PLD, Accountant.QUADRATURE):
+        small = epsilon(steps(), delta=1e-5, relation=ADD, accountant=accountant)
+        large = epsilon(steps(), delta=1e-5, relation=REPLACE, accountant=accountant)
+        assert large > 1.2 * small
+    plain = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(10.0), 25)
+    half = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(5.0), 25)
+    replaced = epsilon(plain, delta=1e-5, relation=REPLACE)
+    assert replaced == pytest.approx(epsilon(half, delta=1e-5, relation=ADD), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "count", "delta", "relation"),
+    [
+        (0.02, 50.0, 50, 1e-5, ADD),
+        (0.02, 50.0, 50, 1e-5, REPLACE),
+        (0.001, 100.0, 1000, 1e-6, ADD),
+        (1.0, 1000.0, 10, 1e-6, REPLACE),
+        (0.2, 350.0, 100, 1e-4, ADD),
+    ],
+)
+def test_epsilon_tiny_is_tight(rate, noise, count, delta, relation):
+    """Coarse grids are off by a factor of six here."""
+    event = steps(rate, noise, count)
+    exact = epsilon(
+        event, delta=delta, relation=relation, accountant=Accountant.QUADRATURE
+    )
+    assert 0 < exact < 0.05
+    actual = epsilon(event, delta=delta, relation=relation)
+    assert exact * (1 - 5e-4) <= actual <= exact * 1.01 + 1e-6
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_epsilon_small_delta_is_still_an_upper_bound(relation):
+    event = steps(0.01, 0.8, 1000)
+    exact = epsilon(
+        event, delta=1e-10, relation=relation, accountant=Accountant.QUADRATURE
+    )
+    assert exact <= epsilon(event, delta=1e-10, relation=relation) <= exact * 1.01
+
+
+def test_epsilon_delta_beyond_double_precision_falls_back_or_refuses():
+    event = steps(0.01, 1.0, 1000)
+    bound = epsilon(event, delta=1e-14, relation=ADD)
+    assert bound == rdp_epsilon(event, delta=1e-14, relation=ADD)
+    with pytest.raises(PrivacyError, match="delta"):
+        epsilon(event, delta=1e-14, relation=REPLACE)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, float("nan")])
+def test_epsilon_bad_delta_is_refused(delta):
+    with pytest.raises(ConfigError, match="delta"):
+        epsilon(steps(), delta=delta, relation=ADD)
+
+
+def test_epsilon_unknown_accountant_or_event_is_refused():
+    with pytest.raises(ValueError, match="gdp"):
+        epsilon(steps(), delta=1e-5, relation=ADD, accountant="gdp")
+    with pytest.raises(UnsupportedEventError, match="ZCDpEvent"):
+        epsilon(dpa.ZCDpEvent(0.1), delta=1e-5, relation=ADD)
+    with pytest.raises(UnsupportedEventError, match="laplace"):
+        epsilon(dpa.LaplaceDpEvent(1.0), delta=1e-5, relation=REPLACE)
+
+
+def test_rdp_epsilon_refuses_replace_for_every_event():
+    """dp_accounting would account the plain Gaussian as if it was add/remove."""
+    for event in (steps(), dpa.GaussianDpEvent(1.0)):
+        with pytest.raises(UnsupportedEventError, match="replace_one"):
+            rdp_epsilon(event, delta=1e-5, relation=REPLACE)
+
+
+def test_rdp_epsilon_unknown_mechanism_is_refused():
+    event = dpa.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 1.0)
+    with pytest.raises(UnsupportedEventError, match="truncated"):
+        rdp_epsilon(event, delta=1e-5, relation=ADD)
+
+
+def test_rdp_epsilon_skipped_orders_do_not_fill_the_log(caplog):
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        rdp_epsilon(steps(rate=0.21), delta=1e-5, relation=ADD)
+    assert not caplog.records
+    assert not logging.getLogger("absl").filters
+
+
+def test_cross_check_add_or_remove_asks_rdp():
+    check = cross_check(steps(), delta=1e-5, relation=ADD)
+    assert check.second_method == "rdp"
+    assert check.second_epsilon > check.epsilon
+
+
+def test_cross_check_replace_asks_the_quadrature():
+    check = cross_check(steps(), delta=1e-5, relation=REPLACE)
+    assert check.second_method == "quadrature"
+    assert check.second_epsilon == pytest.approx(check.epsilon, rel=2e-3)
+
+
+def test_cross_check_truncated_asks_the_quadrature_where_rdp_is_silent():
+    event = dpa.SelfComposedDpEvent(
+        dpa.TruncatedSubsampledGaussianDpEvent(1600, 0.01, 24, 0.8), 100
+    )
+    check = cross_check(event, delta=1e-5, relation=ADD)
+    assert check.second_method == "quadrature"
+    assert check.second_epsilon == pytest.approx(check.epsilon, rel=5e-3)
+
+
+def test_cross_check_nobody_knows_says_so():
+    event = dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1.0))
+    check = cross_check(event, delta=1e-5, relation=ADD)
+    assert check.second_epsilon is None
+    assert "none" in check.second_method
+
+
+def test_cross_check_infinite_agrees_with_itself():
+    check = cross_check(dpa.NonPrivateDpEvent(), delta=1e-5, relation=ADD)
+    assert check.epsilon == check.second_epsilon == math.inf
+
+
+def test_cross_check_catches_add_or_remove_used_for_replace(forgetful, monkeypatch):
+    sound = accountants._pld_epsilon
+    monkeypatch.setattr(
+        accountants, "_pld_epsilon", lambda event, delta, _: sound(event, delta, ADD)
+    )
+    with pytest.raises(PrivacyError, match="quadrature must confirm pld"):
+        cross_check(steps(), delta=1e-5, relation=REPLACE)
+
+
+def test_cross_check_catches_a_wrong_count(forgetful, monkeypatch):
+    sound = accountants._used_mechanisms
+    monkeypatch.setattr(
+        accountants,
+        "_used_mechanisms",
+        lambda event: tuple((m, max(1, count - 5)) for m, count in sound(event)),
+    )
+    with pytest.raises(PrivacyError, match="quadrature must confirm pld"):
+        cross_check(steps(), delta=1e-5, relation=REPLACE)
+
+
+def test_cross_check_catches_a_pld_above_rdp(forgetful, monkeypatch):
+    monkeypatch.setattr(accountants, "_pld_epsilon", lambda *_: 5.0)
+    with pytest.raises(PrivacyError, match="rdp must confirm pld"):
+        cross_check(steps(), delta=1e-5, relation=ADD)
+
+
+def test_accountant_version_names_the_library():
+    assert accountant_version()[0].isdigit()

@@ -1,0 +1,87 @@
+"""A secret in several units is protected less, by a theorem or not at all."""
+
+import math
+
+import dp_accounting as dpa
+import pytest
+
+from dptune.accounting.accountants import epsilon
+from dptune.accounting.events import poisson_gaussian_event
+from dptune.accounting.groups import _black_box, _mixture_epsilon, group_epsilon
+from dptune.errors import ConfigError
+from dptune.privacy import NeighboringRelation
+
+ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+
+
+def steps(rate=0.1, noise=2.0, count=50):
+    return poisson_gaussian_event(
+        sample_rate=rate, noise_multiplier=noise, num_steps=count
+    )
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_group_epsilon_of_one_is_epsilon(relation):
+    one = group_epsilon(steps(), group_size=1, delta=1e-5, relation=relation)
+    assert one == epsilon(steps(), delta=1e-5, relation=relation)
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_group_epsilon_gaussian_sum_moves_by_k(relation):
+    event = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(30.0), 9)
+    three = group_epsilon(event, group_size=3, delta=1e-5, relation=relation)
+    louder = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(10.0), 9)
+    assert three == pytest.approx(epsilon(louder, delta=1e-5, relation=relation))
+
+
+def test_group_epsilon_mixture_of_one_is_the_sampled_gaussian():
+    one = _mixture_epsilon(((0.1, 2.0, 50),), 1, 1e-5)
+    assert one == pytest.approx(epsilon(steps(), delta=1e-5, relation=ADD), rel=3e-3)
+
+
+def test_group_epsilon_grows_faster_than_the_group():
+    one = epsilon(steps(), delta=1e-5, relation=ADD)
+    two = group_epsilon(steps(), group_size=2, delta=1e-5, relation=ADD)
+    four = group_epsilon(steps(), group_size=4, delta=1e-5, relation=ADD)
+    assert 2 * one < two < four / 2
+
+
+def test_group_epsilon_mixture_is_tighter_than_the_black_box():
+    two = group_epsilon(steps(), group_size=2, delta=1e-5, relation=ADD)
+    assert two < _black_box(steps(), 2, 1e-5, ADD)
+
+
+def test_group_epsilon_replace_follows_from_the_black_box():
+    one = epsilon(steps(), delta=1e-5, relation=REPLACE)
+    two = group_epsilon(steps(), group_size=2, delta=1e-5, relation=REPLACE)
+    assert 2 * one < two < math.inf
+
+
+@pytest.mark.parametrize(
+    ("event", "size", "expected"),
+    [
+        (dpa.NoOpDpEvent(), 5, 0.0),
+        (steps(rate=0.0), 5, 0.0),
+        (dpa.NonPrivateDpEvent(), 5, math.inf),
+        (dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1e9)), 2, 0.0),
+    ],
+)
+def test_group_epsilon_edge_cases(event, size, expected):
+    actual = group_epsilon(event, group_size=size, delta=1e-5, relation=ADD)
+    assert actual == pytest.approx(expected, abs=1e-6)
+
+
+def test_group_epsilon_no_bound_is_infinite():
+    assert group_epsilon(
+        steps(rate=0.5, noise=0.5, count=500),
+        group_size=50,
+        delta=1e-9,
+        relation=REPLACE,
+    ) == (math.inf)
+
+
+@pytest.mark.parametrize("size", [0, -1, True])
+def test_group_epsilon_bad_size_is_refused(size):
+    with pytest.raises(ConfigError, match="group_size"):
+        group_epsilon(steps(), group_size=size, delta=1e-5, relation=ADD)
