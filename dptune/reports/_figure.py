@@ -9,6 +9,7 @@ import hashlib
 import html
 import io
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -82,7 +83,8 @@ def draw(
         height: inches.
         width: inches; 6.4 is 461 points, and the page scales it.
     """
-    with rc_context(_STYLE):
+    with rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.patch.set_facecolor("white")
         FigureCanvasSVG(figure)
@@ -110,7 +112,7 @@ def _inline(svg: str, *, label: str) -> str:
     body = re.sub(r"'DejaVu Sans'(, [^;\"]*)?", _FONTS, body)
     used = set(re.findall(r'href="#([^"]+)"', body))
     used |= set(re.findall(r"url\(#([^)]+)\)", body))
-    prefix = "f" + hashlib.sha256(body.encode()).hexdigest()[:8] + "-"
+    prefix = "f" + hashlib.sha256((label + body).encode()).hexdigest()[:8] + "-"
     body = re.sub(
         r' id="([^"]+)"',
         lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "",

@@ -104,7 +104,8 @@ def build_card(
         dependency_versions: by package.
 
     Raises:
-        ValidationError: a certificate is of another privacy unit.
+        ValidationError: a certificate is of another privacy unit, or contradicts
+            `fixed_seed`.
     """
     return PrivacyCard(
         model_name=model_name,

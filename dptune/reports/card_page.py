@@ -94,7 +94,11 @@ def epsilon_text(certificate: Certificate) -> str:
     guarantee)`.
     """
     if math.isinf(certificate.epsilon):
-        return epsilon(certificate.epsilon)
+        text = epsilon(certificate.epsilon)
+        if math.isfinite(certificate.accounted_epsilon):
+            secret = number(certificate.accounted_epsilon)
+            text += f"; ε = {secret} had the seed been secret"
+        return text
     return (
         f"ε = {number(certificate.epsilon)} at δ = {number(certificate.delta)}, "
         f"{certificate.status}"

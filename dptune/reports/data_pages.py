@@ -83,7 +83,8 @@ def detection_page(report: DetectionReport) -> Page:
     return Page(
         kicker="Detection",
         title=f"Personal data, tier {words(report.tier)}",
-        lede="Types and counts of what was marked. No span is shown.",
+        lede="Types and counts of what was marked; no span is shown. The counts are "
+        "exact and private: keep this page inside the trust boundary.",
         sections=(
             Section(
                 title="Coverage",

@@ -122,6 +122,9 @@ def _notion_table(ledger: PrivacyLedger) -> Table:
 def _cost(ledger: PrivacyLedger, notion: Notion) -> Cell:
     """Say what the composed event comes to, without computing an epsilon."""
     event = ledger.event(notion)
+    seeded = Assumption.FIXED_SEED_RANDOMNESS
+    if any(seeded in entry.claimed(notion) for entry in ledger.entries):
+        return Chip(text=f"{epsilon(float('inf'))}: fixed seed", tone=Tone.BLOCK)
     if is_non_private(event):
         return Chip(text=epsilon(float("inf")), tone=Tone.BLOCK)
     mechanisms = mechanism_counts(event)

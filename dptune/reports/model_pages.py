@@ -21,6 +21,7 @@ from dptune.reports.formatting import (
     interval,
     number,
     p_value,
+    sentence_case,
     share,
     short_digest,
     words,
@@ -92,7 +93,9 @@ def stage_page(report: StageReport) -> Page:
     if report.curve:
         sections.append(_private_losses(report))
     return Page(
-        kicker="Training stage", title=words(report.stage), sections=tuple(sections)
+        kicker="Training stage",
+        title=sentence_case(words(report.stage)),
+        sections=tuple(sections),
     )
 
 

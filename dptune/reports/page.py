@@ -180,14 +180,15 @@ def _sections(runs: Sequence[RunSummary]) -> tuple[Section, ...]:
         Section(
             title="Does the model know the planted secrets?",
             blocks=_plots(
-                [Plot(svg=exposure_plot(r), title=t) for t, r in exposures],
+                [Plot(svg=exposure_plot(r, title=t), title=t) for t, r in exposures],
                 EXPOSURE_CAPTION,
             ),
         ),
         Section(
             title="Can a member of the training data be told apart?",
             blocks=_plots(
-                [Plot(svg=roc_plot(r), title=t) for t, r in memberships], ROC_CAPTION
+                [Plot(svg=roc_plot(r, title=t), title=t) for t, r in memberships],
+                ROC_CAPTION,
             ),
         ),
     )
@@ -202,7 +203,7 @@ def _plots(items: list[Plot], caption: str) -> tuple[Block, ...]:
 
 def _trade_off(runs: Sequence[RunSummary]) -> tuple[Block, ...]:
     """Return perplexity against exposure, and against the first finite claim."""
-    measured = [run for run in runs if run.perplexity is not None]
+    measured = [r for r in runs if math.isfinite(r.perplexity or math.nan)]
     base = next((r.base_perplexity for r in measured if r.base_perplexity), None)
     plots = []
     exposed = [_exposure_point(run) for run in measured if run.exposure]

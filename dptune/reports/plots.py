@@ -46,12 +46,16 @@ __all__ = [
 ]
 
 
-def exposure_plot(report: ExposureReport) -> str:
+def exposure_plot(report: ExposureReport, *, title: str = "") -> str:
     """Draw every canary's exposure in three rows: planted, held out, base model.
 
     The grey band holds 95 % of canaries that no model ever saw: with a uniform secret
     P(exposure > x) = 2^-x, so the mean is 1/ln 2 = 1.44 bits and the band
     [0.04, 5.32].
+
+    Args:
+        report: the canaries and their controls.
+        title: names the model, for people who cannot see the figure.
 
     Privacy: exposures of planted canaries come from the private model outside epsilon.
     """
@@ -60,7 +64,7 @@ def exposure_plot(report: ExposureReport) -> str:
         ("Held out, this model", report.held_out(), fig.BLUE, "s"),
         ("Planted, base model", report.base_planted(), fig.MUTED, "D"),
     )
-    ceiling = math.log2(report.space_size)
+    ceiling = max(1.0, math.log2(report.space_size))
 
     def paint(axes: Axes) -> None:
         axes.axvspan(NULL_LOW, NULL_HIGH, color=fig.BAND, zorder=0)
@@ -76,14 +80,19 @@ def exposure_plot(report: ExposureReport) -> str:
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("exposure (bits): each bit halves the guesses that are left")
 
-    label = "Exposure of canaries. " + ". ".join(
+    label = f"{title}: " if title else ""
+    label += "Exposure of canaries. " + ". ".join(
         f"{name}: {tally(canaries)}" for name, canaries, _, _ in rows
     )
     return fig.draw(paint, label=label, height=3.5)
 
 
-def roc_plot(report: MembershipReport) -> str:
+def roc_plot(report: MembershipReport, *, title: str = "") -> str:
     """Draw the attacks' ROC curves on log-log axes beside chance and the blind attack.
+
+    Args:
+        report: all attacks and the blind one.
+        title: names the model, for people who cannot see the figure.
 
     Privacy: membership scores come from the private model outside epsilon.
     """
@@ -122,7 +131,8 @@ def roc_plot(report: MembershipReport) -> str:
         axes.set_ylabel("true-positive rate (log scale)")
         fig.legend_below(axes)
 
-    label = (
+    label = f"{title}: " if title else ""
+    label += (
         f"Membership ROC. Strongest attack {best.name}: AUC {number(best.auc)}, "
         f"{share(best.tpr_at_low_fpr)} true positives at {share(best.low_fpr)} false "
         f"positives; blind attack AUC {number(report.blind.auc)}"

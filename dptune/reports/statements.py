@@ -1,9 +1,11 @@
 """What a privacy card states: frozen values that hold only what a card may show."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from dptune.accounting.assumptions import Assumption
 from dptune.accounting.certificates import Certificate
 from dptune.gates.criterion import GateOutcome
 from dptune.gates.evidence import AuditEvidence
@@ -94,7 +96,8 @@ class PrivacyCard(Report):
         fixed_seed: whether noise or sampling came from a known seed.
 
     Raises:
-        ValidationError: a certificate is of another privacy unit.
+        ValidationError: a certificate is of another privacy unit, or contradicts
+            `fixed_seed`.
     """
 
     model_name: str
@@ -126,4 +129,14 @@ class PrivacyCard(Report):
         units = {c.privacy_unit for c in self.certificates}
         if units - {self.privacy_unit}:
             raise ValueError("certificates must be of the card's privacy_unit")
+        if self.fixed_seed and any(0 < c.epsilon < math.inf for c in self.certificates):
+            raise ValueError(
+                "fixed_seed must not stand beside a finite epsilon: issue certificates "
+                "from a ledger whose entries say fixed_seed too"
+            )
+        seeded = Assumption.FIXED_SEED_RANDOMNESS
+        if not self.fixed_seed and any(
+            seeded in c.assumptions for c in self.certificates
+        ):
+            raise ValueError("fixed_seed must be true, a certificate names it")
         return self

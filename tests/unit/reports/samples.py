@@ -1,0 +1,407 @@
+"""Sample reports of every type; the numbers are chosen, no model is behind them."""
+
+import functools
+import math
+
+import dp_accounting
+
+from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
+from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
+from dptune.detection.scoring import score_entity_types
+from dptune.gates.criterion import Criterion, GateOutcome, Verdict
+from dptune.gates.decision import GateDecision
+from dptune.gates.evidence import AuditEvidence
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from dptune.recipes import (
+    ClippingSettings,
+    NoiseSettings,
+    OptimizerSettings,
+    Recipe,
+    StageSettings,
+    plan_run,
+)
+from dptune.reports.card import build_card
+from dptune.results import (
+    CanaryExposure,
+    CorpusReport,
+    DetectionReport,
+    Expectation,
+    ExposureReport,
+    Interval,
+    MembershipReport,
+    MembershipSignal,
+    RedactionReport,
+    RegisteredVersion,
+    StageCurvePoint,
+    StageReport,
+    UtilityReport,
+    ValidationReport,
+)
+
+SPACE = 10**6
+MODEL = "sha256:" + "a1" * 32
+BASE = "sha256:" + "b2" * 32
+
+
+def canary(name, *, planted, rank):
+    return CanaryExposure(
+        canary_id=name,
+        planted=planted,
+        insertions=4 if planted else 0,
+        rank=rank,
+        exposure=math.log2(SPACE) - math.log2(rank),
+        nll=12.5,
+    )
+
+
+def exposure_report(*, leaked=False, num_canaries=6, **changes):
+    ranks = [1 + i * SPACE // num_canaries for i in range(1, num_canaries)] + [SPACE]
+    planted = [1] * num_canaries if leaked else ranks
+    values = {
+        "model_digest": MODEL,
+        "base_model_digest": BASE,
+        "canary_set_digest": "c3" * 32,
+        "space_size": SPACE,
+        "scoring": "sum",
+        "setting": "not_missed",
+        "exact": True,
+        "canaries": (
+            *(
+                canary(f"planted-{i}", planted=True, rank=r)
+                for i, r in enumerate(planted)
+            ),
+            *(
+                canary(f"held-out-{i}", planted=False, rank=r)
+                for i, r in enumerate(ranks)
+            ),
+        ),
+        "base_canaries": tuple(
+            canary(f"planted-{i}", planted=True, rank=r) for i, r in enumerate(ranks)
+        ),
+        "planted_found": 4 * num_canaries,
+        "planted_expected": 4 * num_canaries,
+        "num_token_forwards": 16_857,
+    }
+    return ExposureReport(**(values | changes))
+
+
+def signal(name, *, auc=0.5, tpr=0.012, curve=True):
+    return MembershipSignal(
+        name=name,
+        auc=auc,
+        auc_interval=Interval(low=auc - 0.02, high=auc + 0.02, confidence=0.95),
+        tpr_at_low_fpr=tpr,
+        tpr_at_low_fpr_interval=Interval(
+            low=max(0.0, tpr - 0.01), high=tpr + 0.01, confidence=0.95
+        ),
+        roc_fpr=(0.0, 0.01, 0.1, 1.0) if curve else (),
+        roc_tpr=(0.0, tpr, 0.2, 1.0) if curve else (),
+    )
+
+
+def membership_report(*signals, blind=None):
+    return MembershipReport(
+        model_digest=MODEL,
+        base_model_digest=BASE,
+        num_members=1000,
+        num_non_members=1000,
+        signals=signals
+        or (signal("loss"), signal("loss_minus_base", auc=0.888, tpr=0.573)),
+        blind=blind or signal("bag_of_words"),
+    )
+
+
+def validation(*, success=True, view="original"):
+    return ValidationReport(
+        view=view,
+        success=success,
+        expectations=(
+            Expectation(name="ids_are_unique", success=True),
+            Expectation(name="text_is_not_null", success=success, detail="2 rows"),
+        ),
+    )
+
+
+def corpus_report(**changes):
+    values = {
+        "source": "abcd",
+        "fingerprint": "d4" * 32,
+        "num_read": 1300,
+        "num_records": {"train": 1000, "validation": 100, "test": 100},
+        "num_units": {"train": 900, "validation": 90, "test": 95},
+        "num_exact_duplicates": 60,
+        "num_near_duplicates": 40,
+        "num_characters": 1_234_567,
+        "privacy_unit": "record",
+        "validation": validation(),
+    }
+    return CorpusReport(**(values | changes))
+
+
+def detection_report(**changes):
+    values = {
+        "fingerprint": "d4" * 32,
+        "tier": "low_entity",
+        "recognizers": ("patterns", "lexicon"),
+        "num_records": 1000,
+        "num_records_with_spans": 720,
+        "num_spans": {"PERSON": 812, "EMAIL": 90},
+        "masked_character_share": 0.113,
+        "missing_rate": 0.004,
+        "missing_rate_interval": Interval(low=0.001, high=0.012, confidence=0.95),
+    }
+    return DetectionReport(**(values | changes))
+
+
+def redaction_report():
+    return RedactionReport(
+        operator="mask",
+        masked_character_share=0.113,
+        validation=validation(success=False, view="redacted"),
+    )
+
+
+def stage_report(**changes):
+    values = {
+        "stage": "private_recovery",
+        "recipe": "jft",
+        "num_steps": 100,
+        "num_units": 900,
+        "num_tokens": 640_000,
+        "seconds": 75.0,
+        "tokens_per_second": 8533.0,
+        "curve": tuple(
+            StageCurvePoint(step=s, loss=4.0 - s / 50, epsilon=0.08 * s)
+            for s in (20, 40, 60, 80, 100)
+        ),
+    }
+    return StageReport(**(values | changes))
+
+
+def utility_report(**changes):
+    values = {
+        "model_digest": MODEL,
+        "corpus_fingerprint": "d4" * 32,
+        "split": "test",
+        "num_records": 3,
+        "num_tokens": 30,
+        "nll_per_token": 1.85,
+        "perplexity": 6.36,
+        "base_perplexity": 15.2,
+        "record_nll": (17.123456, 18.2, 20.1),
+        "record_tokens": (10, 10, 10),
+    }
+    return UtilityReport(**(values | changes))
+
+
+def registered_version():
+    return RegisteredVersion(
+        model_name="support-bot",
+        version="7",
+        model_digest=MODEL,
+        model_uri="models:/support-bot/7",
+        recipe="jft",
+    )
+
+
+GAUSSIAN = dp_accounting.SelfComposedDpEvent(
+    dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0)), 50
+)
+PUBLIC = (Assumption.NUM_UNITS_IS_PUBLIC, Assumption.DEDUPLICATED_CORPUS)
+
+
+def ledger_entry(**changes):
+    values = {
+        "stage": "private_recovery",
+        "recipe": "jft",
+        "data_fingerprint": "d4" * 32,
+        "privacy_unit": PrivacyUnit.RECORD,
+        "view": DataView.ORIGINAL,
+        "dp_event": GAUSSIAN,
+        "num_steps": 50,
+        "sample_rate": 0.1,
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 0.5,
+        "assumptions": PUBLIC,
+        "nominal_epsilon": 2.56,
+        "nominal_reference": "Shi et al. (2022)",
+    }
+    return LedgerEntry(**(values | changes))
+
+
+def redacted_entry():
+    return ledger_entry(
+        stage="redacted_finetune",
+        view=DataView.REDACTED,
+        dp_event=dp_accounting.NonPrivateDpEvent(),
+        sample_rate=None,
+        noise_multiplier=None,
+        max_grad_norm=None,
+        nominal_epsilon=None,
+        assumptions=(*PUBLIC, *REDACTED_VIEW_ASSUMPTIONS),
+    )
+
+
+def private_ledger():
+    return PrivacyLedger(entries=(ledger_entry(),))
+
+
+def jft_ledger():
+    return PrivacyLedger(entries=(redacted_entry(), ledger_entry()))
+
+
+def recipe(**changes):
+    stage = StageSettings(
+        name="private_recovery",
+        view="original",
+        epochs=5,
+        expected_batch_size=90,
+        optimizer=OptimizerSettings(learning_rate=1e-3),
+        clipping=ClippingSettings(max_grad_norm=0.5),
+        noise=NoiseSettings(noise_multiplier=1.0),
+    )
+    values = {
+        "name": "jft",
+        "title": "Just Fine-tune Twice",
+        "reference": "Shi et al. (2022)",
+        "stages": (stage,),
+    }
+    return Recipe(**(values | changes))
+
+
+def run_plan():
+    return plan_run(
+        recipe(),
+        num_units=900,
+        notion=Notion.RECORD,
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        target_epsilon=None,
+        target_delta=1e-5,
+    )
+
+
+def gate_decision(outcome="BLOCK", **changes):
+    criteria = (
+        Criterion(name="evidence_identity", verdict=Verdict.PASS, reason="All match."),
+        Criterion(
+            name="memorization",
+            verdict=Verdict(outcome),
+            measured=15.1,
+            interval=Interval(low=11.9, high=19.8, confidence=0.95),
+            threshold=2.5,
+            reason="Mean exposure is 15.1 bits.",
+            what_would_change_it="" if outcome == "PASS" else "Train with more noise.",
+        ),
+        Criterion(
+            name="budget", verdict=Verdict.PASS, measured=math.inf, reason="Counted."
+        ),
+        Criterion(
+            name="audit", verdict=Verdict.NOT_APPLICABLE, reason="Not asked for."
+        ),
+    )
+    values = {
+        "outcome": GateOutcome(outcome),
+        "model_digest": MODEL,
+        "policy_name": "default",
+        "policy_version": 1,
+        "policy_digest": "sha256:" + "e5" * 32,
+        "evidence_digest": "f6" * 32,
+        "criteria": criteria,
+    }
+    return GateDecision(**(values | changes))
+
+
+def sensitivity_table(*, public=True):
+    return score_entity_types({"PERSON": 80, "EMAIL": 20}, counts_are_public=public)
+
+
+@functools.cache
+def certificates(kind):
+    ledger = {
+        "private": private_ledger(),
+        "jft": jft_ledger(),
+        "seeded": PrivacyLedger(entries=(ledger_entry(fixed_seed=True),)),
+        "none": PrivacyLedger(
+            entries=(
+                ledger_entry(
+                    dp_event=dp_accounting.NonPrivateDpEvent(),
+                    sample_rate=None,
+                    noise_multiplier=None,
+                    max_grad_norm=None,
+                    nominal_epsilon=None,
+                ),
+            )
+        ),
+    }[kind]
+    return ledger.certificates(delta=1e-5)
+
+
+def audit():
+    return AuditEvidence(
+        model_digest=MODEL,
+        method="one_run",
+        notion=Notion.RECORD,
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        epsilon_lower_bound=0.4,
+        delta=1e-5,
+        confidence=0.95,
+        capacity=2.9,
+        num_canaries=60,
+        assumes_independent_canaries=True,
+    )
+
+
+def card(kind="jft", **changes):
+    values = {
+        "model_name": "support-bot",
+        "model_version": "7",
+        "model_digest": MODEL,
+        "base_model": "gpt2",
+        "recipe": recipe(),
+        "privacy_unit": PrivacyUnit.RECORD,
+        "certificates": certificates(kind),
+        "sampling_assumed": "Poisson",
+        "sampling_actual": "Poisson",
+        "fixed_seed": kind == "seeded",
+        "data_fingerprint": "d4" * 32,
+        "num_tuning_runs": 0,
+        "outside": ("Labels are sent in the clear.",),
+        "detection": detection_report(),
+        "missing_rate_source": "TAB test split",
+        "exposure": exposure_report(),
+        "canary_group_epsilon": 17.3,
+        "membership": membership_report(),
+        "utility": utility_report(),
+        "audits": (audit(),),
+        "decision": gate_decision(),
+        "dependency_versions": {"torch": "2.13.0", "dp-accounting": "0.6.0"},
+    }
+    return build_card(**(values | changes))
+
+
+def every_report():
+    return (
+        corpus_report(ids_are_content_hashes=True),
+        detection_report(),
+        detection_report(missing_rate=None, missing_rate_interval=None),
+        redaction_report(),
+        validation(),
+        sensitivity_table(),
+        sensitivity_table(public=False),
+        run_plan(),
+        stage_report(fixed_seed=True, resumed_from_step=40),
+        stage_report(curve=()),
+        exposure_report(),
+        exposure_report(leaked=True, planted_found=3),
+        membership_report(),
+        utility_report(),
+        registered_version(),
+        private_ledger(),
+        jft_ledger(),
+        PrivacyLedger(),
+        gate_decision(),
+        card("jft"),
+        card("seeded", decision=None),
+        audit(),
+        Interval(low=math.nan, high=math.inf, confidence=0.9),
+    )

@@ -1,0 +1,188 @@
+from typing import ClassVar
+
+import pytest
+from pydantic import Field
+
+from dptune.errors import ArtifactError
+from dptune.reports.html import render_fragment
+from dptune.reports.model_pages import PRIVATE_HEADING
+from dptune.results import DetectionReport, Expectation, Report
+
+from .checks import check_page, outline
+from .samples import (
+    corpus_report,
+    detection_report,
+    every_report,
+    exposure_report,
+    gate_decision,
+    jft_ledger,
+    ledger_entry,
+    membership_report,
+    private_ledger,
+    redaction_report,
+    run_plan,
+    sensitivity_table,
+    signal,
+    stage_report,
+    utility_report,
+    validation,
+)
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)> & \"'{{ 7*7 }}"
+
+
+@pytest.mark.parametrize("index", range(len(every_report())))
+def test_render_fragment_every_report_is_self_contained(index):
+    report = every_report()[index]
+    page = render_fragment(report)
+
+    check_page(page)
+    assert page == render_fragment(report)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        corpus_report(source=HOSTILE, privacy_unit=HOSTILE),
+        corpus_report(num_records={HOSTILE: 1}, validation=validation(view=HOSTILE)),
+        detection_report(tier=HOSTILE, recognizers=(HOSTILE,), num_spans={HOSTILE: 1}),
+        stage_report(stage=HOSTILE, recipe=HOSTILE),
+        membership_report(signal(HOSTILE), blind=signal(HOSTILE)),
+        utility_report(split=HOSTILE, corpus_fingerprint=HOSTILE),
+        gate_decision(policy_name=HOSTILE, policy_digest=HOSTILE),
+        Expectation(name=HOSTILE, success=True, detail=HOSTILE),
+    ],
+    ids=lambda report: type(report).__name__,
+)
+def test_render_fragment_hostile_names_are_text(report):
+    page = render_fragment(report)
+
+    found = check_page(page)
+    assert "<script>alert(1)" in found.text
+    assert "{{ 7*7 }}" in found.text
+
+
+def test_fragment_of_stage_puts_losses_under_private_heading():
+    page = render_fragment(stage_report())
+    before, _, after = page.partition(PRIVATE_HEADING)
+
+    assert "training loss" not in before
+    assert "training loss" in after
+    assert "Not covered by epsilon" in after
+
+
+def test_fragment_of_stage_without_curve_has_no_private_section():
+    assert PRIVATE_HEADING not in render_fragment(stage_report(curve=()))
+
+
+def test_fragment_of_utility_shows_no_record_values():
+    text = outline(render_fragment(utility_report())).text
+    assert "17.1" not in text
+    assert "6.36" in text
+
+
+def test_fragment_of_exposure_has_both_controls_and_p_value():
+    text = outline(render_fragment(exposure_report(leaked=True))).text
+    assert "Held out, this model" in text
+    assert "Planted, base model" in text
+    assert "p < 10⁻⁹" in text
+
+
+def test_fragment_of_exposure_says_when_planted_count_is_off():
+    page = render_fragment(exposure_report(planted_found=3))
+    assert "do not match the plan" in page
+    assert "do not match the plan" not in render_fragment(exposure_report())
+
+
+def test_fragment_of_detection_says_when_recall_is_unknown():
+    unknown = detection_report(missing_rate=None, missing_rate_interval=None)
+    assert "missing rate is not known" in render_fragment(unknown)
+    assert "missing rate is not known" not in render_fragment(detection_report())
+
+
+def test_fragment_of_redaction_lists_failures_first():
+    text = outline(render_fragment(redaction_report())).text
+    assert text.index("text is not null") < text.index("ids are unique")
+
+
+def test_fragment_of_sensitivity_warns_of_private_counts():
+    assert "without noise" in render_fragment(sensitivity_table(public=False))
+    assert "without noise" not in render_fragment(sensitivity_table())
+
+
+def test_fragment_of_plan_names_notion_relation_and_noise():
+    text = outline(render_fragment(run_plan())).text
+    for word in ("record: the presence", "add or remove one", "10⁻⁵", "10 %"):
+        assert word in text
+
+
+def test_fragment_of_ledger_keeps_notions_apart():
+    text = outline(render_fragment(jft_ledger())).text
+    assert "∞ (no guarantee)" in text
+    assert "finite: 50 noisy steps" in text
+    assert "The detector found every sensitive token" in text
+
+
+def test_fragment_of_ledger_fixed_seed_is_no_guarantee():
+    seeded = private_ledger().append(ledger_entry(fixed_seed=True))
+    text = outline(render_fragment(seeded)).text
+    assert "∞ (no guarantee): fixed seed" in text
+    assert "finite" not in text
+
+
+def test_fragment_of_gate_is_not_by_color_alone():
+    page = render_fragment(gate_decision("INCONCLUSIVE"))
+    text = outline(page).text
+    assert "chip-inconclusive" in page
+    assert "INCONCLUSIVE" in text
+    assert "This is not a pass" in text
+    assert "Memorization: Train with more noise." in text
+    assert text.index("memorization") < text.index("evidence identity")
+
+
+class _Notes(Report):
+    """A report with a field that must not be shown, also inside others."""
+
+    title: str
+    secret: str = Field(repr=False)
+    inner: tuple["_Notes", ...] = ()
+    flags: dict[str, bool] = Field(default_factory=dict)
+
+
+class _Restricted(Report):
+    """A report that must have no page."""
+
+    restricted: ClassVar[bool] = True
+
+
+def test_generic_page_hides_fields_that_repr_hides():
+    inner = _Notes(title="inner", secret="s3cr3t-b")
+    report = _Notes(
+        title="outer", secret="s3cr3t-a", inner=(inner,), flags={"seen": True}
+    )
+    found = check_page(render_fragment(report))
+    assert "s3cr3t" not in render_fragment(report)
+    assert "outer" in found.text
+    assert "inner" in found.text
+    assert "seen" in found.text
+
+
+def test_generic_page_cuts_long_sequences():
+    class Long(Report):
+        values: tuple[float, ...]
+
+    page = render_fragment(Long(values=tuple(range(1000))))
+    assert "First 200 of 1,000." in page
+
+
+def test_restricted_report_is_refused():
+    with pytest.raises(ArtifactError, match="must not be restricted"):
+        render_fragment(_Restricted())
+
+
+def test_subclass_of_known_report_gets_generic_page():
+    class Mine(DetectionReport):
+        """A type that is not on the table."""
+
+    values = detection_report().model_dump()
+    assert "Mine" in render_fragment(Mine.model_validate(values))
