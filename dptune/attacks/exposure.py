@@ -27,6 +27,8 @@ from dptune.results import CanaryExposure, ExposureReport
 Scoring = Literal["sum", "mean"]
 KeyValues = list[tuple[Tensor, Tensor]]
 
+_CACHE_ROWS = 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateScores:
@@ -221,7 +223,9 @@ def _losses(
         )
     at = torch.from_numpy(rows).to(logits.device)
     target = torch.from_numpy(tokens).to(logits.device)
-    losses = torch.logsumexp(logits, dim=-1)[at] - logits[at, target]
+    # in blocks that fit a cache: whole batches cost three passes over main memory
+    blocks = [torch.logsumexp(block, dim=-1) for block in logits.split(_CACHE_ROWS)]
+    losses = torch.cat(blocks)[at] - logits[at, target]
     out: NDArray[np.float64] = losses.double().cpu().numpy()
     return out
 
