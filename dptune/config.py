@@ -33,12 +33,20 @@ class _Settings(BaseModel):
 class SplitSettings(_Settings):
     """Shares of the units that are kept from training, where files do not say."""
 
-    validation: float = Field(default=0.1, gt=0, lt=0.5)
+    validation: float = Field(default=0.1, ge=0, lt=0.5)
     test: float = Field(default=0.1, gt=0, lt=0.5)
 
 
 class DataSettings(_Settings):
-    """What is trained on, and what counts as one person's share of it."""
+    """What is trained on, and what counts as one person's share of it.
+
+    Args:
+        near_duplicate_threshold: Jaccard similarity from which records are counted as
+            near duplicates; they are dropped only with `drop_near_duplicates`.
+        corpus_is_public: the corpus holds no personal data, so that a detector that
+            finds nothing is no reason to stop.
+        seed: public; decides the splits.
+    """
 
     source: DataSource
     privacy_unit: PrivacyUnit
@@ -46,7 +54,9 @@ class DataSettings(_Settings):
     max_records: int | None = Field(default=None, ge=10)
     min_records: int = Field(default=100, ge=10)
     max_characters: int = Field(default=100_000, ge=10)
-    near_duplicate_threshold: float | None = Field(default=None, gt=0, lt=1)
+    drop_exact_duplicates: bool = True
+    near_duplicate_threshold: float | None = Field(default=0.85, gt=0, le=1)
+    drop_near_duplicates: bool = False
     allow_content_hash_ids: bool = False
     corpus_is_public: bool = False
     seed: int = Field(default=0, ge=0)
@@ -173,6 +183,23 @@ class TrainConfig(_Settings):
     gate: GatePolicy
     registry: RegistrySettings
     performance: PerformanceSettings = PerformanceSettings()
+
+    def missing_rate_source(self: Self) -> str:
+        """Say where the detector's missing rate comes from."""
+        if self.data.source.kind == "synthetic":
+            return "gold spans of the generator, every record"
+        return self.detection.missing_rate_source
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        rows = self.performance.physical_batch_size
+        if self.model.max_sequences_per_unit > rows:
+            raise ValueError(
+                "performance.physical_batch_size must be at least "
+                f"model.max_sequences_per_unit ({self.model.max_sequences_per_unit}), "
+                f"got {rows}: a unit is never split over two passes"
+            )
+        return self
 
 
 ModelSettings.model_rebuild()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
+from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.errors import ConfigError, Problem
 from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
 from dptune.results import Report
@@ -154,13 +155,26 @@ class StagePlan(Report):
     sample_rate: float = Field(gt=0, le=1)
     noise_multiplier: float | None = Field(default=None, gt=0)
 
-    def dp_event(self: Self, num_steps: int | None = None) -> dpe.DpEvent:
-        """Return the event of `num_steps` steps (all of them by default)."""
-        if self.noise_multiplier is None:
-            return dpe.NonPrivateDpEvent()
-        return _gaussian_steps(
-            self.sample_rate, self.noise_multiplier, num_steps or self.num_steps
+    def training_plan(self: Self) -> GradientPlan | PlainPlan:
+        """Return the object that owns the stage's claim and trains it."""
+        if self.settings.clipping is None:
+            return PlainPlan(batch_size=self.settings.expected_batch_size)
+        return self.with_noise(self.noise_multiplier or 0.0)
+
+    def with_noise(self: Self, noise_multiplier: float) -> GradientPlan:
+        """Return the gradient plan of a private stage at some noise."""
+        if self.settings.clipping is None:
+            raise ConfigError(f"stage {self.settings.name} has no clipping.")
+        return GradientPlan(
+            noise_multiplier=noise_multiplier,
+            sample_rate=self.sample_rate,
+            max_grad_norm=self.settings.clipping.max_grad_norm,
+            expected_batch_size=self.sample_rate * self.num_units,
         )
+
+    def dp_event(self: Self) -> dpe.DpEvent:
+        """Return the event of the whole stage."""
+        return self.training_plan().dp_event(self.num_steps)
 
 
 class RunPlan(Report):
@@ -213,7 +227,7 @@ def plan_run(
         fixed = [p.dp_event() for p in plans if p.noise_multiplier]
         multiplier = calibrate_noise_multiplier(
             lambda z: _compose(
-                [_gaussian_steps(p.sample_rate, z, p.num_steps) for p in open_stages]
+                [p.with_noise(z).dp_event(p.num_steps) for p in open_stages]
             ),
             budget=PrivacyBudget(
                 target_epsilon=target_epsilon, target_delta=target_delta
@@ -299,13 +313,6 @@ def _check_plan(
     ]
     if problems:
         raise ConfigError(problems)
-
-
-def _gaussian_steps(sample_rate: float, multiplier: float, steps: int) -> dpe.DpEvent:
-    """Return the event of Poisson-sampled Gaussian steps."""
-    return dpe.SelfComposedDpEvent(
-        dpe.PoissonSampledDpEvent(sample_rate, dpe.GaussianDpEvent(multiplier)), steps
-    )
 
 
 def _compose(events: Sequence[dpe.DpEvent]) -> dpe.DpEvent:

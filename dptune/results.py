@@ -63,6 +63,7 @@ class CorpusReport(Report):
     num_characters: int
     privacy_unit: str
     ids_are_content_hashes: bool = False
+    deduplicated: bool = True
     validation: ValidationReport
 
 

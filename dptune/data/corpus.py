@@ -42,6 +42,12 @@ class Corpus:
     fingerprint: str
     report: CorpusReport
 
+    def with_dataset(self, dataset: datasets.Dataset) -> "Corpus":
+        """Return another view of the same corpus: its fingerprint and report stay."""
+        return Corpus(
+            dataset=dataset, fingerprint=self.fingerprint, report=self.report
+        )
+
     def split(self, name: str) -> datasets.Dataset:
         """Return the records of one split, in order; empty if there is none."""
         rows = [i for i, split in enumerate(self.dataset["split"]) if split == name]
@@ -154,6 +160,7 @@ def build_corpus(
         num_read=len(raw),
         privacy_unit=privacy_unit.value,
         ids_are_content_hashes=any(row.id is MISSING for row in raw),
+        deduplicated=drop_exact_duplicates or drop_near_duplicates,
         validation=validation,
     )
     return Corpus(dataset=dataset, fingerprint=fingerprint, report=report)
@@ -272,6 +279,7 @@ def _report(
     num_read: int,
     privacy_unit: str,
     ids_are_content_hashes: bool,
+    deduplicated: bool,
     validation: ValidationReport,
 ) -> CorpusReport:
     """Count what is in the corpus."""
@@ -294,5 +302,6 @@ def _report(
         num_characters=sum(len(record.text) for record in records),
         privacy_unit=privacy_unit,
         ids_are_content_hashes=ids_are_content_hashes,
+        deduplicated=deduplicated,
         validation=validation,
     )

@@ -1,0 +1,164 @@
+"""Every command of `run.py`: arguments in, one call, a table out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigPath = Annotated[
+    Path, typer.Argument(help="A file under configs/train/.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Change one setting, for example --set privacy.target_epsilon=4. Repeat it.",
+    ),
+]
+ModelName = Annotated[str, typer.Argument(help="A registered model; see `status`.")]
+Port = Annotated[int, typer.Option(help="Port on this machine.", min=1, max=65535)]
+
+_HELP = """Fine-tune a language model on personal text, prove the privacy, measure the
+leakage, and promote only what passes both.
+
+Begin with `python run.py quickstart`. Then copy configs/train/own_text.yaml, point it at
+your data, see what a budget costs with `calibrate`, and `train`.
+
+Exit codes: 0 done or passed, 1 refused by the gate, 2 input that cannot be used (nothing
+was created or spent), 3 crash.
+"""
+
+
+def build_app() -> typer.Typer:
+    """Build the command line."""
+    app = typer.Typer(
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+    )
+    for command in (
+        quickstart,
+        train,
+        calibrate,
+        gate,
+        promote,
+        rollback,
+        status,
+        configs,
+        dashboard,
+        mlflow,
+    ):
+        app.command()(command)
+    return app
+
+
+def quickstart(
+    seed: Annotated[
+        int, typer.Option(help="Decides the invented corpus; noise stays secret.", min=0)
+    ] = 0,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Train again instead of using finished runs.")
+    ] = False,
+) -> None:
+    """Show the whole product on invented dialogues: one refusal, one promotion."""
+    from cli.quickstart import run_quickstart  # noqa: PLC0415 - heavy
+
+    run_quickstart(seed=seed, retrain=retrain)
+
+
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    retrain: Annotated[
+        bool,
+        typer.Option("--retrain", help="Train (and spend) again, even if finished before."),
+    ] = False,
+) -> None:
+    """Run one training configuration, from raw text to a gate decision.
+
+    An identical run that was finished before is not trained again and costs nothing.
+    """
+    from cli.training import train_and_report  # noqa: PLC0415 - heavy
+
+    train_and_report(config, overrides or [], retrain=retrain)
+
+
+def calibrate(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Show what a run will cost before it trains: noise, steps, epsilon, what-if."""
+    from cli.calibration import show_calibration  # noqa: PLC0415 - heavy
+
+    show_calibration(config, overrides or [])
+
+
+def gate(
+    model: ModelName,
+    version: Annotated[
+        str | None, typer.Option(help="Version to decide on; the newest by default.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="A policy under configs/gates/.")
+    ] = "default",
+) -> None:
+    """Decide on a registered version. Exit 0 pass, 1 refused, 3 crash."""
+    from cli.registry import decide_again  # noqa: PLC0415 - heavy
+
+    decide_again(model, version, policy)
+
+
+def promote(
+    model: ModelName,
+    version: Annotated[str, typer.Option(help="Version to promote.")],
+    override: Annotated[
+        str | None,
+        typer.Option(help="Promote past the gate; the reason stays on record."),
+    ] = None,
+) -> None:
+    """Make a version the champion in both registries."""
+    from cli.registry import promote_version  # noqa: PLC0415 - heavy
+
+    promote_version(model, version, override)
+
+
+def rollback(
+    model: ModelName,
+    to: Annotated[
+        str | None, typer.Option(help="An earlier champion; the last one by default.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Kept on record.")] = "no reason given",
+) -> None:
+    """Make an earlier champion the champion again."""
+    from cli.registry import roll_back  # noqa: PLC0415 - heavy
+
+    roll_back(model, to, reason)
+
+
+def status() -> None:
+    """Show champions, challengers, what was spent per data set, and the last runs."""
+    from cli.registry import show_status  # noqa: PLC0415 - heavy
+
+    show_status()
+
+
+def configs() -> None:
+    """List the configurations, recipes and gate policies there are."""
+    from cli.listing import list_configs  # noqa: PLC0415
+
+    list_configs()
+
+
+def dashboard(port: Port = 8237) -> None:
+    """Open the ZenML dashboard on this project's runs; Ctrl-C stops it."""
+    from cli.servers import serve_dashboard  # noqa: PLC0415
+
+    serve_dashboard(port)
+
+
+def mlflow(port: Port = 5050) -> None:
+    """Open MLflow on this project's runs and models; Ctrl-C stops it."""
+    from cli.servers import serve_mlflow  # noqa: PLC0415
+
+    serve_mlflow(port)

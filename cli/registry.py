@@ -1,0 +1,171 @@
+"""The `gate`, `promote`, `rollback` and `status` commands."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.runs import CONFIGS, require_workspace
+from dptune.config import read_yaml, validate
+from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
+from dptune.gates.decision import GateDecision
+from dptune.gates.policy import GatePolicy
+from dptune.reports.formatting import epsilon as epsilon_text
+from steps import _registry, _tracking
+from steps._deciding import decide_on
+
+
+def decide_again(model: str, version: str | None, policy_name: str) -> None:
+    """Decide on a registered version under a policy, and record the decision.
+
+    Raises:
+        GateFailedError: the outcome is not PASS.
+        ArtifactError: there is no such version, or it has no evidence.
+    """
+    policy = read_policy(policy_name)
+    require_workspace()
+    _tracking.connect()
+    number = version or newest(model)
+    decision, _ = decide_on(model, number, policy=policy)
+    print_decision(decision, title=f"{model} version {number}")
+    if decision.outcome != "PASS":
+        raise GateFailedError(
+            f"version {number} of {model}: {decision.outcome}. The champion stays."
+        )
+
+
+def read_policy(name: str) -> GatePolicy:
+    """Read a policy by its name under `configs/gates` or by its path."""
+    path = Path(name) if name.endswith(".yaml") else CONFIGS / "gates" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in (CONFIGS / "gates").glob("*.yaml")))
+        raise ConfigError(
+            [
+                Problem(
+                    path="--policy",
+                    message=f"must be one of {known} or a YAML file, got {name!r}.",
+                )
+            ]
+        )
+    return validate(GatePolicy, read_yaml(path))
+
+
+def newest(model: str) -> str:
+    """Return the newest version of a model.
+
+    Raises:
+        ArtifactError: the model has none.
+    """
+    found = _tracking.versions(model) if model in _tracking.model_names() else []
+    if not found:
+        raise ArtifactError(
+            f"model must be a registered one ({', '.join(_tracking.model_names())}), "
+            f"got {model}. `python run.py status` lists them."
+        )
+    return str(found[0].version)
+
+
+def print_decision(decision: GateDecision, *, title: str) -> None:
+    """Print every criterion with its verdict and reason."""
+    console = Console(highlight=False)
+    table = Table(title=f"{title}: {decision.outcome}", title_justify="left")
+    for column in ("criterion", "verdict", "measured", "threshold", "reason"):
+        table.add_column(column, overflow="fold")
+    for criterion in decision.criteria:
+        table.add_row(
+            criterion.name,
+            str(criterion.verdict),
+            _number(criterion.measured),
+            _number(criterion.threshold),
+            criterion.reason,
+        )
+    console.print(table)
+    console.print(f"decision {decision.decision_hash[:16]}", style="dim")
+
+
+def promote_version(model: str, version: str, override: str | None) -> None:
+    """Promote a version by hand."""
+    require_workspace()
+    _tracking.connect()
+    _registry.promote_by_hand(model, version, override=override)
+    Console().print(f"version {version} of {model} is the champion")
+
+
+def roll_back(model: str, to: str | None, reason: str) -> None:
+    """Go back to an earlier champion."""
+    require_workspace()
+    _tracking.connect()
+    if model not in _tracking.model_names():
+        newest(model)
+    version = _registry.roll_back(model, to=to, reason=reason)
+    Console().print(f"version {version} of {model} is the champion again")
+
+
+def show_status() -> None:
+    """Print models, what their data sets have spent, and the last runs."""
+    require_workspace()
+    _tracking.connect()
+    console = Console(highlight=False)
+    for name in _tracking.model_names():
+        _registry.mend(name)
+        console.print(_model_table(name))
+    console.print(_spending_table())
+    console.print(_run_table())
+
+
+def _model_table(name: str) -> Table:
+    """List a model's versions with their place and verdict."""
+    champion = _tracking.alias(name, _tracking.CHAMPION)
+    challenger = _tracking.alias(name, _tracking.CHALLENGER)
+    places = {champion: "champion", challenger: "challenger"}
+    table = Table(title=f"model {name}", title_justify="left")
+    for column in ("version", "place", "recipe", "gate", "why"):
+        table.add_column(column, overflow="fold")
+    for version in _tracking.versions(name)[:10]:
+        table.add_row(
+            str(version.version),
+            places.get(str(version.version), ""),
+            _tracking.recipe_of(version),
+            _tracking.outcome_of(version),
+            _tracking.reason_of(version),
+        )
+    return table
+
+
+def _spending_table() -> Table:
+    """Add up every charge in the project folder, per corpus."""
+    from dptune.workflow.spending import spending  # noqa: PLC0415 - heavy
+    from infra.workspace import current_workspace  # noqa: PLC0415
+
+    table = Table(title="spent, all runs of this project folder", title_justify="left")
+    columns = ("corpus", "stages", "noisy steps", "record ε", "selective ε", "δ")
+    for column in columns:
+        table.add_column(column)
+    for row in spending(current_workspace().runs):
+        table.add_row(
+            row.corpus[:16],
+            str(row.num_stages),
+            str(row.num_steps),
+            epsilon_text(row.record_epsilon),
+            epsilon_text(row.selective_epsilon),
+            f"{row.delta:g}",
+        )
+    return table
+
+
+def _run_table() -> Table:
+    """List the last pipeline runs."""
+    from zenml.client import Client  # noqa: PLC0415 - heavy
+
+    table = Table(title="last runs", title_justify="left")
+    for column in ("run", "status", "started"):
+        table.add_column(column, overflow="fold")
+    for run in Client().list_pipeline_runs(sort_by="desc:created", size=5).items:
+        started = run.start_time.strftime("%Y-%m-%d %H:%M") if run.start_time else ""
+        table.add_row(run.name, str(run.status), started)
+    return table
+
+
+def _number(value: object) -> str:
+    """Format a number shortly; anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,91 @@
+"""Start a pipeline run, and read what it left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dptune.config import TrainConfig, load_train_config
+from dptune.errors import DptuneError
+from infra.stacks.local import ensure_local_stack
+from infra.workspace import REPOSITORY, Workspace, current_workspace
+
+CONFIGS = REPOSITORY / "configs"
+STARTED = "dptune: the run had started"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """The outputs of one finished pipeline run, loaded when asked for."""
+
+    name: str
+    config: TrainConfig
+    response: Any
+
+    def output(self, step: str, name: str) -> Any:
+        """Load one output of one step."""
+        return self.response.steps[step].outputs[name][0].load()
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a training configuration with the repository's recipes and policies."""
+    return load_train_config(path, configs=CONFIGS, overrides=overrides)
+
+
+def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
+    """Check everything that can be checked beforehand, then run the pipeline.
+
+    Raises:
+        DptuneError: before anything is created, or, with the note `STARTED`, from a step.
+    """
+    from dptune.workflow.preflight import check_run  # noqa: PLC0415 - heavy
+    from infra.workspace import data_root  # noqa: PLC0415
+
+    checked = check_run(config, data_root=data_root())
+    workspace = open_workspace()
+    from pipelines.train import train_pipeline  # noqa: PLC0415 - heavy
+
+    try:
+        response = train_pipeline.with_options(
+            run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",
+            tags=[config.name, config.recipe.name],
+        )(
+            config=config.model_dump(mode="json"),
+            fingerprint=checked.fingerprint,
+            retrain=retrain,
+        )
+    except BaseException as error:
+        error.add_note(STARTED)
+        raise
+    _ = workspace
+    return FinishedRun(name=response.name, config=config, response=_finished(response))
+
+
+def open_workspace() -> Workspace:
+    """Make the project folder and the local stack, if they are not there yet."""
+    workspace = current_workspace()
+    ensure_local_stack(workspace)
+    return workspace
+
+
+def require_workspace() -> Workspace:
+    """Return the workspace of a project that has run before.
+
+    Raises:
+        DptuneError: nothing was ever run here.
+    """
+    workspace = current_workspace()
+    if not workspace.zenml.is_dir():
+        raise DptuneError(
+            "there is no project folder yet, so there are no versions. Run `make run` "
+            "or `python run.py train configs/train/<name>.yaml` first."
+        )
+    ensure_local_stack(workspace)
+    return workspace
+
+
+def _finished(response: Any) -> Any:
+    """Fetch the run again, with its final status and outputs."""
+    from zenml.client import Client  # noqa: PLC0415 - heavy
+
+    return Client().get_pipeline_run(response.id)

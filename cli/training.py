@@ -1,0 +1,111 @@
+"""The `train` command."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.runs import FinishedRun, read_config, run_training
+from dptune.errors import GateFailedError
+from dptune.gates.decision import GateDecision, GateOutcome
+from dptune.reports.page import RunSummary, comparison_page, summary_rows
+from dptune.results import RegisteredVersion
+from infra.workspace import current_workspace
+from steps._deciding import reasons
+
+
+def train_and_report(path: Path, overrides: Sequence[str], *, retrain: bool) -> None:
+    """Run one configuration, print the result, and fail if the gate refused.
+
+    Raises:
+        GateFailedError: the gate's outcome is not PASS.
+    """
+    console = Console(highlight=False)
+    config = read_config(path, overrides)
+    console.print(f"[bold]{config.name}[/] with recipe {config.recipe.title}")
+    run = run_training(config, retrain=retrain)
+    summary = summarize(run, title=config.recipe.title)
+    version, decision = _outcome(run)
+    name = f"{config.name}-{config.recipe.name}-v{version.version}"
+    report = write_report(
+        name,
+        title=f"{config.name}: {config.recipe.title}",
+        runs=[summary],
+        intro=config.recipe.reference,
+        next_steps=next_steps(version.model_name),
+    )
+    print_comparison(console, [summary])
+    console.print(f"report  {report}")
+    for line in next_steps(version.model_name):
+        console.print(f"next    {line}", style="dim")
+    if decision.outcome is not GateOutcome.PASS:
+        raise GateFailedError(
+            f"version {version.version} of {version.model_name}: {decision.outcome}. "
+            f"{reasons(decision)}"
+        )
+
+
+def summarize(run: FinishedRun, *, title: str) -> RunSummary:
+    """Read what a finished run measured."""
+    version, decision = _outcome(run)
+    utility = run.output("attack", "utility")
+    return RunSummary(
+        title=title,
+        model_version=version.version,
+        recipe=run.config.recipe.name,
+        perplexity=utility.perplexity,
+        base_perplexity=utility.base_perplexity,
+        exposure=run.output("attack", "exposure"),
+        membership=run.output("attack", "membership"),
+        decision=decision,
+        card=run.output("gate", "privacy_card"),
+    )
+
+
+def write_report(
+    name: str,
+    *,
+    title: str,
+    runs: Sequence[RunSummary],
+    intro: str,
+    next_steps: Sequence[str],
+) -> Path:
+    """Write the self-contained HTML report and return its path."""
+    folder = current_workspace().reports
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.html"
+    page = comparison_page(title, runs, intro=intro, next_steps=next_steps)
+    file.write_text(page, encoding="utf-8")
+    return file
+
+
+def print_comparison(console: Console, runs: Sequence[RunSummary]) -> None:
+    """Print the comparison table of the report in the terminal."""
+    table = Table(show_lines=False)
+    table.add_column("")
+    for run in runs:
+        table.add_column(run.title, overflow="fold")
+    group = ""
+    for row in summary_rows(runs):
+        if row.group != group:
+            group = row.group
+            table.add_section()
+        table.add_row(row.metric, *row.values)
+    console.print(table)
+
+
+def next_steps(model_name: str) -> list[str]:
+    """List the commands that a user will want now."""
+    return [
+        "python run.py status  (champion, challengers, what was spent)",
+        f"python run.py gate {model_name} --policy default  (decide again, stricter)",
+        "python run.py dashboard  (ZenML: every step, its artifacts and metadata)",
+        "python run.py mlflow  (MLflow: runs, models, epsilon as a metric)",
+        "cp configs/train/own_text.yaml configs/train/mine.yaml  (then edit, and train)",
+    ]
+
+
+def _outcome(run: FinishedRun) -> tuple[RegisteredVersion, GateDecision]:
+    """Load the registered version and the decision on it."""
+    return run.output("register", "version"), run.output("gate", "decision")

@@ -1,0 +1,1 @@
+"""What a step calls: one function over several rooms, with no orchestrator."""

@@ -1,0 +1,69 @@
+"""The ledger entry that one block of a stage is charged as."""
+
+from dptune.accounting.assumptions import Assumption
+from dptune.accounting.ledger import DataView, LedgerEntry
+from dptune.privacy import PrivacyUnit
+from dptune.recipes import StagePlan, View
+from dptune.results import CorpusReport
+
+_ALWAYS = (
+    Assumption.PUBLIC_HYPERPARAMETERS,
+    Assumption.NUM_UNITS_IS_PUBLIC,
+    Assumption.BASE_MODEL_IS_PUBLIC,
+)
+
+
+def stage_entry(
+    corpus: CorpusReport,
+    plan: StagePlan,
+    *,
+    recipe: str,
+    num_steps: int,
+    fixed_seed: bool,
+) -> LedgerEntry:
+    """Describe `num_steps` steps of a stage before they run.
+
+    Args:
+        corpus: what was read, and whether text decided which records were dropped.
+        plan: the stage; the event comes from the same object that trains it.
+        recipe: name of the recipe.
+        num_steps: steps of this block.
+        fixed_seed: whether sampling and noise come from a known seed.
+    """
+    private = plan.settings.private
+    return LedgerEntry(
+        stage=plan.settings.name,
+        recipe=recipe,
+        data_fingerprint=corpus.fingerprint,
+        privacy_unit=PrivacyUnit(corpus.privacy_unit),
+        view=DataView(plan.settings.view.value),
+        dp_event=plan.training_plan().dp_event(num_steps),
+        num_steps=num_steps,
+        sample_rate=plan.sample_rate if private else None,
+        noise_multiplier=plan.noise_multiplier,
+        max_grad_norm=plan.settings.clipping.max_grad_norm
+        if plan.settings.clipping
+        else None,
+        assumptions=assumptions_of(corpus, plan.settings.view),
+        fixed_seed=fixed_seed and private,
+    )
+
+
+def assumptions_of(corpus: CorpusReport, view: View) -> tuple[Assumption, ...]:
+    """Name what a stage on this corpus takes for granted, and nothing that is untrue.
+
+    Deduplication here reads the original text, so a corpus that was deduplicated cannot
+    assume that it read redacted text only: its redacted view is then charged like the
+    original one. The same holds where records are known by hashes of their text.
+    """
+    found = list(_ALWAYS)
+    if corpus.deduplicated:
+        found.append(Assumption.DEDUPLICATED_CORPUS)
+    if view is View.REDACTED:
+        found += [
+            Assumption.DETECTOR_RECALL_IS_ONE,
+            Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS,
+        ]
+        if not corpus.deduplicated and not corpus.ids_are_content_hashes:
+            found.append(Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY)
+    return tuple(found)

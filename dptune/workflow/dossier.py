@@ -1,0 +1,174 @@
+"""Everything a decision and a card need about one version, in one file.
+
+It is stored with the version in the registry, so that the gate can decide again, under
+another policy or beside another champion, without any training artifact.
+"""
+
+import importlib.metadata
+
+from dptune.accounting.certificates import Certificate
+from dptune.accounting.groups import group_epsilon
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.errors import ArtifactError
+from dptune.gates.decision import GateDecision
+from dptune.gates.evidence import ClaimEvidence, Evidence
+from dptune.privacy import Notion, PrivacyUnit
+from dptune.recipes import Recipe, RunPlan
+from dptune.reports.card import PrivacyCard, build_card
+from dptune.results import (
+    CorpusReport,
+    DetectionReport,
+    ExposureReport,
+    MembershipReport,
+    RedactionReport,
+    RegisteredVersion,
+    Report,
+    UtilityReport,
+)
+
+_PACKAGES = ("dptune", "dp-accounting", "torch", "transformers", "opacus")
+
+
+class Dossier(Report):
+    """Reports and claims about one trained model. Holds no record text.
+
+    Args:
+        base_model: what training started from.
+        certificates: the ledger's, at the run's delta.
+        missing_rate_source: where the detector's missing rate comes from.
+    """
+
+    model_digest: str
+    base_model: str
+    recipe: Recipe
+    plan: RunPlan
+    ledger: PrivacyLedger
+    certificates: tuple[Certificate, ...]
+    corpus: CorpusReport
+    detection: DetectionReport
+    redaction: RedactionReport
+    exposure: ExposureReport
+    membership: MembershipReport
+    utility: UtilityReport
+    missing_rate_source: str = ""
+    dependency_versions: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        model_digest: str,
+        base_model: str,
+        recipe: Recipe,
+        plan: RunPlan,
+        ledger: PrivacyLedger,
+        corpus: CorpusReport,
+        detection: DetectionReport,
+        redaction: RedactionReport,
+        exposure: ExposureReport,
+        membership: MembershipReport,
+        utility: UtilityReport,
+        missing_rate_source: str = "",
+    ) -> "Dossier":
+        """Put a dossier together and issue every certificate."""
+        return cls(
+            model_digest=model_digest,
+            base_model=base_model,
+            recipe=recipe,
+            plan=plan,
+            ledger=ledger,
+            certificates=ledger.certificates(plan.target_delta),
+            corpus=corpus,
+            detection=detection,
+            redaction=redaction,
+            exposure=exposure,
+            membership=membership,
+            utility=utility,
+            missing_rate_source=missing_rate_source,
+            dependency_versions={
+                name: importlib.metadata.version(name) for name in _PACKAGES
+            },
+        )
+
+    def certificate(self, notion: Notion) -> Certificate:
+        """Return the certificate of a notion under its usual relation.
+
+        Raises:
+            ArtifactError: there is none.
+        """
+        for certificate in self.certificates:
+            if certificate.notion is notion:
+                return certificate
+        raise ArtifactError(f"the dossier must have a {notion} certificate, got none.")
+
+    def evidence(self, champion: "Dossier | None") -> Evidence:
+        """Return what the gate decides on."""
+        other = champion if champion is not None and champion is not self else None
+        return Evidence(
+            model_digest=self.model_digest,
+            exposure=self.exposure,
+            membership=self.membership,
+            utility=self.utility,
+            claims=tuple(self._claim(c) for c in self.certificates),
+            champion_digest=other.model_digest if other else None,
+            champion_utility=other.utility if other else None,
+            detection=self.detection,
+        )
+
+    def card(
+        self, version: RegisteredVersion, decision: GateDecision | None
+    ) -> PrivacyCard:
+        """Return the privacy card of the registered version."""
+        sampling = "Poisson over privacy units, noisy stages only"
+        return build_card(
+            model_name=version.model_name,
+            model_version=version.version,
+            model_digest=self.model_digest,
+            base_model=self.base_model,
+            recipe=self.recipe,
+            privacy_unit=PrivacyUnit(self.corpus.privacy_unit),
+            certificates=self.certificates,
+            sampling_assumed=sampling,
+            sampling_actual=sampling,
+            fixed_seed=any(entry.fixed_seed for entry in self.ledger.entries),
+            deduplicated=self.corpus.deduplicated,
+            data_fingerprint=self.corpus.fingerprint,
+            detection=self.detection,
+            missing_rate_source=self.missing_rate_source,
+            exposure=self.exposure,
+            canary_group_epsilon=self._canary_group_epsilon(),
+            membership=self.membership,
+            utility=self.utility,
+            decision=decision,
+            dependency_versions=self.dependency_versions,
+        )
+
+    def _claim(self, certificate: Certificate) -> ClaimEvidence:
+        """Restate a certificate for the gate, with the measured missing rate."""
+        interval = self.detection.missing_rate_interval
+        return ClaimEvidence(
+            model_digest=self.model_digest,
+            notion=certificate.notion,
+            relation=certificate.relation,
+            privacy_unit=certificate.privacy_unit,
+            epsilon=certificate.epsilon,
+            delta=certificate.delta,
+            status=certificate.status,
+            assumptions=tuple(a.value for a in certificate.assumptions),
+            missing_rate=self.detection.missing_rate,
+            missing_rate_upper=interval.high if interval else None,
+            nominal_epsilon=certificate.nominal_epsilon,
+            accountant=certificate.accountant,
+        )
+
+    def _canary_group_epsilon(self) -> float | None:
+        """Epsilon of a secret that sits in as many units as a canary does."""
+        copies = max((c.insertions for c in self.exposure.planted()), default=0)
+        if copies < 2:
+            return None
+        return group_epsilon(
+            self.ledger.event(self.plan.notion),
+            group_size=copies,
+            delta=self.plan.target_delta,
+            relation=self.plan.relation,
+        )

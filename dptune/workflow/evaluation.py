@@ -1,0 +1,187 @@
+"""Attack a trained model and its base: exposure, membership, utility."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset
+
+from dptune.attacks.canaries import CanarySet, canary_ids, planted_count
+from dptune.attacks.exposure import exposure_report, measure_exposure
+from dptune.attacks.membership import membership_report
+from dptune.attacks.trie import load_or_build
+from dptune.attacks.utility import utility_report
+from dptune.config import AttackSettings, PerformanceSettings
+from dptune.data.corpus import Corpus
+from dptune.data.units import seeded_fraction
+from dptune.errors import DataError
+from dptune.models.bundle import ModelBundle
+from dptune.models.encode import record_tokens
+from dptune.models.loading import LoadedModel, load_model
+from dptune.results import (
+    CanaryExposure,
+    ExposureReport,
+    MembershipReport,
+    UtilityReport,
+)
+from dptune.workflow.device import pick_device
+
+_HELD_OUT = "test"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leakage:
+    """What the attacks found on one model."""
+
+    exposure: ExposureReport
+    membership: MembershipReport
+    utility: UtilityReport
+
+
+def attack_model(
+    model: ModelBundle,
+    base: ModelBundle,
+    corpus: Corpus,
+    canaries: CanarySet,
+    *,
+    max_tokens: int,
+    attacks: AttackSettings,
+    performance: PerformanceSettings,
+    cache: Path,
+    say: Callable[[str], None] = lambda _: None,
+) -> Leakage:
+    """Attack a model three ways, each beside the model before fine-tuning.
+
+    Members are records of the training split without the canaries, non-members the test
+    split; both are cut to `max_tokens`, as training saw their first sequence.
+
+    **Privacy**: a function of private records, outside any epsilon; the card says so.
+
+    Args:
+        model, base: after and before fine-tuning.
+        corpus: the original view with canaries in its training split.
+        canaries: what was planted, and controls.
+        attacks: how many records, how many bootstrap draws.
+        cache: folder for candidate tries and exposures of base models.
+        say: called with a line before each attack.
+
+    Raises:
+        DataError: there is no test split to compare with.
+    """
+    device = pick_device(performance.device)
+    batch_size, count = performance.evaluation_batch_size, attacks.num_members
+    loaded, loaded_base = load_model(model.path), load_model(base.path)
+    say("exposure of every canary, exactly, among all candidates")
+    exposure = _exposure(
+        (model, loaded), (base, loaded_base), corpus, canaries, device=device, cache=cache
+    )
+    members = _without(corpus.split("train"), set(canary_ids(canaries)))
+    outsiders = corpus.split(_HELD_OUT)
+    if len(outsiders) == 0:
+        raise DataError(
+            "the corpus must have a test split: without records that were not trained "
+            "on, no attack has a control. Set data.splits.test."
+        )
+    say("membership of records, five attacks and a blind baseline")
+    members, outsiders = _sample(members, count), _sample(outsiders, count)
+    membership = membership_report(
+        _encode(members, loaded, max_tokens),
+        _encode(outsiders, loaded, max_tokens),
+        member_texts=list(members["text"]),
+        non_member_texts=list(outsiders["text"]),
+        model=loaded.model,
+        base_model=loaded_base.model,
+        model_digest=model.digest,
+        base_model_digest=base.digest,
+        batch_size=batch_size,
+        device=device,
+        num_resamples=attacks.num_bootstrap,
+    )
+    say("perplexity on held-out records")
+    utility = utility_report(
+        _encode(corpus.split(_HELD_OUT), loaded, max_tokens),
+        model=loaded.model,
+        base_model=loaded_base.model,
+        model_digest=model.digest,
+        corpus_fingerprint=corpus.fingerprint,
+        split=_HELD_OUT,
+        batch_size=batch_size,
+        device=device,
+    )
+    return Leakage(exposure=exposure, membership=membership, utility=utility)
+
+
+def _exposure(
+    model: tuple[ModelBundle, LoadedModel],
+    base: tuple[ModelBundle, LoadedModel],
+    corpus: Corpus,
+    canaries: CanarySet,
+    *,
+    device: str,
+    cache: Path,
+) -> ExposureReport:
+    """Rank every canary under the model, and under its base (once per base)."""
+    trie = load_or_build(
+        canaries.spec,
+        model[1].tokenizer,
+        bos=model[1].tokenizer.bos_token_id,
+        folder=cache,
+    )
+    return exposure_report(
+        canaries=measure_exposure(model[1].model, trie, canaries, device=device),
+        base_canaries=_base_exposure(*base, canaries, device=device, cache=cache),
+        canary_set=canaries,
+        trie=trie,
+        model_digest=model[0].digest,
+        base_model_digest=base[0].digest,
+        planted_found=planted_count(corpus.split("train")["text"], canaries),
+    )
+
+
+def _base_exposure(
+    bundle: ModelBundle,
+    loaded: LoadedModel,
+    canaries: CanarySet,
+    *,
+    device: str,
+    cache: Path,
+) -> list[CanaryExposure]:
+    """Rank the canaries under a base model, or read the ranks measured before."""
+    trie = load_or_build(
+        canaries.spec,
+        loaded.tokenizer,
+        bos=loaded.tokenizer.bos_token_id,
+        folder=cache,
+    )
+    name = "\n".join((bundle.digest, trie.key, canaries.digest))
+    file = cache / f"base-exposure-{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
+    if file.is_file():
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        return [CanaryExposure.model_validate(row) for row in rows]
+    found = measure_exposure(loaded.model, trie, canaries, device=device)
+    rows = [one.model_dump(mode="json") for one in found]
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    return found
+
+
+def _without(rows: Dataset, ids: set[str]) -> Dataset:
+    """Leave out rows by id."""
+    return rows.select([i for i, row_id in enumerate(rows["id"]) if row_id not in ids])
+
+
+def _sample(rows: Dataset, count: int) -> Dataset:
+    """Take `count` rows, chosen by a hash of their ids."""
+    if len(rows) <= count:
+        return rows
+    ids = rows["id"]
+    order = sorted(
+        range(len(rows)), key=lambda i: seeded_fraction(ids[i], seed=0, purpose="attack")
+    )
+    return rows.select(sorted(order[:count]))
+
+
+def _encode(rows: Dataset, loaded: LoadedModel, max_tokens: int) -> list[list[int]]:
+    """Encode each record as training does, first sequence only."""
+    return [record_tokens(text, loaded.tokenizer)[:max_tokens] for text in rows["text"]]

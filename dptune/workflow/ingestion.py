@@ -1,0 +1,63 @@
+"""From data settings to a corpus."""
+
+from pathlib import Path
+
+from datasets import List, Value
+
+from dptune.config import DataSettings
+from dptune.data.corpus import Corpus, build_corpus
+from dptune.data.source import SyntheticSource
+from dptune.data.splitting import SplitSettings
+from dptune.data.synthetic import gold_spans
+from dptune.errors import DataError
+
+GOLD = "gold_spans"
+GOLD_FEATURE = List({"start": Value("int32"), "end": Value("int32")})
+
+
+def read_corpus(
+    data: DataSettings, *, data_root: Path, expected: str | None = None
+) -> Corpus:
+    """Read, check, deduplicate and split the corpus of a configuration.
+
+    Args:
+        data: where the records are and what a privacy unit is.
+        data_root: folder that relative paths start from.
+        expected: fingerprint that the preflight saw.
+
+    Raises:
+        DataError: the source cannot be used, or changed since the preflight.
+    """
+    corpus = build_corpus(
+        data.source,
+        privacy_unit=data.privacy_unit,
+        data_root=data_root,
+        splits=SplitSettings(validation=data.splits.validation, test=data.splits.test),
+        drop_exact_duplicates=data.drop_exact_duplicates,
+        near_duplicate_threshold=data.near_duplicate_threshold,
+        drop_near_duplicates=data.drop_near_duplicates,
+        max_characters=data.max_characters,
+        min_records=data.min_records,
+        max_records=data.max_records,
+        allow_content_hash_ids=data.allow_content_hash_ids,
+        seed=data.seed,
+    )
+    if expected is not None and corpus.fingerprint != expected:
+        raise DataError(
+            "the corpus must not change while a run starts, but its fingerprint did. "
+            "Wait until the source is written, then run again."
+        )
+    return _with_gold(corpus, data)
+
+
+def _with_gold(corpus: Corpus, data: DataSettings) -> Corpus:
+    """Add the generator's exact spans, so that the detector's misses can be counted."""
+    if not isinstance(data.source, SyntheticSource):
+        return corpus
+    spans = gold_spans(data.source)
+    gold = [
+        [{"start": s.start, "end": s.end} for s in spans.get(row_id, ())]
+        for row_id in corpus.dataset["id"]
+    ]
+    rows = corpus.dataset.add_column(GOLD, gold, feature=GOLD_FEATURE)
+    return corpus.with_dataset(rows)

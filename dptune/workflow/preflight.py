@@ -1,0 +1,134 @@
+"""Everything that can go wrong before a run, checked before anything is created."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from dptune.attacks.canaries import CanarySpec
+from dptune.config import PrivacySettings, TrainConfig
+from dptune.detection.engine import build_engine
+from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
+from dptune.models.check import check_source
+from dptune.privacy import Notion
+from dptune.recipes import Recipe, RunPlan, plan_run
+from dptune.results import CorpusReport
+from dptune.workflow.ingestion import read_corpus
+
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What the preflight learned.
+
+    Args:
+        fingerprint: of the corpus as it is now.
+        num_units: privacy units that training will see, canaries included.
+        plan: noise and cost of every stage.
+    """
+
+    fingerprint: str
+    num_units: int
+    plan: RunPlan
+
+
+def check_run(config: TrainConfig, *, data_root: Path) -> Checked:
+    """Check corpus, budget, detector and model of a run; nothing is written.
+
+    Raises:
+        ConfigError, DataError: with all problems of all parts at once.
+        DptuneError: a single problem, as it was raised.
+    """
+    errors: list[DptuneError] = []
+    corpus = _attempt(lambda: read_corpus(config.data, data_root=data_root), errors)
+    _attempt(
+        lambda: build_engine(
+            tier=config.detection.tier,
+            recognizers=config.detection.recognizers,
+            spacy_pipeline=config.detection.spacy_pipeline,
+        ),
+        errors,
+    )
+    _attempt(lambda: check_source(config.model.source, data_root=data_root), errors)
+    plan = None
+    if corpus is not None:
+        units = count_units(corpus.report, config.canaries)
+        plan = _attempt(
+            lambda: plan_for(config.recipe, config.privacy, num_units=units), errors
+        )
+        _attempt(lambda: check_selective(config, corpus.report), errors)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors or corpus is None or plan is None:
+        raise ConfigError([p for error in errors for p in _problems(error)])
+    return Checked(
+        fingerprint=corpus.fingerprint, num_units=plan.stages[0].num_units, plan=plan
+    )
+
+
+def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
+    """Refuse to promise a selective epsilon that the data settings already spoil.
+
+    Raises:
+        ConfigError: original text decides which records stay or how they are known,
+            while a stage trains on redacted text without noise.
+    """
+    if not config.recipe.uses_redacted_view or config.privacy.notion is Notion.RECORD:
+        return
+    problems = []
+    if corpus.deduplicated:
+        problems.append(
+            Problem(
+                path="data.drop_exact_duplicates",
+                message="must be false for a selective guarantee: which records stay "
+                "would depend on their secrets.",
+                next_step="Set it, and drop_near_duplicates, to false; or deduplicate "
+                "the source on its redacted text.",
+            )
+        )
+    if corpus.ids_are_content_hashes:
+        problems.append(
+            Problem(
+                path="data.source.id_column",
+                message="must be set for a selective guarantee: a hash of the text as "
+                "id makes the split depend on secrets.",
+                next_step="Name a column with stable ids.",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def count_units(corpus: CorpusReport, canaries: CanarySpec) -> int:
+    """Count the privacy units that training will see; each canary copy is one."""
+    return corpus.num_units["train"] + canaries.num_planted * canaries.insertions
+
+
+def plan_for(recipe: Recipe, privacy: PrivacySettings, *, num_units: int) -> RunPlan:
+    """Fill in the noise of a recipe."""
+    return plan_run(
+        recipe,
+        num_units=num_units,
+        notion=privacy.notion,
+        relation=privacy.relation,
+        target_epsilon=privacy.target_epsilon if recipe.private else None,
+        target_delta=privacy.target_delta,
+    )
+
+
+def _attempt(call: Callable[[], ResultT], errors: list[DptuneError]) -> ResultT | None:
+    """Call, and keep an error of ours for later."""
+    try:
+        return call()
+    except DptuneError as error:
+        errors.append(error)
+        return None
+
+
+def _problems(error: DptuneError) -> tuple[Problem, ...]:
+    """List the problems of any error of ours."""
+    if isinstance(error, ProblemsError):
+        return error.problems
+    return (Problem(path=type(error).__name__, message=str(error)),)

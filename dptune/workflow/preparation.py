@@ -1,0 +1,192 @@
+"""The model before fine-tuning: loaded, or pre-trained once on public text."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
+from dptune.data.corpus import Corpus, build_corpus
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.plan import PlainPlan
+from dptune.dpsgd.trainer import OptimizerSettings, StepProgress, train_stage
+from dptune.errors import ConfigError, Problem
+from dptune.models.build import build_gpt2
+from dptune.models.bundle import ModelBundle
+from dptune.models.encode import encode_corpus
+from dptune.models.loading import LoadedModel, load_model, model_digest
+from dptune.models.saving import save_model
+from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
+from dptune.models.tokenizer import train_tokenizer
+from dptune.privacy import PrivacyUnit
+from dptune.workflow.device import pick_device
+
+_PRETRAINING_VERSION = 1
+
+
+def prepare_base(
+    settings: ModelSettings,
+    performance: PerformanceSettings,
+    *,
+    data_root: Path,
+    folder: Path,
+    on_step: Callable[[StepProgress], None] | None = None,
+) -> ModelBundle:
+    """Load the base model, or pre-train it; either is done once.
+
+    Args:
+        settings: where the weights come from, and the public text to pre-train on.
+        performance: memory and speed.
+        data_root: folder that relative paths start from.
+        folder: where finished models are kept.
+        on_step: called after every pre-training step.
+    """
+    if settings.pretraining is None or settings.source.kind != "architecture":
+        return load_base(settings.source, data_root=data_root, folder=folder)
+    public = build_corpus(
+        settings.pretraining.source,
+        privacy_unit=PrivacyUnit.RECORD,
+        data_root=data_root,
+        near_duplicate_threshold=None,
+        allow_content_hash_ids=True,
+    )
+    return pretrain(
+        settings.source,
+        public,
+        settings.pretraining,
+        performance,
+        max_tokens=settings.max_tokens,
+        data_root=data_root,
+        folder=folder,
+        on_step=on_step,
+    )
+
+
+def load_base(
+    source: ModelSource, *, data_root: Path | None, folder: Path
+) -> ModelBundle:
+    """Load a model from the hub, a directory or an architecture, and store it once.
+
+    Args:
+        source: where the weights come from.
+        data_root: folder that relative paths start from.
+        folder: where the bundle is kept; an existing one is used again.
+    """
+    target = folder / f"base-{_key(source.model_dump(mode='json'))}"
+    if not target.is_dir():
+        loaded = load_model(source, data_root=data_root)
+        _store(loaded, target)
+    return ModelBundle(path=target, digest=model_digest(target))
+
+
+def pretrain(
+    source: ArchitectureSource,
+    public: Corpus,
+    settings: PretrainingSettings,
+    performance: PerformanceSettings,
+    *,
+    max_tokens: int,
+    data_root: Path | None,
+    folder: Path,
+    on_step: Callable[[StepProgress], None] | None = None,
+) -> ModelBundle:
+    """Train an architecture from scratch on public text; never twice.
+
+    **Privacy**: nothing here is protected. `public` must hold no personal data.
+
+    Args:
+        source: shape and tokenizer; a tokenizer to be trained learns from `public`.
+        public: public text; its training split is used.
+        settings: epochs, batch size and rate of AdamW with a cosine schedule.
+        folder: where finished models are kept, by what they were made from.
+        on_step: called after every step.
+
+    Returns:
+        The finished model; from the folder when it was made before.
+    """
+    recipe = {
+        "version": _PRETRAINING_VERSION,
+        "source": source.model_dump(mode="json"),
+        "corpus": public.fingerprint,
+        "numbers": [max_tokens, settings.epochs, settings.batch_size],
+        "learning_rate": settings.learning_rate,
+    }
+    target = folder / f"pretrained-{_key(recipe)}"
+    if target.is_dir():
+        return ModelBundle(path=target, digest=model_digest(target))
+    rows = public.split("train")
+    loaded = _fresh_model(source, list(rows["text"]), data_root=data_root)
+    encoded = encode_corpus(rows, loaded.tokenizer, max_tokens=max_tokens)
+    data = UnitDataset.from_columns(
+        encoded["input_ids"],
+        encoded["loss_weights"],
+        encoded["unit_id"],
+        max_sequences_per_unit=len(encoded),
+    )
+    steps = max(1, round(settings.epochs * len(data.units) / settings.batch_size))
+    train_stage(
+        loaded.model,
+        data,
+        plan=PlainPlan(batch_size=settings.batch_size),
+        num_steps=steps,
+        optimizer=OptimizerSettings(
+            name="adamw",
+            learning_rate=settings.learning_rate,
+            weight_decay=0.01,
+            warmup_steps=steps // 20,
+            schedule="cosine",
+        ),
+        physical_batch_size=performance.physical_batch_size,
+        pad_token_id=int(loaded.tokenizer.pad_token_id),
+        loss_normalizer=float(max_tokens),
+        checkpoint_dir=None,
+        block_size=steps,
+        charge=_public_text_costs_nothing,
+        on_step=on_step,
+        seed=source.seed,
+        device=pick_device(performance.device),
+    )
+    _store(loaded, target)
+    return ModelBundle(path=target, digest=model_digest(target))
+
+
+def _fresh_model(
+    source: ArchitectureSource, texts: list[str], *, data_root: Path | None
+) -> LoadedModel:
+    """Build the architecture, with a tokenizer of its own if it asks for one."""
+    if not isinstance(source.tokenizer, TrainedTokenizer):
+        return load_model(source, data_root=data_root)
+    if source.vocab_size is None:
+        raise ConfigError(
+            [Problem(path="model.source.vocab_size", message="must be set.")]
+        )
+    tokenizer = train_tokenizer(texts, vocab_size=source.vocab_size)
+    model = build_gpt2(
+        tokenizer,
+        num_layers=source.num_layers,
+        num_heads=source.num_heads,
+        hidden_size=source.hidden_size,
+        max_tokens=source.max_tokens,
+        seed=source.seed,
+    )
+    return LoadedModel(model=model, tokenizer=tokenizer)
+
+
+def _store(loaded: LoadedModel, target: Path) -> None:
+    """Write a model so that a killed process leaves no half of one."""
+    half = target.with_name(f"{target.name}.half")
+    shutil.rmtree(half, ignore_errors=True)
+    half.parent.mkdir(parents=True, exist_ok=True)
+    save_model(loaded.model, loaded.tokenizer, half)
+    half.rename(target)
+
+
+def _key(values: object) -> str:
+    """Hash JSON values into a short name."""
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _public_text_costs_nothing(first_step: int, num_steps: int) -> None:
+    """Charge nothing: the text is public."""

@@ -1,0 +1,274 @@
+"""One training stage: encode, plan, charge, train, store, and extend the ledger."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.config import ModelSettings, PerformanceSettings
+from dptune.data.corpus import Corpus
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.trainer import (
+    OptimizerSettings,
+    StepProgress,
+    TrainingOutcome,
+    train_stage,
+)
+from dptune.errors import PrivacyError
+from dptune.models.bundle import ModelBundle
+from dptune.models.encode import encode_corpus
+from dptune.models.loading import LoadedModel, load_model, model_digest
+from dptune.models.lora import add_lora
+from dptune.models.mask import add_mask_token
+from dptune.models.saving import save_model
+from dptune.recipes import RunPlan, StagePlan, View
+from dptune.results import StageCurvePoint, StageReport
+from dptune.workflow.charging import stage_entry
+from dptune.workflow.device import pick_device
+
+_CURVE_POINTS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOutcome:
+    """What one stage leaves behind."""
+
+    bundle: ModelBundle
+    ledger: PrivacyLedger
+    report: StageReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageInputs:
+    """Everything that decides what one stage computes.
+
+    Args:
+        model: the model it starts from.
+        corpus: the view it reads; only the `train` split is used.
+        plan: the stage with its noise.
+        recipe: name of the recipe, for the ledger.
+        max_tokens: longest sequence; longer records are split within their unit.
+        max_sequences_per_unit: public contribution bound.
+        seed: fixes all randomness; None takes it from the operating system.
+    """
+
+    model: ModelBundle
+    corpus: Corpus
+    plan: StagePlan
+    recipe: str
+    max_tokens: int
+    max_sequences_per_unit: int
+    seed: int | None
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelBundle,
+        corpus: Corpus,
+        plan: RunPlan,
+        stage: str,
+        settings: ModelSettings,
+        *,
+        seed: int | None,
+    ) -> Self:
+        """Pick one stage out of a run's plan."""
+        return cls(
+            model=model,
+            corpus=corpus,
+            plan=next(p for p in plan.stages if p.settings.name == stage),
+            recipe=plan.recipe,
+            max_tokens=settings.max_tokens,
+            max_sequences_per_unit=settings.max_sequences_per_unit,
+            seed=seed,
+        )
+
+    def key(self) -> str:
+        """Name this computation: equal keys may share a finished result."""
+        values = {
+            "model": self.model.digest,
+            "corpus": self.corpus.fingerprint,
+            "texts": _texts_digest(self.corpus),
+            "plan": self.plan.model_dump(mode="json"),
+            "recipe": self.recipe,
+            "tokens": [self.max_tokens, self.max_sequences_per_unit],
+            "seed": self.seed,
+        }
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def run_stage(
+    inputs: StageInputs,
+    ledger: PrivacyLedger,
+    *,
+    folder: Path,
+    performance: PerformanceSettings,
+    retrain: bool = False,
+    on_step: Callable[[StepProgress], None] | None = None,
+) -> StageOutcome:
+    """Train one stage, or resume it, or return it if an identical one is finished.
+
+    The ledger's journal is on disk before any noise of a block is drawn, in a folder that
+    belongs to this computation, so that a killed run never under-reports. A finished
+    stage is answered from its folder: no noise is drawn and nothing is charged again.
+
+    Args:
+        inputs: what to compute.
+        ledger: what was spent by the stages before.
+        folder: home of all stages; this one gets `folder / inputs.key()`.
+        performance: memory, speed, and steps that are charged and stored together.
+        retrain: charge and train again although a finished result is there. The charges
+            of the earlier training stay in the journal, because it was released.
+    """
+    home = folder / inputs.key()
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "stage.json").write_text(
+        json.dumps({"corpus": inputs.corpus.fingerprint, "recipe": inputs.recipe}),
+        encoding="utf-8",
+    )
+    if retrain:
+        shutil.rmtree(home / "checkpoint", ignore_errors=True)
+        shutil.rmtree(home / "model", ignore_errors=True)
+    loaded, data = _load(inputs)
+    journal = LedgerJournal(home / "ledger.jsonl")
+    outcome = _train(
+        loaded,
+        data,
+        inputs,
+        journal,
+        home=home,
+        performance=performance,
+        on_step=on_step,
+    )
+    target = home / "model"
+    if not target.is_dir():
+        _store(loaded, target)
+    return StageOutcome(
+        bundle=ModelBundle(path=target, digest=model_digest(target)),
+        ledger=ledger.extend(journal.read()),
+        report=_report(inputs, outcome),
+    )
+
+
+def _texts_digest(corpus: Corpus) -> str:
+    """Hash the training texts in order: redacted views keep the corpus fingerprint."""
+    digest = hashlib.sha256()
+    for text in corpus.split("train")["text"]:
+        digest.update(hashlib.sha256(text.encode()).digest())
+    return digest.hexdigest()
+
+
+def _load(inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
+    """Load the model and the units of the training split."""
+    settings = inputs.plan.settings
+    loaded = load_model(inputs.model.path)
+    ignored = None
+    if settings.view is View.REDACTED:
+        ignored = add_mask_token(loaded.model, loaded.tokenizer)
+    encoded = encode_corpus(
+        inputs.corpus.split("train"),
+        loaded.tokenizer,
+        max_tokens=inputs.max_tokens,
+        ignore_token_id=ignored,
+    )
+    if settings.lora is not None:
+        model = add_lora(
+            loaded.model,
+            rank=settings.lora.rank,
+            alpha=settings.lora.alpha,
+            target_modules=settings.lora.target_modules or None,
+        )
+        loaded = LoadedModel(model=model, tokenizer=loaded.tokenizer)
+    data = UnitDataset.from_columns(
+        encoded["input_ids"],
+        encoded["loss_weights"],
+        encoded["unit_id"],
+        max_sequences_per_unit=inputs.max_sequences_per_unit,
+    )
+    if len(data.units) != inputs.plan.num_units:
+        raise PrivacyError(
+            "training must see as many units as the plan was made for, got "
+            f"{len(data.units)} and planned {inputs.plan.num_units}. Calibrate again."
+        )
+    return loaded, data
+
+
+def _train(
+    loaded: LoadedModel,
+    data: UnitDataset,
+    inputs: StageInputs,
+    journal: LedgerJournal,
+    *,
+    home: Path,
+    performance: PerformanceSettings,
+    on_step: Callable[[StepProgress], None] | None,
+) -> TrainingOutcome:
+    """Hand the numbers to the trainer."""
+    plan, settings = inputs.plan, inputs.plan.settings
+
+    def charge(first_step: int, num_steps: int) -> None:
+        del first_step
+        entry = stage_entry(
+            inputs.corpus.report,
+            plan,
+            recipe=inputs.recipe,
+            num_steps=num_steps,
+            fixed_seed=inputs.seed is not None,
+        )
+        journal.charge(entry)
+
+    return train_stage(
+        loaded.model,
+        data,
+        plan=plan.training_plan(),
+        num_steps=plan.num_steps,
+        optimizer=OptimizerSettings(
+            name=settings.optimizer.name,
+            learning_rate=settings.optimizer.learning_rate,
+            weight_decay=settings.optimizer.weight_decay,
+            momentum=settings.optimizer.momentum,
+            warmup_steps=round(settings.optimizer.warmup_share * plan.num_steps),
+            schedule=settings.optimizer.schedule,
+        ),
+        physical_batch_size=performance.physical_batch_size,
+        pad_token_id=int(loaded.tokenizer.pad_token_id),
+        loss_normalizer=float(inputs.max_tokens),
+        checkpoint_dir=home / "checkpoint",
+        block_size=performance.block_size,
+        charge=charge,
+        on_step=on_step,
+        seed=inputs.seed,
+        device=pick_device(performance.device),
+        dtype=performance.dtype,
+    )
+
+
+def _store(loaded: LoadedModel, target: Path) -> None:
+    """Write the model so that a killed process leaves no half of one."""
+    half = target.with_name("model.half")
+    shutil.rmtree(half, ignore_errors=True)
+    save_model(loaded.model, loaded.tokenizer, half)
+    half.rename(target)
+
+
+def _report(inputs: StageInputs, outcome: TrainingOutcome) -> StageReport:
+    """Summarize the outcome; the curve is thinned to a few hundred points."""
+    every = max(1, len(outcome.curve) // _CURVE_POINTS)
+    curve = outcome.curve[::every]
+    return StageReport(
+        stage=inputs.plan.settings.name,
+        recipe=inputs.recipe,
+        num_steps=outcome.num_steps,
+        num_units=inputs.plan.num_units,
+        num_tokens=outcome.num_tokens,
+        seconds=outcome.seconds,
+        tokens_per_second=outcome.num_tokens / max(outcome.seconds, 1e-9),
+        resumed_from_step=outcome.resumed_from_step,
+        fixed_seed=inputs.seed is not None,
+        curve=tuple(StageCurvePoint(step=s, loss=loss) for s, loss in curve),
+    )

@@ -1,0 +1,85 @@
+"""From raw text to a gate decision: the wiring of one training run."""
+
+from typing import Any
+
+from zenml import pipeline
+
+import materializers  # noqa: F401 - registers the materializers
+from dptune.config import TrainConfig
+from dptune.recipes import View
+from steps.attack import attack
+from steps.calibrate import calibrate
+from steps.detect import detect
+from steps.gate import gate
+from steps.ingest import ingest
+from steps.plant_canaries import plant_canaries
+from steps.prepare_model import prepare_model
+from steps.promote import promote
+from steps.redact import redact
+from steps.register import register
+from steps.score import score
+from steps.train_stage import train_stage
+
+
+@pipeline(name="train", enable_step_logs=False)
+def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -> None:
+    """Wire one run; every stage of the recipe becomes a step of its own.
+
+    Args:
+        config: a `TrainConfig` as JSON values.
+        fingerprint: of the corpus as the preflight saw it.
+        retrain: train again although an identical run was finished before.
+    """
+    run = TrainConfig.model_validate(config)
+    corpus, counts = ingest(data=run.data, fingerprint=fingerprint)
+    planted, canaries = plant_canaries(corpus, spec=run.canaries, seed=run.seed)
+    labelled, detection = detect(
+        planted,
+        canaries,
+        settings=run.detection,
+        corpus_is_public=run.data.corpus_is_public,
+    )
+    score(detection, corpus_is_public=run.data.corpus_is_public)
+    redacted, redaction = redact(labelled, settings=run.redaction)
+    views = {View.ORIGINAL: labelled, View.REDACTED: redacted}
+    base = prepare_model(model=run.model, performance=run.performance)
+    plan, ledger = calibrate(
+        counts, canaries=run.canaries, recipe=run.recipe, privacy=run.privacy
+    )
+    model = base
+    for stage in run.recipe.stages:
+        model, ledger, _ = train_stage(
+            model,
+            views[stage.view],
+            plan,
+            ledger,
+            stage=stage.name,
+            settings=run.model,
+            performance=run.performance,
+            seed=run.seed,
+            retrain=retrain,
+            id=f"train_{stage.name}",
+        )
+    exposure, membership, utility = attack(
+        model,
+        base,
+        labelled,
+        canaries,
+        settings=run.model,
+        attacks=run.attack,
+        performance=run.performance,
+    )
+    version = register(
+        model,
+        plan,
+        ledger,
+        counts,
+        detection,
+        redaction,
+        exposure,
+        membership,
+        utility,
+        config=run,
+    )
+    decision, _ = gate(version, policy=run.gate)
+    promote(version, decision)

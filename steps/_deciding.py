@@ -1,0 +1,73 @@
+"""Decide on a registered version from what is stored with it, and record it."""
+
+from dptune.errors import ArtifactError
+from dptune.gates.decision import GateDecision, decide
+from dptune.gates.policy import GatePolicy
+from dptune.reports.card import PrivacyCard, render_html, render_markdown
+from dptune.results import RegisteredVersion
+from dptune.workflow.dossier import Dossier
+from steps import _registry, _tracking
+
+
+def decide_on(
+    model_name: str, version: str, *, policy: GatePolicy
+) -> tuple[GateDecision, PrivacyCard]:
+    """Gate one version against the current champion; keep decision and card with it.
+
+    Raises:
+        ArtifactError: the stored evidence is of other weights than the version's.
+    """
+    registered = _tracking.describe(model_name, version)
+    dossier = read_dossier(model_name, version)
+    if dossier.model_digest != registered.model_digest:
+        raise ArtifactError(
+            f"evidence of version {version} must be of its own weights, but the digests "
+            "differ. Run the attacks on this version again."
+        )
+    champion = _tracking.alias(model_name, _tracking.CHAMPION)
+    other = (
+        read_dossier(model_name, champion) if champion not in (None, version) else None
+    )
+    decision = decide(dossier.evidence(other), policy)
+    card = dossier.card(registered, decision)
+    _record(registered, decision, card)
+    return decision, card
+
+
+def read_dossier(model_name: str, version: str | None) -> Dossier:
+    """Read the dossier that is stored with a version."""
+    return Dossier.model_validate_json(
+        _tracking.read_evidence(model_name, str(version))
+    )
+
+
+def reasons(decision: GateDecision) -> str:
+    """Say in one line why a decision is not a pass, or that it is one."""
+    failed = decision.failed()
+    return "; ".join(f"{c.name}: {c.reason}" for c in failed) or "every criterion met"
+
+
+def _record(
+    version: RegisteredVersion, decision: GateDecision, card: PrivacyCard
+) -> None:
+    """Write decision and card to MLflow, and the verdict to ZenML's twin."""
+    _tracking.record_decision(
+        version,
+        outcome=decision.outcome.value,
+        decision_hash=decision.decision_hash,
+        reasons=reasons(decision),
+        files={
+            "decision.json": decision.model_dump_json(indent=2),
+            "privacy_card.md": render_markdown(card),
+            "privacy_card.html": render_html(card),
+        },
+    )
+    _registry.ensure_zenml_version(
+        version.model_name,
+        version.version,
+        metadata={
+            "gate": decision.outcome.value,
+            "gate_reason": reasons(decision)[:500],
+            "decision_hash": decision.decision_hash,
+        },
+    )

@@ -1,0 +1,148 @@
+"""Progress that a person reads: stage, epoch, speed, epsilon so far, time left.
+
+On a terminal a live bar; elsewhere (a pod's log, CI) one line now and then.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from dptune.accounting.progress import EpsilonCurve, epsilon_curve
+from dptune.dpsgd.trainer import StepProgress
+from dptune.recipes import RunPlan, StagePlan
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Advance(Protocol):
+    """Moves a progress display to `done` of its total, with a short note."""
+
+    def __call__(self, done: int, note: str = "") -> None:
+        """Show the new state."""
+        ...
+
+
+def console() -> Console:
+    """Return a console on the real standard output, which ZenML may have wrapped."""
+    return Console(file=sys.__stdout__, highlight=False)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Advance]:
+    """Show progress of one long piece of work.
+
+    Args:
+        title: what is being done, such as `stage private_finetune`.
+        total: number of units of work.
+
+    Yields:
+        a function that takes the units done so far and a note.
+    """
+    terminal = console()
+    if terminal.is_terminal:
+        with _bar(terminal) as bar:
+            task = bar.add_task(title, total=total, note="")
+
+            def advance(done: int, note: str = "") -> None:
+                bar.update(task, completed=done, note=note)
+
+            yield advance
+    else:
+        yield _lines(title, total)
+
+
+def _bar(terminal: Console) -> Progress:
+    """Build the live bar."""
+    return Progress(
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("[cyan]{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=terminal,
+        transient=False,
+    )
+
+
+def _lines(title: str, total: int) -> Callable[..., None]:
+    """Return an `Advance` that prints a line when some seconds have passed."""
+    last = [time.monotonic()]
+    terminal = console()
+
+    def advance(done: int, note: str = "") -> None:
+        now = time.monotonic()
+        if done >= total or now - last[0] >= _SECONDS_BETWEEN_LINES:
+            last[0] = now
+            terminal.print(f"  {title}: {done}/{total} {note}")
+
+    return advance
+
+
+def say(message: str) -> None:
+    """Print one line for a person to read."""
+    console().print(f"  {message}")
+
+
+class TrainingProgress:
+    """Progress of training: step, epoch, tokens per second, epsilon so far, time left.
+
+    Args:
+        title: what is trained.
+        plan: the stage, for epochs and, where it is private, for epsilon so far.
+        run: the run it belongs to, for delta and relation.
+    """
+
+    def __init__(
+        self, title: str, *, plan: StagePlan | None = None, run: RunPlan | None = None
+    ) -> None:
+        self._title = title
+        self._plan = plan
+        self._curve = _epsilon_so_far(plan, run) if plan and run else None
+        self._stack = ExitStack()
+        self._advance: Advance | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exit_details: object) -> None:
+        self._stack.close()
+
+    def __call__(self, progress_now: StepProgress) -> None:
+        """Show one more step; the display begins with the first one."""
+        if self._advance is None:
+            self._advance = self._stack.enter_context(
+                progress(self._title, progress_now.num_steps)
+            )
+        self._advance(progress_now.step, self._note(progress_now))
+
+    def _note(self, now: StepProgress) -> str:
+        """Epoch, speed, and what has been spent."""
+        parts = [f"{now.tokens_per_second:,.0f} tokens/s"]
+        if self._plan is not None:
+            done = now.step * self._plan.sample_rate
+            parts.insert(0, f"epoch {done:.1f}/{self._plan.settings.epochs:g}")
+        if self._curve is not None:
+            parts.append(f"stage ε ≤ {self._curve.at(now.step):.2f}")
+        return " · ".join(parts)
+
+
+def _epsilon_so_far(plan: StagePlan, run: RunPlan) -> EpsilonCurve | None:
+    """Precompute epsilon over the steps of a private stage."""
+    if not plan.settings.private:
+        return None
+    one_step = plan.training_plan().dp_event(1)
+    return epsilon_curve(one_step, plan.num_steps, run.target_delta, run.relation)

@@ -1,0 +1,69 @@
+"""Write one dossier to MLflow and ZenML."""
+
+import math
+from pathlib import Path
+
+from zenml import log_metadata
+
+from dptune.reports.formatting import epsilon as format_epsilon
+from dptune.results import RegisteredVersion
+from dptune.workflow.dossier import Dossier
+from steps import _registry, _tracking
+
+
+def register_dossier(
+    dossier: Dossier, folder: Path, *, model_name: str
+) -> RegisteredVersion:
+    """Register weights with their claims as searchable metrics and tags."""
+    numbers = measured_numbers(dossier)
+    version = _tracking.register_model(
+        folder,
+        model_name=model_name,
+        digest=dossier.model_digest,
+        recipe=dossier.recipe.name,
+        params={
+            "recipe": dossier.recipe.name,
+            "data_fingerprint": dossier.corpus.fingerprint,
+            "privacy_unit": dossier.corpus.privacy_unit,
+            **{k: str(v) for k, v in numbers.items() if not math.isfinite(v)},
+        },
+        metrics=numbers,
+        evidence=dossier.model_dump_json(),
+    )
+    metadata = dashboard_metadata(dossier, version)
+    _registry.ensure_zenml_version(model_name, version.version, metadata=metadata)
+    log_metadata(metadata)
+    return version
+
+
+def measured_numbers(dossier: Dossier) -> dict[str, float]:
+    """Name every number that a registry search may ask for."""
+    numbers = {
+        f"epsilon_{c.notion}_{c.relation}": c.epsilon for c in dossier.certificates
+    }
+    planted = [c.exposure for c in dossier.exposure.planted()]
+    strongest = dossier.membership.strongest()
+    return numbers | {
+        "delta": dossier.plan.target_delta,
+        "perplexity": dossier.utility.perplexity,
+        "base_perplexity": dossier.utility.base_perplexity,
+        "exposure_mean_bits": sum(planted) / max(1, len(planted)),
+        "membership_tpr_at_1_percent_fpr": strongest.tpr_at_low_fpr,
+        "membership_auc": strongest.auc,
+    }
+
+
+def dashboard_metadata(dossier: Dossier, version: RegisteredVersion) -> dict[str, str]:
+    """Say on the run what an engineer wants to see without opening a file."""
+    claims = {
+        f"epsilon, {c.label}": f"{format_epsilon(c.epsilon)} at delta {c.delta:g}, "
+        f"{c.status}"
+        for c in dossier.certificates
+    }
+    rest = {k: f"{v:.4g}" for k, v in measured_numbers(dossier).items()}
+    return {
+        "model": f"{version.model_name} version {version.version}",
+        "recipe": dossier.recipe.title,
+        **claims,
+        **{k: v for k, v in rest.items() if not k.startswith("epsilon_")},
+    }

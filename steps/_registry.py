@@ -1,0 +1,120 @@
+"""Two registries that must agree: MLflow (aliases) and ZenML's model control plane.
+
+MLflow is written first and decides; `mend` brings ZenML's stages in line with it, so that
+a process killed between the two leaves nothing wrong for longer than until the next call.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from zenml.client import Client
+from zenml.enums import ModelStages
+from zenml.models import ModelVersionResponse
+from zenml.utils.metadata_utils import log_metadata
+
+from dptune.errors import ArtifactError, GateFailedError
+from steps import _tracking
+
+
+def ensure_zenml_version(
+    model_name: str, version: str, *, metadata: Mapping[str, Any]
+) -> ModelVersionResponse:
+    """Return ZenML's twin of an MLflow version, made if absent, with metadata."""
+    client = Client()
+    try:
+        client.get_model(model_name)
+    except KeyError:
+        client.create_model(model_name, license="Apache-2.0")
+    try:
+        twin = client.get_model_version(model_name, version)
+    except KeyError:
+        twin = client.create_model_version(model_name, name=version)
+    if metadata:
+        log_metadata(dict(metadata), model_name=model_name, model_version=version)
+    return twin
+
+
+def promote_version(
+    model_name: str, version: str, *, reason: str, action: str = "promote"
+) -> None:
+    """Make a version the champion in both registries and keep the trail."""
+    if _tracking.alias(model_name, _tracking.CHAMPION) != version:
+        _tracking.append_history(
+            model_name, action=action, version=version, reason=reason
+        )
+        _tracking.set_alias(model_name, _tracking.CHAMPION, version)
+    if _tracking.alias(model_name, _tracking.CHALLENGER) == version:
+        _tracking.drop_alias(model_name, _tracking.CHALLENGER)
+    mend(model_name)
+
+
+def refuse_version(model_name: str, version: str) -> None:
+    """Mark a version as challenger; the champion stays."""
+    if _tracking.alias(model_name, _tracking.CHAMPION) != version:
+        _tracking.set_alias(model_name, _tracking.CHALLENGER, version)
+    mend(model_name)
+
+
+def roll_back(model_name: str, *, to: str | None, reason: str) -> str:
+    """Make an earlier champion the champion again.
+
+    Args:
+        to: a version that was champion before; the last such one by default.
+
+    Raises:
+        ArtifactError: no earlier champion fits.
+    """
+    current = _tracking.alias(model_name, _tracking.CHAMPION)
+    trail = [entry["version"] for entry in _tracking.history(model_name)]
+    earlier = [v for v in reversed(trail) if v != current]
+    if not earlier or (to is not None and to not in earlier):
+        raise ArtifactError(
+            f"rollback needs an earlier champion of {model_name} "
+            f"({', '.join(dict.fromkeys(earlier)) or 'there is none'}), got {to}."
+        )
+    version = to or earlier[0]
+    promote_version(model_name, version, reason=reason, action="rollback")
+    return version
+
+
+def promote_by_hand(model_name: str, version: str, *, override: str | None) -> None:
+    """Promote a version that passed, or any with a reason that stays on record.
+
+    Raises:
+        GateFailedError: the version did not pass and no reason was given.
+    """
+    outcome = _tracking.outcome_of(_tracking.get_version(model_name, version))
+    if outcome != "PASS" and not override:
+        raise GateFailedError(
+            f"version {version} of {model_name} has gate outcome {outcome}, so it is "
+            "not promoted. Use --override 'reason' to promote it all the same; the "
+            "reason stays on record."
+        )
+    reason = f"override: {override}" if outcome != "PASS" else "gate outcome PASS"
+    promote_version(model_name, version, reason=reason, action="promote by hand")
+
+
+def mend(model_name: str) -> list[str]:
+    """Bring ZenML's stages in line with MLflow's aliases; return what was changed."""
+    champion = _tracking.alias(model_name, _tracking.CHAMPION)
+    client = Client()
+    changed = []
+    for twin in client.list_model_versions(
+        model=model_name, stage=ModelStages.PRODUCTION
+    ).items:
+        if twin.name != champion:
+            _set_stage(twin, ModelStages.ARCHIVED)
+            changed.append(f"version {twin.name} leaves production")
+    if champion is not None:
+        twin = ensure_zenml_version(model_name, champion, metadata={})
+        if twin.stage != ModelStages.PRODUCTION.value:
+            _set_stage(twin, ModelStages.PRODUCTION)
+            changed.append(f"version {champion} enters production")
+    return changed
+
+
+def _set_stage(version: ModelVersionResponse, stage: ModelStages) -> None:
+    """Move one ZenML model version to a stage."""
+    Client().update_model_version(
+        version.model.id, version.id, stage=stage.value, force=True
+    )

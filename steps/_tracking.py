@@ -1,0 +1,290 @@
+"""MLflow: the only module that talks to it.
+
+What a version claims is stored four times, for four kinds of reader: as metrics of the
+logged model (`search_logged_models("metrics.epsilon_selective < 3")`), as tags of the
+model version, as `evidence.json` from which the gate decides again, and as the card.
+Record text, canaries and private curves never come here; per-record losses on held-out
+records lie in `evidence.json`, inside the trust boundary of the tracking server.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from zenml.client import Client
+
+from dptune.errors import ArtifactError
+from dptune.results import RegisteredVersion
+
+CHAMPION, CHALLENGER = "champion", "challenger"
+_DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
+_HISTORY = "dptune.champions"
+_REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
+
+
+def connect() -> MlflowClient:
+    """Return a client of the active stack's MLflow.
+
+    Raises:
+        ArtifactError: the active stack has no experiment tracker.
+    """
+    tracker = Client().active_stack.experiment_tracker
+    if tracker is None:
+        raise ArtifactError(
+            "the active ZenML stack must have an MLflow experiment tracker. Run "
+            "`python run.py status`, which mends the local stack."
+        )
+    tracker.configure_mlflow()  # type: ignore[attr-defined]
+    _be_quiet()
+    return MlflowClient()
+
+
+@contextmanager
+def in_run(run_id: str) -> Iterator[None]:
+    """Write to an earlier run, keeping the active one active."""
+    with mlflow.start_run(run_id=run_id, nested=mlflow.active_run() is not None):
+        yield
+
+
+def log_numbers(numbers: Mapping[str, float], *, prefix: str = "") -> None:
+    """Log finite numbers to the active run; infinite ones become parameters."""
+    if mlflow.active_run() is None:
+        return
+    finite = {f"{prefix}{k}": v for k, v in numbers.items() if math.isfinite(v)}
+    mlflow.log_metrics(finite)
+    endless = {f"{prefix}{k}": str(v) for k, v in numbers.items() if k not in finite}
+    mlflow.log_params({k: v for k, v in endless.items() if k not in finite})
+
+
+def log_internal_curve(name: str, points: Mapping[int, float]) -> None:
+    """Log a private curve under `internal/`: for this run's readers, never a card."""
+    if mlflow.active_run() is None:
+        return
+    for step, value in points.items():
+        if math.isfinite(value):
+            mlflow.log_metric(f"internal/{name}", value, step=step)
+
+
+def register_model(
+    folder: Path,
+    *,
+    model_name: str,
+    digest: str,
+    recipe: str,
+    params: Mapping[str, str],
+    metrics: Mapping[str, float],
+    evidence: str,
+) -> RegisteredVersion:
+    """Log a model with its weights and register it, or find the version it already is.
+
+    Args:
+        folder: Hugging Face directory, safetensors only.
+        digest: of the folder; a version with the same digest is used again.
+        metrics: finite numbers to search by.
+        evidence: JSON from which the gate can decide again.
+    """
+    client = connect()
+    found = find_version(model_name, digest=digest)
+    if found is None:
+        found = _log_and_register(folder, model_name, params, digest, recipe)
+    tags = client.get_model_version(model_name, found.version)
+    model_id = str(tags.source).removeprefix("models:/")
+    mlflow.log_metrics(
+        {k: v for k, v in metrics.items() if math.isfinite(v)}, model_id=model_id
+    )
+    with in_run(str(found.run_id)):
+        mlflow.log_text(evidence, "evidence.json")
+    return RegisteredVersion(
+        model_name=model_name,
+        version=str(found.version),
+        model_digest=digest,
+        model_uri=str(found.source),
+        recipe=recipe,
+    )
+
+
+def _log_and_register(
+    folder: Path, model_name: str, params: Mapping[str, str], digest: str, recipe: str
+) -> ModelVersion:
+    """Copy the weights into MLflow and make a version of them."""
+    from dptune.models.loading import load_model  # noqa: PLC0415 - heavy
+
+    loaded = load_model(folder)
+    info = mlflow.transformers.log_model(
+        transformers_model={"model": loaded.model, "tokenizer": loaded.tokenizer},
+        task="text-generation",
+        name=model_name,
+        registered_model_name=model_name,
+        pip_requirements=_REQUIREMENTS,
+        params=dict(params),
+        tags={_DIGEST: digest, "dptune.recipe": recipe},
+    )
+    client = MlflowClient()
+    version = client.get_model_version(model_name, str(info.registered_model_version))
+    for key, value in {_DIGEST: digest, "dptune.recipe": recipe}.items():
+        client.set_model_version_tag(model_name, version.version, key, value)
+    return version
+
+
+def find_version(model_name: str, *, digest: str) -> ModelVersion | None:
+    """Return the version with these weights, if there is one."""
+    return next((v for v in versions(model_name) if v.tags.get(_DIGEST) == digest), None)
+
+
+def versions(model_name: str) -> list[ModelVersion]:
+    """List a model's versions, newest first."""
+    found = MlflowClient().search_model_versions(f"name='{model_name}'")
+    return sorted(found, key=lambda v: int(v.version), reverse=True)
+
+
+def model_names() -> list[str]:
+    """List the registered models."""
+    return sorted(model.name for model in MlflowClient().search_registered_models())
+
+
+def read_evidence(model_name: str, version: str) -> str:
+    """Return the evidence of a version as JSON.
+
+    Raises:
+        ArtifactError: there is no such version, or no evidence was stored with it.
+    """
+    run_id = get_version(model_name, version).run_id
+    try:
+        return str(mlflow.artifacts.load_text(f"runs:/{run_id}/evidence.json"))
+    except (MlflowException, OSError):
+        raise ArtifactError(
+            f"version {version} of {model_name} must have evidence.json, but has none. "
+            "Run the audit on it, or train it with this project."
+        ) from None
+
+
+def get_version(model_name: str, version: str) -> ModelVersion:
+    """Return one version.
+
+    Raises:
+        ArtifactError: there is no such model or version.
+    """
+    try:
+        return MlflowClient().get_model_version(model_name, version)
+    except MlflowException:
+        known = ", ".join(str(v.version) for v in _known_versions(model_name)) or "none"
+        raise ArtifactError(
+            f"version must be a registered version of {model_name} ({known}), got "
+            f"{version}. `python run.py status` lists them."
+        ) from None
+
+
+def _known_versions(model_name: str) -> list[ModelVersion]:
+    """List versions of a model that may not exist."""
+    try:
+        return versions(model_name)
+    except MlflowException:
+        return []
+
+
+def record_decision(
+    version: RegisteredVersion,
+    *,
+    outcome: str,
+    decision_hash: str,
+    reasons: str,
+    files: Mapping[str, str],
+) -> None:
+    """Keep a gate decision on the version, and its files with the run."""
+    client = MlflowClient()
+    tags = {_OUTCOME: outcome, _HASH: decision_hash, "dptune.reason": reasons[:4900]}
+    for key, value in tags.items():
+        client.set_model_version_tag(version.model_name, version.version, key, value)
+    run_id = get_version(version.model_name, version.version).run_id
+    with in_run(str(run_id)):
+        for name, text in files.items():
+            mlflow.log_text(text, name)
+
+
+def read_file(model_name: str, version: str, name: str) -> str | None:
+    """Return a text file stored with a version, or None."""
+    run_id = get_version(model_name, version).run_id
+    try:
+        return str(mlflow.artifacts.load_text(f"runs:/{run_id}/{name}"))
+    except (MlflowException, OSError):
+        return None
+
+
+def alias(model_name: str, name: str) -> str | None:
+    """Return the version that an alias points to, or None."""
+    try:
+        return str(MlflowClient().get_model_version_by_alias(model_name, name).version)
+    except MlflowException:
+        return None
+
+
+def set_alias(model_name: str, name: str, version: str) -> None:
+    """Point an alias at a version."""
+    MlflowClient().set_registered_model_alias(model_name, name, version)
+
+
+def drop_alias(model_name: str, name: str) -> None:
+    """Remove an alias, if it is there."""
+    if alias(model_name, name) is not None:
+        MlflowClient().delete_registered_model_alias(model_name, name)
+
+
+def history(model_name: str) -> list[dict[str, Any]]:
+    """Return the promotions and rollbacks of a model, oldest first."""
+    raw = MlflowClient().get_registered_model(model_name).tags.get(_HISTORY, "[]")
+    entries: list[dict[str, Any]] = json.loads(raw)
+    return entries
+
+
+def append_history(model_name: str, *, action: str, version: str, reason: str) -> None:
+    """Add one line to the trail of a model."""
+    entry = {
+        "at": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+        "action": action,
+        "version": version,
+        "reason": reason,
+    }
+    trail = json.dumps([*history(model_name), entry][-40:])
+    MlflowClient().set_registered_model_tag(model_name, _HISTORY, trail)
+
+
+def outcome_of(version: ModelVersion) -> str:
+    """Return the gate outcome on a version, or `pending`."""
+    return str(version.tags.get(_OUTCOME, "pending"))
+
+
+def reason_of(version: ModelVersion) -> str:
+    """Return the reason that the gate gave."""
+    return str(version.tags.get("dptune.reason", ""))
+
+
+def recipe_of(version: ModelVersion) -> str:
+    """Return the recipe that made a version."""
+    return str(version.tags.get("dptune.recipe", "unknown"))
+
+
+def _be_quiet() -> None:
+    """Keep MLflow's progress lines off the terminal."""
+    for name in ("mlflow", "mlflow.store.model_registry", "mlflow.tracking"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def describe(model_name: str, version: str) -> RegisteredVersion:
+    """Return a registered version as the rest of the project knows it."""
+    found = get_version(model_name, version)
+    return RegisteredVersion(
+        model_name=model_name,
+        version=str(found.version),
+        model_digest=str(found.tags.get(_DIGEST, "")),
+        model_uri=str(found.source),
+        recipe=recipe_of(found),
+    )

@@ -1,0 +1,44 @@
+"""Step: attack the trained model, and the base beside it."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.attacks.canaries import CanarySet
+from dptune.config import AttackSettings, ModelSettings, PerformanceSettings
+from dptune.data.corpus import Corpus
+from dptune.models.bundle import ModelBundle
+from dptune.results import ExposureReport, MembershipReport, UtilityReport
+from dptune.workflow.evaluation import attack_model
+from infra.workspace import current_workspace
+from steps._caching import BY_CONTENT
+from steps._progress import say
+
+
+@step(enable_cache=True, cache_policy=BY_CONTENT)
+def attack(
+    model: ModelBundle,
+    base_model: ModelBundle,
+    corpus: Corpus,
+    canaries: CanarySet,
+    settings: ModelSettings,
+    attacks: AttackSettings,
+    performance: PerformanceSettings,
+) -> tuple[
+    Annotated[ExposureReport, "exposure"],
+    Annotated[MembershipReport, "membership"],
+    Annotated[UtilityReport, "utility"],
+]:
+    """Return exposure, membership and utility of a model, each with its controls."""
+    found = attack_model(
+        model,
+        base_model,
+        corpus,
+        canaries,
+        max_tokens=settings.max_tokens,
+        attacks=attacks,
+        performance=performance,
+        cache=current_workspace().cache,
+        say=say,
+    )
+    return found.exposure, found.membership, found.utility

@@ -1,0 +1,22 @@
+"""Step: fill in every stage's noise, and what it will cost, before any training."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.attacks.canaries import CanarySpec
+from dptune.config import PrivacySettings
+from dptune.recipes import Recipe, RunPlan
+from dptune.results import CorpusReport
+from dptune.workflow.preflight import count_units, plan_for
+from steps._caching import BY_CONTENT
+
+
+@step(enable_cache=True, cache_policy=BY_CONTENT)
+def calibrate(
+    corpus: CorpusReport, canaries: CanarySpec, recipe: Recipe, privacy: PrivacySettings
+) -> tuple[Annotated[RunPlan, "plan"], Annotated[PrivacyLedger, "empty_ledger"]]:
+    """Return the plan (noise, rate, steps, predicted epsilon) and an empty ledger."""
+    plan = plan_for(recipe, privacy, num_units=count_units(corpus, canaries))
+    return plan, PrivacyLedger()

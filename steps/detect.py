@@ -1,0 +1,34 @@
+"""Step: mark personal data in every record."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.attacks.canaries import CanarySet
+from dptune.config import DetectionSettings
+from dptune.data.corpus import Corpus
+from dptune.results import DetectionReport
+from dptune.workflow.labelling import label_corpus
+from steps._caching import BY_CONTENT
+from steps._progress import progress
+
+
+@step(enable_cache=True, cache_policy=BY_CONTENT)
+def detect(
+    corpus: Corpus,
+    canaries: CanarySet,
+    settings: DetectionSettings,
+    corpus_is_public: bool,
+) -> tuple[
+    Annotated[Corpus, "labelled_corpus"], Annotated[DetectionReport, "detection"]
+]:
+    """Return the corpus with a `spans` column, and what was marked and missed."""
+    with progress("detect personal data", len(corpus.dataset)) as advance:
+        labelled, report = label_corpus(
+            corpus,
+            canaries,
+            settings,
+            corpus_is_public=corpus_is_public,
+            on_progress=advance,
+        )
+    return labelled, report

@@ -1,0 +1,22 @@
+"""Step: decide whether a version may be promoted. Never cached."""
+
+from typing import Annotated
+
+from zenml import log_metadata, step
+
+from dptune.gates.decision import GateDecision
+from dptune.gates.policy import GatePolicy
+from dptune.reports.card import PrivacyCard
+from dptune.results import RegisteredVersion
+from steps._caching import NEVER
+from steps._deciding import decide_on, reasons
+
+
+@step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
+def gate(
+    version: RegisteredVersion, policy: GatePolicy
+) -> tuple[Annotated[GateDecision, "decision"], Annotated[PrivacyCard, "privacy_card"]]:
+    """Return the decision with a reason for every criterion, and the privacy card."""
+    decision, card = decide_on(version.model_name, version.version, policy=policy)
+    log_metadata({"gate": decision.outcome.value, "gate_reason": reasons(decision)})
+    return decision, card

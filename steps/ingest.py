@@ -1,0 +1,27 @@
+"""Step: read, check, deduplicate and split a corpus."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.config import DataSettings
+from dptune.data.corpus import Corpus
+from dptune.results import CorpusReport
+from dptune.workflow.ingestion import read_corpus
+from infra.workspace import data_root
+from steps._caching import BY_CONTENT
+
+
+@step(enable_cache=True, cache_policy=BY_CONTENT)
+def ingest(
+    data: DataSettings,
+    fingerprint: str,
+) -> tuple[Annotated[Corpus, "corpus"], Annotated[CorpusReport, "corpus_report"]]:
+    """Return the checked corpus and what was found in it.
+
+    Args:
+        data: where the records are and what a privacy unit is.
+        fingerprint: of the source as it is now, so that changed data miss the cache.
+    """
+    corpus = read_corpus(data, data_root=data_root(), expected=fingerprint)
+    return corpus, corpus.report

@@ -1,0 +1,22 @@
+"""Step: draw canaries and plant them after deduplication, before detection."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries, plant
+from dptune.data.corpus import Corpus
+from steps._caching import BY_CONTENT
+
+
+@step(enable_cache=True, cache_policy=BY_CONTENT)
+def plant_canaries(
+    corpus: Corpus, spec: CanarySpec, seed: int | None
+) -> tuple[Annotated[Corpus, "planted_corpus"], Annotated[CanarySet, "canaries"]]:
+    """Return the corpus with canaries in its training split, and the canaries.
+
+    The draw is secret unless a seed is given; cached, so that every recipe that is
+    compared on one corpus meets the same canaries.
+    """
+    canaries = draw_canaries(spec, seed=seed)
+    return corpus.with_dataset(plant(corpus.dataset, canaries)), canaries

@@ -1,0 +1,27 @@
+"""Step: the model before fine-tuning, pre-trained on public text if it has to be."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.config import ModelSettings, PerformanceSettings
+from dptune.models.bundle import ModelBundle
+from dptune.workflow.preparation import prepare_base
+from infra.workspace import current_workspace, data_root
+from steps._caching import BY_CONTENT
+from steps._progress import TrainingProgress
+
+
+@step(enable_cache=True, cache_policy=BY_CONTENT)
+def prepare_model(
+    model: ModelSettings, performance: PerformanceSettings
+) -> Annotated[ModelBundle, "base_model"]:
+    """Return the base model, from the project's cache if it was made before."""
+    with TrainingProgress("pre-train on public text") as on_step:
+        return prepare_base(
+            model,
+            performance,
+            data_root=data_root(),
+            folder=current_workspace().cache,
+            on_step=on_step,
+        )

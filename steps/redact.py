@@ -1,0 +1,22 @@
+"""Step: replace what was marked, and check that nothing structured is left."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.config import RedactionSettings
+from dptune.data.corpus import Corpus
+from dptune.results import RedactionReport
+from dptune.workflow.redacting import redact_corpus
+from steps._caching import BY_CONTENT
+
+
+@step(enable_cache=True, cache_policy=BY_CONTENT)
+def redact(
+    corpus: Corpus, settings: RedactionSettings
+) -> tuple[
+    Annotated[Corpus, "redacted_corpus"], Annotated[RedactionReport, "redaction"]
+]:
+    """Return the redacted view, row by row aligned with the original."""
+    redacted, report = redact_corpus(corpus, operator=settings.operator)
+    return redacted, report

@@ -1,0 +1,53 @@
+"""Step: register the model in both registries, with everything that is known of it."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.config import TrainConfig
+from dptune.models.bundle import ModelBundle
+from dptune.recipes import RunPlan
+from dptune.results import (
+    CorpusReport,
+    DetectionReport,
+    ExposureReport,
+    MembershipReport,
+    RedactionReport,
+    RegisteredVersion,
+    UtilityReport,
+)
+from dptune.workflow.dossier import Dossier
+from steps._caching import NEVER
+from steps._registering import register_dossier
+
+
+@step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
+def register(
+    model: ModelBundle,
+    plan: RunPlan,
+    ledger: PrivacyLedger,
+    corpus: CorpusReport,
+    detection: DetectionReport,
+    redaction: RedactionReport,
+    exposure: ExposureReport,
+    membership: MembershipReport,
+    utility: UtilityReport,
+    config: TrainConfig,
+) -> Annotated[RegisteredVersion, "version"]:
+    """Return the version; weights that are registered already keep theirs."""
+    dossier = Dossier.of(
+        model_digest=model.digest,
+        base_model=config.model.source.kind,
+        recipe=config.recipe,
+        plan=plan,
+        ledger=ledger,
+        corpus=corpus,
+        detection=detection,
+        redaction=redaction,
+        exposure=exposure,
+        membership=membership,
+        utility=utility,
+        missing_rate_source=config.missing_rate_source(),
+    )
+    return register_dossier(dossier, model.path, model_name=config.registry.model_name)

@@ -1,0 +1,52 @@
+"""Step: one training stage of the recipe. Never cached: it charges the ledger.
+
+A finished identical stage is answered by the stage's own folder instead, where the
+charge lies beside the weights.
+"""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.config import ModelSettings, PerformanceSettings
+from dptune.data.corpus import Corpus
+from dptune.models.bundle import ModelBundle
+from dptune.recipes import RunPlan
+from dptune.results import StageReport
+from dptune.workflow.training import StageInputs, run_stage
+from infra.workspace import current_workspace
+from steps._caching import NEVER
+from steps._progress import TrainingProgress
+from steps._tracking import log_internal_curve
+
+
+@step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
+def train_stage(
+    model: ModelBundle,
+    corpus: Corpus,
+    plan: RunPlan,
+    ledger: PrivacyLedger,
+    stage: str,
+    settings: ModelSettings,
+    performance: PerformanceSettings,
+    seed: int | None,
+    retrain: bool,
+) -> tuple[
+    Annotated[ModelBundle, "model"],
+    Annotated[PrivacyLedger, "ledger"],
+    Annotated[StageReport, "stage_report"],
+]:
+    """Return the trained model, the longer ledger, and how the stage went."""
+    inputs = StageInputs.of(model, corpus, plan, stage, settings, seed=seed)
+    with TrainingProgress(f"stage {stage}", plan=inputs.plan, run=plan) as on_step:
+        done = run_stage(
+            inputs,
+            ledger,
+            folder=current_workspace().runs,
+            performance=performance,
+            retrain=retrain,
+            on_step=on_step,
+        )
+    log_internal_curve(f"{stage}/loss", {p.step: p.loss for p in done.report.curve})
+    return done.bundle, done.ledger, done.report
