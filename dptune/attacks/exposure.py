@@ -8,7 +8,7 @@ scores.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -224,10 +224,16 @@ def _losses(
     at = torch.from_numpy(rows).to(logits.device)
     target = torch.from_numpy(tokens).to(logits.device)
     # in blocks that fit a cache: whole batches cost three passes over main memory
-    blocks = [torch.logsumexp(block, dim=-1) for block in logits.split(_CACHE_ROWS)]
+    blocks = [torch.logsumexp(block, dim=-1) for block in _rows(logits)]
     losses = torch.cat(blocks)[at] - logits[at, target]
     out: NDArray[np.float64] = losses.double().cpu().numpy()
     return out
+
+
+def _rows(logits: Tensor) -> Iterator[Tensor]:
+    """Blocks of a few rows."""
+    for start in range(0, len(logits), _CACHE_ROWS):
+        yield logits[start : start + _CACHE_ROWS]
 
 
 def _key_values(cache: object) -> KeyValues:
