@@ -14,7 +14,7 @@ Overrides = Annotated[
         "--set",
         "-s",
         metavar="KEY=VALUE",
-        help="Change one setting, for example --set privacy.target_epsilon=4. Repeat it.",
+        help="Change one setting, such as --set privacy.target_epsilon=4. Repeat it.",
     ),
 ]
 ModelName = Annotated[str, typer.Argument(help="A registered model; see `status`.")]
@@ -23,11 +23,11 @@ Port = Annotated[int, typer.Option(help="Port on this machine.", min=1, max=6553
 _HELP = """Fine-tune a language model on personal text, prove the privacy, measure the
 leakage, and promote only what passes both.
 
-Begin with `python run.py quickstart`. Then copy configs/train/own_text.yaml, point it at
-your data, see what a budget costs with `calibrate`, and `train`.
+Begin with `python run.py quickstart`. Then copy configs/train/own_text.yaml, point it
+at your data, see what a budget costs with `calibrate`, and `train`.
 
-Exit codes: 0 done or passed, 1 refused by the gate, 2 input that cannot be used (nothing
-was created or spent), 3 crash.
+Exit codes: 0 done or passed, 1 refused by the gate, 2 input that cannot be used
+(nothing was created or spent), 3 crash.
 """
 
 
@@ -58,14 +58,16 @@ def build_app() -> typer.Typer:
 
 def quickstart(
     seed: Annotated[
-        int, typer.Option(help="Decides the invented corpus; noise stays secret.", min=0)
+        int,
+        typer.Option(help="Decides the invented corpus; noise stays secret.", min=0),
     ] = 0,
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="Train again instead of using finished runs.")
+        bool,
+        typer.Option("--retrain", help="Train again instead of using finished runs."),
     ] = False,
 ) -> None:
     """Show the whole product on invented dialogues: one refusal, one promotion."""
-    from cli.quickstart import run_quickstart  # noqa: PLC0415 - heavy
+    from cli.quickstart import run_quickstart
 
     run_quickstart(seed=seed, retrain=retrain)
 
@@ -75,21 +77,23 @@ def train(
     overrides: Overrides = None,
     retrain: Annotated[
         bool,
-        typer.Option("--retrain", help="Train (and spend) again, even if finished before."),
+        typer.Option(
+            "--retrain", help="Train (and spend) again, even if finished before."
+        ),
     ] = False,
 ) -> None:
     """Run one training configuration, from raw text to a gate decision.
 
     An identical run that was finished before is not trained again and costs nothing.
     """
-    from cli.training import train_and_report  # noqa: PLC0415 - heavy
+    from cli.training import train_and_report
 
     train_and_report(config, overrides or [], retrain=retrain)
 
 
 def calibrate(config: ConfigPath, overrides: Overrides = None) -> None:
     """Show what a run will cost before it trains: noise, steps, epsilon, what-if."""
-    from cli.calibration import show_calibration  # noqa: PLC0415 - heavy
+    from cli.calibration import show_calibration
 
     show_calibration(config, overrides or [])
 
@@ -104,7 +108,7 @@ def gate(
     ] = "default",
 ) -> None:
     """Decide on a registered version. Exit 0 pass, 1 refused, 3 crash."""
-    from cli.registry import decide_again  # noqa: PLC0415 - heavy
+    from cli.registry import decide_again
 
     decide_again(model, version, policy)
 
@@ -118,7 +122,7 @@ def promote(
     ] = None,
 ) -> None:
     """Make a version the champion in both registries."""
-    from cli.registry import promote_version  # noqa: PLC0415 - heavy
+    from cli.registry import promote_version
 
     promote_version(model, version, override)
 
@@ -131,34 +135,34 @@ def rollback(
     reason: Annotated[str, typer.Option(help="Kept on record.")] = "no reason given",
 ) -> None:
     """Make an earlier champion the champion again."""
-    from cli.registry import roll_back  # noqa: PLC0415 - heavy
+    from cli.registry import roll_back
 
     roll_back(model, to, reason)
 
 
 def status() -> None:
     """Show champions, challengers, what was spent per data set, and the last runs."""
-    from cli.registry import show_status  # noqa: PLC0415 - heavy
+    from cli.registry import show_status
 
     show_status()
 
 
 def configs() -> None:
     """List the configurations, recipes and gate policies there are."""
-    from cli.listing import list_configs  # noqa: PLC0415
+    from cli.listing import list_configs
 
     list_configs()
 
 
 def dashboard(port: Port = 8237) -> None:
     """Open the ZenML dashboard on this project's runs; Ctrl-C stops it."""
-    from cli.servers import serve_dashboard  # noqa: PLC0415
+    from cli.servers import serve_dashboard
 
     serve_dashboard(port)
 
 
 def mlflow(port: Port = 5050) -> None:
     """Open MLflow on this project's runs and models; Ctrl-C stops it."""
-    from cli.servers import serve_mlflow  # noqa: PLC0415
+    from cli.servers import serve_mlflow
 
     serve_mlflow(port)

@@ -15,7 +15,6 @@ import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.markup import escape
 
@@ -35,23 +34,14 @@ def main() -> int:
     isolate(workspace)
     _be_quiet()
     try:
-        return build_app()() or 0
+        build_app()()
     except GateFailedError as refusal:
         errors.print(f"[bold red]refused[/] {escape(str(refusal))}", soft_wrap=True)
         return REFUSED
     except DptuneError as error:
         _print_problems(errors, error)
         return BAD_INPUT
-    except click.ClickException as error:
-        error.show()
-        return BAD_INPUT
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        errors.print("stopped; what was finished is kept, run the same command again")
-        return CRASH
     except Exception as error:  # noqa: BLE001 - the last line of defence
-        if cause := _ours(error):
-            _print_problems(errors, cause)
-            return BAD_INPUT
         log = _write_trace(workspace.root / "logs")
         errors.print(
             f"[bold red]crash[/] {type(error).__name__}. The trace is in {log}; it "
@@ -59,6 +49,7 @@ def main() -> int:
             "again."
         )
         return CRASH
+    return 0
 
 
 def _be_quiet() -> None:
@@ -67,16 +58,6 @@ def _be_quiet() -> None:
     logging.getLogger().setLevel(logging.WARNING)
     for name in ("alembic", "mlflow", "great_expectations", "datasets", "zenml"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _ours(error: BaseException) -> DptuneError | None:
-    """Find an error of ours among the causes of one that ZenML wrapped."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, DptuneError):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return None
 
 
 def _print_problems(errors: Console, error: DptuneError) -> None:

@@ -54,9 +54,7 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
         )
 
 
-def _run(
-    console: Console, recipe: str, *, seed: int, retrain: bool
-) -> FinishedRun:
+def _run(console: Console, recipe: str, *, seed: int, retrain: bool) -> FinishedRun:
     """Run the quickstart's configuration with one recipe."""
     config = read_config(
         CONFIGS / "train" / "quickstart.yaml",
@@ -64,4 +62,3 @@ def _run(
     )
     console.print(f"\n[bold]{config.recipe.title}[/] ({recipe})")
     return run_training(config, retrain=retrain)
-

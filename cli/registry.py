@@ -134,8 +134,8 @@ def _model_table(name: str) -> Table:
 
 def _spending_table() -> Table:
     """Add up every charge in the project folder, per corpus."""
-    from dptune.workflow.spending import spending  # noqa: PLC0415 - heavy
-    from infra.workspace import current_workspace  # noqa: PLC0415
+    from dptune.workflow.spending import spending
+    from infra.workspace import current_workspace
 
     table = Table(title="spent, all runs of this project folder", title_justify="left")
     columns = ("corpus", "stages", "noisy steps", "record ε", "selective ε", "δ")
@@ -155,7 +155,7 @@ def _spending_table() -> Table:
 
 def _run_table() -> Table:
     """List the last pipeline runs."""
-    from zenml.client import Client  # noqa: PLC0415 - heavy
+    from zenml.client import Client
 
     table = Table(title="last runs", title_justify="left")
     for column in ("run", "status", "started"):

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptune.config import TrainConfig, load_train_config
 from dptune.errors import DptuneError
 from infra.stacks.local import ensure_local_stack
 from infra.workspace import REPOSITORY, Workspace, current_workspace
+
+if TYPE_CHECKING:
+    from zenml.models import PipelineRunResponse
 
 CONFIGS = REPOSITORY / "configs"
 STARTED = "dptune: the run had started"
@@ -18,11 +21,10 @@ STARTED = "dptune: the run had started"
 class FinishedRun:
     """The outputs of one finished pipeline run, loaded when asked for."""
 
-    name: str
     config: TrainConfig
-    response: Any
+    response: "PipelineRunResponse"
 
-    def output(self, step: str, name: str) -> Any:
+    def output(self, step: str, name: str) -> Any:  # noqa: ANN401 - any report
         """Load one output of one step."""
         return self.response.steps[step].outputs[name][0].load()
 
@@ -36,15 +38,17 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
     """Check everything that can be checked beforehand, then run the pipeline.
 
     Raises:
-        DptuneError: before anything is created, or, with the note `STARTED`, from a step.
+        DptuneError: before anything is created, or from a step, then with the note
+            `STARTED`.
     """
-    from dptune.workflow.preflight import check_run  # noqa: PLC0415 - heavy
-    from infra.workspace import data_root  # noqa: PLC0415
+    from dptune.workflow.preflight import check_run
+    from infra.workspace import data_root
 
     checked = check_run(config, data_root=data_root())
-    workspace = open_workspace()
-    from pipelines.train import train_pipeline  # noqa: PLC0415 - heavy
+    open_workspace()
+    from pipelines.train import failures, train_pipeline
 
+    failures.clear()
     try:
         response = train_pipeline.with_options(
             run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",
@@ -54,11 +58,11 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
             fingerprint=checked.fingerprint,
             retrain=retrain,
         )
-    except BaseException as error:
-        error.add_note(STARTED)
-        raise
-    _ = workspace
-    return FinishedRun(name=response.name, config=config, response=_finished(response))
+    except Exception as error:  # noqa: BLE001 - it is raised again below
+        cause = failures[0] if failures else error
+        cause.add_note(STARTED)
+        raise cause from None
+    return FinishedRun(config=config, response=_finished(response))
 
 
 def open_workspace() -> Workspace:
@@ -84,8 +88,10 @@ def require_workspace() -> Workspace:
     return workspace
 
 
-def _finished(response: Any) -> Any:
+def _finished(response: "PipelineRunResponse | None") -> "PipelineRunResponse":
     """Fetch the run again, with its final status and outputs."""
-    from zenml.client import Client  # noqa: PLC0415 - heavy
+    from zenml.client import Client
 
+    if response is None:
+        raise DptuneError("the orchestrator must run in the foreground, but did not.")
     return Client().get_pipeline_run(response.id)

@@ -14,7 +14,9 @@ def serve_dashboard(port: int) -> None:
     """Serve ZenML's bundled dashboard until interrupted."""
     require_workspace()
     console = Console(highlight=False)
-    console.print(f"ZenML dashboard: http://127.0.0.1:{port} (user default, no password)")
+    console.print(
+        f"ZenML dashboard: http://127.0.0.1:{port} (user default, no password)"
+    )
     zenml = Path(sys.executable).with_name("zenml")
     command = [str(zenml), "login", "--local", "--blocking", "--port", str(port)]
     try:
@@ -25,7 +27,7 @@ def serve_dashboard(port: int) -> None:
 
 def serve_mlflow(port: int) -> None:
     """Serve MLflow's own pages until interrupted."""
-    import mlflow  # noqa: PLC0415 - heavy
+    import mlflow
 
     require_workspace()
     connect()

@@ -102,7 +102,7 @@ def next_steps(model_name: str) -> list[str]:
         f"python run.py gate {model_name} --policy default  (decide again, stricter)",
         "python run.py dashboard  (ZenML: every step, its artifacts and metadata)",
         "python run.py mlflow  (MLflow: runs, models, epsilon as a metric)",
-        "cp configs/train/own_text.yaml configs/train/mine.yaml  (then edit, and train)",
+        "cp configs/train/own_text.yaml configs/train/mine.yaml  (edit, train)",
     ]
 
 

@@ -207,7 +207,7 @@ ModelSettings.model_rebuild()
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
     """YAML that refuses a key given twice, which plain YAML lets the last one win."""
 
 
@@ -225,7 +225,8 @@ def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[An
             ]
         )
     loader.flatten_mapping(node)
-    return loader.construct_mapping(node, deep=True)
+    mapping: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    return mapping
 
 
 _UniqueKeyLoader.add_constructor(
@@ -373,7 +374,9 @@ def _override_stages(values: dict[str, Any], stages: object) -> list[Problem]:
                 )
             )
         else:
-            problems.append(Problem(path=f"stages.{name}", message="must be a mapping."))
+            problems.append(
+                Problem(path=f"stages.{name}", message="must be a mapping.")
+            )
     values["recipe"] = {**recipe, "stages": listed}
     return problems
 
@@ -394,7 +397,7 @@ def validate(
     *,
     problems: Sequence[Problem] = (),
 ) -> SettingsT:
-    """Build `schema` from plain values, or raise one `ConfigError` with all problems."""
+    """Build `schema` from plain values, or raise one `ConfigError` with all of it."""
     found = list(problems)
     try:
         result = schema.model_validate(values)
@@ -418,7 +421,9 @@ def _problem(error: ErrorDetails, schema: type[BaseModel]) -> Problem:
             next_step=_suggest(str(error["loc"][-1]), schema),
         )
     if kind == "missing":
-        return Problem(path=path, message="must be set.", next_step="It has no default.")
+        return Problem(
+            path=path, message="must be set.", next_step="It has no default."
+        )
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
     if kind != "value_error":
         message = f"must {message}"
@@ -449,7 +454,7 @@ def _all_keys(schema: type[BaseModel], seen: set[type[BaseModel]]) -> set[str]:
     return names
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _models_in(annotation: object) -> list[type[BaseModel]]:
     """List the pydantic models that an annotation mentions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]

@@ -3,7 +3,7 @@
 ```
 DptuneError                     one of ours: the message says what to do next
 ├── ConfigError                 a configuration cannot be used (holds every problem)
-├── DataError                   a corpus cannot be used (rows named by id, never by text)
+├── DataError                   a corpus cannot be used (rows are named by id)
 ├── DependencyError             an optional package, pipeline or model is not installed
 ├── PrivacyError                a claim could not be kept
 │   ├── InfeasibleBudgetError   no noise reaches the target epsilon

@@ -90,7 +90,7 @@ class RedactionReport(Report):
 
 
 class StageCurvePoint(Report):
-    """One logged point of a training stage. `loss` is private: it never reaches a card."""
+    """One point of a training curve. `loss` is private: it never reaches a card."""
 
     step: int
     loss: float
@@ -161,7 +161,7 @@ class ExposureReport(Report):
 
 
 class MembershipSignal(Report):
-    """One membership attack: area, true positives at a fixed false-positive rate, ROC."""
+    """One membership attack: area, true positives at a low false-positive rate, ROC."""
 
     name: str
     auc: float
@@ -184,7 +184,7 @@ class MembershipReport(Report):
     blind: MembershipSignal
 
     def strongest(self: Self) -> MembershipSignal:
-        """The attack with the largest true-positive rate at the low false-positive rate."""
+        """The attack with the most true positives at the low false-positive rate."""
         return max(self.signals, key=lambda s: (s.tpr_at_low_fpr, s.auc))
 
 

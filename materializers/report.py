@@ -57,7 +57,7 @@ class ReportMaterializer(BaseMaterializer):
         with self.artifact_store.open(self._path("report.json"), "w") as sink:
             sink.write(data.model_dump_json())
 
-    def load(self, data_type: type[Any]) -> Any:
+    def load(self, data_type: type[Any]) -> Any:  # noqa: ANN401 - any report
         """Read a report back, exactly.
 
         Raises:

@@ -20,8 +20,16 @@ from steps.register import register
 from steps.score import score
 from steps.train_stage import train_stage
 
+failures: list[BaseException] = []
+"""What steps of this process raised: the local orchestrator drops it."""
 
-@pipeline(name="train", enable_step_logs=False)
+
+def remember_failure(exception: BaseException) -> None:
+    """Keep the exception of a failed step for the command line."""
+    failures.append(exception)
+
+
+@pipeline(name="train", enable_step_logs=False, on_failure=remember_failure)
 def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -> None:
     """Wire one run; every stage of the recipe becomes a step of its own.
 

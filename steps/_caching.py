@@ -1,8 +1,8 @@
 """When a step may be answered from the cache.
 
-A cached answer is keyed by the step's parameters, by the *contents* of its inputs (every
-materializer here hashes contents) and by the library's source, so that editing a helper
-invalidates what it made. Verdicts and registry changes are never cached.
+A cached answer is keyed by the step's parameters, by the *contents* of its inputs
+(every materializer here hashes contents) and by the library's source, so that editing a
+helper invalidates what it made. Verdicts and registry changes are never cached.
 """
 
 import hashlib

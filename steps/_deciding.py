@@ -21,8 +21,8 @@ def decide_on(
     dossier = read_dossier(model_name, version)
     if dossier.model_digest != registered.model_digest:
         raise ArtifactError(
-            f"evidence of version {version} must be of its own weights, but the digests "
-            "differ. Run the attacks on this version again."
+            f"evidence of version {version} must be of its own weights, but the "
+            "digests differ. Run the attacks on this version again."
         )
     champion = _tracking.alias(model_name, _tracking.CHAMPION)
     other = (

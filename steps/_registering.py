@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from zenml import log_metadata
+from zenml.metadata.metadata_types import MetadataType
 
 from dptune.reports.formatting import epsilon as format_epsilon
 from dptune.results import RegisteredVersion
@@ -32,7 +33,7 @@ def register_dossier(
     )
     metadata = dashboard_metadata(dossier, version)
     _registry.ensure_zenml_version(model_name, version.version, metadata=metadata)
-    log_metadata(metadata)
+    log_metadata(dict(metadata))
     return version
 
 
@@ -53,7 +54,9 @@ def measured_numbers(dossier: Dossier) -> dict[str, float]:
     }
 
 
-def dashboard_metadata(dossier: Dossier, version: RegisteredVersion) -> dict[str, str]:
+def dashboard_metadata(
+    dossier: Dossier, version: RegisteredVersion
+) -> dict[str, MetadataType]:
     """Say on the run what an engineer wants to see without opening a file."""
     claims = {
         f"epsilon, {c.label}": f"{format_epsilon(c.epsilon)} at delta {c.delta:g}, "

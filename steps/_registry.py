@@ -1,14 +1,14 @@
 """Two registries that must agree: MLflow (aliases) and ZenML's model control plane.
 
-MLflow is written first and decides; `mend` brings ZenML's stages in line with it, so that
-a process killed between the two leaves nothing wrong for longer than until the next call.
+MLflow is written first and decides; `mend` brings ZenML's stages in line with it, so
+that a process killed between the two leaves nothing wrong beyond the next call.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from zenml.client import Client
 from zenml.enums import ModelStages
+from zenml.metadata.metadata_types import MetadataType
 from zenml.models import ModelVersionResponse
 from zenml.utils.metadata_utils import log_metadata
 
@@ -17,7 +17,7 @@ from steps import _tracking
 
 
 def ensure_zenml_version(
-    model_name: str, version: str, *, metadata: Mapping[str, Any]
+    model_name: str, version: str, *, metadata: Mapping[str, MetadataType]
 ) -> ModelVersionResponse:
     """Return ZenML's twin of an MLflow version, made if absent, with metadata."""
     client = Client()
@@ -30,7 +30,7 @@ def ensure_zenml_version(
     except KeyError:
         twin = client.create_model_version(model_name, name=version)
     if metadata:
-        log_metadata(dict(metadata), model_name=model_name, model_version=version)
+        log_metadata(metadata=dict(metadata), model_version_id=twin.id)
     return twin
 
 
@@ -59,7 +59,9 @@ def roll_back(model_name: str, *, to: str | None, reason: str) -> str:
     """Make an earlier champion the champion again.
 
     Args:
+        model_name: as registered.
         to: a version that was champion before; the last such one by default.
+        reason: kept in the trail.
 
     Raises:
         ArtifactError: no earlier champion fits.

@@ -88,7 +88,10 @@ def register_model(
 
     Args:
         folder: Hugging Face directory, safetensors only.
+        model_name: as registered.
         digest: of the folder; a version with the same digest is used again.
+        recipe: name of the recipe.
+        params: of the logged model.
         metrics: finite numbers to search by.
         evidence: JSON from which the gate can decide again.
     """
@@ -137,7 +140,9 @@ def _log_and_register(
 
 def find_version(model_name: str, *, digest: str) -> ModelVersion | None:
     """Return the version with these weights, if there is one."""
-    return next((v for v in versions(model_name) if v.tags.get(_DIGEST) == digest), None)
+    return next(
+        (v for v in versions(model_name) if v.tags.get(_DIGEST) == digest), None
+    )
 
 
 def versions(model_name: str) -> list[ModelVersion]:

@@ -60,10 +60,13 @@ def attack_model(
     **Privacy**: a function of private records, outside any epsilon; the card says so.
 
     Args:
-        model, base: after and before fine-tuning.
+        model: after fine-tuning.
+        base: before fine-tuning.
         corpus: the original view with canaries in its training split.
         canaries: what was planted, and controls.
+        max_tokens: longest sequence.
         attacks: how many records, how many bootstrap draws.
+        performance: memory and speed.
         cache: folder for candidate tries and exposures of base models.
         say: called with a line before each attack.
 
@@ -75,7 +78,12 @@ def attack_model(
     loaded, loaded_base = load_model(model.path), load_model(base.path)
     say("exposure of every canary, exactly, among all candidates")
     exposure = _exposure(
-        (model, loaded), (base, loaded_base), corpus, canaries, device=device, cache=cache
+        (model, loaded),
+        (base, loaded_base),
+        corpus,
+        canaries,
+        device=device,
+        cache=cache,
     )
     members = _without(corpus.split("train"), set(canary_ids(canaries)))
     outsiders = corpus.split(_HELD_OUT)
@@ -156,7 +164,9 @@ def _base_exposure(
         folder=cache,
     )
     name = "\n".join((bundle.digest, trie.key, canaries.digest))
-    file = cache / f"base-exposure-{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
+    file = (
+        cache / f"base-exposure-{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
+    )
     if file.is_file():
         rows = json.loads(file.read_text(encoding="utf-8"))
         return [CanaryExposure.model_validate(row) for row in rows]
@@ -177,7 +187,8 @@ def _sample(rows: Dataset, count: int) -> Dataset:
         return rows
     ids = rows["id"]
     order = sorted(
-        range(len(rows)), key=lambda i: seeded_fraction(ids[i], seed=0, purpose="attack")
+        range(len(rows)),
+        key=lambda i: seeded_fraction(ids[i], seed=0, purpose="attack"),
     )
     return rows.select(sorted(order[:count]))
 

@@ -15,7 +15,6 @@ from dptune.recipes import Recipe, RunPlan, plan_run
 from dptune.results import CorpusReport
 from dptune.workflow.ingestion import read_corpus
 
-
 ResultT = TypeVar("ResultT")
 
 

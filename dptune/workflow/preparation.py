@@ -9,8 +9,9 @@ from pathlib import Path
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
 from dptune.data.corpus import Corpus, build_corpus
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import PlainPlan
-from dptune.dpsgd.trainer import OptimizerSettings, StepProgress, train_stage
+from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.errors import ConfigError, Problem
 from dptune.models.build import build_gpt2
 from dptune.models.bundle import ModelBundle
@@ -99,6 +100,9 @@ def pretrain(
         source: shape and tokenizer; a tokenizer to be trained learns from `public`.
         public: public text; its training split is used.
         settings: epochs, batch size and rate of AdamW with a cosine schedule.
+        performance: memory and speed.
+        max_tokens: longest sequence.
+        data_root: folder that relative paths start from.
         folder: where finished models are kept, by what they were made from.
         on_step: called after every step.
 

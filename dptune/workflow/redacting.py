@@ -43,6 +43,8 @@ def redact_corpus(
 def _masked_share(corpus: Corpus) -> float:
     """Share of the characters that lie in a span."""
     masked = sum(
-        span["end"] - span["start"] for spans in corpus.dataset["spans"] for span in spans
+        span["end"] - span["start"]
+        for spans in corpus.dataset["spans"]
+        for span in spans
     )
     return float(masked) / max(1, sum(map(len, corpus.dataset["text"])))

@@ -6,15 +6,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
+
+from transformers import PreTrainedModel
 
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.trainer import (
-    OptimizerSettings,
     StepProgress,
     TrainingOutcome,
     train_stage,
@@ -113,17 +115,18 @@ def run_stage(
 ) -> StageOutcome:
     """Train one stage, or resume it, or return it if an identical one is finished.
 
-    The ledger's journal is on disk before any noise of a block is drawn, in a folder that
-    belongs to this computation, so that a killed run never under-reports. A finished
-    stage is answered from its folder: no noise is drawn and nothing is charged again.
+    The ledger's journal is on disk before any noise of a block is drawn, in a folder
+    that belongs to this computation, so that a killed run never under-reports. A
+    finished stage is answered from its folder: no noise is drawn, nothing is charged.
 
     Args:
         inputs: what to compute.
         ledger: what was spent by the stages before.
         folder: home of all stages; this one gets `folder / inputs.key()`.
         performance: memory, speed, and steps that are charged and stored together.
-        retrain: charge and train again although a finished result is there. The charges
-            of the earlier training stay in the journal, because it was released.
+        retrain: charge and train again although a finished result is there. The
+            earlier charges stay in the journal, because that model was released.
+        on_step: called after every step.
     """
     home = folder / inputs.key()
     home.mkdir(parents=True, exist_ok=True)
@@ -183,7 +186,9 @@ def _load(inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
             alpha=settings.lora.alpha,
             target_modules=settings.lora.target_modules or None,
         )
-        loaded = LoadedModel(model=model, tokenizer=loaded.tokenizer)
+        loaded = LoadedModel(
+            model=cast("PreTrainedModel", model), tokenizer=loaded.tokenizer
+        )
     data = UnitDataset.from_columns(
         encoded["input_ids"],
         encoded["loss_weights"],

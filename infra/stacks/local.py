@@ -5,9 +5,13 @@ first time in a process; `ensure_local_stack` is idempotent.
 """
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from infra.workspace import Workspace
+
+if TYPE_CHECKING:
+    from zenml.client import Client
 
 STACK = "dptune-local"
 TRACKER = "dptune-mlflow"
@@ -34,7 +38,7 @@ def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
         }
     )
     if quiet:
-        os.environ.setdefault("ZENML_LOGGING_VERBOSITY", "WARN")
+        os.environ.setdefault("ZENML_LOGGING_VERBOSITY", "CRITICAL")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -60,7 +64,7 @@ def ensure_local_stack(workspace: Workspace) -> None:
         _dismiss_survey(client)
 
 
-def _stack(client: Any) -> Any:
+def _stack(client: "Client") -> UUID:
     """Return our stack, made of the default components and an MLflow tracker."""
     from zenml.enums import StackComponentType as Kind  # noqa: PLC0415
 
@@ -77,7 +81,7 @@ def _stack(client: Any) -> Any:
         return client.create_stack(STACK, components).id
 
 
-def _tracker(client: Any) -> Any:
+def _tracker(client: "Client") -> UUID:
     """Return our MLflow tracker: no URI, so that it lies in ZenML's store."""
     from zenml.enums import StackComponentType as Kind  # noqa: PLC0415
 
@@ -95,7 +99,7 @@ def _tracker(client: Any) -> Any:
     return found.id
 
 
-def _dismiss_survey(client: Any) -> None:
+def _dismiss_survey(client: "Client") -> None:
     """Answer the dashboard's first-use survey, which would hide the runs."""
     from zenml.models import UserUpdate  # noqa: PLC0415
 
