@@ -96,6 +96,7 @@ def epsilon(
     |---|---|
     | nothing, `no_op`, sample rate 0 | 0 |
     | `non_private`, noise multiplier 0 | infinity |
+    | above about 700, where exp(epsilon) overflows | that, or infinity |
     | unknown mechanism | refused |
 
     Args:
@@ -169,6 +170,8 @@ def refine(
     for _ in range(_MAX_REFINEMENTS):
         current = on_grid(interval)
         best = min(best, current)
+        if math.isinf(current):
+            break
         left = (previous - current) / (ratio**2 - 1)
         if left <= max(_ACCURACY * current, _NEGLIGIBLE) or interval <= floor:
             break

@@ -83,9 +83,10 @@ def quadrature_delta(
     """
     if is_non_private(event):
         return 1.0
-    return max(
-        (_delta(steps, epsilon) for steps in _histories(event, relation)), default=0.0
-    )
+    found = 0.0
+    for steps in _histories(event, relation):
+        found = max(found, _delta(steps, epsilon, negligible=found))
+    return found
 
 
 def quadrature_epsilon(
@@ -175,20 +176,29 @@ def _cut(event: DpEvent) -> tuple[_Weighted, ...]:
 
 
 def _epsilon(steps: tuple[_Step, ...], delta: float, low: float) -> float:
-    """Solve for epsilon in one direction, knowing that it is above `low`.
+    """Solve for epsilon in one direction, knowing that it is not below `low`.
 
     The leading term of the saddle point is cheap and off by a factor that hardly moves
-    with epsilon, so a few integrals correct it.
+    with epsilon: it gives two points, from which the secant rule takes over.
     """
-    correction, previous = 0.0, math.inf
+
+    def excess(epsilon: float) -> float:
+        exact = _delta(steps, epsilon, negligible=delta)
+        return math.log(max(exact, 1e-300)) - math.log(delta)
+
+    def leading(aim: float) -> float:
+        return _solve(lambda e: _leading_term(steps, e), aim, low)
+
+    before = leading(math.log(delta))
+    at_before = excess(before)
+    here = leading(_leading_term(steps, before) - at_before)
     for _ in range(_MAX_CORRECTIONS):
-        found = _solve(
-            lambda e: _leading_term(steps, e), math.log(delta) - correction, low
-        )
-        if abs(found - previous) <= 1e-4 * found + 1e-8:
-            return found
-        exact = math.log(max(_delta(steps, found, negligible=delta), 1e-300))
-        correction, previous = exact - _leading_term(steps, found), found
+        if abs(here - before) <= 1e-4 * here + 1e-8:
+            return here
+        at_here = excess(here)
+        slope = (at_here - at_before) / (here - before)
+        step = at_here / slope if slope < 0 else 0.0
+        before, at_before, here = here, at_here, max(here - step, low)
     raise QuadratureError("the quadrature did not settle for so few steps.")
 
 
