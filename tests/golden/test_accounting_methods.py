@@ -79,10 +79,10 @@ def test_epsilon_replace_is_not_add_or_remove(relation, expected):
 
 
 def test_epsilon_light_noise_certified_with_the_true_sample_rate():
-    """JFT's light noise claims .26 by multiplying q with the missing rate; 16.0 holds.
+    """JFT's light noise claims .26 by multiplying q with the missing rate.
 
-    Sample rate .02, noise multiplier .6; the claim is for one pass of 50 steps or
-    more, so we only check that no reading of it is anywhere near the claim.
+    That is not random sampling. Sample rate .02, noise multiplier .6: already a
+    single pass of 50 steps costs more than ten times the claim.
     """
     event = schedule((0.02, 0.6, 50))
     assert epsilon(event, delta=1e-5, relation=REPLACE) > 10 * 0.26
