@@ -56,8 +56,9 @@ def _be_quiet() -> None:
     """Keep third-party chatter off the terminal; our own lines stay."""
     warnings.filterwarnings("ignore")
     logging.getLogger().setLevel(logging.WARNING)
-    for name in ("alembic", "mlflow", "great_expectations", "datasets", "zenml"):
+    for name in ("alembic", "mlflow", "great_expectations", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("zenml").setLevel(logging.CRITICAL)
 
 
 def _print_problems(errors: Console, error: DptuneError) -> None:

@@ -207,7 +207,7 @@ class RegisteredVersion(Report):
     """One model version as both registries know it.
 
     Args:
-        version: the number in MLflow; ZenML's model version has the same name.
+        version: the number in MLflow; ZenML's model version is called `v` + number.
         model_uri: where MLflow keeps the logged model.
     """
 

@@ -16,6 +16,11 @@ from dptune.errors import ArtifactError, GateFailedError
 from steps import _tracking
 
 
+def twin_name(version: str) -> str:
+    """Return ZenML's name of an MLflow version: it refuses plain numbers."""
+    return f"v{version}"
+
+
 def ensure_zenml_version(
     model_name: str, version: str, *, metadata: Mapping[str, MetadataType]
 ) -> ModelVersionResponse:
@@ -26,9 +31,9 @@ def ensure_zenml_version(
     except KeyError:
         client.create_model(model_name, license="Apache-2.0")
     try:
-        twin = client.get_model_version(model_name, version)
+        twin = client.get_model_version(model_name, twin_name(version))
     except KeyError:
-        twin = client.create_model_version(model_name, name=version)
+        twin = client.create_model_version(model_name, name=twin_name(version))
     if metadata:
         log_metadata(metadata=dict(metadata), model_version_id=twin.id)
     return twin
@@ -104,7 +109,7 @@ def mend(model_name: str) -> list[str]:
     for twin in client.list_model_versions(
         model=model_name, stage=ModelStages.PRODUCTION
     ).items:
-        if twin.name != champion:
+        if champion is None or twin.name != twin_name(champion):
             _set_stage(twin, ModelStages.ARCHIVED)
             changed.append(f"version {twin.name} leaves production")
     if champion is not None:

@@ -8,7 +8,6 @@ records lie in `evidence.json`, inside the trust boundary of the tracking server
 """
 
 import json
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.utils.logging_utils import disable_logging
 from zenml.client import Client
 
 from dptune.errors import ArtifactError
@@ -278,9 +278,8 @@ def recipe_of(version: ModelVersion) -> str:
 
 
 def _be_quiet() -> None:
-    """Keep MLflow's progress lines off the terminal."""
-    for name in ("mlflow", "mlflow.store.model_registry", "mlflow.tracking"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    """Keep MLflow's progress lines off the terminal; errors are raised, not logged."""
+    disable_logging()
 
 
 def describe(model_name: str, version: str) -> RegisteredVersion:

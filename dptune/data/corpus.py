@@ -44,9 +44,7 @@ class Corpus:
 
     def with_dataset(self, dataset: datasets.Dataset) -> "Corpus":
         """Return another view of the same corpus: its fingerprint and report stay."""
-        return Corpus(
-            dataset=dataset, fingerprint=self.fingerprint, report=self.report
-        )
+        return Corpus(dataset=dataset, fingerprint=self.fingerprint, report=self.report)
 
     def split(self, name: str) -> datasets.Dataset:
         """Return the records of one split, in order; empty if there is none."""

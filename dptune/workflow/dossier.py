@@ -6,6 +6,7 @@ another policy or beside another champion, without any training artifact.
 
 import importlib.metadata
 
+from dptune import __version__
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.groups import group_epsilon
 from dptune.accounting.ledger import PrivacyLedger
@@ -26,7 +27,7 @@ from dptune.results import (
     UtilityReport,
 )
 
-_PACKAGES = ("dptune", "dp-accounting", "torch", "transformers", "opacus")
+_PACKAGES = ("dp-accounting", "torch", "transformers", "opacus")
 
 
 class Dossier(Report):
@@ -85,9 +86,8 @@ class Dossier(Report):
             membership=membership,
             utility=utility,
             missing_rate_source=missing_rate_source,
-            dependency_versions={
-                name: importlib.metadata.version(name) for name in _PACKAGES
-            },
+            dependency_versions={"dptune": __version__}
+            | {name: importlib.metadata.version(name) for name in _PACKAGES},
         )
 
     def certificate(self, notion: Notion) -> Certificate:
