@@ -316,7 +316,8 @@ def load_train_config(
     """Read a training configuration, its recipe and its gate policy.
 
     `recipe` and `gate` may be names of files under `configs/recipes` and
-    `configs/gates`, or mappings; `stages.<name>` overrides keys of a recipe's stage.
+    `configs/gates`, or mappings. `stages.<recipe>.<stage>` changes settings of a
+    stage when that recipe is chosen, so that one file can compare recipes.
 
     Args:
         path: the file under `configs/train`.
@@ -331,7 +332,8 @@ def load_train_config(
     for key, folder in (("recipe", "recipes"), ("gate", "gates")):
         if isinstance(values.get(key), str):
             values[key] = read_yaml(_named(configs / folder, values[key], key))
-    problems = _override_stages(values, stages)
+    known = sorted(file.stem for file in (configs / "recipes").glob("*.yaml"))
+    problems = _override_stages(values, stages, known)
     return validate(TrainConfig, values, problems=problems)
 
 
@@ -352,30 +354,36 @@ def _named(folder: Path, name: str, key: str) -> Path:
     return folder / f"{name}.yaml"
 
 
-def _override_stages(values: dict[str, Any], stages: object) -> list[Problem]:
-    """Merge `stages.<name>.<key>` into the recipe, and name stages it does not have."""
+def _override_stages(
+    values: dict[str, Any], stages: object, known: Sequence[str]
+) -> list[Problem]:
+    """Merge `stages.<recipe>.<stage>` into the chosen recipe; name what it lacks."""
     recipe = values.get("recipe")
     if not stages or not isinstance(recipe, dict):
         return []
     if not isinstance(stages, dict):
-        return [Problem(path="stages", message="must map stage names to settings.")]
+        return [Problem(path="stages", message="must map recipe names to stages.")]
+    strange = [name for name in stages if name not in {*known, recipe.get("name")}]
+    problems = [
+        Problem(
+            path=f"stages.{name}",
+            message=f"must be the name of a recipe, one of {', '.join(known)}.",
+        )
+        for name in strange
+    ]
     listed = [dict(s) for s in recipe.get("stages", []) if isinstance(s, dict)]
     by_name = {s.get("name"): s for s in listed}
-    problems = []
-    for name, changes in stages.items():
+    chosen = stages.get(recipe.get("name")) or {}
+    for name, changes in chosen.items() if isinstance(chosen, dict) else ():
         if name in by_name and isinstance(changes, dict):
             _merge(by_name[name], changes)
-        elif name not in by_name:
-            problems.append(
-                Problem(
-                    path=f"stages.{name}",
-                    message="must be a stage of the recipe, one of "
-                    f"{', '.join(map(str, by_name))}.",
-                )
-            )
         else:
             problems.append(
-                Problem(path=f"stages.{name}", message="must be a mapping.")
+                Problem(
+                    path=f"stages.{recipe.get('name')}.{name}",
+                    message="must be a mapping of settings of a stage of the recipe, "
+                    f"one of {', '.join(map(str, by_name))}.",
+                )
             )
     values["recipe"] = {**recipe, "stages": listed}
     return problems
