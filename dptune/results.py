@@ -203,6 +203,18 @@ class UtilityReport(Report):
     record_tokens: tuple[int, ...]
 
 
+class ChampionReport(Report):
+    """The version in production, measured on this run's held-out records.
+
+    Args:
+        model_digest: its weights; None where there is no champion.
+        utility: its loss; None where there is no champion.
+    """
+
+    model_digest: str | None = None
+    utility: UtilityReport | None = None
+
+
 class RegisteredVersion(Report):
     """One model version as both registries know it.
 

@@ -17,6 +17,7 @@ from dptune.recipes import RunPlan
 from dptune.reports.card import PrivacyCard
 from dptune.reports.html import render_fragment
 from dptune.results import (
+    ChampionReport,
     CorpusReport,
     DetectionReport,
     ExposureReport,
@@ -29,6 +30,7 @@ from dptune.results import (
 )
 
 _PUBLIC: tuple[type[Any], ...] = (
+    ChampionReport,
     CorpusReport,
     DetectionReport,
     ExposureReport,

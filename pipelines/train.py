@@ -12,6 +12,7 @@ from steps.calibrate import calibrate
 from steps.detect import detect
 from steps.gate import gate
 from steps.ingest import ingest
+from steps.measure_champion import measure_champion
 from steps.plant_canaries import plant_canaries
 from steps.prepare_model import prepare_model
 from steps.promote import promote
@@ -77,6 +78,13 @@ def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -
         attacks=run.attack,
         performance=run.performance,
     )
+    champion = measure_champion(
+        base,
+        labelled,
+        model_name=run.registry.model_name,
+        settings=run.model,
+        performance=run.performance,
+    )
     version = register(
         model,
         plan,
@@ -87,6 +95,7 @@ def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -
         exposure,
         membership,
         utility,
+        champion,
         config=run,
     )
     decision, _ = gate(version, policy=run.gate)

@@ -7,22 +7,26 @@ Record text, canaries and private curves never come here; per-record losses on h
 records lie in `evidence.json`, inside the trust boundary of the tracking server.
 """
 
+import io
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.utils.logging_utils import disable_logging
 from zenml.client import Client
 
 from dptune.errors import ArtifactError
+from dptune.models.bundle import ModelBundle
+from dptune.models.digest import model_digest
 from dptune.results import RegisteredVersion
 
 CHAMPION, CHALLENGER = "champion", "challenger"
@@ -44,7 +48,6 @@ def connect() -> MlflowClient:
             "`python run.py status`, which mends the local stack."
         )
     tracker.configure_mlflow()  # type: ignore[attr-defined]
-    _be_quiet()
     return MlflowClient()
 
 
@@ -122,15 +125,16 @@ def _log_and_register(
     from dptune.models.loading import load_model  # noqa: PLC0415 - heavy
 
     loaded = load_model(folder)
-    info = mlflow.transformers.log_model(
-        transformers_model={"model": loaded.model, "tokenizer": loaded.tokenizer},
-        task="text-generation",
-        name=model_name,
-        registered_model_name=model_name,
-        pip_requirements=_REQUIREMENTS,
-        params=dict(params),
-        tags={_DIGEST: digest, "dptune.recipe": recipe},
-    )
+    with redirect_stderr(io.StringIO()):  # MLflow narrates; what fails is raised
+        info = mlflow.transformers.log_model(
+            transformers_model={"model": loaded.model, "tokenizer": loaded.tokenizer},
+            task="text-generation",
+            name=model_name,
+            registered_model_name=model_name,
+            pip_requirements=_REQUIREMENTS,
+            params=dict(params),
+            tags={_DIGEST: digest, "dptune.recipe": recipe},
+        )
     client = MlflowClient()
     version = client.get_model_version(model_name, str(info.registered_model_version))
     for key, value in {_DIGEST: digest, "dptune.recipe": recipe}.items():
@@ -277,9 +281,25 @@ def recipe_of(version: ModelVersion) -> str:
     return str(version.tags.get("dptune.recipe", "unknown"))
 
 
-def _be_quiet() -> None:
-    """Keep MLflow's progress lines off the terminal; errors are raised, not logged."""
-    disable_logging()
+def fetch_bundle(model_name: str, version: str) -> ModelBundle:
+    """Download a version's weights and tokenizer into one directory.
+
+    Raises:
+        ArtifactError: there is no such version, or its weights are not what was
+            registered.
+    """
+    known = describe(model_name, version)
+    source = Path(mlflow.artifacts.download_artifacts(known.model_uri))
+    folder = Path(mkdtemp(prefix="dptune-version-"))
+    for part in (source / "model", source / "components" / "tokenizer"):
+        shutil.copytree(part, folder, dirs_exist_ok=True)
+    bundle = ModelBundle(path=folder, digest=model_digest(folder))
+    if bundle.digest != known.model_digest:
+        raise ArtifactError(
+            f"weights of version {version} of {model_name} must have digest "
+            f"{known.model_digest[:16]}, got {bundle.digest[:16]}. Restore them."
+        )
+    return bundle
 
 
 def describe(model_name: str, version: str) -> RegisteredVersion:

@@ -9,6 +9,7 @@ from dptune.config import TrainConfig
 from dptune.models.bundle import ModelBundle
 from dptune.recipes import RunPlan
 from dptune.results import (
+    ChampionReport,
     CorpusReport,
     DetectionReport,
     ExposureReport,
@@ -33,6 +34,7 @@ def register(
     exposure: ExposureReport,
     membership: MembershipReport,
     utility: UtilityReport,
+    champion: ChampionReport,
     config: TrainConfig,
 ) -> Annotated[RegisteredVersion, "version"]:
     """Return the version; weights that are registered already keep theirs."""
@@ -48,6 +50,7 @@ def register(
         exposure=exposure,
         membership=membership,
         utility=utility,
+        champion=champion,
         missing_rate_source=config.missing_rate_source(),
     )
     return register_dossier(dossier, model.path, model_name=config.registry.model_name)

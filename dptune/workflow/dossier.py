@@ -17,6 +17,7 @@ from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import Recipe, RunPlan
 from dptune.reports.card import PrivacyCard, build_card
 from dptune.results import (
+    ChampionReport,
     CorpusReport,
     DetectionReport,
     ExposureReport,
@@ -51,6 +52,7 @@ class Dossier(Report):
     exposure: ExposureReport
     membership: MembershipReport
     utility: UtilityReport
+    champion: ChampionReport
     missing_rate_source: str = ""
     dependency_versions: dict[str, str]
 
@@ -69,6 +71,7 @@ class Dossier(Report):
         exposure: ExposureReport,
         membership: MembershipReport,
         utility: UtilityReport,
+        champion: ChampionReport,
         missing_rate_source: str = "",
     ) -> "Dossier":
         """Put a dossier together and issue every certificate."""
@@ -85,6 +88,7 @@ class Dossier(Report):
             exposure=exposure,
             membership=membership,
             utility=utility,
+            champion=champion,
             missing_rate_source=missing_rate_source,
             dependency_versions={"dptune": __version__}
             | {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -102,8 +106,15 @@ class Dossier(Report):
         raise ArtifactError(f"the dossier must have a {notion} certificate, got none.")
 
     def evidence(self, champion: "Dossier | None") -> Evidence:
-        """Return what the gate decides on."""
+        """Return what the gate decides on.
+
+        The champion's loss is the one measured on this run's records; its own, on the
+        records of its own run, only where the champion has changed since.
+        """
         other = champion if champion is not None and champion is not self else None
+        beside = other.utility if other else None
+        if other and self.champion.model_digest == other.model_digest:
+            beside = self.champion.utility
         return Evidence(
             model_digest=self.model_digest,
             exposure=self.exposure,
@@ -111,7 +122,7 @@ class Dossier(Report):
             utility=self.utility,
             claims=tuple(self._claim(c) for c in self.certificates),
             champion_digest=other.model_digest if other else None,
-            champion_utility=other.utility if other else None,
+            champion_utility=beside,
             detection=self.detection,
         )
 

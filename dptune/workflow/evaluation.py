@@ -108,17 +108,53 @@ def attack_model(
         num_resamples=attacks.num_bootstrap,
     )
     say("perplexity on held-out records")
-    utility = utility_report(
-        _encode(corpus.split(_HELD_OUT), loaded, max_tokens),
-        model=loaded.model,
-        base_model=loaded_base.model,
-        model_digest=model.digest,
-        corpus_fingerprint=corpus.fingerprint,
-        split=_HELD_OUT,
-        batch_size=batch_size,
-        device=device,
+    utility = _utility(
+        (model, loaded),
+        loaded_base,
+        corpus,
+        max_tokens=max_tokens,
+        performance=performance,
     )
     return Leakage(exposure=exposure, membership=membership, utility=utility)
+
+
+def measure_utility(
+    model: ModelBundle,
+    base: ModelBundle,
+    corpus: Corpus,
+    *,
+    max_tokens: int,
+    performance: PerformanceSettings,
+) -> UtilityReport:
+    """Measure the loss of any model on this corpus's held-out records."""
+    return _utility(
+        (model, load_model(model.path)),
+        load_model(base.path),
+        corpus,
+        max_tokens=max_tokens,
+        performance=performance,
+    )
+
+
+def _utility(
+    model: tuple[ModelBundle, LoadedModel],
+    base: LoadedModel,
+    corpus: Corpus,
+    *,
+    max_tokens: int,
+    performance: PerformanceSettings,
+) -> UtilityReport:
+    """Measure the loss on the held-out split, base beside it."""
+    return utility_report(
+        _encode(corpus.split(_HELD_OUT), model[1], max_tokens),
+        model=model[1].model,
+        base_model=base.model,
+        model_digest=model[0].digest,
+        corpus_fingerprint=corpus.fingerprint,
+        split=_HELD_OUT,
+        batch_size=performance.evaluation_batch_size,
+        device=pick_device(performance.device),
+    )
 
 
 def _exposure(

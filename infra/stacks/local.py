@@ -29,6 +29,7 @@ def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
             "ZENML_AUTO_OPEN_DASHBOARD": "false",
             "ZENML_ENABLE_RICH_TRACEBACK": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
             "GX_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "true",
             "TOKENIZERS_PARALLELISM": "false",

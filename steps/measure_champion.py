@@ -1,0 +1,37 @@
+"""Step: the version in production, on this run's held-out records."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.config import ModelSettings, PerformanceSettings
+from dptune.data.corpus import Corpus
+from dptune.models.bundle import ModelBundle
+from dptune.results import ChampionReport
+from dptune.workflow.evaluation import measure_utility
+from steps._caching import NEVER
+from steps._tracking import CHAMPION, alias, connect, fetch_bundle
+
+
+@step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
+def measure_champion(
+    base_model: ModelBundle,
+    corpus: Corpus,
+    model_name: str,
+    settings: ModelSettings,
+    performance: PerformanceSettings,
+) -> Annotated[ChampionReport, "champion"]:
+    """Return the champion's loss, so that the gate compares like with like."""
+    connect()
+    version = alias(model_name, CHAMPION)
+    if version is None:
+        return ChampionReport()
+    bundle = fetch_bundle(model_name, version)
+    utility = measure_utility(
+        bundle,
+        base_model,
+        corpus,
+        max_tokens=settings.max_tokens,
+        performance=performance,
+    )
+    return ChampionReport(model_digest=bundle.digest, utility=utility)
