@@ -128,18 +128,24 @@ def _read_file(
         text = read_text(path, name=name, encoding=source.encoding, log=log)
         document = name if split is None else f"{split}/{name}"
         for row, value in parse_text(text or "", record=source.record):
-            is_whole = source.record == "document"
             yield RawRecord(
                 file=name,
                 row=row,
                 text=value,
-                id=document if is_whole else MISSING,
+                id=_text_id(source, document, row),
                 document=document,
                 split=split,
             )
         return
     for row, values in _rows(source, path, name=name, log=log):
         yield _to_record(values, source, file=name, row=row, split=split)
+
+
+def _text_id(source: TextSource, document: str, row: int) -> object:
+    """Name a record of plain text, if the source lets it have a name."""
+    if source.record == "document":
+        return document
+    return f"{document}:{row}" if source.position_ids else MISSING
 
 
 def _rows(

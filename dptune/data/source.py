@@ -236,10 +236,14 @@ class TextSource(_Files):
 
     Args:
         record: a line, a paragraph (lines between blank lines), or the whole file.
+        position_ids: know records by file and line number. Only for files that are
+            never edited: a line that is inserted renames every record behind it, and
+            what was spent on them is forgotten.
     """
 
     kind: Literal["text"] = "text"
     record: TextUnit = "line"
+    position_ids: bool = False
 
 
 class FolderSource(_TabularFiles, _Dialect):

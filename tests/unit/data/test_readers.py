@@ -247,3 +247,14 @@ def test_location_shows_short_numbers_only(value, shown):
     assert record.location().startswith("a row 3")
     assert ("id" in record.location()) == shown
     assert "secret" not in repr(record)
+
+
+def test_text_position_ids_name_file_and_line(tmp_path):
+    (tmp_path / "a.txt").write_text("first\n\nthird\n")
+    source = parse_source(
+        {"kind": "text", "train": "a.txt", "position_ids": True, "record": "line"}
+    )
+
+    rows = read_source(source, data_root=tmp_path)
+
+    assert rows["id"] == ["train/a.txt:1", "train/a.txt:3"]
