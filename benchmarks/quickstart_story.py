@@ -47,6 +47,7 @@ def run_seed(seed: int, shared_cache: Path) -> dict[str, object]:
         "seed": seed,
         "exit_code": done.returncode,
         "seconds": round(seconds),
+        "blocked_by": next(iter(re.findall(r"No protection: .*", done.stdout)), ""),
         **read_table(done.stdout),
     }
 
@@ -76,7 +77,9 @@ def main() -> int:
         "Mean, held out",
         "TPR at 1 % FPR",
     )
-    print("| seed | seconds | " + " | ".join(f"{c}: none / JFT" for c in columns) + " |")
+    print(
+        "| seed | seconds | " + " | ".join(f"{c}: none / JFT" for c in columns) + " |"
+    )
     print("|---" * (len(columns) + 2) + "|")
     for seed in range(seeds.first, seeds.first + seeds.seeds):
         row = run_seed(seed, cache)
@@ -86,7 +89,11 @@ def main() -> int:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     shutil.rmtree(cache, ignore_errors=True)
-    held = sum(row.get("Outcome") == ["BLOCK", "PASS"] for row in found)
+    held = sum(
+        row.get("Outcome") == ["BLOCK", "PASS"]
+        and "memorization" in str(row["blocked_by"])
+        for row in found
+    )
     print(f"\nstory held in {held} of {len(found)} seeds")
     return 0 if held == len(found) else 1
 

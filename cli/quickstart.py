@@ -7,6 +7,7 @@ from rich.console import Console
 from cli.runs import CONFIGS, FinishedRun, read_config, run_training
 from cli.training import next_steps, print_comparison, summarize, write_report
 from dptune.errors import GateFailedError
+from dptune.reports.page import RunSummary
 
 _RECIPES = ("no_dp", "jft")
 _INTRO = (
@@ -42,7 +43,7 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
     console.print()
     print_comparison(console, summaries)
     for summary in summaries:
-        console.print(f"{summary.title}: [bold]{summary.outcome}[/]")
+        console.print(f"{summary.title}: [bold]{summary.outcome}[/] {_why(summary)}")
     console.print(f"\nreport  {report}")
     for line in commands:
         console.print(f"next    {line}", style="dim")
@@ -52,6 +53,12 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
             f"the protected model was not promoted ({summaries[-1].outcome}); the "
             "report says why. Chance can do that: the noise is fresh in every run."
         )
+
+
+def _why(summary: RunSummary) -> str:
+    """Name the criteria that stand in the way."""
+    failed = summary.decision.failed() if summary.decision else ()
+    return f"({', '.join(c.name for c in failed)})" if failed else ""
 
 
 def _run(console: Console, recipe: str, *, seed: int, retrain: bool) -> FinishedRun:

@@ -33,6 +33,11 @@ def claims(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     ]
 
 
+def _epsilon(value: float) -> str:
+    """Write an epsilon for a sentence."""
+    return "infinite" if math.isinf(value) else f"{value:.4g}"
+
+
 def _claim_fault(claim: ClaimEvidence) -> str | None:
     """Why a claim means nothing, or None."""
     numbers = (claim.epsilon, claim.delta, claim.missing_rate, claim.missing_rate_upper)
@@ -195,7 +200,7 @@ def _budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
         verdict=Verdict.PASS if within else Verdict.BLOCK,
         measured=worst.epsilon,
         threshold=policy.max_epsilon,
-        reason=f"Composed {policy.notion} epsilon is {worst.epsilon:.4g} per "
+        reason=f"Composed {policy.notion} epsilon is {_epsilon(worst.epsilon)} per "
         f"{worst.privacy_unit} at delta {delta:.2g} (at most {policy.max_delta:.2g}).",
         what_would_change_it=""
         if within

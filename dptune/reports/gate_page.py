@@ -67,12 +67,18 @@ def criteria_table(decision: GateDecision) -> Table:
     )
 
 
+_LEAKS = frozenset({"memorization", "membership", "claim_contradiction"})
+
+
 def headline_reason(decision: GateDecision) -> str:
-    """Return the reason of the worst criterion, or say that all are met."""
+    """Return the reason of the worst criterion, or say that all are met.
+
+    Of equally bad ones a leak that was measured comes before a claim that is missing.
+    """
     for verdict in _WORST_FIRST[:3]:
-        for criterion in decision.criteria:
-            if criterion.verdict is verdict:
-                return criterion.reason
+        found = [c for c in decision.criteria if c.verdict is verdict]
+        if found:
+            return min(found, key=lambda c: c.name not in _LEAKS).reason
     return "Every criterion of the policy is met."
 
 
