@@ -5,6 +5,7 @@ A file that cannot be used raises one `ConfigError` with every problem in it: pa
 constraint, value, next step. Nothing is created before a file has passed.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -102,6 +103,21 @@ class ModelSettings(_Settings):
     max_tokens: int = Field(ge=8, le=131_072)
     max_sequences_per_unit: int = Field(default=8, ge=1, le=4096)
     pretraining: "PretrainingSettings | None" = None
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if self.source.kind != "architecture":
+            if self.pretraining is not None:
+                raise ValueError(
+                    "pretraining must be left out unless source.kind is architecture: "
+                    "finished weights are not trained again on public text"
+                )
+        elif self.max_tokens > self.source.max_tokens:
+            raise ValueError(
+                f"max_tokens must be at most source.max_tokens "
+                f"({self.source.max_tokens}), got {self.max_tokens}"
+            )
+        return self
 
 
 class PretrainingSettings(_Settings):
@@ -410,7 +426,7 @@ def validate(
     try:
         result = schema.model_validate(values)
     except ValidationError as error:
-        found += [_problem(e, schema) for e in error.errors(include_url=False)]
+        found += [_problem(e, schema, values) for e in error.errors(include_url=False)]
     except ConfigError as error:
         found += error.problems
     if found:
@@ -418,9 +434,15 @@ def validate(
     return result
 
 
-def _problem(error: ErrorDetails, schema: type[BaseModel]) -> Problem:
+_SUBJECT = re.compile(r"^\w+ should ")
+_TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
+
+
+def _problem(
+    error: ErrorDetails, schema: type[BaseModel], values: Mapping[str, Any]
+) -> Problem:
     """Turn one pydantic error into path, constraint, value and next step."""
-    path = ".".join(str(part) for part in error["loc"]) or schema.__name__
+    path = ".".join(_keys(error["loc"], values)) or schema.__name__
     kind = error["type"]
     if kind == "extra_forbidden":
         return Problem(
@@ -432,13 +454,43 @@ def _problem(error: ErrorDetails, schema: type[BaseModel]) -> Problem:
         return Problem(
             path=path, message="must be set.", next_step="It has no default."
         )
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
+    if kind in _TAG_ERRORS:
+        return _tag_problem(path, error)
+    if kind == "invalid_key":
+        return Problem(path=path, message="must not be set: keys are words.")
+    message = _SUBJECT.sub("", error["msg"].removeprefix("Value error, "))
     if kind != "value_error":
         message = f"must {message}"
         value = error.get("input")
         if isinstance(value, str | int | float | bool) or value is None:
             message += f", got {value!r}"
     return Problem(path=path, message=f"{message.rstrip('.')}.")
+
+
+def _keys(location: Sequence[str | int], values: Mapping[str, Any]) -> list[str]:
+    """Name the keys of the file on the way; pydantic adds the kind of a source."""
+    keys = []
+    here: Any = values
+    for part in location:
+        inside = isinstance(here, Mapping)
+        if inside and part not in here and here.get("kind") == part:
+            continue
+        keys.append(str(part))
+        if inside:
+            here = here.get(part)
+        elif isinstance(here, list | tuple) and isinstance(part, int):
+            here = here[part]
+    return keys
+
+
+def _tag_problem(path: str, error: ErrorDetails) -> Problem:
+    """Name the kinds there are, where `kind` is absent or none of them."""
+    context = error.get("ctx", {})
+    key = str(context.get("discriminator", "'kind'")).strip("'")
+    if error["type"] == "union_tag_not_found":
+        return Problem(path=f"{path}.{key}", message="must be set.")
+    message = f"must be one of {context.get('expected_tags')}, got {context.get('tag')}"
+    return Problem(path=f"{path}.{key}", message=f"{message}.")
 
 
 def _suggest(key: str, schema: type[BaseModel]) -> str:

@@ -13,7 +13,9 @@ from dptune.models.check import check_source
 from dptune.privacy import Notion
 from dptune.recipes import Recipe, RunPlan, plan_run
 from dptune.results import CorpusReport
+from dptune.workflow.device import pick_device
 from dptune.workflow.ingestion import read_corpus
+from dptune.workflow.preparation import read_public
 
 ResultT = TypeVar("ResultT")
 
@@ -43,14 +45,27 @@ def check_run(config: TrainConfig, *, data_root: Path) -> Checked:
     errors: list[DptuneError] = []
     corpus = _attempt(lambda: read_corpus(config.data, data_root=data_root), errors)
     _attempt(
-        lambda: build_engine(
-            tier=config.detection.tier,
-            recognizers=config.detection.recognizers,
-            spacy_pipeline=config.detection.spacy_pipeline,
+        lambda: (
+            build_engine(
+                tier=config.detection.tier,
+                recognizers=config.detection.recognizers,
+                spacy_pipeline=config.detection.spacy_pipeline,
+            ).fingerprint
+        ),  # loads what the recognizers need
+        errors,
+    )
+    _attempt(
+        lambda: check_source(
+            config.model.source,
+            data_root=data_root,
+            max_tokens=config.model.max_tokens,
         ),
         errors,
     )
-    _attempt(lambda: check_source(config.model.source, data_root=data_root), errors)
+    if config.model.pretraining is not None:
+        public = config.model.pretraining
+        _attempt(lambda: read_public(public, data_root=data_root), errors)
+    _attempt(lambda: pick_device(config.performance.device), errors)
     plan = None
     if corpus is not None:
         units = count_units(corpus.report, config.canaries)

@@ -45,13 +45,7 @@ def prepare_base(
     """
     if settings.pretraining is None or settings.source.kind != "architecture":
         return load_base(settings.source, data_root=data_root, folder=folder)
-    public = build_corpus(
-        settings.pretraining.source,
-        privacy_unit=PrivacyUnit.RECORD,
-        data_root=data_root,
-        near_duplicate_threshold=None,
-        allow_content_hash_ids=True,
-    )
+    public = read_public(settings.pretraining, data_root=data_root)
     return pretrain(
         settings.source,
         public,
@@ -61,6 +55,21 @@ def prepare_base(
         data_root=data_root,
         folder=folder,
         on_step=on_step,
+    )
+
+
+def read_public(settings: PretrainingSettings, *, data_root: Path) -> Corpus:
+    """Read the public text of a pre-training.
+
+    Raises:
+        DataError: the source cannot be used.
+    """
+    return build_corpus(
+        settings.source,
+        privacy_unit=PrivacyUnit.RECORD,
+        data_root=data_root,
+        near_duplicate_threshold=None,
+        allow_content_hash_ids=True,
     )
 
 
