@@ -1,0 +1,169 @@
+"""Commands that need no earlier run; those that do are in tests/integration."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import main as entry
+from dptune.errors import DataError, GateFailedError, Problem
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+COMMANDS = (
+    "quickstart",
+    "train",
+    "calibrate",
+    "gate",
+    "promote",
+    "rollback",
+    "status",
+    "configs",
+    "dashboard",
+    "mlflow",
+)
+
+
+def test_help_lists_every_command_and_exit_code(run_cli):
+    outcome = run_cli("--help")
+    assert outcome.code == 0
+    for word in (*COMMANDS, "Exit codes"):
+        assert word in outcome.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_teaches_and_creates_nothing(command, run_cli):
+    outcome = run_cli(command, "--help")
+    assert outcome.code == 0
+    assert "Usage" in outcome.out
+    assert not outcome.home.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tarin",),
+        ("train",),
+        ("train", "x.yaml", "--sett", "a=1"),
+        ("gate",),
+        ("promote", "m"),
+        ("mlflow", "--port", "0"),
+        ("quickstart", "--seed", "-1"),
+    ],
+)
+def test_wrong_arguments_exit_2_without_a_trace(arguments, run_cli):
+    run_cli(*arguments).assert_refused()
+
+
+def test_configs_lists_every_file_and_creates_nothing(run_cli):
+    outcome = run_cli("configs")
+    assert outcome.code == 0
+    for folder in ("train", "recipes", "gates"):
+        files = list((REPOSITORY / "configs" / folder).glob("*.yaml"))
+        assert files
+        for file in files:
+            assert file.stem in outcome.out
+    assert not outcome.home.exists()
+
+
+def test_calibrate_shows_noise_and_cost_and_creates_nothing(
+    values, write_config, run_cli
+):
+    outcome = run_cli("calibrate", write_config(values))
+    assert outcome.code == 0, outcome.err
+    for words in ("private_finetune", "noise", "what if the target were", "δ = 0.0001"):
+        assert words in outcome.out
+    assert not outcome.home.exists()
+
+
+def test_calibrate_says_that_unprotected_training_has_no_guarantee(
+    values, write_config, run_cli
+):
+    outcome = run_cli("calibrate", write_config(values), "--set", "recipe=no_dp")
+    assert outcome.code == 0
+    assert "∞" in outcome.out
+    assert "what if" not in outcome.out
+
+
+def raising(error):
+    def command():
+        raise error
+
+    return lambda: command
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (GateFailedError("no"), 1),
+        (DataError([Problem(path="row 1", message="must be text.")]), 2),
+        (RuntimeError("record text Zebediah"), 3),
+        (OSError("disk"), 3),
+    ],
+)
+def test_errors_have_their_exit_codes_and_no_trace(error, code, run_cli, monkeypatch):
+    monkeypatch.setattr(entry, "build_app", raising(error))
+    outcome = run_cli()
+    assert outcome.code == code
+    assert "Traceback" not in outcome.out + outcome.err
+    assert "Zebediah" not in outcome.out + outcome.err
+
+
+def test_crash_leaves_its_trace_in_the_project_folder(run_cli, monkeypatch):
+    monkeypatch.setattr(entry, "build_app", raising(RuntimeError("x")))
+    outcome = run_cli()
+    (trace,) = (outcome.home / "logs").glob("crash-*.txt")
+    assert "RuntimeError" in trace.read_text()
+    assert str(trace) in outcome.err.replace("\n", "")
+
+
+def test_error_after_the_start_does_not_claim_that_nothing_happened(
+    run_cli, monkeypatch
+):
+    error = DataError([Problem(path="row 1", message="must be text.")])
+    error.add_note(entry.STARTED)
+    monkeypatch.setattr(entry, "build_app", raising(error))
+    outcome = run_cli()
+    assert "Nothing was created" not in outcome.err
+    assert "what was charged stays charged" in " ".join(outcome.err.split())
+
+
+def test_interrupt_is_no_verdict(run_cli, monkeypatch):
+    monkeypatch.setattr("cli.listing.list_configs", raising(KeyboardInterrupt())())
+    assert run_cli("configs").code not in (0, 1, 2)
+
+
+@pytest.mark.parametrize("command", [("status",), ("gate", "m"), ("rollback", "m")])
+def test_commands_on_versions_before_any_run_create_nothing(command, tmp_path):
+    home = tmp_path / "home"
+    done = subprocess.run(
+        [sys.executable, "run.py", *command],
+        cwd=REPOSITORY,
+        env=os.environ | {"DPTUNE_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "no project folder yet" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not home.exists()
+
+
+def test_gate_with_a_broken_policy_is_refused(tmp_path):
+    policy = tmp_path / "p.yaml"
+    policy.write_text("name: p\nnotion: selective\nmax_epsilons: 3\n")
+    home = tmp_path / "home"
+    done = subprocess.run(
+        [sys.executable, "run.py", "gate", "m", "--policy", str(policy)],
+        cwd=REPOSITORY,
+        env=os.environ | {"DPTUNE_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    for words in ("3 problems", "max_epsilons", "max_epsilon must", "max_delta"):
+        assert words in done.stderr
+    assert not home.exists()
