@@ -23,8 +23,6 @@ def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
         {
             "ZENML_CONFIG_PATH": str(workspace.zenml),
             "ZENML_LOCAL_STORES_PATH": str(workspace.stores),
-            "ZENML_STORE_TYPE": "sql",
-            "ZENML_STORE_URL": f"sqlite:///{workspace.zenml / 'zenml.db'}",
             "ZENML_ANALYTICS_OPT_IN": "false",
             "ZENML_AUTO_OPEN_DASHBOARD": "false",
             "ZENML_ENABLE_RICH_TRACEBACK": "false",
