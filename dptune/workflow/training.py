@@ -125,18 +125,18 @@ def run_stage(
         folder: home of all stages; this one gets `folder / inputs.key()`.
         performance: memory, speed, and steps that are charged and stored together.
         retrain: charge and train again although a finished result is there. The
-            earlier charges stay in the journal, because that model was released.
+            earlier training is put aside with its journal: what it spent stays spent,
+            but it is no part of the new model's own claim.
         on_step: called after every step.
     """
     home = folder / inputs.key()
+    if retrain:
+        _put_aside(home)
     home.mkdir(parents=True, exist_ok=True)
     (home / "stage.json").write_text(
         json.dumps({"corpus": inputs.corpus.fingerprint, "recipe": inputs.recipe}),
         encoding="utf-8",
     )
-    if retrain:
-        shutil.rmtree(home / "checkpoint", ignore_errors=True)
-        shutil.rmtree(home / "model", ignore_errors=True)
     loaded, data = _load(inputs)
     journal = LedgerJournal(home / "ledger.jsonl")
     outcome = _train(
@@ -156,6 +156,16 @@ def run_stage(
         ledger=ledger.extend(journal.read()),
         report=_report(inputs, outcome),
     )
+
+
+def _put_aside(home: Path) -> None:
+    """Keep the journal of a finished training; its weights live in the registry."""
+    if not home.is_dir():
+        return
+    shutil.rmtree(home / "checkpoint", ignore_errors=True)
+    shutil.rmtree(home / "model", ignore_errors=True)
+    number = sum(1 for _ in home.parent.glob(f"{home.name}.*"))
+    home.rename(home.with_name(f"{home.name}.{number + 1}"))
 
 
 def _texts_digest(corpus: Corpus) -> str:

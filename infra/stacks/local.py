@@ -55,8 +55,7 @@ def ensure_local_stack(workspace: Workspace) -> None:
         GlobalConfiguration,
     )
 
-    if GlobalConfiguration().analytics_opt_in:
-        GlobalConfiguration().analytics_opt_in = False
+    GlobalConfiguration().analytics_opt_in = False  # on disk too, not only here
     client = Client()
     if client.active_stack_model.name != STACK:
         client.activate_stack(_stack(client))
