@@ -1,0 +1,204 @@
+"""One contract for all materializers: exact round trips, closed types, no text told."""
+
+import json
+import math
+
+import pytest
+from zenml.client import Client
+
+import materializers
+from dptune.attacks.canaries import CanarySpec, draw_canaries
+from dptune.data.corpus import build_corpus
+from dptune.data.source import SyntheticSource
+from dptune.errors import ArtifactError
+from dptune.models.bundle import ModelBundle
+from dptune.models.loading import load_model, model_digest
+from dptune.models.saving import save_model
+from dptune.models.source import ArchitectureSource
+from dptune.privacy import PrivacyUnit
+from dptune.results import (
+    ChampionReport,
+    CorpusReport,
+    Interval,
+    Report,
+    UtilityReport,
+)
+from materializers.report import ReportMaterializer
+from tests.unit.reports import samples
+
+ALL = tuple(getattr(materializers, name) for name in materializers.__all__)
+SECRET = "Zebediah Quartermain"
+
+
+def canaries():
+    spec = CanarySpec(num_planted=3, num_held_out=2, template=f"{SECRET} {{secret}}")
+    return draw_canaries(spec, seed=1)
+
+
+REPORTS = {
+    type(report): report
+    for report in (
+        *samples.every_report(),
+        ChampionReport(),
+        canaries(),
+    )
+}
+
+
+@pytest.fixture
+def place(project, tmp_path):
+    """A fresh place in the artifact store."""
+    store = Client().active_stack.artifact_store
+    folder = f"{store.path}/contract/{tmp_path.name}"
+    store.makedirs(folder)
+    yield folder
+    store.rmtree(folder)  # the privacy scan looks at all that is left
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    source = SyntheticSource(num_records=30, seed=3)
+    return build_corpus(source, privacy_unit=PrivacyUnit.RECORD)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    source = ArchitectureSource(
+        kind="architecture",
+        num_layers=1,
+        num_heads=2,
+        hidden_size=16,
+        max_tokens=32,
+        vocab_size=258,
+        tokenizer={"kind": "trained"},
+    )
+    loaded = load_model(source)
+    folder = tmp_path / "model"
+    save_model(loaded.model, loaded.tokenizer, folder)
+    return ModelBundle(path=folder, digest=model_digest(folder))
+
+
+def test_no_type_has_two_materializers_and_samples_cover_all_reports():
+    types = [kind for each in ALL for kind in each.ASSOCIATED_TYPES]
+    assert len(set(types)) == len(types)
+    assert set(ReportMaterializer.ASSOCIATED_TYPES) <= set(REPORTS)
+
+
+@pytest.mark.parametrize(
+    "kind", ReportMaterializer.ASSOCIATED_TYPES, ids=lambda kind: kind.__name__
+)
+def test_report_comes_back_exactly(kind, place):
+    report = REPORTS[kind]
+    ReportMaterializer(place).save(report)
+    back = ReportMaterializer(place).load(kind)
+    assert type(back) is kind
+    assert back.model_dump_json() == report.model_dump_json()
+    again = ReportMaterializer(place)
+    assert again.compute_content_hash(back) == again.compute_content_hash(report)
+    json.dumps(again.extract_metadata(back), allow_nan=False)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, 0.1 + 0.2, 5e-324])
+def test_every_float_comes_back_exactly(number, place):
+    values = samples.utility_report().model_dump() | {"perplexity": number}
+    ReportMaterializer(place).save(UtilityReport.model_validate(values))
+    back = ReportMaterializer(place).load(UtilityReport)
+    assert repr(back.perplexity) == repr(number)
+
+
+def test_equal_reports_share_a_hash_and_others_do_not(place):
+    one = ReportMaterializer(place)
+    first, second = (samples.corpus_report(num_read=n) for n in (7, 8))
+    assert one.compute_content_hash(first) != one.compute_content_hash(second)
+
+
+def test_corpus_comes_back_exactly(corpus, place):
+    one = materializers.CorpusMaterializer(place)
+    one.save(corpus)
+    back = materializers.CorpusMaterializer(place).load(type(corpus))
+    assert back == corpus
+    assert back.dataset.features == corpus.dataset.features
+    assert back.dataset.to_list() == corpus.dataset.to_list()
+    assert one.compute_content_hash(back) == one.compute_content_hash(corpus)
+
+
+def test_corpus_hash_sees_one_changed_text(corpus, place):
+    one = materializers.CorpusMaterializer(place)
+    rows = corpus.dataset.to_list()
+    rows[7]["text"] += "."
+    changed = corpus.with_dataset(
+        type(corpus.dataset).from_list(rows, features=corpus.dataset.features)
+    )
+    assert one.compute_content_hash(changed) != one.compute_content_hash(corpus)
+
+
+def test_corpus_of_another_version_is_refused(corpus, place):
+    one = materializers.CorpusMaterializer(place)
+    one.save(corpus)
+    store = Client().active_stack.artifact_store
+    with store.open(f"{place}/corpus.json", "r") as source:
+        head = json.load(source)
+    with store.open(f"{place}/corpus.json", "w") as sink:
+        json.dump(head | {"schema_version": 99}, sink)
+    with pytest.raises(ArtifactError, match="schema_version must be 1, got 99"):
+        one.load(type(corpus))
+
+
+def test_model_comes_back_exactly_and_the_original_stays(bundle, place):
+    one = materializers.ModelBundleMaterializer(place)
+    one.save(bundle)
+    back = materializers.ModelBundleMaterializer(place).load(ModelBundle)
+    assert back.digest == bundle.digest == model_digest(bundle.path)
+    names = {file.name for file in bundle.path.iterdir()}
+    assert {file.name for file in back.path.iterdir()} == names
+    for name in names:
+        assert (back.path / name).read_bytes() == (bundle.path / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "a.pkl", "code.py", "m.pt"])
+def test_model_with_a_file_that_could_be_pickle_is_refused(name, bundle, place):
+    (bundle.path / name).write_bytes(b"x")
+    with pytest.raises(ArtifactError, match=name):
+        materializers.ModelBundleMaterializer(place).save(bundle)
+
+
+@pytest.mark.parametrize("one", ALL)
+def test_type_that_is_not_on_the_table_is_refused(one, place):
+    class Stranger(Report):
+        """Not on any table."""
+
+    for kind in (Stranger, dict, Interval):
+        with pytest.raises(ArtifactError):
+            one(place).load(kind)
+
+
+def test_restricted_artifacts_tell_nothing_of_themselves(corpus, place):
+    secret = canaries()
+    one = ReportMaterializer(place)
+    assert one.save_visualizations(secret) == {}
+    assert one.extract_metadata(secret) == {"restricted": True}
+    told = repr(materializers.CorpusMaterializer(place).extract_metadata(corpus))
+    assert not any(text[:20] in told for text in corpus.dataset["text"])
+    assert not any(unit in told for unit in corpus.dataset["unit_id"])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k for k in ReportMaterializer.ASSOCIATED_TYPES if k in REPORTS],
+    ids=lambda kind: kind.__name__,
+)
+def test_public_report_has_one_page_without_outside_parts(kind, place):
+    pages = ReportMaterializer(place).save_visualizations(REPORTS[kind])
+    store = Client().active_stack.artifact_store
+    for path in pages:
+        with store.open(path, "r") as source:
+            page = source.read()
+        assert 'src="http' not in page
+        assert "<script src" not in page
+
+
+def test_metadata_of_a_report_is_its_own_short_values(place):
+    told = ReportMaterializer(place).extract_metadata(samples.corpus_report())
+    assert "fingerprint" in told
+    assert "validation" not in told
+    assert type(REPORTS[CorpusReport]) is CorpusReport

@@ -1,0 +1,369 @@
+"""The real pipeline on the real local stack, from text to promoted and refused."""
+
+import json
+import math
+
+import mlflow
+import pytest
+import yaml
+from zenml.client import Client
+from zenml.enums import ExecutionStatus, ModelStages
+
+from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.attacks.canaries import CanarySet
+from dptune.data.corpus import Corpus
+from dptune.gates.decision import GateDecision
+from dptune.models.bundle import ModelBundle
+from dptune.privacy import Notion
+from dptune.recipes import RunPlan
+from dptune.reports.card import PrivacyCard
+from dptune.results import (
+    ChampionReport,
+    CorpusReport,
+    DetectionReport,
+    ExposureReport,
+    MembershipReport,
+    RedactionReport,
+    RegisteredVersion,
+    StageReport,
+    UtilityReport,
+)
+from steps import _registry, _tracking
+
+from .conftest import TINY
+from .scanning import (
+    Needles,
+    canary_strings,
+    files,
+    is_pickle,
+    is_restricted,
+    leaks,
+    personal_strings,
+)
+
+MODEL = "tiny-assistant"
+OUTPUTS = {
+    "ingest": {"corpus": Corpus, "corpus_report": CorpusReport},
+    "plant_canaries": {"planted_corpus": Corpus, "canaries": CanarySet},
+    "detect": {"labelled_corpus": Corpus, "detection": DetectionReport},
+    "score": {"sensitivity": None},
+    "redact": {"redacted_corpus": Corpus, "redaction": RedactionReport},
+    "prepare_model": {"base_model": ModelBundle},
+    "calibrate": {"plan": RunPlan, "empty_ledger": PrivacyLedger},
+    "attack": {
+        "exposure": ExposureReport,
+        "membership": MembershipReport,
+        "utility": UtilityReport,
+    },
+    "register": {"version": RegisteredVersion},
+    "measure_champion": {"champion": ChampionReport},
+    "gate": {"decision": GateDecision, "privacy_card": PrivacyCard},
+    "promote": {"promoted": bool},
+}
+STAGE = {"model": ModelBundle, "ledger": PrivacyLedger, "stage_report": StageReport}
+STAGES = {
+    "jft": ("redacted_finetune", "private_finetune"),
+    "no_dp": ("finetune",),
+}
+CACHED = {
+    "ingest",
+    "plant_canaries",
+    "detect",
+    "score",
+    "redact",
+    "prepare_model",
+    "calibrate",
+    "attack",
+}
+
+
+def output(run, step, name):
+    return run.steps[step].outputs[name][0].load()
+
+
+@pytest.fixture(scope="module")
+def needles(trained):
+    data = yaml.safe_load(TINY.read_text())["data"]["source"]
+    canaries = output(trained["jft"].run, "plant_canaries", "canaries")
+    strings = personal_strings(num_records=data["num_records"], seed=data["seed"])
+    assert len(strings) > 500
+    return Needles(strings | canary_strings(canaries))
+
+
+# what ran
+
+
+@pytest.mark.parametrize("recipe", STAGES)
+def test_every_step_ran_and_left_what_its_type_says(trained, recipe):
+    run = trained[recipe].run
+    expected = OUTPUTS | {f"train_{stage}": STAGE for stage in STAGES[recipe]}
+    assert run.status is ExecutionStatus.COMPLETED
+    assert set(run.steps) == set(expected)
+    for step, outputs in expected.items():
+        assert set(run.steps[step].outputs) == set(outputs)
+        for name, kind in outputs.items():
+            value = output(run, step, name)
+            assert kind is None or type(value) is kind
+
+
+def test_verdicts_follow_from_the_claims(trained):
+    codes = {name: one.code for name, one in trained.items()}
+    assert codes == {"jft": 0, "no_dp": 1, "again": 0}
+    decision = output(trained["no_dp"].run, "gate", "decision")
+    assert decision.outcome == "BLOCK"
+    assert {"budget", "claim_status"} <= {c.name for c in decision.failed()}
+
+
+def test_outputs_tell_the_verdict_and_what_to_do_next(trained, project):
+    assert "refused" in trained["no_dp"].output
+    for name in ("jft", "no_dp"):
+        assert "python run.py status" in trained[name].output
+        assert "Traceback" not in trained[name].output
+    assert len(list((project.home / "reports").glob("*.html"))) == 2
+
+
+def test_ledger_pays_for_every_noisy_step_of_the_plan(trained):
+    run = trained["jft"].run
+    plan = output(run, "calibrate", "plan")
+    ledger = output(run, "train_private_finetune", "ledger")
+    paid = sum(e.num_steps for e in ledger.entries if e.noise_multiplier)
+    assert paid == plan.stages[1].num_steps
+    (selective,) = (
+        c for c in ledger.certificates(1e-4) if c.notion is Notion.SELECTIVE
+    )
+    assert selective.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
+    assert selective.epsilon <= plan.target_epsilon
+    assert selective.status == "conditional"
+
+
+def test_ledger_artifact_is_what_the_journals_hold(trained, project):
+    ledger = output(trained["jft"].run, "train_private_finetune", "ledger")
+    journals = [
+        LedgerJournal(path).read().entries
+        for path in (project.home / "runs").glob("*/ledger.jsonl")
+    ]
+    assert len(journals) == 3
+    jft = [e for entries in journals for e in entries if e.recipe == "jft"]
+    assert sorted(e.model_dump_json() for e in jft) == sorted(
+        e.model_dump_json() for e in ledger.entries
+    )
+
+
+# run again
+
+
+def test_second_run_trains_nothing_and_is_charged_nothing(trained):
+    first, second = trained["jft"].run, trained["again"].run
+    for stage in STAGES["jft"]:
+        step = f"train_{stage}"
+        assert output(first, step, "ledger") == output(second, step, "ledger")
+        assert (
+            output(first, step, "model").digest == output(second, step, "model").digest
+        )
+        assert second.steps[step].status is ExecutionStatus.COMPLETED
+
+
+def test_second_run_answers_from_the_cache_all_but_verdicts(trained):
+    steps = trained["again"].run.steps
+    cached = {n for n, s in steps.items() if s.status is ExecutionStatus.CACHED}
+    assert cached == CACHED
+
+
+def test_recipes_meet_the_same_corpus_canaries_and_base_model(trained):
+    steps = trained["no_dp"].run.steps
+    for name in ("ingest", "plant_canaries", "detect", "prepare_model"):
+        assert steps[name].status is ExecutionStatus.CACHED
+
+
+def test_second_run_keeps_the_version(trained):
+    first = output(trained["jft"].run, "register", "version")
+    second = output(trained["again"].run, "register", "version")
+    assert first == second
+    assert set(_versions()) == {"1", "2"}
+
+
+def _versions():
+    _tracking.connect()
+    return {str(version.version): version for version in _tracking.versions(MODEL)}
+
+
+# registries and metadata
+
+
+def test_registries_agree_after_the_runs(trained):
+    assert {n: _tracking.outcome_of(v) for n, v in _versions().items()} == {
+        "1": "PASS",
+        "2": "BLOCK",
+    }
+    assert _tracking.alias(MODEL, "champion") == "1"
+    assert _tracking.alias(MODEL, "challenger") == "2"
+    assert _production() == {"v1"}
+    assert _registry.mend(MODEL) == []
+
+
+def _production():
+    return {
+        twin.name
+        for twin in Client()
+        .list_model_versions(model=MODEL, stage=ModelStages.PRODUCTION)
+        .items
+    }
+
+
+def test_refused_version_keeps_the_reason(trained):
+    assert "epsilon" in _tracking.reason_of(_versions()["2"])
+
+
+@pytest.mark.parametrize(
+    ("wish", "recipes"),
+    [
+        ("metrics.epsilon_selective_replace_one <= 8", {"jft"}),
+        ("metrics.epsilon_selective_replace_one > 8", set()),
+        ("params.epsilon_selective_replace_one = 'inf'", {"no_dp"}),
+        ("metrics.delta <= 0.0001", {"jft", "no_dp"}),
+        ("metrics.perplexity < 100000", {"jft", "no_dp"}),
+    ],
+)
+def test_epsilon_can_be_searched_in_mlflow(trained, wish, recipes):
+    _tracking.connect()
+    experiments = [e.experiment_id for e in mlflow.search_experiments()]
+    found = mlflow.search_logged_models(
+        experiments, filter_string=wish, output_format="list"
+    )
+    assert {model.params["recipe"] for model in found} == recipes
+
+
+def test_zenml_metadata_tells_verdict_and_epsilon(trained):
+    for name, verdict in (("jft", "PASS"), ("no_dp", "BLOCK")):
+        steps = trained[name].run.steps
+        assert steps["gate"].run_metadata["gate"] == verdict
+        claims = [k for k in steps["register"].run_metadata if k.startswith("epsilon")]
+        assert len(claims) >= 3
+    twin = Client().get_model_version(MODEL, "v1")
+    assert twin.run_metadata["gate"] == "PASS"
+
+
+def test_every_public_report_has_a_page_and_no_restricted_one_has(trained):
+    for step in trained["jft"].run.steps.values():
+        for name, (artifact,) in step.outputs.items():
+            restricted = name == "canaries" or name.split("_")[-1] == "corpus"
+            if restricted or "model" in name:
+                assert not artifact.visualizations, name
+            else:
+                assert artifact.visualizations, name
+
+
+def test_evidence_of_a_version_is_of_its_own_weights(trained):
+    for number, version in _versions().items():
+        dossier = json.loads(_tracking.read_evidence(MODEL, number))
+        assert dossier["model_digest"] == version.tags["dptune.digest"]
+        kept = _tracking.read_file(MODEL, number, "decision.json")
+        decision = GateDecision.model_validate_json(kept)
+        assert decision.decision_hash == version.tags["dptune.decision_hash"]
+        assert MODEL in _tracking.read_file(MODEL, number, "privacy_card.md")
+
+
+# what lies on the disk
+
+
+def test_no_file_is_a_pickle(trained, project):
+    found = list(files(project.home))
+    assert len(found) > 80
+    assert [str(path) for path in found if is_pickle(path)] == []
+
+
+def test_personal_data_lie_in_the_restricted_artifacts_only(trained, project, needles):
+    project.run("status")
+    assert leaks(needles, project.home, project.outside) == {}
+
+
+def test_restricted_artifacts_are_where_the_scan_looks_away(trained, project, needles):
+    restricted = [path for path in files(project.home) if is_restricted(path)]
+    assert len(restricted) >= 8
+    assert any(needles.found_in(path.read_bytes()) for path in restricted)
+
+
+# commands on the finished project
+
+
+def test_status_shows_champion_spending_and_runs(trained, project):
+    code, text = project.run("status")
+    assert code == 0
+    for words in (MODEL, "champion", "challenger", "jft", "no_dp", "∞", "completed"):
+        assert words in text
+
+
+def test_gate_decides_again_from_the_evidence(trained, project):
+    policy = project.outside / "policy.yaml"
+    policy.write_text(yaml.safe_dump(yaml.safe_load(TINY.read_text())["gate"]))
+    for version, expected in (("1", 0), ("2", 1)):
+        command = ("gate", MODEL, "--version", version, "--policy", policy)
+        assert project.run(*command)[0] == expected
+    assert _tracking.alias(MODEL, "champion") == "1"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("gate", "nobody"), "tiny-assistant"),
+        (("gate", MODEL, "--version", "77"), "registered version"),
+        (("gate", MODEL, "--policy", "lax"), "must be one of"),
+        (("promote", MODEL, "--version", "77"), "registered version"),
+        (("promote", "nobody", "--version", "1"), "registered version"),
+        (("rollback", MODEL), "earlier champion"),
+        (("rollback", MODEL, "--to", "2"), "earlier champion"),
+        (("rollback", "nobody"), "tiny-assistant"),
+    ],
+)
+def test_impossible_registry_commands_exit_2_and_move_nothing(
+    trained, project, command, says
+):
+    code, text = project.run(*command)
+    assert (code, _tracking.alias(MODEL, "champion")) == (2, "1")
+    assert says in " ".join(text.split())
+    assert "Traceback" not in text
+
+
+def test_promoting_a_refused_version_needs_a_reason_that_is_kept(trained, project):
+    assert project.run("promote", MODEL, "--version", "2")[0] == 1
+    assert _tracking.alias(MODEL, "champion") == "1"
+    reason = "release manager accepts it"
+    command = ("promote", MODEL, "--version", "2", "--override", reason)
+    assert project.run(*command)[0] == 0
+    assert (_tracking.alias(MODEL, "champion"), _production()) == ("2", {"v2"})
+    assert f"override: {reason}" in _tracking.history(MODEL)[-1]["reason"]
+
+
+def test_rollback_returns_to_the_last_champion_in_both_registries(trained, project):
+    assert project.run("rollback", MODEL, "--reason", "leak")[0] == 0
+    assert (_tracking.alias(MODEL, "champion"), _production()) == ("1", {"v1"})
+    last = _tracking.history(MODEL)[-1]
+    assert (last["action"], last["version"], last["reason"]) == (
+        "rollback",
+        "1",
+        "leak",
+    )
+
+
+def test_registries_that_disagree_are_mended(trained, project):
+    twin = Client().get_model_version(MODEL, "v2")
+    Client().update_model_version(
+        twin.model.id, twin.id, stage=ModelStages.PRODUCTION.value, force=True
+    )
+    assert _production() == {"v2"}
+    assert len(_registry.mend(MODEL)) == 2
+    assert _production() == {"v1"}
+    assert _registry.mend(MODEL) == []
+
+
+def test_refusal_of_the_champion_itself_moves_nothing(trained, project):
+    assert project.run("gate", MODEL, "--version", "1", "--policy", "default")[0] == 1
+    assert _tracking.alias(MODEL, "champion") == "1"
+
+
+def test_infinite_numbers_are_no_metric(trained):
+    client = _tracking.connect()
+    for version in _versions().values():
+        run = client.get_run(version.run_id)
+        assert all(math.isfinite(value) for value in run.data.metrics.values())
