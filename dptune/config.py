@@ -19,7 +19,7 @@ from dptune.data.source import DataSource
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError, Problem
 from dptune.gates.policy import GatePolicy
-from dptune.models.source import ModelSource
+from dptune.models.source import HubSource, ModelSource, PathSource
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.redaction.operators import Operator
@@ -103,6 +103,16 @@ class ModelSettings(_Settings):
     max_tokens: int = Field(ge=8, le=131_072)
     max_sequences_per_unit: int = Field(default=8, ge=1, le=4096)
     pretraining: "PretrainingSettings | None" = None
+
+    def describe(self: Self) -> str:
+        """Name the base model in one line, without machine paths."""
+        match self.source:
+            case HubSource():
+                return f"{self.source.id}, revision {self.source.revision}"
+            case PathSource():
+                return f"directory {self.source.path}"
+        public = "public text" if self.pretraining else "random weights"
+        return f"GPT-2 architecture of {self.source.num_layers} layers, {public}"
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:

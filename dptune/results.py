@@ -64,6 +64,7 @@ class CorpusReport(Report):
     privacy_unit: str
     ids_are_content_hashes: bool = False
     deduplicated: bool = True
+    redaction: str = ""
     validation: ValidationReport
 
 

@@ -40,7 +40,7 @@ def register(
     """Return the version; weights that are registered already keep theirs."""
     dossier = Dossier.of(
         model_digest=model.digest,
-        base_model=config.model.source.kind,
+        base_model=config.model.describe(),
         recipe=config.recipe,
         plan=plan,
         ledger=ledger,

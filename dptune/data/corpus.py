@@ -46,6 +46,11 @@ class Corpus:
         """Return another view of the same corpus: its fingerprint and report stay."""
         return Corpus(dataset=dataset, fingerprint=self.fingerprint, report=self.report)
 
+    def redacted(self, dataset: datasets.Dataset, *, operator: str) -> "Corpus":
+        """Return the redacted view, which knows how it was made."""
+        report = self.report.model_copy(update={"redaction": operator})
+        return Corpus(dataset=dataset, fingerprint=self.fingerprint, report=report)
+
     def split(self, name: str) -> datasets.Dataset:
         """Return the records of one split, in order; empty if there is none."""
         rows = [i for i, split in enumerate(self.dataset["split"]) if split == name]

@@ -4,7 +4,11 @@ from dptune.accounting.assumptions import Assumption
 from dptune.accounting.ledger import DataView, LedgerEntry
 from dptune.privacy import PrivacyUnit
 from dptune.recipes import StagePlan, View
+from dptune.redaction.operators import Operator
 from dptune.results import CorpusReport
+
+HIDING_OPERATORS = frozenset({Operator.MASK.value, Operator.DELETE.value})
+"""Redactions whose result does not depend on the value of what was found."""
 
 _ALWAYS = (
     Assumption.PUBLIC_HYPERPARAMETERS,
@@ -54,16 +58,17 @@ def assumptions_of(corpus: CorpusReport, view: View) -> tuple[Assumption, ...]:
 
     Deduplication here reads the original text, so a corpus that was deduplicated cannot
     assume that it read redacted text only: its redacted view is then charged like the
-    original one. The same holds where records are known by hashes of their text.
+    original one. The same holds where records are known by hashes of their text, and
+    where the redaction leaves something of a secret's value: its type, which a detector
+    reads off the value, or a number that tells which secrets are equal.
     """
     found = list(_ALWAYS)
     if corpus.deduplicated:
         found.append(Assumption.DEDUPLICATED_CORPUS)
     if view is View.REDACTED:
-        found += [
-            Assumption.DETECTOR_RECALL_IS_ONE,
-            Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS,
-        ]
+        found.append(Assumption.DETECTOR_RECALL_IS_ONE)
+        if corpus.redaction in HIDING_OPERATORS:
+            found.append(Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS)
         if not corpus.deduplicated and not corpus.ids_are_content_hashes:
             found.append(Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY)
     return tuple(found)

@@ -6,10 +6,14 @@ another policy or beside another champion, without any training artifact.
 
 import importlib.metadata
 
+import dp_accounting
+
 from dptune import __version__
 from dptune.accounting.certificates import Certificate
+from dptune.accounting.events import mechanism_counts
 from dptune.accounting.groups import group_epsilon
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.dpsgd.sampling import PoissonSampler
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.gates.evidence import ClaimEvidence, Evidence
@@ -130,7 +134,6 @@ class Dossier(Report):
         self, version: RegisteredVersion, decision: GateDecision | None
     ) -> PrivacyCard:
         """Return the privacy card of the registered version."""
-        sampling = "Poisson over privacy units, noisy stages only"
         return build_card(
             model_name=version.model_name,
             model_version=version.version,
@@ -139,8 +142,8 @@ class Dossier(Report):
             recipe=self.recipe,
             privacy_unit=PrivacyUnit(self.corpus.privacy_unit),
             certificates=self.certificates,
-            sampling_assumed=sampling,
-            sampling_actual=sampling,
+            sampling_assumed=self._sampling_assumed(),
+            sampling_actual=self._sampling_actual(),
             fixed_seed=any(entry.fixed_seed for entry in self.ledger.entries),
             deduplicated=self.corpus.deduplicated,
             data_fingerprint=self.corpus.fingerprint,
@@ -152,6 +155,27 @@ class Dossier(Report):
             utility=self.utility,
             decision=decision,
             dependency_versions=self.dependency_versions,
+        )
+
+    def _sampling_assumed(self) -> str:
+        """Read off the ledger's events what the accountant took sampling to be."""
+        events = [e.dp_event for e in self.ledger.entries if e.noise_multiplier]
+        kinds = {
+            type(mechanism) is dp_accounting.PoissonSampledDpEvent
+            for event in events
+            if event is not None
+            for mechanism, _ in mechanism_counts(event)
+        }
+        return _sampling(kinds)
+
+    def _sampling_actual(self) -> str:
+        """Ask the plans that trained which sampler they make."""
+        private = [stage for stage in self.plan.stages if stage.settings.private]
+        return _sampling(
+            {
+                type(stage.training_plan().sampler(stage.num_units)) is PoissonSampler
+                for stage in private
+            }
         )
 
     def _claim(self, certificate: Certificate) -> ClaimEvidence:
@@ -183,3 +207,10 @@ class Dossier(Report):
             delta=self.plan.target_delta,
             relation=self.plan.relation,
         )
+
+
+def _sampling(poisson: set[bool]) -> str:
+    """Name the sampling of the noisy stages, given whether each is Poisson."""
+    if not poisson:
+        return "no noisy stage"
+    return "Poisson over privacy units" if poisson == {True} else "not Poisson"

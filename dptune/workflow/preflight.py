@@ -13,6 +13,7 @@ from dptune.models.check import check_source
 from dptune.privacy import Notion
 from dptune.recipes import Recipe, RunPlan, plan_run
 from dptune.results import CorpusReport
+from dptune.workflow.charging import HIDING_OPERATORS
 from dptune.workflow.device import pick_device
 from dptune.workflow.ingestion import read_corpus
 from dptune.workflow.preparation import read_public
@@ -100,6 +101,15 @@ def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
                 "would depend on their secrets.",
                 next_step="Set it, and drop_near_duplicates, to false; or deduplicate "
                 "the source on its redacted text.",
+            )
+        )
+    if config.redaction.operator.value not in HIDING_OPERATORS:
+        problems.append(
+            Problem(
+                path="redaction.operator",
+                message="must be mask or delete for a selective guarantee: types and "
+                f"numbers depend on the secrets, got {config.redaction.operator}.",
+                next_step="Use mask, whose loss is ignored.",
             )
         )
     if corpus.ids_are_content_hashes:

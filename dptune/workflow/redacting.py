@@ -37,7 +37,7 @@ def redact_corpus(
                 for expectation in failed
             ]
         )
-    return corpus.with_dataset(redacted), report
+    return corpus.redacted(redacted, operator=operator.value), report
 
 
 def _masked_share(corpus: Corpus) -> float:
