@@ -1,0 +1,87 @@
+"""A corpus of a few dozen records, a tiny model on disk, and plans for it."""
+
+import pytest
+
+from dptune.config import PerformanceSettings
+from dptune.data.corpus import build_corpus
+from dptune.data.source import SyntheticSource
+from dptune.models.bundle import ModelBundle
+from dptune.models.loading import load_model, model_digest
+from dptune.models.saving import save_model
+from dptune.models.source import ArchitectureSource
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from dptune.recipes import Recipe, plan_run
+from dptune.workflow.training import StageInputs
+
+PERFORMANCE = PerformanceSettings(physical_batch_size=8, block_size=2, device="cpu")
+
+
+@pytest.fixture(scope="package")
+def corpus():
+    return build_corpus(
+        SyntheticSource(num_records=40, seed=2),
+        privacy_unit=PrivacyUnit.RECORD,
+        drop_exact_duplicates=False,
+    )
+
+
+@pytest.fixture(scope="package")
+def bundle(tmp_path_factory):
+    source = ArchitectureSource(
+        kind="architecture",
+        num_layers=1,
+        num_heads=2,
+        hidden_size=16,
+        max_tokens=32,
+        vocab_size=258,
+        tokenizer={"kind": "trained"},
+    )
+    loaded = load_model(source)
+    folder = tmp_path_factory.mktemp("base") / "model"
+    save_model(loaded.model, loaded.tokenizer, folder)
+    return ModelBundle(path=folder, digest=model_digest(folder))
+
+
+def stage(**changes):
+    """A noisy stage of five steps on the corpus of this folder."""
+    return {
+        "name": "private",
+        "view": "original",
+        "epochs": 1.25,
+        "expected_batch_size": 8,
+        "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        "clipping": {"max_grad_norm": 0.5},
+        "noise": {"noise_multiplier": 1.0},
+    } | changes
+
+
+def run_plan(*stages, num_units):
+    recipe = Recipe.model_validate({"name": "r", "title": "R", "stages": stages})
+    return plan_run(
+        recipe,
+        num_units=num_units,
+        notion=Notion.RECORD,
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        target_epsilon=None,
+        target_delta=1e-3,
+    )
+
+
+@pytest.fixture
+def make_inputs(corpus, bundle):
+    """Inputs of one stage; `units` other than the corpus has are a mistake."""
+
+    def make(units=None, seed=None, max_tokens=24, **changes):
+        count = units or corpus.report.num_units["train"]
+        plan = run_plan(stage(**changes), num_units=count)
+        return StageInputs(
+            model=bundle,
+            corpus=corpus,
+            plan=plan.stages[0],
+            recipe="r",
+            max_tokens=max_tokens,
+            max_sequences_per_unit=8,
+            seed=seed,
+        )
+
+    return make

@@ -1,0 +1,107 @@
+"""No entry takes for granted what is not so; it then costs what it would unmasked."""
+
+import math
+
+import pytest
+
+from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.privacy import Notion
+from dptune.recipes import View
+from dptune.workflow.charging import assumptions_of, stage_entry
+
+from .conftest import run_plan, stage
+
+PLAIN = {"clipping": None, "noise": None}
+
+
+@pytest.fixture
+def report(corpus):
+    """A corpus of which everything holds that a selective claim needs."""
+    return corpus.report.model_copy(
+        update={
+            "deduplicated": False,
+            "ids_are_content_hashes": False,
+            "redaction": "mask",
+        }
+    )
+
+
+def entry(report, **changes):
+    plan = run_plan(stage(**changes), num_units=32).stages[0]
+    return stage_entry(report, plan, recipe="r", num_steps=5, fixed_seed=False)
+
+
+def selective(*entries):
+    ledger = PrivacyLedger(entries=entries)
+    return ledger.certificate(Notion.SELECTIVE, delta=1e-3)
+
+
+def test_redacted_stage_costs_no_selective_epsilon(report):
+    certificate = selective(entry(report, view="redacted", **PLAIN), entry(report))
+    assert math.isfinite(certificate.epsilon)
+    assert certificate.status == "conditional"
+    assert set(REDACTED_VIEW_ASSUMPTIONS) <= set(certificate.assumptions)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"deduplicated": True},
+        {"ids_are_content_hashes": True},
+        {"redaction": "numbered"},
+        {"redaction": "typed"},
+        {"redaction": ""},
+    ],
+    ids=str,
+)
+def test_anything_that_reads_secrets_makes_the_redacted_stage_cost_everything(
+    report, spoiled
+):
+    bad = report.model_copy(update=spoiled)
+    certificate = selective(entry(bad, view="redacted", **PLAIN), entry(bad))
+    assert certificate.epsilon == math.inf
+    assert certificate.status == "none"
+
+
+def test_deduplicated_corpus_is_named_and_never_assumed_away(report):
+    bad = report.model_copy(update={"deduplicated": True})
+    found = assumptions_of(bad, View.REDACTED)
+    assert Assumption.DEDUPLICATED_CORPUS in found
+    assert Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY not in found
+
+
+def test_original_view_assumes_nothing_of_the_detector(report):
+    assert not set(assumptions_of(report, View.ORIGINAL)) & {*REDACTED_VIEW_ASSUMPTIONS}
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_what_is_always_public_is_always_named(report, view):
+    always = {
+        Assumption.PUBLIC_HYPERPARAMETERS,
+        Assumption.NUM_UNITS_IS_PUBLIC,
+        Assumption.BASE_MODEL_IS_PUBLIC,
+    }
+    assert always <= set(assumptions_of(report, view))
+
+
+def test_plain_stage_on_original_text_costs_everything_under_every_notion(report):
+    ledger = PrivacyLedger(entries=(entry(report, **PLAIN),))
+    assert all(c.epsilon == math.inf for c in ledger.certificates(1e-3))
+
+
+def test_noise_of_a_plain_stage_is_not_invented(report):
+    plain = entry(report, **PLAIN)
+    assert (plain.noise_multiplier, plain.sample_rate) == (None, None)
+    assert not plain.fixed_seed
+
+
+def test_entry_pays_for_its_block_only(report):
+    plan = run_plan(stage(), num_units=32).stages[0]
+    parts = [
+        stage_entry(report, plan, recipe="r", num_steps=n, fixed_seed=False)
+        for n in (2, 3)
+    ]
+    (whole, *_) = PrivacyLedger(entries=(entry(report),)).certificates(1e-3)
+    (split, *_) = PrivacyLedger(entries=tuple(parts)).certificates(1e-3)
+    assert split.epsilon == pytest.approx(whole.epsilon, rel=1e-9)

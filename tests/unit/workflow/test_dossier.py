@@ -1,0 +1,115 @@
+"""A dossier restates its reports for gate and card, and nothing else."""
+
+import pytest
+
+from dptune.errors import ArtifactError
+from dptune.gates.decision import decide
+from dptune.gates.policy import GatePolicy
+from dptune.privacy import Notion
+from dptune.reports.card import render_html, render_markdown
+from dptune.results import ChampionReport, Interval
+from dptune.workflow.dossier import Dossier
+from tests.unit.reports import samples
+
+
+@pytest.fixture
+def make_dossier():
+    def make(**changes):
+        values = {
+            "model_digest": samples.MODEL,
+            "base_model": "gpt2",
+            "recipe": samples.recipe(),
+            "plan": samples.run_plan(),
+            "ledger": samples.jft_ledger(),
+            "corpus": samples.corpus_report(),
+            "detection": samples.detection_report(),
+            "redaction": samples.redaction_report(),
+            "exposure": samples.exposure_report(),
+            "membership": samples.membership_report(),
+            "utility": samples.utility_report(),
+            "champion": ChampionReport(),
+        }
+        return Dossier.of(**(values | changes))
+
+    return make
+
+
+def test_dossier_comes_back_exactly_from_json(make_dossier):
+    dossier = make_dossier()
+    text = dossier.model_dump_json()
+    back = Dossier.model_validate_json(text)
+    assert back.model_dump_json() == text
+
+
+def test_every_certificate_becomes_a_claim(make_dossier):
+    dossier = make_dossier()
+    claims = dossier.evidence(None).claims
+    assert [(c.notion, c.relation, c.epsilon, c.status) for c in claims] == [
+        (c.notion, c.relation, c.epsilon, c.status) for c in dossier.certificates
+    ]
+    assert all(claim.model_digest == samples.MODEL for claim in claims)
+
+
+def test_missing_rate_reaches_the_gate_by_its_upper_bound(make_dossier):
+    interval = Interval(low=0.0, high=0.037, confidence=0.95)
+    detection = samples.detection_report(
+        missing_rate=0.001, missing_rate_interval=interval
+    )
+    claims = make_dossier(detection=detection).evidence(None).claims
+    assert {(c.missing_rate, c.missing_rate_upper) for c in claims} == {(0.001, 0.037)}
+
+
+@pytest.mark.parametrize(("upper", "passes"), [(0.009, True), (0.011, False)])
+def test_gate_decides_on_the_upper_bound(make_dossier, upper, passes):
+    interval = Interval(low=0.0, high=upper, confidence=0.95)
+    detection = samples.detection_report(
+        missing_rate=0.001, missing_rate_interval=interval
+    )
+    policy = GatePolicy(
+        notion="selective",
+        max_epsilon=1000,
+        max_delta=0.5,
+        accepted_statuses=("certified", "conditional"),
+        max_missing_rate=0.01,
+        require_dataset_budget=False,
+    )
+    decision = decide(make_dossier(detection=detection).evidence(None), policy)
+    (status,) = (c for c in decision.criteria if c.name == "claim_status")
+    assert (status.verdict == "PASS") is passes
+
+
+def test_certificate_that_is_not_there_is_an_error(make_dossier):
+    dossier = make_dossier()
+    assert dossier.certificate(Notion.SELECTIVE).notion is Notion.SELECTIVE
+    with pytest.raises(ArtifactError, match="local"):
+        dossier.certificate(Notion.LOCAL)
+
+
+def test_card_names_model_claims_and_packages(make_dossier):
+    dossier = make_dossier()
+    card = dossier.card(samples.registered_version(), samples.gate_decision())
+    text = render_markdown(card)
+    for word in ("torch", "dp-accounting", dossier.base_model):
+        assert word in text
+    assert render_html(card).lstrip().startswith("<!")
+
+
+def test_infinite_epsilon_survives_storage(make_dossier):
+    dossier = make_dossier()
+    back = Dossier.model_validate_json(dossier.model_dump_json())
+    assert back.certificate(Notion.RECORD).epsilon == float("inf")
+
+
+def beside(dossier, other):
+    evidence = dossier.evidence(other)
+    return evidence.champion_digest, evidence.champion_utility
+
+
+def test_champion_is_compared_on_this_runs_records(make_dossier):
+    own = samples.utility_report(model_digest=samples.BASE, perplexity=11.0)
+    here = samples.utility_report(model_digest=samples.BASE, perplexity=22.0)
+    champion = make_dossier(model_digest=samples.BASE, utility=own)
+    measured = ChampionReport(model_digest=samples.BASE, utility=here)
+    assert beside(make_dossier(champion=measured), champion) == (samples.BASE, here)
+    assert beside(make_dossier(), champion) == (samples.BASE, own)
+    assert beside(make_dossier(champion=measured), None) == (None, None)

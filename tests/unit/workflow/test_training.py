@@ -1,0 +1,239 @@
+"""A stage is charged before its noise, once per noise, and never for an answer."""
+
+import pytest
+
+from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.dpsgd import step as dpsgd_step
+from dptune.errors import PrivacyError
+from dptune.models.loading import load_model, model_digest
+from dptune.workflow import training
+from dptune.workflow.spending import spending
+from dptune.workflow.training import run_stage
+
+from .conftest import PERFORMANCE
+
+EMPTY = PrivacyLedger()
+
+
+def run(inputs, folder, **changes):
+    settings = {"folder": folder, "performance": PERFORMANCE} | changes
+    return run_stage(inputs, EMPTY, **settings)
+
+
+def paid(outcome):
+    return sum(entry.num_steps for entry in outcome.ledger.entries)
+
+
+def test_stage_leaves_model_ledger_and_report(make_inputs, bundle, tmp_path):
+    inputs = make_inputs()
+    outcome = run(inputs, tmp_path)
+    assert inputs.plan.num_steps == 5
+    assert [e.num_steps for e in outcome.ledger.entries] == [2, 2, 1]
+    assert outcome.bundle.digest == model_digest(outcome.bundle.path) != bundle.digest
+    assert outcome.report.num_steps == 5
+    assert outcome.report.resumed_from_step is None
+
+
+def test_entries_are_those_of_the_plan(make_inputs, tmp_path):
+    inputs = make_inputs()
+    for entry in run(inputs, tmp_path).ledger.entries:
+        assert entry.noise_multiplier == inputs.plan.noise_multiplier
+        assert entry.sample_rate == inputs.plan.sample_rate
+        assert entry.max_grad_norm == 0.5
+        assert entry.data_fingerprint == inputs.corpus.fingerprint
+        assert not entry.fixed_seed
+
+
+def charged_before_noise(make_inputs, tmp_path, monkeypatch):
+    """Steps that the journal on disk paid for, when each noisy gradient was made."""
+    inputs = make_inputs()
+    journal = tmp_path / inputs.key() / "ledger.jsonl"
+    seen = []
+    source = dpsgd_step.PrivateGradients.compute
+
+    def watch(self, *arguments, **keywords):
+        entries = LedgerJournal(journal).read().entries
+        seen.append(sum(entry.num_steps for entry in entries))
+        return source(self, *arguments, **keywords)
+
+    monkeypatch.setattr(dpsgd_step.PrivateGradients, "compute", watch)
+    run(inputs, tmp_path)
+    return seen
+
+
+def test_journal_on_disk_pays_before_every_noise(make_inputs, tmp_path, monkeypatch):
+    seen = charged_before_noise(make_inputs, tmp_path, monkeypatch)
+    assert len(seen) == 5
+    assert all(paid_for > step for step, paid_for in enumerate(seen))
+
+
+def test_journal_that_is_written_late_is_caught(make_inputs, tmp_path, monkeypatch):
+    late = []
+    charge = LedgerJournal.charge
+
+    def twin(self, entry):
+        if late:
+            charge(self, late.pop())
+        late.append(entry)
+
+    monkeypatch.setattr(LedgerJournal, "charge", twin)
+    seen = charged_before_noise(make_inputs, tmp_path, monkeypatch)
+    assert not all(paid_for > step for step, paid_for in enumerate(seen))
+
+
+def test_finished_stage_is_answered_without_a_charge(make_inputs, tmp_path):
+    first = run(make_inputs(), tmp_path)
+    steps = []
+    second = run(make_inputs(), tmp_path, on_step=steps.append)
+    assert steps == []
+    assert second.ledger == first.ledger
+    assert second.bundle == first.bundle
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 3},
+        {"max_tokens": 20},
+        {"epochs": 1.5},
+        {"noise": {"noise_multiplier": 1.1}},
+        {"clipping": {"max_grad_norm": 0.6}},
+        {"optimizer": {"name": "sgd", "learning_rate": 0.2}},
+    ],
+)
+def test_anything_that_changes_the_result_is_another_stage(make_inputs, change):
+    assert make_inputs(**change).key() != make_inputs().key()
+
+
+def test_one_changed_text_is_another_stage(make_inputs, corpus):
+    inputs = make_inputs()
+    rows = corpus.dataset.to_list()
+    index = next(i for i, row in enumerate(rows) if row["split"] == "train")
+    rows[index]["text"] += "."
+    features = corpus.dataset.features
+    changed = type(corpus.dataset).from_list(rows, features=features)
+    other = make_inputs()
+    object.__setattr__(other, "corpus", corpus.with_dataset(changed))
+    assert other.key() != inputs.key()
+
+
+def test_speed_settings_are_the_same_stage(make_inputs, tmp_path):
+    first = run(make_inputs(), tmp_path)
+    other = PERFORMANCE.model_copy(update={"physical_batch_size": 16, "block_size": 9})
+    second = run(make_inputs(), tmp_path, performance=other)
+    assert second.bundle == first.bundle
+    assert second.ledger == first.ledger
+
+
+def test_retraining_claims_its_own_cost_and_the_first_charge_stays_spent(
+    make_inputs, tmp_path
+):
+    first = run(make_inputs(), tmp_path)
+    second = run(make_inputs(), tmp_path, retrain=True)
+    assert second.bundle.digest != first.bundle.digest
+    assert (paid(first), paid(second)) == (5, 5)
+    (spent,) = spending(tmp_path)
+    assert (spent.num_stages, spent.num_steps) == (2, 10)
+
+
+def test_killed_retraining_never_answers_with_the_first_model(make_inputs, tmp_path):
+    first = run(make_inputs(), tmp_path)
+    with pytest.raises(Killed):
+        run(make_inputs(), tmp_path, retrain=True, on_step=kill_at(1))
+    second = run(make_inputs(), tmp_path)
+    assert second.bundle.digest != first.bundle.digest
+    (spent,) = spending(tmp_path)
+    assert spent.num_steps == 5 + 2 + 5
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of ours catches it."""
+
+
+def kill_at(step):
+    def on_step(now):
+        if now.step == step:
+            raise Killed
+
+    return on_step
+
+
+@pytest.mark.parametrize(
+    ("step", "resumed", "total"), [(1, None, 7), (2, None, 7), (3, 2, 7), (5, 4, 6)]
+)
+def test_killed_stage_resumes_and_pays_for_the_block_again(
+    make_inputs, tmp_path, step, resumed, total
+):
+    with pytest.raises(Killed):
+        run(make_inputs(), tmp_path, on_step=kill_at(step))
+    outcome = run(make_inputs(), tmp_path)
+    assert outcome.report.resumed_from_step == resumed
+    assert paid(outcome) == total
+
+
+def test_stage_killed_while_it_stores_the_model_costs_nothing_more(
+    make_inputs, tmp_path, monkeypatch
+):
+    save = training.save_model
+
+    def half(model, tokenizer, target):
+        save(model, tokenizer, target)
+        raise Killed
+
+    monkeypatch.setattr(training, "save_model", half)
+    with pytest.raises(Killed):
+        run(make_inputs(), tmp_path)
+    monkeypatch.setattr(training, "save_model", save)
+    outcome = run(make_inputs(), tmp_path)
+    assert paid(outcome) == 5
+    assert outcome.report.resumed_from_step == 5
+
+
+def test_plan_for_other_units_is_refused_before_any_charge(make_inputs, tmp_path):
+    inputs = make_inputs(units=30)
+    with pytest.raises(PrivacyError, match="planned 30"):
+        run(inputs, tmp_path)
+    assert not (tmp_path / inputs.key() / "ledger.jsonl").exists()
+
+
+def test_plain_stage_costs_everything(make_inputs, tmp_path):
+    outcome = run(make_inputs(clipping=None, noise=None), tmp_path)
+    (record, *_) = outcome.ledger.certificates(1e-3)
+    assert record.epsilon == float("inf")
+
+
+def test_fixed_seed_repeats_the_run_and_is_told(make_inputs, tmp_path):
+    first = run(make_inputs(seed=4), tmp_path / "a")
+    second = run(make_inputs(seed=4), tmp_path / "b")
+    assert first.bundle.digest == second.bundle.digest
+    assert all(entry.fixed_seed for entry in first.ledger.entries)
+    (record, *_) = first.ledger.certificates(1e-3)
+    assert record.status == "none"
+
+
+def test_noise_is_fresh_without_a_seed(make_inputs, tmp_path):
+    first = run(make_inputs(), tmp_path / "a")
+    second = run(make_inputs(), tmp_path / "b")
+    assert first.bundle.digest != second.bundle.digest
+
+
+def test_lora_stage_leaves_a_whole_model_without_adapters(
+    make_inputs, bundle, tmp_path
+):
+    inputs = make_inputs(trains="lora", lora={"rank": 2, "alpha": 4})
+    outcome = run(inputs, tmp_path)
+    before = load_model(bundle.path).model.state_dict()
+    after = load_model(outcome.bundle.path).model.state_dict()
+    assert before.keys() == after.keys()
+    changed = {n for n in before if not before[n].equal(after[n])}
+    assert changed
+    assert not any("wte" in name or "ln_" in name for name in changed)
+
+
+def test_files_of_a_stage_hold_no_text(make_inputs, corpus, tmp_path):
+    run(make_inputs(), tmp_path)
+    texts = [text.encode()[:30] for text in corpus.dataset["text"]]
+    for file in (path for path in tmp_path.rglob("*") if path.is_file()):
+        data = file.read_bytes()
+        assert not any(text in data for text in texts), file.name
