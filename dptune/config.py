@@ -237,8 +237,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
     """YAML that refuses a key given twice, which plain YAML lets the last one win."""
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
+    plain = [key for key, _ in node.value if key.tag != _MERGE]
+    keys = [loader.construct_object(key) for key in plain]
     twice = sorted({str(key) for key in keys if keys.count(key) > 1})
     if twice:
         raise ConfigError(
