@@ -1,0 +1,204 @@
+"""One loader for every file under configs/; what it refuses is in tests/unit/cli."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dptune.config import (
+    TrainConfig,
+    apply_overrides,
+    load_train_config,
+    read_yaml,
+    validate,
+)
+from dptune.errors import ConfigError
+from dptune.gates.policy import GatePolicy
+from dptune.recipes import Recipe
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIGS = REPOSITORY / "configs"
+TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
+TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
+RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
+GATES = sorted((CONFIGS / "gates").glob("*.yaml"))
+
+
+def name_of(path):
+    return path.stem
+
+
+def load(*overrides, path=TINY):
+    return load_train_config(path, configs=CONFIGS, overrides=overrides)
+
+
+def test_every_file_under_configs_has_a_schema_that_is_tested_here():
+    found = {path for path in CONFIGS.rglob("*") if path.is_file()}
+    known = {*TRAIN, *RECIPES, *GATES}
+    others = {path for path in found - known if path.parent.name != "profiles"}
+    assert others == set()
+    assert len(TRAIN) >= 1
+    assert len(RECIPES) >= 6
+    assert len(GATES) >= 3
+
+
+@pytest.mark.parametrize("path", TRAIN, ids=name_of)
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_every_training_loads_with_every_recipe(path, recipe):
+    config = load(f"recipe={recipe.stem}", path=path)
+    assert config.recipe.name == recipe.stem
+    assert TrainConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize("path", TRAIN, ids=name_of)
+@pytest.mark.parametrize("gate", GATES, ids=name_of)
+def test_every_training_loads_with_every_gate(path, gate):
+    assert load(f"gate={gate.stem}", path=path).gate.name == gate.stem
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+def test_recipe_is_called_as_its_file(path):
+    assert validate(Recipe, read_yaml(path)).name == path.stem
+
+
+@pytest.mark.parametrize("path", GATES, ids=name_of)
+def test_gate_is_called_as_its_file(path):
+    assert validate(GatePolicy, read_yaml(path)).name == path.stem
+
+
+@pytest.mark.parametrize("path", TRAIN, ids=name_of)
+def test_training_is_called_as_its_file(path):
+    assert load(path=path).name.replace("-", "_") == path.stem.replace("-", "_")
+
+
+@pytest.mark.parametrize("path", [*TRAIN, *RECIPES, *GATES], ids=str)
+def test_file_opens_with_the_command_that_runs_it(path):
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert "python run.py " in first
+
+
+@pytest.mark.parametrize("path", [*TRAIN, *RECIPES, *GATES], ids=str)
+def test_file_holds_no_machine_path_and_no_seed(path):
+    values = read_yaml(path)
+    assert values.get("seed") is None
+    for text in strings_in(values):
+        assert not text.startswith(("/", "~")), text
+
+
+def strings_in(value):
+    if isinstance(value, dict):
+        return [text for inner in value.values() for text in strings_in(inner)]
+    if isinstance(value, list):
+        return [text for inner in value for text in strings_in(inner)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_stage_settings_reach_the_chosen_recipe_only():
+    jft, plain = load(), load("recipe=no_dp")
+    assert [s.epochs for s in jft.recipe.stages] == [1, 2]
+    assert [s.epochs for s in plain.recipe.stages] == [1]
+
+
+def test_stage_settings_merge_and_keep_the_rest():
+    config = load("stages.jft.private_finetune.optimizer.learning_rate=0.25")
+    stage = config.recipe.stages[1]
+    plain = load().recipe.stages[1]
+    assert stage.optimizer.learning_rate == 0.25
+    assert stage.optimizer.schedule == plain.optimizer.schedule
+    assert stage.clipping == plain.clipping
+
+
+def test_recipe_files_are_not_changed_by_stage_settings():
+    before = read_yaml(CONFIGS / "recipes" / "jft.yaml")
+    load("stages.jft.private_finetune.clipping.max_grad_norm=9.0")
+    assert read_yaml(CONFIGS / "recipes" / "jft.yaml") == before
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("privacy.target_epsilon=4", lambda c: c.privacy.target_epsilon == 4.0),
+        ("privacy.target_delta=1.0e-5", lambda c: c.privacy.target_delta == 1e-5),
+        ("detection.tier=high_entity", lambda c: c.detection.tier == "high_entity"),
+        ("detection={recognizers: [patterns]}", lambda c: len(c.detection.recognizers)),
+        ("data.max_records=null", lambda c: c.data.max_records is None),
+        ("canaries.template=a={secret}", lambda c: c.canaries.template == "a={secret}"),
+        (" name = other ", lambda c: c.name == "other"),
+    ],
+)
+def test_override_changes_one_setting(override, read):
+    assert read(load(override))
+
+
+def test_later_override_wins():
+    assert load("data.seed=1", "data.seed=2").data.seed == 2
+
+
+def test_overrides_leave_the_values_they_were_given_as_they_were():
+    values = {"a": {"b": 1}}
+    assert apply_overrides(values, ["a.b=2", "a.c.d=3"]) == {
+        "a": {"b": 2, "c": {"d": 3}}
+    }
+    assert values == {"a": {"b": 1}}
+
+
+def test_all_broken_overrides_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        apply_overrides({"a": 1}, ["b", "a.b=2", "=1"])
+    assert len(caught.value.problems) == 3
+
+
+def test_all_problems_of_all_parts_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        load(
+            "privacy.target_epsilon=0",
+            "privacy.nothing=1",
+            "recipe={name: x, title: X, stages: []}",
+            "stages.jft={}",
+            "stages.jtf={}",
+            "gate={name: g}",
+        )
+    paths = [problem.path for problem in caught.value.problems]
+    wanted = ("target_epsilon", "nothing", "stages", "jtf", "notion", "max_epsilon")
+    for word in wanted:
+        assert any(word in path for path in paths), word
+
+
+def test_error_of_a_value_never_quotes_a_mapping():
+    with pytest.raises(ConfigError) as caught:
+        load("canaries={template: [Zebediah], num_planted: 1, num_held_out: 1}")
+    assert "Zebediah" not in str(caught.value)
+
+
+def test_repeated_key_is_refused_at_any_depth(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a:\n  - b: 1\n    c: {d: 1, d: 2}\n")
+    with pytest.raises(ConfigError, match="got d twice"):
+        read_yaml(path)
+
+
+def test_merge_keys_and_anchors_are_plain_yaml(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("base: &b {x: 1, y: 2}\nother:\n  <<: *b\n  y: 3\n")
+    assert read_yaml(path)["other"] == {"x": 1, "y": 3}
+
+
+def test_yaml_never_builds_objects(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(ConfigError, match="valid YAML"):
+        read_yaml(path)
+
+
+def test_scientific_notation_without_a_point_is_a_number_for_the_schema():
+    values = yaml.safe_load(TINY.read_text())
+    assert isinstance(yaml.safe_load("1e-4"), str)
+    assert load("privacy.target_delta=1e-4").privacy.target_delta == 1e-4
+    assert values["privacy"]["target_delta"] == 1e-4
+
+
+def test_every_setting_is_frozen():
+    config = load()
+    with pytest.raises(ValueError, match="frozen"):
+        config.privacy.target_epsilon = 100.0
