@@ -367,3 +367,26 @@ def test_infinite_numbers_are_no_metric(trained):
     for version in _versions().values():
         run = client.get_run(version.run_id)
         assert all(math.isfinite(value) for value in run.data.metrics.values())
+
+
+# a run that fails in the middle
+
+
+def test_failed_step_says_that_the_run_had_started_and_quotes_no_text(trained, project):
+    words = ("quiet", "meadow", "lantern", "harbour", "pebble", "willow")
+    rows = [
+        {"id": f"r{i}", "text": f"unquotable {words[i % 6]} {words[i % 5]} {'so ' * i}"}
+        for i in range(260)
+    ]
+    data = project.outside / "corpus.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"data.source={{kind: jsonl, path: {data}, id_column: id}}"
+    only = "detection={recognizers: [patterns]}"
+    code, text = project.run("train", TINY, "--set", source, "--set", only)
+    data.unlink()
+    assert code == 2, text
+    assert "had started" in text
+    assert "Traceback" not in text
+    told = leaks(Needles({"unquotable"}), project.home, project.outside)
+    assert told == {}
+    assert _tracking.alias(MODEL, "champion") == "1"

@@ -134,36 +134,33 @@ def test_interrupt_is_no_verdict(run_cli, monkeypatch):
     assert run_cli("configs").code not in (0, 1, 2)
 
 
-@pytest.mark.parametrize("command", [("status",), ("gate", "m"), ("rollback", "m")])
-def test_commands_on_versions_before_any_run_create_nothing(command, tmp_path):
-    home = tmp_path / "home"
-    done = subprocess.run(
-        [sys.executable, "run.py", *command],
-        cwd=REPOSITORY,
-        env=os.environ | {"DPTUNE_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "no project folder yet" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    assert not home.exists()
+@pytest.mark.parametrize(
+    "arguments",
+    [("status",), ("gate", "m"), ("rollback", "m"), ("promote", "m", "--version", "1")],
+)
+def test_commands_on_versions_before_any_run_create_nothing(arguments, run_cli):
+    run_cli(*arguments).assert_refused("no project folder yet")
 
 
-def test_gate_with_a_broken_policy_is_refused(tmp_path):
+def test_gate_with_a_broken_policy_is_refused(run_cli, tmp_path):
     policy = tmp_path / "p.yaml"
     policy.write_text("name: p\nnotion: selective\nmax_epsilons: 3\n")
-    home = tmp_path / "home"
+    outcome = run_cli("gate", "m", "--policy", policy)
+    outcome.assert_refused(
+        "3 problems", "max_epsilons", "max_epsilon must", "max_delta"
+    )
+
+
+def test_run_py_returns_the_exit_code_to_the_shell(tmp_path):
     done = subprocess.run(
-        [sys.executable, "run.py", "gate", "m", "--policy", str(policy)],
+        [sys.executable, "run.py", "train", str(tmp_path / "none.yaml")],
         cwd=REPOSITORY,
-        env=os.environ | {"DPTUNE_HOME": str(home)},
+        env=os.environ | {"DPTUNE_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 2
-    for words in ("3 problems", "max_epsilons", "max_epsilon must", "max_delta"):
-        assert words in done.stderr
-    assert not home.exists()
+    assert "existing file" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (tmp_path / "home").exists()
