@@ -3,8 +3,8 @@
     python benchmarks/quickstart_story.py --seeds 10
 
 Each seed is a fresh project folder (only the public model is shared), a
-fresh invented corpus, fresh canaries and fresh noise. Prints one row a seed and a summary
-as Markdown, and writes `benchmarks/results/quickstart_story.json`.
+fresh invented corpus, fresh canaries and fresh noise. Prints one row a seed and a
+summary as Markdown, and writes `benchmarks/results/quickstart_story.json`.
 """
 
 import argparse
