@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.runs import CONFIGS
-from dptune.config import read_yaml
+from dptune.configfile import read_yaml
 
 
 def list_configs() -> None:

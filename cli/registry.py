@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.runs import CONFIGS, require_workspace
-from dptune.config import read_yaml, validate
+from dptune.configfile import read_yaml, validate
 from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptune.config import TrainConfig, load_train_config
+from dptune.config import TrainConfig
+from dptune.configfile import load_train_config
 from dptune.errors import DptuneError
 from infra.stacks.local import ensure_local_stack
 from infra.workspace import REPOSITORY, Workspace, current_workspace

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dptune.config import (
-    TrainConfig,
+from dptune.config import TrainConfig
+from dptune.configfile import (
     apply_overrides,
     load_train_config,
     read_yaml,

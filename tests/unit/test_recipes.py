@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.accounting.accountants import epsilon
-from dptune.config import read_yaml, validate
+from dptune.configfile import read_yaml, validate
 from dptune.errors import ConfigError, InfeasibleBudgetError
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe, RunPlan, plan_run

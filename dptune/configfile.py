@@ -1,0 +1,330 @@
+"""Read a configuration file: YAML, overrides, recipe and policy by name.
+
+A file that cannot be used raises one `ConfigError` with every problem in it: path,
+constraint, value, next step. Nothing is created before a file has passed.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from dptune.config import TrainConfig
+from dptune.errors import ConfigError, Problem
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML that refuses a key given twice, which plain YAML lets the last one win."""
+
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    plain = [key for key, _ in node.value if key.tag != _MERGE]
+    keys = [loader.construct_object(key) for key in plain]
+    twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ConfigError(
+            [
+                Problem(
+                    path=f"line {node.start_mark.line + 1}",
+                    message=f"must give each key once, got {', '.join(twice)} twice.",
+                    next_step="Delete one of them.",
+                )
+            ]
+        )
+    loader.flatten_mapping(node)
+    mapping: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    return mapping
+
+
+_UniqueKeyLoader.add_constructor(
+    yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read one YAML mapping.
+
+    Raises:
+        ConfigError: the file is absent, no UTF-8, no YAML, or no mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    except (FileNotFoundError, IsADirectoryError):
+        raise _file_error(
+            path, "must be an existing file.", "Run `python run.py configs`."
+        ) from None
+    except UnicodeDecodeError:
+        raise _file_error(path, "must be UTF-8.", "Save it as UTF-8.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark else ""
+        raise _file_error(
+            path, f"must be valid YAML, but is not{where}.", "Check indentation."
+        ) from None
+    if not isinstance(value, dict):
+        raise _file_error(
+            path, "must hold a mapping of keys to values.", "Start from an example."
+        )
+    return value
+
+
+def apply_overrides(
+    values: Mapping[str, Any], overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Return `values` with `a.b.c=yaml value` assignments made.
+
+    Raises:
+        ConfigError: an override has no `=`, or goes through a value that is no mapping.
+    """
+    result: dict[str, Any] = dict(values)
+    problems = []
+    for override in overrides:
+        path, equals, raw = override.partition("=")
+        if not equals or not path.strip():
+            problems.append(
+                Problem(
+                    path=f"--set {path}",
+                    message="must be key=value.",
+                    next_step="For example --set privacy.target_epsilon=4.",
+                )
+            )
+            continue
+        try:
+            _assign(result, path.strip().split("."), yaml.safe_load(raw))
+        except (TypeError, yaml.YAMLError):
+            problems.append(
+                Problem(
+                    path=f"--set {path}",
+                    message="must name a key inside a mapping and give a YAML value.",
+                )
+            )
+    if problems:
+        raise ConfigError(problems)
+    return result
+
+
+def _assign(values: dict[str, Any], keys: Sequence[str], value: object) -> None:
+    """Set a nested key, copying every mapping on the way."""
+    head, *rest = keys
+    if not rest:
+        values[head] = value
+        return
+    child = values.get(head)
+    if child is not None and not isinstance(child, dict):
+        raise TypeError(head)
+    values[head] = dict(child or {})
+    _assign(values[head], rest, value)
+
+
+def load_train_config(
+    path: Path, *, configs: Path, overrides: Sequence[str] = ()
+) -> TrainConfig:
+    """Read a training configuration, its recipe and its gate policy.
+
+    `recipe` and `gate` may be names of files under `configs/recipes` and
+    `configs/gates`, or mappings. `stages.<recipe>.<stage>` changes settings of a
+    stage when that recipe is chosen, so that one file can compare recipes.
+
+    Args:
+        path: the file under `configs/train`.
+        configs: the folder that holds `recipes/` and `gates/`.
+        overrides: `key=value` strings from the command line.
+
+    Raises:
+        ConfigError: with every problem of all files at once.
+    """
+    values = apply_overrides(read_yaml(path), overrides)
+    stages = values.pop("stages", {})
+    for key, folder in (("recipe", "recipes"), ("gate", "gates")):
+        if isinstance(values.get(key), str):
+            values[key] = read_yaml(_named(configs / folder, values[key], key))
+    known = sorted(file.stem for file in (configs / "recipes").glob("*.yaml"))
+    problems = _override_stages(values, stages, known)
+    return validate(TrainConfig, values, problems=problems)
+
+
+def _named(folder: Path, name: str, key: str) -> Path:
+    """Return the file of a name, or list the names there are."""
+    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    if name not in known:
+        raise ConfigError(
+            [
+                Problem(
+                    path=key,
+                    message=f"must be one of {', '.join(known) or 'none'}, got "
+                    f"{name!r}.",
+                    next_step=f"Or write the {key} as a mapping in place.",
+                )
+            ]
+        )
+    return folder / f"{name}.yaml"
+
+
+def _override_stages(
+    values: dict[str, Any], stages: object, known: Sequence[str]
+) -> list[Problem]:
+    """Merge `stages.<recipe>.<stage>` into the chosen recipe; name what it lacks."""
+    recipe = values.get("recipe")
+    if not stages or not isinstance(recipe, dict):
+        return []
+    if not isinstance(stages, dict):
+        return [Problem(path="stages", message="must map recipe names to stages.")]
+    strange = [name for name in stages if name not in {*known, recipe.get("name")}]
+    problems = [
+        Problem(
+            path=f"stages.{name}",
+            message=f"must be the name of a recipe, one of {', '.join(known)}.",
+        )
+        for name in strange
+    ]
+    listed = [dict(s) for s in recipe.get("stages", []) if isinstance(s, dict)]
+    by_name = {s.get("name"): s for s in listed}
+    chosen = stages.get(recipe.get("name")) or {}
+    for name, changes in chosen.items() if isinstance(chosen, dict) else ():
+        if name in by_name and isinstance(changes, dict):
+            _merge(by_name[name], changes)
+        else:
+            problems.append(
+                Problem(
+                    path=f"stages.{recipe.get('name')}.{name}",
+                    message="must be a mapping of settings of a stage of the recipe, "
+                    f"one of {', '.join(map(str, by_name))}.",
+                )
+            )
+    values["recipe"] = {**recipe, "stages": listed}
+    return problems
+
+
+def _merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Merge nested mappings; anything else replaces."""
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            into[key] = dict(into[key])
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def validate(
+    schema: type[SettingsT],
+    values: Mapping[str, Any],
+    *,
+    problems: Sequence[Problem] = (),
+) -> SettingsT:
+    """Build `schema` from plain values, or raise one `ConfigError` with all of it."""
+    found = list(problems)
+    try:
+        result = schema.model_validate(values)
+    except ValidationError as error:
+        found += [_problem(e, schema, values) for e in error.errors(include_url=False)]
+    except ConfigError as error:
+        found += error.problems
+    if found:
+        raise ConfigError(found)
+    return result
+
+
+_SUBJECT = re.compile(r"^\w+ should ")
+_TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
+
+
+def _problem(
+    error: ErrorDetails, schema: type[BaseModel], values: Mapping[str, Any]
+) -> Problem:
+    """Turn one pydantic error into path, constraint, value and next step."""
+    path = ".".join(_keys(error["loc"], values)) or schema.__name__
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return Problem(
+            path=path,
+            message="must not be set: no such key.",
+            next_step=_suggest(str(error["loc"][-1]), schema),
+        )
+    if kind == "missing":
+        return Problem(
+            path=path, message="must be set.", next_step="It has no default."
+        )
+    if kind in _TAG_ERRORS:
+        return _tag_problem(path, error)
+    if kind == "invalid_key":
+        return Problem(path=path, message="must not be set: keys are words.")
+    message = _SUBJECT.sub("", error["msg"].removeprefix("Value error, "))
+    if kind != "value_error":
+        message = f"must {message}"
+        value = error.get("input")
+        if isinstance(value, str | int | float | bool) or value is None:
+            message += f", got {value!r}"
+    return Problem(path=path, message=f"{message.rstrip('.')}.")
+
+
+def _keys(location: Sequence[str | int], values: Mapping[str, Any]) -> list[str]:
+    """Name the keys of the file on the way; pydantic adds the kind of a source."""
+    keys = []
+    here: Any = values
+    for part in location:
+        inside = isinstance(here, Mapping)
+        if inside and part not in here and here.get("kind") == part:
+            continue
+        keys.append(str(part))
+        if inside:
+            here = here.get(part)
+        elif isinstance(here, list | tuple) and isinstance(part, int):
+            here = here[part]
+    return keys
+
+
+def _tag_problem(path: str, error: ErrorDetails) -> Problem:
+    """Name the kinds there are, where `kind` is absent or none of them."""
+    context = error.get("ctx", {})
+    key = str(context.get("discriminator", "'kind'")).strip("'")
+    if error["type"] == "union_tag_not_found":
+        return Problem(path=f"{path}.{key}", message="must be set.")
+    message = f"must be one of {context.get('expected_tags')}, got {context.get('tag')}"
+    return Problem(path=f"{path}.{key}", message=f"{message}.")
+
+
+def _suggest(key: str, schema: type[BaseModel]) -> str:
+    """Name the closest key anywhere in the schema, if one is close."""
+    import difflib  # noqa: PLC0415 - only on the way to an error
+
+    names = sorted(_all_keys(schema, set()))
+    close = difflib.get_close_matches(key, names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else "Delete it."
+
+
+def _all_keys(schema: type[BaseModel], seen: set[type[BaseModel]]) -> set[str]:
+    """Collect field names of a schema and the schemas inside it."""
+    if schema in seen:
+        return set()
+    seen.add(schema)
+    names = set(schema.model_fields)
+    for field in schema.model_fields.values():
+        for inner in _models_in(field.annotation):
+            names |= _all_keys(inner, seen)
+    return names
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    """List the pydantic models that an annotation mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [
+        model
+        for argument in getattr(annotation, "__args__", ())
+        for model in _models_in(argument)
+    ]
+
+
+def _file_error(path: Path, message: str, next_step: str) -> ConfigError:
+    """Build the error of one file."""
+    return ConfigError([Problem(path=str(path), message=message, next_step=next_step)])
