@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import train_test_split
 from sklearn.pipeline import Pipeline
 
 from dptune.attacks.roc import RocSettings, membership_signal
@@ -17,6 +17,7 @@ from dptune.errors import DataError
 from dptune.results import MembershipSignal
 
 _CONFIDENCE = 0.99
+_FEWEST = 5
 _WORD = r"\w+|[^\w\s]"
 
 
@@ -25,57 +26,60 @@ def blind_signal(
     non_member_texts: Sequence[str],
     *,
     settings: RocSettings | None = None,
-    num_folds: int = 5,
 ) -> MembershipSignal:
-    """Tell members from non-members by their text alone, by cross-validation.
+    """Tell members from non-members by their text alone, on texts not fitted to.
+
+    One random half of the texts fits the classifier, the other half is scored: given
+    the fit, held-out scores are independent, so that the interval holds. Pooled scores
+    of a cross-validation are not: over equal halves of one law their area spread about
+    twice as wide as its interval said.
 
     Words, word pairs and length feed a logistic regression. An area above one half says
     that members and non-members differ without any model, so that no membership figure
     on this split means anything (Meeus et al. 2024, "SoK: membership inference attacks
-    on LLMs are rushing nowhere"). The area is not folded: a cross-validated classifier
-    below one half has learnt nothing. Its interval has confidence 0.99, because it is a
+    on LLMs are rushing nowhere"). The area is not folded: a classifier below one half
+    has learnt nothing. Its interval has confidence 0.99, because it is a
     check that runs on every model.
 
     Args:
         member_texts: texts that were trained on.
         non_member_texts: texts that were not.
         settings: resampling; its confidence is replaced.
-        num_folds: of the cross-validation.
 
     Raises:
-        DataError: a group has fewer texts than folds.
+        DataError: a group has too few texts to fit on one half of them.
     """
     settings = replace(settings or RocSettings(), confidence=_CONFIDENCE)
-    if min(len(member_texts), len(non_member_texts)) < num_folds:
+    if min(len(member_texts), len(non_member_texts)) < _FEWEST:
         raise DataError(
-            f"the blind baseline needs at least {num_folds} texts of each group, got "
+            f"the blind baseline needs at least {_FEWEST} texts of each group, got "
             f"{len(member_texts)} and {len(non_member_texts)}."
         )
     texts = [*member_texts, *non_member_texts]
     labels = np.repeat((1, 0), (len(member_texts), len(non_member_texts)))
-    scores = _cross_validated(texts, labels, num_folds=num_folds, seed=settings.seed)
+    scores, held = _held_out_scores(texts, labels, seed=settings.seed)
     return membership_signal(
-        "blind", scores[labels == 1], scores[labels == 0], settings=settings, fold=False
+        "blind", scores[held == 1], scores[held == 0], settings=settings, fold=False
     )
 
 
-def _cross_validated(
-    texts: Sequence[str], labels: NDArray[np.int64], *, num_folds: int, seed: int
-) -> NDArray[np.float64]:
-    """Score of every text from a classifier that did not see it."""
+def _held_out_scores(
+    texts: Sequence[str], labels: NDArray[np.int64], *, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Fit on a random half, stratified; return scores and labels of the other half."""
     features = _features(texts)
-    scores = np.empty(len(texts))
-    folds = StratifiedKFold(num_folds, shuffle=True, random_state=seed)
-    for train, test in folds.split(features, labels):
-        classifier = Pipeline(
-            [
-                ("weights", TfidfTransformer(sublinear_tf=True)),
-                ("fit", LogisticRegression(solver="liblinear", random_state=seed)),
-            ]
-        )
-        classifier.fit(features[train], labels[train])
-        scores[test] = classifier.decision_function(features[test])
-    return scores
+    fitted, held = train_test_split(
+        np.arange(len(texts)), test_size=0.5, stratify=labels, random_state=seed
+    )
+    classifier = Pipeline(
+        [
+            ("weights", TfidfTransformer(sublinear_tf=True)),
+            ("fit", LogisticRegression(solver="liblinear", random_state=seed)),
+        ]
+    )
+    classifier.fit(features[fitted], labels[fitted])
+    scores: NDArray[np.float64] = classifier.decision_function(features[held])
+    return scores, labels[held]
 
 
 def _features(texts: Sequence[str]) -> sparse.csr_matrix:
