@@ -67,8 +67,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--cache", type=Path, help="folder of pre-trained models")
     seeds = parser.parse_args()
-    cache = Path(tempfile.mkdtemp(prefix="dptune-story-cache-"))
+    cache = seeds.cache or Path(tempfile.mkdtemp(prefix="dptune-story-cache-"))
     found = []
     columns = (
         "Outcome",
@@ -88,7 +89,8 @@ def main() -> int:
         print(f"| {seed} | {row['seconds']} | " + " | ".join(cells) + " |", flush=True)
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    shutil.rmtree(cache, ignore_errors=True)
+    if seeds.cache is None:
+        shutil.rmtree(cache, ignore_errors=True)
     held = sum(
         row.get("Outcome") == ["BLOCK", "PASS"]
         and "memorization" in str(row["blocked_by"])
