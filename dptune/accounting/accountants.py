@@ -28,9 +28,9 @@ from typing import Final
 import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, rdp
-from dp_accounting.pld import privacy_loss_distribution
 from numpy.typing import NDArray
 
+from dptune.accounting.composition import composed_epsilon
 from dptune.accounting.events import (
     event_from_json,
     event_to_json,
@@ -38,11 +38,8 @@ from dptune.accounting.events import (
     mechanism_counts,
     merge_events,
 )
-from dptune.accounting.loss_distribution import (
-    interval_floor,
-    mechanism_distribution,
-    typical_loss,
-)
+from dptune.accounting.levels import composition_levels
+from dptune.accounting.loss_distribution import interval_floor, typical_loss
 from dptune.accounting.quadrature import QuadratureError, quadrature_epsilon
 from dptune.errors import ConfigError, PrivacyError, UnsupportedEventError
 from dptune.privacy import NeighboringRelation
@@ -213,17 +210,26 @@ def _epsilon(
 
 def _pld_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
     """Compose on grids that get finer until the discretisation hardly costs."""
-    counts = _used_mechanisms(event)
-    if not counts:
+    levels = composition_levels(_used_mechanisms(event))
+    if not levels:
         return 0.0
-    usable = delta - _FLOAT_ERROR * sum(count for _, count in counts)
+    usable = delta - _FLOAT_ERROR * sum(level.count for level in levels)
     if usable < delta / 2:
         return _beyond_precision(event, delta, relation)
-    interval, floor = _first_interval(counts, relation)
+    sizes = [
+        (typical_loss(level.event_json, relation), level.count) for level in levels
+    ]
+    spread = math.sqrt(sum(count * size**2 for (size, _), count in sizes))
+    floor = max(interval_floor(width) for (_, width), _ in sizes)
+    single = spread / math.sqrt(sum(count for _, count in sizes))
 
-    def on_grid(spacing: float) -> float:
-        return _epsilon_on_grid(counts, usable, relation, spacing)
+    def on_grid(interval: float) -> float:
+        return composed_epsilon(
+            levels, delta=usable, relation=relation, interval=interval, spread=spread
+        )
 
+    interval = max(min(0.1 * single, _COARSEST), 10 * floor)
+    interval = 2.0 ** math.floor(math.log2(interval))
     return refine(on_grid, interval=interval, floor=floor)
 
 
@@ -234,48 +240,6 @@ def _used_mechanisms(event: DpEvent) -> tuple[tuple[DpEvent, int], ...]:
         for mechanism, count in mechanism_counts(event)
         if getattr(mechanism, "sampling_probability", 1.0) > 0
     )
-
-
-def _first_interval(
-    counts: tuple[tuple[DpEvent, int], ...], relation: NeighboringRelation
-) -> tuple[float, float]:
-    """First and least sensible grid spacing, from the spread of the losses."""
-    sizes = [(typical_loss(mechanism, relation), count) for mechanism, count in counts]
-    total = sum(count for _, count in sizes)
-    mean_square = sum(count * spread**2 for (spread, _), count in sizes) / total
-    floor = max(interval_floor(width) for (_, width), _ in sizes)
-    interval = max(min(0.1 * math.sqrt(mean_square), _COARSEST), 10 * floor)
-    return 2.0 ** math.floor(math.log2(interval)), floor
-
-
-def _epsilon_on_grid(
-    counts: tuple[tuple[DpEvent, int], ...],
-    delta: float,
-    relation: NeighboringRelation,
-    interval: float,
-) -> float:
-    """Compose the loss distributions on one grid."""
-    composed: privacy_loss_distribution.PrivacyLossDistribution | None = None
-    for mechanism, count in counts:
-        part = _repeated(mechanism, count, relation, interval)
-        composed = part if composed is None else composed.compose(part)
-    if composed is None:
-        return 0.0
-    with np.errstate(over="ignore"):  # epsilons in the hundreds: infinite is above
-        return float(composed.get_epsilon_for_delta(delta))
-
-
-def _repeated(
-    mechanism: DpEvent, count: int, relation: NeighboringRelation, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Loss distribution of one mechanism used `count` times."""
-    if isinstance(mechanism, dp_accounting.GaussianDpEvent):
-        mechanism = dp_accounting.GaussianDpEvent(
-            noise_multiplier=mechanism.noise_multiplier / math.sqrt(count)
-        )
-        return mechanism_distribution(event_to_json(mechanism), relation, interval)
-    single = mechanism_distribution(event_to_json(mechanism), relation, interval)
-    return single if count == 1 else single.self_compose(count)
 
 
 def _beyond_precision(

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from dptune.accounting.events import is_non_private, mechanism_counts
-from dptune.accounting.loss_distribution import (
+from dptune.accounting.pairs import (
     GaussianPair,
     gaussian_pairs,
     truncation_parts,
