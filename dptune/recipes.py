@@ -11,20 +11,25 @@ from enum import StrEnum
 from typing import Literal, Self
 
 from dp_accounting import dp_event as dpe
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
+from dptune.dpsgd.banding import candidate_bands, choose_banding
+from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.dpsgd.sampling import SamplingKind
 from dptune.errors import ConfigError, Problem
 from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
 from dptune.results import Report
-
-
-class _Settings(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
-    )
+from dptune.settings import (
+    ClippingSettings,
+    LoraSettings,
+    NoiseSettings,
+    OptimizerSettings,
+    SamplingSettings,
+    Settings,
+)
 
 
 class View(StrEnum):
@@ -34,47 +39,7 @@ class View(StrEnum):
     REDACTED = "redacted"
 
 
-class OptimizerSettings(_Settings):
-    """What turns gradients into steps.
-
-    Args:
-        name: `adamw` or `sgd`. DP-Adam is AdamW on private gradients (Li et al. 2022).
-        learning_rate: peak rate.
-        warmup_share: share of the steps with a linearly rising rate.
-        schedule: shape of the rate after the warm-up.
-    """
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = Field(gt=0, le=10)
-    weight_decay: float = Field(default=0.0, ge=0, le=1)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    warmup_share: float = Field(default=0.0, ge=0, lt=1)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-
-
-class LoraSettings(_Settings):
-    """Low-rank adapters (Hu et al. 2022). No `target_modules` means all projections."""
-
-    rank: int = Field(ge=1, le=1024)
-    alpha: float = Field(gt=0)
-    target_modules: tuple[str, ...] = ()
-
-
-class ClippingSettings(_Settings):
-    """How one unit's gradient is bounded."""
-
-    kind: Literal["flat"] = "flat"
-    max_grad_norm: float = Field(gt=0, le=1e6)
-
-
-class NoiseSettings(_Settings):
-    """How much Gaussian noise. Without `noise_multiplier` it is calibrated."""
-
-    schedule: Literal["constant"] = "constant"
-    noise_multiplier: float | None = Field(default=None, gt=0, le=1e6)
-
-
-class StageSettings(_Settings):
+class StageSettings(Settings):
     """One training stage.
 
     Args:
@@ -83,6 +48,7 @@ class StageSettings(_Settings):
         epochs: passes over the units, in expectation where sampling is Poisson.
         expected_batch_size: units per noisy step, the public divisor.
         clipping, noise: both or neither; neither means ordinary training.
+        sampling: of a noisy stage.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
@@ -94,6 +60,7 @@ class StageSettings(_Settings):
     optimizer: OptimizerSettings
     clipping: ClippingSettings | None = None
     noise: NoiseSettings | None = None
+    sampling: SamplingSettings = SamplingSettings()
 
     @property
     def private(self: Self) -> bool:
@@ -109,10 +76,22 @@ class StageSettings(_Settings):
             )
         if (self.trains == "lora") != (self.lora is not None):
             raise ValueError("lora must be set exactly when trains is 'lora'")
+        cap = self.sampling.max_batch_size
+        if cap is not None and self.noise is None:
+            raise ValueError("sampling must be poisson in a stage without noise")
+        if cap is not None and self.noise and self.noise.correlation == "banded":
+            raise ValueError(
+                "sampling must be poisson when noise.correlation is 'banded': no "
+                "guarantee is known for truncated batches with correlated noise"
+            )
+        if cap is not None and cap < self.expected_batch_size:
+            raise ValueError(
+                "sampling.max_batch_size must be at least expected_batch_size"
+            )
         return self
 
 
-class Recipe(_Settings):
+class Recipe(Settings):
     """A system: its stages, in order, and the notion its papers claim."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
@@ -147,6 +126,7 @@ class StagePlan(Report):
         sample_rate: chance in (0, 1] that a unit joins a noisy step.
         num_steps: noisy updates, or ordinary ones.
         noise_multiplier: noise stddev / max_grad_norm; None without noise.
+        noise_coefficients: bands of the noise, of norm 1; one is independent noise.
     """
 
     settings: StageSettings
@@ -154,6 +134,12 @@ class StagePlan(Report):
     num_steps: int = Field(ge=1)
     sample_rate: float = Field(gt=0, le=1)
     noise_multiplier: float | None = Field(default=None, gt=0)
+    noise_coefficients: Coefficients = INDEPENDENT
+
+    @property
+    def num_bands(self: Self) -> int:
+        """Steps over which the noise is correlated; 1 is independent noise."""
+        return len(self.noise_coefficients)
 
     def training_plan(self: Self) -> GradientPlan | PlainPlan:
         """Return the object that owns the stage's claim and trains it."""
@@ -165,12 +151,23 @@ class StagePlan(Report):
         """Return the gradient plan of a private stage at some noise."""
         if self.settings.clipping is None:
             raise ConfigError(f"stage {self.settings.name} has no clipping.")
+        cap = self.settings.sampling.max_batch_size
         return GradientPlan(
             noise_multiplier=noise_multiplier,
             sample_rate=self.sample_rate,
             max_grad_norm=self.settings.clipping.max_grad_norm,
             expected_batch_size=self.sample_rate * self.num_units,
+            sampling=self._sampling(),
+            max_batch_size=cap,
+            num_units=None if cap is None else self.num_units,
+            noise_coefficients=self.noise_coefficients,
         )
+
+    def _sampling(self: Self) -> SamplingKind:
+        """Return the sampling that the noise and the settings ask for."""
+        if self.num_bands > 1:
+            return SamplingKind.CYCLIC_POISSON
+        return SamplingKind(self.settings.sampling.kind)
 
     def dp_event(self: Self) -> dpe.DpEvent:
         """Return the event of the whole stage."""
@@ -222,25 +219,9 @@ def plan_run(
     """
     _check_plan(recipe, num_units, target_epsilon, target_delta)
     plans = [_plan_stage(stage, num_units) for stage in recipe.stages]
-    open_stages = [p for p in plans if p.settings.private and not p.noise_multiplier]
-    if open_stages and target_epsilon is not None:
-        fixed = [p.dp_event() for p in plans if p.noise_multiplier]
-        multiplier = calibrate_noise_multiplier(
-            lambda z: _compose(
-                [p.with_noise(z).dp_event(p.num_steps) for p in open_stages]
-            ),
-            budget=PrivacyBudget(
-                target_epsilon=target_epsilon, target_delta=target_delta
-            ),
-            relation=relation,
-            prior=_compose(fixed) if fixed else None,
-        )
-        plans = [
-            p.model_copy(update={"noise_multiplier": multiplier})
-            if p in open_stages
-            else p
-            for p in plans
-        ]
+    if target_epsilon is not None:
+        budget = PrivacyBudget(target_epsilon=target_epsilon, target_delta=target_delta)
+        plans = _calibrated(_banded(plans, budget, relation), budget, relation)
     noisy = [p.dp_event() for p in plans if p.settings.private]
     spent = (
         epsilon(_compose(noisy), delta=target_delta, relation=relation)
@@ -258,15 +239,84 @@ def plan_run(
     )
 
 
+def _calibrated(
+    plans: list[StagePlan], budget: PrivacyBudget, relation: NeighboringRelation
+) -> list[StagePlan]:
+    """Fill in the multiplier that stages without one of their own share."""
+    open_stages = [p for p in plans if _is_open(p)]
+    if not open_stages:
+        return plans
+    fixed = [p.dp_event() for p in plans if p.noise_multiplier]
+    multiplier = calibrate_noise_multiplier(
+        lambda z: _compose(
+            [p.with_noise(z).dp_event(p.num_steps) for p in open_stages]
+        ),
+        budget=budget,
+        relation=relation,
+        prior=_compose(fixed) if fixed else None,
+    )
+    return [
+        p.model_copy(update={"noise_multiplier": multiplier}) if p in open_stages else p
+        for p in plans
+    ]
+
+
+def _banded(
+    plans: list[StagePlan], budget: PrivacyBudget, relation: NeighboringRelation
+) -> list[StagePlan]:
+    """Choose the bands of the only stage that leaves noise and bands open."""
+    open_stages = [index for index, p in enumerate(plans) if _is_open(p)]
+    if len(open_stages) != 1:
+        return plans
+    (index,) = open_stages
+    stage = plans[index]
+    bands = _bands_to_try(stage)
+
+    def with_bands(coefficients: Coefficients) -> list[StagePlan]:
+        banded = stage.model_copy(update={"noise_coefficients": coefficients})
+        return [*plans[:index], banded, *plans[index + 1 :]]
+
+    def calibrate(coefficients: Coefficients) -> float:
+        made = _calibrated(with_bands(coefficients), budget, relation)
+        return made[index].noise_multiplier or 0.0
+
+    if not bands:
+        return plans
+    chosen = choose_banding(bands, num_steps=stage.num_steps, calibrate=calibrate)
+    return with_bands(chosen.coefficients)
+
+
+def _bands_to_try(stage: StagePlan) -> tuple[int, ...]:
+    """Candidates where settings leave the bands open, else nothing."""
+    noise, is_cut = stage.settings.noise, stage.settings.sampling.max_batch_size
+    if noise is None or is_cut or noise.num_bands is not None:
+        return ()
+    found = candidate_bands(sample_rate=stage.sample_rate, num_steps=stage.num_steps)
+    return {"auto": found, "banded": found[1:], "independent": ()}[noise.correlation]
+
+
+def _is_open(plan: StagePlan) -> bool:
+    """Whether a noisy stage waits for its noise."""
+    return plan.settings.private and not plan.noise_multiplier
+
+
 def _plan_stage(stage: StageSettings, num_units: int) -> StagePlan:
     """Derive rate and steps from the batch size and the epochs."""
+    num_steps = _num_steps(stage, num_units)
+    bands = stage.noise.num_bands if stage.noise else None
     return StagePlan(
         settings=stage,
         num_units=num_units,
-        num_steps=max(1, round(stage.epochs * num_units / stage.expected_batch_size)),
+        num_steps=num_steps,
         sample_rate=min(1.0, stage.expected_batch_size / num_units),
         noise_multiplier=stage.noise.noise_multiplier if stage.noise else None,
+        noise_coefficients=band_coefficients(num_bands=bands or 1, num_steps=num_steps),
     )
+
+
+def _num_steps(stage: StageSettings, num_units: int) -> int:
+    """Return how many batches the epochs are."""
+    return max(1, round(stage.epochs * num_units / stage.expected_batch_size))
 
 
 def _check_plan(
@@ -311,8 +361,41 @@ def _check_plan(
         for stage in recipe.stages
         if stage.expected_batch_size > num_units
     ]
+    problems += _band_problems(noisy, num_units)
     if problems:
         raise ConfigError(problems)
+
+
+def _band_problems(noisy: list[StageSettings], num_units: int) -> list[Problem]:
+    """Report stages whose noise cannot be banded as they ask."""
+    num_open = sum(not (s.noise and s.noise.noise_multiplier) for s in noisy)
+    problems = []
+    for stage in noisy:
+        if stage.noise is None or stage.noise.correlation != "banded":
+            continue
+        path, bands = f"stages.{stage.name}.noise.num_bands", stage.noise.num_bands
+        steps = _num_steps(stage, num_units)
+        most = min(steps, num_units // stage.expected_batch_size)
+        if (bands or 2) > most:
+            problems.append(
+                Problem(
+                    path=path,
+                    message=f"must be in [2, {most}], the steps and the batches in an "
+                    f"epoch, got num_bands={bands}.",
+                    next_step="Choose fewer bands, a smaller batch, or "
+                    "correlation: independent.",
+                )
+            )
+        elif bands is None and (stage.noise.noise_multiplier or num_open > 1):
+            problems.append(
+                Problem(
+                    path=path,
+                    message="must be set unless the stage is the only one whose noise "
+                    "is calibrated.",
+                    next_step="Set it, for example to 8.",
+                )
+            )
+    return problems
 
 
 def _compose(events: Sequence[dpe.DpEvent]) -> dpe.DpEvent:

@@ -3,6 +3,7 @@
 On a terminal a live bar; elsewhere (a pod's log, CI) one line now and then.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -135,14 +136,16 @@ class TrainingProgress:
         if self._plan is not None:
             done = now.step * self._plan.sample_rate
             parts.insert(0, f"epoch {done:.1f}/{self._plan.settings.epochs:g}")
-        if self._curve is not None:
-            parts.append(f"stage ε ≤ {self._curve.at(now.step):.2f}")
+        if self._curve is not None and self._plan is not None:
+            turns = math.ceil(now.step / self._plan.num_bands)
+            parts.append(f"stage ε ≤ {self._curve.at(turns):.2f}")
         return " · ".join(parts)
 
 
 def _epsilon_so_far(plan: StagePlan, run: RunPlan) -> EpsilonCurve | None:
-    """Precompute epsilon over the steps of a private stage."""
+    """Precompute epsilon over the turns, `num_bands` steps each, of a private stage."""
     if not plan.settings.private:
         return None
-    one_step = plan.training_plan().dp_event(1)
-    return epsilon_curve(one_step, plan.num_steps, run.target_delta, run.relation)
+    one_turn = plan.training_plan().dp_event(plan.num_bands)
+    turns = math.ceil(plan.num_steps / plan.num_bands)
+    return epsilon_curve(one_turn, turns, run.target_delta, run.relation)

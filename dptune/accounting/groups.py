@@ -22,7 +22,12 @@ _Part = tuple[float, float, int]
 
 
 def group_epsilon(
-    event: DpEvent, *, group_size: int, delta: float, relation: NeighboringRelation
+    event: DpEvent,
+    *,
+    group_size: int,
+    delta: float,
+    relation: NeighboringRelation,
+    same_turns: bool = True,
 ) -> float:
     """Compute the epsilon of a group of k units, such as the copies of one secret.
 
@@ -31,8 +36,8 @@ def group_epsilon(
     | events | relation | theorem |
     |---|---|---|
     | Gaussian | both | the sum moves by k times as much: noise multiplier / k |
-    | Gaussian, Poisson-sampled | add or remove | j of k units are drawn with chance
-      Bin(k, q), a mixture of Gaussians at 0, 1, ..., k dominates |
+    | Gaussian, Poisson-sampled, `same_turns` | add or remove | j of k units are drawn
+      with chance Bin(k, q), a mixture of Gaussians at 0, 1, ..., k dominates |
     | any | both | (e, d)-DP for one is (k e, d (exp(k e) - 1) / (exp(e) - 1))-DP |
 
     The third is far looser: with sample rate 0.02, noise multiplier 1.37, 1,000 steps
@@ -44,6 +49,9 @@ def group_epsilon(
         group_size: k >= 1 units: all added, all removed, or each replaced.
         delta: in (0, 1), of the group.
         relation: neighboring relation of one step.
+        same_turns: whether each mechanism may draw any unit of the group. Not so under
+            cyclic sampling, where the event holds for one unit at a time and units of
+            other groups join other steps.
 
     Returns:
         Infinity where no bound within double precision exists.
@@ -64,7 +72,8 @@ def group_epsilon(
     parts = _gaussian_parts(event)
     if parts is not None and all(rate == 1.0 for rate, _, _ in parts):
         return epsilon(_louder(parts, group_size), delta=delta, relation=relation)
-    if parts is not None and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+    is_mixture = same_turns and relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    if parts is not None and is_mixture:
         return _mixture_epsilon(tuple(parts), group_size, delta)
     return _black_box(event, group_size, delta, relation)
 

@@ -49,6 +49,7 @@ from dptune.accounting.certificates import (
     issue_certificate,
 )
 from dptune.accounting.events import (
+    RenyiFilterDpEvent,
     check_event,
     event_from_json,
     event_to_dict,
@@ -113,10 +114,14 @@ class LedgerEntry(Report):
         dp_event: what ran, for the record notion; None only on public data. A stage
             without noise is a `NonPrivateDpEvent`, never None.
         num_steps: noisy updates that this entry pays for; the event must hold at least
-            as many mechanisms.
+            one mechanism for every `num_bands` of them.
         notion_events: costs for other notions that do not follow from the view.
         sample_rate, noise_multiplier, max_grad_norm: for display; the first two must
-            be those of the event where it has only one mechanism.
+            be those of the event where it has only one mechanism. The sample rate is
+            the chance to join a step.
+        num_bands: steps of which a unit can join only one, since its turn comes once in
+            as many (cyclic Poisson sampling). Above 1 the event must be one kind of
+            Poisson-sampled mechanism, `num_bands` times as likely as `sample_rate`.
         assumptions: what the entry takes for granted.
         nominal_epsilon: what the paper's formula yields for the stage.
         nominal_reference: where it says so.
@@ -140,6 +145,7 @@ class LedgerEntry(Report):
     sample_rate: float | None = Field(default=None, ge=0, le=1)
     noise_multiplier: float | None = Field(default=None, ge=0)
     max_grad_norm: float | None = Field(default=None, gt=0)
+    num_bands: int = Field(default=1, ge=1)
     assumptions: tuple[Assumption, ...] = ()
     nominal_epsilon: float | None = None
     nominal_reference: str = ""
@@ -318,8 +324,21 @@ def _check_counts(entry: LedgerEntry) -> None:
     if entry.dp_event is None or is_non_private(entry.dp_event):
         return
     counts = mechanism_counts(entry.dp_event)
-    if sum(count for _, count in counts) < entry.num_steps:
-        raise ValueError("dp_event must pay for at least num_steps mechanisms")
+    if any(isinstance(mechanism, RenyiFilterDpEvent) for mechanism, _ in counts):
+        return  # pays for any number of steps, of any noise
+    if sum(count for _, count in counts) * entry.num_bands < entry.num_steps:
+        raise ValueError(
+            "dp_event must pay for at least num_steps / num_bands mechanisms"
+        )
+    if entry.num_bands > 1 and (
+        len(counts) != 1
+        or type(counts[0][0]) is not dp_accounting.PoissonSampledDpEvent
+        or entry.sample_rate is None
+    ):
+        raise ValueError(
+            "num_bands above 1 must come with sample_rate and one Poisson-sampled "
+            "mechanism"
+        )
     if len(counts) == 1:
         _check_display(entry, counts[0][0])
 
@@ -328,7 +347,10 @@ def _check_display(entry: LedgerEntry, mechanism: DpEvent) -> None:
     """Refuse displayed numbers that are not those of the only mechanism."""
     inner = getattr(mechanism, "event", mechanism)
     rate = getattr(mechanism, "sampling_probability", 1.0)
-    shown = (entry.sample_rate, entry.noise_multiplier)
+    shown_rate = entry.sample_rate
+    if shown_rate is not None:
+        shown_rate = min(1.0, shown_rate * entry.num_bands)
+    shown = (shown_rate, entry.noise_multiplier)
     for value, actual in zip(shown, (rate, inner.noise_multiplier), strict=True):
         if value is not None and value != actual:
             raise ValueError(

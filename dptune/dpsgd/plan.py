@@ -5,8 +5,8 @@ nowhere else, so that none can disagree with another. Everything in a plan is pu
 
 A plan has one of two forms:
 
-* **gradient** (`GradientPlan`): units are Poisson-sampled, gradients clipped to C and
-  noised before the optimizer sees them. Everything after that is post-processing.
+* **gradient** (`GradientPlan`): units are sampled, gradients clipped to C and noised
+  before the optimizer sees them. Everything after that is post-processing.
 * **forward** (local mechanisms, in `dptune.local`): each sequence's hidden state is
   clipped and noised in the forward pass, and the server that trains sees only that. Its
   `sample_rate` is 1 for accounting, since the server sees every participation.
@@ -14,11 +14,13 @@ A plan has one of two forms:
 References:
     Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133v2; Poisson
     sampling and a fixed divisor as in Ponomareva et al. (2023), section 4.3,
-    https://arxiv.org/abs/2303.00654v3.
+    https://arxiv.org/abs/2303.00654v3. Truncated batches: Ganesh (2025),
+    https://arxiv.org/abs/2508.15089. Banded noise: Choquette-Choo et al. (2023),
+    https://arxiv.org/abs/2306.08153; groups there are fixed, here secret and drawn.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,8 +34,22 @@ from dptune.dpsgd.clipping import (
     check_max_grad_norm,
     sum_sensitivity,
 )
-from dptune.dpsgd.noise import add_gaussian_noise
-from dptune.dpsgd.sampling import PoissonSampler, Sampler, ShuffledSampler
+from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, is_normalized
+from dptune.dpsgd.noise import (
+    MAX_NOISE_BYTES,
+    BandedNoise,
+    IndependentNoise,
+    NoiseMechanism,
+)
+from dptune.dpsgd.sampling import (
+    CyclicPoissonSampler,
+    PoissonSampler,
+    Sampler,
+    SamplingKind,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+    rate_in_turn,
+)
 from dptune.dpsgd.schedule import ConstantNoise, NoiseSchedule, schedule_event
 from dptune.errors import ConfigError, Problem
 from dptune.privacy import NeighboringRelation
@@ -81,14 +97,37 @@ class DPPlan(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPlan:
-    """DP-SGD: Poisson sampling, flat clipping, constant Gaussian noise.
+    """DP-SGD: sampled units, flat clipping, Gaussian noise, a public divisor.
 
-    Each step releases (sum over drawn units of clip_C(gradient) + N(0,
-    (noise_multiplier * C)^2 I)) / expected_batch_size.
+    Each step releases (sum over drawn units of clip_C(gradient) + y_t) /
+    expected_batch_size, where the noise y = C^-1 z comes from independent z_t ~ N(0,
+    (noise_multiplier * C)^2 I) and C is the identity unless there are several bands.
 
-    **Formal guarantee**: `num_steps` steps of `train_stage` under this plan are the
-    mechanism `dp_event(num_steps)`, for data sets that differ in one unit, if record
-    losses depend on their own row alone.
+    **Formal guarantee**: `num_steps` consecutive steps of `train_stage` under this plan
+    are dominated by `dp_event(num_steps)`, for data sets that differ in one unit, if
+    record losses depend on their own row alone. With q the sample rate:
+
+    | sampling | bands b | event of k steps |
+    |---|---|---|
+    | Poisson | 1 | k Gaussians, Poisson-sampled with q |
+    | truncated Poisson | 1 | k `TruncatedSubsampledGaussianDpEvent` |
+    | cyclic Poisson | any | ceil(k / b) Gaussians, Poisson-sampled with b q |
+
+    The last row: condition on all groups, which do not depend on whether a unit is
+    there. A unit of group g joins only steps t with t mod b = g, at most ceil(k / b) of
+    them, by coins of chance b q; what it adds at each is one Gaussian mechanism of
+    multiplier `noise_multiplier` (see `BandedNoise`), or of half of it if the unit is
+    replaced, for its replacement has its group and coins. As the bound is the same for
+    all groups, it holds on average over them.
+
+    *Blocks and resumed runs.* A process runs steps s, s + 1, ... with groups and noise
+    of its own, and charges blocks of `whole_block` steps, a multiple of b, before they
+    are drawn; only the block that ends the stage may be shorter. So blocks of k_1, k_2,
+    ... steps have paid for ceil(k_1 / b) + ceil(k_2 / b) + ... >= ceil((k_1 + k_2 +
+    ...) / b) mechanisms: enough for the whole segment, wherever it is killed, and
+    exactly what one charge for an undisturbed stage would be. A resumed process starts
+    at a checkpoint, which is a function of what was released, with new groups and no
+    past noise: by adaptive composition it costs what its own blocks pay.
 
     | case | meaning |
     |---|---|
@@ -96,45 +135,76 @@ class GradientPlan:
     | `sample_rate` 1 | every unit in every step |
     | nobody drawn | the step is noise only |
     | a unit with a NaN gradient | contributes zero |
+    | a schedule that is not constant | refused with several bands: C z would mix them |
 
     Args:
         noise_multiplier: at least 0 and finite.
-        sample_rate: in (0, 1].
+        sample_rate: in (0, 1]: chance that a unit joins a step.
         max_grad_norm: C.
         expected_batch_size: public, above 0: `sample_rate` times the published number
             of units. It only scales the result.
+        sampling: who joins a step.
+        max_batch_size: public cap, for truncated sampling and only then.
+        num_units: exact number of units, for truncated sampling and only then.
+        noise_coefficients: c of C, of norm 1; several need cyclic sampling.
 
     Raises:
-        ConfigError: values are out of range; all at once.
+        ConfigError: values are out of range or contradict each other; all at once.
     """
 
     noise_multiplier: float
     sample_rate: float
     max_grad_norm: float
     expected_batch_size: float
+    sampling: SamplingKind = SamplingKind.POISSON
+    max_batch_size: int | None = None
+    num_units: int | None = None
+    noise_coefficients: Coefficients = INDEPENDENT
 
     def __post_init__(self) -> None:
-        """Check all four numbers."""
+        """Check every number, and that they fit together."""
         check_max_grad_norm(self.max_grad_norm)
-        checks = {
-            "noise_multiplier": (0 <= self.noise_multiplier < math.inf, "[0, inf)"),
-            "sample_rate": (0 < self.sample_rate <= 1, "(0, 1]"),
-            "expected_batch_size": (
-                0 < self.expected_batch_size < math.inf,
-                "(0, inf)",
-            ),
-        }
-        problems = [
-            Problem(path=name, message=f"must be in {span}, got {getattr(self, name)}.")
-            for name, (valid, span) in checks.items()
-            if not valid
-        ]
+        problems = [*_out_of_range(self), *_contradictions(self)]
         if problems:
             raise ConfigError(problems)
 
+    @property
+    def num_bands(self) -> int:
+        """Number b of steps over which noise is correlated; 1 is independent noise."""
+        return len(self.noise_coefficients)
+
+    def num_mechanisms(self, num_steps: int) -> int:
+        """Return how often one unit can join `num_steps` steps: what they cost."""
+        return math.ceil(num_steps / self.num_bands)
+
+    def whole_block(self, block_size: int) -> int:
+        """Round a block up to what is paid without loss: a multiple of the bands."""
+        return self.num_mechanisms(block_size) * self.num_bands
+
     def sampler(self, num_units: int) -> Sampler:
-        """Return the sampler that `dp_event` describes."""
-        return PoissonSampler(num_units=num_units, sample_rate=self.sample_rate)
+        """Return the sampler that `dp_event` describes; one for each process start.
+
+        Raises:
+            ConfigError: truncated sampling was accounted for other data.
+        """
+        if self.sampling is SamplingKind.CYCLIC_POISSON:
+            return CyclicPoissonSampler(
+                num_units=num_units,
+                sample_rate=self.sample_rate,
+                num_groups=self.num_bands,
+            )
+        if self.max_batch_size is None:
+            return PoissonSampler(num_units=num_units, sample_rate=self.sample_rate)
+        if num_units != self.num_units:
+            raise ConfigError(
+                "num_units must be the number that truncation was accounted for, got "
+                f"num_units={num_units} and {self.num_units} in the plan. Plan again."
+            )
+        return TruncatedPoissonSampler(
+            num_units=num_units,
+            sample_rate=self.sample_rate,
+            max_batch_size=self.max_batch_size,
+        )
 
     def clip_policy(self) -> ClipPolicy:
         """Return the clip whose sensitivity the noise is scaled to."""
@@ -145,24 +215,54 @@ class GradientPlan:
         return ConstantNoise(self.noise_multiplier)
 
     def noise_stddev(self, *, step: int = 0) -> float:
-        """Return noise_multiplier * C."""
+        """Return noise_multiplier * C: the stddev of z."""
         return self.noise_schedule().noise_multiplier(step) * self.max_grad_norm
+
+    def noise(
+        self,
+        generator: torch.Generator,
+        *,
+        sums: Mapping[str, Tensor],
+        max_bytes: int = MAX_NOISE_BYTES,
+    ) -> NoiseMechanism:
+        """Return the noise of a process that starts now; it keeps its own past.
+
+        Args:
+            generator: secret; see `noise_generator`.
+            sums: of the shapes that will be released.
+            max_bytes: memory that past noise may take.
+
+        Raises:
+            ConfigError: past noise does not fit.
+        """
+        if self.num_bands == 1:
+            return IndependentNoise(
+                noise_stddev=lambda step: self.noise_stddev(step=step),
+                generator=generator,
+            )
+        return BandedNoise(
+            coefficients=self.noise_coefficients,
+            noise_stddev=self.noise_stddev(),
+            generator=generator,
+            sums=sums,
+            max_bytes=max_bytes,
+        )
 
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """Return C, or 2C where a unit is replaced."""
         return sum_sensitivity(self.max_grad_norm, relation=relation)
 
     def dp_event(self, num_steps: int, *, first_step: int = 0) -> dp_accounting.DpEvent:
-        """Describe `num_steps` steps from `first_step`; see `schedule_event`."""
+        """Describe `num_steps` consecutive steps; see the table of the class."""
         return schedule_event(
             self.noise_schedule(),
-            sample_rate=self.sample_rate,
+            step_event=self._mechanism,
             first_step=first_step,
-            num_steps=num_steps,
+            num_steps=self.num_mechanisms(num_steps),
         )
 
     def release(
-        self, sums: Mapping[str, Tensor], *, step: int, generator: torch.Generator
+        self, sums: Mapping[str, Tensor], *, step: int, noise: NoiseMechanism
     ) -> None:
         """Turn clipped sums into the noisy mean that the optimizer may see, in place.
 
@@ -171,13 +271,81 @@ class GradientPlan:
         Args:
             sums: clipped sum of every trainable parameter; zeros if nobody was drawn.
             step: number of the step, from 0.
-            generator: secret; see `noise_generator`.
+            noise: of this plan and this process, see `noise`.
         """
-        add_gaussian_noise(
-            sums, noise_stddev=self.noise_stddev(step=step), generator=generator
-        )
+        noise.add(sums, step=step)
         for value in sums.values():
             value.div_(self.expected_batch_size)
+
+    def _mechanism(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """Describe one chance of a unit to join."""
+        if self.max_batch_size is not None and self.num_units is not None:
+            return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+                dataset_size=self.num_units,
+                sampling_probability=self.sample_rate,
+                truncated_batch_size=self.max_batch_size,
+                noise_multiplier=noise_multiplier,
+            )
+        return dp_accounting.PoissonSampledDpEvent(
+            rate_in_turn(self.sample_rate, num_groups=self.num_bands),
+            dp_accounting.GaussianDpEvent(noise_multiplier),
+        )
+
+
+def _out_of_range(plan: GradientPlan) -> Iterator[Problem]:
+    """Find numbers that no plan can have."""
+    checks = {
+        "noise_multiplier": (0 <= plan.noise_multiplier < math.inf, "in [0, inf)"),
+        "sample_rate": (0 < plan.sample_rate <= 1, "in (0, 1]"),
+        "expected_batch_size": (0 < plan.expected_batch_size < math.inf, "in (0, inf)"),
+        "max_batch_size": (
+            plan.max_batch_size is None or plan.max_batch_size >= 1,
+            ">= 1",
+        ),
+        "num_units": (plan.num_units is None or plan.num_units >= 1, ">= 1"),
+        "noise_coefficients": (
+            is_normalized(plan.noise_coefficients),
+            "of norm 1 and begin above 0",
+        ),
+    }
+    for name, (valid, constraint) in checks.items():
+        if not valid:
+            yield Problem(
+                path=name, message=f"must be {constraint}, got {getattr(plan, name)}."
+            )
+
+
+def _contradictions(plan: GradientPlan) -> Iterator[Problem]:
+    """Find numbers that have no event together."""
+    truncated = plan.sampling is SamplingKind.TRUNCATED_POISSON
+    for name in ("max_batch_size", "num_units"):
+        if (getattr(plan, name) is not None) != truncated:
+            yield Problem(
+                path=name,
+                message="must be set exactly when sampling is truncated_poisson, got "
+                f"{getattr(plan, name)} with {plan.sampling}.",
+            )
+    if plan.num_bands == 1:
+        return
+    if plan.sampling is not SamplingKind.CYCLIC_POISSON:
+        yield Problem(
+            path="sampling",
+            message=f"must be cyclic_poisson for banded noise, got {plan.sampling}.",
+            next_step="A unit may join once in any num_bands steps, else it sees less "
+            "noise than was accounted for.",
+        )
+    if plan.num_bands * plan.sample_rate > 1 + 1e-9:
+        yield Problem(
+            path="noise_coefficients",
+            message="must be at most 1 / sample_rate many, got "
+            f"{plan.num_bands} with sample_rate={plan.sample_rate:g}.",
+        )
+    if not isinstance(plan.noise_schedule(), ConstantNoise):
+        yield Problem(
+            path="noise_coefficients",
+            message="must be (1.0,) unless the noise multiplier is constant.",
+            next_step="Use independent noise with a schedule or controller.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +372,10 @@ class PlainPlan:
     def expected_batch_size(self) -> float:
         """Divisor of the sum of gradients."""
         return float(self.batch_size)
+
+    def whole_block(self, block_size: int) -> int:
+        """Return the block as it is."""
+        return block_size
 
     def sampler(self, num_units: int) -> Sampler:
         """Return shuffled batches."""

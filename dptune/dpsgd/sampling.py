@@ -1,6 +1,8 @@
 """Which privacy units join a step."""
 
-from typing import Protocol
+import math
+from enum import StrEnum
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +11,19 @@ from dptune.dpsgd.randomness import RandomStream, numpy_generator, seed_sequence
 from dptune.errors import ConfigError
 
 UnitIndices = NDArray[np.int64]
+_ROUNDING: Final = 1e-9
+
+
+class SamplingKind(StrEnum):
+    """How units are drawn for noisy steps."""
+
+    POISSON = "poisson"
+    TRUNCATED_POISSON = "truncated_poisson"
+    CYCLIC_POISSON = "cyclic_poisson"
 
 
 class Sampler(Protocol):
-    """Draws the units of one step."""
+    """Draws the units of one step after another; a run makes one and keeps it."""
 
     def sample(self, generator: np.random.Generator) -> UnitIndices:
         """Return indices of units, `(drawn,)`; may be empty."""
@@ -54,18 +65,139 @@ class PoissonSampler:
     """
 
     def __init__(self, *, num_units: int, sample_rate: float) -> None:
-        if not 0 < sample_rate <= 1:
-            raise ConfigError(
-                f"sample_rate must be in (0, 1], got sample_rate={sample_rate}. "
-                "Use expected_batch_size / number of privacy units."
-            )
         self._num_units = _checked_num_units(num_units)
-        self._sample_rate = sample_rate
+        self._sample_rate = _checked_rate(sample_rate)
 
     def sample(self, generator: np.random.Generator) -> UnitIndices:
         """Draw one step's units, in ascending order."""
         joins = generator.random(self._num_units) < self._sample_rate
         return np.flatnonzero(joins).astype(np.int64)
+
+
+class TruncatedPoissonSampler:
+    """Poisson sampling with a public cap on the batch.
+
+    When more than `max_batch_size` units join, a uniformly random subset of that size
+    stays. A batch then fits in memory whatever the coins say.
+
+    **Formal guarantee**: one step is the mechanism of
+    `TruncatedSubsampledGaussianDpEvent` with `dataset_size` = `num_units`. It covers
+    data sets whose larger one has `num_units` units (add or remove), or both of them
+    (replace). `dataset_size` is exact, not a bound: epsilon is not monotone in it. With
+    sample rate .01, cap 26, noise multiplier .8 and 1,000 steps it is 8.1 at 1,600
+    units, 23.6 at 3,200 and 9.0 at 16,000. Truncation lets one unit push another out,
+    which moves the sum by 2C: a cap near the mean is dear.
+
+    | case | result |
+    |---|---|
+    | at most `max_batch_size` join | all of them, as `PoissonSampler` |
+    | `max_batch_size` of `num_units` or more | never cut |
+
+    **Privacy**: the result, its length included, is private; the cap is public.
+
+    Args:
+        num_units: number of privacy units in the data, at least 1.
+        sample_rate: in (0, 1].
+        max_batch_size: at least 1.
+
+    Raises:
+        ConfigError: a value is out of range.
+
+    References:
+        Ganesh (2025), https://arxiv.org/abs/2508.15089.
+    """
+
+    def __init__(
+        self, *, num_units: int, sample_rate: float, max_batch_size: int
+    ) -> None:
+        if max_batch_size < 1:
+            raise ConfigError(
+                "max_batch_size must be at least 1, got "
+                f"max_batch_size={max_batch_size}."
+            )
+        self._poisson = PoissonSampler(num_units=num_units, sample_rate=sample_rate)
+        self._max_batch_size = max_batch_size
+
+    def sample(self, generator: np.random.Generator) -> UnitIndices:
+        """Draw one step's units, in ascending order."""
+        joined = self._poisson.sample(generator)
+        if len(joined) <= self._max_batch_size:
+            return joined
+        kept = generator.choice(joined, self._max_batch_size, replace=False)
+        return np.sort(kept)
+
+
+class CyclicPoissonSampler:
+    """Poisson sampling from one of `num_groups` groups at a time, in turn.
+
+    Every unit is put into a group when the first step is drawn, uniformly and
+    independently of all others: adding or removing a unit moves nobody. In step t (the
+    t-th call, from 0) the units of group t mod `num_groups` join, each with probability
+    `num_groups` times `sample_rate`.
+
+    **Formal guarantee**: a unit joins at most once in any `num_groups` consecutive
+    steps, and can join in at most ceil(k / `num_groups`) of k steps, each time by a
+    coin of its own. Banded noise needs the first, its accounting the second.
+
+    | case | result |
+    |---|---|
+    | one group | the same draws as `PoissonSampler` |
+    | an empty group | an empty array |
+
+    **Privacy**: the groups and the result are private. The guarantee of a plan holds
+    even against those who know all groups.
+
+    Args:
+        num_units: number of privacy units in the data, at least 1.
+        sample_rate: in (0, 1 / `num_groups`]: chance that a unit joins a step, over
+            its group and its coin.
+        num_groups: at least 1.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    def __init__(self, *, num_units: int, sample_rate: float, num_groups: int) -> None:
+        if num_groups < 1:
+            raise ConfigError(
+                f"num_groups must be at least 1, got num_groups={num_groups}."
+            )
+        self._num_units = _checked_num_units(num_units)
+        self._rate_in_turn = rate_in_turn(sample_rate, num_groups=num_groups)
+        self._num_groups = num_groups
+        self._groups: UnitIndices | None = None
+        self._step = 0
+
+    def sample(self, generator: np.random.Generator) -> UnitIndices:
+        """Draw the next step's units, in ascending order."""
+        if self._groups is None:
+            self._groups = self._assign(generator)
+        has_turn = self._groups == self._step % self._num_groups
+        self._step += 1
+        joins = generator.random(self._num_units) < self._rate_in_turn
+        return np.flatnonzero(has_turn & joins).astype(np.int64)
+
+    def _assign(self, generator: np.random.Generator) -> UnitIndices:
+        """Draw the group of every unit, `(num_units,)`."""
+        if self._num_groups == 1:
+            return np.zeros(self._num_units, dtype=np.int64)
+        return generator.integers(self._num_groups, size=self._num_units)
+
+
+def rate_in_turn(sample_rate: float, *, num_groups: int) -> float:
+    """Return the chance that a unit joins when its group has its turn.
+
+    Raises:
+        ConfigError: the rate is not in (0, 1], or the groups are too many for it.
+    """
+    rate = _checked_rate(sample_rate) * num_groups
+    if rate > 1 + _ROUNDING:
+        raise ConfigError(
+            "num_groups * sample_rate must be at most 1, got "
+            f"num_groups={num_groups} and sample_rate={sample_rate:g}. A group would "
+            f"be too small for the batch: use at most {math.floor(1 / sample_rate)}."
+        )
+    return min(1.0, rate)
 
 
 class ShuffledSampler:
@@ -98,6 +230,16 @@ class ShuffledSampler:
             self._waiting = np.concatenate([self._waiting, epoch])
         batch, self._waiting = np.split(self._waiting, [self._batch_size])
         return batch
+
+
+def _checked_rate(sample_rate: float) -> float:
+    """Refuse what is no chance."""
+    if not 0 < sample_rate <= 1:
+        raise ConfigError(
+            f"sample_rate must be in (0, 1], got sample_rate={sample_rate}. "
+            "Use expected_batch_size / number of privacy units."
+        )
+    return sample_rate
 
 
 def _checked_num_units(num_units: int) -> int:

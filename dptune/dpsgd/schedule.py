@@ -8,6 +8,7 @@ the ledger for the multiplier it wants: the ledger grants it, or raises
 anything private is no schedule.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -39,9 +40,13 @@ class ConstantNoise:
 
 
 def schedule_event(
-    schedule: NoiseSchedule, *, sample_rate: float, first_step: int, num_steps: int
+    schedule: NoiseSchedule,
+    *,
+    step_event: Callable[[float], dp_accounting.DpEvent],
+    first_step: int,
+    num_steps: int,
 ) -> dp_accounting.DpEvent:
-    """Describe `num_steps` Poisson-sampled Gaussian steps of a fixed schedule.
+    """Describe `num_steps` noisy steps of a fixed schedule.
 
     Runs of equal multipliers become one self-composed event.
 
@@ -52,27 +57,18 @@ def schedule_event(
 
     Args:
         schedule: multiplier of each step.
-        sample_rate: chance that a unit joins a step, in (0, 1].
+        step_event: one step with a given multiplier.
         first_step: first step to describe.
         num_steps: how many steps, at least 0.
     """
     steps = range(first_step, first_step + num_steps)
     multipliers = (schedule.noise_multiplier(step) for step in steps)
     events = [
-        _run_event(multiplier, sample_rate=sample_rate, num_steps=len(list(run)))
+        dp_accounting.SelfComposedDpEvent(step_event(multiplier), len(list(run)))
+        if multiplier > 0
+        else dp_accounting.NonPrivateDpEvent()
         for multiplier, run in groupby(multipliers)
     ]
     if not events:
         return dp_accounting.NoOpDpEvent()
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
-
-
-def _run_event(
-    multiplier: float, *, sample_rate: float, num_steps: int
-) -> dp_accounting.DpEvent:
-    """Describe a run of steps with one multiplier."""
-    if multiplier == 0:
-        return dp_accounting.NonPrivateDpEvent()
-    gaussian = dp_accounting.GaussianDpEvent(multiplier)
-    step = dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian)
-    return dp_accounting.SelfComposedDpEvent(step, num_steps)

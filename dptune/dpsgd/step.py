@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
 from dptune.dpsgd.loss import RecordLoss
-from dptune.dpsgd.noise import noise_generator
+from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_generator
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import UnitIndices
 
@@ -112,14 +112,15 @@ class PrivateGradients:
         plan: GradientPlan,
         feed: Feed,
         generator: torch.Generator,
+        max_noise_bytes: int,
     ) -> None:
         self._model = model
         self._engine = engine
         self._plan = plan
         self._feed = feed
-        self._generator = generator
         self._clip = plan.clip_policy()
         self._sums = engine.zeros()
+        self._noise = plan.noise(generator, sums=self._sums, max_bytes=max_noise_bytes)
 
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
         """Sum clipped gradients over all pieces, then release."""
@@ -130,7 +131,7 @@ class PrivateGradients:
         totals = StepTotals()
         for batch in self._feed.batches(indices):
             totals = totals + self._add(batch)
-        self._plan.release(self._sums, step=step, generator=self._generator)
+        self._plan.release(self._sums, step=step, noise=self._noise)
         for name, parameter in parameters.items():
             parameter.grad = self._sums[name]
         return totals
@@ -173,6 +174,7 @@ def gradient_source(
     feed: Feed,
     seed: int | None,
     attempt: int,
+    max_noise_bytes: int = MAX_NOISE_BYTES,
 ) -> Iterator[GradientSource]:
     """Open the source that a plan calls for; on leaving, the model is clean again.
 
@@ -182,6 +184,10 @@ def gradient_source(
         feed: data and loss.
         seed: None for secret noise.
         attempt: number of this process start.
+        max_noise_bytes: memory that past noise may take.
+
+    Raises:
+        ConfigError: the plan's banded noise does not fit.
     """
     try:
         if isinstance(plan, PlainPlan):
@@ -196,6 +202,7 @@ def gradient_source(
                     generator=noise_generator(
                         device=feed.device, fixed_seed=seed, attempt=attempt
                     ),
+                    max_noise_bytes=max_noise_bytes,
                 )
     finally:
         for parameter in model.parameters():

@@ -6,7 +6,8 @@ Order of things, which the claim rests on:
 2. this process start claims a number that no other start has had;
 3. a block of steps is charged, and only then is noise drawn for it;
 4. at the end of the block a checkpoint is written. A run killed inside a block starts
-   again at its beginning, charges it again and draws fresh noise.
+   again at its beginning, charges it again and draws fresh noise. What correlates steps
+   (groups of units, past noise) is never stored: it starts anew with the process.
 """
 
 import time
@@ -31,6 +32,7 @@ from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.fingerprint import run_fingerprint
 from dptune.dpsgd.gradients import trainable_parameters
 from dptune.dpsgd.loss import CausalLoss, RecordLoss
+from dptune.dpsgd.noise import MAX_NOISE_BYTES
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
@@ -101,14 +103,15 @@ def train_stage(
     dtype: Literal["float32", "bfloat16"] = "float32",
     record_loss: RecordLoss | None = None,
     run_digest: str = "",
+    max_noise_bytes: int = MAX_NOISE_BYTES,
 ) -> TrainingOutcome:
     """Train a causal language model in place for one stage.
 
     **Formal guarantee**: under a `GradientPlan` without a seed, the sequence of weights
-    after each step is the output of `plan.dp_event(k)` on `data`, with k the number of
-    steps whose noise was drawn, in this and all earlier attempts; and `charge` has
-    returned for each of them before. `physical_batch_size` moves the result by rounding
-    only (without dropout).
+    after each step is the output on `data` of one `plan.dp_event(k)` per attempt, with
+    k the number of steps whose noise that attempt drew; and `charge` has returned for
+    each of them before, in blocks whose events add up to no less (see `GradientPlan`).
+    `physical_batch_size` moves the result by rounding only (without dropout).
 
     | case | what happens |
     |---|---|
@@ -130,7 +133,8 @@ def train_stage(
         pad_token_id: fills the padding.
         loss_normalizer: see `CausalLoss`.
         checkpoint_dir: where to keep the last block boundary; None keeps nothing.
-        block_size: steps between checkpoints and charges, at least 1.
+        block_size: steps between checkpoints and charges, at least 1; rounded up to a
+            multiple of the plan's bands.
         charge: called with (first step, number of steps) of a block before its noise.
         on_step: called after every step.
         seed: known randomness: for tests, and for plain runs that must repeat exactly.
@@ -138,6 +142,7 @@ def train_stage(
         dtype: precision of forward and backward; norms and sums stay float32.
         record_loss: instead of `CausalLoss(loss_normalizer=loss_normalizer)`.
         run_digest: ties checkpoints to more than plan, settings, data and model shape.
+        max_noise_bytes: memory that past banded noise may take.
 
     Raises:
         ConfigError: a number is out of range.
@@ -174,8 +179,14 @@ def train_stage(
             autocast=dtype == "bfloat16",
         ),
         on_step=on_step or _ignore,
+        max_noise_bytes=max_noise_bytes,
     )
-    return run.train(state, checkpoint_dir, block_size=block_size, charge=charge)
+    return run.train(
+        state,
+        checkpoint_dir,
+        block_size=plan.whole_block(block_size),
+        charge=charge,
+    )
 
 
 class _Run:
@@ -191,6 +202,7 @@ class _Run:
         seed: int | None,
         feed: Feed,
         on_step: Callable[[StepProgress], None],
+        max_noise_bytes: int,
     ) -> None:
         self._model = model
         self._plan = plan
@@ -199,6 +211,7 @@ class _Run:
         self._seed = seed
         self._feed = feed
         self._on_step = on_step
+        self._max_noise_bytes = max_noise_bytes
         self._parameters = trainable_parameters(model)
         self._optimizer = settings.build(self._parameters.values())
         self._curve: list[CurvePoint] = []
@@ -257,6 +270,7 @@ class _Run:
             feed=self._feed,
             seed=self._seed,
             attempt=state.attempt,
+            max_noise_bytes=self._max_noise_bytes,
         ) as source:
             while state.step < self._num_steps:
                 size = min(block_size, self._num_steps - state.step)

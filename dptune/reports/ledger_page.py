@@ -74,14 +74,15 @@ def _entry_table(ledger: PrivacyLedger) -> Table:
             "Steps",
             "Sample rate",
             "Noise / C",
+            "Bands",
             "Clip norm C",
             "Noise",
             "Nominal ε",
         ),
         (_entry_row(entry) for entry in ledger.entries),
-        numeric=(3, 4, 5, 6, 8),
+        numeric=(3, 4, 5, 6, 7, 9),
         caption="Nominal ε is what the paper's formula yields for the stage. It is no "
-        "guarantee.",
+        "guarantee. Bands are steps of which one unit can join only one.",
     )
 
 
@@ -94,6 +95,7 @@ def _entry_row(entry: LedgerEntry) -> tuple[Cell, ...]:
         count(entry.num_steps),
         share(entry.sample_rate),
         number(entry.noise_multiplier),
+        count(entry.num_bands),
         number(entry.max_grad_norm),
         _noise(entry),
         epsilon(entry.nominal_epsilon),

@@ -35,12 +35,15 @@ def plan_page(plan: RunPlan) -> Page:
                             "Sample rate",
                             "Clip norm C",
                             "Noise / C",
+                            "Bands",
                             "Expected batch",
+                            "Largest batch",
                         ),
                         (_stage_row(stage) for stage in plan.stages),
-                        numeric=range(3, 8),
+                        numeric=range(3, 10),
                         caption="Steps of stages without noise carry no epsilon: what "
-                        "they reveal depends on the text that they read.",
+                        "they reveal depends on the text that they read. With several "
+                        "bands the noise of a step takes back some of the last ones'.",
                     ),
                 ),
             ),
@@ -77,6 +80,7 @@ def _cost(plan: RunPlan) -> Facts:
 def _stage_row(stage: StagePlan) -> tuple[str, ...]:
     """Return one stage's row."""
     settings = stage.settings
+    cap = settings.sampling.max_batch_size
     clip = settings.clipping.max_grad_norm if settings.clipping else None
     return (
         words(settings.name),
@@ -86,5 +90,7 @@ def _stage_row(stage: StagePlan) -> tuple[str, ...]:
         share(stage.sample_rate),
         number(clip),
         number(stage.noise_multiplier) if stage.noise_multiplier else "none",
+        count(stage.num_bands) if stage.noise_multiplier else "none",
         count(settings.expected_batch_size),
+        count(cap) if cap else "no limit",
     )

@@ -31,7 +31,8 @@ def stage_entry(
         corpus: what was read, and whether text decided which records were dropped.
         plan: the stage; the event comes from the same object that trains it.
         recipe: name of the recipe.
-        num_steps: steps of this block.
+        num_steps: steps of this block: with banded noise a multiple of the bands, or
+            the end of the stage.
         fixed_seed: whether sampling and noise come from a known seed.
     """
     private = plan.settings.private
@@ -48,6 +49,7 @@ def stage_entry(
         max_grad_norm=plan.settings.clipping.max_grad_norm
         if plan.settings.clipping
         else None,
+        num_bands=plan.num_bands,
         assumptions=assumptions_of(corpus, plan.settings.view),
         fixed_seed=fixed_seed and private,
     )

@@ -13,7 +13,11 @@ from dptune.accounting.certificates import Certificate
 from dptune.accounting.events import mechanism_counts
 from dptune.accounting.groups import group_epsilon
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.dpsgd.sampling import PoissonSampler
+from dptune.dpsgd.sampling import (
+    CyclicPoissonSampler,
+    PoissonSampler,
+    TruncatedPoissonSampler,
+)
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.gates.evidence import ClaimEvidence, Evidence
@@ -33,6 +37,15 @@ from dptune.results import (
 )
 
 _PACKAGES = ("dp-accounting", "torch", "transformers", "opacus")
+_ACCOUNTED: dict[type, str] = {
+    dp_accounting.PoissonSampledDpEvent: "Poisson",
+    dp_accounting.TruncatedSubsampledGaussianDpEvent: "truncated Poisson",
+}
+_RAN: dict[type, str] = {
+    PoissonSampler: "Poisson",
+    TruncatedPoissonSampler: "truncated Poisson",
+    CyclicPoissonSampler: "cyclic Poisson",
+}
 
 
 class Dossier(Report):
@@ -159,21 +172,21 @@ class Dossier(Report):
 
     def _sampling_assumed(self) -> str:
         """Read off the ledger's events what the accountant took sampling to be."""
-        events = [e.dp_event for e in self.ledger.entries if e.noise_multiplier]
-        kinds = {
-            type(mechanism) is dp_accounting.PoissonSampledDpEvent
-            for event in events
-            if event is not None
-            for mechanism, _ in mechanism_counts(event)
-        }
-        return _sampling(kinds)
+        return _sampling(
+            {
+                "cyclic Poisson" if e.num_bands > 1 else _ACCOUNTED.get(type(mechanism))
+                for e in self.ledger.entries
+                if e.noise_multiplier and e.dp_event is not None
+                for mechanism, _ in mechanism_counts(e.dp_event)
+            }
+        )
 
     def _sampling_actual(self) -> str:
         """Ask the plans that trained which sampler they make."""
         private = [stage for stage in self.plan.stages if stage.settings.private]
         return _sampling(
             {
-                type(stage.training_plan().sampler(stage.num_units)) is PoissonSampler
+                _RAN.get(type(stage.training_plan().sampler(stage.num_units)))
                 for stage in private
             }
         )
@@ -206,11 +219,15 @@ class Dossier(Report):
             group_size=copies,
             delta=self.plan.target_delta,
             relation=self.plan.relation,
+            same_turns=all(entry.num_bands == 1 for entry in self.ledger.entries),
         )
 
 
-def _sampling(poisson: set[bool]) -> str:
-    """Name the sampling of the noisy stages, given whether each is Poisson."""
-    if not poisson:
+def _sampling(kinds: set[str | None]) -> str:
+    """Name the sampling of the noisy stages; None is a kind without a name."""
+    if not kinds:
         return "no noisy stage"
-    return "Poisson over privacy units" if poisson == {True} else "not Poisson"
+    names = sorted(kind for kind in kinds if kind is not None)
+    if len(names) < len(kinds):
+        return "not Poisson"
+    return f"{' and '.join(names)} over privacy units"

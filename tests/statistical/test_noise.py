@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptune.dpsgd import plan as plan_module
+from dptune.dpsgd import noise as noise_module
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.noise import add_gaussian_noise, noise_generator
 from dptune.dpsgd.plan import GradientPlan
@@ -114,8 +114,8 @@ def test_every_parameter_is_noised_alike_whatever_was_drawn(indices):
 
 
 def test_noise_scaled_by_the_drawn_batch_is_caught(monkeypatch):
-    def by_drawn(self, sums, *, step, generator):
-        add_gaussian_noise(sums, noise_stddev=self.noise_stddev(), generator=generator)
+    def by_drawn(self, sums, *, step, noise):
+        noise.add(sums, step=step)
         for value in sums.values():
             value.div_(3)
 
@@ -129,7 +129,7 @@ def test_noise_forgotten_on_one_group_is_caught(monkeypatch):
         rest = {name: v for name, v in sums.items() if "ln_f.bias" not in name}
         add_gaussian_noise(rest, noise_stddev=noise_stddev, generator=generator)
 
-    monkeypatch.setattr(plan_module, "add_gaussian_noise", all_but_norms)
+    monkeypatch.setattr(noise_module, "add_gaussian_noise", all_but_norms)
     assert faulty_parameters(released_noise([0])) == ["transformer.ln_f.bias"]
 
 

@@ -29,7 +29,7 @@ def test_plan_derives_everything_from_the_same_numbers():
 def test_release_divides_by_the_expected_batch_size():
     plan = GradientPlan(**NUMBERS | {"noise_multiplier": 0.0})
     sums = {"a": torch.full((3,), 16.0)}
-    plan.release(sums, step=0, generator=noise_generator())
+    plan.release(sums, step=0, noise=plan.noise(noise_generator(), sums=sums))
     assert sums["a"].tolist() == [2.0] * 3
 
 

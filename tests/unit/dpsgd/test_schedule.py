@@ -16,8 +16,16 @@ def gaussian_steps(sigma, count):
     return dp_accounting.SelfComposedDpEvent(step, count)
 
 
+def poisson(sigma, rate=0.1):
+    return dp_accounting.PoissonSampledDpEvent(
+        rate, dp_accounting.GaussianDpEvent(sigma)
+    )
+
+
 def event(schedule, first, count):
-    return schedule_event(schedule, sample_rate=0.1, first_step=first, num_steps=count)
+    return schedule_event(
+        schedule, step_event=poisson, first_step=first, num_steps=count
+    )
 
 
 def test_constant_noise_is_one_self_composed_event():
@@ -38,7 +46,10 @@ def test_no_steps_cost_nothing_and_no_noise_costs_everything():
 @pytest.mark.parametrize("rate", [0.1, 1.0])
 def test_accountants_accept_the_event(rate):
     described = schedule_event(
-        ConstantNoise(1.0), sample_rate=rate, first_step=0, num_steps=3
+        ConstantNoise(1.0),
+        step_event=lambda sigma: poisson(sigma, rate),
+        first_step=0,
+        num_steps=3,
     )
     accountant = dp_accounting.rdp.RdpAccountant()
     accountant.compose(described)

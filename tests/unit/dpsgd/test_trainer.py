@@ -103,9 +103,9 @@ def test_blocks_are_charged_before_their_noise_is_drawn(monkeypatch):
     events = []
     honest = GradientPlan.release
 
-    def release(self, sums, *, step, generator):
+    def release(self, sums, *, step, noise):
         events.append(("noise", step))
-        honest(self, sums, step=step, generator=generator)
+        honest(self, sums, step=step, noise=noise)
 
     monkeypatch.setattr(GradientPlan, "release", release)
     run(num_steps=5, charge=lambda first, count: events.append((first, count)))
@@ -126,7 +126,7 @@ def test_refused_charge_draws_nothing_and_passes_through(monkeypatch):
     monkeypatch.setattr(
         GradientPlan,
         "release",
-        lambda self, sums, *, step, generator: drawn.append(step),
+        lambda self, sums, *, step, noise: drawn.append(step),
     )
     with pytest.raises(BudgetExceededError):
         run(charge=stop_at(2))

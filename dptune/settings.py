@@ -1,0 +1,92 @@
+"""The choices of a stage, as they stand in a recipe's file."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """A frozen value that refuses keys that it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+class OptimizerSettings(Settings):
+    """What turns gradients into steps.
+
+    Args:
+        name: `adamw` or `sgd`. DP-Adam is AdamW on private gradients (Li et al. 2022).
+        learning_rate: peak rate.
+        warmup_share: share of the steps with a linearly rising rate.
+        schedule: shape of the rate after the warm-up.
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(gt=0, le=10)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    warmup_share: float = Field(default=0.0, ge=0, lt=1)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters (Hu et al. 2022). No `target_modules` means all projections."""
+
+    rank: int = Field(ge=1, le=1024)
+    alpha: float = Field(gt=0)
+    target_modules: tuple[str, ...] = ()
+
+
+class ClippingSettings(Settings):
+    """How one unit's gradient is bounded."""
+
+    kind: Literal["flat"] = "flat"
+    max_grad_norm: float = Field(gt=0, le=1e6)
+
+
+class NoiseSettings(Settings):
+    """How much Gaussian noise. Without `noise_multiplier` it is calibrated.
+
+    Args:
+        correlation: `independent` over steps, `banded` (matrix factorisation, which
+            takes back some of the last steps' noise and brings cyclic sampling), or
+            `auto`: banded if that is clearly better for the planned run, see
+            `choose_banding`. `auto` stays independent where the noise is given, where
+            batches are truncated, and where several noisy stages share one target.
+        num_bands: for `banded`; None takes the best of 2, 4, 8, ... Memory holds
+            `num_bands` - 1 copies of the trained parameters.
+    """
+
+    schedule: Literal["constant"] = "constant"
+    noise_multiplier: float | None = Field(default=None, gt=0, le=1e6)
+    correlation: Literal["auto", "independent", "banded"] = "independent"
+    num_bands: int | None = Field(default=None, ge=2, le=1024)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if self.num_bands is not None and self.correlation != "banded":
+            raise ValueError("num_bands must be set only when correlation is 'banded'")
+        return self
+
+
+class SamplingSettings(Settings):
+    """Who joins a noisy step. Banded noise brings cyclic Poisson sampling of its own.
+
+    Args:
+        kind: `poisson`, or `truncated_poisson` for batches that never exceed a cap.
+        max_batch_size: the cap, public. Near `expected_batch_size` it is dear: 1.6
+            times as much is nearly free from an expected batch of about 256.
+    """
+
+    kind: Literal["poisson", "truncated_poisson"] = "poisson"
+    max_batch_size: int | None = Field(default=None, ge=1, le=10_000_000)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if (self.max_batch_size is None) != (self.kind == "poisson"):
+            raise ValueError(
+                "max_batch_size must be set exactly when kind is 'truncated_poisson'"
+            )
+        return self
