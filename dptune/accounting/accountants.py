@@ -9,6 +9,18 @@ give a second opinion, since one program cannot check itself:
 | `RDP` | add or remove only | an upper bound, looser; refuses `replace_one` |
 | `QUADRATURE` | both, Gaussian mechanisms | an estimate, exact to about 0.01 % |
 
+| event | PLD | RDP | quadrature |
+|---|---|---|---|
+| `gaussian`, alone or Poisson-sampled | both | add or remove | both |
+| `truncated_subsampled_gaussian` | both | refused: it has no formula for it | both |
+| `laplace`, alone or Poisson-sampled | add or remove | alone, add or remove | refused |
+| `renyi_filter` | its own relation | refused | refused |
+
+The quadrature integrates Gaussian pairs; Laplace has kinks and atoms. RDP could add up
+a filter's limit at one order, and come out below PLD, which knows the whole profile:
+neither would be wrong, so it could confirm nothing. PLD refuses Laplace under replace,
+since the L1 sensitivity doubles there and the event does not say whose it was.
+
 So on every certificate RDP must not be smaller than PLD, and the quadrature must not be
 larger. An epsilon under one relation says nothing under the other: with sample rate
 0.02, noise multiplier 1.37, 1,000 steps and delta 1e-6, it is 2.57 for add/remove and

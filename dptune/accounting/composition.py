@@ -39,8 +39,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, signal, special
 
+from dptune.accounting.atoms import LossAtoms
 from dptune.accounting.cache import BoundedCache
-from dptune.accounting.loss_distribution import LossAtoms, mechanism_distribution
+from dptune.accounting.loss_distribution import mechanism_distribution
 from dptune.accounting.pairs import Floats
 from dptune.privacy import NeighboringRelation
 

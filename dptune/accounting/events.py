@@ -1,7 +1,7 @@
 """Events: what a mechanism was, as data that outlives the program that ran it.
 
-An event is a `dp_accounting.DpEvent` from the closed table below. It says nothing of a
-relation or an epsilon: an accountant adds those later. The JSON form is versioned, is
+An event is a `dp_accounting.DpEvent` from the closed table below. It says nothing of
+an epsilon: an accountant adds that later. The JSON form is versioned, is
 canonical (equal events give equal text) and never names a class to import.
 
 | type | mechanism | fields |
@@ -12,8 +12,13 @@ canonical (equal events give equal text) and never names a class to import.
 | `laplace` | the same with the L1 norm | `noise_multiplier` |
 | `poisson_sampled` | every unit tosses a coin | `sampling_probability`, `event` |
 | `truncated_subsampled_gaussian` | Poisson, cut at a public cap | four numbers |
+| `renyi_filter` | adaptive steps that a Renyi filter stopped | `orders`, `divergences`,
+  `relation` |
 | `self_composed` | the same again | `event`, `count` |
 | `composed` | one after the other, adaptively | `events` |
+
+All but `renyi_filter` say nothing of a relation; a filter kept its promise under one
+relation, so that its event holds under that one only.
 
 Meanings are frozen: a new mechanism gets a new type, a changed form a new version.
 """
@@ -21,16 +26,39 @@ Meanings are frozen: a new mechanism gets a new type, a changed form a new versi
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import dp_accounting
 from dp_accounting import DpEvent
 
 from dptune.errors import ArtifactError, UnsupportedEventError
+from dptune.privacy import NeighboringRelation
 
 EVENT_VERSION: Final = 1
 _MAX_DEPTH: Final = 32
 _MAX_COUNT: Final = 10**12
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenyiFilterDpEvent(DpEvent):  # type: ignore[misc]  # DpEvent is untyped
+    """Any number of mechanisms, chosen adaptively, that a Renyi filter let through.
+
+    The transcript splits into one part for each order. Under that part's order the
+    process that stops at the order's own limit has at most that Renyi divergence, for
+    neighbors of `relation` in both directions. With one order that is the divergence
+    of the whole.
+
+    Args:
+        orders: above 1, fixed before the first mechanism ran, all different.
+        divergences: limit at each order, not negative.
+        relation: neighboring relation of the limits, as its name.
+    """
+
+    orders: tuple[float, ...]
+    divergences: tuple[float, ...]
+    relation: str
+
 
 _TYPES: Final[dict[str, tuple[type[DpEvent], dict[str, str]]]] = {
     "no_op": (dp_accounting.NoOpDpEvent, {}),
@@ -49,6 +77,10 @@ _TYPES: Final[dict[str, tuple[type[DpEvent], dict[str, str]]]] = {
             "truncated_batch_size": "count",
             "noise_multiplier": "multiplier",
         },
+    ),
+    "renyi_filter": (
+        RenyiFilterDpEvent,
+        {"orders": "orders", "divergences": "divergences", "relation": "relation"},
     ),
     "self_composed": (
         dp_accounting.SelfComposedDpEvent,
@@ -213,7 +245,7 @@ def _encode(event: object, path: str, depth: int) -> dict[str, Any]:
     name = _NAMES.get(type(event))
     if name is None or depth > _MAX_DEPTH:
         raise _unsupported(type(event).__name__, path)
-    _check_sampled(event, path)
+    _check_parts(event, path)
     fields = {
         field: _encode_value(getattr(event, field), kind, f"{path}.{field}", depth)
         for field, kind in _TYPES[name][1].items()
@@ -256,7 +288,7 @@ def _decode(data: object, path: str, depth: int) -> DpEvent:
         for field, kind in fields.items()
     }
     event = cls(**values)
-    _check_sampled(event, path)
+    _check_parts(event, path)
     return event
 
 
@@ -272,8 +304,8 @@ def _decode_value(value: object, kind: str, path: str, depth: int) -> object:
     return _encode_value(value, kind, path, depth)
 
 
-def _check_sampled(event: object, path: str) -> None:
-    """Refuse Poisson sampling of anything but one noisy sum.
+def _check_parts(event: object, path: str) -> None:
+    """Refuse fields that do not go together.
 
     Several releases from one sample are not several samples: accountants that
     agree on them are few, so the table leaves them out.
@@ -282,6 +314,12 @@ def _check_sampled(event: object, path: str) -> None:
         event.event, _SAMPLED
     ):
         raise _unsupported(type(event.event).__name__, f"{path}.event")
+    if isinstance(event, RenyiFilterDpEvent) and not (
+        0 < len(event.orders) == len(event.divergences) == len(set(event.orders))
+    ):
+        raise UnsupportedEventError(
+            f"{path} must have one divergence for each order, and no order twice."
+        )
 
 
 def _items(value: object) -> list[Any]:
@@ -326,15 +364,41 @@ def _count(value: Any) -> int:  # noqa: ANN401 - numbers of any library
     return number
 
 
-_NUMBERS: Final[dict[str, Callable[[Any], float]]] = {
+def _orders(value: Any) -> tuple[float, ...]:  # noqa: ANN401 - lists or tuples
+    """Read Renyi orders above 1."""
+    orders = _multipliers(value)
+    if min(orders) <= 1:
+        raise ValueError
+    return orders
+
+
+def _multipliers(value: Any) -> tuple[float, ...]:  # noqa: ANN401 - lists or tuples
+    """Read finite numbers >= 0, at least one."""
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError
+    return tuple(_multiplier(number) for number in value)
+
+
+def _relation(value: Any) -> str:  # noqa: ANN401 - a name or a relation
+    """Read the name of a relation."""
+    return NeighboringRelation(value).value
+
+
+_NUMBERS: Final[dict[str, Callable[[Any], object]]] = {
     "multiplier": _multiplier,
     "probability": _probability,
     "count": _count,
+    "orders": _orders,
+    "divergences": _multipliers,
+    "relation": _relation,
 }
 _CONSTRAINTS: Final = {
     "multiplier": "a finite number >= 0",
     "probability": "in [0, 1]",
     "count": f"an integer in [1, {_MAX_COUNT}]",
+    "orders": "finite numbers > 1",
+    "divergences": "finite numbers >= 0",
+    "relation": "the name of a neighboring relation",
 }
 
 

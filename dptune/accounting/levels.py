@@ -4,8 +4,9 @@ Plain Gaussians merge exactly: n of noise multiplier s compose to one of s / sqr
 and 1/s^2 adds up over different ones.
 
 A controller that moves the noise at every step leaves as many Poisson-sampled levels as
-steps. Where there are more than `MAX_LEVELS`, noise multipliers are rounded *down* and
-sample rates *up* to a geometric lattice, so that levels fall together.
+steps. Where there are more than `MAX_LEVELS`, noise multipliers are rounded *down*
+to a geometric lattice, so that levels fall together; so are, *up*, sample rates, if
+there are more than a few.
 
 **Formal guarantee**: rounding never makes epsilon smaller.
 
@@ -33,21 +34,24 @@ from dptune.accounting.events import event_to_json
 
 MAX_LEVELS: Final = 1024
 _FINEST: Final = 1024
+_FEW_RATES: Final = 16
 
 Counts = tuple[tuple[DpEvent, int], ...]
 _Grouped = dict[tuple[float, float], int]
 
 
-def composition_levels(counts: Counts, *, most: int = MAX_LEVELS) -> tuple[Level, ...]:
+def composition_levels(counts: Counts, *, most: int | None = None) -> tuple[Level, ...]:
     """Describe a history by at most about `most` levels, which cost no less.
 
     Args:
         counts: distinct mechanisms and how often each ran.
-        most: number of Poisson-sampled Gaussian levels above which they are rounded;
-            a wide range of noise can leave more, never more than there were.
+        most: number of Poisson-sampled Gaussian levels above which they are rounded,
+            `MAX_LEVELS` if None; a wide range of noise can leave more, never more than
+            there were.
     """
     sampled, others, inverse_variance = _sort(counts)
-    grouped = _rounded(sampled, most, math.floor, math.ceil)
+    limit = MAX_LEVELS if most is None else most
+    grouped = _rounded(sampled, limit, math.floor, math.ceil)
     if inverse_variance > 0:
         others.append((dp_accounting.GaussianDpEvent(inverse_variance**-0.5), 1))
     return tuple(
@@ -104,15 +108,13 @@ def _rounded(
     of_rate: Callable[[float], int],
 ) -> _Grouped:
     """Round on lattices that get coarser until few enough levels are left."""
-    per_octave = _FINEST
-    grouped = sampled
+    per_octave, grouped = _FINEST, sampled
+    keep_rates = len({rate for rate, _ in sampled}) <= _FEW_RATES
     while len(grouped) > most and per_octave >= 8:
         grouped = {}
         for (rate, noise), count in sampled.items():
-            key = (
-                min(_snap(rate, per_octave, of_rate), 1.0),
-                _snap(noise, per_octave, of_noise),
-            )
+            snapped = rate if keep_rates else _snap(rate, per_octave, of_rate)
+            key = (min(snapped, 1.0), _snap(noise, per_octave, of_noise))
             grouped[key] = grouped.get(key, 0) + count
         per_octave //= 2
     return grouped

@@ -29,47 +29,26 @@ References:
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent
 from dp_accounting.pld import privacy_loss_distribution
-from numpy.typing import NDArray
 
-from dptune.accounting.events import event_from_json
+from dptune.accounting.atoms import LossAtoms, bends, lattice
+from dptune.accounting.events import RenyiFilterDpEvent, event_from_json
 from dptune.accounting.pairs import (
     Floats,
     GaussianPair,
     gaussian_pairs,
     truncation_parts,
 )
+from dptune.accounting.renyi import filter_atoms, filter_size
 from dptune.errors import UnsupportedEventError
 from dptune.privacy import NeighboringRelation
 
 _MAX_POINTS: Final = 1_000_000
-_PER_OCTAVE: Final = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossAtoms:
-    """A discrete distribution of losses in one direction.
-
-    Args:
-        index: losses in multiples of the interval, not always sorted or distinct.
-        mass: their probabilities, not negative.
-        infinity: probability of an infinite loss.
-    """
-
-    index: NDArray[np.int64]
-    mass: Floats
-    infinity: float
-
-    def delta(self, epsilon: float, *, interval: float) -> float:
-        """Compute the hockey stick at one epsilon."""
-        excess = np.maximum(self.index * interval - epsilon, 0.0)
-        return self.infinity + float(-np.expm1(-excess) @ self.mass)
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,6 +71,10 @@ def mechanism_distribution(
         UnsupportedEventError: the mechanism has no pair under this relation.
     """
     event = event_from_json(event_json)
+    if isinstance(event, RenyiFilterDpEvent):
+        return (filter_atoms(event, relation, interval),) * (
+            1 if relation is NeighboringRelation.REPLACE_ONE else 2
+        )
     if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
         return _truncated(event, relation, interval)
     q, inner = _sampling(event)
@@ -107,6 +90,8 @@ def typical_loss(event_json: str, relation: NeighboringRelation) -> tuple[float,
     The width is that of the finite part of the distribution.
     """
     event = event_from_json(event_json)
+    if isinstance(event, RenyiFilterDpEvent):
+        return filter_size(event)
     q, inner = _sampling(event)
     s = inner.noise_multiplier
     if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
@@ -199,7 +184,7 @@ def _laplace(
 def _connect_the_dots(pair: GaussianPair, interval: float) -> LossAtoms:
     """Place the mass of P on the lattice (Doroshenko et al. 2022, Algorithm 1)."""
     low, high = pair.bounds()
-    index = _lattice(math.floor(low / interval), math.ceil(high / interval))
+    index = lattice(math.floor(low / interval), math.ceil(high / interval))
     losses: Floats = np.asarray(index * interval, dtype=np.float64)
     x = pair.inverse_loss(losses)
     split = int(np.clip(np.searchsorted(x, 0.0), 1, len(x) - 1))
@@ -210,8 +195,8 @@ def _connect_the_dots(pair: GaussianPair, interval: float) -> LossAtoms:
     mass = np.concatenate(
         (
             [(lower[1] - lower[0]) / rise[0] - lower[0]],
-            _bends(lower, rise[:split], fall[:split]),
-            _bends(upper, rise[split - 1 :], fall[split - 1 :]),
+            bends(lower, rise[:split], fall[:split]),
+            bends(upper, rise[split - 1 :], fall[split - 1 :]),
             [(upper[-2] - upper[-1]) / fall[-1]],
         )
     )
@@ -220,27 +205,6 @@ def _connect_the_dots(pair: GaussianPair, interval: float) -> LossAtoms:
     return LossAtoms(
         index=index, mass=mass / min(total, 1.0), infinity=float(upper[-1])
     )
-
-
-def _lattice(first: int, last: int) -> NDArray[np.int64]:
-    """Rising integers from at most `first` to at least `last`, sparse far from 0."""
-    size = max(abs(first), abs(last), 2)
-    parts = [np.arange(_PER_OCTAVE + 1)]
-    step, start = 2, _PER_OCTAVE
-    while start < size:
-        parts.append(np.arange(start + step, 2 * start + 1, step))
-        step, start = 2 * step, 2 * start
-    half = np.concatenate(parts)
-    whole = np.concatenate((-half[:0:-1], half))
-    begin = max(int(np.searchsorted(whole, first, side="right")) - 1, 0)
-    end = int(np.searchsorted(whole, max(last, whole[begin] + 2)))
-    return np.asarray(whole[begin : max(end, begin + 2) + 1], dtype=np.int64)
-
-
-def _bends(values: Floats, rise: Floats, fall: Floats) -> Floats:
-    """Mass of the inner atoms: how much the hockey stick bends there."""
-    steps = np.diff(values)
-    return np.asarray(steps[1:] / rise[1:] - steps[:-1] / fall[:-1])
 
 
 def _hockey_stick(

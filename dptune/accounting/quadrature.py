@@ -306,15 +306,18 @@ def _log_moment(step: _Step, c: float) -> float:
     """Compute ln M(c) of one use of a step for real c."""
     return float(
         special.logsumexp(
-            [_log_moment_of_pair(pair, c) for _, pair in step.pairs],
+            [log_moment_of_pair(pair, c) for _, pair in step.pairs],
             b=[weight for weight, _ in step.pairs],
         )
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _log_moment_of_pair(pair: GaussianPair, c: float) -> float:
-    """Compute ln E exp(cL) of one pair by the trapezoidal rule."""
+def log_moment_of_pair(pair: GaussianPair, c: float) -> float:
+    """Compute ln E exp(cL) of one pair under P by the trapezoidal rule.
+
+    Over c it is the Renyi divergence of order c + 1.
+    """
     spacing = pair.noise_multiplier / 16
     log_weights, _ = _tilted(pair, c, spacing)
     return float(special.logsumexp(log_weights))

@@ -6,9 +6,9 @@ import pytest
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from scipy import stats
 
+from dptune.accounting.atoms import LossAtoms
 from dptune.accounting.events import event_to_json
 from dptune.accounting.loss_distribution import (
-    LossAtoms,
     mechanism_distribution,
 )
 from dptune.accounting.pairs import GaussianPair, gaussian_pairs, truncation_parts
