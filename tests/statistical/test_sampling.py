@@ -1,12 +1,19 @@
-"""Poisson sampling follows its law, and twins that do not are caught.
+"""Samplers follow their laws, and twins that do not are caught.
 
 False alarms: 1e-6 per bound, under new seeds. Escapes are asserted beside each twin.
 """
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from dptune.dpsgd.sampling import PoissonSampler, ShuffledSampler, sampling_generator
+from dptune.dpsgd.sampling import (
+    CyclicPoissonSampler,
+    PoissonSampler,
+    ShuffledSampler,
+    TruncatedPoissonSampler,
+    sampling_generator,
+)
 from dptune.testing.statistics import (
     binomial_bounds,
     binomial_escape_probability,
@@ -129,3 +136,173 @@ def test_default_generator_is_not_seeded():
     first, second = (set(sampler.sample(sampling_generator())) for _ in range(2))
     low, high = binomial_bounds(1000, probability=0.25)
     assert low <= len(first & second) <= high
+
+
+CAP = 24
+FULL = float(stats.binom.sf(CAP - 1, NUM_UNITS, RATE))
+KEPT_RATE = float(
+    np.minimum(np.arange(NUM_UNITS + 1), CAP)
+    @ stats.binom.pmf(np.arange(NUM_UNITS + 1), NUM_UNITS, RATE)
+    / NUM_UNITS
+)
+
+
+class CutBy:
+    """A truncated sampler whose rule for who stays is `keep`."""
+
+    def __init__(self, keep):
+        self._poisson = PoissonSampler(num_units=NUM_UNITS, sample_rate=RATE)
+        self._keep = keep
+
+    def sample(self, generator):
+        return self._keep(self._poisson.sample(generator), generator)
+
+
+def cap_holds(joined):
+    return joined.sum(1).max() <= CAP
+
+
+def batches_are_full_as_often_as_they_should_be(joined):
+    """P(Binomial(n, q) >= cap) = .22 of the steps."""
+    low, high = binomial_bounds(NUM_STEPS, probability=FULL)
+    return low <= (joined.sum(1) == CAP).sum() <= high
+
+
+def kept_units_are_alike(joined):
+    """Everybody stays with the same chance; units of a step are nearly independent."""
+    expected = NUM_STEPS * KEPT_RATE
+    low, high = chi_square_bounds(NUM_UNITS)
+    statistic = ((joined.sum(0) - expected) ** 2).sum() / expected / (1 - KEPT_RATE)
+    return low <= statistic <= high
+
+
+TRUNCATED_LAWS = [
+    cap_holds,
+    batches_are_full_as_often_as_they_should_be,
+    kept_units_are_alike,
+]
+
+
+@pytest.mark.parametrize("law", TRUNCATED_LAWS)
+def test_truncated_sampler_follows_the_law(law):
+    sampler = TruncatedPoissonSampler(
+        num_units=NUM_UNITS, sample_rate=RATE, max_batch_size=CAP
+    )
+    assert law(draw(sampler))
+
+
+def test_forgotten_cap_is_caught():
+    joined = draw(CutBy(lambda units, generator: units))
+    assert not cap_holds(joined)
+    assert not batches_are_full_as_often_as_they_should_be(joined)
+
+
+def test_cap_that_keeps_the_first_units_is_caught():
+    joined = draw(CutBy(lambda units, generator: units[:CAP]))
+    assert cap_holds(joined)
+    assert not kept_units_are_alike(joined)
+
+
+def test_full_batches_five_percent_off_are_caught():
+    """A rate that is 5 % off moves the share of full batches by 27 %."""
+    for rate in (0.95 * RATE, 1.05 * RATE):
+        sampler = TruncatedPoissonSampler(
+            num_units=NUM_UNITS, sample_rate=rate, max_batch_size=CAP
+        )
+        assert not batches_are_full_as_often_as_they_should_be(draw(sampler))
+        actual = float(stats.binom.sf(CAP - 1, NUM_UNITS, rate))
+        escapes = binomial_escape_probability(
+            NUM_STEPS, probability=FULL, relative_error=actual / FULL - 1
+        )
+        assert escapes < 1e-3
+
+
+GROUPS = 4
+
+
+def cyclic(rate=RATE, *, twin=CyclicPoissonSampler, num_groups=GROUPS):
+    return draw(twin(num_units=NUM_UNITS, sample_rate=rate, num_groups=num_groups))
+
+
+class ByParity(CyclicPoissonSampler):
+    """Groups by position: without unit 0 everybody else moves."""
+
+    def _assign(self, generator):
+        return np.arange(self._num_units) % self._num_groups
+
+
+class NewGroupsEveryCycle(CyclicPoissonSampler):
+    """A unit can be last in one cycle and first in the next."""
+
+    def sample(self, generator):
+        if self._step % self._num_groups == 0:
+            self._groups = None
+        return super().sample(generator)
+
+
+class RateOfPlainSampling(CyclicPoissonSampler):
+    """Forgets that only one group in `num_groups` has its turn."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._rate_in_turn = options["sample_rate"]
+
+
+def turns_are_apart(joined):
+    """Nobody joins twice in any `GROUPS` consecutive steps: exact, never by chance."""
+    windows = np.lib.stride_tricks.sliding_window_view(joined, GROUPS, axis=0)
+    return windows.sum(-1).max() <= 1
+
+
+def groups_of(joined):
+    """Group of every unit that ever joined, read off its first step."""
+    return joined.argmax(0) % GROUPS
+
+
+def groups_are_drawn_by_coin(sampler):
+    """Two neighbors share a group with probability 1 / GROUPS, over 400 samplers."""
+    together = 0
+    for seed in range(400):
+        generator = sampling_generator(fixed_seed=seed)
+        drawn = sampler(num_units=NUM_UNITS, sample_rate=0.25, num_groups=GROUPS)
+        group = np.empty(NUM_UNITS, int)
+        for step in range(GROUPS):  # at this rate everybody joins in turn
+            group[drawn.sample(generator)] = step
+        together += (group[0::2] == group[1::2]).sum()
+    low, high = binomial_bounds(400 * NUM_UNITS // 2, probability=1 / GROUPS)
+    return low <= together <= high
+
+
+def test_cyclic_sampler_follows_the_law():
+    joined = cyclic()
+    assert rate_is_right(joined)
+    assert turns_are_apart(joined)
+    assert groups_are_drawn_by_coin(CyclicPoissonSampler)
+    steps = np.arange(NUM_STEPS)[:, None] % GROUPS
+    assert (joined <= (steps == groups_of(joined))).all()
+
+
+def test_groups_by_parity_are_caught():
+    assert turns_are_apart(cyclic(twin=ByParity))
+    assert not groups_are_drawn_by_coin(ByParity)
+
+
+def test_unit_that_joins_twice_within_the_bands_is_caught():
+    assert not turns_are_apart(cyclic(twin=NewGroupsEveryCycle))
+    assert not turns_are_apart(poisson())
+
+
+def test_cyclic_rate_that_forgets_the_groups_is_caught():
+    assert not rate_is_right(cyclic(twin=RateOfPlainSampling))
+    for error in (0.05, -0.05):
+        assert not rate_is_right(cyclic(RATE * (1 + error)))
+
+
+def test_groups_of_two_starts_are_independent():
+    """A resumed run must not meet the groups that an earlier one may have shown."""
+    options = {"num_units": NUM_UNITS, "sample_rate": RATE, "num_groups": GROUPS}
+    first, second = (
+        groups_of(draw(CyclicPoissonSampler(**options), seed=seed)) for seed in (1, 2)
+    )
+    low, high = binomial_bounds(NUM_UNITS, probability=1 / GROUPS)
+    assert low <= (first == second).sum() <= high

@@ -1,8 +1,15 @@
+import numpy as np
 import pytest
 import torch
 
-from dptune.dpsgd.noise import add_gaussian_noise, noise_generator
-from dptune.errors import PrivacyError
+from dptune.dpsgd.factorization import band_coefficients
+from dptune.dpsgd.noise import (
+    BandedNoise,
+    IndependentNoise,
+    add_gaussian_noise,
+    noise_generator,
+)
+from dptune.errors import ConfigError, PrivacyError
 
 
 def noise(**options):
@@ -40,3 +47,100 @@ def test_sum_in_half_precision_is_refused():
     sums = {"a": torch.zeros(2, dtype=torch.bfloat16)}
     with pytest.raises(PrivacyError, match="a must be float32"):
         add_gaussian_noise(sums, noise_stddev=1.0, generator=noise_generator())
+
+
+BANDS = band_coefficients(num_bands=3, num_steps=9)
+SHAPES = {"a": torch.zeros(3, 4), "b": torch.zeros(5)}
+
+
+def banded(coefficients=BANDS, *, noise_stddev=2.0, **options):
+    return BandedNoise(
+        coefficients=coefficients,
+        noise_stddev=noise_stddev,
+        generator=noise_generator(fixed_seed=6),
+        sums=SHAPES,
+        **options,
+    )
+
+
+def steps_of(mechanism, count=9):
+    """Noise of every step, `(steps, entries)`."""
+    rows = []
+    for step in range(count):
+        sums = {name: torch.zeros_like(value) for name, value in SHAPES.items()}
+        mechanism.add(sums, step=step)
+        rows.append(torch.cat([value.flatten() for value in sums.values()]))
+    return torch.stack(rows)
+
+
+def independent():
+    return IndependentNoise(
+        noise_stddev=lambda step: 2.0, generator=noise_generator(fixed_seed=6)
+    )
+
+
+def test_banded_noise_solves_the_triangular_system():
+    matrix = np.zeros((9, 9))
+    for band, value in enumerate(BANDS):
+        matrix += value * np.eye(9, k=-band)
+    expected = np.linalg.solve(matrix, steps_of(independent()).double().numpy())
+    np.testing.assert_allclose(steps_of(banded()).numpy(), expected, atol=2e-5)
+
+
+def test_one_band_is_independent_noise():
+    assert torch.equal(steps_of(banded((1.0,))), steps_of(independent()))
+
+
+def test_independent_noise_follows_the_step():
+    rising = IndependentNoise(
+        noise_stddev=float, generator=noise_generator(fixed_seed=6)
+    )
+    rows = steps_of(rising, 3)
+    assert not rows[0].any()
+    assert rows[1].all()
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_banded_noise_out_of_step_is_refused(step):
+    mechanism = banded()
+    for done in (0, 1):
+        mechanism.add({n: v.clone() for n, v in SHAPES.items()}, step=done)
+    with pytest.raises(PrivacyError, match="step by step"):
+        mechanism.add({n: v.clone() for n, v in SHAPES.items()}, step=step)
+
+
+def test_banded_noise_may_begin_at_any_step():
+    mechanism = banded()
+    for step in (7, 8):
+        mechanism.add({n: v.clone() for n, v in SHAPES.items()}, step=step)
+
+
+def test_past_noise_beyond_the_limit_is_refused():
+    needed = 2 * 17 * 4  # two copies of 17 floats
+    banded(max_bytes=needed)
+    with pytest.raises(ConfigError, match=f"got {needed} bytes"):
+        banded(max_bytes=needed - 1)
+
+
+def test_past_noise_takes_one_copy_per_band_but_one():
+    mechanism = banded()
+    steps_of(mechanism)
+    assert len(mechanism._past) == 2
+
+
+def test_banded_noise_of_zero_changes_nothing():
+    assert not steps_of(banded(noise_stddev=0.0)).any()
+
+
+def test_bands_of_another_norm_are_refused():
+    """Else the stddev would not be what the event says."""
+    with pytest.raises(PrivacyError, match="norm 1"):
+        banded((1.0, 0.5))
+
+
+def test_banded_noise_refuses_half_precision_and_bad_stddev():
+    sums = {"a": torch.zeros(2, dtype=torch.bfloat16)}
+    with pytest.raises(PrivacyError, match="a must be float32"):
+        banded().add(sums, step=0)
+    with pytest.raises(PrivacyError, match="noise_stddev"):
+        banded(noise_stddev=float("nan"))

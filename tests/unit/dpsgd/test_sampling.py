@@ -2,8 +2,11 @@ import numpy as np
 import pytest
 
 from dptune.dpsgd.sampling import (
+    CyclicPoissonSampler,
     PoissonSampler,
     ShuffledSampler,
+    TruncatedPoissonSampler,
+    rate_in_turn,
     sampling_generator,
 )
 from dptune.errors import ConfigError
@@ -57,3 +60,63 @@ def test_empty_data_and_empty_batches_are_refused():
         PoissonSampler(num_units=0, sample_rate=0.5)
     with pytest.raises(ConfigError, match="batch_size"):
         ShuffledSampler(num_units=3, batch_size=0)
+
+
+def test_truncated_batch_is_a_subset_of_the_poisson_batch():
+    cut = TruncatedPoissonSampler(num_units=50, sample_rate=0.5, max_batch_size=9)
+    whole = PoissonSampler(num_units=50, sample_rate=0.5)
+    first, second = (s.sample(sampling_generator(fixed_seed=3)) for s in (cut, whole))
+    assert len(first) == 9 < len(second)
+    assert set(first) <= set(second)
+    assert first.tolist() == sorted(set(first))
+
+
+def test_cap_that_never_binds_changes_nothing():
+    cut = TruncatedPoissonSampler(num_units=50, sample_rate=0.5, max_batch_size=50)
+    whole = PoissonSampler(num_units=50, sample_rate=0.5)
+    draws = []
+    for sampler in (cut, whole):
+        generator = sampling_generator(fixed_seed=3)
+        draws.append([sampler.sample(generator).tolist() for _ in range(20)])
+    assert draws[0] == draws[1]
+
+
+def test_everybody_has_one_turn_a_cycle_at_the_largest_rate():
+    sampler = CyclicPoissonSampler(num_units=30, sample_rate=1 / 3, num_groups=3)
+    generator = sampling_generator(fixed_seed=0)
+    batches = [sampler.sample(generator) for _ in range(6)]
+    assert sorted(np.concatenate(batches[:3])) == list(range(30))
+    assert [b.tolist() for b in batches[:3]] == [b.tolist() for b in batches[3:]]
+
+
+def test_one_group_draws_what_poisson_draws():
+    draws = []
+    for sampler in (
+        CyclicPoissonSampler(num_units=40, sample_rate=0.3, num_groups=1),
+        PoissonSampler(num_units=40, sample_rate=0.3),
+    ):
+        generator = sampling_generator(fixed_seed=2)
+        draws.append([sampler.sample(generator).tolist() for _ in range(5)])
+    assert draws[0] == draws[1]
+
+
+def test_more_groups_than_units_leave_steps_empty():
+    sampler = CyclicPoissonSampler(num_units=1, sample_rate=0.125, num_groups=8)
+    generator = sampling_generator()
+    assert sum(len(sampler.sample(generator)) for _ in range(8)) == 1
+
+
+def test_rate_in_turn_is_at_most_one():
+    assert rate_in_turn(0.1, num_groups=4) == 0.4
+    assert rate_in_turn(0.1 + 1e-12, num_groups=10) == 1.0
+    with pytest.raises(ConfigError, match="at most 3"):
+        rate_in_turn(0.3, num_groups=4)
+
+
+def test_impossible_caps_and_groups_are_refused():
+    with pytest.raises(ConfigError, match="max_batch_size"):
+        TruncatedPoissonSampler(num_units=3, sample_rate=0.5, max_batch_size=0)
+    with pytest.raises(ConfigError, match="num_groups"):
+        CyclicPoissonSampler(num_units=3, sample_rate=0.5, num_groups=0)
+    with pytest.raises(ConfigError, match="sample_rate"):
+        CyclicPoissonSampler(num_units=3, sample_rate=0.0, num_groups=2)
