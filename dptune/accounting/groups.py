@@ -75,7 +75,37 @@ def group_epsilon(
     is_mixture = same_turns and relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     if parts is not None and is_mixture:
         return _mixture_epsilon(tuple(parts), group_size, delta)
-    return _black_box(event, group_size, delta, relation)
+    return general_group_epsilon(
+        event, group_size=group_size, delta=delta, relation=relation
+    )
+
+
+def general_group_epsilon(
+    event: DpEvent, *, group_size: int, delta: float, relation: NeighboringRelation
+) -> float:
+    """Compute the epsilon of a group from that of one unit alone.
+
+    **Formal guarantee**: the third row of `group_epsilon`'s table, with the largest
+    delta of one unit from which the group's delta follows.
+
+    Returns:
+        Infinity where no bound within double precision exists.
+    """
+    check_delta(delta)
+    if is_non_private(event):
+        return math.inf
+    high = low = math.log(delta / group_size)
+    while not _group_holds(event, group_size, low, delta, relation):
+        high, low = low, low - 2.0
+        if low < _SMALLEST_LOG_DELTA:
+            return math.inf
+    for _ in range(10 if low < high else 0):
+        middle = (low + high) / 2
+        if _group_holds(event, group_size, middle, delta, relation):
+            low = middle
+        else:
+            high = middle
+    return group_size * epsilon(event, delta=math.exp(low), relation=relation)
 
 
 def _gaussian_parts(event: DpEvent) -> list[_Part] | None:
@@ -131,24 +161,6 @@ def _mixture(
         value_discretization_interval=interval,
     )
     return single if count == 1 else single.self_compose(count)
-
-
-def _black_box(
-    event: DpEvent, group_size: int, delta: float, relation: NeighboringRelation
-) -> float:
-    """Search the largest delta of one unit from which the group's delta follows."""
-    high = low = math.log(delta / group_size)
-    while not _group_holds(event, group_size, low, delta, relation):
-        high, low = low, low - 2.0
-        if low < _SMALLEST_LOG_DELTA:
-            return math.inf
-    for _ in range(10 if low < high else 0):
-        middle = (low + high) / 2
-        if _group_holds(event, group_size, middle, delta, relation):
-            low = middle
-        else:
-            high = middle
-    return group_size * epsilon(event, delta=math.exp(low), relation=relation)
 
 
 def _group_holds(

@@ -3,7 +3,8 @@
 The quadrature evaluates characteristic functions of the dominating pair on a contour;
 it shares the pair with the ledger's accountant and nothing else, and was itself checked
 against closed forms and direct integration in `tests/unit/accounting`. Bar: never
-smaller (beyond the quadrature's own error of 5e-4 in delta), at most 1 % larger.
+smaller (beyond the quadrature's own error of 5e-4 in delta), at most 0.5 % larger.
+`benchmarks/accounting.py schedules` does the same with thousands of histories.
 """
 
 import math
@@ -48,14 +49,14 @@ def random_ledger(seed):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("seed", range(12))
-def test_ledger_is_never_smaller_and_at_most_one_percent_larger(seed, relation):
+def test_ledger_is_never_smaller_and_at_most_half_a_percent_larger(seed, relation):
     ledger, realised = random_ledger(seed)
     delta = [1e-4, 1e-6, 1e-8][seed % 3]
     exact = epsilon(
         realised, delta=delta, relation=relation, accountant=Accountant.QUADRATURE
     )
     claimed = ledger.certificate(Notion.RECORD, delta=delta, relation=relation).epsilon
-    assert exact * (1 - 2e-4) - 1e-6 <= claimed <= exact * 1.01 + 1e-6
+    assert exact * (1 - 2e-4) - 1e-6 <= claimed <= exact * 1.005 + 1e-6
     spent = quadrature_delta(realised, epsilon=claimed, relation=relation)
     assert spent <= delta * 1.001
 
