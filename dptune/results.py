@@ -229,3 +229,54 @@ class RegisteredVersion(Report):
     model_digest: str
     model_uri: str
     recipe: str
+
+
+class BudgetLine(Report):
+    """What a data set's worst cohort has spent under one notion. Never add two lines.
+
+    Args:
+        notion: `Notion` of the line.
+        relation: `NeighboringRelation` of the line.
+        allowance: granted epsilon; None where nothing was granted.
+        spent: epsilon of everything drawn, composed.
+        committed: the same with all that open reservations may still draw.
+        tuning: epsilon of the trials of sweeps alone, composed.
+        worst_cohort_units: how many units have spent that much.
+    """
+
+    notion: str
+    relation: str
+    delta: float
+    allowance: float | None
+    spent: float
+    committed: float
+    tuning: float
+    worst_cohort_units: int
+
+    @property
+    def left(self: Self) -> float | None:
+        """Allowance less what is committed: a guide, since epsilons do not add."""
+        if self.allowance is None:
+            return None
+        return max(self.allowance - self.committed, 0.0)
+
+
+class BudgetReport(Report):
+    """What one data set has spent over all runs, as the budget store knows it.
+
+    Args:
+        sweeps: how many trials each sweep drew.
+        head_sequence: entries of the store's log when this was read.
+        head_hash: of the last of them; kept here, it betrays a store that is rewritten.
+    """
+
+    data_set: str
+    privacy_unit: str
+    num_units: int
+    num_cohorts: int
+    num_runs: int
+    num_open: int
+    sweeps: dict[str, int]
+    lines: tuple[BudgetLine, ...]
+    head_sequence: int
+    head_hash: str

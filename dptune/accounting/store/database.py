@@ -1,0 +1,189 @@
+"""Open a store and order its transactions: one writer at a time, on any database.
+
+| | SQLite | PostgreSQL |
+|---|---|---|
+| write lock | `BEGIN IMMEDIATE` | an advisory lock, held to the end |
+| readers see | a snapshot (WAL) | a snapshot (repeatable read) |
+| durable | `synchronous = FULL` | `synchronous_commit`, as the server is set |
+
+One connection is kept and tried before it is used again, so that a server may restart
+during hours of training. A process that forks opens the store afterwards.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from dptune.accounting.store.schema import VERSION
+from dptune.errors import ArtifactError, ConfigError, DependencyError
+
+_LOCK: Final = 0x6470_7475_6E65  # "dptune"
+_PATIENCE: Final = 120
+_WRITES: Final = "dptune_writes"
+_WAL_ATTEMPTS: Final = 100
+
+
+def open_engine(url: str) -> Engine:
+    """Make an engine; nothing is connected yet.
+
+    Args:
+        url: `sqlite:///file` or `postgresql://user@host/name`; other databases are
+            refused.
+
+    Raises:
+        ConfigError: the URL names no database that a store can live in. The message
+            never quotes it: it may hold a password.
+        DependencyError: the PostgreSQL driver is not installed.
+    """
+    parsed = _parse(url)
+    is_sqlite = parsed.get_backend_name() == "sqlite"
+    options = {"timeout": _PATIENCE} if is_sqlite else {"connect_timeout": 10}
+    try:
+        engine = create_engine(
+            parsed,
+            poolclass=QueuePool,
+            pool_size=1,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args=options,
+        )
+    except ModuleNotFoundError:
+        raise DependencyError(
+            "PostgreSQL needs psycopg, which is not installed. Run "
+            "`pip install 'dptune[postgres]'`."
+        ) from None
+    if is_sqlite:
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    else:
+        event.listen(engine, "begin", _begin_postgresql)
+    return engine
+
+
+@contextmanager
+def connecting(engine: Engine) -> Iterator[Connection]:
+    """Hold a connection; a database that is gone is an error of ours.
+
+    Raises:
+        ArtifactError: the database cannot be reached, is full, or stayed locked.
+    """
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except DBAPIError as error:
+        raise ArtifactError(
+            f"the budget store must answer, got {type(error.orig).__name__}. Check "
+            "that its database is there, writable and not locked; nothing is drawn "
+            "until it is."
+        ) from error
+
+
+@contextmanager
+def reading(connection: Connection) -> Iterator[None]:
+    """Run one transaction on a snapshot."""
+    connection.execution_options(**{_WRITES: False})
+    with connection.begin():
+        yield
+
+
+@contextmanager
+def writing(connection: Connection) -> Iterator[None]:
+    """Run one transaction as the only writer of the store."""
+    connection.execution_options(**{_WRITES: True})
+    with connection.begin():
+        yield
+
+
+def prepare(engine: Engine) -> None:
+    """Create the tables, or bring them up to date; cheap when they are.
+
+    Raises:
+        ArtifactError: the store was written by a newer program.
+    """
+    with connecting(engine) as connection:
+        with reading(connection):
+            found = version(connection)
+        if found == VERSION:
+            return
+        from dptune.accounting.store.migrations import (  # noqa: PLC0415 - slow, rare
+            knows,
+            migrate,
+        )
+
+        if found is not None and not knows(found):
+            raise ArtifactError(
+                f"the budget store must be of version {VERSION} or older, got a newer "
+                "one. Upgrade dptune to use it."
+            )
+        with writing(connection):
+            migrate(connection)
+
+
+def exists(engine: Engine) -> bool:
+    """Whether there is a store; creates no file."""
+    name = engine.url.database
+    if engine.dialect.name == "sqlite" and not (name and Path(name).is_file()):
+        return False
+    with connecting(engine) as connection, reading(connection):
+        return version(connection) is not None
+
+
+def version(connection: Connection) -> str | None:
+    """Return the version of the tables, None where there are none."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version"))
+    value = found.scalar_one_or_none()
+    return None if value is None else str(value)
+
+
+def _parse(url: str) -> URL:
+    """Read a URL without ever quoting it."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        parsed = None
+    kind = parsed.get_backend_name() if parsed is not None else ""
+    if parsed is None or kind not in {"sqlite", "postgresql"}:
+        raise ConfigError(
+            "the budget store's URL must begin with sqlite:/// or postgresql://, got "
+            "something else. It may hold a password, so it is not shown."
+        )
+    return parsed.set(drivername="postgresql+psycopg") if kind != "sqlite" else parsed
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    """Leave transactions to us, wait for locks, and survive a power cut."""
+    connection.isolation_level = None
+    connection.execute(f"PRAGMA busy_timeout = {_PATIENCE * 1000}")
+    connection.execute("PRAGMA synchronous = FULL")
+    for attempt in range(_WAL_ATTEMPTS):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:  # others switch at this moment
+            time.sleep(0.01 * (1 + attempt % 10))
+    raise sqlite3.OperationalError("locked")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Begin, taking the write lock at once where we will write."""
+    writes = connection.get_execution_options().get(_WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _begin_postgresql(connection: Connection) -> None:
+    """Begin, taking the write lock or a snapshot."""
+    if connection.get_execution_options().get(_WRITES):
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_PATIENCE}s'")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+    else:
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

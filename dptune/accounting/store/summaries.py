@@ -1,0 +1,151 @@
+"""What to show of a store: budgets, tuning, history, the whole log."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from dptune.accounting.store import cohorts, log, tables
+from dptune.accounting.store.allowances import Grant, History, worst
+from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.database import connecting, reading
+from dptune.accounting.store.entries import read_content
+from dptune.accounting.store.log import Head
+from dptune.accounting.store.reservations import Purpose, Reservation
+from dptune.accounting.store.store import BudgetStore
+from dptune.errors import ArtifactError
+from dptune.privacy import NeighboringRelation, Notion
+from dptune.results import BudgetLine, BudgetReport
+
+EXPORT_VERSION: Final = 1
+_Terms = tuple[Notion, NeighboringRelation]
+_USUAL: Final[tuple[_Terms, ...]] = (
+    (Notion.RECORD, NeighboringRelation.ADD_OR_REMOVE_ONE),
+    (Notion.SELECTIVE, NeighboringRelation.REPLACE_ONE),
+)
+
+
+def budgets(
+    store: BudgetStore, *, delta: float, only: str | None = None
+) -> list[BudgetReport]:
+    """Report every data set, or one.
+
+    Args:
+        store: where to look.
+        delta: of notions that nothing was granted for.
+        only: name of a data set.
+    """
+    with connecting(store.engine) as connection, reading(connection):
+        names = [only] if only is not None else tables.data_set_names(connection)
+        return [_budget(connection, name, delta=delta) for name in names]
+
+
+def history(store: BudgetStore, *, data_set: str | None = None) -> list[Reservation]:
+    """List reservations in the order in which they were made."""
+    with connecting(store.engine) as connection, reading(connection):
+        return tables.read_reservations(connection, data_set=data_set)
+
+
+def export(store: BudgetStore) -> dict[str, Any]:
+    """Write the log as plain data, with its head. Holds keyed names' digests only."""
+    with connecting(store.engine) as connection, reading(connection):
+        head = log.read_head(connection)
+        entries = [
+            {"sequence": r.sequence, "hash": r.hash, **read_content(r.content)}
+            for r in log.read_rows(connection)
+        ]
+    return {
+        "version": EXPORT_VERSION,
+        "head": {"sequence": head.sequence, "hash": head.hash},
+        "entries": entries,
+    }
+
+
+def exported_head(text: str) -> Head:
+    """Read the head from what `export` wrote.
+
+    Raises:
+        ArtifactError: it is no export.
+    """
+    try:
+        head = json.loads(text)["head"]
+        return Head(sequence=int(head["sequence"]), hash=str(head["hash"]))
+    except (ValueError, KeyError, TypeError):
+        raise ArtifactError(
+            "the file must be what `budget export` wrote, got something else."
+        ) from None
+
+
+def _budget(connection: Connection, name: str, *, delta: float) -> BudgetReport:
+    """Report one data set."""
+    known = tables.read_data_set(connection, name)
+    runs = tables.read_reservations(connection, data_set=name)
+    sizes = cohorts.cohort_sizes(connection, name)
+    covering = cohorts.histories(connection, list(sizes))
+    grants = tables.read_grants(connection, name)
+    head = log.read_head(connection)
+
+    def compose(costs: dict[str, Cost]) -> list[History]:
+        return [
+            History.of(
+                (costs[r] for r in covering[c] if r in costs), num_units=sizes[c]
+            )
+            for c in sizes
+        ]
+
+    spent = compose({r.id: r.spent for r in runs})
+    committed = compose({r.id: r.committed for r in runs})
+    tuning = compose({r.id: r.spent for r in runs if r.purpose is Purpose.TUNING})
+    trials = Counter(r.sweep for r in runs if r.purpose is Purpose.TUNING)
+    return BudgetReport(
+        data_set=name,
+        privacy_unit=known.privacy_unit.value if known else "",
+        num_units=sum(sizes.values()),
+        num_cohorts=len(sizes),
+        num_runs=len(runs),
+        num_open=sum(r.is_open for r in runs),
+        sweeps=dict(sorted(trials.items())),
+        lines=tuple(
+            _line(terms, grant, spent, committed, tuning, delta=delta)
+            for terms, grant in _terms(grants)
+        ),
+        head_sequence=head.sequence,
+        head_hash=head.hash,
+    )
+
+
+def _terms(grants: Sequence[Grant]) -> list[tuple[_Terms, Grant | None]]:
+    """List what was granted, then the usual notions that were not."""
+    granted: dict[_Terms, Grant | None] = {(g.notion, g.relation): g for g in grants}
+    rest: dict[_Terms, Grant | None] = {t: None for t in _USUAL if t not in granted}
+    return [*granted.items(), *rest.items()]
+
+
+def _line(
+    terms: _Terms,
+    grant: Grant | None,
+    spent: Iterable[History],
+    committed: Iterable[History],
+    tuning: Iterable[History],
+    *,
+    delta: float,
+) -> BudgetLine:
+    """Compute one line."""
+    notion, relation = terms
+    at = grant.delta if grant else delta
+    first, second, third = (
+        worst(histories, notion=notion, delta=at, relation=relation)
+        for histories in (spent, committed, tuning)
+    )
+    return BudgetLine(
+        notion=notion.value,
+        relation=relation.value,
+        delta=at,
+        allowance=grant.epsilon if grant else None,
+        spent=first.epsilon,
+        committed=second.epsilon,
+        tuning=third.epsilon,
+        worst_cohort_units=second.num_units,
+    )

@@ -1,0 +1,301 @@
+"""Verify a store: the chain, the tables, and every epsilon by another accountant.
+
+| checked | against | names |
+|---|---|---|
+| every entry | its hash, the entry before it, the heads | the first bad entry |
+| unit sets | their digests | the entry that made the first bad one |
+| tables | the state that follows from the log | the first row that differs |
+| every figure on which a run was let in, and what is committed now | RDP under
+  add-or-remove (never smaller than PLD), quadrature (never larger) | the entry |
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dp_accounting import DpEvent
+from sqlalchemy import Connection, select
+
+from dptune.accounting.accountants import Accountant, epsilon
+from dptune.accounting.quadrature import QuadratureError
+from dptune.accounting.store import cohorts, log, schema, tables
+from dptune.accounting.store.allowances import Grant, History, largest, worst
+from dptune.accounting.store.costs import tally_event
+from dptune.accounting.store.database import connecting, reading
+from dptune.accounting.store.keys import unpack
+from dptune.accounting.store.log import Head
+from dptune.accounting.store.replay import ReplayError, State, replay
+from dptune.accounting.store.store import BudgetStore
+from dptune.errors import ArtifactError, UnsupportedEventError
+from dptune.privacy import NeighboringRelation
+
+_AGREEMENT = 2e-3
+_NEGLIGIBLE = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong with a store.
+
+    Args:
+        entry: number of the bad entry of the log; None for a bad row of a table.
+        message: what is wrong, without names of units.
+    """
+
+    entry: int | None
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What a verification found.
+
+    Args:
+        findings: empty for a store that is as it was written.
+        num_entries: entries that were read.
+        num_figures: epsilons that were computed again.
+        num_units: units whose history was compared.
+        head: end of the log.
+    """
+
+    findings: tuple[Finding, ...]
+    num_entries: int
+    num_figures: int
+    num_units: int
+    head: Head
+
+    @property
+    def success(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+
+@dataclass(kw_only=True)
+class _Figures:
+    """Computes every claim again while the log is replayed."""
+
+    names: dict[str, list[str]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    count: int = 0
+
+    def observe(self, state: State, content: dict[str, Any], sequence: int) -> None:
+        """Check the claims of one entry on the state right after it."""
+        if not content.get("claims"):
+            return
+        made = state.reservations[content["reservation"]]
+        found = state.histories(self.names[made.unit_set])
+        histories = [
+            History(cost=state.cost(key), num_units=n) for key, n in found.items()
+        ]
+        for claim in content["claims"]:
+            grant = tables.grant_of(claim)
+            problem = _disagreement(float(claim["after"]), grant, histories)
+            self.count += 1
+            if problem:
+                self.findings.append(Finding(entry=sequence, message=problem))
+
+
+def verify(store: BudgetStore, *, heads: Sequence[Head] = ()) -> Verification:
+    """Check everything that can be checked without the source of the data.
+
+    Args:
+        store: to be checked; nothing is changed.
+        heads: ends of the log that were kept elsewhere (`budget export`). Without one,
+            who rewrites the whole database is not noticed.
+    """
+    with connecting(store.engine) as connection, reading(connection):
+        rows = list(log.read_rows(connection))
+        end = log.read_head(connection)
+        broken = log.first_break(rows, [end, *heads])
+        if broken is not None:
+            message = f"entry {broken.sequence} {broken.reason}"
+            found = Finding(entry=broken.sequence, message=message)
+            return _result([found], rows=len(rows), head=end)
+        return _verify_state(connection, rows, end)
+
+
+def _verify_state(
+    connection: Connection, rows: list[log.Row], end: Head
+) -> Verification:
+    """Replay a log whose chain holds, and compare."""
+    figures = _Figures()
+
+    def names_of(digest: str) -> bytes:
+        packed = _packed(connection, digest)
+        figures.names[digest] = unpack(packed)
+        return packed
+
+    try:
+        state = replay(rows, names_of, observe=figures.observe)
+    except ReplayError as error:
+        message = f"entry {error.sequence} {_reason(error)}"
+        found = Finding(entry=error.sequence, message=message)
+        return _result([found], rows=len(rows), head=end)
+    findings = [*figures.findings, *_compare(connection, state)]
+    findings += _current_figures(state, figures)
+    return Verification(
+        findings=tuple(findings),
+        num_entries=len(rows),
+        num_figures=figures.count,
+        num_units=len(state.units),
+        head=end,
+    )
+
+
+def _reason(error: ReplayError) -> str:
+    """Say why an entry could not be followed."""
+    if isinstance(error.__cause__, ArtifactError):
+        return str(error.__cause__)
+    return "does not follow from the entries before it"
+
+
+def _packed(connection: Connection, digest: str) -> bytes:
+    """Read a unit set and check its digest."""
+    query = select(schema.unit_sets.c.names).where(schema.unit_sets.c.digest == digest)
+    found = connection.execute(query).scalar_one_or_none()
+    if found is None:
+        raise ArtifactError("names a set of units that was deleted")
+    packed = bytes(found)
+    if hashlib.sha256(packed).hexdigest() != digest:
+        raise ArtifactError("names a set of units that was edited")
+    return packed
+
+
+def _compare(connection: Connection, state: State) -> list[Finding]:
+    """Compare every table with what follows from the log."""
+    stored: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = [
+        (
+            "grants",
+            {
+                (g.data_set, g.notion, g.relation): g
+                for g in tables.read_grants(connection)
+            },
+            state.grants,
+        ),
+        ("data_sets", _data_sets(connection), state.data_sets),
+        (
+            "reservations",
+            {r.id: r for r in tables.read_reservations(connection)},
+            state.reservations,
+        ),
+    ]
+    findings = []
+    for name, table, expected in stored:
+        wrong = sorted(
+            str(key)
+            for key in {*table, *expected}
+            if table.get(key) != expected.get(key)
+        )
+        if wrong:
+            findings.append(_row(name, f"row {wrong[0]}", len(wrong)))
+    return findings + _compare_units(connection, state)
+
+
+def _data_sets(connection: Connection) -> dict[str, tables.DataSet]:
+    """Read all data sets."""
+    rows = connection.execute(select(schema.data_sets)).mappings()
+    return {row["name"]: tables.data_set_of(row) for row in rows}
+
+
+def _compare_units(connection: Connection, state: State) -> list[Finding]:
+    """Compare each unit's cohort with its own history."""
+    numbers = connection.execute(select(schema.cohorts.c.id, schema.cohorts.c.size))
+    sizes = dict(numbers.tuples().all())
+    known = cohorts.histories(connection, list(sizes))
+    expected = {key: frozenset(key) for key in set(state.units.values())}
+    counted: dict[int, int] = dict.fromkeys(sizes, 0)
+    wrong = seen = 0
+    for name, cohort in connection.execute(select(schema.units)).tuples():
+        seen += 1
+        counted[cohort] = counted.get(cohort, 0) + 1
+        key = state.units.get(name)
+        wrong += key is None or known.get(cohort) != expected[key]
+    findings = []
+    if wrong or seen != len(state.units):
+        findings.append(_row("units", "a unit", wrong + abs(seen - len(state.units))))
+    bad = sorted(c for c in counted if counted[c] != sizes.get(c))
+    if bad:
+        findings.append(_row("cohorts", f"row {bad[0]}", len(bad)))
+    return findings
+
+
+def _row(table: str, row: str, count: int) -> Finding:
+    """Report a table that is not what the log says."""
+    return Finding(
+        entry=None,
+        message=f"table {table}: {row} is not what the log says ({count} in all)",
+    )
+
+
+def _current_figures(state: State, figures: _Figures) -> list[Finding]:
+    """Check what every grant's worst cohort has committed now."""
+    findings = []
+    for grant in state.grants.values():
+        histories = _histories_of(state, grant.data_set)
+        mine = worst(
+            histories, notion=grant.notion, delta=grant.delta, relation=grant.relation
+        )
+        figures.count += 1
+        problem = _disagreement(mine.epsilon, grant, histories)
+        if problem:
+            findings.append(Finding(entry=None, message=f"now: {problem}"))
+    return findings
+
+
+def _histories_of(state: State, data_set: str) -> list[History]:
+    """Every history of a data set's units, with its cost."""
+    found = state.histories(state.units)
+    return [
+        History(cost=state.cost(key), num_units=count)
+        for key, count in found.items()
+        if state.reservations[key[0]].data_set == data_set
+    ]
+
+
+def _disagreement(
+    claimed: float, grant: Grant, histories: Iterable[History]
+) -> str | None:
+    """Compare a figure with what other accountants say of the raw events.
+
+    The figure must be at least the quadrature of the worst history, and at most RDP of
+    some history; where neither knows the events, at least PLD itself again.
+    """
+    lower, upper = 0.0, 0.0
+    for tally in largest(histories, grant.notion):
+        low, high = _bounds(tally_event(dict(tally)), grant)
+        lower, upper = max(lower, low), max(upper, high)
+    slack = _AGREEMENT * lower + _NEGLIGIBLE if math.isfinite(lower) else 0.0
+    if claimed < lower - slack:
+        return f"{grant.label} claims epsilon {claimed:.6g}, which is below {lower:.6g}"
+    slack = _AGREEMENT * upper + _NEGLIGIBLE if math.isfinite(upper) else 0.0
+    if claimed > upper + slack:
+        return f"{grant.label} claims epsilon {claimed:.6g}, which is above {upper:.6g}"
+    return None
+
+
+def _bounds(event: DpEvent, grant: Grant) -> tuple[float, float]:
+    """Bound an event's epsilon from below and from above, without PLD if possible."""
+    terms = {"delta": grant.delta, "relation": grant.relation}
+    try:
+        low = epsilon(event, accountant=Accountant.QUADRATURE, **terms)  # type: ignore[arg-type]
+    except (UnsupportedEventError, QuadratureError):
+        low = epsilon(event, **terms)  # type: ignore[arg-type]
+    if grant.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
+        return low, math.inf
+    try:
+        return low, epsilon(event, accountant=Accountant.RDP, **terms)  # type: ignore[arg-type]
+    except UnsupportedEventError:
+        return low, math.inf
+
+
+def _result(findings: list[Finding], *, rows: int, head: Head) -> Verification:
+    """Report a log that could not be followed to its end."""
+    return Verification(
+        findings=tuple(findings),
+        num_entries=rows,
+        num_figures=0,
+        num_units=0,
+        head=head,
+    )

@@ -1,0 +1,301 @@
+"""What was spent stays spent, and nobody gets more than what is left."""
+
+import dataclasses
+
+import pytest
+
+from dptune.accounting.store.reservations import Purpose, ReservationStatus
+from dptune.accounting.store.store import BudgetStore
+from dptune.accounting.store.summaries import budgets, history
+from dptune.accounting.store.tables import IdKind
+from dptune.accounting.store.verify import verify
+from dptune.errors import (
+    ArtifactError,
+    BudgetExceededError,
+    ConfigError,
+    PrivacyError,
+)
+from dptune.privacy import Notion, PrivacyUnit
+from tests.budgets import (
+    REPLACE,
+    cost,
+    grant,
+    no_guarantee,
+    request,
+    run,
+    spent_epsilon,
+    steps_event,
+)
+
+HUNDRED = range(100)
+MORE = range(150)
+
+
+@pytest.fixture
+def store(budget_url):
+    made = BudgetStore.open(budget_url)
+    yield made
+    found = verify(made)
+    made.engine.dispose()
+    assert found.success, found.findings
+
+
+@pytest.fixture
+def lite(sqlite_budget):
+    made = BudgetStore.open(sqlite_budget())
+    yield made
+    made.engine.dispose()
+
+
+def line(store, notion=Notion.RECORD):
+    (report,) = budgets(store, delta=1e-5)
+    return next(x for x in report.lines if x.notion == notion)
+
+
+def state(store, held):
+    return next(r for r in history(store) if r.id == held.id)
+
+
+def test_second_run_is_composed_not_added(store):
+    store.grant(grant(10.0))
+    run(store, HUNDRED, "a", cost(100))
+    run(store, HUNDRED, "b", cost(100))
+    one, two = spent_epsilon(steps_event(100)), spent_epsilon(steps_event(200))
+    assert line(store).spent == pytest.approx(two)
+    assert two < 2 * one
+
+
+def test_run_that_would_exceed_is_refused_with_figures_and_writes_nothing(store):
+    store.grant(grant(spent_epsilon(steps_event(150))))
+    run(store, HUNDRED, "a", cost(100))
+    before = store.head()
+    with pytest.raises(BudgetExceededError) as caught:
+        store.reserve(request(MORE, "b", cost(100)))
+    left = spent_epsilon(steps_event(150)) - spent_epsilon(steps_event(100))
+    asked = spent_epsilon(steps_event(100))
+    for words in (f"{left:.4g} is left", f"asks for {asked:.4g}", "(100 units)"):
+        assert words in str(caught.value)
+    assert store.head() == before
+    with pytest.raises(BudgetExceededError):
+        store.preview(request(MORE, "b", cost(100)))
+
+
+def test_new_units_of_a_superset_begin_at_zero(store):
+    store.grant(grant(spent_epsilon(steps_event(150))))
+    run(store, HUNDRED, "a", cost(100))
+    run(store, range(100, 150), "b", cost(150))
+    with pytest.raises(BudgetExceededError):
+        store.reserve(request(range(99, 150), "c", cost(1)))
+    (report,) = budgets(store, delta=1e-5)
+    assert (report.num_units, report.num_cohorts) == (150, 2)
+
+
+def test_superset_charges_old_units_on_top_and_splits_cohorts(store):
+    store.grant(grant(10.0))
+    run(store, HUNDRED, "january", cost(10))
+    run(store, MORE, "february", cost(20))
+    run(store, range(50, 200), "march", cost(40))
+    (report,) = budgets(store, delta=1e-5)
+    assert (report.num_units, report.num_cohorts) == (200, 4)
+    assert line(store).spent == pytest.approx(spent_epsilon(steps_event(70)))
+    assert line(store).worst_cohort_units == 50
+
+
+def test_open_reservation_is_held_and_settling_frees_the_rest(store):
+    store.grant(grant(spent_epsilon(steps_event(110))))
+    held = store.reserve(request(HUNDRED, "a", cost(100), spare=cost(10)))
+    with pytest.raises(BudgetExceededError):
+        store.reserve(request(HUNDRED, "b", cost(10)))
+    store.spend(held.id, cost(100), stage="private", num_steps=100)
+    store.settle(held.id)
+    store.settle(held.id)
+    assert store.reserve(request(HUNDRED, "b", cost(10))).is_open
+
+
+def test_released_run_keeps_what_was_spent(store):
+    store.grant(grant(10.0))
+    held = store.reserve(request(HUNDRED, "a", cost(100)))
+    store.spend(held.id, cost(30), stage="private", num_steps=30)
+    store.release(held.id)
+    found = line(store)
+    assert found.spent == found.committed
+    assert found.spent == pytest.approx(spent_epsilon(steps_event(30)))
+
+
+def test_resumed_run_continues_its_own_reservation(store):
+    store.grant(grant(spent_epsilon(steps_event(110))))
+    asked = request(HUNDRED, "a", cost(100), spare=cost(10))
+    held = store.reserve(asked)
+    store.spend(held.id, cost(10), stage="private", num_steps=10)
+    assert store.reserve(asked).id == held.id
+    for _ in range(10):  # the first block is drawn twice: it was held in reserve
+        store.spend(held.id, cost(10), stage="private", num_steps=10)
+    assert state(store, held).spent == cost(110)
+    with pytest.raises(BudgetExceededError):
+        store.spend(held.id, cost(10), stage="private", num_steps=10)
+    assert state(store, held).spent == cost(110)
+
+
+def test_released_run_is_taken_up_again_only_if_the_rest_still_fits(store):
+    store.grant(grant(spent_epsilon(steps_event(100))))
+    asked = request(HUNDRED, "a", cost(100))
+    held = store.reserve(asked)
+    store.spend(held.id, cost(30), stage="private", num_steps=30)
+    store.release(held.id)
+    other = store.reserve(request(HUNDRED, "b", cost(50)))
+    with pytest.raises(BudgetExceededError):
+        store.reserve(asked)
+    store.release(other.id)
+    assert store.reserve(asked).id == held.id
+    assert state(store, held).status is ReservationStatus.OPEN
+
+
+def test_finished_run_repeats_for_nothing_even_with_an_empty_budget(lite):
+    lite.grant(grant(spent_epsilon(steps_event(100))))
+    held = run(lite, HUNDRED, "a", cost(100))
+    before = lite.head()
+    assert lite.reserve(request(HUNDRED, "a", cost(100))).id == held.id
+    assert lite.head() == before
+    with pytest.raises(BudgetExceededError):
+        lite.reserve(request(HUNDRED, "a", cost(100)), again=True)
+
+
+def test_training_again_is_a_new_reservation_and_frees_the_abandoned_one(lite):
+    lite.grant(grant(spent_epsilon(steps_event(130))))
+    asked = request(HUNDRED, "a", cost(100))
+    first = lite.reserve(asked)
+    lite.spend(first.id, cost(30), stage="private", num_steps=30)
+    with pytest.raises(BudgetExceededError):
+        lite.reserve(request(HUNDRED, "b", cost(100)))
+    lite.release(first.id)
+    second = lite.reserve(asked, again=True)
+    assert second.id != first.id
+    assert not state(lite, first).is_open
+
+
+def test_lowered_grant_refuses_what_comes(lite):
+    lite.grant(grant(10.0))
+    held = lite.reserve(request(HUNDRED, "a", cost(100)))
+    lite.grant(grant(0.01))
+    lite.spend(held.id, cost(100), stage="private", num_steps=100)
+    with pytest.raises(BudgetExceededError):
+        lite.spend(held.id, cost(1), stage="private", num_steps=1)
+
+
+def test_every_grant_must_hold(lite):
+    lite.grant(grant(100.0))
+    lite.grant(grant(0.1, notion=Notion.SELECTIVE, relation=REPLACE))
+    with pytest.raises(BudgetExceededError, match="selective"):
+        lite.reserve(request(HUNDRED, "a", cost(100)))
+
+
+def test_training_without_noise_is_infinite(lite):
+    run(lite, HUNDRED, "a", no_guarantee())
+    assert line(lite).spent == float("inf")
+    lite.grant(grant(100.0))
+    with pytest.raises(BudgetExceededError):
+        lite.reserve(request(HUNDRED, "b", cost(1)))
+    assert lite.reserve(request(range(100, 200), "c", cost(1))).is_open
+
+
+def test_without_a_grant_all_is_recorded_unless_one_is_required(lite):
+    run(lite, HUNDRED, "a", cost(100))
+    assert line(lite).allowance is None
+    with pytest.raises(BudgetExceededError, match="budget grant"):
+        lite.reserve(request(HUNDRED, "b", cost(1), required=True))
+
+
+def test_tuning_is_charged_and_told_apart(store):
+    store.grant(grant(10.0))
+    for trial in range(3):
+        run(
+            store,
+            HUNDRED,
+            f"t{trial}",
+            cost(10 + trial),
+            purpose=Purpose.TUNING,
+            sweep="rates",
+        )
+    run(store, HUNDRED, "final", cost(50))
+    (report,) = budgets(store, delta=1e-5)
+    assert report.sweeps == {"rates": 3}
+    assert line(store).tuning == pytest.approx(spent_epsilon(steps_event(33)))
+    assert line(store).spent == pytest.approx(spent_epsilon(steps_event(83)))
+
+
+@pytest.mark.parametrize(
+    ("purpose", "sweep"), [(Purpose.TUNING, ""), (Purpose.TRAINING, "rates")]
+)
+def test_sweep_is_named_exactly_for_tuning(purpose, sweep):
+    with pytest.raises(ConfigError, match="sweep"):
+        request(HUNDRED, "a", cost(1), purpose=purpose, sweep=sweep)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"key": b"x" * 32}, "key"),
+        ({"privacy_unit": PrivacyUnit.USER}, "privacy_unit"),
+        ({"id_kind": IdKind.CONTENT_HASH}, "id_kind"),
+    ],
+)
+def test_run_that_names_known_units_otherwise_is_refused(lite, changes, says):
+    run(lite, HUNDRED, "a", cost(1))
+    for ask in (lite.preview, lite.reserve):
+        with pytest.raises(PrivacyError, match=says):
+            ask(request(HUNDRED, "b", cost(1), **changes))
+
+
+def test_data_sets_of_other_names_are_other_people(lite):
+    lite.grant(grant(spent_epsilon(steps_event(10))))
+    run(lite, HUNDRED, "a", cost(10))
+    run(lite, HUNDRED, "b", cost(10), data_set="others")
+    assert [r.num_units for r in budgets(lite, delta=1e-5)] == [100, 100]
+
+
+def test_unknown_reservation_is_refused(lite):
+    with pytest.raises(ArtifactError, match="reservation"):
+        lite.spend("nobody", cost(1), stage="private", num_steps=1)
+
+
+def test_empty_set_of_units_is_refused():
+    with pytest.raises(ConfigError, match="at least one unit"):
+        request([], "a", cost(1))
+
+
+def test_order_and_repetition_of_ids_do_not_matter():
+    one = request([3, 1, 2, 1], "a", cost(1)).units
+    assert one.digest == request([1, 2, 3], "a", cost(1)).units.digest
+    assert len(one) == 3
+
+
+def test_store_that_is_not_there_is_not_created(tmp_path):
+    file = tmp_path / "none.db"
+    assert BudgetStore.find(f"sqlite:///{file}") is None
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("url", ["mysql://secret@host/x", "nonsense", ""])
+def test_other_databases_are_refused_without_quoting_the_url(url):
+    with pytest.raises(ConfigError) as caught:
+        BudgetStore.open(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_database_that_does_not_answer_is_an_error_of_ours(tmp_path):
+    with pytest.raises(ArtifactError, match="must answer"):
+        BudgetStore.open(f"sqlite:///{tmp_path}/no/such/folder.db")
+
+
+def test_reservation_is_a_value(lite):
+    held = lite.reserve(request(HUNDRED, "a", cost(1)))
+    assert dataclasses.replace(held) == held
+    assert "people" in repr(held)
+
+
+def test_no_source_id_is_stored(lite):
+    ids = [f"customer-{number}-secret" for number in HUNDRED]
+    run(lite, ids, "a", cost(1))
+    lite.engine.dispose()
+    with open(lite.engine.url.database, "rb") as file:  # noqa: PTH123 - a database
+        assert b"secret" not in file.read()
