@@ -1,14 +1,17 @@
 """Plans: every noisy stage's noise from one target, checked before anything trains."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dptune.accounting.accountants import epsilon
 from dptune.configfile import read_yaml, validate
+from dptune.dpsgd.factorization import prefix_sum_error
 from dptune.errors import ConfigError, InfeasibleBudgetError
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe, RunPlan, plan_run
@@ -29,6 +32,8 @@ def stage(name="s", **changes):
     } | changes
 
 
+SGD = {"name": "sgd", "learning_rate": 0.1}
+CAP = {"kind": "truncated_poisson", "max_batch_size": 80}
 PLAIN = {"clipping": None, "noise": None}
 
 
@@ -166,3 +171,150 @@ def test_every_recipe_in_the_repository_can_be_planned(path):
     )
     assert (made.epsilon <= 8.0) is chosen.private
     assert RunPlan.model_validate_json(made.model_dump_json()) == made
+
+
+def banded(**changes):
+    return {"noise": {"correlation": "banded"} | changes}
+
+
+LONG = {"epochs": 3, "expected_batch_size": 20, "optimizer": SGD}
+"""150 steps at sample rate .02."""
+
+
+def error_of(stage_plan):
+    return stage_plan.noise_multiplier * prefix_sum_error(
+        stage_plan.noise_coefficients, num_steps=stage_plan.num_steps
+    )
+
+
+def test_auto_takes_bands_where_they_are_clearly_better():
+    (auto,) = plan(
+        stage(**LONG, noise={"correlation": "auto"}), target_epsilon=8
+    ).stages
+    (alone,) = plan(stage(**LONG), target_epsilon=8).stages
+    assert auto.num_bands > 1
+    assert auto.num_bands * auto.sample_rate <= 1
+    assert error_of(auto) < 0.95 * error_of(alone)
+    event = auto.dp_event()
+    assert 0.98 * 8 < epsilon(event, delta=1e-4, relation=ADD) <= 8
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    target=st.floats(0.3, 20),
+    batch=st.sampled_from([5, 20, 100, 400]),
+    epochs=st.sampled_from([0.5, 2, 10]),
+    relation=st.sampled_from([ADD, REPLACE]),
+)
+def test_auto_is_never_worse_by_its_own_measure(target, batch, epochs, relation):
+    numbers = {"epochs": epochs, "expected_batch_size": batch}
+    auto, alone = (
+        plan(stage(**numbers, noise=noise), target_epsilon=target, relation=relation)
+        for noise in ({"correlation": "auto"}, {})
+    )
+    assert auto.epsilon <= target
+    assert error_of(auto.stages[0]) <= error_of(alone.stages[0])
+
+
+def test_auto_stays_independent_at_a_small_epsilon():
+    numbers = {"epochs": 10, "expected_batch_size": 100, "optimizer": SGD}
+    auto = plan(
+        stage(**numbers, noise={"correlation": "auto"}), target_epsilon=0.3
+    ).stages
+    assert auto[0].num_bands == 1
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        (stage(**LONG, noise={"correlation": "auto", "noise_multiplier": 1.0}),),
+        (
+            stage("a", **LONG, noise={"correlation": "auto"}),
+            stage("b", **LONG, noise={"correlation": "auto"}),
+        ),
+        (
+            stage(
+                **LONG,
+                noise={"correlation": "auto"},
+                sampling={"kind": "truncated_poisson", "max_batch_size": 40},
+            ),
+        ),
+    ],
+    ids=["noise is given", "two stages share a target", "batches are cut"],
+)
+def test_auto_stays_independent_where_it_does_not_choose(stages):
+    given_noise = stages[0]["noise"].get("noise_multiplier")
+    made = plan(*stages, target_epsilon=None if given_noise else 8.0)
+    assert {s.num_bands for s in made.stages} == {1}
+
+
+def test_bands_can_be_given_or_found():
+    (given_bands,) = plan(stage(**LONG, **banded(num_bands=3))).stages
+    assert given_bands.num_bands == 3
+    (found,) = plan(stage(**LONG, **banded()), target_epsilon=0.5).stages
+    assert found.num_bands >= 2
+    (all_given,) = plan(
+        stage(**LONG, **banded(num_bands=4, noise_multiplier=1.0)), target_epsilon=None
+    ).stages
+    assert all_given.training_plan().sampling == "cyclic_poisson"
+    assert all_given.dp_event() == all_given.training_plan().dp_event(150)
+
+
+def test_truncated_stage_is_planned_for_its_cap():
+    cut = stage(
+        **LONG | {"noise": {}},
+        sampling={"kind": "truncated_poisson", "max_batch_size": 25},
+    )
+    made, whole = plan(cut), plan(stage(**LONG))
+    assert made.epsilon <= 3.0
+    assert made.stages[0].noise_multiplier > whole.stages[0].noise_multiplier
+    trained = made.stages[0].training_plan()
+    assert (trained.max_batch_size, trained.num_units) == (25, 1000)
+
+
+def test_stored_plan_makes_the_same_noise():
+    made = plan(stage(**LONG, **banded(num_bands=5)))
+    back = RunPlan.model_validate_json(made.model_dump_json())
+    assert back == made
+    assert back.stages[0].training_plan() == made.stages[0].training_plan()
+
+
+@pytest.mark.parametrize(
+    ("bands", "batch", "epochs"),
+    [(60, 20, 3), (160, 5, 0.7), (None, 600, 3), (None, 20, 0.02)],
+    ids=["more than batches", "more than steps", "one batch", "one step"],
+)
+def test_bands_that_do_not_fit_are_refused(bands, batch, epochs):
+    numbers = {"epochs": epochs, "expected_batch_size": batch}
+    with pytest.raises(ConfigError, match=r"stages.s.noise.num_bands"):
+        plan(stage(**numbers, **banded(num_bands=bands)))
+
+
+def test_bands_must_be_given_where_nothing_can_choose_them():
+    with pytest.raises(ConfigError, match="the only one whose noise is calibrated"):
+        plan(stage("a", **LONG, **banded()), stage("b", **LONG))
+    with pytest.raises(ConfigError, match="the only one whose noise is calibrated"):
+        plan(stage(**LONG, **banded(noise_multiplier=1.0)), target_epsilon=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise": {"num_bands": 4}}, "only when correlation is 'banded'"),
+        ({"sampling": {"kind": "truncated_poisson"}}, "exactly when kind"),
+        ({"sampling": {"max_batch_size": 80}}, "exactly when kind"),
+        ({"sampling": CAP, **PLAIN}, "without noise"),
+        ({"sampling": CAP, **banded()}, "truncated batches with correlated noise"),
+        ({"sampling": CAP | {"max_batch_size": 49}}, "at least expected_batch_size"),
+    ],
+)
+def test_sampling_that_contradicts_the_noise_is_refused(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        recipe(stage(**changes))
+
+
+def test_choosing_bands_is_quick():
+    started = time.perf_counter()
+    numbers = {"epochs": 3, "expected_batch_size": 2}
+    plan(stage(**numbers, noise={"correlation": "auto"}), target_epsilon=8)
+    assert time.perf_counter() - started < 10

@@ -349,3 +349,49 @@ def test_assumptions_all_have_a_sentence():
         assert explain(name).endswith(".")
     with pytest.raises(ValueError, match="trust_me"):
         explain("trust_me")
+
+
+def turns(count=20, rate=0.2, noise=1.1):
+    return poisson_gaussian_event(
+        sample_rate=rate, noise_multiplier=noise, num_steps=count
+    )
+
+
+BANDED = {"num_bands": 4, "sample_rate": 0.05, "noise_multiplier": 1.1}
+
+
+def test_entry_with_bands_pays_once_in_as_many_steps():
+    one = entry(dp_event=turns(), **BANDED)
+    assert one.num_steps == 80
+    assert entry(dp_event=turns(), num_steps=77, **BANDED).num_bands == 4
+    assert one.event(RECORD) == one.dp_event
+    assert LedgerEntry.model_validate_json(one.model_dump_json()) == one
+    assert entry().num_bands == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_steps": 81},
+        {"dp_event": turns(count=19)},
+        {"dp_event": turns(rate=0.05)},
+        {"sample_rate": 0.2},
+        {"sample_rate": None},
+        {"num_bands": 5},
+        {"num_bands": 0},
+        {"dp_event": dpa.ComposedDpEvent([turns(10), turns(10, noise=2.0)])},
+        {"dp_event": dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1.1), 20)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_entry_with_bands_that_pays_too_little_is_refused(changes):
+    """The rate of plain sampling among them: a turn is four times as likely."""
+    with pytest.raises(ValidationError):
+        entry(**{"dp_event": turns()} | BANDED | changes)
+
+
+def test_entry_with_bands_may_draw_everybody_in_turn():
+    everybody = entry(
+        dp_event=turns(rate=1.0), **BANDED | {"sample_rate": 0.25}, num_steps=80
+    )
+    assert everybody.sample_rate == 0.25

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from dptune.dpsgd import trainer
+from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import (
     ArtifactError,
@@ -335,3 +337,107 @@ def test_faults_are_reported_together():
         "block_size",
         "physical_batch_size",
     }
+
+
+def banded(num_bands=2, **changes):
+    return private(
+        sampling=SamplingKind.CYCLIC_POISSON,
+        noise_coefficients=band_coefficients(num_bands=num_bands, num_steps=7),
+        **changes,
+    )
+
+
+def test_one_band_trains_as_independent_noise_does():
+    cyclic, _ = run(plan=banded(1))
+    independent, _ = run(plan=private())
+    assert equal(cyclic, independent)
+
+
+def test_banded_run_is_not_the_independent_run():
+    correlated, _ = run(plan=banded(2))
+    independent, _ = run(plan=private())
+    assert not equal(correlated, independent)
+
+
+def turns_charged(plan, **options):
+    """Charges of a run, and the mechanisms that they pay for."""
+    charges = []
+    run(plan=plan, charge=lambda f, n: charges.append((f, n)), **options)
+    return charges, sum(plan.num_mechanisms(count) for _, count in charges)
+
+
+def test_blocks_of_a_banded_run_are_whole_turns():
+    plan = banded(2)
+    charges, paid = turns_charged(plan, num_steps=7, block_size=3)
+    assert charges == [(0, 4), (4, 3)]
+    assert paid == 4 == plan.num_mechanisms(7)
+
+
+def test_banded_run_resumes_at_a_block_and_pays_for_a_new_segment(
+    tmp_path, monkeypatch
+):
+    """Killed in its second block: two blocks are paid, then the rest once more."""
+    starts = []
+    honest_noise, honest_sampler = GradientPlan.noise, GradientPlan.sampler
+
+    def noise(self, generator, **options):
+        starts.append("noise")
+        return honest_noise(self, generator, **options)
+
+    def sampler(self, num_units):
+        starts.append("groups")
+        return honest_sampler(self, num_units)
+
+    monkeypatch.setattr(GradientPlan, "noise", noise)
+    monkeypatch.setattr(GradientPlan, "sampler", sampler)
+
+    def kill(progress):
+        if progress.step == 6:
+            raise KeyboardInterrupt
+
+    charges = []
+    options = {
+        "plan": banded(2),
+        "checkpoint_dir": tmp_path,
+        "num_steps": 7,
+        "block_size": 4,
+        "charge": lambda first, count: charges.append((first, count)),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        run(**options, on_step=kill)
+    assert not [f for f in tmp_path.rglob("*") if "noise" in f.name]
+    _, outcome = run(**options)
+    assert outcome.resumed_from_step == 4
+    assert charges == [(0, 4), (4, 3), (4, 3)]
+    assert sum(options["plan"].num_mechanisms(count) for _, count in charges) == 6
+    assert sorted(starts) == ["groups", "groups", "noise", "noise"]
+
+
+def test_past_noise_that_does_not_fit_is_refused_before_anything_is_charged():
+    charges = []
+    with pytest.raises(ConfigError, match="max_noise_bytes"):
+        run(
+            plan=banded(2),
+            max_noise_bytes=1000,
+            charge=lambda first, count: charges.append(first),
+        )
+    assert charges == []
+
+
+def test_truncated_run_never_exceeds_its_cap(monkeypatch):
+    plan = private(
+        sample_rate=0.9,
+        sampling=SamplingKind.TRUNCATED_POISSON,
+        max_batch_size=2,
+        num_units=6,
+    )
+    drawn = []
+    honest = trainer._Run._step
+
+    def step(self, state, source, indices):
+        drawn.append(len(indices))
+        return honest(self, state, source, indices)
+
+    monkeypatch.setattr(trainer._Run, "_step", step)
+    run(plan=plan)
+    assert max(drawn) == 2

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
+from dptune.accounting.events import mechanism_counts
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.privacy import Notion
 from dptune.recipes import View
@@ -94,6 +95,22 @@ def test_noise_of_a_plain_stage_is_not_invented(report):
     plain = entry(report, **PLAIN)
     assert (plain.noise_multiplier, plain.sample_rate) == (None, None)
     assert not plain.fixed_seed
+
+
+def test_banded_entry_pays_for_turns_and_shows_its_bands(report):
+    noise = {"noise_multiplier": 1.0, "correlation": "banded", "num_bands": 3}
+    found = entry(report, noise=noise)
+    assert (found.num_bands, found.num_steps) == (3, 5)
+    assert found.sample_rate == 0.25
+    ((mechanism, count),) = mechanism_counts(found.dp_event)
+    assert (mechanism.sampling_probability, count) == (0.75, 2)
+
+
+def test_truncated_entry_pays_for_the_truncated_event(report):
+    cap = {"kind": "truncated_poisson", "max_batch_size": 10}
+    ((mechanism, count),) = mechanism_counts(entry(report, sampling=cap).dp_event)
+    assert (mechanism.truncated_batch_size, mechanism.dataset_size) == (10, 32)
+    assert count == 5
 
 
 def test_entry_pays_for_its_block_only(report):

@@ -2,10 +2,14 @@
 
 import pytest
 
+from dptune.accounting.events import poisson_gaussian_event
+from dptune.accounting.groups import group_epsilon
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.dpsgd.factorization import band_coefficients
 from dptune.errors import ArtifactError
 from dptune.gates.decision import decide
 from dptune.gates.policy import GatePolicy
-from dptune.privacy import Notion
+from dptune.privacy import NeighboringRelation, Notion
 from dptune.reports.card import render_html, render_markdown
 from dptune.results import ChampionReport, Interval
 from dptune.workflow.dossier import Dossier
@@ -113,3 +117,53 @@ def test_champion_is_compared_on_this_runs_records(make_dossier):
     assert beside(make_dossier(champion=measured), champion) == (samples.BASE, here)
     assert beside(make_dossier(), champion) == (samples.BASE, own)
     assert beside(make_dossier(champion=measured), None) == (None, None)
+
+
+def banded_run(num_bands=4):
+    """A plan and the ledger of its run: sample rate .1, so .4 in turn."""
+    plan = samples.run_plan()
+    bands = band_coefficients(num_bands=num_bands, num_steps=50)
+    stages = [
+        s.model_copy(update={"noise_coefficients": bands}) if s.noise_multiplier else s
+        for s in plan.stages
+    ]
+    event = poisson_gaussian_event(
+        sample_rate=0.1 * num_bands, noise_multiplier=1.0, num_steps=13
+    )
+    entry = samples.ledger_entry(num_bands=num_bands, dp_event=event)
+    return {
+        "plan": plan.model_copy(update={"stages": tuple(stages)}),
+        "ledger": PrivacyLedger(entries=(entry,)),
+    }
+
+
+def test_card_names_the_sampling_of_a_banded_run(make_dossier):
+    card = make_dossier(**banded_run()).card(
+        samples.registered_version(), samples.gate_decision()
+    )
+    assert card.sampling_actual == "cyclic Poisson over privacy units"
+    assert card.sampling_assumed == card.sampling_actual
+
+
+def test_card_tells_banded_accounting_of_a_run_that_was_not_banded(make_dossier):
+    ledger = banded_run()["ledger"]
+    card = make_dossier(ledger=ledger).card(
+        samples.registered_version(), samples.gate_decision()
+    )
+    assert card.sampling_actual == "Poisson over privacy units"
+    assert card.sampling_assumed != card.sampling_actual
+
+
+def test_copies_of_a_secret_in_other_groups_have_no_mixture_bound(make_dossier):
+    """Units of a banded run join different steps: only the general bound holds."""
+    run = banded_run()
+    copies = max(c.insertions for c in samples.exposure_report().planted())
+    assert copies > 1
+    group = make_dossier(**run)._canary_group_epsilon()
+    mixture = group_epsilon(
+        run["ledger"].event(Notion.RECORD),
+        group_size=copies,
+        delta=1e-5,
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+    assert group > mixture
