@@ -2,7 +2,7 @@
 
 | | SQLite | PostgreSQL |
 |---|---|---|
-| write lock | `BEGIN IMMEDIATE` | an advisory lock, held to the end |
+| write lock | a queue (`flock` beside the file), then `BEGIN IMMEDIATE` | an advisory lock, held to the end |
 | readers see | a snapshot (WAL) | a snapshot (repeatable read) |
 | durable | `synchronous = FULL` | `synchronous_commit`, as the server is set |
 
@@ -10,6 +10,8 @@ One connection is kept and tried before it is used again, so that a server may r
 during hours of training. A process that forks opens the store afterwards.
 """
 
+import fcntl
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -98,8 +100,23 @@ def reading(connection: Connection) -> Iterator[None]:
 def writing(connection: Connection) -> Iterator[None]:
     """Run one transaction as the only writer of the store."""
     connection.execution_options(**{_WRITES: True})
-    with connection.begin():
+    with _queue(connection), connection.begin():
         yield
+
+
+@contextmanager
+def _queue(connection: Connection) -> Iterator[None]:
+    """Line up behind other writers of an SQLite file, whose own lock knows no queue."""
+    name = connection.engine.url.database
+    if connection.dialect.name != "sqlite" or not name:
+        yield
+        return
+    handle = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def prepare(engine: Engine) -> None:

@@ -1,0 +1,192 @@
+"""Processes racing for the last of a budget: how often do two of them get it?
+
+    python benchmarks/budget_race.py sqlite:////tmp/race.db --rounds 100
+    python benchmarks/budget_race.py postgresql://user@host/name --rounds 100
+
+In every round a fresh data set may pay for three runs, and fifty processes ask for one
+at the same moment, each with the same twenty units and one of its own. Every winner
+spends; half of them settle, half keep their reservation open. A round is good if
+exactly three won, nobody waited for ever, and the composed epsilon is within the grant;
+at the end the log is verified. With `--twin` the check is done before the lock: the bug
+that this must find. `tests/integration/test_budget_race.py` runs a few rounds of both.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Barrier
+
+from dptune.accounting.accountants import epsilon
+from dptune.accounting.events import poisson_gaussian_event
+from dptune.accounting.store import cohorts
+from dptune.accounting.store.allowances import Grant
+from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.database import connecting, reading, writing
+from dptune.accounting.store.keys import UnitSet
+from dptune.accounting.store.reservations import Reservation
+from dptune.accounting.store.store import BudgetStore, Request
+from dptune.accounting.store.summaries import budgets
+from dptune.accounting.store.tables import IdKind
+from dptune.accounting.store.verify import verify
+from dptune.errors import BudgetExceededError
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+
+WINNERS, STEPS, DELTA, PATIENCE = 3, 10, 1e-5, 120.0
+RELATION = NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+class Twin(BudgetStore):
+    """Checks before it holds the lock, and believes what it saw."""
+
+    def reserve(self, request: Request, **_: bool) -> Reservation:
+        """Check, and only then lock and write."""
+        with connecting(self.engine) as connection:
+            staged = self._stage(connection, request.units)
+            with reading(connection):
+                super()._examine(connection, request, staged=staged)
+            time.sleep(0.2)
+            with writing(connection):
+                return self._enter(connection, request, staged=staged)
+
+    def _examine(self, connection, request, *, staged):  # noqa: ANN001, ANN202 - twin
+        if staged:
+            return cohorts.touched_by_staged(connection, len(request.units)), []
+        return cohorts.touched_by_known(connection, request.units.digest), []
+
+
+def main() -> int:
+    """Run all rounds and print one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("url")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--processes", type=int, default=50)
+    parser.add_argument("--twin", action="store_true")
+    options = parser.parse_args()
+    _warm(options.processes)
+    started = time.monotonic()
+    rounds, stuck = _rounds(options)
+    store = BudgetStore.open(options.url)
+    print(
+        json.dumps(
+            {
+                "database": store.engine.dialect.name,
+                "twin": options.twin,
+                "rounds": len(rounds),
+                "processes": options.processes,
+                "overspends": sum(won > WINNERS for won, _ in rounds),
+                "wasted": sum(won < WINNERS for won, _ in rounds),
+                "beyond_grant": sum(spent > _limit() for _, spent in rounds),
+                "stuck": stuck,
+                "verified": verify(store).success,
+                "seconds": round(time.monotonic() - started, 1),
+            }
+        )
+    )
+    return 0
+
+
+def _rounds(options: argparse.Namespace) -> tuple[list[tuple[int, float]], int]:
+    """Run all rounds; winners and epsilon of each, and processes that did not end."""
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(options.processes + 1)
+    won = context.Value("i", 0)
+    racers = [
+        context.Process(target=_racer, args=(options, number, barrier, won))
+        for number in range(options.processes)
+    ]
+    for racer in racers:
+        racer.start()
+    rounds = [_round(options.url, n, barrier, won) for n in range(options.rounds)]
+    for racer in racers:
+        racer.join(PATIENCE)
+    stuck = [racer for racer in racers if racer.exitcode != 0]
+    for racer in stuck:
+        racer.kill()
+    return rounds, len(stuck)
+
+
+def _round(
+    url: str, number: int, barrier: Barrier, won: Synchronized
+) -> tuple[int, float]:
+    """Let all processes ask at once; count winners and the composed epsilon."""
+    store = BudgetStore.open(url)
+    grant = Grant(
+        data_set=_name(number),
+        notion=Notion.RECORD,
+        relation=RELATION,
+        epsilon=_limit(),
+        delta=DELTA,
+    )
+    store.grant(grant)
+    won.value = 0
+    barrier.wait(PATIENCE)
+    barrier.wait(PATIENCE)
+    (report,) = budgets(store, delta=DELTA, only=_name(number))
+    store.engine.dispose()
+    return won.value, report.lines[0].committed
+
+
+def _racer(
+    options: argparse.Namespace, number: int, barrier: Barrier, won: Synchronized
+) -> None:
+    """Ask once in every round; on success spend, and settle every other time."""
+    store = (Twin if options.twin else BudgetStore).open(options.url)
+    for turn in range(options.rounds):
+        request = _request(turn, number)
+        barrier.wait(PATIENCE)
+        try:
+            held = store.reserve(request)
+            store.spend(held.id, _cost(1), stage="race", num_steps=STEPS)
+            if number % 2:
+                store.settle(held.id)
+            with won.get_lock():
+                won.value += 1
+        except BudgetExceededError:
+            pass
+        barrier.wait(PATIENCE)
+    store.engine.dispose()
+
+
+def _request(turn: int, number: int) -> Request:
+    """Ask for the units that all share, and one of one's own."""
+    name = _name(turn)
+    ids = [*map(str, range(20)), f"own-{number}"]
+    return Request(
+        units=UnitSet.of(ids, key=b"k" * 32, data_set=name),
+        privacy_unit=PrivacyUnit.RECORD,
+        id_kind=IdKind.SOURCE,
+        run_key=str(number),
+        recipe="race",
+        planned=_cost(1),
+    )
+
+
+def _name(turn: int) -> str:
+    """Name the data set of a round."""
+    return f"race-{turn}"
+
+
+def _cost(runs: int) -> Cost:
+    """Cost of some runs."""
+    event = poisson_gaussian_event(
+        sample_rate=1.0, noise_multiplier=5.0, num_steps=runs * STEPS
+    )
+    return Cost.of({Notion.RECORD: event})
+
+
+def _limit() -> float:
+    """Epsilon of as many runs as may win."""
+    return epsilon(_cost(WINNERS).event(Notion.RECORD), delta=DELTA, relation=RELATION)
+
+
+def _warm(processes: int) -> None:
+    """Compute every epsilon once: children inherit the accountant's cache."""
+    for runs in range(1, processes + 1):
+        epsilon(_cost(runs).event(Notion.RECORD), delta=DELTA, relation=RELATION)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
