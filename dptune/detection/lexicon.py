@@ -8,21 +8,15 @@ stays public only if its class is closed or it has no reading as a noun (high: o
 import re
 from collections.abc import Sequence
 
+from dptune.detection.grammar import contextual_type
 from dptune.detection.names import Word, find_names, split_words
 from dptune.detection.recognizer import Tier, fingerprint_of
-from dptune.detection.words import (
-    CLOSED,
-    LEXICAL,
-    MAIN_VERB,
-    NOUN,
-    PRONOUN,
-    VERB,
-    load_lexicon,
-)
+from dptune.detection.words import load_lexicon
 from dptune.text import Span
 
 _VERSION = "1"
 _WORD_CONFIDENCE = 0.4
+_HOLDS_DIGIT = re.compile(r"\b\w{0,40}\d\w{0,40}")
 _HAS_LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -57,9 +51,13 @@ class LexiconRecognizer:
             is_high = self._tier is Tier.HIGH_CONTEXTUAL
             spans += [
                 self._span(word.start, word.end, kind, _WORD_CONFIDENCE)
-                for word in words
+                for position, word in enumerate(words)
                 if not word.entity_type
-                and (kind := _contextual_type(word, is_high=is_high))
+                and (kind := contextual_type(text, words, position, is_high=is_high))
+            ]
+            spans += [
+                self._span(*match.span(), "CARDINAL", _WORD_CONFIDENCE)
+                for match in _HOLDS_DIGIT.finditer(text)
             ]
             spans.sort()
         return spans
@@ -72,17 +70,3 @@ class LexiconRecognizer:
             recognizer=self.name,
             confidence=confidence,
         )
-
-
-def _contextual_type(word: Word, *, is_high: bool) -> str:
-    """Return PRON, NOUN (may be subject or object), VERB (high only), or nothing."""
-    reading = word.reading
-    if is_high and reading & MAIN_VERB:
-        return "VERB"
-    if reading & PRONOUN:
-        return "PRON"
-    if reading & CLOSED:
-        return ""
-    if reading & NOUN or not reading & LEXICAL or word.capital:
-        return "NOUN"
-    return "VERB" if is_high and reading & VERB else ""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dptune.detection import words as w
+from dptune.detection.kinds import kind_of_name
 
 _TOKEN = re.compile(r"[^\W\d_]+(?:['’.\-&][^\W\d_]+){0,8}\.?|\d[\d.,]*|\n|[^\w\s]|_+")
 _INTRODUCTION = re.compile(
@@ -15,7 +16,7 @@ _INTRODUCTION = re.compile(
 _IS_CERTAIN = re.compile(r"name|pulled|call me", re.IGNORECASE)
 _SENTENCE_END = frozenset('.!?:\n"“”(;*•>-–—…')
 _CONTRACTION = re.compile(r"(?:n['’]t|['’](?:s|re|ve|ll|d|m|t))$")
-_KINDS = ("PERSON", "GPE", "ENTITY", "UNKNOWN")
+_KINDS = ("PERSON", "GPE", "UNKNOWN")
 
 Name = tuple[int, int, str, float]
 """Start, end, entity type, confidence."""
@@ -193,6 +194,8 @@ def _mark_person(text: str, words: list[Word], *, is_certain: bool) -> None:
     for word in words:
         if word.reading & w.CLOSED or not (is_certain or word.entity_type):
             return
+        if word.reading & w.PEOPLE and not is_certain:
+            return
         word.entity_type = "PERSON"
         word.confidence = 0.8
         after = text[word.end : word.end + 2]
@@ -230,17 +233,17 @@ def _join(text: str, words: list[Word]) -> Iterator[Name]:
             word.entity_type = run[-1].entity_type
         if word.entity_type:
             if run and not _is_joint(text, gap, word, connectors):
-                yield _close(run)
+                yield _close(text, run)
                 run = []
             run.append(word)
             connectors = []
         elif run and len(gap) <= 12 and len(connectors) < 2 and _may_connect(word):
             connectors.append(word)
         elif run:
-            yield _close(run)
+            yield _close(text, run)
             run, connectors = [], []
     if run:
-        yield _close(run)
+        yield _close(text, run)
 
 
 def _ends_name(last: Word, word: Word, gap: str) -> bool:
@@ -257,7 +260,7 @@ def _may_connect(word: Word) -> bool:
 
 def _is_joint(text: str, gap: str, word: Word, connectors: list[Word]) -> bool:
     """Tell whether two names are one: only blanks, joints and connectors between."""
-    if len(gap) > 12:
+    if len(gap) > 12 or _ends_sentence(text, gap, word, connectors):
         return False
     if gap == ", " and word.reading & w.ORGANIZATION and word.capital:
         return True
@@ -268,12 +271,23 @@ def _is_joint(text: str, gap: str, word: Word, connectors: list[Word]) -> bool:
     return is_blank and (word.capital or not has_words)
 
 
-def _close(run: list[Word]) -> Name:
-    """Type a run by its strongest word."""
+def _ends_sentence(
+    text: str, gap: str, word: Word, connectors: list[Word]
+) -> bool:
+    """Tell whether a full stop after a whole word parts two names."""
+    if connectors or not gap.startswith((". ", ".\n")):
+        return False
+    before = text[max(0, word.start - len(gap) - 4) : word.start - len(gap)]
+    return before.isalpha() and before.islower()
+
+
+def _close(text: str, run: list[Word]) -> Name:
+    """Type a run by its strongest word, else by its form and its neighbors."""
     kinds = {word.entity_type for word in run}
+    start, end = run[0].start, run[-1].end
     confidence = max(word.confidence for word in run)
-    if any(word.reading & w.ORGANIZATION and word.capital for word in run):
-        kind = "ORG"
-    else:
+    if "PERSON" in kinds or kinds == {"GPE"} or (kinds == {"UNKNOWN"} and len(run) < 2):
         kind = next(kind for kind in _KINDS if kind in kinds)
-    return run[0].start, run[-1].end, kind, confidence
+    else:
+        kind = kind_of_name(text, start, end)
+    return start, end, kind, confidence

@@ -4,6 +4,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from dptune.detection.canonical import canonical
+from dptune.detection.national_ids import CRYPTO_RULES, NATIONAL_RULES
 from dptune.detection.place_rules import PLACE_RULES
 from dptune.detection.recognizer import Tier, entity_types, fingerprint_of
 from dptune.detection.rules import STRUCTURED_RULES, Rule
@@ -13,6 +15,8 @@ from dptune.text import Span
 _VERSION = "1"
 _ALL_RULES: tuple[Rule, ...] = (
     *STRUCTURED_RULES,
+    *NATIONAL_RULES,
+    *CRYPTO_RULES,
     *PLACE_RULES,
     *DATE_RULES,
     *TIME_RULES,
@@ -29,12 +33,15 @@ _PUBLIC_NUMBER = re.compile(
     r"(?P<labelled>\bisbn(?:-1[03])?:?\s{0,2}[\dx][\dx -]{8,20}"
     r"|\b(?:v|ver|version|release|firmware|build|section|chapter|rfc|iso)\.?\s?"
     r"\d{1,4}(?:[.-]\d{1,6}){0,4}(?:[.-]?(?:rc|alpha|beta|dev|post)\.?\d{0,4})?(?!\w)"
-    r"|[$£€¥₹]\s?(?!\d{9})\d[\d,.]{0,24}\d)"
+    r"|(?:[$£€¥₹]|\b(?:usd|eur|gbp|cad|aud|chf|inr|jpy|rs|price|costs?)\b[:.]?)\s?"
+    r"(?!\d{9})\d[\d,.]{0,24}\d(?!\w)"
+    r"|(?<![\w.,-])(?!\d{9})\d[\d,.]{0,24}\s?"
+    r"(?:[€£¥₹]|(?:usd|eur|gbp|dollars?|euros?|pounds?|bucks|cents?|yen|rupees)\b))"
     r"|(?<![\w.])\d{1,2}\.\d{1,2}\.\d{1,5}(?:-[a-z]{1,8}\.?\d{0,3})?(?!\w|\.\d)"
     r"|(?<![\w.])\d{1,9}(?:,\d{3}){0,4}\.\d{2}(?![\w.])"
 )
 _MAY_BE_PUBLIC = frozenset(
-    ["PHONE", "ID", "ZIP", "IP", "CREDIT_CARD", "ORDER_ID", "SSN"]
+    ["PHONE", "ID", "ZIP", "IP", "CREDIT_CARD", "ORDER_ID", "SSN", "NATIONAL_ID"]
 )
 
 
@@ -64,6 +71,7 @@ class PatternRecognizer:
         return [list(self._spans(text)) for text in texts]
 
     def _spans(self, text: str) -> Iterator[Span]:
+        text, origin = canonical(text)
         lowered = lower_in_place(text)
         has_digit = _DIGIT.search(text) is not None
         public = _public_numbers(lowered) if has_digit else []
@@ -76,8 +84,8 @@ class PatternRecognizer:
                 if public and _is_public(rule.entity_type, start, end, public):
                     continue
                 yield Span(
-                    start=start,
-                    end=end,
+                    start=start if origin is None else origin[start],
+                    end=end if origin is None else origin[end - 1] + 1,
                     entity_type=rule.entity_type,
                     recognizer=self.name,
                     confidence=rule.confidence,

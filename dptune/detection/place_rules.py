@@ -29,6 +29,11 @@ _STATE = (
     r"a[aelkpzr]|c[aot]|d[ce]|fl|ga|hi|i[adln]|k[sy]|la|m[adeinost]|n[cdehjmvy]"
     r"|o[hkr]|p[ar]|ri|s[cd]|t[nx]|ut|v[ait]|w[aivy]"
 )
+_STREET_FIRST = (
+    r"rue|r[uú]a|via|viale|calle|avenida|avenue|av|avda|piazza|piazzale|corso|largo"
+    r"|pra[cç]a|travessa|plaza|paseo|camino|chemin|all[eé]e|quai|cours|impasse|ulica|ul"
+    r"|ulice|strada|place|boulevard|estrada|carrer|λεωφ[οό]ρος|οδ[οό]ς"
+)
 _UNIT = (
     r"(?:,?\s{1,6}(?:apt|apartment|suite|ste|unit|floor|room|#)\b\.?\s{0,2}#?\w{1,8})?"
 )
@@ -109,6 +114,27 @@ PLACE_RULES = (
     Rule(
         entity_type="ADDRESS",
         pattern=re.compile(
+            rf"(?:(?<![\w.,$£€¥:-])\d{{1,6}},? )?\b(?:{_STREET_FIRST})\b\.? "
+            r"(?:[^\W\d_][\w.'’-]{0,24},? ){1,5}?\d{1,5}[a-z]?\b"
+        ),
+        citation="UPU S42, kind of street before its name",
+        confidence=0.85,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
+            r"(?:(?<![\w.,$£€¥:-])\d{1,6},? )?(?:[A-ZÀ-Þ][\w.'’-]{1,24} ){1,3}"
+            r"(?:u\.|út|utca|tér|tee|tie|väg|gatan|veien|vegur|trg|tn\.?) \d{1,5}\b\.?"
+        ),
+        citation="UPU S42, house number after the street",
+        confidence=0.85,
+        cased=True,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
             r"\b(?:the )?(?:corner|intersection) of\s[^\n,;!?]{2,60}?\s(?:and|&)\s"
             r"[\w.'’-]{1,24}\s[\w.'’-]{1,24}"
         ),
@@ -143,6 +169,17 @@ PLACE_RULES = (
         ),
         citation="BS 7666 (United Kingdom); Canada Post addressing guidelines, 5.5",
         confidence=0.9,
+        cased=True,
+        needs_digit=True,
+    ),
+    Rule(
+        entity_type="ZIP",
+        pattern=re.compile(
+            r"(?m)^\W{0,6}(?:[^\W\d_]{2,24} ){1,3}(?P<value>\d{3} ?\d{2,3}|\d{4})\W{0,3}$"
+            r"|\b[A-Z]{2} (?P<after>\d{4,6})(?!\w)"
+        ),
+        citation="UPU S42, postcode after the place",
+        confidence=0.65,
         cased=True,
         needs_digit=True,
     ),

@@ -38,6 +38,8 @@ STRUCTURED_TYPES = frozenset(
         "EMAIL",
         "PHONE",
         "SSN",
+        "NATIONAL_ID",
+        "CRYPTO",
         "CREDIT_CARD",
         "IBAN",
         "IP",

@@ -47,7 +47,8 @@ NETWORK_RULES = (
     Rule(
         entity_type="EMAIL",
         pattern=re.compile(
-            rf"[\w.+%'&-]{{1,64}}@(?:{_HOST}[a-z]{{2,24}}\b|\[[\d.:a-f]{{7,39}}\])"
+            rf"[\w.+%'&-]{{1,64}}(?:@|\s{{1,2}}@\s{{0,2}}|@\s{{1,2}})"
+            rf"(?:{_HOST}[a-z]{{2,24}}\b|\[[\d.:a-f]{{7,39}}\])"
         ),
         citation="RFC 5321, 4.5.3.1; RFC 5322, 3.4.1",
         confidence=1.0,
@@ -56,12 +57,27 @@ NETWORK_RULES = (
     Rule(
         entity_type="EMAIL",
         pattern=re.compile(
-            r"[\w.+-]{1,64}\s{0,2}(?:\(at\)|\[at\]|\{at\}| at )\s{0,2}[\w-]{1,63}"
-            r"(?:\s{0,2}(?:\(dot\)|\[dot\]|\{dot\}| dot |\.)\s{0,2}[a-z]{2,24}){1,3}\b"
+            r"[\w+-]{1,64}(?:(?:\.|\s?[(\[{]dot[)\]}]\s?|\sdot\s)[\w+-]{1,64}){0,3}"
+            r"\s{0,2}(?:[(\[{<]\s?(?:at|@)\s?[)\]}>]|\bat\b)\s{0,2}[\w-]{1,63}"
+            r"(?:(?:\s{0,2}[(\[{]\s?(?:dot|\.)\s?[)\]}]\s{0,2}|\sdot\s|\.)[\w-]{2,24})"
+            r"{1,3}\b"
         ),
         citation="RFC 5322, 3.4.1, spelled out",
         confidence=0.9,
-        needs=("(at)", "[at]", "{at}", " dot "),
+        refine=v.refine_spelled_email,
+        needs=("at)", "at]", "at}", "(@", "[@", "{@", "<@", "dot", " at "),
+    ),
+    Rule(
+        entity_type="EMAIL",
+        pattern=re.compile(
+            r"[\w+-]{1,64}(?:\s?\.\s?[\w+-]{1,64}){0,3}\s{0,2}@\s{0,2}[\w-]{1,63}"
+            r"(?:\s?\.\s?[\w-]{2,63}){0,3}\s?\.\s?"
+            r"(?:com|org|net|edu|gov|mil|io|co|uk|de|fr|eu|ca|au)\b"
+        ),
+        citation="RFC 5322, 3.4.1, with blanks around its signs",
+        confidence=0.9,
+        refine=v.refine_spaced_email,
+        needs=("@",),
     ),
     Rule(
         entity_type="URL",
@@ -85,7 +101,9 @@ NETWORK_RULES = (
     Rule(
         entity_type="IP",
         pattern=re.compile(
-            r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?:/\d{1,2})?(?!\w|\.\d)"
+            r"(?<![\w.])\d{1,3}(?P<dot>\.|\s?[\[({]\s?(?:\.|dot)\s?[\])}]\s?| \. "
+            r"|\.\s| \.| dot )(?:\d{1,3}(?:(?P=dot)|\.\s?)){2}\d{1,3}"
+            r"(?:/\d{1,2})?(?!\w|\.\d)"
         ),
         citation="RFC 791, 3.2; GDPR recital 30",
         confidence=0.95,
@@ -125,7 +143,8 @@ NETWORK_RULES = (
             r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{35}\b"
             r"|\b(?:sk|pk|rk|gh[opsur]|github_pat|xox[abprs]|hf|glpat|npm|pypi|dop_v1)"
             r"[-_][\w-]{16,255}|\beyJ[\w-]{10,2000}\.[\w-]{10,2000}\.[\w-]{0,500}"
-            r"|\b[0-9a-f]{32,128}\b"
+            r"|\b[0-9a-f]{32,128}\b|\bya29\.[\w-]{20,255}|\bSG\.[\w-]{16,64}\.[\w-]{16,64}"
+            r"|\bBearer [\w.~+/-]{16,2000}=?|://[^\s/:@]{1,64}:(?P<value>[^\s/@]{3,128})@"
             r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]{0,20000}"
             r"(?:-----END[^-]{0,40}-----)?"
         ),
@@ -178,7 +197,7 @@ NETWORK_RULES = (
 FINANCIAL_RULES = (
     Rule(
         entity_type="IBAN",
-        pattern=re.compile(r"\b[a-z]{2}\d{2}(?:[ -]?[a-z0-9]){11,30}"),
+        pattern=re.compile(rf"\b(?:{v.IBAN_COUNTRIES})\s?\d{{2}}(?:[\s./-]{{0,3}}[a-z0-9]){{11,30}}"),
         citation="ISO 13616-1",
         confidence=1.0,
         refine=v.refine_iban,
@@ -186,7 +205,7 @@ FINANCIAL_RULES = (
     ),
     Rule(
         entity_type="CREDIT_CARD",
-        pattern=re.compile(r"(?<![\w.])\d(?:[ -]?\d){11,30}(?!\w)"),
+        pattern=re.compile(r"(?<![\w.+])\d(?:[\s./-]{0,3}\d){11,30}(?!\w)"),
         citation="ISO/IEC 7812-1, annex B",
         confidence=1.0,
         refine=v.refine_card,
@@ -194,7 +213,9 @@ FINANCIAL_RULES = (
     ),
     Rule(
         entity_type="SSN",
-        pattern=re.compile(r"(?<![\w-])\d{3}(?P<s>[- .])\d{2}(?P=s)\d{4}(?![\w-])"),
+        pattern=re.compile(
+            r"(?<![\w-])\d{3}\s?(?P<s>[-./]|\s)\s?\d{2}\s?(?P=s)\s?\d{4}(?![\w-])"
+        ),
         citation="SSA POMS RM 10201.030; 45 CFR 164.514(b)(2)(i)(G)",
         confidence=0.95,
         refine=v.refine_ssn,
@@ -204,7 +225,7 @@ FINANCIAL_RULES = (
         entity_type="SSN",
         pattern=re.compile(
             r"\b(?:ssn|social(?: security)?(?: (?:number|no\.?|#))?)\b[^\n\d]{0,24}"
-            r"(?P<value>\d{3}[- .]?\d{2}[- .]?\d{4})\b"
+            r"(?P<value>\d{3}[-\s./]{0,3}\d{2}[-\s./]{0,3}\d{4})\b"
         ),
         citation="SSA POMS RM 10201.030; 45 CFR 164.514(b)(2)(i)(G)",
         confidence=0.95,
@@ -216,7 +237,7 @@ PHONE_RULES = (
     Rule(
         entity_type="PHONE",
         pattern=re.compile(
-            r"(?<![\w.+])(?:\+|00)\d{1,3}(?:[ .\-/]{0,2}\(?\d{1,14}\)?){1,7}"
+            r"(?<![\w.+])(?:\+|00)\d{1,3}(?:[\s.\-/]{0,3}\(?\d{1,14}\)?){1,7}"
             r"(?:\s?(?:x|ext\.?)\s?\d{1,6})?(?!\w)"
         ),
         citation="ITU-T E.164, 6.2; E.123",
@@ -227,8 +248,8 @@ PHONE_RULES = (
     Rule(
         entity_type="PHONE",
         pattern=re.compile(
-            r"(?<![\w.])(?:1[ .-])?(?:\(?\d{3}\)[ .-]{0,2}|\d{3}[ .\-/])"
-            r"\d{3}[ .-]?\d{4}(?:\s?(?:x|ext\.?)\s?\d{1,6})?(?!\w)"
+            r"(?<![\w.])(?:1[ .-])?(?:\(?\d{3}\)[\s.-]{0,3}|\d{3}[\s.\-/]{1,3})"
+            r"\d{3}[\s./-]{0,3}\d{4}(?:\s?(?:x|ext\.?)\s?\d{1,6})?(?!\w)"
         ),
         citation="ITU-T E.123; North American Numbering Plan",
         confidence=0.9,
@@ -252,7 +273,7 @@ PHONE_RULES = (
         entity_type="PHONE",
         pattern=re.compile(
             r"\b(?:phone|mobile|cell|tel|telephone|fax|desk|call|text|whatsapp|office)\b"
-            r"[^\d\n]{0,20}(?P<value>\(?\+?\d[\d .()/-]{5,20}\d)(?!\w)"
+            r"[^\d\n]{0,20}(?P<value>\(?\+?\d[\d\s.()/-]{5,24}\d)(?!\w)"
         ),
         citation="ITU-T E.123, 2",
         confidence=0.9,

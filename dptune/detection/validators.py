@@ -37,6 +37,7 @@ _IBAN_LENGTH = {
     )
     for country in countries.split()
 }
+IBAN_COUNTRIES = "|".join(sorted(_IBAN_LENGTH))
 _DIGITS = re.compile(r"\d+")
 _ISBN_10 = re.compile(r"(?:\d{1,7}[ -]){3}\d")
 
@@ -78,23 +79,37 @@ def is_isbn(text: str) -> bool:
 
 
 def refine_card(text: str, start: int, end: int) -> Range | None:
-    """Find the longest run of whole digit groups that is a valid card number."""
+    """Find the longest run of whole digit groups that is a valid card number.
+
+    Groups that more than one blank or hyphen part must have three digits or more, so
+    that columns of small numbers are no card.
+    """
     groups = [match.span() for match in _DIGITS.finditer(text, start, end)]
     best: Range | None = None
     for first in range(len(groups)):
         digits = ""
-        for low, high in groups[first:]:
+        is_tight = True
+        for position, (low, high) in enumerate(groups[first:], first):
+            if position > first:
+                gap = text[groups[position - 1][1] : low]
+                is_tight = is_tight and gap in (" ", "-")
             digits += text[low:high]
             if len(digits) > 19:
                 break
             longer = best is None or high - groups[first][0] > best[1] - best[0]
-            if longer and len(digits) >= 12 and _is_card(digits):
+            has_shape = is_tight or all(b - a > 2 for a, b in groups[first : position + 1])
+            if longer and has_shape and len(digits) >= 12 and _is_card(digits):
                 best = (groups[first][0], high)
     return best
 
 
+_ISSUERS = re.compile(r"[2-6]\d{12}|1800|5[06-9]|6")
+
+
 def _is_card(digits: str) -> bool:
-    return len(set(digits)) > 1 and not is_isbn(digits) and is_luhn_valid(digits)
+    """Check issuer (ISO/IEC 7812-1, annex A), Luhn digit, and that it is no ISBN."""
+    is_issued = _ISSUERS.match(digits) is not None and len(set(digits)) > 1
+    return is_issued and not is_isbn(digits) and is_luhn_valid(digits)
 
 
 def refine_iban(text: str, start: int, end: int) -> Range | None:
@@ -107,6 +122,30 @@ def refine_iban(text: str, start: int, end: int) -> Range | None:
         if length and len(compact) == length:
             return (start, position + 1) if is_iban_valid(compact) else None
     return None
+
+
+_HAS_SPELLED_SIGN = re.compile(r"[(\[{<]|\sdot\s")
+
+
+def refine_spelled_email(text: str, start: int, end: int) -> Range | None:
+    """Keep `ann (at) example (dot) org`; `at` alone needs `dot` or a mail host."""
+    value = text[start:end]
+    if _HAS_SPELLED_SIGN.search(value):
+        return start, end
+    host = value.rpartition(" at ")[2]
+    is_host = re.fullmatch(r"[\w-]+\.(?:com|org|net|edu|gov|io|uk|de|fr)", host)
+    name = value.partition(" ")[0]
+    has_sign = re.search(r"[\d._+-]", name) is not None
+    return (start, end) if is_host and has_sign else None
+
+
+def refine_spaced_email(text: str, start: int, end: int) -> Range | None:
+    """Keep `ann . lee @ example . org`; drop words of a sentence before the name."""
+    value = text[start:end]
+    name = value.partition("@")[0].strip()
+    if ". " in name and " . " not in name:
+        start += value.index(name) + name.rindex(". ") + 2
+    return start, end
 
 
 def refine_ssn(text: str, start: int, end: int) -> Range | None:
@@ -123,9 +162,10 @@ def refine_ssn(text: str, start: int, end: int) -> Range | None:
 
 def refine_ip(text: str, start: int, end: int) -> Range | None:
     """Keep what parses as an IPv4 or IPv6 address, RFC 791 and RFC 4291."""
+    written = re.sub(r"[\s\[\](){}]", "", text[start:end]).replace("dot", ".")
     try:
         address = ipaddress.ip_address(
-            text[start:end].split("/", maxsplit=1)[0].split("%", maxsplit=1)[0]
+            written.split("/", maxsplit=1)[0].split("%", maxsplit=1)[0]
         )
     except ValueError:
         return None

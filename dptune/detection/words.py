@@ -42,10 +42,15 @@ LABEL = 1 << 16
 MONTH_OR_DAY = 1 << 17
 ACRONYM = 1 << 18
 MAIN_VERB = 1 << 19
+ADJECTIVE = 1 << 20
+ADVERB = 1 << 21
+AUXILIARY = 1 << 22
+PEOPLE = 1 << 23
+PERSONAL = 1 << 24
 
 _BITS_OF_LIST = {
     "pronoun": CLOSED | KNOWN | PRONOUN,
-    "auxiliary": CLOSED | KNOWN,
+    "auxiliary": CLOSED | KNOWN | AUXILIARY,
     "function": CLOSED | KNOWN,
     "common": KNOWN | NOUN | COMMON,
     "title": KNOWN | TITLE,
@@ -64,8 +69,8 @@ _BITS_OF_LIST = {
 _BITS_OF_CLASS = {
     "noun": KNOWN | NOUN,
     "verb": KNOWN | VERB,
-    "adj": KNOWN,
-    "adv": KNOWN,
+    "adj": KNOWN | ADJECTIVE,
+    "adv": KNOWN | ADVERB,
     "aux": KNOWN,
 }
 
@@ -88,23 +93,35 @@ def load_lexicon() -> Lexicon:
     table = _table_path().read_bytes()
     lists = resources.files("dptune.detection").joinpath("word_lists.json").read_bytes()
     readings: dict[str, int] = {}
-    proper: set[str] = set()
+    proper: dict[str, int] = {}
     for line in gzip.decompress(table).decode().splitlines():
-        form, word_class, _ = line.split(",", 2)
+        form, word_class, lemma = line.split(",", 2)
         if form[0].isupper():
-            proper.add(form.lower())
+            _add_proper(proper, form.lower(), word_class, lemma.lower())
         else:
             readings[form] = readings.get(form, 0) | _BITS_OF_CLASS[word_class]
     for name, words in json.loads(lists)["lists"].items():
         for word in words:
             readings[word] = readings.get(word, 0) | _BITS_OF_LIST[name]
-    for word in proper:
-        reading = readings.get(word, 0)
+    for word, role in proper.items():
+        reading = readings.get(word, 0) | role
         is_also_common = reading & LEXICAL
         readings[word] = (
             reading | NOUN | (PROPER_TOO if is_also_common else PROPER_ONLY)
         )
     return Lexicon(readings=readings, digest=hashlib.sha256(table + lists).hexdigest())
+
+
+def _add_proper(
+    proper: dict[str, int], form: str, word_class: str, lemma: str
+) -> None:
+    """Note a proper noun; one with a plural is a person's, one with an adjective a people's.
+
+    The lexicon lists `Aarons` but no plural of `Abidjan`, and `Finnish` as an adjective.
+    """
+    proper[form] = proper.get(form, 0) | (PEOPLE if word_class == "adj" else 0)
+    for name in lemma.split("/") if lemma != form else ():
+        proper[name] = proper.get(name, 0) | PERSONAL
 
 
 def _table_path() -> Path:

@@ -1,0 +1,223 @@
+"""Gold texts of ../shared/data and the figures that a detector reaches on them.
+
+Read by `benchmarks/detection.py`, which writes docs/DETECTION.md, and by the golden
+tests, which hold the bars. A word counts as found when all its letters and digits are
+covered, and as masked when any of them is.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dptune.detection.evaluate import DetectionQuality, evaluate
+from dptune.text import Span
+
+Detect = Callable[[Sequence[str]], Sequence[Sequence[Span]]]
+
+# What each type of presidio_synth may rightly be called here.
+PRESIDIO_TYPES = {
+    "PERSON": {"PERSON"},
+    "STREET_ADDRESS": {"ADDRESS", "ZIP"},
+    "GPE": {"GPE", "LOC", "ADDRESS"},
+    "ORGANIZATION": {"ORG"},
+    "CREDIT_CARD": {"CREDIT_CARD"},
+    "DATE_TIME": {"DATE", "TIME"},
+    "TITLE": {"TITLE", "PERSON"},
+    "PHONE_NUMBER": {"PHONE"},
+    "AGE": {"AGE", "DATE"},
+    "NRP": {"NORP", "LANGUAGE"},
+    "EMAIL_ADDRESS": {"EMAIL"},
+    "ZIP_CODE": {"ZIP", "ADDRESS"},
+    "DOMAIN_NAME": {"URL"},
+    "IBAN_CODE": {"IBAN"},
+    "US_SSN": {"SSN"},
+    "IP_ADDRESS": {"IP"},
+    "US_DRIVER_LICENSE": {"LICENSE", "ID"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordFigures:
+    """Recall and masked share over words."""
+
+    gold: int
+    recall: float
+    masked_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypeFigures:
+    """Share of gold spans that got the right type, in all and by gold type."""
+
+    accuracy: float
+    by_type: dict[str, float]
+
+
+Word = tuple[int, int, bool]
+"""Start, end, is gold."""
+
+
+def read(path: Path) -> str:
+    """Read a gzip file as UTF-8."""
+    with gzip.open(path, "rt", encoding="utf8") as file:
+        return file.read()
+
+
+def presidio(folder: Path) -> tuple[list[str], list[list[Span]]]:
+    """Return texts and gold spans of presidio_synth (Microsoft, MIT)."""
+    rows = json.loads(read(folder / "presidio_synth" / "synth_dataset_v2.json.gz"))
+    gold = [
+        [
+            Span(
+                start=span["start_position"],
+                end=span["end_position"],
+                entity_type=span["entity_type"],
+            )
+            for span in row["spans"]
+        ]
+        for row in rows
+    ]
+    return [row["full_text"] for row in rows], gold
+
+
+def measure_presidio(folder: Path, detect: Detect) -> DetectionQuality:
+    """Measure coverage of spans."""
+    texts, gold = presidio(folder)
+    return evaluate(gold, detect(texts), texts)
+
+
+def measure_types(folder: Path, detect: Detect) -> TypeFigures:
+    """Measure how many gold spans are called what they are.
+
+    A gold span is called by the predicted span that covers most of it; one that nothing
+    covers is wrong.
+    """
+    texts, gold = presidio(folder)
+    hits: dict[str, list[bool]] = {}
+    for spans, found in zip(gold, detect(texts), strict=True):
+        for span in spans:
+            kind = main_type(span, found)
+            right = kind in PRESIDIO_TYPES[span.entity_type]
+            hits.setdefault(span.entity_type, []).append(right)
+    count = sum(map(len, hits.values()))
+    return TypeFigures(
+        accuracy=sum(map(sum, hits.values())) / count,
+        by_type={kind: sum(row) / len(row) for kind, row in sorted(hits.items())},
+    )
+
+
+def main_type(span: Span, found: Sequence[Span]) -> str:
+    """Return the type of the found span that covers most of a gold span."""
+    overlaps = [
+        (min(span.end, s.end) - max(span.start, s.start), s.entity_type) for s in found
+    ]
+    best = max(overlaps, key=lambda pair: pair[0], default=(0, ""))
+    return best[1] if best[0] > 0 else ""
+
+
+def uner(folder: Path, split: str) -> Iterator[tuple[str, list[Word]]]:
+    """Yield sentences of Universal NER, English EWT (CC BY-SA 4.0)."""
+    blocks = read(folder / "uner_ewt" / f"{split}.iob2.gz").split("\n\n")
+    for text, rows in _blocks(blocks):
+        yield text, _align(text, [(row[1], row[2] != "O") for row in rows])
+
+
+def contextual(
+    folder: Path, split: str, *, high: bool
+) -> Iterator[tuple[str, list[Word]]]:
+    """Yield sentences of UD English EWT with the gold of a contextual tier.
+
+    Low: proper nouns, pronouns, numbers, subjects, and objects (also those of
+    prepositions). High: also verbs and roots. Punctuation is never gold.
+    """
+    blocks = read(folder / "ud_ewt" / f"{split}.conllu.gz").split("\n\n")
+    for text, rows in _blocks(blocks):
+        words = [row for row in rows if row[0].isdigit()]
+        children: dict[str, list[list[str]]] = {}
+        for row in words:
+            children.setdefault(row[6], []).append(row)
+        forms = [(row[1], _is_contextual(row, children, high=high)) for row in words]
+        yield text, _align(text, forms)
+
+
+def _is_contextual(
+    row: list[str], children: dict[str, list[list[str]]], *, high: bool
+) -> bool:
+    tag, relation = row[3], row[7].split(":")[0]
+    if tag == "PUNCT":
+        return False
+    is_object = relation in {"obl", "nmod"} and any(
+        child[7].split(":")[0] == "case" and child[3] == "ADP"
+        for child in children.get(row[0], ())
+    )
+    is_low = (
+        tag in {"PROPN", "PRON", "NUM"}
+        or relation in {"nsubj", "csubj", "obj", "iobj"}
+        or is_object
+    )
+    return is_low or (high and (tag == "VERB" or relation == "root"))
+
+
+def _blocks(blocks: list[str]) -> Iterator[tuple[str, list[list[str]]]]:
+    for block in blocks:
+        lines = block.split("\n")
+        text = next((x[9:] for x in lines if x.startswith("# text = ")), None)
+        if text is not None:
+            rows = [x.split("\t") for x in lines if x and not x.startswith("#")]
+            yield text, rows
+
+
+def _align(text: str, forms: list[tuple[str, bool]]) -> list[Word]:
+    """Find the words of a sentence in its text."""
+    words: list[Word] = []
+    position = 0
+    for form, is_gold in forms:
+        start = text.find(form, position)
+        if start < 0:  # the form is not written so: part of a contraction
+            continue
+        position = start + len(form)
+        words.append((start, position, is_gold))
+    return words
+
+
+def measure_words(
+    rows: Sequence[tuple[str, list[Word]]], detect: Detect
+) -> WordFigures:
+    """Measure recall of gold words, and the share of words masked.
+
+    Words without a letter or digit count in neither.
+    """
+    gold = covered = words = masked = 0
+    found = detect([text for text, _ in rows])
+    for (text, tokens), spans in zip(rows, found, strict=True):
+        marks = {i for s in spans for i in range(s.start, s.end)}
+        for start, end, is_gold in tokens:
+            letters = [i for i in range(start, end) if text[i].isalnum()]
+            if not letters:
+                continue
+            gold += is_gold
+            covered += is_gold and marks.issuperset(letters)
+            words += 1
+            masked += not marks.isdisjoint(letters)
+    return WordFigures(gold=gold, recall=covered / gold, masked_share=masked / words)
+
+
+def measure_abcd_names(folder: Path, detect: Detect) -> WordFigures:
+    """Measure customers' names in ABCD (ASAPP, MIT) wherever they stand."""
+    lines = read(folder / "abcd" / "test.jsonl.gz").splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    total = found = words = masked = 0
+    for text, spans in zip(texts, detect(texts), strict=True):
+        marks = {i for s in spans for i in range(s.start, s.end)}
+        names = set(re.findall(r"pulled up for (\w+ \w+)\.", text))
+        for name in names | {part for name in names for part in name.split()}:
+            for match in re.finditer(rf"(?i)\b{name}\b", text):
+                total += 1
+                found += all(i in marks for i in range(*match.span()) if text[i] != " ")
+        for match in re.finditer(r"\w+", text):
+            words += 1
+            masked += not marks.isdisjoint(range(*match.span()))
+    return WordFigures(gold=total, recall=found / total, masked_share=masked / words)
