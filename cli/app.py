@@ -91,11 +91,26 @@ def train(
     train_and_report(config, overrides or [], retrain=retrain)
 
 
-def calibrate(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Show what a run will cost before it trains: noise, steps, epsilon, what-if."""
+def calibrate(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where the report goes: a page (.html) or its figures (.png). By "
+            "default a page in the project folder's reports.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON instead.")
+    ] = False,
+) -> None:
+    """Show what a run will cost before it trains, and what other choices would cost."""
     from cli.calibration import show_calibration
 
-    show_calibration(config, overrides or [])
+    show_calibration(config, overrides or [], output=output, as_json=as_json)
 
 
 def gate(

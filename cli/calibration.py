@@ -3,82 +3,132 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from cli.runs import read_config
 from dptune.config import TrainConfig
-from dptune.errors import InfeasibleBudgetError
-from dptune.privacy import NeighboringRelation
-from dptune.recipes import RunPlan
-from dptune.reports.formatting import epsilon as epsilon_text
-from dptune.workflow.preflight import Checked, check_run, plan_for
-from infra.workspace import data_root
+from dptune.errors import ConfigError, Problem, ProblemsError
+from dptune.reports import blocks
+from dptune.reports.blocks import Block, Chip, Page
+from dptune.reports.calibration import Calibration
+from dptune.reports.calibration_page import PLAN, calibration_page
+from dptune.reports.calibration_plots import calibration_png
+from dptune.reports.render import page_html
+from dptune.workflow.preflight import Checked, check_run
+from dptune.workflow.whatif import calibration
+from infra.workspace import current_workspace, data_root
 
-_WHAT_IF_EPSILONS = (1.0, 2.0, 3.0, 4.0, 8.0)
+_PAGES = (".html", ".htm")
 
 
-def show_calibration(path: Path, overrides: Sequence[str]) -> None:
-    """Print every stage's noise and cost, and what other targets would need."""
+def show_calibration(
+    path: Path, overrides: Sequence[str], *, output: Path | None, as_json: bool
+) -> None:
+    """Print every stage's noise and cost and what other choices would cost.
+
+    Writes the same tables with figures to `output`, by default a page in the project
+    folder's reports; with `as_json` it prints JSON and writes only what was asked for.
+
+    Raises:
+        DptuneError: something cannot be used; nothing was written.
+    """
+    with Console(stderr=True).status("checking text, model and budget") as status:
+        config, checked = _check(path, overrides, output)
+        found = calibration(checked.plan, config=config.name, on_progress=status.update)
+        page = calibration_page(found)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        if output is not None:
+            _write(output, found, page)
+        return
     console = Console(highlight=False)
-    config = read_config(path, overrides)
-    checked = check_run(config, data_root=data_root())
-    console.print(_stage_table(checked.plan))
-    console.print(_total(checked.plan))
-    if config.recipe.private and config.privacy.target_epsilon is not None:
-        console.print(_what_if_table(config, checked))
-    console.print(f"next    python run.py train {path}", style="dim")
+    _print_page(console, page)
+    target = output or _default_output(found)
+    _write(target, found, page)
+    console.print(f"report  {target}", soft_wrap=True)
+    console.print(f"next    python run.py train {path}", style="dim", soft_wrap=True)
 
 
-def _stage_table(plan: RunPlan) -> Table:
-    """List the stages."""
-    table = Table(title=f"recipe {plan.recipe}", title_justify="left")
-    for column in ("stage", "view", "units", "batch", "rate", "steps", "C", "noise"):
-        table.add_column(column)
-    for stage in plan.stages:
-        settings = stage.settings
-        clip = settings.clipping
-        noise = stage.noise_multiplier
-        table.add_row(
-            settings.name,
-            settings.view.value,
-            str(stage.num_units),
-            str(settings.expected_batch_size),
-            f"{stage.sample_rate:.4f}" if settings.private else "shuffled",
-            str(stage.num_steps),
-            f"{clip.max_grad_norm:g}" if clip else "-",
-            f"{noise:.4f}" if noise else "none",
-        )
-    return table
+def _check(
+    path: Path, overrides: Sequence[str], output: Path | None
+) -> tuple[TrainConfig, Checked]:
+    """Check the output, the configuration and the run; tell all problems at once."""
+    problems = _output_problems(output)
+    try:
+        config = read_config(path, overrides)
+        checked = check_run(config, data_root=data_root())
+    except ProblemsError as error:
+        if not problems:
+            raise
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return config, checked
 
 
-def _total(plan: RunPlan) -> str:
-    """Say what all noisy stages cost together."""
-    relation = {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: "add or remove one unit",
-        NeighboringRelation.REPLACE_ONE: "replace one unit",
-    }[plan.relation]
-    return (
-        f"all noisy stages together: ε = {epsilon_text(plan.epsilon)} at "
-        f"δ = {plan.target_delta:g}, {relation}. Stages without noise have no record "
-        "guarantee, whatever they read."
-    )
+def _output_problems(output: Path | None) -> list[Problem]:
+    """Find what keeps a report from being written."""
+    if output is None:
+        return []
+    if output.suffix not in (*_PAGES, ".png"):
+        message = f"must end in .html or .png, got {output.name!r}."
+        return [Problem(path="--output", message=message)]
+    if output.is_dir() or not output.parent.is_dir():
+        return [
+            Problem(
+                path="--output",
+                message=f"must be a file in a folder that exists, got {str(output)!r}.",
+                next_step="Make the folder first.",
+            )
+        ]
+    return []
 
 
-def _what_if_table(config: TrainConfig, checked: Checked) -> Table:
-    """Show the noise that other targets would need, all else equal."""
-    table = Table(title="what if the target were", title_justify="left")
-    for column in ("target ε", "noise multiplier", "noise in the mean, per C"):
-        table.add_column(column)
-    for target in _WHAT_IF_EPSILONS:
-        privacy = config.privacy.model_copy(update={"target_epsilon": target})
-        try:
-            plan = plan_for(config.recipe, privacy, num_units=checked.num_units)
-        except InfeasibleBudgetError:
-            table.add_row(f"{target:g}", "impossible", "")
+def _default_output(found: Calibration) -> Path:
+    """Return the place in the project folder's reports."""
+    folder = current_workspace().reports
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{found.config}-{found.recipe}-calibration.html"
+
+
+def _write(output: Path, found: Calibration, page: Page) -> None:
+    """Write the page, or the figures alone where a picture was asked for."""
+    if output.suffix in _PAGES:
+        output.write_text(page_html(page), encoding="utf-8")
+    elif found.what_if is not None:
+        output.write_bytes(calibration_png(found, found.what_if))
+
+
+def _print_page(console: Console, page: Page) -> None:
+    """Print what the page says, without its figures."""
+    console.print(f"[bold]{page.title}[/]")
+    console.print(page.lede, style="dim")
+    for section in page.sections:
+        if any(isinstance(block, blocks.Plots) for block in section.blocks):
             continue
-        stage = next(s for s in plan.stages if s.settings.private)
-        noise = stage.noise_multiplier or 0.0
-        share = noise / stage.settings.expected_batch_size
-        table.add_row(f"{target:g}", f"{noise:.3f}", f"{share:.5f}")
-    return table
+        console.print(f"\n[bold]{section.title}[/]")
+        for block in section.blocks:
+            _print_block(console, block)
+
+
+def _print_block(console: Console, block: Block) -> None:
+    """Print one table or notice."""
+    if isinstance(block, blocks.Table):
+        console.print(_rich_table(block))
+        if block.caption:
+            console.print(block.caption, style="dim")
+    elif isinstance(block, blocks.Notice):
+        console.print(block.text)
+
+
+def _rich_table(block: blocks.Table) -> Table:
+    """Return a table for the terminal."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(block.columns):
+        made.add_column(name, justify="right" if index in block.numeric else "left")
+    for row in block.rows:
+        made.add_row(*(f"{c.text} {PLAN}" if isinstance(c, Chip) else c for c in row))
+    return made

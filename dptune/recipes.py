@@ -27,6 +27,7 @@ from dptune.settings import (
     LoraSettings,
     NoiseSettings,
     OptimizerSettings,
+    RelativeBatchSettings,
     SamplingSettings,
     Settings,
 )
@@ -46,7 +47,8 @@ class StageSettings(Settings):
         view: the text it reads.
         trains: all weights, or LoRA adapters that are merged at the end.
         epochs: passes over the units, in expectation where sampling is Poisson.
-        expected_batch_size: units per noisy step, the public divisor.
+        expected_batch_size, relative_batch: exactly one: units per noisy step, which
+            are the public divisor; or how to choose them for the corpus at hand.
         clipping, noise: both or neither; neither means ordinary training.
         sampling: of a noisy stage.
     """
@@ -56,7 +58,8 @@ class StageSettings(Settings):
     trains: Literal["full", "lora"] = "full"
     lora: LoraSettings | None = None
     epochs: float = Field(gt=0, le=1000)
-    expected_batch_size: int = Field(ge=1, le=1_000_000)
+    expected_batch_size: int | None = Field(default=None, ge=1, le=1_000_000)
+    relative_batch: RelativeBatchSettings | None = None
     optimizer: OptimizerSettings
     clipping: ClippingSettings | None = None
     noise: NoiseSettings | None = None
@@ -67,8 +70,20 @@ class StageSettings(Settings):
         """Whether the stage clips and adds noise."""
         return self.noise is not None
 
+    def batch_size(self: Self, num_units: int) -> int:
+        """Return the expected batch size for a corpus of `num_units` privacy units."""
+        if self.relative_batch is None:
+            return self.expected_batch_size or 1
+        wanted = max(1, round(self.relative_batch.share * num_units))
+        return min(wanted, self.relative_batch.at_most)
+
     @model_validator(mode="after")
     def _check(self: Self) -> Self:
+        if (self.expected_batch_size is None) == (self.relative_batch is None):
+            raise ValueError(
+                "exactly one of expected_batch_size and relative_batch must be set; "
+                "set the other to null"
+            )
         if (self.clipping is None) != (self.noise is None):
             raise ValueError(
                 "clipping and noise must both be set or both be null: noise without a "
@@ -84,9 +99,12 @@ class StageSettings(Settings):
                 "sampling must be poisson when noise.correlation is 'banded': no "
                 "guarantee is known for truncated batches with correlated noise"
             )
-        if cap is not None and cap < self.expected_batch_size:
+        relative = self.relative_batch
+        largest = relative.at_most if relative else self.expected_batch_size
+        if cap is not None and cap < (largest or 1):
             raise ValueError(
-                "sampling.max_batch_size must be at least expected_batch_size"
+                "sampling.max_batch_size must be at least expected_batch_size, or "
+                "relative_batch.at_most"
             )
         return self
 
@@ -137,14 +155,26 @@ class StagePlan(Report):
     noise_coefficients: Coefficients = INDEPENDENT
 
     @property
+    def expected_batch_size(self: Self) -> int:
+        """Units per step, the public divisor."""
+        return self.settings.batch_size(self.num_units)
+
+    @property
     def num_bands(self: Self) -> int:
         """Steps over which the noise is correlated; 1 is independent noise."""
         return len(self.noise_coefficients)
 
+    @property
+    def sampling(self: Self) -> SamplingKind:
+        """Who joins a noisy step, as the noise and the settings ask for it."""
+        if self.num_bands > 1:
+            return SamplingKind.CYCLIC_POISSON
+        return SamplingKind(self.settings.sampling.kind)
+
     def training_plan(self: Self) -> GradientPlan | PlainPlan:
         """Return the object that owns the stage's claim and trains it."""
         if self.settings.clipping is None:
-            return PlainPlan(batch_size=self.settings.expected_batch_size)
+            return PlainPlan(batch_size=self.expected_batch_size)
         return self.with_noise(self.noise_multiplier or 0.0)
 
     def with_noise(self: Self, noise_multiplier: float) -> GradientPlan:
@@ -157,17 +187,11 @@ class StagePlan(Report):
             sample_rate=self.sample_rate,
             max_grad_norm=self.settings.clipping.max_grad_norm,
             expected_batch_size=self.sample_rate * self.num_units,
-            sampling=self._sampling(),
+            sampling=self.sampling,
             max_batch_size=cap,
             num_units=None if cap is None else self.num_units,
             noise_coefficients=self.noise_coefficients,
         )
-
-    def _sampling(self: Self) -> SamplingKind:
-        """Return the sampling that the noise and the settings ask for."""
-        if self.num_bands > 1:
-            return SamplingKind.CYCLIC_POISSON
-        return SamplingKind(self.settings.sampling.kind)
 
     def dp_event(self: Self) -> dpe.DpEvent:
         """Return the event of the whole stage."""
@@ -218,25 +242,69 @@ def plan_run(
         InfeasibleBudgetError: no noise reaches the target; the message has the best.
     """
     _check_plan(recipe, num_units, target_epsilon, target_delta)
-    plans = [_plan_stage(stage, num_units) for stage in recipe.stages]
+    plans = [plan_stage(stage, num_units=num_units) for stage in recipe.stages]
     if target_epsilon is not None:
         budget = PrivacyBudget(target_epsilon=target_epsilon, target_delta=target_delta)
         plans = _calibrated(_banded(plans, budget, relation), budget, relation)
-    noisy = [p.dp_event() for p in plans if p.settings.private]
-    spent = (
-        epsilon(_compose(noisy), delta=target_delta, relation=relation)
-        if noisy
-        else math.inf
-    )
     return RunPlan(
         recipe=recipe.name,
         notion=notion,
         relation=relation,
         target_epsilon=target_epsilon if recipe.private else None,
         target_delta=target_delta,
-        epsilon=spent,
+        epsilon=spent_epsilon(plans, delta=target_delta, relation=relation),
         stages=tuple(plans),
     )
+
+
+def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
+    """Derive rate and steps of a stage from the batch size and the epochs.
+
+    Its noise is still open unless the settings give it, and so are its bands.
+    """
+    num_steps = _num_steps(stage, num_units)
+    bands = stage.noise.num_bands if stage.noise else None
+    return StagePlan(
+        settings=stage,
+        num_units=num_units,
+        num_steps=num_steps,
+        sample_rate=min(1.0, stage.batch_size(num_units) / num_units),
+        noise_multiplier=stage.noise.noise_multiplier if stage.noise else None,
+        noise_coefficients=band_coefficients(num_bands=bands or 1, num_steps=num_steps),
+    )
+
+
+def spent_epsilon(
+    stages: Sequence[StagePlan], *, delta: float, relation: NeighboringRelation
+) -> float:
+    """Return what all noisy stages spend together; infinite where there is none."""
+    noisy = [stage.dp_event() for stage in stages if stage.settings.private]
+    return (
+        epsilon(_compose(noisy), delta=delta, relation=relation) if noisy else math.inf
+    )
+
+
+def recalibrated(
+    stages: Sequence[StagePlan],
+    *,
+    budget: PrivacyBudget,
+    relation: NeighboringRelation,
+) -> tuple[StagePlan, ...]:
+    """Find the noise of planned stages again, for another target; bands stay.
+
+    Stages whose settings give their noise keep it, unless all do.
+
+    Raises:
+        InfeasibleBudgetError: no noise reaches the target; the message has the best.
+    """
+    noisy = [s for s in stages if s.settings.private]
+    given = [s for s in noisy if s.settings.noise and s.settings.noise.noise_multiplier]
+    kept = given if len(given) < len(noisy) else []
+    plans = [
+        s if s in kept else s.model_copy(update={"noise_multiplier": None})
+        for s in stages
+    ]
+    return tuple(_calibrated(plans, budget, relation))
 
 
 def _calibrated(
@@ -300,23 +368,9 @@ def _is_open(plan: StagePlan) -> bool:
     return plan.settings.private and not plan.noise_multiplier
 
 
-def _plan_stage(stage: StageSettings, num_units: int) -> StagePlan:
-    """Derive rate and steps from the batch size and the epochs."""
-    num_steps = _num_steps(stage, num_units)
-    bands = stage.noise.num_bands if stage.noise else None
-    return StagePlan(
-        settings=stage,
-        num_units=num_units,
-        num_steps=num_steps,
-        sample_rate=min(1.0, stage.expected_batch_size / num_units),
-        noise_multiplier=stage.noise.noise_multiplier if stage.noise else None,
-        noise_coefficients=band_coefficients(num_bands=bands or 1, num_steps=num_steps),
-    )
-
-
 def _num_steps(stage: StageSettings, num_units: int) -> int:
     """Return how many batches the epochs are."""
-    return max(1, round(stage.epochs * num_units / stage.expected_batch_size))
+    return max(1, round(stage.epochs * num_units / stage.batch_size(num_units)))
 
 
 def _check_plan(
@@ -355,11 +409,11 @@ def _check_plan(
         Problem(
             path=f"stages.{stage.name}.expected_batch_size",
             message=f"must be at most the number of training units ({num_units}), got "
-            f"expected_batch_size={stage.expected_batch_size}.",
+            f"expected_batch_size={stage.batch_size(num_units)}.",
             next_step="Choose a smaller batch or add data.",
         )
         for stage in recipe.stages
-        if stage.expected_batch_size > num_units
+        if stage.batch_size(num_units) > num_units
     ]
     problems += _band_problems(noisy, num_units)
     if problems:
@@ -375,7 +429,7 @@ def _band_problems(noisy: list[StageSettings], num_units: int) -> list[Problem]:
             continue
         path, bands = f"stages.{stage.name}.noise.num_bands", stage.noise.num_bands
         steps = _num_steps(stage, num_units)
-        most = min(steps, num_units // stage.expected_batch_size)
+        most = min(steps, num_units // stage.batch_size(num_units))
         if (bands or 2) > most:
             problems.append(
                 Problem(

@@ -46,6 +46,18 @@ class ClippingSettings(Settings):
     max_grad_norm: float = Field(gt=0, le=1e6)
 
 
+class RelativeBatchSettings(Settings):
+    """A batch in proportion to the data, for a recipe that must fit any corpus.
+
+    Args:
+        share: of the privacy units that are trained on.
+        at_most: units. From there on more data bring more steps, not larger batches.
+    """
+
+    share: float = Field(gt=0, le=1)
+    at_most: int = Field(ge=1, le=1_000_000)
+
+
 class NoiseSettings(Settings):
     """How much Gaussian noise. Without `noise_multiplier` it is calibrated.
 

@@ -112,6 +112,19 @@ def prefix_sum_error(coefficients: Coefficients, *, num_steps: int) -> float:
     return math.sqrt(float(_weights(num_steps) @ prefixes**2))
 
 
+def step_error(coefficients: Coefficients, *, num_steps: int) -> float:
+    """Return the root mean square, over n steps, of the noise of unit stddev in one.
+
+    For independent noise it is 1. Bands raise it while they lower `prefix_sum_error`.
+
+    Args:
+        coefficients: c.
+        num_steps: n, at least 1.
+    """
+    responses = _responses(np.asarray(coefficients), num_steps)
+    return math.sqrt(float(_weights(num_steps) @ responses**2))
+
+
 def _growing(num_steps: int, *, least: int) -> list[int]:
     """Halve the number of steps until it is small; smallest first."""
     sizes = [num_steps]
@@ -144,9 +157,14 @@ def _loss(tail: Floats, num_steps: int) -> tuple[float, Floats]:
 
 def _prefix_responses(bands: Floats, num_steps: int) -> Floats:
     """Toeplitz coefficients w of A C^-1, `(n,)`."""
+    return np.cumsum(_responses(bands, num_steps))
+
+
+def _responses(bands: Floats, num_steps: int) -> Floats:
+    """Toeplitz coefficients of C^-1, `(n,)`."""
     impulse = np.zeros(num_steps)
     impulse[0] = 1.0
-    return np.cumsum(signal.lfilter([1.0], bands, impulse))
+    return np.asarray(signal.lfilter([1.0], bands, impulse))
 
 
 def _weights(num_steps: int) -> Floats:

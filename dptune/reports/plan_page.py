@@ -91,6 +91,6 @@ def _stage_row(stage: StagePlan) -> tuple[str, ...]:
         number(clip),
         number(stage.noise_multiplier) if stage.noise_multiplier else "none",
         count(stage.num_bands) if stage.noise_multiplier else "none",
-        count(settings.expected_batch_size),
+        count(stage.expected_batch_size),
         count(cap) if cap else "no limit",
     )

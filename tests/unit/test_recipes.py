@@ -129,6 +129,57 @@ def test_plan_divides_by_the_public_expected_batch():
     assert made.max_grad_norm == 1.0
 
 
+RELATIVE = {"expected_batch_size": None}
+
+
+@pytest.mark.parametrize(
+    ("num_units", "expected"),
+    [(1000, (100, 0.1, 20)), (4, (1, 0.25, 8)), (10_000, (400, 0.04, 50))],
+)
+def test_relative_batch_follows_the_corpus_up_to_its_limit(num_units, expected):
+    batch = RELATIVE | {"relative_batch": {"share": 0.1, "at_most": 400}}
+    (only,) = plan(stage(**batch), num_units=num_units, target_delta=1e-5).stages
+    numbers = (only.expected_batch_size, only.sample_rate, only.num_steps)
+    assert numbers == expected
+    assert only.training_plan().expected_batch_size == pytest.approx(expected[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"relative_batch": {"share": 0.1, "at_most": 400}},
+        RELATIVE,
+        RELATIVE | {"relative_batch": {"share": 1.1, "at_most": 400}},
+        RELATIVE | {"relative_batch": {"share": 0.1}},
+        RELATIVE | {"relative_batch": {"share": 0.1, "at_most": 81}, "sampling": CAP},
+    ],
+    ids=["both", "neither", "more than all", "no limit", "above the cap"],
+)
+def test_batch_is_given_in_exactly_one_way(changes):
+    with pytest.raises(ValidationError):
+        recipe(stage(**changes))
+
+
+@pytest.mark.parametrize("num_units", [500, 2_000, 10_000, 50_000, 200_000, 1_000_000])
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_default_recipe_plans_any_corpus(num_units, relation):
+    chosen = validate(Recipe, read_yaml(RECIPES / "dp_default.yaml"))
+    made = plan_run(
+        chosen,
+        num_units=num_units,
+        notion=Notion.RECORD,
+        relation=relation,
+        target_epsilon=3.0,
+        target_delta=0.1 / num_units,
+    )
+    (only,) = made.stages
+    assert only.settings.view == "original"
+    assert 0.98 * 3 < made.epsilon <= 3
+    assert 50 <= only.expected_batch_size <= 4096
+    assert 100 <= only.num_steps <= 2500
+    assert only.noise_multiplier / only.expected_batch_size < 0.1
+
+
 def test_all_contradictions_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         plan(stage(expected_batch_size=5000), target_epsilon=None, target_delta=0.01)

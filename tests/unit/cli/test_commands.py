@@ -1,5 +1,6 @@
 """Commands that need no earlier run; those that do are in tests/integration."""
 
+import json
 import os
 import subprocess
 import sys
@@ -67,14 +68,25 @@ def test_configs_lists_every_file_and_creates_nothing(run_cli):
     assert not outcome.home.exists()
 
 
-def test_calibrate_shows_noise_and_cost_and_creates_nothing(
+def test_calibrate_shows_both_relations_and_writes_its_report_only(
     values, write_config, run_cli
 ):
     outcome = run_cli("calibrate", write_config(values))
     assert outcome.code == 0, outcome.err
-    for words in ("private_finetune", "noise", "what if the target were", "δ = 0.0001"):
+    for words in (
+        "private finetune",
+        "noise per step",
+        "record, add or remove one",
+        "selective, replace one ◂ plan",
+        "What if the target were",
+        "Same target, another batch size",
+        "signal-to-noise",
+        "δ = 0.0001",
+    ):
         assert words in outcome.out
-    assert not outcome.home.exists()
+    report = outcome.home / "reports" / "tiny-jft-calibration.html"
+    assert str(report) in outcome.out
+    assert outcome.created == ["reports", "reports/tiny-jft-calibration.html"]
 
 
 def test_calibrate_says_that_unprotected_training_has_no_guarantee(
@@ -83,7 +95,44 @@ def test_calibrate_says_that_unprotected_training_has_no_guarantee(
     outcome = run_cli("calibrate", write_config(values), "--set", "recipe=no_dp")
     assert outcome.code == 0
     assert "∞" in outcome.out
-    assert "what if" not in outcome.out
+    assert "What if" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.html", b"<!DOCTYPE html>"), ("a.png", b"\x89PNG")]
+)
+def test_calibrate_writes_where_it_is_told(
+    name, start, values, write_config, run_cli, tmp_path
+):
+    outcome = run_cli("calibrate", write_config(values), "--output", tmp_path / name)
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / name).read_bytes().startswith(start)
+    assert not outcome.home.exists()
+
+
+def test_calibrate_prints_json_and_nothing_else(values, write_config, run_cli):
+    outcome = run_cli("calibrate", write_config(values), "--json")
+    found = json.loads(outcome.out)
+    assert found["epsilon"] <= found["target_epsilon"] == 8.0
+    assert {p["relation"] for p in found["promises"]} == {
+        "add_or_remove_one",
+        "replace_one",
+    }
+    assert len(found["what_if"]["by_batch"]["epsilon"]) >= 3
+    assert not outcome.home.exists()
+
+
+def test_calibrate_tells_a_wrong_output_with_all_other_problems(
+    values, write_config, run_cli, tmp_path
+):
+    values["privacy"]["target_delta"] = 0.5
+    path = write_config(values)
+    for output in (tmp_path / "a.txt", tmp_path / "none" / "a.html"):
+        outcome = run_cli("calibrate", path, "--output", output)
+        outcome.assert_refused("2 problems", "--output", "privacy.target_delta")
+    values["privacy"]["target_delta"] = 1e-4
+    outcome = run_cli("calibrate", write_config(values), "--output", tmp_path / "a.gif")
+    outcome.assert_refused("must end in .html or .png")
 
 
 def raising(error):
