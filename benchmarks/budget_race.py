@@ -1,6 +1,6 @@
 """Processes racing for the last of a budget: how often do two of them get it?
 
-    python benchmarks/budget_race.py sqlite:////tmp/race.db --rounds 100
+    python benchmarks/budget_race.py sqlite:///race.db --rounds 100
     python benchmarks/budget_race.py postgresql://user@host/name --rounds 100
 
 In every round a fresh data set may pay for three runs, and fifty processes ask for one

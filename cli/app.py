@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from cli.budget_app import build_budget_app
+
 ConfigPath = Annotated[
     Path, typer.Argument(help="A file under configs/train/.", show_default=False)
 ]
@@ -53,6 +55,7 @@ def build_app() -> typer.Typer:
         mlflow,
     ):
         app.command()(command)
+    app.add_typer(build_budget_app(), name="budget")
     return app
 
 
@@ -156,7 +159,7 @@ def rollback(
 
 
 def status() -> None:
-    """Show champions, challengers, what was spent per data set, and the last runs."""
+    """Show champions, challengers, the budget of every data set, and the last runs."""
     from cli.registry import show_status
 
     show_status()

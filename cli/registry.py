@@ -5,12 +5,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from cli.budget import show_budgets
 from cli.runs import CONFIGS, require_workspace
 from dptune.configfile import read_yaml, validate
 from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
-from dptune.reports.formatting import epsilon as epsilon_text
 from steps import _registry, _tracking
 from steps._deciding import decide_on
 
@@ -102,14 +102,14 @@ def roll_back(model: str, to: str | None, reason: str) -> None:
 
 
 def show_status() -> None:
-    """Print models, what their data sets have spent, and the last runs."""
+    """Print models, the budget of every data set, and the last runs."""
     require_workspace()
     _tracking.connect()
     console = Console(highlight=False)
     for name in _tracking.model_names():
         _registry.mend(name)
         console.print(_model_table(name))
-    console.print(_spending_table())
+    show_budgets(console)
     console.print(_run_table())
 
 
@@ -128,27 +128,6 @@ def _model_table(name: str) -> Table:
             _tracking.recipe_of(version),
             _tracking.outcome_of(version),
             _tracking.reason_of(version),
-        )
-    return table
-
-
-def _spending_table() -> Table:
-    """Add up every charge in the project folder, per corpus."""
-    from dptune.workflow.spending import spending
-    from infra.workspace import current_workspace
-
-    table = Table(title="spent, all runs of this project folder", title_justify="left")
-    columns = ("corpus", "stages", "noisy steps", "record ε", "selective ε", "δ")
-    for column in columns:
-        table.add_column(column)
-    for row in spending(current_workspace().runs):
-        table.add_row(
-            row.corpus[:16],
-            str(row.num_stages),
-            str(row.num_steps),
-            epsilon_text(row.record_epsilon),
-            epsilon_text(row.selective_epsilon),
-            f"{row.delta:g}",
         )
     return table
 

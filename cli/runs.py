@@ -9,10 +9,17 @@ from dptune.config import TrainConfig
 from dptune.configfile import load_train_config
 from dptune.errors import DptuneError
 from infra.stacks.local import ensure_local_stack
-from infra.workspace import REPOSITORY, Workspace, current_workspace
+from infra.workspace import (
+    REPOSITORY,
+    Workspace,
+    current_workspace,
+    read_budget_key,
+)
 
 if TYPE_CHECKING:
     from zenml.models import PipelineRunResponse
+
+    from dptune.workflow.preflight import BudgetPlace
 
 CONFIGS = REPOSITORY / "configs"
 STARTED = "dptune: the run had started"
@@ -42,10 +49,12 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
         DptuneError: before anything is created, or from a step, then with the note
             `STARTED`.
     """
+    from dptune.workflow.budget import release_budget
     from dptune.workflow.preflight import check_run
     from infra.workspace import data_root
 
-    checked = check_run(config, data_root=data_root())
+    place = budget_place(again=retrain)
+    checked = check_run(config, data_root=data_root(), budget=place)
     open_workspace()
     from pipelines.train import failures, train_pipeline
 
@@ -60,10 +69,21 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
             retrain=retrain,
         )
     except Exception as error:  # noqa: BLE001 - it is raised again below
+        release_budget(place.url, config, checked.fingerprint)
         cause = failures[0] if failures else error
         cause.add_note(STARTED)
         raise cause from None
     return FinishedRun(config=config, response=_finished(response))
+
+
+def budget_place(*, again: bool = False) -> "BudgetPlace":
+    """Say where this project's budget is kept; creates nothing."""
+    from dptune.workflow.preflight import BudgetPlace
+
+    workspace = current_workspace()
+    return BudgetPlace(
+        url=workspace.budget_url, key=read_budget_key(workspace), again=again
+    )
 
 
 def open_workspace() -> Workspace:

@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dptune.accounting.store.reservations import Purpose
 from dptune.attacks.canaries import CanarySpec
 from dptune.data.source import DataSource
 from dptune.detection.recognizer import Tier
@@ -157,6 +158,33 @@ class PrivacySettings(_Settings):
         return self
 
 
+class BudgetSettings(_Settings):
+    """Whose budget a run draws on.
+
+    Args:
+        data_set: names the people whose data these are, not a file or a run: runs of
+            one name share a budget, and an id means the same unit in all of them.
+        required: refuse to train on a data set to which no budget was granted.
+        purpose: `tuning` for a trial of a sweep, which spends like any run and is told
+            apart.
+        sweep: name of the sweep; exactly for `tuning`.
+    """
+
+    data_set: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_.-]{0,60}$")
+    required: bool = False
+    purpose: Purpose = Purpose.TRAINING
+    sweep: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9_.-]{0,60})?$")
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if (self.purpose is Purpose.TUNING) != bool(self.sweep):
+            raise ValueError(
+                "sweep must be named exactly when purpose is tuning, so that its "
+                "trials are added up"
+            )
+        return self
+
+
 class AttackSettings(_Settings):
     """How the trained model is attacked."""
 
@@ -198,6 +226,7 @@ class TrainConfig(_Settings):
     model: ModelSettings
     recipe: Recipe
     privacy: PrivacySettings
+    budget: BudgetSettings = BudgetSettings()
     attack: AttackSettings = AttackSettings()
     gate: GatePolicy
     registry: RegistrySettings

@@ -63,6 +63,7 @@ class CorpusReport(Report):
     num_characters: int
     privacy_unit: str
     ids_are_content_hashes: bool = False
+    units_are_content_hashes: bool = False
     deduplicated: bool = True
     redaction: str = ""
     validation: ValidationReport
@@ -229,6 +230,24 @@ class RegisteredVersion(Report):
     model_digest: str
     model_uri: str
     recipe: str
+
+
+class BudgetReservation(Report):
+    """What a run holds of a data set's budget, as its training steps need it.
+
+    Args:
+        id: of the reservation in the budget store.
+        data_set: whose budget it is.
+        num_units: source units that the run reads; canaries are none.
+        head_sequence: entries of the store's log after it was made.
+        head_hash: of the last of them.
+    """
+
+    id: str
+    data_set: str
+    num_units: int
+    head_sequence: int
+    head_hash: str
 
 
 class BudgetLine(Report):

@@ -5,8 +5,11 @@ in a container). Deleting it forgets every run, including the record of spent bu
 """
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
+
+from dptune.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -42,6 +45,18 @@ class Workspace:
         return self.root / "cache"
 
     @property
+    def budget_url(self) -> str:
+        """The budget store: `DPTUNE_BUDGET_URL`, or a file in the project folder."""
+        given = os.environ.get("DPTUNE_BUDGET_URL")
+        return given or f"sqlite:///{self.root / 'budget.db'}"
+
+    @property
+    def budget_key_file(self) -> Path:
+        """Where the secret lies that names privacy units (`DPTUNE_BUDGET_KEY_FILE`)."""
+        given = os.environ.get("DPTUNE_BUDGET_KEY_FILE")
+        return Path(given) if given else self.root / "budget.key"
+
+    @property
     def reports(self) -> Path:
         """Self-contained HTML reports and privacy cards."""
         return self.root / "reports"
@@ -57,3 +72,64 @@ def current_workspace() -> Workspace:
 def data_root() -> Path:
     """Return the folder that relative data paths start from (`DPTUNE_DATA_ROOT`)."""
     return Path(os.environ.get("DPTUNE_DATA_ROOT") or REPOSITORY).resolve()
+
+
+def read_budget_key(workspace: Workspace) -> bytes | None:
+    """Read the secret that names privacy units; None where none was made yet.
+
+    It comes from `DPTUNE_BUDGET_KEY` (hexadecimal, such as a mounted secret) or from
+    the workspace's key file, which only its owner may read.
+
+    Raises:
+        ConfigError: others may read the file, or it holds no key. Never quotes it.
+    """
+    given = os.environ.get("DPTUNE_BUDGET_KEY")
+    if given:
+        return _key(given, "DPTUNE_BUDGET_KEY")
+    file = workspace.budget_key_file
+    if not file.is_file():
+        return None
+    mode = file.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise ConfigError(
+            f"{file.name} must be readable by its owner only, got mode {mode:o}. Run "
+            f"`chmod 600` on it; whoever has read it can tell who is in the data."
+        )
+    return _key(file.read_text(encoding="ascii", errors="replace"), file.name)
+
+
+def ensure_budget_key(workspace: Workspace) -> bytes:
+    """Read the secret that names privacy units, making it in the project's first run.
+
+    Raises:
+        ConfigError: as `read_budget_key`.
+    """
+    key = read_budget_key(workspace)
+    if key is not None:
+        return key
+    file = workspace.budget_key_file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    half = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as sink:
+        sink.write(secrets.token_bytes(32).hex())
+        sink.flush()
+        os.fsync(sink.fileno())
+    try:
+        file.hardlink_to(half)  # another process may have been first: its key stays
+    except FileExistsError:
+        pass
+    finally:
+        half.unlink()
+    return ensure_budget_key(workspace)
+
+
+def _key(text: str, name: str) -> bytes:
+    """Read hexadecimal digits."""
+    try:
+        return bytes.fromhex(text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"{name} must hold hexadecimal digits, got something else, which is not "
+            "shown. Restore the key that belongs to the budget store."
+        ) from None

@@ -14,7 +14,7 @@ from dptune.data.corpus import Corpus
 from dptune.errors import ArtifactError
 from dptune.results import CorpusReport
 
-_VERSION = 1
+_VERSION = 2
 
 
 class CorpusMaterializer(BaseMaterializer):
@@ -35,6 +35,7 @@ class CorpusMaterializer(BaseMaterializer):
             "schema_version": _VERSION,
             "fingerprint": data.fingerprint,
             "report": data.report.model_dump(mode="json"),
+            "dropped_units": list(data.dropped_units),
         }
         with self.artifact_store.open(self._path("corpus.json"), "w") as sink:
             sink.write(json.dumps(head))
@@ -61,6 +62,7 @@ class CorpusMaterializer(BaseMaterializer):
             dataset=Dataset(table),
             fingerprint=head["fingerprint"],
             report=CorpusReport.model_validate(head["report"]),
+            dropped_units=tuple(head["dropped_units"]),
         )
 
     def extract_metadata(self, data: Corpus) -> dict[str, Any]:
@@ -75,6 +77,7 @@ class CorpusMaterializer(BaseMaterializer):
     def compute_content_hash(self, data: Corpus) -> str:
         """Hash of the rows in order, so that equal corpora share a cache key."""
         digest = hashlib.sha256(data.fingerprint.encode())
+        digest.update(repr(data.dropped_units).encode())
         table = data.dataset.with_format("arrow")[:]
         for name in sorted(table.column_names):
             digest.update(name.encode())

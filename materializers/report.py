@@ -17,6 +17,8 @@ from dptune.recipes import RunPlan
 from dptune.reports.card import PrivacyCard
 from dptune.reports.html import render_fragment
 from dptune.results import (
+    BudgetReport,
+    BudgetReservation,
     ChampionReport,
     CorpusReport,
     DetectionReport,
@@ -30,6 +32,8 @@ from dptune.results import (
 )
 
 _PUBLIC: tuple[type[Any], ...] = (
+    BudgetReport,
+    BudgetReservation,
     ChampionReport,
     CorpusReport,
     DetectionReport,

@@ -18,7 +18,9 @@ from steps.prepare_model import prepare_model
 from steps.promote import promote
 from steps.redact import redact
 from steps.register import register
+from steps.reserve_budget import reserve_budget
 from steps.score import score
+from steps.settle_budget import settle_budget
 from steps.train_stage import train_stage
 
 failures: list[BaseException] = []
@@ -51,9 +53,12 @@ def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -
     score(detection, corpus_is_public=run.data.corpus_is_public)
     redacted, redaction = redact(labelled, settings=run.redaction)
     views = {View.ORIGINAL: labelled, View.REDACTED: redacted}
-    base = prepare_model(model=run.model, performance=run.performance)
     plan, ledger = calibrate(
         counts, canaries=run.canaries, recipe=run.recipe, privacy=run.privacy
+    )
+    reservation = reserve_budget(corpus, plan, config=run, retrain=retrain)
+    base = prepare_model(
+        model=run.model, performance=run.performance, after=[reservation]
     )
     model = base
     for stage in run.recipe.stages:
@@ -62,6 +67,7 @@ def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -
             views[stage.view],
             plan,
             ledger,
+            reservation,
             stage=stage.name,
             settings=run.model,
             performance=run.performance,
@@ -69,6 +75,7 @@ def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -
             retrain=retrain,
             id=f"train_{stage.name}",
         )
+    budget = settle_budget(reservation, plan, ledger)
     exposure, membership, utility = attack(
         model,
         base,
@@ -96,6 +103,7 @@ def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -
         membership,
         utility,
         champion,
+        budget,
         config=run,
     )
     decision, _ = gate(version, policy=run.gate)

@@ -9,6 +9,7 @@ from dptune.config import TrainConfig
 from dptune.models.bundle import ModelBundle
 from dptune.recipes import RunPlan
 from dptune.results import (
+    BudgetReport,
     ChampionReport,
     CorpusReport,
     DetectionReport,
@@ -35,6 +36,7 @@ def register(
     membership: MembershipReport,
     utility: UtilityReport,
     champion: ChampionReport,
+    budget: BudgetReport,
     config: TrainConfig,
 ) -> Annotated[RegisteredVersion, "version"]:
     """Return the version; weights that are registered already keep theirs."""
@@ -51,6 +53,7 @@ def register(
         membership=membership,
         utility=utility,
         champion=champion,
+        budget=budget,
         missing_rate_source=config.missing_rate_source(),
     )
     return register_dossier(dossier, model.path, model_name=config.registry.model_name)

@@ -13,7 +13,8 @@ from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.models.bundle import ModelBundle
 from dptune.recipes import RunPlan
-from dptune.results import StageReport
+from dptune.results import BudgetReservation, StageReport
+from dptune.workflow.budget import release_held, spender
 from dptune.workflow.training import StageInputs, run_stage
 from infra.workspace import current_workspace
 from steps._caching import NEVER
@@ -27,6 +28,7 @@ def train_stage(
     corpus: Corpus,
     plan: RunPlan,
     ledger: PrivacyLedger,
+    reservation: BudgetReservation,
     stage: str,
     settings: ModelSettings,
     performance: PerformanceSettings,
@@ -39,13 +41,18 @@ def train_stage(
 ]:
     """Return the trained model, the longer ledger, and how the stage went."""
     inputs = StageInputs.of(model, corpus, plan, stage, settings, seed=seed)
-    with TrainingProgress(f"stage {stage}", plan=inputs.plan, run=plan) as on_step:
+    workspace = current_workspace()
+    with (
+        release_held(workspace.budget_url, reservation),
+        TrainingProgress(f"stage {stage}", plan=inputs.plan, run=plan) as on_step,
+    ):
         done = run_stage(
             inputs,
             ledger,
-            folder=current_workspace().runs,
+            folder=workspace.runs,
             performance=performance,
             retrain=retrain,
+            spend=spender(workspace.budget_url, reservation),
             on_step=on_step,
         )
     log_internal_curve(f"{stage}/loss", {p.step: p.loss for p in done.report.curve})

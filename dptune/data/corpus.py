@@ -3,12 +3,12 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import datasets
 
-from dptune.data.checks import SPLIT_NAMES, check_records, to_dataset
+from dptune.data.checks import SPLIT_NAMES, check_records, owner, to_dataset
 from dptune.data.deduplication import Deduplication, deduplicate
 from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
@@ -36,20 +36,31 @@ class Corpus:
             Private; hidden from `repr`.
         fingerprint: SHA-256 over ids, units, splits and text hashes.
         report: counts and the verdict of the data expectations; holds no text.
+        dropped_units: privacy units of which deduplication left no record. They were
+            read, and a copy of what they say may be trained on.
     """
 
     dataset: datasets.Dataset = field(repr=False, compare=False)
     fingerprint: str
     report: CorpusReport
+    dropped_units: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def source_units(self) -> frozenset[str]:
+        """Every privacy unit that was read, also those that deduplication dropped.
+
+        Ask a corpus before canaries are planted: these are no units of the source.
+        """
+        return frozenset(self.dataset["unit_id"]) | frozenset(self.dropped_units)
 
     def with_dataset(self, dataset: datasets.Dataset) -> "Corpus":
         """Return another view of the same corpus: its fingerprint and report stay."""
-        return Corpus(dataset=dataset, fingerprint=self.fingerprint, report=self.report)
+        return replace(self, dataset=dataset)
 
     def redacted(self, dataset: datasets.Dataset, *, operator: str) -> "Corpus":
         """Return the redacted view, which knows how it was made."""
         report = self.report.model_copy(update={"redaction": operator})
-        return Corpus(dataset=dataset, fingerprint=self.fingerprint, report=report)
+        return replace(self, dataset=dataset, report=report)
 
     def split(self, name: str) -> datasets.Dataset:
         """Return the records of one split, in order; empty if there is none."""
@@ -163,10 +174,19 @@ def build_corpus(
         num_read=len(raw),
         privacy_unit=privacy_unit.value,
         ids_are_content_hashes=any(row.id is MISSING for row in raw),
+        units_are_content_hashes=any(
+            row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
+        ),
         deduplicated=drop_exact_duplicates or drop_near_duplicates,
         validation=validation,
     )
-    return Corpus(dataset=dataset, fingerprint=fingerprint, report=report)
+    dropped = {row.unit_id for row in records} - {row.unit_id for row in kept}
+    return Corpus(
+        dataset=dataset,
+        fingerprint=fingerprint,
+        report=report,
+        dropped_units=tuple(sorted(dropped)),
+    )
 
 
 def corpus_fingerprint(dataset: datasets.Dataset) -> str:
@@ -282,6 +302,7 @@ def _report(
     num_read: int,
     privacy_unit: str,
     ids_are_content_hashes: bool,
+    units_are_content_hashes: bool,
     deduplicated: bool,
     validation: ValidationReport,
 ) -> CorpusReport:
@@ -305,6 +326,7 @@ def _report(
         num_characters=sum(len(record.text) for record in records),
         privacy_unit=privacy_unit,
         ids_are_content_hashes=ids_are_content_hashes,
+        units_are_content_hashes=units_are_content_hashes,
         deduplicated=deduplicated,
         validation=validation,
     )

@@ -20,11 +20,12 @@ from dptune.dpsgd.sampling import (
 )
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
-from dptune.gates.evidence import ClaimEvidence, Evidence
+from dptune.gates.evidence import BudgetEvidence, ClaimEvidence, Evidence
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import Recipe, RunPlan
 from dptune.reports.card import PrivacyCard, build_card
 from dptune.results import (
+    BudgetReport,
     ChampionReport,
     CorpusReport,
     DetectionReport,
@@ -54,6 +55,7 @@ class Dossier(Report):
     Args:
         base_model: what training started from.
         certificates: the ledger's, at the run's delta.
+        budget: what all runs on the data set have spent.
         missing_rate_source: where the detector's missing rate comes from.
     """
 
@@ -70,6 +72,7 @@ class Dossier(Report):
     membership: MembershipReport
     utility: UtilityReport
     champion: ChampionReport
+    budget: BudgetReport | None = None
     missing_rate_source: str = ""
     dependency_versions: dict[str, str]
 
@@ -89,6 +92,7 @@ class Dossier(Report):
         membership: MembershipReport,
         utility: UtilityReport,
         champion: ChampionReport,
+        budget: BudgetReport | None = None,
         missing_rate_source: str = "",
     ) -> "Dossier":
         """Put a dossier together and issue every certificate."""
@@ -106,6 +110,7 @@ class Dossier(Report):
             membership=membership,
             utility=utility,
             champion=champion,
+            budget=budget,
             missing_rate_source=missing_rate_source,
             dependency_versions={"dptune": __version__}
             | {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -140,6 +145,7 @@ class Dossier(Report):
             claims=tuple(self._claim(c) for c in self.certificates),
             champion_digest=other.model_digest if other else None,
             champion_utility=beside,
+            dataset_budget=self._dataset_budget(),
             detection=self.detection,
         )
 
@@ -208,6 +214,19 @@ class Dossier(Report):
             nominal_epsilon=certificate.nominal_epsilon,
             accountant=certificate.accountant,
         )
+
+    def _dataset_budget(self) -> BudgetEvidence | None:
+        """Restate what was granted for the run's notion, and what all runs spent."""
+        for line in self.budget.lines if self.budget else ():
+            usual = line.relation == self.plan.relation
+            if line.notion == self.plan.notion and usual and line.allowance is not None:
+                return BudgetEvidence(
+                    notion=self.plan.notion,
+                    spent_epsilon=line.spent,
+                    budget_epsilon=line.allowance,
+                    delta=line.delta,
+                )
+        return None
 
     def _canary_group_epsilon(self) -> float | None:
         """Epsilon of a secret that sits in as many units as a canary does."""

@@ -1,24 +1,41 @@
 """Everything that can go wrong before a run, checked before anything is created."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import PrivacySettings, TrainConfig
+from dptune.data.corpus import Corpus
 from dptune.detection.engine import build_engine
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
 from dptune.models.check import check_source
 from dptune.privacy import Notion
 from dptune.recipes import Recipe, RunPlan, plan_run
 from dptune.results import CorpusReport
+from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
 from dptune.workflow.device import pick_device
 from dptune.workflow.ingestion import read_corpus
 from dptune.workflow.preparation import read_public
 
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetPlace:
+    """Where a run's budget is kept.
+
+    Args:
+        url: of the budget store, which need not be there yet; may hold a password.
+        key: secret that names privacy units; None where none was made yet.
+        again: whether finished stages are trained again.
+    """
+
+    url: str = field(repr=False)
+    key: bytes | None = field(repr=False)
+    again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +53,15 @@ class Checked:
     plan: RunPlan
 
 
-def check_run(config: TrainConfig, *, data_root: Path) -> Checked:
+def check_run(
+    config: TrainConfig, *, data_root: Path, budget: BudgetPlace | None = None
+) -> Checked:
     """Check corpus, budget, detector and model of a run; nothing is written.
+
+    Args:
+        config: of the run.
+        data_root: folder that relative paths start from.
+        budget: where to look whether the data set can pay; None does not ask.
 
     Raises:
         ConfigError, DataError: with all problems of all parts at once.
@@ -74,6 +98,8 @@ def check_run(config: TrainConfig, *, data_root: Path) -> Checked:
             lambda: plan_for(config.recipe, config.privacy, num_units=units), errors
         )
         _attempt(lambda: check_selective(config, corpus.report), errors)
+    if corpus is not None and plan is not None and budget is not None:
+        _attempt(lambda: _check_budget(config, corpus, plan, budget), errors)
     if len(errors) == 1:
         raise errors[0]
     if errors or corpus is None or plan is None:
@@ -81,6 +107,13 @@ def check_run(config: TrainConfig, *, data_root: Path) -> Checked:
     return Checked(
         fingerprint=corpus.fingerprint, num_units=plan.stages[0].num_units, plan=plan
     )
+
+
+def _check_budget(
+    config: TrainConfig, corpus: Corpus, plan: RunPlan, place: BudgetPlace
+) -> None:
+    """Ask the budget store, if there is one."""
+    check_budget(config, corpus, plan, url=place.url, key=place.key, again=place.again)
 
 
 def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:

@@ -11,7 +11,7 @@ from typing import Self, cast
 from transformers import PreTrainedModel
 
 from dptune.accounting.journal import LedgerJournal
-from dptune.accounting.ledger import PrivacyLedger
+from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.dpsgd.dataset import UnitDataset
@@ -111,6 +111,7 @@ def run_stage(
     folder: Path,
     performance: PerformanceSettings,
     retrain: bool = False,
+    spend: Callable[[LedgerEntry], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> StageOutcome:
     """Train one stage, or resume it, or return it if an identical one is finished.
@@ -127,6 +128,8 @@ def run_stage(
         retrain: charge and train again although a finished result is there. The
             earlier training is put aside with its journal: what it spent stays spent,
             but it is no part of the new model's own claim.
+        spend: charges a block to the data set's budget, before the journal is charged
+            and before its noise is drawn; raises to refuse it. None keeps no budget.
         on_step: called after every step.
     """
     home = folder / inputs.key()
@@ -146,6 +149,7 @@ def run_stage(
         journal,
         home=home,
         performance=performance,
+        spend=spend,
         on_step=on_step,
     )
     target = home / "model"
@@ -221,6 +225,7 @@ def _train(
     *,
     home: Path,
     performance: PerformanceSettings,
+    spend: Callable[[LedgerEntry], None] | None,
     on_step: Callable[[StepProgress], None] | None,
 ) -> TrainingOutcome:
     """Hand the numbers to the trainer."""
@@ -235,6 +240,8 @@ def _train(
             num_steps=num_steps,
             fixed_seed=inputs.seed is not None,
         )
+        if spend is not None:
+            spend(entry)
         journal.charge(entry)
 
     return train_stage(

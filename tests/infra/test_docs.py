@@ -72,9 +72,16 @@ def broken_links(text, folder):
     return broken
 
 
+def commands():
+    """Names of all commands, and of groups of commands."""
+    app = build_app()
+    names = {command.callback.__name__ for command in app.registered_commands}
+    return names | {group.name for group in app.registered_groups}
+
+
 def unknown_commands(text):
     """Commands of `run.py` in a document that the command line does not have."""
-    known = {command.callback.__name__ for command in build_app().registered_commands}
+    known = commands()
     return sorted(set(COMMAND.findall(text)) - known)
 
 
@@ -115,7 +122,7 @@ def test_document_names_no_machine_path(path):
 
 def test_readme_knows_every_command():
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    known = {command.callback.__name__ for command in build_app().registered_commands}
+    known = commands()
     assert known <= set(COMMAND.findall(text))
 
 

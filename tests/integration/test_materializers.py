@@ -17,6 +17,9 @@ from dptune.models.saving import save_model
 from dptune.models.source import ArchitectureSource
 from dptune.privacy import PrivacyUnit
 from dptune.results import (
+    BudgetLine,
+    BudgetReport,
+    BudgetReservation,
     ChampionReport,
     CorpusReport,
     Interval,
@@ -35,11 +38,40 @@ def canaries():
     return draw_canaries(spec, seed=1)
 
 
+def budget_report():
+    line = BudgetLine(
+        notion="record",
+        relation="replace_one",
+        delta=1e-5,
+        allowance=8.0,
+        spent=math.inf,
+        committed=math.inf,
+        tuning=0.5,
+        worst_cohort_units=7,
+    )
+    return BudgetReport(
+        data_set="people",
+        privacy_unit="record",
+        num_units=9,
+        num_cohorts=2,
+        num_runs=4,
+        num_open=1,
+        sweeps={"rates": 2},
+        lines=(line,),
+        head_sequence=12,
+        head_hash="ab",
+    )
+
+
 REPORTS = {
     type(report): report
     for report in (
         *samples.every_report(),
         ChampionReport(),
+        budget_report(),
+        BudgetReservation(
+            id="4f", data_set="people", num_units=7, head_sequence=3, head_hash="aa"
+        ),
         canaries(),
     )
 }
@@ -140,7 +172,7 @@ def test_corpus_of_another_version_is_refused(corpus, place):
         head = json.load(source)
     with store.open(f"{place}/corpus.json", "w") as sink:
         json.dump(head | {"schema_version": 99}, sink)
-    with pytest.raises(ArtifactError, match="schema_version must be 1, got 99"):
+    with pytest.raises(ArtifactError, match="schema_version must be 2, got 99"):
         one.load(type(corpus))
 
 

@@ -19,6 +19,8 @@ from dptune.privacy import Notion
 from dptune.recipes import RunPlan
 from dptune.reports.card import PrivacyCard
 from dptune.results import (
+    BudgetReport,
+    BudgetReservation,
     ChampionReport,
     CorpusReport,
     DetectionReport,
@@ -51,6 +53,8 @@ OUTPUTS = {
     "redact": {"redacted_corpus": Corpus, "redaction": RedactionReport},
     "prepare_model": {"base_model": ModelBundle},
     "calibrate": {"plan": RunPlan, "empty_ledger": PrivacyLedger},
+    "reserve_budget": {"reservation": BudgetReservation},
+    "settle_budget": {"budget": BudgetReport},
     "attack": {
         "exposure": ExposureReport,
         "membership": MembershipReport,

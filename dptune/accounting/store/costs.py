@@ -91,6 +91,14 @@ class Cost:
         """Compose with another cost."""
         return self._joined(other, lambda a, b: a + b)
 
+    def times(self, count: int) -> "Cost":
+        """Compose with itself, `count` times in all."""
+        tallies = {
+            notion: {m: 1 if m == NON_PRIVATE else n * count for m, n in tally.items()}
+            for notion, tally in self.tallies.items()
+        }
+        return Cost(tallies=tallies) if count else Cost()
+
     def at_least(self, other: "Cost") -> "Cost":
         """Return the smallest cost that covers both."""
         return self._joined(other, max)
@@ -106,6 +114,10 @@ class Cost:
     def tally(self, notion: Notion) -> Tally:
         """Counts of one notion."""
         return self.tallies.get(notion, {})
+
+    def count(self, notion: Notion) -> int:
+        """Count the mechanisms of one notion."""
+        return sum(self.tally(notion).values())
 
     def event(self, notion: Notion) -> DpEvent:
         """Describe what ran as one event of this notion."""

@@ -2,7 +2,7 @@
 
 | | SQLite | PostgreSQL |
 |---|---|---|
-| write lock | a queue (`flock` beside the file), then `BEGIN IMMEDIATE` | an advisory lock, held to the end |
+| write lock | `flock` beside the file, then `BEGIN IMMEDIATE` | advisory lock |
 | readers see | a snapshot (WAL) | a snapshot (repeatable read) |
 | durable | `synchronous = FULL` | `synchronous_commit`, as the server is set |
 

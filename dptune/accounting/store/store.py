@@ -143,7 +143,7 @@ class BudgetStore:
             tables.write_grant(connection, grant)
             return log.append(connection, entries.grant_entry(grant, reason=reason))
 
-    def preview(self, request: Request) -> list[Claim]:
+    def preview(self, request: Request, *, again: bool = False) -> list[Claim]:
         """Compute what a run would bring each grant to; writes nothing that stays.
 
         Raises:
@@ -153,7 +153,7 @@ class BudgetStore:
         with connecting(self._engine) as connection:
             staged = self._stage(connection, request.units)
             with reading(connection):
-                if self._earlier(connection, request, again=False) is not None:
+                if self._earlier(connection, request, again=again) is not None:
                     return []
                 return self._examine(connection, request, staged=staged)[1]
 
@@ -185,7 +185,8 @@ class BudgetStore:
                     self._examine(connection, request, staged=staged)
             with writing(connection):
                 if again:
-                    self._release_open(connection, request)
+                    name = request.units.data_set
+                    self._release_open(connection, name, request.run_key)
                 earlier = self._earlier(connection, request, again=again)
                 if earlier is not None:
                     return self._take_up(connection, earlier)
@@ -217,6 +218,11 @@ class BudgetStore:
             tables.write_reservation(connection, held.spend(cost))
             entry = entries.spend_entry(held.id, cost, stage=stage, num_steps=num_steps)
             return log.append(connection, entry)
+
+    def release_run(self, data_set: str, run_key: str) -> None:
+        """Release whatever a failed run still holds."""
+        with connecting(self._engine) as connection, writing(connection):
+            self._release_open(connection, data_set, run_key)
 
     def settle(self, reservation: str) -> Head:
         """Close the reservation of a finished run; what it never drew is free again."""
@@ -271,12 +277,13 @@ class BudgetStore:
         reopened = replace(earlier, status=ReservationStatus.OPEN)
         return self._extend(connection, reopened)
 
-    def _release_open(self, connection: Connection, request: Request) -> None:
-        """Release what an abandoned attempt at the same run still holds."""
-        found = tables.read_reservations(
-            connection, data_set=request.units.data_set, run_key=request.run_key
-        )
-        for held in found:
+    def _release_open(
+        self, connection: Connection, data_set: str, run_key: str
+    ) -> None:
+        """Release what an abandoned attempt at a run still holds."""
+        for held in tables.read_reservations(
+            connection, data_set=data_set, run_key=run_key
+        ):
             if held.is_open:
                 self._write_closed(connection, held, ReservationStatus.RELEASED)
 

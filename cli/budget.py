@@ -1,0 +1,244 @@
+"""What the `budget` commands do."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dptune.errors import ArtifactError, ConfigError, Problem
+from dptune.privacy import NeighboringRelation, Notion
+from dptune.reports.formatting import epsilon as epsilon_text
+from dptune.results import BudgetReport
+from infra.workspace import current_workspace, data_root, ensure_budget_key
+
+if TYPE_CHECKING:
+    from dptune.accounting.store.log import Head
+    from dptune.accounting.store.store import BudgetStore
+
+_DELTA = 1e-5
+
+
+def show_command(delta: float) -> None:
+    """Print every budget."""
+    from dptune.accounting.accountants import check_delta
+
+    check_delta(delta)
+    console = Console(highlight=False)
+    show_budgets(console, delta=delta)
+    _next(console, "python run.py budget history  (every run that touched the data)")
+
+
+def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
+    """Print what every data set may spend and has spent."""
+    from dptune.accounting.store.summaries import budgets
+
+    store = _find()
+    reports = budgets(store, delta=delta) if store is not None else []
+    console.print(_budget_table(reports))
+    if not reports:
+        console.print("nothing was spent or granted yet", style="dim")
+    for report in reports:
+        for sweep, trials in report.sweeps.items():
+            console.print(
+                f"{report.data_set}: sweep {sweep} drew {trials} trials", style="dim"
+            )
+
+
+def grant_command(
+    data_set: str,
+    *,
+    epsilon: float,
+    delta: float,
+    notion: Notion,
+    relation: NeighboringRelation | None,
+    reason: str,
+) -> None:
+    """Grant a budget."""
+    from dptune.accounting.certificates import check_relation
+    from dptune.accounting.store.allowances import Grant
+    from dptune.accounting.store.store import BudgetStore
+    from dptune.config import BudgetSettings
+    from dptune.configfile import validate
+
+    settings = validate(BudgetSettings, {"data_set": data_set})
+    made = Grant(
+        data_set=settings.data_set,
+        notion=notion,
+        relation=check_relation(notion, relation),
+        epsilon=epsilon,
+        delta=delta,
+    )
+    workspace = current_workspace()
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    BudgetStore.open(workspace.budget_url).grant(made, reason=reason)
+    console = Console(highlight=False)
+    console.print(f"{data_set} may spend ε {epsilon:g}, {made.label}")
+    _next(console, "python run.py budget show")
+
+
+def reserve_command(path: Path, overrides: Sequence[str]) -> None:
+    """Hold the cost of a run."""
+    from cli.runs import budget_place, read_config
+    from dptune.workflow.budget import reserve_budget
+    from dptune.workflow.ingestion import read_corpus
+    from dptune.workflow.preflight import check_run
+
+    config = read_config(path, overrides)
+    checked = check_run(config, data_root=data_root(), budget=budget_place())
+    corpus = read_corpus(
+        config.data, data_root=data_root(), expected=checked.fingerprint
+    )
+    workspace = current_workspace()
+    held = reserve_budget(
+        config,
+        corpus,
+        checked.plan,
+        url=workspace.budget_url,
+        key=ensure_budget_key(workspace),
+    )
+    console = Console(highlight=False)
+    console.print(f"reservation {held.id} on {held.data_set}, {held.num_units:,} units")
+    _next(console, f"python run.py train {path}  (spends it)")
+    _next(console, f"python run.py budget release {held.id}  (gives it back)")
+
+
+def release_command(reservation: str) -> None:
+    """Give back what a run holds."""
+    _require().release(reservation)
+    console = Console(highlight=False)
+    console.print(f"reservation {reservation[:40]} holds nothing any more")
+    _next(console, "python run.py budget show")
+
+
+def history_command(data_set: str | None) -> None:
+    """List reservations."""
+    from dptune.accounting.store.summaries import history
+
+    table = Table(title="runs that touched the data", title_justify="left")
+    columns = ("reservation", "data set", "recipe", "purpose", "units", "status")
+    for column in (*columns, "mechanisms drawn", "held"):
+        table.add_column(column, overflow="fold")
+    store = _find()
+    for held in history(store, data_set=data_set) if store is not None else []:
+        purpose = f"{held.purpose} {held.sweep}".strip()
+        table.add_row(
+            held.id,
+            held.data_set,
+            held.recipe,
+            purpose,
+            f"{held.num_units:,}",
+            held.status,
+            str(held.spent.count(Notion.RECORD)),
+            str(held.committed.count(Notion.RECORD)),
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    _next(console, "python run.py budget verify")
+
+
+def export_command(file: Path) -> None:
+    """Write the log to a file."""
+    from dptune.accounting.store.summaries import export
+
+    store = _require()
+    if file.exists():
+        raise ConfigError(
+            [Problem(path="FILE", message=f"must not exist, got {file.name}.")]
+        )
+    content = export(store)
+    try:
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    except OSError as error:
+        message = f"must be writable, got {error.strerror}."
+        raise ConfigError([Problem(path="FILE", message=message)]) from None
+    console = Console(highlight=False)
+    console.print(f"{content['head']['sequence']} entries written to {file}")
+    _next(console, f"python run.py budget verify --head {file}")
+
+
+def verify_command(heads: Sequence[Path]) -> None:
+    """Verify the store; exit code 1 if something is wrong."""
+    from dptune.accounting.store.verify import verify
+
+    known = [_read_head(file) for file in heads]
+    store = _require()
+    found = verify(store, heads=known)
+    console = Console(highlight=False)
+    console.print(
+        f"{found.num_entries} entries, {found.num_units:,} units, "
+        f"{found.num_figures} figures computed again"
+    )
+    for finding in found.findings:
+        console.print(f"[bold red]wrong[/] {finding.message}", soft_wrap=True)
+    if not found.success:
+        _next(console, "restore the store from a backup; grant nothing until then")
+        raise typer.Exit(1)
+    console.print(f"all as written; head {found.head.sequence} {found.head.hash[:16]}")
+    _next(console, "python run.py budget export FILE  (keep the head elsewhere)")
+
+
+def _read_head(file: Path) -> "Head":
+    """Read an exported head."""
+    from dptune.accounting.store.summaries import exported_head
+
+    try:
+        return exported_head(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        message = f"must be a file that can be read, got {file.name}."
+        raise ConfigError([Problem(path="--head", message=message)]) from None
+
+
+def _budget_table(reports: Sequence[BudgetReport]) -> Table:
+    """Lay out one line per data set and notion."""
+    table = Table(title="budget per data set, all runs", title_justify="left")
+    columns = ("data set", "units", "runs (open)", "notion", "allowed ε", "spent ε")
+    for column in (*columns, "with open runs", "left", "tuning ε", "δ"):
+        table.add_column(column, overflow="fold")
+    for report in reports:
+        for number, line in enumerate(report.lines):
+            first = number == 0
+            table.add_row(
+                report.data_set if first else "",
+                f"{report.num_units:,}" if first else "",
+                f"{report.num_runs} ({report.num_open})" if first else "",
+                f"{line.notion}, {line.relation.replace('_', ' ')}",
+                "-" if line.allowance is None else f"{line.allowance:g}",
+                epsilon_text(line.spent),
+                epsilon_text(line.committed),
+                "-" if line.left is None else epsilon_text(line.left),
+                epsilon_text(line.tuning),
+                f"{line.delta:g}",
+            )
+        table.add_section()
+    return table
+
+
+def _find() -> "BudgetStore | None":
+    """Open the project's store if there is one."""
+    from dptune.accounting.store.store import BudgetStore
+
+    return BudgetStore.find(current_workspace().budget_url)
+
+
+def _require() -> "BudgetStore":
+    """Open the project's store.
+
+    Raises:
+        ArtifactError: nothing was ever granted or spent.
+    """
+    store = _find()
+    if store is None:
+        raise ArtifactError(
+            "there is no budget store yet: nothing was granted or spent. Run `python "
+            "run.py budget grant` or `python run.py train` first."
+        )
+    return store
+
+
+def _next(console: Console, line: str) -> None:
+    """Say what one will want now."""
+    console.print(f"next    {line}", style="dim")

@@ -1,0 +1,261 @@
+"""Between a run and the budget store: who is charged, for what, and when."""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import dp_accounting
+
+from dptune.accounting.assumptions import Assumption
+from dptune.accounting.ledger import LedgerEntry
+from dptune.accounting.store.costs import Cost, total
+from dptune.accounting.store.keys import KEY_BYTES, UnitSet
+from dptune.accounting.store.store import BudgetStore, Request
+from dptune.accounting.store.summaries import budgets
+from dptune.accounting.store.tables import IdKind
+from dptune.config import BudgetSettings, TrainConfig
+from dptune.data.corpus import Corpus
+from dptune.errors import BudgetExceededError
+from dptune.privacy import Notion, PrivacyUnit
+from dptune.recipes import RunPlan, StagePlan, View
+from dptune.results import BudgetReport, BudgetReservation, CorpusReport
+from dptune.workflow.charging import stage_entry
+
+_DECIDES: Final = {
+    "canaries", "detection", "redaction", "model", "recipe", "privacy", "seed"
+}  # fmt: skip
+"""Settings on which the weights depend; the data enter by their fingerprint."""
+
+
+def budget_cost(entry: LedgerEntry) -> Cost:
+    """Say what a ledger entry costs the units that it read, per notion.
+
+    An entry whose noise came from a known seed costs everything: who knows the seed
+    subtracts the noise.
+    """
+    return Cost.of(
+        {
+            notion: dp_accounting.NonPrivateDpEvent()
+            if Assumption.FIXED_SEED_RANDOMNESS in entry.claimed(notion)
+            else entry.event(notion)
+            for notion in Notion
+        }
+    )
+
+
+def planned_costs(
+    plan: RunPlan,
+    corpus: CorpusReport,
+    *,
+    redaction: str,
+    block_size: int,
+    seeded: bool,
+) -> tuple[Cost, Cost]:
+    """Return the cost of a whole run, and of the blocks that may be drawn twice.
+
+    The first is summed over the very blocks that training will charge; the second is
+    one block of every stage: a kill costs at most the block that it interrupts.
+    """
+    whole, spare = [], []
+    for stage in plan.stages:
+        seen = corpus
+        if stage.settings.view is View.REDACTED:
+            seen = corpus.model_copy(update={"redaction": redaction})
+        block = stage.training_plan().whole_block(block_size)
+        costs = _stage_costs(stage, seen, plan.recipe, block=block, seeded=seeded)
+        whole.append(costs[0])
+        spare.append(costs[1])
+    return total(whole), total(spare)
+
+
+def run_key(config: TrainConfig, fingerprint: str) -> str:
+    """Name a computation, so that a resumed run finds its reservation.
+
+    Args:
+        config: of the run; what cannot change the weights is left out.
+        fingerprint: of the corpus before canaries.
+    """
+    values = config.model_dump(mode="json", include=set(_DECIDES))
+    text = json.dumps({**values, "fingerprint": fingerprint}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def budget_request(
+    config: TrainConfig, corpus: Corpus, plan: RunPlan, *, key: bytes
+) -> Request:
+    """Ask for everything that a run will draw.
+
+    Args:
+        config: of the run.
+        corpus: as it was ingested, before canaries.
+        plan: noise and steps of every stage.
+        key: secret that names the units.
+    """
+    counts = corpus.report
+    planned, spare = planned_costs(
+        plan,
+        counts,
+        redaction=config.redaction.operator.value,
+        block_size=config.performance.block_size,
+        seeded=config.seed is not None,
+    )
+    hashed = counts.units_are_content_hashes
+    settings = config.budget
+    return Request(
+        units=UnitSet.of(corpus.source_units, key=key, data_set=settings.data_set),
+        privacy_unit=PrivacyUnit(counts.privacy_unit),
+        id_kind=IdKind.CONTENT_HASH if hashed else IdKind.SOURCE,
+        run_key=run_key(config, corpus.fingerprint),
+        recipe=plan.recipe,
+        planned=planned,
+        spare=spare,
+        purpose=settings.purpose,
+        sweep=settings.sweep,
+        required=settings.required,
+    )
+
+
+def check_budget(
+    config: TrainConfig,
+    corpus: Corpus,
+    plan: RunPlan,
+    *,
+    url: str,
+    key: bytes | None,
+    again: bool = False,
+) -> None:
+    """Refuse a run that its data set cannot pay for; creates nothing.
+
+    Args:
+        config: of the run.
+        corpus: as it was ingested, before canaries.
+        plan: noise and steps of every stage.
+        url: of the budget store, which need not be there yet.
+        key: that names the units; None where none was made yet.
+        again: whether finished stages are trained again.
+
+    Raises:
+        BudgetExceededError: with what is left and what was asked.
+        PrivacyError: the data set's units are known in another way.
+    """
+    store = BudgetStore.find(url)
+    if store is None:
+        _require_none(config.budget)
+        return
+    try:
+        other = key or secrets.token_bytes(KEY_BYTES)  # a lost key is refused below
+        store.preview(budget_request(config, corpus, plan, key=other), again=again)
+    finally:
+        store.engine.dispose()
+
+
+def reserve_budget(
+    config: TrainConfig,
+    corpus: Corpus,
+    plan: RunPlan,
+    *,
+    url: str,
+    key: bytes,
+    again: bool = False,
+) -> BudgetReservation:
+    """Hold a whole run's cost before anything is trained.
+
+    Args:
+        config: of the run.
+        corpus: as it was ingested, before canaries.
+        plan: noise and steps of every stage.
+        url: of the budget store, which is created if need be.
+        key: that names the units.
+        again: whether finished stages are trained again, which spends again.
+
+    Raises:
+        BudgetExceededError: with what is left and what was asked.
+        PrivacyError: the data set's units are known in another way.
+    """
+    store = BudgetStore.open(url)
+    held = store.reserve(budget_request(config, corpus, plan, key=key), again=again)
+    head = store.head()
+    store.engine.dispose()
+    return BudgetReservation(
+        id=held.id,
+        data_set=held.data_set,
+        num_units=held.num_units,
+        head_sequence=head.sequence,
+        head_hash=head.hash,
+    )
+
+
+def spender(url: str, reservation: BudgetReservation) -> Callable[[LedgerEntry], None]:
+    """Return what charges one block of a stage to the store, before its noise."""
+    store = BudgetStore.open(url)
+
+    def spend(entry: LedgerEntry) -> None:
+        store.spend(
+            reservation.id,
+            budget_cost(entry),
+            stage=entry.stage,
+            num_steps=entry.num_steps,
+        )
+
+    return spend
+
+
+def settle_budget(
+    url: str, reservation: BudgetReservation, *, delta: float
+) -> BudgetReport:
+    """Give back what a finished run never drew, and report its data set's budget."""
+    store = BudgetStore.open(url)
+    store.settle(reservation.id)
+    (report,) = budgets(store, delta=delta, only=reservation.data_set)
+    store.engine.dispose()
+    return report
+
+
+@contextmanager
+def release_held(url: str, reservation: BudgetReservation) -> Iterator[None]:
+    """Give back what a stage that fails has not drawn; a killed one keeps it."""
+    try:
+        yield
+    except Exception:
+        store = BudgetStore.open(url)
+        store.release(reservation.id)
+        store.engine.dispose()
+        raise
+
+
+def release_budget(url: str, config: TrainConfig, fingerprint: str) -> None:
+    """Give back what a failed run never drew; what it has drawn stays spent."""
+    store = BudgetStore.find(url)
+    if store is not None:
+        store.release_run(config.budget.data_set, run_key(config, fingerprint))
+        store.engine.dispose()
+
+
+def _require_none(settings: BudgetSettings) -> None:
+    """Refuse a run that needs a grant where there is no store at all."""
+    if settings.required:
+        raise BudgetExceededError(
+            f"data set {settings.data_set!r} must have a budget (budget.required is "
+            f"true), got none. Run `python run.py budget grant {settings.data_set} "
+            "--epsilon ... --delta ...` first."
+        )
+
+
+def _stage_costs(
+    stage: StagePlan, seen: CorpusReport, recipe: str, *, block: int, seeded: bool
+) -> tuple[Cost, Cost]:
+    """Cost of one stage, block by block, and of its first block."""
+
+    def cost(num_steps: int) -> Cost:
+        if not num_steps:
+            return Cost()
+        entry = stage_entry(
+            seen, stage, recipe=recipe, num_steps=num_steps, fixed_seed=seeded
+        )
+        return budget_cost(entry)
+
+    full, rest = divmod(stage.num_steps, block)
+    return cost(block).times(full).plus(cost(rest)), cost(min(block, stage.num_steps))

@@ -1,0 +1,25 @@
+"""Step: give back what the run never drew, and report the data set's budget."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.recipes import RunPlan
+from dptune.results import BudgetReport, BudgetReservation
+from dptune.workflow.budget import settle_budget as settle
+from infra.workspace import current_workspace
+from steps._caching import NEVER
+
+
+@step(enable_cache=False, cache_policy=NEVER)
+def settle_budget(
+    reservation: BudgetReservation, plan: RunPlan, ledger: PrivacyLedger
+) -> Annotated[BudgetReport, "budget"]:
+    """Return what all runs on the data set have spent together.
+
+    The ledger is that of the last stage: nothing of this run is drawn after it.
+    """
+    del ledger
+    url = current_workspace().budget_url
+    return settle(url, reservation, delta=plan.target_delta)

@@ -1,0 +1,55 @@
+"""The secret that names privacy units: made once, readable by its owner only."""
+
+import stat
+
+import pytest
+
+from dptune.errors import ConfigError
+from infra.workspace import Workspace, ensure_budget_key, read_budget_key
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    for name in ("KEY", "KEY_FILE", "URL"):
+        monkeypatch.delenv(f"DPTUNE_BUDGET_{name}", raising=False)
+    return Workspace(root=tmp_path / "home")
+
+
+def test_reading_makes_nothing(workspace):
+    assert read_budget_key(workspace) is None
+    assert not workspace.root.exists()
+
+
+def test_key_is_made_once_for_its_owner(workspace):
+    key = ensure_budget_key(workspace)
+    assert len(key) == 32
+    assert ensure_budget_key(workspace) == read_budget_key(workspace) == key
+    assert stat.S_IMODE(workspace.budget_key_file.stat().st_mode) == 0o600
+    assert [p.name for p in workspace.root.iterdir()] == ["budget.key"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_key_that_others_may_read_is_refused(workspace, mode):
+    ensure_budget_key(workspace)
+    workspace.budget_key_file.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_budget_key(workspace)
+
+
+def test_damaged_key_is_refused_without_quoting_it(workspace):
+    ensure_budget_key(workspace)
+    workspace.budget_key_file.write_text("not hexadecimal")
+    with pytest.raises(ConfigError, match="hexadecimal digits") as caught:
+        read_budget_key(workspace)
+    assert "not hex" not in str(caught.value)
+
+
+def test_key_and_place_may_come_from_the_environment(workspace, monkeypatch, tmp_path):
+    assert workspace.budget_url.startswith("sqlite:///")
+    monkeypatch.setenv("DPTUNE_BUDGET_URL", "postgresql://host/name")
+    assert workspace.budget_url == "postgresql://host/name"
+    monkeypatch.setenv("DPTUNE_BUDGET_KEY_FILE", str(tmp_path / "other.key"))
+    key = ensure_budget_key(workspace)
+    assert (tmp_path / "other.key").read_text() == key.hex()
+    monkeypatch.setenv("DPTUNE_BUDGET_KEY", "ab" * 32)
+    assert ensure_budget_key(workspace) == bytes.fromhex("ab" * 32)

@@ -1,0 +1,288 @@
+"""A run is charged to its data set before its noise, block by block, and never less."""
+
+import pytest
+
+from dptune.accounting.accountants import epsilon
+from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.accounting.store.allowances import Grant
+from dptune.accounting.store.costs import NON_PRIVATE, Cost
+from dptune.accounting.store.keys import UnitSet
+from dptune.accounting.store.store import BudgetStore, Request
+from dptune.accounting.store.summaries import history
+from dptune.accounting.store.tables import IdKind
+from dptune.accounting.store.verify import verify
+from dptune.data.corpus import build_corpus
+from dptune.data.source import JsonlSource
+from dptune.dpsgd import step as dpsgd_step
+from dptune.errors import BudgetExceededError
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from dptune.results import BudgetReservation
+from dptune.workflow.budget import budget_cost, planned_costs, release_held, spender
+from dptune.workflow.charging import stage_entry
+from dptune.workflow.training import run_stage
+
+from .conftest import PERFORMANCE, run_plan, stage
+
+EMPTY, KEY = PrivacyLedger(), b"k" * 32
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of ours catches it."""
+
+
+@pytest.fixture
+def url(sqlite_budget):
+    return sqlite_budget()
+
+
+@pytest.fixture
+def store(url):
+    made = BudgetStore.open(url)
+    yield made
+    assert verify(made).success
+    made.engine.dispose()
+
+
+@pytest.fixture
+def hold(store, corpus):
+    """Reserve for the stage of some inputs; `steps` may be granted in all."""
+
+    def reserve(inputs, steps=None):
+        plan = run_plan(stage(), num_units=inputs.plan.num_units)
+        whole, spare = costs(plan, corpus.report)
+        if steps is not None:
+            one = stage_entry(
+                corpus.report, inputs.plan, recipe="r", num_steps=steps,
+                fixed_seed=False,
+            )  # fmt: skip
+            store.grant(grant(budget_cost(one)))
+        held = store.reserve(
+            Request(
+                units=UnitSet.of(corpus.source_units, key=KEY, data_set="people"),
+                privacy_unit=PrivacyUnit.RECORD,
+                id_kind=IdKind.SOURCE,
+                run_key="run",
+                recipe="r",
+                planned=whole,
+                spare=spare,
+            )
+        )
+        return BudgetReservation(
+            id=held.id, data_set="people", num_units=1, head_sequence=0, head_hash=""
+        )
+
+    return reserve
+
+
+def costs(plan, report):
+    return planned_costs(
+        plan, report, redaction="mask", block_size=PERFORMANCE.block_size, seeded=False
+    )
+
+
+def grant(cost):
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    spent = epsilon(cost.event(Notion.RECORD), delta=1e-3, relation=relation)
+    return Grant(
+        data_set="people",
+        notion=Notion.RECORD,
+        relation=relation,
+        epsilon=spent * 1.0001,
+        delta=1e-3,
+    )
+
+
+def run(inputs, folder, spend, **changes):
+    return run_stage(
+        inputs, EMPTY, folder=folder, performance=PERFORMANCE, spend=spend, **changes
+    )
+
+
+def spent_steps(store):
+    return sum(r.spent.count(Notion.RECORD) for r in history(store))
+
+
+def kill_at(number):
+    def on_step(now):
+        if now.step == number:
+            raise Killed
+
+    return on_step
+
+
+def test_whole_plan_is_the_sum_of_its_blocks_and_one_block_is_spare(corpus):
+    plan = run_plan(stage(), num_units=32)
+    whole, spare = costs(plan, corpus.report)
+    assert (whole.count(Notion.RECORD), spare.count(Notion.RECORD)) == (5, 2)
+    assert whole == Cost.of({n: plan.stages[0].dp_event() for n in NOISY}).plus(LOCAL)
+
+
+NOISY = (Notion.RECORD, Notion.SELECTIVE)
+LOCAL = Cost(tallies={Notion.LOCAL: {NON_PRIVATE: 1}})
+
+
+def test_stage_without_noise_is_infinite_once(corpus):
+    plan = run_plan(stage(clipping=None, noise=None), num_units=32)
+    whole, _ = costs(plan, corpus.report)
+    assert whole.tally(Notion.RECORD) == {NON_PRIVATE: 1}
+
+
+def test_known_seed_costs_everything(corpus):
+    plan = run_plan(stage(), num_units=32).stages[0]
+    entry = stage_entry(corpus.report, plan, recipe="r", num_steps=2, fixed_seed=True)
+    assert budget_cost(entry).tally(Notion.RECORD) == {NON_PRIVATE: 1}
+
+
+def paid_before_noise(make_inputs, tmp_path, monkeypatch, hold, store, url, wrap):
+    """Steps that the store was paid for, when each noisy gradient was made."""
+    inputs = make_inputs()
+    seen = []
+    source = dpsgd_step.PrivateGradients.compute
+
+    def watch(self, *arguments, **keywords):
+        seen.append(spent_steps(store))
+        return source(self, *arguments, **keywords)
+
+    monkeypatch.setattr(dpsgd_step.PrivateGradients, "compute", watch)
+    run(inputs, tmp_path, wrap(spender(url, hold(inputs))))
+    return seen
+
+
+def test_store_is_paid_before_every_noise(
+    make_inputs, tmp_path, monkeypatch, hold, store, url
+):
+    seen = paid_before_noise(
+        make_inputs, tmp_path, monkeypatch, hold, store, url, lambda spend: spend
+    )
+    assert seen == [2, 2, 4, 4, 5]
+
+
+def test_store_that_is_paid_one_block_late_is_caught(
+    make_inputs, tmp_path, monkeypatch, hold, store, url
+):
+    def late(spend):
+        waiting = []
+
+        def twin(entry):
+            if waiting:
+                spend(waiting.pop())
+            waiting.append(entry)
+
+        return twin
+
+    seen = paid_before_noise(make_inputs, tmp_path, monkeypatch, hold, store, url, late)
+    assert not all(paid > step for step, paid in enumerate(seen))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_killed_stage_resumes_within_its_reservation(
+    make_inputs, tmp_path, hold, store, url, number
+):
+    inputs = make_inputs()
+    reservation = hold(inputs, steps=7)  # five steps and the spare block
+    with pytest.raises(Killed):
+        run(inputs, tmp_path, spender(url, reservation), on_step=kill_at(number))
+    assert hold(inputs).id == reservation.id
+    outcome = run(inputs, tmp_path, spender(url, reservation))
+    paid = sum(entry.num_steps for entry in outcome.ledger.entries)
+    assert spent_steps(store) == paid <= 7
+
+
+def test_stage_killed_between_store_and_journal_is_counted_by_the_store(
+    make_inputs, tmp_path, hold, store, url, monkeypatch
+):
+    inputs = make_inputs()
+    spend = spender(url, hold(inputs))
+
+    def killed(self, entry):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerJournal, "charge", killed)
+        with pytest.raises(Killed):
+            run(inputs, tmp_path, spend)
+    assert spent_steps(store) == 2
+    run(inputs, tmp_path, spend)
+    assert spent_steps(store) == 7
+
+
+def test_second_kill_beyond_the_spare_block_is_refused_before_any_noise(
+    make_inputs, tmp_path, hold, store, url
+):
+    inputs = make_inputs()
+    reservation = hold(inputs, steps=7)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run(inputs, tmp_path, spender(url, reservation), on_step=kill_at(1))
+    with pytest.raises(BudgetExceededError):
+        run(inputs, tmp_path, spender(url, reservation))
+    journal = tmp_path / inputs.key() / "ledger.jsonl"
+    charged = sum(e.num_steps for e in LedgerJournal(journal).read().entries)
+    assert spent_steps(store) == charged
+
+
+def test_finished_stage_spends_nothing(make_inputs, tmp_path, hold, store, url):
+    inputs = make_inputs()
+    spend = spender(url, hold(inputs))
+    run(inputs, tmp_path, spend)
+    run(inputs, tmp_path, spend)
+    assert spent_steps(store) == 5
+
+
+def test_stage_that_fails_gives_back_the_rest(make_inputs, hold, store, url):
+    reservation = hold(make_inputs())
+    with pytest.raises(RuntimeError), release_held(url, reservation):
+        raise RuntimeError
+    assert not history(store)[0].is_open
+
+
+def test_stage_that_is_killed_keeps_its_reservation(make_inputs, hold, store, url):
+    reservation = hold(make_inputs())
+    with pytest.raises(Killed), release_held(url, reservation):
+        raise Killed
+    assert history(store)[0].is_open
+
+
+def read(tmp_path, rows, **settings):
+    lines = "".join(f'{{"id": "{i}", "text": "{text}"}}\n' for i, text in rows)
+    (tmp_path / "rows.jsonl").write_text(lines)
+    source = JsonlSource(path="rows.jsonl", id_column="id")
+    return build_corpus(
+        source, privacy_unit=PrivacyUnit.RECORD, data_root=tmp_path, **settings
+    )
+
+
+ROWS = [(f"id-{n}", f"text number {n}, and more of it") for n in range(40)]
+
+
+def test_units_that_deduplication_dropped_are_charged(tmp_path):
+    copies = [(f"copy-{n}", text) for n, (_, text) in enumerate(ROWS[:5])]
+    corpus = read(tmp_path, ROWS + copies)
+    assert len(corpus.dropped_units) == 5
+    assert corpus.source_units == {name for name, _ in ROWS + copies}
+
+
+def test_names_survive_order_and_edits_but_not_other_ids(tmp_path):
+    def names(rows):
+        units = read(tmp_path, rows).source_units
+        return UnitSet.of(units, key=KEY, data_set="people").digest
+
+    first = names(ROWS)
+    assert names(ROWS[::-1]) == first
+    assert names([(name, text + " edited") for name, text in ROWS]) == first
+    assert names([(name + "x", text) for name, text in ROWS]) != first
+
+
+def test_content_hashes_as_units_are_told(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(f'{{"text": "{text}"}}\n' for _, text in ROWS)
+    )
+    corpus = build_corpus(
+        JsonlSource(path="rows.jsonl"),
+        privacy_unit=PrivacyUnit.RECORD,
+        data_root=tmp_path,
+        allow_content_hash_ids=True,
+    )
+    assert corpus.report.units_are_content_hashes
+    assert not read(tmp_path, ROWS).report.units_are_content_hashes
