@@ -4,7 +4,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import dp_accounting
@@ -18,7 +18,7 @@ from dptune.accounting.store.summaries import budgets
 from dptune.accounting.store.tables import IdKind
 from dptune.config import BudgetSettings, TrainConfig
 from dptune.data.corpus import Corpus
-from dptune.errors import BudgetExceededError
+from dptune.errors import BudgetExceededError, DptuneError
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import RunPlan, StagePlan, View
 from dptune.results import BudgetReport, BudgetReservation, CorpusReport
@@ -220,16 +220,19 @@ def release_held(url: str, reservation: BudgetReservation) -> Iterator[None]:
     try:
         yield
     except Exception:
-        store = BudgetStore.open(url)
-        store.release(reservation.id)
-        store.engine.dispose()
+        with suppress(DptuneError):  # a store that is gone keeps holding: that is safe
+            store = BudgetStore.open(url)
+            store.release(reservation.id)
+            store.engine.dispose()
         raise
 
 
 def release_budget(url: str, config: TrainConfig, fingerprint: str) -> None:
     """Give back what a failed run never drew; what it has drawn stays spent."""
-    store = BudgetStore.find(url)
-    if store is not None:
+    with suppress(DptuneError):  # a store that is gone keeps holding: that is safe
+        store = BudgetStore.find(url)
+        if store is None:
+            return
         store.release_run(config.budget.data_set, run_key(config, fingerprint))
         store.engine.dispose()
 
