@@ -8,25 +8,31 @@ computing.
 
 ```python
 with PerUnitGradients(model) as engine:
-    sums = engine.zeros()
+    sums = engine.zeros()                                  # {name: (*shape)}
     with engine.record(batch.rows_of_unit) as tape:
-        loss(model, batch).sum().backward()
-    norms = tape.norms()                                   # (groups, units)
-    tape.add_clipped_sum(clip.factors(norms), sums)        # {name: (*shape)}
+        norms = tape.backward(loss(model, batch).sum(), clip.factors, sums)
 ```
+
+With gradient checkpointing there are two backward passes: terms that wait for the last
+norm would take the memory that checkpointing saves, so the first pass leaves norms only
+and the second adds up.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.hooks import RemovableHandle
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dptune.dpsgd.rules import GradientRule, as_term, find_gradient_rule
-from dptune.dpsgd.tape import BufferPool, Tape
+from dptune.dpsgd.tape import DenseBudget, Tape
 from dptune.errors import ModelError
 
 DEFAULT_MATERIALIZE_BYTES = 1 << 30
@@ -37,6 +43,36 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 def one_group(name: str) -> int:  # noqa: ARG001 - the signature of a grouping
     """Put every parameter into group 0."""
     return 0
+
+
+@dataclass
+class _Call:
+    """One call of a module: its input and the gradient of its output, until both met.
+
+    Where a block is checkpointed, the gradient of its last module comes before its
+    input is computed again. `keeps_inputs`: a second backward pass will need them.
+    """
+
+    module: nn.Module
+    rule: GradientRule
+    own: Mapping[str, str]
+    tape: Tape
+    keeps_inputs: bool
+    inputs: Tensor | None = None
+    grad: Tensor | None = None
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Hand gradients to the tape as soon as both are there."""
+        if self.inputs is None or self.grad is None:
+            return
+        gradients = self.rule(self.module, self.inputs, self.grad)
+        self.grad = None
+        if not self.keeps_inputs:  # the graph outlives the pass, and its hooks
+            self.inputs = None
+        for local, gradient in gradients.items():
+            if local in self.own:
+                self.tape.add(self.own[local], as_term(gradient))
 
 
 class PerUnitGradients:
@@ -67,12 +103,22 @@ class PerUnitGradients:
     ) -> None:
         self.parameters = trainable_parameters(model)
         self._names = {id(value): name for name, value in self.parameters.items()}
+        self._model = model
         self._group_of = {name: parameter_groups(name) for name in self.parameters}
         _check_no_mixing(model)
         self._modules = self._modules_with_rules(model)
-        self._buffers = BufferPool(materialize_bytes)
+        owners = Counter(
+            self._names[id(parameter)]
+            for _, module, _ in self._modules
+            for parameter in module.parameters(recurse=False)
+            if id(parameter) in self._names
+        )
+        self._shared = {name for name, count in owners.items() if count > 1}
+        self._checkpointed: Set[str] = frozenset()
+        self._materialize_bytes = materialize_bytes
         self._handles: list[RemovableHandle] = []
         self._tape: Tape | None = None
+        self._calls: dict[str, _Call] = {}
 
     def __enter__(self) -> Self:
         """Hang the hooks."""
@@ -119,19 +165,23 @@ class PerUnitGradients:
                 well.
         """
         device = next(iter(self.parameters.values())).device
-        self._buffers.release()
+        self._checkpointed = _checkpointed_modules(self._model)
         tape = Tape(
             group_of=self._group_of,
             rows_of_unit=rows_of_unit,
-            buffers=self._buffers,
+            budget=DenseBudget(self._materialize_bytes),
+            shared=self._shared,
+            streams=bool(self._checkpointed),
             device=device,
         )
         self._tape = tape
         self._set_requires_grad(value=not skip_autograd)
         try:
-            yield tape
+            with set_checkpoint_early_stop(False):
+                yield tape
         finally:
             self._set_requires_grad(value=True)
+            self._calls.clear()
             self._tape = None
 
     @contextmanager
@@ -201,18 +251,42 @@ class PerUnitGradients:
             output = _check_rows_first(name, output, num_rows=tape.num_rows)
             if not output.requires_grad:
                 output.requires_grad_()
+                output.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    _forget_grad
+                )
+            is_checkpointed = name in self._checkpointed
+            if is_checkpointed and name in self._calls:
+                self._recomputed(name, tape, inputs)
+                return
+            call = _Call(
+                module=module,
+                rule=rule,
+                own=own,
+                tape=tape,
+                keeps_inputs=tape.streams and not is_checkpointed,
+                inputs=None if is_checkpointed else inputs,
+            )
+            self._calls[name] = call
 
-            @torch.no_grad()
             def backward(grad: Tensor) -> None:
-                if self._tape is not tape:
-                    return
-                for local, gradient in rule(module, inputs, grad.detach()).items():
-                    if local in own:
-                        tape.add(own[local], as_term(gradient))
+                if self._tape is tape:
+                    call.grad = grad.detach()
+                    call.finish()
 
             output.register_hook(backward)  # type: ignore[no-untyped-call]
 
         return forward
+
+    def _recomputed(self, name: str, tape: Tape, inputs: Tensor) -> None:
+        """Take the input of a checkpointed module when it is there again."""
+        if not tape.in_backward:
+            raise ModelError(
+                f"{name} must be called once in a forward pass to be checkpointed. "
+                "Turn gradient checkpointing off, or freeze its parameters."
+            )
+        call = self._calls[name]
+        call.inputs = inputs
+        call.finish()
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -234,6 +308,11 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
                 'the model in float32 and choose dtype="bfloat16" to compute.'
             )
     return named
+
+
+def _forget_grad(output: Tensor) -> None:
+    """Drop what autograd collects for us: a second pass would add to it in place."""
+    output.grad = None
 
 
 def _check_rows_first(name: str, tensor: object, *, num_rows: int) -> Tensor:
@@ -259,19 +338,36 @@ def _check_embedding(name: str, module: nn.Module) -> None:
 
 
 def _check_no_mixing(model: nn.Module) -> None:
-    """Refuse modules through which one record reaches another, and recomputation."""
+    """Refuse modules through which one record reaches another."""
     for name, module in model.named_modules():
         if isinstance(module, _BATCH_NORMS):
             raise ModelError(
                 f"{name} is a batch normalisation: it mixes records, and no clip "
                 "bounds that. Replace it with LayerNorm."
             )
-        if getattr(module, "gradient_checkpointing", False):
+
+
+def _checkpointed_modules(model: nn.Module) -> Set[str]:
+    """Name the modules whose forward pass is run again in the backward pass.
+
+    Raises:
+        ModelError: the reentrant form is on, in which the first forward pass has no
+            graph to hang hooks on.
+    """
+    names = set()
+    for layer_name, layer in model.named_modules():
+        if not isinstance(layer, GradientCheckpointingLayer):
+            continue
+        if not (layer.gradient_checkpointing and layer.training):
+            continue
+        function: Any = layer._gradient_checkpointing_func
+        if getattr(function, "keywords", {}).get("use_reentrant", True):
             raise ModelError(
-                "gradient checkpointing runs the forward pass twice and is not "
-                "supported yet. Call model.activation_checkpointing_disable() and "
-                "lower physical_batch_size."
+                "gradient checkpointing must not be reentrant. Call "
+                'activation_checkpointing_enable({"use_reentrant": False}).'
             )
+        names |= {f"{layer_name}.{name}" for name, _ in layer.named_modules() if name}
+    return names
 
 
 def _no_rule(parameter: str, module: nn.Module) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dptune.dpsgd.factorization import Coefficients, is_normalized
-from dptune.dpsgd.randomness import RandomStream, seed_sequence, torch_generator
+from dptune.dpsgd.gaussian import GaussianStream
+from dptune.dpsgd.randomness import RandomStream, seed_sequence
 from dptune.errors import ConfigError, PrivacyError
 
 MAX_NOISE_BYTES: Final = 16 * 2**30
@@ -29,13 +30,13 @@ class NoiseMechanism(Protocol):
         ...
 
 
-def noise_generator(
+def noise_stream(
     *,
     device: str | torch.device = "cpu",
     fixed_seed: int | None = None,
     attempt: int = 0,
-) -> torch.Generator:
-    """Return a generator for noise, secret unless a seed is given explicitly.
+) -> GaussianStream:
+    """Return a stream of noise, secret unless a seed is given explicitly.
 
     **Privacy**: whoever knows the state can subtract the noise. `fixed_seed` is for
     tests. `attempt` counts process starts, so that a resumed run never draws again the
@@ -48,17 +49,17 @@ def noise_generator(
         attempt: number of this process start, from 0.
     """
     sequence = seed_sequence(RandomStream.NOISE, seed=fixed_seed, attempt=attempt)
-    return torch_generator(sequence, device=device)
+    return GaussianStream(sequence, device=device)
 
 
 def add_gaussian_noise(
-    sums: Mapping[str, Tensor], *, noise_stddev: float, generator: torch.Generator
+    sums: Mapping[str, Tensor], *, noise_stddev: float, stream: GaussianStream
 ) -> None:
     """Add independent N(0, noise_stddev^2) to every entry of every tensor, in place.
 
     **Formal guarantee**: the mechanism sum + N(0, s^2 I) is the Gaussian mechanism with
     multiplier s / sensitivity in exact arithmetic. The noise has float32 resolution and
-    is cut at about 5.8 s; attacks on floating-point noise are outside the guarantee.
+    is cut at about 6.8 s; attacks on floating-point noise are outside the guarantee.
 
     | case | result |
     |---|---|
@@ -70,18 +71,16 @@ def add_gaussian_noise(
     Args:
         sums: float32 tensors; every trainable parameter must be among them.
         noise_stddev: absolute, at least 0 and finite.
-        generator: on the device of the sums.
+        stream: on the device of the sums.
 
     Raises:
         PrivacyError: the stddev is negative or not finite, or a sum is not float32.
     """
     _check_stddev(noise_stddev)
-    scratch = _scratch(sums, generator)
     for name, value in sums.items():
         _check_float32(name, value)
         if noise_stddev > 0:
-            noise = scratch[: value.numel()].normal_(generator=generator)
-            value.add_(noise.view_as(value), alpha=noise_stddev)
+            stream.add_to(value, stddev=noise_stddev)
 
 
 class IndependentNoise:
@@ -89,19 +88,19 @@ class IndependentNoise:
 
     Args:
         noise_stddev: absolute stddev of a step.
-        generator: secret; see `noise_generator`.
+        stream: secret; see `noise_stream`.
     """
 
     def __init__(
-        self, *, noise_stddev: Callable[[int], float], generator: torch.Generator
+        self, *, noise_stddev: Callable[[int], float], stream: GaussianStream
     ) -> None:
         self._noise_stddev = noise_stddev
-        self._generator = generator
+        self._stream = stream
 
     def add(self, sums: Mapping[str, Tensor], *, step: int) -> None:
         """Add the noise of one step, in place."""
         add_gaussian_noise(
-            sums, noise_stddev=self._noise_stddev(step), generator=self._generator
+            sums, noise_stddev=self._noise_stddev(step), stream=self._stream
         )
 
 
@@ -136,7 +135,7 @@ class BandedNoise:
     Args:
         coefficients: c, with c_0 > 0 and norm 1; see `band_coefficients`.
         noise_stddev: of z, absolute, at least 0 and finite.
-        generator: secret, on the device of the sums; see `noise_generator`.
+        stream: secret, on the device of the sums; see `noise_stream`.
         sums: of the shapes that `add` will be given.
         max_bytes: memory that past noise may take.
 
@@ -155,7 +154,7 @@ class BandedNoise:
         *,
         coefficients: Coefficients,
         noise_stddev: float,
-        generator: torch.Generator,
+        stream: GaussianStream,
         sums: Mapping[str, Tensor],
         max_bytes: int = MAX_NOISE_BYTES,
     ) -> None:
@@ -168,8 +167,7 @@ class BandedNoise:
         _check_memory(len(coefficients), sums, max_bytes)
         self._coefficients = coefficients
         self._noise_stddev = noise_stddev
-        self._generator = generator
-        self._scratch = _scratch(sums, generator)
+        self._stream = stream
         self._past: deque[dict[str, Tensor]] = deque()
         self._next_step: int | None = None
 
@@ -202,16 +200,9 @@ class BandedNoise:
             y.mul_(-rest[-1] / first if is_full else 0.0)
             for band, past in zip(rest, self._past, strict=False):
                 y.add_(past[name], alpha=-band / first)
-            fresh = self._scratch[: value.numel()].normal_(generator=self._generator)
-            y.add_(fresh.view_as(y), alpha=self._noise_stddev / first)
+            self._stream.add_to(y, stddev=self._noise_stddev / first)
             noise[name] = y
         return noise
-
-
-def _scratch(sums: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
-    """Room for the fresh noise of the largest tensor."""
-    largest = max((value.numel() for value in sums.values()), default=0)
-    return torch.empty(largest, dtype=torch.float32, device=generator.device)
 
 
 def _check_stddev(noise_stddev: float) -> None:

@@ -84,6 +84,7 @@ class OptimizerSettings:
                 lr=self.learning_rate,
                 betas=self.betas,
                 weight_decay=self.weight_decay,
+                fused=True,
             )
         return torch.optim.SGD(
             parameters,

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import dp_accounting
-import torch
 from torch import Tensor
 
 from dptune.dpsgd.clipping import (
@@ -35,6 +34,7 @@ from dptune.dpsgd.clipping import (
     sum_sensitivity,
 )
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, is_normalized
+from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.noise import (
     MAX_NOISE_BYTES,
     BandedNoise,
@@ -220,7 +220,7 @@ class GradientPlan:
 
     def noise(
         self,
-        generator: torch.Generator,
+        stream: GaussianStream,
         *,
         sums: Mapping[str, Tensor],
         max_bytes: int = MAX_NOISE_BYTES,
@@ -228,7 +228,7 @@ class GradientPlan:
         """Return the noise of a process that starts now; it keeps its own past.
 
         Args:
-            generator: secret; see `noise_generator`.
+            stream: secret; see `noise_stream`.
             sums: of the shapes that will be released.
             max_bytes: memory that past noise may take.
 
@@ -238,12 +238,12 @@ class GradientPlan:
         if self.num_bands == 1:
             return IndependentNoise(
                 noise_stddev=lambda step: self.noise_stddev(step=step),
-                generator=generator,
+                stream=stream,
             )
         return BandedNoise(
             coefficients=self.noise_coefficients,
             noise_stddev=self.noise_stddev(),
-            generator=generator,
+            stream=stream,
             sums=sums,
             max_bytes=max_bytes,
         )

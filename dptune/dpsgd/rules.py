@@ -110,7 +110,7 @@ def _layer_norm_rule(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Grad
     """Weight: sum of grad * normalised input; bias: sum of grad."""
     shape = module.normalized_shape
     normal = functional.layer_norm(inputs.float(), shape, eps=module.eps)
-    weight = sum_over_time(normal * grad, num_kept=len(shape))
+    weight = sum_over_time(normal.mul_(grad), num_kept=len(shape))
     return _with_bias(module, weight, sum_over_time(grad, num_kept=len(shape)))
 
 
@@ -126,7 +126,7 @@ def _rms_norm_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients
     values = inputs.float()
     mean_square = values.square().mean(dims, keepdim=True)
     normal = values * torch.rsqrt(mean_square + _epsilon(module, inputs.dtype))
-    return {"weight": sum_over_time(normal * grad, num_kept=len(shape))}
+    return {"weight": sum_over_time(normal.mul_(grad), num_kept=len(shape))}
 
 
 def _with_bias(module: nn.Module, weight: Term | Tensor, bias: Tensor) -> Gradients:

@@ -5,6 +5,9 @@ the data. Its batch, its lengths and its units all differ in size, so that no di
 can pass for another.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -109,17 +112,19 @@ def _check_gradients(
     """Compare recorded gradients with one autograd pass per unit, on one graph."""
     with PerUnitGradients(model) as engine:
         parameters = list(engine.parameters.values())
-        with engine.record(batch.rows_of_unit, skip_autograd=False) as tape:
+        with (
+            _grads_untouched(parameters),
+            engine.record(batch.rows_of_unit, skip_autograd=False) as tape,
+        ):
             losses = record_loss(model, batch)
             with engine.paused():
                 references = [
                     _autograd(losses[list(rows)].sum(), parameters) for rows in _UNITS
                 ]
-            torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
-        norms = tape.norms()[0]
-        sums = engine.zeros()
-        factors = norms.new_tensor([_FACTORS])
-        tape.add_clipped_sum(factors, sums)
+            sums = engine.zeros()
+            norms = tape.backward(
+                losses.sum(), lambda norms: norms.new_tensor([_FACTORS]), sums
+            )[0]
     expected = torch.stack([_norm(gradients) for gradients in references])
     tolerance = _tolerance(model)
     scale = float(expected.max())
@@ -138,6 +143,17 @@ def _check_gradients(
             "per-unit gradient norms differ from autograd. Check gradient rules that "
             "return several terms for one parameter."
         )
+
+
+@contextmanager
+def _grads_untouched(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Put `grad` of every parameter back on leaving."""
+    before = [parameter.grad for parameter in parameters]
+    try:
+        yield
+    finally:
+        for parameter, grad in zip(parameters, before, strict=True):
+            parameter.grad = grad
 
 
 def _autograd(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:

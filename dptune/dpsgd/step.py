@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
+from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
 from dptune.dpsgd.loss import RecordLoss
-from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_generator
+from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import UnitIndices
 
@@ -111,7 +112,7 @@ class PrivateGradients:
         engine: PerUnitGradients,
         plan: GradientPlan,
         feed: Feed,
-        generator: torch.Generator,
+        stream: GaussianStream,
         max_noise_bytes: int,
     ) -> None:
         self._model = model
@@ -120,7 +121,7 @@ class PrivateGradients:
         self._feed = feed
         self._clip = plan.clip_policy()
         self._sums = engine.zeros()
-        self._noise = plan.noise(generator, sums=self._sums, max_bytes=max_noise_bytes)
+        self._noise = plan.noise(stream, sums=self._sums, max_bytes=max_noise_bytes)
 
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
         """Sum clipped gradients over all pieces, then release."""
@@ -140,8 +141,7 @@ class PrivateGradients:
         """Add one piece's clipped gradients to the sums."""
         with self._engine.record(batch.rows_of_unit) as tape:
             losses = self._feed.losses(self._model, batch)
-            losses.sum().backward()  # type: ignore[no-untyped-call]
-        tape.add_clipped_sum(self._clip.factors(tape.norms()), self._sums)
+            tape.backward(losses.sum(), self._clip.factors, self._sums)
         return self._feed.totals(losses, batch)
 
 
@@ -199,7 +199,7 @@ def gradient_source(
                     engine=engine,
                     plan=plan,
                     feed=feed,
-                    generator=noise_generator(
+                    stream=noise_stream(
                         device=feed.device, fixed_seed=seed, attempt=attempt
                     ),
                     max_noise_bytes=max_noise_bytes,

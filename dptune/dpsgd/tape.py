@@ -1,57 +1,59 @@
 """What one backward pass leaves: norms of every unit, and the clipped sum."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
 
-from dptune.dpsgd.terms import Outer, Term, merge, squared_norm_of_sum
+from dptune.dpsgd.terms import Dense, Outer, Term, merge, squared_norm_of_sum
 from dptune.errors import PrivacyError
 
-# Writing gradients down costs two passes over memory, Gram matrices multiplications.
-# Measured on one CPU core: they break even where T^2 (m + n) is about 40 m n.
-_DENSE_PASS_COST = 40
+# Writing gradients down costs passes over memory, Gram matrices multiplications. On one
+# CPU core T^2 (m + n) multiplications were measured to cost as much as the passes over
+# m n entries at about 32 m n, at 70 m n where a unit's entries exceed the cache.
+_DENSE_PASS_COST = 32
+_LARGE_PASS_COST = 80
+_LARGE_ENTRIES = 1 << 19
+_FLOAT32_BYTES = 4
 
 
-class BufferPool:
-    """Reused memory for dense gradients, within a budget: fresh pages are slow."""
+class DenseBudget:
+    """Memory that one recording may spend on gradients that are written down."""
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget = budget_bytes
-        self._memory: dict[str, Tensor] = {}
-        self._in_use: dict[str, Tensor] = {}
+    def __init__(self, limit_bytes: int) -> None:
+        self._left = limit_bytes
 
-    def release(self) -> None:
-        """Declare all buffers free."""
-        self._in_use.clear()
-
-    def get(self, name: str) -> Tensor | None:
-        """Return the gradients written down for a parameter, if any."""
-        return self._in_use.get(name)
-
-    def densify(self, name: str, term: Outer) -> Term:
+    def densify(self, term: Outer) -> Term:
         """Write gradients down if Gram matrices cost more and memory is left."""
         m, n = term.left.shape[2], term.right.shape[2]
-        if term.ghost_cost < _DENSE_PASS_COST * m * n:
+        cost = _LARGE_PASS_COST if m * n > _LARGE_ENTRIES else _DENSE_PASS_COST
+        needed = _FLOAT32_BYTES * math.prod(term.shape)
+        if term.ghost_cost < cost * m * n or needed > self._left:
             return term
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < term.size:
-            others = sum(x.nbytes for key, x in self._memory.items() if key != name)
-            if others + 4 * term.size > self._budget:
-                return term
-            memory = torch.empty(
-                term.size, dtype=torch.float32, device=term.left.device
-            )
-            self._memory[name] = memory
-        buffer = memory[: term.size].view(len(term.left), m, n)
-        self._in_use[name] = buffer
-        return term.dense(buffer)
+        self._left -= needed
+        return term.dense()
 
 
 class Tape:
     """What one backward pass left: per-unit gradients of every trainable parameter.
 
+    A tape *keeps* terms until the factors are known, or it *streams* them: the first
+    backward pass leaves nothing but norms, a second one on the same graph adds up. Only
+    the latter holds the memory that gradient checkpointing saves.
+
     **Privacy**: everything here is private, counts included.
+
+    Args:
+        group_of: group of each parameter by name.
+        rows_of_unit: rows of each unit, `(units, largest unit)`, or rows of each part
+            of a unit that is clipped by itself, `(tiers, units, largest)`; padded
+            with -1.
+        budget: memory for gradients that are written down.
+        shared: parameters that several modules use; their terms are always kept, since
+            the norm of a sum needs all of them.
+        streams: whether there are two backward passes.
+        device: where the gradients are.
     """
 
     def __init__(
@@ -59,31 +61,41 @@ class Tape:
         *,
         group_of: Mapping[str, int],
         rows_of_unit: Tensor,
-        buffers: BufferPool,
+        budget: DenseBudget,
+        shared: Set[str],
+        streams: bool,
         device: torch.device,
     ) -> None:
         self._group_of = group_of
         self._num_groups = 1 + max(group_of.values(), default=0)
-        self._buffers = buffers
+        self._budget = budget
+        self._shared = shared
+        self.streams = streams
+        self.in_backward = False
         self._device = device
-        self._num_units, largest = rows_of_unit.shape
-        self.num_rows = _check_rows(rows_of_unit)
-        plain = largest == 1 and bool((rows_of_unit[:-1] < rows_of_unit[1:]).all())
-        self._rows_of_unit = None if plain else rows_of_unit.to(device)
+        *tiers, self._num_units, largest = rows_of_unit.shape
+        self._num_tiers = math.prod(tiers)
+        rows_of_part = rows_of_unit.view(-1, largest)
+        self.num_rows = _check_rows(rows_of_part)
+        plain = largest == 1 and bool((rows_of_part[:-1] < rows_of_part[1:]).all())
+        self._rows_of_part = None if plain else rows_of_part.to(device)
         self._terms: dict[str, list[Term]] = {}
+        self._squares = torch.zeros(self._num_groups, len(rows_of_part), device=device)
         self._nonfinite: Tensor | None = None
+        self._spoilt: Tensor | None = None
+        self._adding: tuple[Tensor, Mapping[str, Tensor]] | None = None
 
     def add(self, name: str, term: Term) -> None:
         """Add the gradient of one use of a parameter, `(rows, ...)`."""
-        if self._rows_of_unit is not None:
-            term = term.regroup(self._rows_of_unit)
-        dense = self._buffers.get(name)
-        if dense is not None and name in self._terms:
-            term.add_into(dense)
-            return
-        if isinstance(term, Outer):
-            term = self._buffers.densify(name, term)
-        self._terms.setdefault(name, []).append(term)
+        if self._rows_of_part is not None:
+            term = term.regroup(self._rows_of_part)
+        if not self.streams or name in self._shared:
+            if self._adding is None:
+                self._keep(name, term)
+        elif self._adding is None:
+            self._squares[self._group_of[name]] += term.squared_norm()
+        else:
+            self._add_weighted(name, [term], *self._adding)
 
     def norms(self) -> Tensor:
         """Return the L2 norm of each unit's gradient within each group.
@@ -97,20 +109,46 @@ class Tape:
         | a parameter that no unit used | adds 0 |
 
         Returns:
-            `(groups, units)`, float32.
+            `(groups, units)`, float32; with tiers, `(groups * tiers, units)`, the tiers
+            of a group one after the other.
         """
-        squares = torch.zeros(self._num_groups, self._num_units, device=self._device)
+        squares = self._squares.clone()
         for name, terms in self._terms.items():
             terms[:] = merge(terms)
             squares[self._group_of[name]] += squared_norm_of_sum(terms)
-        nonfinite = ~torch.isfinite(squares.sum(0))
+        nonfinite = ~torch.isfinite(squares).view(-1, self._num_units).all(0)
         self._nonfinite = nonfinite
-        return squares.sqrt_().masked_fill_(nonfinite, torch.inf)
+        self._spoilt = nonfinite.repeat(self._num_tiers) if nonfinite.any() else None
+        norms = squares.clamp_(min=0).sqrt_().view(-1, self._num_units)
+        return norms.masked_fill_(nonfinite, torch.inf)
 
     @property
     def num_nonfinite_units(self) -> int:
         """Units without a finite gradient, which contribute zero. Private."""
         return 0 if self._nonfinite is None else int(self._nonfinite.sum())
+
+    def backward(
+        self, loss: Tensor, clip: Callable[[Tensor], Tensor], sums: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Run the backward passes of a recording and add the clipped gradients.
+
+        Args:
+            loss: sum of the losses of all rows, scalar.
+            clip: norms `(groups, units)` to factors of that shape.
+            sums: see `add_clipped_sum`.
+
+        Returns:
+            The norms.
+        """
+        self.in_backward = True
+        loss.backward(retain_graph=self.streams)  # type: ignore[no-untyped-call]
+        norms = self.norms()
+        factors = self._checked(clip(norms))
+        if self.streams:
+            self._adding = (factors, sums)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._add_kept(factors, sums)
+        return norms
 
     def add_clipped_sum(self, factors: Tensor, sums: Mapping[str, Tensor]) -> None:
         """Add sum over units of factor * gradient to each parameter's tensor.
@@ -119,12 +157,46 @@ class Tape:
         factor: they are overwritten, since 0 * NaN is NaN.
 
         Args:
-            factors: `(groups, units)`, from a clip policy.
+            factors: shaped like `norms`, from a clip policy.
             sums: one float32 tensor per trainable parameter; changed in place.
 
         Raises:
-            PrivacyError: `norms` was not called before, or a factor is not finite.
+            PrivacyError: `norms` was not called before, a factor is not finite, or the
+                tape streams and has nothing left to add.
         """
+        if self.streams:
+            raise PrivacyError("a tape that streams must be read by backward().")
+        self._add_kept(self._checked(factors), sums)
+
+    def unit_gradients(self) -> dict[str, Tensor]:
+        """Write down every unit's gradient, for rules that need more than its norm.
+
+        Returns:
+            By parameter, `(units, *shape)`, float32; parameters that no unit used are
+            left out. With tiers the first dimension is `tiers * units`.
+
+        Raises:
+            PrivacyError: the tape streams.
+        """
+        if self.streams:
+            raise PrivacyError(
+                "per-unit gradients must be kept to be read, but gradient "
+                "checkpointing streams them. Turn gradient checkpointing off."
+            )
+        return {name: _written(terms) for name, terms in self._terms.items()}
+
+    def _keep(self, name: str, term: Term) -> None:
+        """Hold a term until the factors are known."""
+        terms = self._terms.setdefault(name, [])
+        if terms and isinstance(terms[0], Dense):
+            term.add_into(terms[0].values)
+        else:
+            terms.append(
+                self._budget.densify(term) if isinstance(term, Outer) else term
+            )
+
+    def _checked(self, factors: Tensor) -> Tensor:
+        """Return factors by part, zero where a gradient is not finite."""
         if self._nonfinite is None:
             raise PrivacyError("norms() must be called before add_clipped_sum().")
         factors = factors.masked_fill(self._nonfinite, 0)
@@ -133,12 +205,33 @@ class Tape:
                 "clip factors must be finite for units with a finite norm. "
                 "Correct the clip policy."
             )
-        has_nonfinite = bool(self._nonfinite.any())
+        return factors.reshape(self._num_groups, -1)
+
+    def _add_kept(self, factors: Tensor, sums: Mapping[str, Tensor]) -> None:
+        """Add what was held."""
         for name, terms in self._terms.items():
-            factor = factors[self._group_of[name]].contiguous()
-            for term in terms:
-                clean = term.without(self._nonfinite) if has_nonfinite else term
-                clean.add_weighted_sum(factor, sums[name])
+            self._add_weighted(name, terms, factors, sums)
+
+    def _add_weighted(
+        self,
+        name: str,
+        terms: Sequence[Term],
+        factors: Tensor,
+        sums: Mapping[str, Tensor],
+    ) -> None:
+        """Add the terms of one parameter."""
+        factor = factors[self._group_of[name]].contiguous()
+        for term in terms:
+            clean = term if self._spoilt is None else term.without(self._spoilt)
+            clean.add_weighted_sum(factor, sums[name])
+
+
+def _written(terms: Sequence[Term]) -> Tensor:
+    """Add up terms of one parameter entry by entry."""
+    dense = torch.zeros(terms[0].shape, device=terms[0].device)
+    for term in terms:
+        term.add_into(dense)
+    return dense
 
 
 def _check_rows(rows_of_unit: Tensor) -> int:

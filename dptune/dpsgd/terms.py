@@ -22,10 +22,23 @@ import torch
 from torch import Tensor
 
 _RUN = 256
+_SMALL = 4096
+_LARGE_COPY = 1 << 22
+_COLUMNS = 4096
 
 
 class Term(Protocol):
     """Per-unit gradients of one parameter. Leading dimension: rows, then units."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense form, `(units, *shape)`."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the gradients are."""
+        ...
 
     def regroup(self, rows_of_unit: Tensor) -> Self:
         """Turn gradients of rows into gradients of units, which are their sums."""
@@ -53,6 +66,16 @@ class Dense:
     """Gradients as they are: `values`, `(units, *shape)`."""
 
     values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return tuple(self.values.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self.values.device
 
     def regroup(self, rows_of_unit: Tensor) -> Self:
         """Sum the rows of each unit."""
@@ -89,9 +112,14 @@ class Outer:
     right: Tensor
 
     @property
-    def size(self) -> int:
-        """Entries of the dense form."""
-        return len(self.left) * self.left.shape[2] * self.right.shape[2]
+    def shape(self) -> tuple[int, ...]:
+        """Units, m, n."""
+        return len(self.left), self.left.shape[2], self.right.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return self.left.device
 
     @property
     def ghost_cost(self) -> int:
@@ -116,10 +144,10 @@ class Outer:
 
     def squared_norm(self) -> Tensor:
         """Use Gram matrices or one unit's dense form at a time, the cheaper."""
+        time, m = self.left.shape[1:]
+        if self.ghost_cost <= time * m * self.right.shape[2]:
+            return (_gram(self.left) * _gram(self.right)).sum((1, 2))
         left, right = self.left.float(), self.right.float()
-        time, m = left.shape[1:]
-        if self.ghost_cost <= time * m * right.shape[2]:
-            return _gram_product(left, left, right, right)
         scratch = left.new_empty(m, right.shape[2])
         squares = [
             _sum_of_squares(torch.mm(x.t(), y, out=scratch)[None])
@@ -127,10 +155,10 @@ class Outer:
         ]
         return torch.cat(squares)
 
-    def dense(self, buffer: Tensor) -> Dense:
-        """Write the gradients down into `buffer`, `(units, m, n)`."""
+    def dense(self) -> Dense:
+        """Write the gradients down."""
         left, right = self.left.float(), self.right.float()
-        return Dense(torch.bmm(left.transpose(1, 2), right, out=buffer))
+        return Dense(torch.bmm(left.transpose(1, 2), right))
 
     def add_into(self, dense: Tensor) -> None:
         """One batched product."""
@@ -138,12 +166,15 @@ class Outer:
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Scale the narrower factor, then one product."""
-        left, right = self.left.float(), self.right.float()
-        if left.shape[2] <= right.shape[2]:
-            left = left * factors[:, None, None]
-        else:
-            right = right * factors[:, None, None]
-        total.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1))
+        wide, narrow, rows = self.left, self.right.float(), total
+        if self.left.shape[2] <= self.right.shape[2]:
+            wide, narrow, rows = self.right, self.left.float(), total.t()
+        narrow = (narrow * factors[:, None, None]).flatten(0, 1)
+        pieces = _columns(wide)
+        for piece, part in zip(
+            pieces, torch.split(rows, pieces[0].shape[2]), strict=True
+        ):
+            part.addmm_(piece.flatten(0, 1).float().t(), narrow)
 
 
 @dataclass(frozen=True)
@@ -159,6 +190,16 @@ class Scatter:
     ids: Tensor
     values: Tensor
     num_rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Units, m, n."""
+        return len(self.ids), self.num_rows, self.values.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self.values.device
 
     def regroup(self, rows_of_unit: Tensor) -> Self:
         """Lay the rows of a unit end to end; absent rows have id 0 and value 0."""
@@ -273,6 +314,8 @@ def _sum_of_squares(values: Tensor) -> Tensor:
     1e-7.
     """
     flat = values.flatten(1).float()
+    if flat.shape[1] <= _SMALL:
+        return flat.square().sum(1)
     num_runs = flat.shape[1] // _RUN
     even, rest = flat[:, : num_runs * _RUN], flat[:, num_runs * _RUN :]
     runs = torch.linalg.vector_norm(even.view(len(flat), num_runs, _RUN), dim=2)
@@ -292,11 +335,21 @@ def _zero_where(units: Tensor, values: Tensor) -> Tensor:
     return values.masked_fill(mask, 0)
 
 
-def _gram_product(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Return sum over s, t of (a[s].b[t]) (c[s].d[t]), `(units,)`."""
-    return (torch.bmm(a, b.transpose(1, 2)) * torch.bmm(c, d.transpose(1, 2))).sum(
-        (1, 2)
-    )
+def _gram(values: Tensor) -> Tensor:
+    """Return the inner products of all pairs of time steps, `(units, T, T)`."""
+    first, *rest = _columns(values)
+    total = torch.bmm(first.float(), first.float().transpose(1, 2))
+    for piece in rest:
+        total.baddbmm_(piece.float(), piece.float().transpose(1, 2))
+    return total
+
+
+def _columns(values: Tensor) -> tuple[Tensor, ...]:
+    """Cut the last dimension, where a float32 copy of the whole would be large."""
+    width = values.shape[2]
+    if values.dtype != torch.float32 and values.numel() > _LARGE_COPY:
+        width = min(width, _COLUMNS)
+    return torch.split(values, width, dim=2)
 
 
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:

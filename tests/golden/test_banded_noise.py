@@ -24,7 +24,7 @@ from dptune.accounting.quadrature import quadrature_delta
 from dptune.dpsgd import noise as noise_module
 from dptune.dpsgd.banding import candidate_bands
 from dptune.dpsgd.factorization import band_coefficients, prefix_sum_error
-from dptune.dpsgd.noise import noise_generator
+from dptune.dpsgd.noise import noise_stream
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind, sampling_generator
 from dptune.privacy import NeighboringRelation, PrivacyBudget
@@ -66,7 +66,7 @@ def released(plan, steps, *, present, seed=0):
     sampler = plan.sampler(WORLDS)
     coins = sampling_generator(fixed_seed=seed)
     sums = {"w": torch.zeros(WORLDS)}
-    noise = plan.noise(noise_generator(fixed_seed=seed), sums=sums)
+    noise = plan.noise(noise_stream(fixed_seed=seed), sums=sums)
     rows = []
     for step in range(steps):
         joined = sampler.sample(coins)

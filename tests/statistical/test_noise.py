@@ -14,7 +14,7 @@ import torch
 from dptune.dpsgd import noise as noise_module
 from dptune.dpsgd.factorization import band_coefficients, normalized
 from dptune.dpsgd.loss import CausalLoss
-from dptune.dpsgd.noise import BandedNoise, add_gaussian_noise, noise_generator
+from dptune.dpsgd.noise import BandedNoise, add_gaussian_noise, noise_stream
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.step import Feed, gradient_source
@@ -38,8 +38,8 @@ def variance_is_right(values, *, stddev):
 
 def noise(stddev=2.0, *, seed=3, **options):
     sums = {"a": torch.zeros(DRAWS)}
-    generator = noise_generator(fixed_seed=seed, **options)
-    add_gaussian_noise(sums, noise_stddev=stddev, generator=generator)
+    stream = noise_stream(fixed_seed=seed, **options)
+    add_gaussian_noise(sums, noise_stddev=stddev, stream=stream)
     return sums["a"]
 
 
@@ -129,9 +129,9 @@ def test_noise_scaled_by_the_drawn_batch_is_caught(monkeypatch):
 
 
 def test_noise_forgotten_on_one_group_is_caught(monkeypatch):
-    def all_but_norms(sums, *, noise_stddev, generator):
+    def all_but_norms(sums, *, noise_stddev, stream):
         rest = {name: v for name, v in sums.items() if "ln_f.bias" not in name}
-        add_gaussian_noise(rest, noise_stddev=noise_stddev, generator=generator)
+        add_gaussian_noise(rest, noise_stddev=noise_stddev, stream=stream)
 
     monkeypatch.setattr(noise_module, "add_gaussian_noise", all_but_norms)
     assert faulty_parameters(released_noise([0])) == ["transformer.ln_f.bias"]
@@ -155,7 +155,7 @@ def banded_noise(stddev=2.0, *, coefficients=BANDS, seed=3, mechanism=BandedNois
     made = mechanism(
         coefficients=coefficients,
         noise_stddev=stddev,
-        generator=noise_generator(fixed_seed=seed),
+        stream=noise_stream(fixed_seed=seed),
         sums=sums,
     )
     rows = []

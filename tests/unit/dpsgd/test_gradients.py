@@ -291,11 +291,98 @@ def test_unsafe_model_is_refused(model, message):
         PerUnitGradients(model)
 
 
-def test_gradient_checkpointing_is_refused():
+def checkpointed(model):
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def streamed(model, loss, data, *, clip, pad=1):
+    """Norms and clipped sum of one batch, by the pass that a step takes."""
+    batch = data.collate(range(data.num_units), pad)
+    with PerUnitGradients(model) as engine:
+        sums = engine.zeros()
+        with engine.record(batch.rows_of_unit) as tape:
+            norms = tape.backward(loss(model, batch).sum(), clip.factors, sums)
+        with pytest.raises(PrivacyError, match="backward"):
+            tape.add_clipped_sum(norms, sums)
+        with pytest.raises(PrivacyError, match="checkpointing"):
+            tape.unit_gradients()
+    return norms, sums
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "biases" not in name])
+def test_checkpointing_changes_nothing(name):
+    build, loss = MODELS[name]
+    model = checkpointed(build()).train()
+    data = oracles.random_data(rows_per_unit=(1, 3, 2), seed=3)
+    naive = oracles.naive_unit_gradients(model, loss, data, pad_token_id=1)
+    norms, sums = streamed(model, loss, data, clip=FlatClip(C))
+    expected = torch.tensor([oracles.norm(g) for g in naive])
+    torch.testing.assert_close(norms[0], expected, rtol=TOLERANCE, atol=0)
+    clipped = oracles.naive_clipped_sum(naive, max_grad_norm=C)
+    assert relative_error(sums, clipped) < TOLERANCE
+
+
+def test_checkpointed_unit_without_finite_gradient_contributes_zero():
+    model = checkpointed(models.tiny_gpt2()).train()
+    data = oracles.random_data(rows_per_unit=(1, 1), seed=3)
+    naive = oracles.naive_unit_gradients(model, CAUSAL, data, pad_token_id=1)
+
+    def spoilt(model, batch):
+        losses = CAUSAL(model, batch)
+        return losses * torch.tensor([1.0, torch.inf])
+
+    norms, sums = streamed(model, spoilt, data, clip=FlatClip(1e6))
+    assert norms[0, 1] == torch.inf
+    assert relative_error(sums, naive[0]) < TOLERANCE
+
+
+def test_reentrant_checkpointing_is_refused():
+    model = models.tiny_gpt2().train()
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    with (
+        PerUnitGradients(model) as engine,
+        pytest.raises(ModelError, match="use_reentrant"),
+        engine.record(torch.tensor([[0]])),
+    ):
+        pass
+
+
+def test_unit_gradients_are_those_of_the_loop():
     model = models.tiny_gpt2()
-    model.activation_checkpointing_enable()
-    with pytest.raises(ModelError, match="activation_checkpointing_disable"):
-        PerUnitGradients(model)
+    data = oracles.random_data(rows_per_unit=(1, 2), seed=4)
+    naive = oracles.naive_unit_gradients(model, CAUSAL, data, pad_token_id=1)
+    batch = data.collate(range(2), 1)
+    with PerUnitGradients(model) as engine:
+        with engine.record(batch.rows_of_unit) as tape:
+            CAUSAL(model, batch).sum().backward()
+        written = tape.unit_gradients()
+        for unit, expected in enumerate(naive):
+            mine = {name: value[unit] for name, value in written.items()}
+            assert relative_error(mine, expected) < TOLERANCE
+
+
+def test_tiers_of_a_unit_are_clipped_by_themselves():
+    """Rows 0 and 1 are two tiers of unit 0, rows 2 and 3 those of unit 1."""
+    model = models.tiny_gpt2()
+    data = oracles.random_data(rows_per_unit=(1, 1, 1, 1), seed=6)
+    naive = oracles.naive_unit_gradients(model, CAUSAL, data, pad_token_id=1)
+    bounds = torch.tensor([0.2, 0.5])
+    tiers = torch.tensor([[[0], [2]], [[1], [3]]])  # (tiers, units, 1)
+    batch = data.collate(range(4), 1)
+    with PerUnitGradients(model) as engine:
+        sums = engine.zeros()
+        with engine.record(tiers) as tape:
+            norms = tape.backward(
+                CAUSAL(model, batch).sum(),
+                lambda norms: (bounds[:, None] / norms).clamp(max=1),
+                sums,
+            )
+    assert norms.shape == (2, 2)
+    expected = oracles.naive_clipped_sum(naive[0::2], max_grad_norm=0.2)
+    second = oracles.naive_clipped_sum(naive[1::2], max_grad_norm=0.5)
+    total = {name: expected[name] + second[name] for name in expected}
+    assert relative_error(sums, total) < TOLERANCE
 
 
 def test_module_whose_first_dimension_is_not_the_batch_is_refused():

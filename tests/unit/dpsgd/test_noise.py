@@ -7,14 +7,14 @@ from dptune.dpsgd.noise import (
     BandedNoise,
     IndependentNoise,
     add_gaussian_noise,
-    noise_generator,
+    noise_stream,
 )
 from dptune.errors import ConfigError, PrivacyError
 
 
 def noise(**options):
     sums = {"a": torch.zeros(3, 4), "b": torch.zeros(5)}
-    add_gaussian_noise(sums, noise_stddev=2.0, generator=noise_generator(**options))
+    add_gaussian_noise(sums, noise_stddev=2.0, stream=noise_stream(**options))
     return torch.cat([value.flatten() for value in sums.values()])
 
 
@@ -33,20 +33,20 @@ def test_noise_is_added_to_every_entry_of_every_tensor():
 
 def test_zero_noise_changes_nothing():
     sums = {"a": torch.ones(4)}
-    add_gaussian_noise(sums, noise_stddev=0.0, generator=noise_generator())
+    add_gaussian_noise(sums, noise_stddev=0.0, stream=noise_stream())
     assert sums["a"].tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("stddev", [-1.0, float("nan"), float("inf")])
 def test_invalid_stddev_is_refused(stddev):
     with pytest.raises(PrivacyError, match="noise_stddev"):
-        add_gaussian_noise({}, noise_stddev=stddev, generator=noise_generator())
+        add_gaussian_noise({}, noise_stddev=stddev, stream=noise_stream())
 
 
 def test_sum_in_half_precision_is_refused():
     sums = {"a": torch.zeros(2, dtype=torch.bfloat16)}
     with pytest.raises(PrivacyError, match="a must be float32"):
-        add_gaussian_noise(sums, noise_stddev=1.0, generator=noise_generator())
+        add_gaussian_noise(sums, noise_stddev=1.0, stream=noise_stream())
 
 
 BANDS = band_coefficients(num_bands=3, num_steps=9)
@@ -57,7 +57,7 @@ def banded(coefficients=BANDS, *, noise_stddev=2.0, **options):
     return BandedNoise(
         coefficients=coefficients,
         noise_stddev=noise_stddev,
-        generator=noise_generator(fixed_seed=6),
+        stream=noise_stream(fixed_seed=6),
         sums=SHAPES,
         **options,
     )
@@ -75,7 +75,7 @@ def steps_of(mechanism, count=9):
 
 def independent():
     return IndependentNoise(
-        noise_stddev=lambda step: 2.0, generator=noise_generator(fixed_seed=6)
+        noise_stddev=lambda step: 2.0, stream=noise_stream(fixed_seed=6)
     )
 
 
@@ -92,9 +92,7 @@ def test_one_band_is_independent_noise():
 
 
 def test_independent_noise_follows_the_step():
-    rising = IndependentNoise(
-        noise_stddev=float, generator=noise_generator(fixed_seed=6)
-    )
+    rising = IndependentNoise(noise_stddev=float, stream=noise_stream(fixed_seed=6))
     rows = steps_of(rising, 3)
     assert not rows[0].any()
     assert rows[1].all()

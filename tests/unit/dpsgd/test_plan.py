@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.dpsgd.factorization import band_coefficients
-from dptune.dpsgd.noise import BandedNoise, IndependentNoise, noise_generator
+from dptune.dpsgd.noise import BandedNoise, IndependentNoise, noise_stream
 from dptune.dpsgd.plan import DPPlan, GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import (
     CyclicPoissonSampler,
@@ -40,7 +40,7 @@ def test_plan_derives_everything_from_the_same_numbers():
 def test_release_divides_by_the_expected_batch_size():
     plan = GradientPlan(**NUMBERS | {"noise_multiplier": 0.0})
     sums = {"a": torch.full((3,), 16.0)}
-    plan.release(sums, step=0, noise=plan.noise(noise_generator(), sums=sums))
+    plan.release(sums, step=0, noise=plan.noise(noise_stream(), sums=sums))
     assert sums["a"].tolist() == [2.0] * 3
 
 
@@ -144,17 +144,17 @@ def test_cyclic_plan_of_one_band_is_the_poisson_plan():
     cyclic, poisson = GradientPlan(**CYCLIC), GradientPlan(**NUMBERS)
     assert cyclic.dp_event(9) == poisson.dp_event(9)
     for plan in (cyclic, poisson):
-        noise = plan.noise(noise_generator(), sums={})
+        noise = plan.noise(noise_stream(), sums={})
         assert isinstance(noise, IndependentNoise)
 
 
 def test_banded_release_adds_banded_noise_and_divides():
     plan = GradientPlan(**BANDED)
     sums = {"a": torch.zeros(4)}
-    twin = plan.noise(noise_generator(fixed_seed=1), sums=sums)
+    twin = plan.noise(noise_stream(fixed_seed=1), sums=sums)
     expected = {"a": torch.zeros(4)}
     twin.add(expected, step=0)
-    noise = plan.noise(noise_generator(fixed_seed=1), sums=sums)
+    noise = plan.noise(noise_stream(fixed_seed=1), sums=sums)
     plan.release(sums, step=0, noise=noise)
     assert isinstance(noise, BandedNoise)
     torch.testing.assert_close(sums["a"], expected["a"] / 8.0)
