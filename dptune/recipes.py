@@ -17,6 +17,7 @@ from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.dpsgd.banding import candidate_bands, choose_banding
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
+from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.errors import ConfigError, Problem
@@ -91,6 +92,8 @@ class StageSettings(Settings):
             )
         if (self.trains == "lora") != (self.lora is not None):
             raise ValueError("lora must be set exactly when trains is 'lora'")
+        if self.clipping and self.clipping.kind == "per_lora_pair" and not self.lora:
+            raise ValueError("clipping.kind must be per_lora_pair only with lora")
         cap = self.sampling.max_batch_size
         if cap is not None and self.noise is None:
             raise ValueError("sampling must be poisson in a stage without noise")
@@ -191,6 +194,7 @@ class StagePlan(Report):
             max_batch_size=cap,
             num_units=None if cap is None else self.num_units,
             noise_coefficients=self.noise_coefficients,
+            grouping=Grouping(self.settings.clipping.kind),
         )
 
     def dp_event(self: Self) -> dpe.DpEvent:

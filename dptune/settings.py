@@ -40,9 +40,14 @@ class LoraSettings(Settings):
 
 
 class ClippingSettings(Settings):
-    """How one unit's gradient is bounded."""
+    """How one unit's gradient is bounded.
 
-    kind: Literal["flat"] = "flat"
+    Args:
+        kind: `flat` clips the whole gradient to `max_grad_norm`; `per_layer` and
+            `per_lora_pair` clip groups of parameters, each to an equal share of it.
+    """
+
+    kind: Literal["flat", "per_layer", "per_lora_pair"] = "flat"
     max_grad_norm: float = Field(gt=0, le=1e6)
 
 

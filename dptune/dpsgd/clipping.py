@@ -1,5 +1,6 @@
 """Clip policies: norms of per-unit gradients in, factors out."""
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -59,12 +60,45 @@ class FlatClip:
     def factors(self, norms: Tensor) -> Tensor:
         """Return one factor per unit, the same for every group."""
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms, dim=0)
-        bound = torch.as_tensor(self._bound, dtype=torch.float32, device=norm.device)
-        factor = (bound / norm).clamp(max=1.0)
-        smaller = torch.nextafter(factor, torch.zeros_like(factor))
-        factor = torch.where(norm * factor > bound, smaller, factor)
-        factor = torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))
-        return factor.expand_as(norms)
+        return _factors(norm, self._bound).expand_as(norms)
+
+    def sensitivity(self, relation: NeighboringRelation) -> float:
+        """Return C when a unit is added or removed, 2C when one is replaced."""
+        return sum_sensitivity(self._max_grad_norm, relation=relation)
+
+
+class GroupClip:
+    """Scale each group of a unit's gradient to norm at most C / sqrt(G).
+
+    **Formal guarantee**: in float32 arithmetic no group exceeds its share, so that the
+    whole gradient, whose squared norm is the sum of the groups', does not exceed C. Its
+    sensitivity is that of `FlatClip`, and so is its accounting: one Gaussian mechanism
+    for the whole vector, never one for each group.
+
+    Cases are those of `FlatClip`, group by group; a unit with a gradient that is not
+    finite contributes nothing at all, see `Tape.norms`.
+
+    **Privacy**: norms and factors are private.
+
+    Args:
+        max_grad_norm: C, bound on the whole gradient.
+        num_groups: G, at least 1.
+
+    Raises:
+        ConfigError: C is out of range.
+
+    References:
+        McMahan et al. (2018), section 3.2, https://arxiv.org/abs/1710.06963v3.
+    """
+
+    def __init__(self, max_grad_norm: float, *, num_groups: int) -> None:
+        self._max_grad_norm = check_max_grad_norm(max_grad_norm)
+        share = np.nextafter(max_grad_norm / math.sqrt(num_groups), 0.0)
+        self._bound = _float32_at_most(check_max_grad_norm(float(share)))
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Return a factor for every group and unit."""
+        return _factors(norms, self._bound)
 
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """Return C when a unit is added or removed, 2C when one is replaced."""
@@ -89,6 +123,15 @@ def check_max_grad_norm(max_grad_norm: float) -> float:
             f"max_grad_norm={max_grad_norm}. Common choices are 0.1 to 10."
         )
     return max_grad_norm
+
+
+def _factors(norms: Tensor, bound: float) -> Tensor:
+    """Return the largest factors up to 1 with norm * factor <= bound in float32."""
+    limit = torch.as_tensor(bound, dtype=torch.float32, device=norms.device)
+    factors = (limit / norms).clamp(max=1.0)
+    smaller = torch.nextafter(factors, torch.zeros_like(factors))
+    factors = torch.where(norms * factors > limit, smaller, factors)
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
 def _float32_at_most(value: float) -> float:

@@ -30,11 +30,13 @@ from torch import Tensor
 from dptune.dpsgd.clipping import (
     ClipPolicy,
     FlatClip,
+    GroupClip,
     check_max_grad_norm,
     sum_sensitivity,
 )
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, is_normalized
 from dptune.dpsgd.gaussian import GaussianStream
+from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.noise import (
     MAX_NOISE_BYTES,
     BandedNoise,
@@ -147,6 +149,8 @@ class GradientPlan:
         max_batch_size: public cap, for truncated sampling and only then.
         num_units: exact number of units, for truncated sampling and only then.
         noise_coefficients: c of C, of norm 1; several need cyclic sampling.
+        grouping: parameters that are clipped by themselves, each group to an equal
+            share of C; it changes neither sensitivity nor event.
 
     Raises:
         ConfigError: values are out of range or contradict each other; all at once.
@@ -160,6 +164,7 @@ class GradientPlan:
     max_batch_size: int | None = None
     num_units: int | None = None
     noise_coefficients: Coefficients = INDEPENDENT
+    grouping: Grouping = Grouping.FLAT
 
     def __post_init__(self) -> None:
         """Check every number, and that they fit together."""
@@ -206,9 +211,15 @@ class GradientPlan:
             max_batch_size=self.max_batch_size,
         )
 
-    def clip_policy(self) -> ClipPolicy:
-        """Return the clip whose sensitivity the noise is scaled to."""
-        return FlatClip(self.max_grad_norm)
+    def clip_policy(self, *, num_groups: int = 1) -> ClipPolicy:
+        """Return the clip whose sensitivity the noise is scaled to.
+
+        Args:
+            num_groups: groups that `grouping` makes of the trained parameters.
+        """
+        if num_groups == 1:
+            return FlatClip(self.max_grad_norm)
+        return GroupClip(self.max_grad_norm, num_groups=num_groups)
 
     def noise_schedule(self) -> NoiseSchedule:
         """Return the multiplier of every step."""

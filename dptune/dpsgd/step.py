@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
+from dptune.dpsgd.grouping import group_parameters
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
@@ -119,7 +120,7 @@ class PrivateGradients:
         self._engine = engine
         self._plan = plan
         self._feed = feed
-        self._clip = plan.clip_policy()
+        self._clip = plan.clip_policy(num_groups=engine.num_groups)
         self._sums = engine.zeros()
         self._noise = plan.noise(stream, sums=self._sums, max_bytes=max_noise_bytes)
 
@@ -193,7 +194,8 @@ def gradient_source(
         if isinstance(plan, PlainPlan):
             yield PlainGradients(model=model, plan=plan, feed=feed)
         else:
-            with PerUnitGradients(model) as engine:
+            groups = group_parameters(trainable_parameters(model), plan.grouping)
+            with PerUnitGradients(model, parameter_groups=groups.__getitem__) as engine:
                 yield PrivateGradients(
                     model=model,
                     engine=engine,

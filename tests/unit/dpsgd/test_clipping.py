@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.dpsgd.clipping import FlatClip
+from dptune.dpsgd.clipping import FlatClip, GroupClip
 from dptune.errors import ConfigError
 from dptune.privacy import NeighboringRelation
 
@@ -59,3 +59,29 @@ def test_sensitivity_doubles_when_a_unit_is_replaced():
 def test_invalid_bound_is_refused(bound):
     with pytest.raises(ConfigError, match="max_grad_norm"):
         FlatClip(bound)
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(
+    bound=st.floats(1e-9, 1e9),
+    norms=st.lists(st.floats(0, float(np.float32(3e38)), width=32), min_size=1),
+)
+def test_groups_together_never_exceed_the_bound(bound, norms):
+    norm = torch.tensor(norms)[:, None]
+    factors = GroupClip(bound, num_groups=len(norms)).factors(norm)
+    clipped = (norm * factors).double()
+    assert float(clipped.square().sum().sqrt()) <= bound
+
+
+def test_groups_clipped_to_the_whole_bound_each_exceed_it():
+    """The twin that forgets the share."""
+    norms = torch.tensor([[3.0], [4.0]])
+    twin = GroupClip(1.0, num_groups=1).factors(norms) * norms
+    assert float(twin.norm()) > 1.4
+    assert float((GroupClip(1.0, num_groups=2).factors(norms) * norms).norm()) <= 1
+
+
+def test_group_sensitivity_is_that_of_the_whole_gradient():
+    clip = GroupClip(0.5, num_groups=7)
+    assert clip.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE) == 0.5
+    assert clip.sensitivity(NeighboringRelation.REPLACE_ONE) == 1.0

@@ -6,9 +6,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from dptune.dpsgd.clipping import FlatClip
+from dptune.dpsgd.clipping import FlatClip, GroupClip
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.gradients import PerUnitGradients
+from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
+from dptune.dpsgd.grouping import Grouping, group_parameters
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.terms import Dense, Outer, Scatter
 from dptune.errors import ModelError, PrivacyError
@@ -289,6 +290,31 @@ def test_unknown_parameter_is_refused_by_name():
 def test_unsafe_model_is_refused(model, message):
     with pytest.raises(ModelError, match=message):
         PerUnitGradients(model)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("grouping", [Grouping.PER_LAYER, Grouping.PER_LORA_PAIR])
+def test_groups_are_clipped_by_themselves(grouping, stream):
+    model = MODELS["llama_lora"][0]().train()
+    model = checkpointed(model) if stream else model
+    data = oracles.random_data(rows_per_unit=(1, 2, 1), seed=8)
+    naive = oracles.naive_unit_gradients(model, CAUSAL, data, pad_token_id=1)
+    groups = group_parameters(trainable_parameters(model), grouping)
+    num_groups = 1 + max(groups.values())
+    share = C / num_groups**0.5
+    batch = data.collate(range(3), 1)
+    with PerUnitGradients(model, parameter_groups=groups.__getitem__) as engine:
+        sums = engine.zeros()
+        with engine.record(batch.rows_of_unit) as tape:
+            clip = GroupClip(C, num_groups=num_groups)
+            norms = tape.backward(CAUSAL(model, batch).sum(), clip.factors, sums)
+    assert norms.shape == (num_groups, 3)
+    for number in range(num_groups):
+        names = [name for name, group in groups.items() if group == number]
+        part = [{name: unit[name] for name in names} for unit in naive]
+        expected = oracles.naive_clipped_sum(part, max_grad_norm=share)
+        mine = {name: sums[name] for name in names}
+        assert relative_error(mine, expected) < TOLERANCE
 
 
 def checkpointed(model):
