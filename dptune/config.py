@@ -194,13 +194,23 @@ class AttackSettings(_Settings):
 
 
 class PerformanceSettings(_Settings):
-    """What changes speed and memory, and can never change the guarantee."""
+    """What changes speed and memory, and can never change the guarantee.
+
+    Args:
+        physical_batch_size: sequences in memory at once.
+        block_size: steps that are charged, and stored, together.
+        gradient_checkpointing: compute activations again in the backward pass, of which
+            a private step then takes two: slower, in much less memory.
+        fixed_shapes: fill batches up to one shape, for compilers and graphs.
+    """
 
     physical_batch_size: int = Field(default=32, ge=1)
     evaluation_batch_size: int = Field(default=64, ge=1)
     block_size: int = Field(default=20, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    gradient_checkpointing: bool = False
+    fixed_shapes: bool = False
 
 
 class RegistrySettings(_Settings):

@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from dptune.errors import DataError, Problem
 
@@ -31,12 +32,22 @@ class PhysicalBatch:
         loss_weights: weight of each token as a target, 0 for padding, `(rows, time)`.
         rows_of_unit: rows of each unit, padded with -1, `(units, largest unit)`; on the
             CPU.
+        labels: class of each row, `(rows,)`, where the data has classes.
+        num_real_units: units in front that are units of the data; the others only fill
+            the batch up to a fixed shape, and must get factor 0.
     """
 
     input_ids: Tensor = field(repr=False)
     attention_mask: Tensor = field(repr=False)
     loss_weights: Tensor = field(repr=False)
     rows_of_unit: Tensor = field(repr=False)
+    labels: Tensor | None = field(default=None, repr=False)
+    num_real_units: int = field(default=-1, repr=False)
+
+    def __post_init__(self) -> None:
+        """Take all units for real ones unless told otherwise."""
+        if self.num_real_units < 0:
+            object.__setattr__(self, "num_real_units", len(self.rows_of_unit))
 
     @property
     def num_rows(self) -> int:
@@ -45,11 +56,38 @@ class PhysicalBatch:
 
     def to(self, device: str | torch.device) -> "PhysicalBatch":
         """Copy what the model reads to a device."""
-        return PhysicalBatch(
+        return replace(
+            self,
             input_ids=self.input_ids.to(device),
             attention_mask=self.attention_mask.to(device),
             loss_weights=self.loss_weights.to(device),
-            rows_of_unit=self.rows_of_unit,
+            labels=None if self.labels is None else self.labels.to(device),
+        )
+
+    def filled(self, *, num_rows: int, num_tokens: int, pad_token_id: int) -> Self:
+        """Pad to a fixed shape, for compilers and graphs that want one.
+
+        Rows that are added hold one attended padding token and no target, and belong to
+        units of their own behind the real ones.
+
+        Args:
+            num_rows: rows afterwards, at least as many as now.
+            num_tokens: time steps afterwards, likewise.
+            pad_token_id: fills everything.
+        """
+        rows, time = num_rows - self.num_rows, num_tokens - self.input_ids.shape[1]
+        mask = functional.pad(self.attention_mask, (0, time, 0, rows))
+        mask[self.num_rows :, 0] = 1
+        fillers = torch.full((rows, self.rows_of_unit.shape[1]), _PADDING)
+        fillers[:, 0] = torch.arange(self.num_rows, num_rows)
+        ids, labels = self.input_ids, self.labels
+        return replace(
+            self,
+            input_ids=functional.pad(ids, (0, time, 0, rows), value=pad_token_id),
+            attention_mask=mask,
+            loss_weights=functional.pad(self.loss_weights, (0, time, 0, rows)),
+            rows_of_unit=torch.cat([self.rows_of_unit, fillers]),
+            labels=None if labels is None else functional.pad(labels, (0, rows)),
         )
 
 
@@ -68,6 +106,7 @@ class UnitDataset:
         loss_weights: weight of the token *at* each position as a target, at least 0;
             that of position 0 is never used.
         units: indices of the sequences of each unit, at least one each.
+        labels: class of each sequence, from 0, where the data has classes.
         max_sequences_per_unit: public contribution bound.
         num_dropped_sequences: how many sequences the bound cost.
 
@@ -79,12 +118,17 @@ class UnitDataset:
     sequences: tuple[IntArray, ...] = field(repr=False)
     loss_weights: tuple[FloatArray, ...] = field(repr=False)
     units: tuple[IntArray, ...] = field(repr=False)
+    labels: IntArray | None = field(default=None, repr=False)
     max_sequences_per_unit: int = 1
     num_dropped_sequences: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         """Check every condition of the guarantee and report all faults at once."""
-        problems = [*self._sequence_problems(), *self._unit_problems()]
+        problems = [
+            *self._sequence_problems(),
+            *self._label_problems(),
+            *self._unit_problems(),
+        ]
         if problems:
             raise DataError(problems[:_MAX_REPORTED])
 
@@ -96,6 +140,7 @@ class UnitDataset:
         unit_ids: Sequence[str | int],
         *,
         max_sequences_per_unit: int,
+        labels: Sequence[int] | None = None,
     ) -> Self:
         """Group rows by unit and drop what exceeds the contribution bound.
 
@@ -107,11 +152,13 @@ class UnitDataset:
             loss_weights: weights, shaped like `input_ids`.
             unit_ids: owner of each row.
             max_sequences_per_unit: at least 1.
+            labels: class of each row, from 0.
 
         Raises:
             DataError: the columns differ in length, or see the class.
         """
-        if not len(input_ids) == len(loss_weights) == len(unit_ids):
+        columns = [input_ids, loss_weights, unit_ids, *([labels] if labels else [])]
+        if len({len(column) for column in columns}) > 1:
             raise DataError(
                 "columns must have one length, got "
                 f"len(input_ids)={len(input_ids)}, len(loss_weights)="
@@ -132,6 +179,9 @@ class UnitDataset:
                 np.arange(end - len(rows), end, dtype=np.int64)
                 for rows, end in zip(kept, ends, strict=True)
             ),
+            labels=None
+            if labels is None
+            else np.asarray([labels[row] for row in order], np.int64),
             max_sequences_per_unit=max_sequences_per_unit,
             num_dropped_sequences=len(input_ids) - len(order),
         )
@@ -145,6 +195,11 @@ class UnitDataset:
     def largest_unit(self) -> int:
         """Most sequences that any unit really has."""
         return max((len(rows) for rows in self.units), default=0)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Most tokens that any sequence has."""
+        return max((len(sequence) for sequence in self.sequences), default=0)
 
     def collate(
         self, unit_indices: Sequence[int] | IntArray, pad_token_id: int
@@ -161,8 +216,9 @@ class UnitDataset:
         if len(unit_indices) == 0:
             raise DataError("unit_indices must not be empty. Skip the model instead.")
         units = [self.units[unit] for unit in unit_indices]
-        sequences = [self.sequences[row] for rows in units for row in rows]
-        weights = [self.loss_weights[row] for rows in units for row in rows]
+        taken = [row for rows in units for row in rows]
+        sequences = [self.sequences[row] for row in taken]
+        weights = [self.loss_weights[row] for row in taken]
         ones = [np.ones(len(sequence), np.int64) for sequence in sequences]
         rows, ends = [], np.cumsum([len(unit) for unit in units])
         for unit, end in zip(units, ends, strict=True):
@@ -172,6 +228,9 @@ class UnitDataset:
             attention_mask=torch.from_numpy(_padded(ones, 0)),
             loss_weights=torch.from_numpy(_padded(weights, 0)),
             rows_of_unit=torch.from_numpy(_padded(rows, _PADDING)),
+            labels=None
+            if self.labels is None
+            else torch.from_numpy(self.labels[taken]),
         )
 
     def physical_batches(
@@ -204,7 +263,8 @@ class UnitDataset:
     def digest(self) -> str:
         """Hash tokens, weights and units; tells data sets apart. Private."""
         digest = hashlib.sha256()
-        for columns in (self.sequences, self.loss_weights, self.units):
+        labels = () if self.labels is None else (self.labels,)
+        for columns in (self.sequences, self.loss_weights, self.units, labels):
             lengths = np.asarray([len(column) for column in columns], np.int64)
             digest.update(lengths.tobytes())
             for column in columns:
@@ -233,6 +293,20 @@ class UnitDataset:
             if message:
                 problems.append(Problem(path=f"sequences[{row}]", message=message))
         return problems
+
+    def _label_problems(self) -> list[Problem]:
+        """Faults of the classes."""
+        if self.labels is None:
+            return []
+        if self.labels.shape != (len(self.sequences),) or (self.labels < 0).any():
+            return [
+                Problem(
+                    path="labels",
+                    message="must have one class of at least 0 for each of "
+                    f"{len(self.sequences)} sequences.",
+                )
+            ]
+        return []
 
     def _unit_problems(self) -> list[Problem]:
         """Faults of the assignment of sequences to units."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dptune.dpsgd.dataset import PhysicalBatch
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DataError
 
 _NO_TARGET = -100
 _PIECE_ENTRIES = (1 << 26, 1 << 18)
@@ -62,12 +62,7 @@ class CausalLoss:
 
     def __post_init__(self) -> None:
         """Refuse a normalizer that divides by nothing."""
-        if not 0 < self.loss_normalizer < float("inf"):
-            raise ConfigError(
-                "loss_normalizer must be in (0, inf), got "
-                f"loss_normalizer={self.loss_normalizer}. Use the maximum number of "
-                "tokens of a sequence."
-            )
+        _check_normalizer(self.loss_normalizer)
 
     def __call__(self, model: nn.Module, batch: PhysicalBatch) -> Tensor:
         """Run a causal language model and return losses, `(rows,)`."""
@@ -84,6 +79,63 @@ class CausalLoss:
         finite = torch.isfinite(losses)
         nll = losses.detach()[finite].sum() * self.loss_normalizer
         return float(nll), float(batch.loss_weights[finite, 1:].sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationLoss:
+    """Cross-entropy of each row's class over a fixed public normalizer.
+
+    loss[r] = -log p(labels[r] | input_ids[r]) / loss_normalizer.
+
+    **Formal guarantee**: entry r depends on row r alone.
+
+    **Privacy**: losses are private, and so are the labels.
+
+    Args:
+        loss_normalizer: public constant, such as the largest number of rows per unit;
+            in (0, inf).
+
+    Raises:
+        ConfigError: the normalizer is out of range.
+    """
+
+    loss_normalizer: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a normalizer that divides by nothing."""
+        _check_normalizer(self.loss_normalizer)
+
+    def __call__(self, model: nn.Module, batch: PhysicalBatch) -> Tensor:
+        """Run a sequence classifier and return losses, `(rows,)`.
+
+        Raises:
+            DataError: the data has no labels.
+        """
+        if batch.labels is None:
+            raise DataError(
+                "labels must be set to train a classifier. Name the label column."
+            )
+        output: Any = model(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask
+        )
+        losses = cross_entropy(output.logits, batch.labels) / self.loss_normalizer
+        return losses * (batch.loss_weights.sum(1) > 0)  # rows that fill a batch
+
+    def total_nll(self, losses: Tensor, batch: PhysicalBatch) -> tuple[float, float]:
+        """Sum losses of real rows with a finite loss, and count them. Private."""
+        real = torch.isfinite(losses) & (batch.loss_weights.sum(1) > 0)
+        nll = losses.detach()[real].sum() * self.loss_normalizer
+        return float(nll), float(real.sum())
+
+
+def _check_normalizer(loss_normalizer: float) -> None:
+    """Refuse a normalizer that divides by nothing."""
+    if not 0 < loss_normalizer < float("inf"):
+        raise ConfigError(
+            "loss_normalizer must be in (0, inf), got "
+            f"loss_normalizer={loss_normalizer}. Use the maximum number of tokens of "
+            "a sequence, or of rows of a unit."
+        )
 
 
 def token_losses(logits: Tensor, batch: PhysicalBatch) -> Tensor:

@@ -25,14 +25,17 @@ _LOW_PRECISION_TOLERANCE = 5e-2
 _NEGLIGIBLE = 1e-5
 
 
-def probe_data(*, num_tokens: int, pad_token_id: int) -> UnitDataset:
-    """Return two units of one and two short sequences of made-up tokens."""
+def probe_data(
+    *, num_tokens: int, pad_token_id: int, num_classes: int = 1
+) -> UnitDataset:
+    """Return two units of one and two short sequences of made-up tokens and classes."""
     vocabulary = [token for token in range(num_tokens) if token != pad_token_id][:64]
     draws = np.random.default_rng(0)  # public constants
     return UnitDataset(
         sequences=tuple(draws.choice(vocabulary, n).astype(np.int64) for n in _LENGTHS),
         loss_weights=tuple(np.linspace(0.5, 1, n, dtype=np.float32) for n in _LENGTHS),
         units=tuple(np.asarray(unit, np.int64) for unit in _UNITS),
+        labels=np.arange(len(_LENGTHS), dtype=np.int64) % num_classes,
         max_sequences_per_unit=2,
     )
 
@@ -43,6 +46,7 @@ def check_model(
     *,
     num_tokens: int,
     pad_token_id: int,
+    num_classes: int = 1,
     device: str | torch.device = "cpu",
 ) -> None:
     """Refuse a model or a loss whose per-unit gradients would be wrong.
@@ -62,12 +66,15 @@ def check_model(
         record_loss: loss to train with.
         num_tokens: size of the vocabulary.
         pad_token_id: id of padding.
+        num_classes: that a classifier tells apart.
         device: where the model is.
 
     Raises:
         ModelError: a check failed; names the parameter.
     """
-    data = probe_data(num_tokens=num_tokens, pad_token_id=pad_token_id)
+    data = probe_data(
+        num_tokens=num_tokens, pad_token_id=pad_token_id, num_classes=num_classes
+    )
     _check_independence(model, record_loss, data, pad_token_id, device)
     batch = data.collate(range(data.num_units), pad_token_id).to(device)
     _check_gradients(model, record_loss, batch)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -57,6 +58,7 @@ class Feed:
         pad_token_id: fills the padding.
         device: where the model is.
         autocast: compute in bfloat16.
+        fixed_shapes: fill every piece up to one shape.
     """
 
     data: UnitDataset
@@ -65,6 +67,7 @@ class Feed:
     pad_token_id: int
     device: torch.device
     autocast: bool
+    fixed_shapes: bool = False
 
     def batches(self, indices: UnitIndices) -> Iterator[PhysicalBatch]:
         """Cut a logical batch into pieces on the device."""
@@ -74,7 +77,17 @@ class Feed:
             pad_token_id=self.pad_token_id,
         )
         for piece in pieces:
-            yield piece.to(self.device)
+            yield self._shaped(piece).to(self.device)
+
+    def _shaped(self, piece: PhysicalBatch) -> PhysicalBatch:
+        """Fill a piece up if shapes must not change."""
+        if not self.fixed_shapes:
+            return piece
+        return piece.filled(
+            num_rows=self.physical_batch_size,
+            num_tokens=self.data.longest_sequence,
+            pad_token_id=self.pad_token_id,
+        )
 
     def losses(self, model: nn.Module, batch: PhysicalBatch) -> Tensor:
         """Return losses of the rows, `(rows,)`."""
@@ -142,8 +155,16 @@ class PrivateGradients:
         """Add one piece's clipped gradients to the sums."""
         with self._engine.record(batch.rows_of_unit) as tape:
             losses = self._feed.losses(self._model, batch)
-            tape.backward(losses.sum(), self._clip.factors, self._sums)
+            tape.backward(losses.sum(), partial(self._factors, batch), self._sums)
         return self._feed.totals(losses, batch)
+
+    def _factors(self, batch: PhysicalBatch, norms: Tensor) -> Tensor:
+        """Clip real units; units that only fill the batch add nothing."""
+        factors = self._clip.factors(norms)
+        if batch.num_real_units < len(batch.rows_of_unit):
+            factors = factors.clone()
+            factors[:, batch.num_real_units :] = 0
+        return factors
 
 
 class PlainGradients:

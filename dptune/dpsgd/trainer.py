@@ -12,7 +12,7 @@ Order of things, which the claim rests on:
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,7 @@ from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequen
 from dptune.dpsgd.sampling import UnitIndices, sampling_generator
 from dptune.dpsgd.selfcheck import check_model
 from dptune.dpsgd.step import Feed, GradientSource, gradient_source
-from dptune.errors import ConfigError, PrivacyError, Problem
+from dptune.errors import ConfigError, ModelError, PrivacyError, Problem
 
 Charge = Callable[[int, int], None]
 
@@ -103,6 +103,8 @@ def train_stage(
     dtype: Literal["float32", "bfloat16"] = "float32",
     record_loss: RecordLoss | None = None,
     run_digest: str = "",
+    gradient_checkpointing: bool = False,
+    fixed_shapes: bool = False,
     max_noise_bytes: int = MAX_NOISE_BYTES,
 ) -> TrainingOutcome:
     """Train a causal language model in place for one stage.
@@ -141,6 +143,10 @@ def train_stage(
         device: torch device.
         dtype: precision of forward and backward; norms and sums stay float32.
         record_loss: instead of `CausalLoss(loss_normalizer=loss_normalizer)`.
+        gradient_checkpointing: compute activations again in the backward pass. A
+            private step then takes two of them: slower, for the memory of one layer.
+        fixed_shapes: fill every piece up to `physical_batch_size` rows of the longest
+            sequence, with rows that add nothing.
         run_digest: ties checkpoints to more than plan, settings, data and model shape.
         max_noise_bytes: memory that past banded noise may take.
 
@@ -177,16 +183,18 @@ def train_stage(
             pad_token_id=pad_token_id,
             device=torch.device(device),
             autocast=dtype == "bfloat16",
+            fixed_shapes=fixed_shapes,
         ),
         on_step=on_step or _ignore,
         max_noise_bytes=max_noise_bytes,
     )
-    return run.train(
-        state,
-        checkpoint_dir,
-        block_size=plan.whole_block(block_size),
-        charge=charge,
-    )
+    with _checkpointing(model) if gradient_checkpointing else nullcontext():
+        return run.train(
+            state,
+            checkpoint_dir,
+            block_size=plan.whole_block(block_size),
+            charge=charge,
+        )
 
 
 class _Run:
@@ -346,6 +354,7 @@ class _Run:
                 self._feed.record_loss,
                 num_tokens=model.config.vocab_size,
                 pad_token_id=self._feed.pad_token_id,
+                num_classes=getattr(model.config, "num_labels", 1),
                 device=self._feed.device,
             )
 
@@ -384,6 +393,26 @@ def _training_mode(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+@contextmanager
+def _checkpointing(model: nn.Module) -> Iterator[None]:
+    """Switch gradient checkpointing on, and off again.
+
+    Raises:
+        ModelError: the model cannot do it.
+    """
+    fields: Any = model
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise ModelError(
+            f"{type(model).__name__} must support gradient checkpointing. Turn "
+            "gradient_checkpointing off and lower physical_batch_size."
+        )
+    fields.activation_checkpointing_enable({"use_reentrant": False})
+    try:
+        yield
+    finally:
+        fields.activation_checkpointing_disable()
 
 
 def _ignore(_: StepProgress) -> None:

@@ -57,6 +57,7 @@ def naive_unit_gradients(
                 sequences=(data.sequences[row],),
                 loss_weights=(data.loss_weights[row],),
                 units=(np.zeros(1, np.int64),),
+                labels=None if data.labels is None else data.labels[[row]],
             )
             losses = record_loss(model, alone.collate([0], pad_token_id))
             gradients = torch.autograd.grad(

@@ -267,6 +267,8 @@ def _train(
         seed=inputs.seed,
         device=pick_device(performance.device),
         dtype=performance.dtype,
+        gradient_checkpointing=performance.gradient_checkpointing,
+        fixed_shapes=performance.fixed_shapes,
     )
 
 

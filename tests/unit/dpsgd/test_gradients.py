@@ -1,5 +1,7 @@
 """The engine against one backward pass per row, for every architecture."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,9 @@ from dptune.dpsgd.clipping import FlatClip, GroupClip
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
 from dptune.dpsgd.grouping import Grouping, group_parameters
-from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.terms import Dense, Outer, Scatter
-from dptune.errors import ModelError, PrivacyError
+from dptune.errors import DataError, ModelError, PrivacyError
 from dptune.testing import models, oracles
 
 # peft 0.21 asks transformers 5.23 by a name that is on its way out.
@@ -459,3 +461,48 @@ def test_norm_of_many_equal_entries_is_exact():
     values = torch.full((2, 1 << 20), 0.1)
     expected = values.double().square().sum(1)
     assert torch.allclose(Dense(values).squared_norm().double(), expected, rtol=1e-6)
+
+
+def with_labels(data, num_labels=3):
+    labels = np.arange(len(data.sequences)) % num_labels
+    return dataclasses.replace(data, labels=labels.astype(np.int64))
+
+
+@pytest.mark.parametrize(
+    "build", [models.tiny_bert_classifier, models.tiny_roberta_classifier]
+)
+def test_classifier_learns_from_labels(build):
+    model = build().train()
+    loss = ClassificationLoss()
+    data = with_labels(oracles.random_data(rows_per_unit=(1, 3, 2), seed=3))
+    naive = oracles.naive_unit_gradients(model, loss, data, pad_token_id=1)
+    norms, sums = recorded(model, loss, data)
+    expected = torch.tensor([oracles.norm(g) for g in naive])
+    torch.testing.assert_close(norms[0], expected, rtol=TOLERANCE, atol=0)
+    clipped = oracles.naive_clipped_sum(naive, max_grad_norm=C)
+    assert relative_error(sums, clipped) < TOLERANCE
+    with pytest.raises(DataError, match="labels"):
+        loss(model, dataclasses.replace(data, labels=None).collate([0], 1))
+
+
+@pytest.mark.parametrize("task", ["causal", "classify"])
+def test_rows_that_fill_a_batch_add_nothing(task):
+    causal = task == "causal"
+    build = models.tiny_gpt2 if causal else models.tiny_bert_classifier
+    model, loss = build().train(), CAUSAL if causal else ClassificationLoss()
+    data = with_labels(oracles.random_data(rows_per_unit=(1, 3, 2), seed=3))
+    _, expected = recorded(model, loss, data)
+    batch = data.collate(range(3), 1)
+    batch = batch.filled(num_rows=9, num_tokens=20, pad_token_id=1)
+    assert batch.input_ids.shape == (9, 20)
+    assert batch.num_real_units == 3
+    assert len(batch.rows_of_unit) == 6
+    with PerUnitGradients(model) as engine:
+        sums = engine.zeros()
+        with engine.record(batch.rows_of_unit) as tape:
+
+            def factors(norms):
+                return FlatClip(C).factors(norms) * (torch.arange(6) < 3)
+
+            tape.backward(loss(model, batch).sum(), factors, sums)
+    assert relative_error(sums, expected) < TOLERANCE

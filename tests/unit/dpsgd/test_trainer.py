@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -6,7 +7,8 @@ import torch
 
 from dptune.dpsgd import trainer
 from dptune.dpsgd.factorization import band_coefficients
-from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.grouping import Grouping
+from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import SamplingKind
@@ -441,3 +443,42 @@ def test_truncated_run_never_exceeds_its_cap(monkeypatch):
     monkeypatch.setattr(trainer._Run, "_step", step)
     run(plan=plan)
     assert max(drawn) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_checkpointing": True},
+        {"fixed_shapes": True},
+        {"gradient_checkpointing": True, "fixed_shapes": True},
+    ],
+)
+@pytest.mark.parametrize("plan", [private(), PLAIN])
+def test_memory_and_shape_settings_never_change_the_result(plan, changes):
+    expected, _ = run(plan=plan)
+    model = models.tiny_gpt2()
+    weights, _ = run(model, plan=plan, **changes)
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_checkpointing_is_refused_where_a_model_cannot_do_it(monkeypatch):
+    model = models.tiny_gpt2()
+    monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
+    with pytest.raises(ModelError, match="support gradient checkpointing"):
+        run(model, gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("plan", [private(), private(grouping=Grouping.PER_LAYER)])
+def test_classifier_trains_privately(plan):
+    labels = np.arange(len(DATA.sequences)) % 3
+    weights, outcome = run(
+        models.tiny_bert_classifier(),
+        data=dataclasses.replace(DATA, labels=labels),
+        plan=plan,
+        record_loss=ClassificationLoss(),
+        pad_token_id=1,
+    )
+    assert all(torch.isfinite(value).all() for value in weights.values())
+    assert outcome.num_tokens > 0
