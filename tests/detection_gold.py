@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptune.detection.evaluate import DetectionQuality, evaluate
+from dptune.detection.recognizer import STRUCTURED_TYPES
 from dptune.text import Span
+from tests.detection_values import Values
 
 Detect = Callable[[Sequence[str]], Sequence[Sequence[Span]]]
 
@@ -221,3 +223,67 @@ def measure_abcd_names(folder: Path, detect: Detect) -> WordFigures:
             words += 1
             masked += not marks.isdisjoint(range(*match.span()))
     return WordFigures(gold=total, recall=found / total, masked_share=masked / words)
+
+
+def measure_structured(detect: Detect, *, seed: int, rounds: int) -> dict[str, float]:
+    """Measure the share of drawn values whose letters and digits are all covered."""
+    draw = Values(seed)
+    kinds, texts, ranges = [], [], []
+    for _ in range(rounds):
+        for kind, value in draw.true_values().items():
+            text, start = draw.frame(value)
+            kinds.append(kind)
+            texts.append(text)
+            ranges.append((start, start + len(value)))
+    hits: dict[str, list[bool]] = {}
+    found = detect(texts)
+    for kind, text, (start, end), spans in zip(
+        kinds, texts, ranges, found, strict=True
+    ):
+        marks = {i for s in spans for i in range(s.start, s.end)}
+        letters = {i for i in range(start, end) if _matters(kind, text, start, i)}
+        hits.setdefault(kind, []).append(marks >= letters)
+    return {kind: sum(row) / len(row) for kind, row in sorted(hits.items())}
+
+
+def _matters(kind: str, text: str, start: int, position: int) -> bool:
+    """Tell whether a character of a written value identifies: labels do not."""
+    if not text[position].isalnum():
+        return False
+    label = re.match(r"(?i)ssn |mailto:", text[start:])
+    if label and position < start + label.end():
+        return False
+    words = r"(?i)\b(?:at|dot)\b" if kind in {"EMAIL", "IP"} else r"(?!)"
+    inside = (m.span() for m in re.finditer(words, text))
+    tail = re.compile(r"/24|:8080").search(text, start) if kind == "IP" else None
+    if tail and tail.start() <= position < tail.end():
+        return False
+    return not any(a <= position < b for a, b in inside)
+
+
+def measure_near_misses(
+    detect: Detect, *, seed: int, rounds: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Measure how often near misses are flagged.
+
+    Returns:
+        the share of values with a wrong checksum that are called what they imitate, and
+        the share of versions, ISBNs and prices that are called anything structured.
+    """
+    draw = Values(seed)
+    called: dict[str, list[bool]] = {}
+    flagged: dict[str, list[bool]] = {}
+    for _ in range(rounds):
+        for kind, value in draw.invalid_values().items():
+            text, _start = draw.frame(value)
+            kinds = {s.entity_type for s in detect([text])[0]}
+            called.setdefault(kind, []).append(kind in kinds)
+        for kind, value in draw.public_values().items():
+            text, _start = draw.frame(value)
+            kinds = {s.entity_type for s in detect([text])[0]}
+            flagged.setdefault(kind, []).append(bool(kinds & STRUCTURED_TYPES))
+    first, second = (
+        {kind: sum(row) / len(row) for kind, row in sorted(table.items())}
+        for table in (called, flagged)
+    )
+    return first, second

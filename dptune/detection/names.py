@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dptune.detection import words as w
 from dptune.detection.kinds import kind_of_name
@@ -78,6 +79,21 @@ def _forgive_speaker(word: Word, colon: int) -> None:
 
 
 def _word(start: int, token: str, *, starts_sentence: bool) -> Word:
+    length, lower, reading, capital, shout = _form(token)
+    return Word(
+        start=start,
+        end=start + length,
+        lower=lower,
+        reading=reading,
+        capital=capital,
+        shout=shout,
+        starts_sentence=starts_sentence,
+    )
+
+
+@lru_cache(maxsize=262_144)
+def _form(token: str) -> tuple[int, str, int, bool, bool]:
+    """Return length, lower case, reading, capital and shout of a token's stem."""
     stem = token[:-1] if token[-1] == "." else token
     lower = stem.lower()
     reading = w.reading_of(lower)
@@ -86,15 +102,8 @@ def _word(start: int, token: str, *, starts_sentence: bool) -> Word:
         stem = stem[: contraction.start()]
         lower = stem.lower()
         reading = w.reading_of(lower)
-    return Word(
-        start=start,
-        end=start + len(stem),
-        lower=lower,
-        reading=reading,
-        capital=stem[0].isupper(),
-        shout=len(stem) > 1 and stem.isupper(),
-        starts_sentence=starts_sentence,
-    )
+    shout = len(stem) > 1 and stem.isupper()
+    return len(stem), lower, reading, stem[0].isupper(), shout
 
 
 def _mark_by_form(text: str, words: list[Word]) -> None:

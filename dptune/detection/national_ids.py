@@ -179,6 +179,7 @@ NATIONAL_RULES = (
         citation=_LAW + "HMRC NIM39110, National Insurance number",
         confidence=0.95,
         needs_digit=True,
+        min_digits=6,
     ),
     Rule(
         entity_type="NATIONAL_ID",
@@ -188,6 +189,7 @@ NATIONAL_RULES = (
         refine=_refine_nhs,
         needs=("nhs", "patient", "health"),
         needs_digit=True,
+        min_digits=10,
     ),
     Rule(
         entity_type="NATIONAL_ID",
@@ -196,6 +198,7 @@ NATIONAL_RULES = (
         confidence=1.0,
         refine=_refine_cpf,
         needs_digit=True,
+        min_digits=11,
     ),
     Rule(
         entity_type="NATIONAL_ID",
@@ -204,6 +207,7 @@ NATIONAL_RULES = (
         confidence=0.97,
         refine=_refine_aadhaar,
         needs_digit=True,
+        min_digits=12,
     ),
     Rule(
         entity_type="NATIONAL_ID",
@@ -216,6 +220,7 @@ NATIONAL_RULES = (
         refine=_refine_luhn,
         needs=("sin", "social"),
         needs_digit=True,
+        min_digits=9,
     ),
     Rule(
         entity_type="NATIONAL_ID",
@@ -224,6 +229,7 @@ NATIONAL_RULES = (
         confidence=0.97,
         refine=_refine_dni,
         needs_digit=True,
+        min_digits=7,
     ),
     Rule(
         entity_type="NATIONAL_ID",
@@ -243,6 +249,7 @@ NATIONAL_RULES = (
         confidence=0.97,
         refine=_refine_nir,
         needs_digit=True,
+        min_digits=15,
     ),
     Rule(
         entity_type="NATIONAL_ID",

@@ -10,6 +10,7 @@ from dptune.detection.place_rules import PLACE_RULES
 from dptune.detection.recognizer import Tier, entity_types, fingerprint_of
 from dptune.detection.rules import STRUCTURED_RULES, Rule
 from dptune.detection.time_rules import AMOUNT_RULES, DATE_RULES, TIME_RULES
+from dptune.detection.validators import is_isbn
 from dptune.text import Span
 
 _VERSION = "1"
@@ -22,7 +23,7 @@ _ALL_RULES: tuple[Rule, ...] = (
     *TIME_RULES,
     *AMOUNT_RULES,
 )
-_DIGIT = re.compile(r"\d")
+_DIGITS = re.compile(r"\d+")
 _NO_END = 1 << 62
 _EDGE = " \t\r\n,;:.!?"
 
@@ -37,6 +38,8 @@ _PUBLIC_NUMBER = re.compile(
     r"(?!\d{9})\d[\d,.]{0,24}\d(?!\w)"
     r"|(?<![\w.,-])(?!\d{9})\d[\d,.]{0,24}\s?"
     r"(?:[€£¥₹]|(?:usd|eur|gbp|dollars?|euros?|pounds?|bucks|cents?|yen|rupees)\b))"
+    r"|(?P<isbn>(?<![\w.-])97[89](?:[ -]?\d){10}(?![\w-])"
+    r"|(?<![\w.-])\d(?:[ -]?\d){8}[ -]?x\b)"
     r"|(?<![\w.])\d{1,2}\.\d{1,2}\.\d{1,5}(?:-[a-z]{1,8}\.?\d{0,3})?(?!\w|\.\d)"
     r"|(?<![\w.])\d{1,9}(?:,\d{3}){0,4}\.\d{2}(?![\w.])"
 )
@@ -59,7 +62,8 @@ class PatternRecognizer:
         self._rules = tuple(rule for rule in _ALL_RULES if rule.entity_type in kept)
         described = (
             f"{rule.entity_type}|{rule.pattern.pattern}|{rule.cased}|{rule.confidence}"
-            f"|{rule.refine.__name__ if rule.refine else ''}|{rule.needs}"
+            f"|{rule.refine.__name__ if rule.refine else ''}|{rule.needs}|{rule.gate}"
+            f"|{rule.needs_digit}|{rule.min_digits}|{rule.reach}"
             for rule in self._rules
         )
         self.fingerprint = fingerprint_of(
@@ -73,16 +77,18 @@ class PatternRecognizer:
     def _spans(self, text: str) -> Iterator[Span]:
         text, origin = canonical(text)
         lowered = lower_in_place(text)
-        has_digit = _DIGIT.search(text) is not None
-        public = _public_numbers(lowered) if has_digit else []
+        places = _Places(text)
+        public: list[tuple[int, int, bool]] | None = None
         for rule in self._rules:
-            if rule.needs_digit and not has_digit:
+            if rule.needs_digit and places.most_digits < rule.min_digits:
                 continue
             if rule.needs and not any(word in lowered for word in rule.needs):
                 continue
-            for start, end in _matches(rule, text if rule.cased else lowered):
-                if public and _is_public(rule.entity_type, start, end, public):
-                    continue
+            for start, end in _matches(rule, text if rule.cased else lowered, places):
+                if _may_be_public(rule.entity_type, lowered, start, end):
+                    public = _public_numbers(lowered) if public is None else public
+                    if _is_public(rule.entity_type, start, end, public):
+                        continue
                 yield Span(
                     start=start if origin is None else origin[start],
                     end=end if origin is None else origin[end - 1] + 1,
@@ -92,11 +98,71 @@ class PatternRecognizer:
                 )
 
 
+class _Places:
+    """Where the digits of a text are, and the neighborhoods of each reach."""
+
+    def __init__(self, text: str) -> None:
+        self.length = len(text)
+        self.digits = [match.span() for match in _DIGITS.finditer(text)]
+        self.most_digits = _most_digits(text, self.digits)
+        self._windows: dict[int, list[tuple[int, int]]] = {}
+        self._text = text
+
+    def windows(self, rule: Rule) -> list[tuple[int, int]]:
+        """Return the ranges that a rule must search."""
+        if not rule.needs_digit or self.length < 2 * rule.reach:
+            return [(0, self.length)]
+        if rule.reach not in self._windows:
+            self._windows[rule.reach] = list(self._around(rule.reach))
+        return self._windows[rule.reach]
+
+    def _around(self, reach: int) -> Iterator[tuple[int, int]]:
+        """Join neighborhoods that meet; cut at blanks, so that no word is halved."""
+        first = last = -1
+        for start, end in self.digits:
+            if first >= 0 and start - last > 2 * reach:
+                yield self._at_blanks(first - reach, last + reach)
+                first = -1
+            first = start if first < 0 else first
+            last = end
+        yield self._at_blanks(first - reach, last + reach)
+
+    def _at_blanks(self, low: int, high: int) -> tuple[int, int]:
+        if low > 0:
+            blank = self._text.rfind(" ", 0, low)
+            low = blank if low - blank < 100 else low
+        if high < self.length:
+            blank = self._text.find(" ", high)
+            high = blank if 0 <= blank < high + 100 else min(high + 100, self.length)
+        return max(0, low), min(high, self.length)
+
+
+def _most_digits(text: str, runs: list[tuple[int, int]]) -> int:
+    """Return how many digits the longest number holds, its signs left out."""
+    most = count = last = 0
+    for start, end in runs:
+        gap = text[last:start]
+        if len(gap) > 5 or any(map(str.isalnum, gap)):
+            count = 0
+        count += end - start
+        most = max(most, count)
+        last = end
+    return most
+
+
+def _may_be_public(entity_type: str, lowered: str, start: int, end: int) -> bool:
+    """Tell whether it is worth looking for the numbers that identify nobody."""
+    if entity_type == "DATE":
+        return any(sign in lowered[start:end] for sign in ".-/")
+    return entity_type in _MAY_BE_PUBLIC
+
+
 def _public_numbers(lowered: str) -> list[tuple[int, int, bool]]:
     """Return ranges of public numbers, and whether a label says so."""
     return [
-        (*match.span(), match["labelled"] is not None)
+        (*match.span(), match["labelled"] is not None or match["isbn"] is not None)
         for match in _PUBLIC_NUMBER.finditer(lowered)
+        if match["isbn"] is None or is_isbn(match["isbn"])
     ]
 
 
@@ -104,8 +170,6 @@ def _is_public(
     entity_type: str, start: int, end: int, public: list[tuple[int, int, bool]]
 ) -> bool:
     """Tell whether a candidate lies inside a number that identifies nobody."""
-    if entity_type not in _MAY_BE_PUBLIC and entity_type != "DATE":
-        return False
     position = bisect_right(public, (start, _NO_END, True)) - 1
     if position < 0:
         return False
@@ -113,22 +177,29 @@ def _is_public(
     return end <= high and (is_labelled or entity_type != "DATE")
 
 
-def _matches(rule: Rule, text: str) -> Iterator[tuple[int, int]]:
+def _matches(rule: Rule, text: str, places: _Places) -> Iterator[tuple[int, int]]:
     """Yield the trimmed and refined ranges of one rule."""
-    has_value = "value" in rule.pattern.groupindex
-    for match in rule.pattern.finditer(text):
-        start, end = match.span()
-        if has_value and match["value"] is not None:
-            start, end = match.span("value")
-        while end > start and text[end - 1] in _EDGE:
-            end -= 1
-        while start < end and text[start] in _EDGE:
-            start += 1
-        if start == end:
-            continue
-        refined = rule.refine(text, start, end) if rule.refine else (start, end)
-        if refined is not None:
-            yield refined
+    if rule.gate is not None and rule.gate.search(text) is None:
+        return
+    for low, high in places.windows(rule):
+        for match in rule.pattern.finditer(text, low, high):
+            found = _trimmed(match, text)
+            if found is not None and rule.refine is not None:
+                found = rule.refine(text, *found)
+            if found is not None:
+                yield found
+
+
+def _trimmed(match: re.Match[str], text: str) -> tuple[int, int] | None:
+    """Return the range of a match or of its value, without blanks and stops around."""
+    start, end = match.span()
+    if "value" in match.re.groupindex and match["value"] is not None:
+        start, end = match.span("value")
+    while end > start and text[end - 1] in _EDGE:
+        end -= 1
+    while start < end and text[start] in _EDGE:
+        start += 1
+    return (start, end) if start < end else None
 
 
 def lower_in_place(text: str) -> str:

@@ -34,6 +34,15 @@ _STREET_FIRST = (
     r"|pra[cç]a|travessa|plaza|paseo|camino|chemin|all[eé]e|quai|cours|impasse|ulica|ul"
     r"|ulice|strada|place|boulevard|estrada|carrer|λεωφ[οό]ρος|οδ[οό]ς"
 )
+_STREET_ENDS = tuple(
+    "strasse straße str. weg gasse platz allee straat laan gatan vägen väg vej gade "
+    "vegen veien vegur katu tie utca ulica tee u. út tér trg tn".split()
+)
+_STREET_FIRST_STEMS = tuple(
+    "rue rua rúa via calle ave av. avda piazz corso largo praça praca travessa plaza"
+    " paseo camino chemin allée allee quai cours impasse ulic ul strada place boulevard"
+    " estrada carrer λεωφ οδ".split()
+)
 _UNIT = (
     r"(?:,?\s{1,6}(?:apt|apartment|suite|ste|unit|floor|room|#)\b\.?\s{0,2}#?\w{1,8})?"
 )
@@ -52,6 +61,7 @@ PLACE_RULES = (
         confidence=0.85,
         refine=v.refine_street,
         needs_digit=True,
+        reach=160,
     ),
     Rule(
         entity_type="ADDRESS",
@@ -65,6 +75,7 @@ PLACE_RULES = (
         refine=v.refine_street,
         cased=True,
         needs_digit=True,
+        reach=160,
     ),
     Rule(
         entity_type="ADDRESS",
@@ -85,7 +96,9 @@ PLACE_RULES = (
         ),
         citation="USPS Publication 28, appendix C2",
         confidence=0.8,
+        needs=("apt", "apartm", "suite", "ste ", "ste.", "ste\n", "flat"),
         needs_digit=True,
+        reach=160,
     ),
     Rule(
         entity_type="ADDRESS",
@@ -97,6 +110,7 @@ PLACE_RULES = (
         confidence=0.6,
         refine=v.refine_foreign_street,
         needs_digit=True,
+        reach=160,
         cased=True,
     ),
     Rule(
@@ -108,8 +122,10 @@ PLACE_RULES = (
         ),
         citation="UPU S42, house number after the street",
         confidence=0.85,
+        needs=_STREET_ENDS,
         cased=True,
         needs_digit=True,
+        reach=160,
     ),
     Rule(
         entity_type="ADDRESS",
@@ -119,7 +135,9 @@ PLACE_RULES = (
         ),
         citation="UPU S42, kind of street before its name",
         confidence=0.85,
+        needs=_STREET_FIRST_STEMS,
         needs_digit=True,
+        reach=160,
     ),
     Rule(
         entity_type="ADDRESS",
@@ -129,8 +147,10 @@ PLACE_RULES = (
         ),
         citation="UPU S42, house number after the street",
         confidence=0.85,
+        needs=_STREET_ENDS,
         cased=True,
         needs_digit=True,
+        reach=160,
     ),
     Rule(
         entity_type="ADDRESS",
@@ -145,12 +165,13 @@ PLACE_RULES = (
     Rule(
         entity_type="ZIP",
         pattern=re.compile(
-            rf"\b(?:{_STATE}),?\s{{1,4}}(?P<value>\d{{5}}(?:-\d{{4}})?)(?!\w)"
+            rf"\b(?=[a-z]{{2}},?\s{{1,4}}\d)(?:{_STATE}),?\s{{1,4}}(?P<value>\d{{5}}(?:-\d{{4}})?)(?!\w)"
             r"|(?<![\w-])\d{5}-\d{4}(?![\w-])"
         ),
         citation="USPS Publication 28, 22; 45 CFR 164.514(b)(2)(i)(B)",
         confidence=0.9,
         needs_digit=True,
+        reach=160,
     ),
     Rule(
         entity_type="ZIP",

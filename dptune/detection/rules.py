@@ -23,7 +23,13 @@ class Rule:
         refine: narrows or refuses a candidate.
         cased: run on the original text, not on the lower-cased one.
         needs: one of these strings must occur in the lower-cased text.
-        needs_digit: the text must hold a digit.
+        gate: must match somewhere in the text that the rule runs on; cheaper than
+            `pattern`, which is not tried otherwise.
+        needs_digit: every match holds a digit.
+        min_digits: digits that one number must hold, with at most five signs between
+            any two, for the rule to be tried.
+        reach: characters that a match may have before its first and after its last
+            digit; only such neighborhoods are searched where `needs_digit` is set.
     """
 
     entity_type: str
@@ -33,7 +39,10 @@ class Rule:
     refine: v.Refiner | None = None
     cased: bool = False
     needs: tuple[str, ...] = ()
+    gate: re.Pattern[str] | None = None
     needs_digit: bool = False
+    min_digits: int = 1
+    reach: int = 80
 
 
 _TLD = (
@@ -41,6 +50,7 @@ _TLD = (
     "|shop|store|uk|de|fr|ru|cn|nl|eu|us|ca|au|ch|at|be|br|cy|cz|dk|es|fi|gr|hu|ie|il"
     "|in|is|it|jp|kr|mx|no|nz|pl|pt|ro|se|sg|si|sk|tr|ua|uy|za"
 )
+_SIGN = re.compile(r"\w\s{0,2}@\s{0,2}[\w\[]")
 _HOST = r"(?:[\w-]{1,63}\.){1,6}"
 
 NETWORK_RULES = (
@@ -53,6 +63,7 @@ NETWORK_RULES = (
         citation="RFC 5321, 4.5.3.1; RFC 5322, 3.4.1",
         confidence=1.0,
         needs=("@",),
+        gate=_SIGN,
     ),
     Rule(
         entity_type="EMAIL",
@@ -65,7 +76,7 @@ NETWORK_RULES = (
         citation="RFC 5322, 3.4.1, spelled out",
         confidence=0.9,
         refine=v.refine_spelled_email,
-        needs=("at)", "at]", "at}", "(@", "[@", "{@", "<@", "dot", " at "),
+        gate=re.compile(r"at ?[)\]}]|[(\[{<] ?@|\bdot\b|\bat [\w-]{1,63}\.[a-z]{2}"),
     ),
     Rule(
         entity_type="EMAIL",
@@ -78,6 +89,7 @@ NETWORK_RULES = (
         confidence=0.9,
         refine=v.refine_spaced_email,
         needs=("@",),
+        gate=_SIGN,
     ),
     Rule(
         entity_type="URL",
@@ -96,7 +108,7 @@ NETWORK_RULES = (
         ),
         citation="RFC 1123, 2.1; RFC 3986, 3.2",
         confidence=0.85,
-        needs=tuple(f".{tld}" for tld in _TLD.split("|")),
+        gate=re.compile(rf"\.(?:{_TLD})\b"),
     ),
     Rule(
         entity_type="IP",
@@ -108,6 +120,7 @@ NETWORK_RULES = (
         citation="RFC 791, 3.2; GDPR recital 30",
         confidence=0.95,
         refine=v.refine_ip,
+        gate=re.compile(r"\d(?:\s?[\[({]?\s?(?:\.|dot)[\s\])}]{0,2}\d{1,3}){3}"),
         needs_digit=True,
     ),
     Rule(
@@ -129,6 +142,8 @@ NETWORK_RULES = (
         citation="IEEE 802, EUI-48",
         confidence=0.95,
         needs_digit=True,
+        min_digits=1,
+        gate=re.compile(r"[:-][0-9a-f]{2}[:-]|\.[0-9a-f]{4}\."),
     ),
     Rule(
         entity_type="UUID",
@@ -151,6 +166,7 @@ NETWORK_RULES = (
         citation="RFC 7468, 10; RFC 7519, 3; token formats of the issuers",
         confidence=0.95,
         cased=True,
+        gate=re.compile(r"(?<!\S)\S{16}|://|BEGIN"),
     ),
     Rule(
         entity_type="SECRET",
@@ -191,13 +207,15 @@ NETWORK_RULES = (
         citation="GDPR recital 30, online identifiers",
         confidence=0.65,
         needs_digit=True,
+        min_digits=2,
+        gate=re.compile(r"\d(?<=[a-z]\d)\d"),
     ),
 )
 
 FINANCIAL_RULES = (
     Rule(
         entity_type="IBAN",
-        pattern=re.compile(rf"\b(?:{v.IBAN_COUNTRIES})\s?\d{{2}}(?:[\s./-]{{0,3}}[a-z0-9]){{11,30}}"),
+        pattern=re.compile(rf"\b(?=[a-z]{{2}}\s?\d\d)(?:{v.IBAN_COUNTRIES})\s?\d{{2}}(?:[\s./_-]{{0,3}}[a-z0-9]){{11,30}}"),
         citation="ISO 13616-1",
         confidence=1.0,
         refine=v.refine_iban,
@@ -205,21 +223,24 @@ FINANCIAL_RULES = (
     ),
     Rule(
         entity_type="CREDIT_CARD",
-        pattern=re.compile(r"(?<![\w.+])\d(?:[\s./-]{0,3}\d){11,30}(?!\w)"),
+        pattern=re.compile(r"(?<![\w.+])\d(?:[\s./_-]{0,3}\d){11,30}(?!\w)"),
         citation="ISO/IEC 7812-1, annex B",
         confidence=1.0,
         refine=v.refine_card,
         needs_digit=True,
+        min_digits=12,
     ),
     Rule(
         entity_type="SSN",
         pattern=re.compile(
-            r"(?<![\w-])\d{3}\s?(?P<s>[-./]|\s)\s?\d{2}\s?(?P=s)\s?\d{4}(?![\w-])"
+            r"(?<![\w-])\d{3}(?:\s?(?P<s>[-./_])\s?\d{2}\s?(?P=s)\s?"
+            r"|\s{1,2}\d{2}\s{1,2})\d{4}(?![\w-])"
         ),
         citation="SSA POMS RM 10201.030; 45 CFR 164.514(b)(2)(i)(G)",
         confidence=0.95,
         refine=v.refine_ssn,
         needs_digit=True,
+        min_digits=9,
     ),
     Rule(
         entity_type="SSN",
@@ -237,7 +258,7 @@ PHONE_RULES = (
     Rule(
         entity_type="PHONE",
         pattern=re.compile(
-            r"(?<![\w.+])(?:\+|00)\d{1,3}(?:[\s.\-/]{0,3}\(?\d{1,14}\)?){1,7}"
+            r"(?<![\w.+])(?:\+|00)\d{1,3}\)?(?:[\s.\-/]{0,3}\(?\d{1,14}\)?){1,7}"
             r"(?:\s?(?:x|ext\.?)\s?\d{1,6})?(?!\w)"
         ),
         citation="ITU-T E.164, 6.2; E.123",
@@ -255,6 +276,7 @@ PHONE_RULES = (
         confidence=0.9,
         refine=v.refine_phone,
         needs_digit=True,
+        min_digits=7,
     ),
     Rule(
         entity_type="PHONE",
@@ -268,6 +290,7 @@ PHONE_RULES = (
         confidence=0.7,
         refine=v.refine_phone,
         needs_digit=True,
+        min_digits=7,
     ),
     Rule(
         entity_type="PHONE",
@@ -279,6 +302,7 @@ PHONE_RULES = (
         confidence=0.9,
         refine=v.refine_phone,
         needs_digit=True,
+        min_digits=7,
     ),
 )
 
@@ -345,6 +369,7 @@ IDENTIFIER_RULES = (
         confidence=0.6,
         refine=v.refine_digit_run,
         needs_digit=True,
+        min_digits=5,
     ),
     Rule(
         entity_type="ID",
@@ -361,6 +386,7 @@ IDENTIFIER_RULES = (
         confidence=0.6,
         refine=v.refine_digit_groups,
         needs_digit=True,
+        min_digits=7,
     ),
     Rule(
         entity_type="ID",
@@ -372,6 +398,8 @@ IDENTIFIER_RULES = (
         confidence=0.6,
         refine=v.refine_mixed_code,
         needs_digit=True,
+        min_digits=1,
+        gate=re.compile(r"\d(?:(?<=[a-z]\d)|(?<=[a-z]-\d)|(?=-?[a-z]))"),
     ),
 )
 

@@ -44,6 +44,7 @@ DATE_RULES = (
         ),
         citation="OntoNotes 5.0 DATE; 45 CFR 164.514(b)(2)(i)(C)",
         confidence=0.85,
+        needs=tuple("jan feb mar apr may jun jul aug sep oct nov dec".split()),
     ),
     Rule(
         entity_type="DATE",

@@ -39,7 +39,7 @@ _IBAN_LENGTH = {
 }
 IBAN_COUNTRIES = "|".join(sorted(_IBAN_LENGTH))
 _DIGITS = re.compile(r"\d+")
-_ISBN_10 = re.compile(r"(?:\d{1,7}[ -]){3}\d")
+_ISBN_10 = re.compile(r"(?:\d{1,7}[ -]){3}[\dx]|\d{9}x", re.IGNORECASE)
 
 
 def digits_of(text: str) -> str:
@@ -67,14 +67,15 @@ def is_iban_valid(compact: str) -> bool:
 def is_isbn(text: str) -> bool:
     """Check for an ISBN-13, or an ISBN-10 in its four groups (ISO 2108).
 
-    Ten bare digits are never called an ISBN: one order number in eleven would pass.
+    Ten bare digits, with no X at their end, are never called an ISBN: one order number in eleven would pass.
     """
     digits = digits_of(text)
     if len(digits) == 13 and digits.startswith(("978", "979")):
         weighted = sum(int(d) * (1 + 2 * (i % 2)) for i, d in enumerate(digits))
         return weighted % 10 == 0
-    if _ISBN_10.fullmatch(text) and len(digits) == 10:
-        return sum((10 - i) * int(d) for i, d in enumerate(digits)) % 11 == 0
+    if _ISBN_10.fullmatch(text) and len(digits) == 10 - (text[-1] in "xX"):
+        values = [*map(int, digits), 10][:10]
+        return sum((10 - i) * value for i, value in enumerate(values)) % 11 == 0
     return False
 
 
@@ -98,7 +99,8 @@ def refine_card(text: str, start: int, end: int) -> Range | None:
                 break
             longer = best is None or high - groups[first][0] > best[1] - best[0]
             has_shape = is_tight or all(b - a > 2 for a, b in groups[first : position + 1])
-            if longer and has_shape and len(digits) >= 12 and _is_card(digits):
+            is_whole = first == 0 and position == len(groups) - 1
+            if longer and has_shape and _is_card(digits, is_whole=is_whole):
                 best = (groups[first][0], high)
     return best
 
@@ -106,8 +108,13 @@ def refine_card(text: str, start: int, end: int) -> Range | None:
 _ISSUERS = re.compile(r"[2-6]\d{12}|1800|5[06-9]|6")
 
 
-def _is_card(digits: str) -> bool:
-    """Check issuer (ISO/IEC 7812-1, annex A), Luhn digit, and that it is no ISBN."""
+def _is_card(digits: str, *, is_whole: bool) -> bool:
+    """Check issuer (ISO/IEC 7812-1, annex A), Luhn digit, and that it is no ISBN.
+
+    Twelve digits are a card only if no further digits stand beside them.
+    """
+    if len(digits) < (12 if is_whole else 13):
+        return False
     is_issued = _ISSUERS.match(digits) is not None and len(set(digits)) > 1
     return is_issued and not is_isbn(digits) and is_luhn_valid(digits)
 
@@ -175,7 +182,10 @@ def refine_ip(text: str, start: int, end: int) -> Range | None:
 
 def refine_phone(text: str, start: int, end: int) -> Range | None:
     """Keep 7 to 15 digits (ITU-T E.164, 6.2) that are no date, ISBN or plain count."""
-    while end > start and text[end - 1] in " .-(/":
+    while end > start and (
+        text[end - 1] in " .-(/\n"
+        or (text[end - 1] == ")" and "(" not in text[start:end])
+    ):
         end -= 1
     body = re.split(r"(?i)\s?(?:x|ext\.?)\s?\d{1,6}$", text[start:end])[0]
     digits = digits_of(body)
