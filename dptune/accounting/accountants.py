@@ -28,7 +28,6 @@ larger. An epsilon under one relation says nothing under the other: with sample 
 """
 
 import functools
-import importlib.metadata
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -42,6 +41,7 @@ import numpy as np
 from dp_accounting import DpEvent, rdp
 from numpy.typing import NDArray
 
+from dptune import __version__
 from dptune.accounting.composition import composed_epsilon
 from dptune.accounting.events import (
     event_from_json,
@@ -189,8 +189,8 @@ def refine(
 
 
 def accountant_version() -> str:
-    """Version of the library behind PLD and RDP."""
-    return importlib.metadata.version("dp-accounting")
+    """Version of this library, whose PLD is the accountant of record."""
+    return __version__
 
 
 def check_delta(delta: float) -> None:

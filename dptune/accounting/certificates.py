@@ -157,7 +157,7 @@ def issue_certificate(
         status=status,
         assumptions=assumptions,
         accounted_epsilon=check.epsilon,
-        accountant=f"{Accountant.PLD.value} (dp-accounting {accountant_version()})",
+        accountant=f"{Accountant.PLD.value} (dptune {accountant_version()})",
         second_opinion=check.second_epsilon,
         second_opinion_method=check.second_method,
         nominal_epsilon=nominal_epsilon,

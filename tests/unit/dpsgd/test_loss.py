@@ -3,7 +3,12 @@ import torch
 from torch.nn import functional
 
 from dptune.dpsgd.dataset import PhysicalBatch
-from dptune.dpsgd.loss import CausalLoss, token_losses
+from dptune.dpsgd.loss import (
+    CausalLoss,
+    ClassificationLoss,
+    cross_entropy,
+    token_losses,
+)
 from dptune.errors import ConfigError
 from dptune.testing import models, oracles
 
@@ -73,3 +78,59 @@ def test_sequence_of_one_token_has_no_loss():
 def test_invalid_normalizer_is_refused(value):
     with pytest.raises(ConfigError, match="loss_normalizer"):
         CausalLoss(loss_normalizer=value)
+
+
+def logits_and_targets(rows=7, classes=11, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(2)
+    logits = 4 * torch.randn(rows, classes, generator=generator)
+    targets = torch.randint(0, classes, (rows,), generator=generator)
+    targets[2] = -100
+    return logits.to(dtype), targets
+
+
+@pytest.mark.parametrize("entries", [1, 30, 1 << 18])
+def test_cross_entropy_in_pieces_equals_that_of_torch(entries, monkeypatch):
+    monkeypatch.setattr("dptune.dpsgd.loss._PIECE_ENTRIES", (entries, entries))
+    logits, targets = logits_and_targets()
+    weights = torch.linspace(-1, 2, len(targets))
+    mine = logits.clone().requires_grad_()
+    theirs = logits.clone().requires_grad_()
+    losses = cross_entropy(mine, targets)
+    expected = functional.cross_entropy(theirs, targets, reduction="none")
+    torch.testing.assert_close(losses, expected)
+    (losses * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_gradient_takes_the_memory_of_the_logits():
+    logits, targets = logits_and_targets()
+    leaf = logits.clone().requires_grad_()
+    computed = leaf * 1.0
+    seen = []
+    computed.register_hook(lambda grad: seen.append(grad.data_ptr()))
+    cross_entropy(computed, targets).sum().backward()
+    assert seen == [computed.data_ptr()]
+
+
+def test_kept_graph_can_be_run_again():
+    logits, targets = logits_and_targets()
+    leaf = logits.clone().requires_grad_()
+    total = cross_entropy(leaf * 1.0, targets).sum()
+    total.backward(retain_graph=True)
+    first = leaf.grad.clone()
+    total.backward()
+    torch.testing.assert_close(leaf.grad, 2 * first)
+
+
+def test_cross_entropy_of_bfloat16_is_computed_in_float32():
+    logits, targets = logits_and_targets(dtype=torch.bfloat16)
+    losses = cross_entropy(logits, targets)
+    expected = functional.cross_entropy(logits.float(), targets, reduction="none")
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, expected)
+
+
+def test_classification_normalizer_must_divide():
+    with pytest.raises(ConfigError, match="loss_normalizer"):
+        ClassificationLoss(loss_normalizer=0.0)

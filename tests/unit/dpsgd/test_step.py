@@ -5,6 +5,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from dptune.dpsgd.clipping import FlatClip
+from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.step import Feed, StepTotals, gradient_source
@@ -110,6 +112,61 @@ def test_bfloat16_sum_stays_within_the_bound():
     for unit in range(6):
         alone, _ = gradients(indices=[unit], autocast=True)
         assert oracles.norm(alone) * 3.0 <= 0.3 * (1 + 1e-6)
+
+
+def bfloat16_gradients(model, data, units):
+    """Every unit's gradient as a bfloat16 backward pass leaves it."""
+    batch = data.collate(units, 0)
+    with PerUnitGradients(model) as engine:
+        with engine.record(batch.rows_of_unit) as tape:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses = LOSS(model, batch)
+            losses.sum().backward()
+        norms = tape.norms()
+        written = [value.flatten(1) for value in tape.unit_gradients().values()]
+    return norms, torch.cat(written, 1)
+
+
+def test_ten_thousand_bfloat16_units_stay_within_the_bound():
+    """Each clipped gradient is measured in float64; norms in bfloat16 are the twin."""
+    model = models.tiny_gpt2(vocabulary=13, width=8, num_layers=1)
+    data = oracles.random_data(rows_per_unit=(1,) * 10_000, vocabulary=13, seed=5)
+    violations = twin_violations = clipped_units = 0
+    for start in range(0, 10_000, 1000):
+        norms, written = bfloat16_gradients(model, data, range(start, start + 1000))
+        bound = float(norms.median())
+        factors = FlatClip(bound).factors(norms)[0]
+        sizes = (written * factors[:, None]).double().norm(dim=1)
+        violations += int((sizes > bound * (1 + 1e-6)).sum())
+        violations += int((norms[0] * factors > bound).sum())
+        coarse = norms.bfloat16().float()
+        twin = (written * FlatClip(bound).factors(coarse)[0][:, None]).double()
+        twin_violations += int((twin.norm(dim=1) > bound * (1 + 1e-6)).sum())
+        clipped_units += int((factors < 1).sum())
+    assert clipped_units > 4000
+    assert violations == 0
+    assert twin_violations > 1000
+
+
+def test_clip_after_the_sum_is_caught():
+    """The twin clips the batch: one unit can turn its sum around, a move of 2C."""
+
+    def clip_of_the_sum(gradients):
+        total = torch.stack(gradients).sum(0)
+        return total * min(1.0, 0.3 / float(total.norm()))
+
+    def sum_of_clips(gradients):
+        return torch.stack([g * min(1.0, 0.3 / float(g.norm())) for g in gradients])
+
+    small, large = torch.tensor([0.31, 0.0]), torch.tensor([-5.0, 0.0])
+    turned = clip_of_the_sum([small]) - clip_of_the_sum([small, large])
+    assert float(turned.norm()) > 0.3 * 1.9
+    kept = sum_of_clips([small]).sum(0) - sum_of_clips([small, large]).sum(0)
+    assert float(kept.norm()) <= 0.3 * (1 + 1e-6)
+    everyone, _ = gradients()
+    for absent in range(6):
+        rest, _ = gradients(indices=[unit for unit in range(6) if unit != absent])
+        assert 3.0 * oracles.distance(everyone, rest) <= 0.3 * (1 + 1e-6)
 
 
 def test_lora_trains_the_adapter_alone():
