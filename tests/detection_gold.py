@@ -215,7 +215,7 @@ def measure_abcd_names(folder: Path, detect: Detect) -> WordFigures:
     for text, spans in zip(texts, detect(texts), strict=True):
         marks = {i for s in spans for i in range(s.start, s.end)}
         names = set(re.findall(r"pulled up for (\w+ \w+)\.", text))
-        for name in names | {part for name in names for part in name.split()}:
+        for name in names | {part for full in names for part in full.split()}:
             for match in re.finditer(rf"(?i)\b{name}\b", text):
                 total += 1
                 found += all(i in marks for i in range(*match.span()) if text[i] != " ")

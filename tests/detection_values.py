@@ -29,7 +29,7 @@ class Values:
     """Draws values of each structured type, perturbed, and near misses."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311  # test data
 
     def digits(self, count: int) -> str:
         """Draw digits."""
@@ -238,7 +238,7 @@ class Values:
         return "-".join([*parts, "X" if rest == 10 else str(rest)])
 
     def public_values(self) -> dict[str, str]:
-        """Draw numbers that identify nobody: nothing structured may be found in them."""
+        """Draw numbers that identify nobody, in which nothing may be found."""
         one = self.random.randint
         cents = f"{one(0, 99):02d}"
         version = f"{one(1, 20)}.{one(0, 40)}.{one(0, 300)}"

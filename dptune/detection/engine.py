@@ -1,31 +1,32 @@
 """Unites recognizers, labels corpora, and reports what was found."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import datasets
-from datasets import Features, Value
+from datasets import Features
 
+from dptune.detection.blocks import label_blocks, span_feature, spans_of
 from dptune.detection.lexicon import LexiconRecognizer
 from dptune.detection.patterns import PatternRecognizer
-from dptune.detection.recognizer import Recognizer, Tier, fingerprint_of
+from dptune.detection.recognizer import (
+    Recognizer,
+    Tier,
+    code_digest,
+    fingerprint_of,
+)
 from dptune.detection.union import unite
 from dptune.errors import ConfigError, DetectionError
 from dptune.results import DetectionReport
 from dptune.text import Span
 
-_VERSION = "1"
-_BATCH_SIZE = 256
-SPAN_FEATURE = [
-    {
-        "start": Value("int32"),
-        "end": Value("int32"),
-        "entity_type": Value("string"),
-        "recognizer": Value("string"),
-        "confidence": Value("float32"),
-    }
-]
+if TYPE_CHECKING:
+    from dptune.detection.llm import Endpoint
+
+ENTRY_POINTS = "dptune.recognizers"
 
 
 class DetectionEngine:
@@ -51,10 +52,15 @@ class DetectionEngine:
         return tuple(recognizer.name for recognizer in self._recognizers)
 
     @property
+    def parts(self) -> tuple[Recognizer, ...]:
+        """The recognizers themselves."""
+        return self._recognizers
+
+    @property
     def fingerprint(self) -> str:
         """Digest that changes whenever the spans of some text may change."""
         parts = (f"{r.name}:{r.fingerprint}" for r in self._recognizers)
-        return fingerprint_of((_VERSION, self.tier, *sorted(parts)))
+        return fingerprint_of((code_digest("union"), self.tier, *sorted(parts)))
 
     def detect(self, texts: Sequence[str]) -> list[tuple[Span, ...]]:
         """Find the sensitive spans of each text.
@@ -78,45 +84,84 @@ def build_engine(
     tier: Tier,
     recognizers: Sequence[str] = ("patterns", "lexicon"),
     spacy_pipeline: str | None = None,
+    gliner_model: str | None = None,
+    llm_endpoint: "Endpoint | None" = None,
 ) -> DetectionEngine:
     """Build an engine from names.
 
     Args:
         tier: what counts as sensitive.
-        recognizers: of `patterns`, `lexicon` and `spacy`.
+        recognizers: of `patterns`, `lexicon`, `spacy`, `presidio`, `gliner` and `llm`,
+            or of a package's own under the entry point group `dptune.recognizers`: a
+            function that takes `tier` and returns a `Recognizer`.
         spacy_pipeline: name or local folder of a spaCy pipeline; if given, `spacy` is
             added to the recognizers.
+        gliner_model: local folder of a GLiNER model; likewise adds `gliner`.
+        llm_endpoint: whom `llm` asks; likewise adds `llm`, which sees only what
+            the others left.
 
     Raises:
-        ConfigError: an unknown name, no name, or `spacy` without a pipeline.
-        DependencyError: the English lexicon is not installed.
+        ConfigError: an unknown name, no name, or a recognizer without what it needs.
+        DependencyError: a package, a pipeline or the English lexicon is not installed.
     """
     names = list(dict.fromkeys(recognizers))
-    if spacy_pipeline is not None and "spacy" not in names:
-        names.append("spacy")
-    return DetectionEngine(
-        tier=tier, recognizers=[_build(name, tier, spacy_pipeline) for name in names]
-    )
+    given = {"spacy": spacy_pipeline, "gliner": gliner_model, "llm": llm_endpoint}
+    names += [name for name in given if given[name] is not None and name not in names]
+    missing = [name for name in names if name in given and given[name] is None]
+    if missing:
+        raise ConfigError(
+            f"{_SETTINGS[missing[0]]} must be given for recognizer={missing[0]}, got "
+            "None. Set it, or leave the recognizer out."
+        )
+    built = [_build(name, tier, given) for name in names if name != "llm"]
+    if llm_endpoint is not None:
+        from dptune.detection.llm import LlmRecognizer  # noqa: PLC0415  # an extra
+
+        asking = LlmRecognizer(endpoint=llm_endpoint, tier=tier, known=built)
+        return DetectionEngine(tier=tier, recognizers=[*built, asking])
+    return DetectionEngine(tier=tier, recognizers=built)
 
 
-def _build(name: str, tier: Tier, spacy_pipeline: str | None) -> Recognizer:
+_SETTINGS = {
+    "spacy": "spacy_pipeline",
+    "gliner": "gliner_model",
+    "llm": "llm_endpoint",
+}
+
+
+def _build(name: str, tier: Tier, given: Mapping[str, Any]) -> Recognizer:
+    """Build one recognizer; heavy or optional packages are imported only here."""
     if name == "patterns":
         return PatternRecognizer(tier=tier)
     if name == "lexicon":
         return LexiconRecognizer(tier=tier)
-    if name == "spacy" and spacy_pipeline is not None:
-        from dptune.detection.ner import SpacyRecognizer  # noqa: PLC0415  # heavy import
-
-        return SpacyRecognizer(pipeline=spacy_pipeline, tier=tier)
     if name == "spacy":
+        from dptune.detection.ner import SpacyRecognizer  # noqa: PLC0415
+
+        return SpacyRecognizer(pipeline=given["spacy"], tier=tier)
+    if name == "presidio":
+        from dptune.detection.presidio import PresidioRecognizer  # noqa: PLC0415
+
+        return PresidioRecognizer(tier=tier)
+    if name == "gliner":
+        from dptune.detection.gliner import GlinerRecognizer  # noqa: PLC0415
+
+        return GlinerRecognizer(model=given["gliner"], tier=tier)
+    return _build_from_entry_point(name, tier)
+
+
+def _build_from_entry_point(name: str, tier: Tier) -> Recognizer:
+    """Build a recognizer that another package offers."""
+    offered = {e.name: e for e in entry_points(group=ENTRY_POINTS)}
+    if name not in offered:
+        own = ", ".join(sorted(offered)) or "none installed"
         raise ConfigError(
-            "spacy_pipeline must be given for recognizer=spacy, got None. Set it to a "
-            "pipeline such as en_core_web_sm or to a local folder."
+            "recognizers must be of patterns, lexicon, spacy, presidio, gliner, llm or "
+            f"of the entry points {ENTRY_POINTS} ({own}), got {name!r}. Correct the "
+            "name, or install the package."
         )
-    raise ConfigError(
-        f"recognizers must be of patterns, lexicon, spacy, got {name!r}. "
-        "Correct the name."
-    )
+    recognizer: Recognizer = offered[name].load()(tier=tier)
+    return recognizer
 
 
 def detect_dataset(
@@ -124,80 +169,60 @@ def detect_dataset(
     engine: DetectionEngine,
     *,
     num_proc: int = 1,
+    cache_dir: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> datasets.Dataset:
     """Add the column `spans` to a corpus.
 
-    Rows, their order and all other columns stay. The result is cached by the data
-    set's fingerprint and the engine's.
+    Rows, their order and all other columns stay. Records stream through in blocks, so
+    the corpus may be larger than memory. A block is cached by the digest of its texts
+    and the fingerprint of each recognizer: unchanged text is never read by a recognizer
+    again, and a changed recognizer runs alone.
 
     Args:
         dataset: columns `id`, `text`, `unit_id`, `split` and any others.
         engine: finds the spans.
         num_proc: worker processes, at least 1.
+        cache_dir: private folder for labelled blocks; by default the folder of the
+            corpus's own Arrow file, and no cache for a corpus in memory.
         on_progress: called with the number of records done so far: after each batch
-            with one process, once at the end with several.
+            with one process, after each block of 20,000 records with several.
 
     Returns:
         The corpus with `spans`: a list of structs `start`, `end`, `entity_type`,
         `recognizer`, `confidence`.
     """
-    features = Features({**dataset.features, "spans": SPAN_FEATURE})
+    features = Features({**dataset.features, "spans": span_feature("float32")})
     if len(dataset) == 0:
         columns: dict[str, list[Any]] = {name: [] for name in features}
         return datasets.Dataset.from_dict(columns, features=features)
     done = 0
 
-    def label(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def add(count: int) -> None:
         nonlocal done
-        spans = [
-            [_as_row(span) for span in found] for found in engine.detect(batch["text"])
-        ]
-        done += len(spans)
-        if on_progress is not None and num_proc == 1:
+        done += count
+        if on_progress is not None:
             on_progress(done)
-        return {"spans": spans}
 
-    labelled = dataset.map(
-        label if num_proc == 1 else _Labeller(engine),
-        batched=True,
-        batch_size=_BATCH_SIZE,
-        num_proc=num_proc if num_proc > 1 else None,
-        features=features,
-        new_fingerprint=fingerprint_of((dataset._fingerprint, engine.fingerprint))[:32],
-        desc="detect",
+    spans = label_blocks(
+        dataset.select_columns(["text"]),
+        engine.parts,
+        engine_fingerprint=engine.fingerprint,
+        num_proc=num_proc,
+        folder=_cache_folder(dataset) if cache_dir is None else cache_dir,
+        on_done=add,
     )
-    if on_progress is not None and (num_proc > 1 or done < len(labelled)):
-        on_progress(len(labelled))
+    labelled = datasets.concatenate_datasets([dataset, spans], axis=1)
+    labelled._fingerprint = fingerprint_of((dataset._fingerprint, engine.fingerprint))[
+        :32
+    ]
     return labelled
 
 
-class _Labeller:
-    """Labels batches in a worker process."""
-
-    def __init__(self, engine: DetectionEngine) -> None:
-        self._engine = engine
-
-    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        found = self._engine.detect(batch["text"])
-        return {"spans": [[_as_row(span) for span in spans] for spans in found]}
-
-
-def _as_row(span: Span) -> dict[str, Any]:
-    return {
-        "start": span.start,
-        "end": span.end,
-        "entity_type": span.entity_type,
-        "recognizer": span.recognizer,
-        "confidence": span.confidence,
-    }
-
-
-def spans_of(row: Sequence[dict[str, Any]]) -> tuple[Span, ...]:
-    """Read one value of the column `spans`."""
-    return tuple(
-        Span(**{**span, "confidence": float(span["confidence"])}) for span in row
-    )
+def _cache_folder(dataset: datasets.Dataset) -> Path | None:
+    """Return the folder of labelled blocks beside a corpus on disk."""
+    files = dataset.cache_files
+    return Path(files[0]["filename"]).parent / "spans" if files else None
 
 
 def detection_report(
@@ -241,3 +266,13 @@ def refuse_if_nothing_found(report: DetectionReport, *, corpus_is_public: bool) 
             f"num_spans=0 in num_records={report.num_records}. Check language "
             "and tier, or declare the corpus public in its config."
         )
+
+
+__all__ = [
+    "DetectionEngine",
+    "build_engine",
+    "detect_dataset",
+    "detection_report",
+    "refuse_if_nothing_found",
+    "spans_of",
+]

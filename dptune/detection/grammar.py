@@ -10,39 +10,39 @@ from collections.abc import Sequence
 from dptune.detection import words as w
 from dptune.detection.names import Word
 
-_BE = frozenset(
+_BE = w.word_set(
     "am is are was were be been being 's 're 'm ’s ’re ’m isn't aren't wasn't "
     "weren't isn’t aren’t wasn’t weren’t i'm you're we're they're he's she's it's "
-    "i’m you’re we’re they’re he’s she’s it’s im".split()
+    "i’m you’re we’re they’re he’s she’s it’s im"
 )
-_HAVE_OR_DO = frozenset(
+_HAVE_OR_DO = w.word_set(
     "have has had having do does did doing done don't doesn't didn't haven't hasn't "
-    "hadn't don’t doesn’t didn’t haven’t hasn’t hadn’t dont didnt doesnt".split()
+    "hadn't don’t doesn’t didn’t haven’t hasn’t hadn’t dont didnt doesnt"
 )
-_MODAL = frozenset(
+_MODAL = w.word_set(
     "will would can could may might must shall should cannot wo ca n't not won't "
     "can't couldn't wouldn't shouldn't don't doesn't didn't won’t can’t couldn’t "
     "wouldn’t shouldn’t don’t doesn’t didn’t dont didnt doesnt cant wont please let's "
     "let’s gonna wanna gotta 'll ’ll i'll you'll we'll they'll he'll she'll it'll "
-    "i’ll you’ll we’ll they’ll i'd you'd we'd they'd he'd she'd do does did".split()
+    "i’ll you’ll we’ll they’ll i'd you'd we'd they'd he'd she'd do does did"
 )
-_SUBJECT = frozenset("i you we they who he she it people ppl".split())
-_DETERMINER = frozenset(
+_SUBJECT = w.word_set("i you we they who he she it people ppl")
+_DETERMINER = w.word_set(
     "this that these those all any some other more most much many few several such "
-    "another both each".split()
+    "another both each"
 )
 _SINGULAR = frozenset(["this"])
-_DEMONSTRATIVE = frozenset("this these those".split())
-_PREPOSITION = frozenset("at by for from of on in than with about into".split())
-_OPENS_COPULA = frozenset("here how where".split())
-_INTERJECTION = frozenset("hi hello hey yes no ok okay nope yeah yep sure".split())
-_ARTICLE = frozenset(
+_DEMONSTRATIVE = w.word_set("this these those")
+_PREPOSITION = w.word_set("at by for from of on in than with about into")
+_OPENS_COPULA = w.word_set("here how where")
+_INTERJECTION = w.word_set("hi hello hey yes no ok okay nope yeah yep sure")
+_ARTICLE = w.word_set(
     "a an the my your his her its our their this that these those every each no some "
-    "any another".split()
+    "any another"
 )
-_SKIPPED = frozenset(
+_SKIPPED = w.word_set(
     "not n't never always also just only still already really even ever so very "
-    "too quite pretty recently actually probably definitely".split()
+    "too quite pretty recently actually probably definitely"
 )
 
 
@@ -69,13 +69,20 @@ def contextual_type(
         return "NOUN"
     if reading & w.CLOSED:
         return ""
-    if not reading & w.LEXICAL or word.capital:
+    if word.capital or not reading & w.LEXICAL:
         return "NOUN"
-    if not reading & w.NOUN:
-        return ""
-    if _stands_before_noun(word, after) and (is_high or reading & w.ADJECTIVE):
-        return "NOUN" if is_high and _may_be_verb(word) else ""
-    return "NOUN" if is_high or not _is_verb_here(word, before, after) else ""
+    return "NOUN" if _may_be_noun(word, before, after, is_high=is_high) else ""
+
+
+def _may_be_noun(
+    word: Word, before: Word | None, after: Word | None, *, is_high: bool
+) -> bool:
+    """Tell whether a known word may be a subject or an object here."""
+    if not word.reading & w.NOUN:
+        return False
+    if _stands_before_noun(word, after) and (is_high or word.reading & w.ADJECTIVE):
+        return is_high and _may_be_verb(word)
+    return is_high or not _is_verb_here(word, before, after)
 
 
 def _may_be_verb(word: Word) -> bool:
@@ -136,9 +143,10 @@ def _stands_before_noun(word: Word, after: Word | None) -> bool:
     is_noun = after.reading & w.NOUN or not after.reading & w.LEXICAL
     if word.reading & w.ADJECTIVE:
         return bool(is_noun or after.reading & w.ADJECTIVE)
-    return bool(
-        after.reading & w.NOUN and not after.reading & (w.VERB | w.ADJECTIVE)
-    ) and not after.capital
+    return (
+        bool(after.reading & w.NOUN and not after.reading & (w.VERB | w.ADJECTIVE))
+        and not after.capital
+    )
 
 
 def _is_verb_here(word: Word, before: Word | None, after: Word | None) -> bool:
@@ -146,12 +154,12 @@ def _is_verb_here(word: Word, before: Word | None, after: Word | None) -> bool:
     if not word.reading & w.VERB:
         return False
     if before is None:
-        return word.starts_sentence and after is not None and (
-            after.lower in _ARTICLE or after.lower in {"me", "us", "it", "them"}
+        return (
+            word.starts_sentence
+            and after is not None
+            and (after.lower in _ARTICLE or after.lower in {"me", "us", "it", "them"})
         )
-    if before.lower in _MODAL or before.lower in _SUBJECT:
-        return True
-    return False
+    return before.lower in _MODAL or before.lower in _SUBJECT
 
 
 def _is_verbal(
@@ -167,18 +175,15 @@ def _is_verbal(
         return _is_existential(words, position)
     if word.lower in _OPENS_COPULA:
         return after is not None and after.lower in _BE
-    if word.lower in _INTERJECTION and word.starts_sentence:
-        return True
     if word.lower in _HAVE_OR_DO:
         return not _is_auxiliary(text, words, position)
     if word.reading & w.CLOSED and not word.reading & w.MAIN_VERB:
-        return False
+        return word.lower in _INTERJECTION and word.starts_sentence
     if word.reading & w.VERB and not word.reading & w.NOUN:
         return True
-    if _is_verb_here(word, before, after):
-        return True
     is_adjective = word.reading & w.ADJECTIVE and not _stands_before_noun(word, after)
-    return bool(is_adjective) and _is_predicate(text, words, position)
+    is_predicate = bool(is_adjective) and _is_predicate(text, words, position)
+    return is_predicate or _is_verb_here(word, before, after)
 
 
 def _is_existential(words: Sequence[Word], position: int) -> bool:

@@ -8,7 +8,7 @@ import re
 
 from dptune.detection import words as w
 
-_ORGANIZATION = frozenset(
+_ORGANIZATION = w.word_set(
     "agency airlines airways alliance army associates association bank brothers bureau "
     "capital church club co coalition college commission committee company "
     "consulting corp corporation council court credit data department dynamics "
@@ -19,33 +19,33 @@ _ORGANIZATION = frozenset(
     "motors navy network networks news oy oyj orchestra organisation organization oil "
     "partners partnership party petroleum pharma pharmaceuticals plc "
     "police press productions properties publishing quarterly records research "
-    "resources sa school schools sciences securities senate services software solutions "
-    "sons spa studio studios supercomputing systems team technologies technology "
+    "resources sa school schools sciences securities senate services software "
+    "solutions sons spa studio studios systems team technologies technology "
     "telecom times trust union university ventures weekly works ag ab asa nv bv "
     "pty analytics bioscience biosciences therapeutics interactive digital healthcare "
-    "health house congress parliament".split()
+    "health house congress parliament"
 )
-_PLACE_HEAD = frozenset(
+_PLACE_HEAD = w.word_set(
     "bay beach canyon city coast county creek desert falls gulf harbor harbour hills "
     "island islands lake mountain mountains ocean peninsula province republic river "
-    "sea state states strait territory valley village kingdom".split()
+    "sea state states strait territory valley village kingdom"
 )
-_PLACE_BEFORE = frozenset(
-    "in near throughout across outside within around inside toward towards".split()
+_PLACE_BEFORE = w.word_set(
+    "in near throughout across outside within around inside toward towards"
 )
-_MOTION = frozenset(
+_MOTION = w.word_set(
     "flew fly flies flying moved move moves moving travel travelled traveled traveling "
     "trip trips went go goes going come came drive drove driving relocated relocate "
     "ship shipped return returned returning flight flights way visit visited visiting "
     "welcome headed back sailed sail bus train road north south east west "
     "northern southern eastern western central downtown city town capital "
-    "village province state country republic".split()
+    "village province state country republic"
 )
-_ORIGIN = frozenset("is am are was were i'm m here originally comes live".split())
-_WORK_BEFORE = frozenset(
+_ORIGIN = w.word_set("is am are was were i'm m here originally comes live")
+_WORK_BEFORE = w.word_set(
     "work works worked working job employed employee ceo cfo cto director president "
     "chairman founder analyst manager shares stock company firm startup support "
-    "joined join hired partner".split()
+    "joined join hired partner"
 )
 _CAMEL = re.compile(r"[a-z][A-Z]")
 _WORDS = re.compile(r"[^\W\d_]+")

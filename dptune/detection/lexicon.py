@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 
 from dptune.detection.grammar import contextual_type
-from dptune.detection.names import Word, find_names, split_words
-from dptune.detection.recognizer import Tier, fingerprint_of
+from dptune.detection.names import find_names, split_words
+from dptune.detection.recognizer import Tier, code_digest, fingerprint_of
 from dptune.detection.words import load_lexicon
 from dptune.text import Span
 
-_VERSION = "1"
+_MODULES = ("lexicon", "names", "kinds", "grammar", "words")
 _WORD_CONFIDENCE = 0.4
 _HOLDS_DIGIT = re.compile(r"\b\w{0,40}\d\w{0,40}")
 _HAS_LETTER = re.compile(r"[^\W\d_]")
@@ -35,7 +35,7 @@ class LexiconRecognizer:
     def __init__(self, *, tier: Tier) -> None:
         self._tier = tier
         self.fingerprint = fingerprint_of(
-            (self.name, _VERSION, tier, load_lexicon().digest)
+            (self.name, tier, load_lexicon().digest, code_digest(*_MODULES))
         )
 
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:

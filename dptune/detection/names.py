@@ -280,9 +280,7 @@ def _is_joint(text: str, gap: str, word: Word, connectors: list[Word]) -> bool:
     return is_blank and (word.capital or not has_words)
 
 
-def _ends_sentence(
-    text: str, gap: str, word: Word, connectors: list[Word]
-) -> bool:
+def _ends_sentence(text: str, gap: str, word: Word, connectors: list[Word]) -> bool:
     """Tell whether a full stop after a whole word parts two names."""
     if connectors or not gap.startswith((". ", ".\n")):
         return False

@@ -163,8 +163,10 @@ def _refine_crypto(text: str, start: int, end: int) -> Range | None:
     address = text[start:end]
     is_hex = address[:2] == "0x"
     is_segwit = address[:3].lower() in {"bc1", "tb1"}
-    is_valid = is_bech32_address(address) if is_segwit else not is_hex and (
-        is_base58_address(address)
+    is_valid = (
+        is_bech32_address(address)
+        if is_segwit
+        else not is_hex and (is_base58_address(address))
     )
     return (start, end) if is_hex or is_valid else None
 
@@ -272,8 +274,8 @@ NATIONAL_RULES = (
     Rule(
         entity_type="NATIONAL_ID",
         pattern=re.compile(
-            r"\b(?:tax(?:payer)?(?: id(?:entification)?)?|tin|ein|itin|vat|steuer-?id|nino"
-            r"|national (?:id|insurance|identity)|id card|aadhaar|curp|rut|cnic)\b"
+            r"\b(?:tax(?:payer)?(?: id(?:entification)?)?|tin|ein|itin|vat|steuer-?id"
+            r"|nino|national (?:id|insurance|identity)|id card|aadhaar|curp|rut|cnic)\b"
             r"(?: (?:number|no\.?|nr\.?))?(?: is| was)?[:=#\s]{1,4}"
             r"(?P<value>(?=[\w./-]{0,20}\d)[a-z0-9][\w./-]{5,20})(?!\w)"
         ),

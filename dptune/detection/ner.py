@@ -7,11 +7,16 @@ from typing import Any
 import spacy
 import spacy.about
 
-from dptune.detection.recognizer import Tier, entity_types, fingerprint_of
+from dptune.detection.recognizer import (
+    Tier,
+    code_digest,
+    digest_of_files,
+    entity_types,
+    fingerprint_of,
+)
 from dptune.errors import DependencyError, DetectionError
 from dptune.text import Span
 
-_VERSION = "1"
 _CONFIDENCE = 0.7
 _BATCH_SIZE = 128
 _CHUNK = 100_000  # characters; spaCy refuses texts of more than a million
@@ -43,18 +48,19 @@ class SpacyRecognizer:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of tier, spaCy, and the pipeline's name, version and config."""
+        """Digest of tier, spaCy, and the pipeline's name, version, config, weights."""
         if self._fingerprint is None:
             language = self._load()
             meta = language.meta
             self._fingerprint = fingerprint_of(
                 (
                     self.name,
-                    _VERSION,
                     self._tier,
+                    code_digest("ner"),
                     spacy.about.__version__,
                     f"{meta.get('lang')}_{meta.get('name')}-{meta.get('version')}",
                     language.config.to_str(),
+                    digest_of_files(Path(language.path)),
                 )
             )
         return self._fingerprint

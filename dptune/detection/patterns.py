@@ -7,13 +7,26 @@ from collections.abc import Iterator, Sequence
 from dptune.detection.canonical import canonical
 from dptune.detection.national_ids import CRYPTO_RULES, NATIONAL_RULES
 from dptune.detection.place_rules import PLACE_RULES
-from dptune.detection.recognizer import Tier, entity_types, fingerprint_of
+from dptune.detection.recognizer import (
+    Tier,
+    code_digest,
+    entity_types,
+    fingerprint_of,
+)
 from dptune.detection.rules import STRUCTURED_RULES, Rule
 from dptune.detection.time_rules import AMOUNT_RULES, DATE_RULES, TIME_RULES
 from dptune.detection.validators import is_isbn
 from dptune.text import Span
 
-_VERSION = "1"
+_MODULES = (
+    "patterns",
+    "canonical",
+    "rules",
+    "validators",
+    "national_ids",
+    "place_rules",
+    "time_rules",
+)
 _ALL_RULES: tuple[Rule, ...] = (
     *STRUCTURED_RULES,
     *NATIONAL_RULES,
@@ -60,15 +73,7 @@ class PatternRecognizer:
     def __init__(self, *, tier: Tier) -> None:
         kept = entity_types(tier)
         self._rules = tuple(rule for rule in _ALL_RULES if rule.entity_type in kept)
-        described = (
-            f"{rule.entity_type}|{rule.pattern.pattern}|{rule.cased}|{rule.confidence}"
-            f"|{rule.refine.__name__ if rule.refine else ''}|{rule.needs}|{rule.gate}"
-            f"|{rule.needs_digit}|{rule.min_digits}|{rule.reach}"
-            for rule in self._rules
-        )
-        self.fingerprint = fingerprint_of(
-            (self.name, _VERSION, _PUBLIC_NUMBER.pattern, *described)
-        )
+        self.fingerprint = fingerprint_of((self.name, tier, code_digest(*_MODULES)))
 
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return the spans of each text; spans of different rules may overlap."""

@@ -4,6 +4,7 @@ import re
 
 from dptune.detection import validators as v
 from dptune.detection.rules import Rule
+from dptune.detection.words import word_set
 
 _STREET = (
     r"street|st|avenue|ave|road|rd|boulevard|blvd|drive|dr|lane|ln|terrace|ter"
@@ -35,13 +36,21 @@ _STREET_FIRST = (
     r"|ulice|strada|place|boulevard|estrada|carrer|λεωφ[οό]ρος|οδ[οό]ς"
 )
 _STREET_ENDS = tuple(
-    "strasse straße str. weg gasse platz allee straat laan gatan vägen väg vej gade "
-    "vegen veien vegur katu tie utca ulica tee u. út tér trg tn".split()
+    sorted(
+        word_set(
+            "strasse straße str. weg gasse platz allee straat laan gatan vägen väg vej gade "
+            "vegen veien vegur katu tie utca ulica tee u. út tér trg tn"
+        )
+    )
 )
 _STREET_FIRST_STEMS = tuple(
-    "rue rua rúa via calle ave av. avda piazz corso largo praça praca travessa plaza"
-    " paseo camino chemin allée allee quai cours impasse ulic ul strada place boulevard"
-    " estrada carrer λεωφ οδ".split()
+    sorted(
+        word_set(
+            "rue rua rúa via calle ave av. avda piazz corso largo praça praca travessa plaza"
+            " paseo camino chemin allée allee quai cours impasse ulic ul strada place boulevard"
+            " estrada carrer λεωφ οδ"
+        )
+    )
 )
 _UNIT = (
     r"(?:,?\s{1,6}(?:apt|apartment|suite|ste|unit|floor|room|#)\b\.?\s{0,2}#?\w{1,8})?"
@@ -196,7 +205,8 @@ PLACE_RULES = (
     Rule(
         entity_type="ZIP",
         pattern=re.compile(
-            r"(?m)^\W{0,6}(?:[^\W\d_]{2,24} ){1,3}(?P<value>\d{3} ?\d{2,3}|\d{4})\W{0,3}$"
+            r"(?m)^\W{0,6}(?:[^\W\d_]{2,24} ){1,3}"
+            r"(?P<value>\d{3} ?\d{2,3}|\d{4})\W{0,3}$"
             r"|\b[A-Z]{2} (?P<after>\d{4,6})(?!\w)"
         ),
         citation="UPU S42, postcode after the place",

@@ -1,10 +1,15 @@
 """What a recognizer is, the four tiers of Shi et al. (2022), and their types."""
 
 import hashlib
+import unicodedata
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
 from typing import Protocol
 
+from dptune.errors import DependencyError
 from dptune.text import Span
 
 
@@ -63,14 +68,20 @@ STRUCTURED_TYPES = frozenset(
 )
 """Personal data with a form of its own. It counts in every tier."""
 
-LOW_ENTITY_TYPES = STRUCTURED_TYPES | frozenset(
-    ["PERSON", "ORG", "DATE", "GPE", "LOC", "FAC", "ENTITY", "UNKNOWN"]
+UNAVAILABLE = "UNAVAILABLE"
+"""Text that a recognizer could not judge: sensitive, and never kept in a cache."""
+
+LOW_ENTITY_TYPES = (
+    STRUCTURED_TYPES
+    | frozenset(
+        ["PERSON", "ORG", "DATE", "GPE", "LOC", "FAC", "NORP", "ENTITY", "UNKNOWN"]
+    )
+    | {UNAVAILABLE}
 )
 """`ENTITY` and `UNKNOWN` are names that no rule could type: they may be persons."""
 
 HIGH_ENTITY_TYPES = LOW_ENTITY_TYPES | frozenset(
     [
-        "NORP",
         "PRODUCT",
         "EVENT",
         "WORK_OF_ART",
@@ -110,6 +121,38 @@ class Recognizer(Protocol):
 def entity_types(tier: Tier) -> frozenset[str]:
     """Return the entity types that count in the entity part of a tier."""
     return LOW_ENTITY_TYPES if tier is Tier.LOW_ENTITY else HIGH_ENTITY_TYPES
+
+
+@lru_cache
+def code_digest(*modules: str) -> str:
+    """Digest the source of modules of this room, so that a changed rule shows."""
+    room = resources.files("dptune.detection")
+    return fingerprint_of(
+        (
+            unicodedata.unidata_version,
+            *(room.joinpath(f"{name}.py").read_text("utf8") for name in modules),
+        )
+    )
+
+
+def digest_of_files(folder: Path) -> str:
+    """Digest names and contents of all files below a folder, or of one file.
+
+    Raises:
+        DependencyError: nothing is there.
+    """
+    paths = sorted(p for p in folder.rglob("*") if p.is_file())
+    if not paths:
+        raise DependencyError(
+            f"the model folder {folder.name} must hold files, but none is there. "
+            "Unpack the model there."
+        )
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(str(path.relative_to(folder)).encode() + b"\0")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def fingerprint_of(parts: Iterable[str]) -> str:

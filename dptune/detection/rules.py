@@ -215,7 +215,9 @@ NETWORK_RULES = (
 FINANCIAL_RULES = (
     Rule(
         entity_type="IBAN",
-        pattern=re.compile(rf"\b(?=[a-z]{{2}}\s?\d\d)(?:{v.IBAN_COUNTRIES})\s?\d{{2}}(?:[\s./_-]{{0,3}}[a-z0-9]){{11,30}}"),
+        pattern=re.compile(
+            rf"\b(?=[a-z]{{2}}\s?\d\d)(?:{v.IBAN_COUNTRIES})\s?\d{{2}}(?:[\s./_-]{{0,3}}[a-z0-9]){{11,30}}"
+        ),
         citation="ISO 13616-1",
         confidence=1.0,
         refine=v.refine_iban,

@@ -8,6 +8,7 @@ _MONTH = (
     r"(?:january|february|march|april|may|june|july|august|september|october|november"
     r"|december|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
 )
+_MONTH_STEMS = tuple(re.findall("[a-z]{3}", "janfebmaraprmayjunjulaugsepoctnovdec"))
 _DAY = r"(?:mon|tues|wednes|thurs|fri|satur|sun)days?"
 _COUNT = (
     r"(?:\d{1,4}|an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
@@ -44,7 +45,7 @@ DATE_RULES = (
         ),
         citation="OntoNotes 5.0 DATE; 45 CFR 164.514(b)(2)(i)(C)",
         confidence=0.85,
-        needs=tuple("jan feb mar apr may jun jul aug sep oct nov dec".split()),
+        needs=_MONTH_STEMS,
     ),
     Rule(
         entity_type="DATE",

@@ -67,7 +67,8 @@ def is_iban_valid(compact: str) -> bool:
 def is_isbn(text: str) -> bool:
     """Check for an ISBN-13, or an ISBN-10 in its four groups (ISO 2108).
 
-    Ten bare digits, with no X at their end, are never called an ISBN: one order number in eleven would pass.
+    Ten bare digits, with no X at their end, are never called an ISBN: one order number
+    in eleven would pass.
     """
     digits = digits_of(text)
     if len(digits) == 13 and digits.startswith(("978", "979")):
@@ -98,7 +99,9 @@ def refine_card(text: str, start: int, end: int) -> Range | None:
             if len(digits) > 19:
                 break
             longer = best is None or high - groups[first][0] > best[1] - best[0]
-            has_shape = is_tight or all(b - a > 2 for a, b in groups[first : position + 1])
+            has_shape = is_tight or all(
+                b - a > 2 for a, b in groups[first : position + 1]
+            )
             is_whole = first == 0 and position == len(groups) - 1
             if longer and has_shape and _is_card(digits, is_whole=is_whole):
                 best = (groups[first][0], high)

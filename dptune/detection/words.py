@@ -75,6 +75,11 @@ _BITS_OF_CLASS = {
 }
 
 
+def word_set(words: str) -> frozenset[str]:
+    """Return the words of a text that lists them."""
+    return frozenset(words.split())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lexicon:
     """Readings of lower-cased forms, and a digest of the tables."""
@@ -112,12 +117,11 @@ def load_lexicon() -> Lexicon:
     return Lexicon(readings=readings, digest=hashlib.sha256(table + lists).hexdigest())
 
 
-def _add_proper(
-    proper: dict[str, int], form: str, word_class: str, lemma: str
-) -> None:
-    """Note a proper noun; one with a plural is a person's, one with an adjective a people's.
+def _add_proper(proper: dict[str, int], form: str, word_class: str, lemma: str) -> None:
+    """Note a proper noun, and whether it is a person's or a people's name.
 
-    The lexicon lists `Aarons` but no plural of `Abidjan`, and `Finnish` as an adjective.
+    The lexicon lists `Aarons` but no plural of `Abidjan`, and `Finnish` as an
+    adjective.
     """
     proper[form] = proper.get(form, 0) | (PEOPLE if word_class == "adj" else 0)
     for name in lemma.split("/") if lemma != form else ():
