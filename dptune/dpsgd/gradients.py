@@ -110,7 +110,7 @@ class PerUnitGradients:
         owners = Counter(
             self._names[id(parameter)]
             for _, module, _ in self._modules
-            for parameter in module.parameters(recurse=False)
+            for _, parameter in _own_parameters(module)
             if id(parameter) in self._names
         )
         self._shared = {name for name, count in owners.items() if count > 1}
@@ -206,10 +206,10 @@ class PerUnitGradients:
         for module_name, module in model.named_modules():
             own = sorted(
                 self._names[id(parameter)]
-                for parameter in module.parameters(recurse=False)
+                for _, parameter in _own_parameters(module)
                 if id(parameter) in self._names
             )
-            if not own:
+            if not own or isinstance(module, nn.ParameterDict):
                 continue
             rule = find_gradient_rule(module)
             if rule is None:
@@ -233,9 +233,7 @@ class PerUnitGradients:
         """Make the hook of one module."""
         own = {
             local: self._names[id(parameter)]
-            for local, parameter in module.named_parameters(
-                recurse=False, remove_duplicate=False
-            )
+            for local, parameter in _own_parameters(module)
             if id(parameter) in self._names
         }
 
@@ -308,6 +306,15 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
                 'the model in float32 and choose dtype="bfloat16" to compute.'
             )
     return named
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a module's parameters, with those of dictionaries that it holds."""
+    yield from module.named_parameters(recurse=False, remove_duplicate=False)
+    for name, child in module.named_children():
+        if isinstance(child, nn.ParameterDict):
+            for key, parameter in child.named_parameters():
+                yield f"{name}.{key}", parameter
 
 
 def _forget_grad(output: Tensor) -> None:

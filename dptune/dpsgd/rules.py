@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
+from peft.tuners.lora.layer import Embedding as LoraEmbedding
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
@@ -127,6 +128,27 @@ def _rms_norm_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients
     mean_square = values.square().mean(dims, keepdim=True)
     normal = values * torch.rsqrt(mean_square + _epsilon(module, inputs.dtype))
     return {"weight": sum_over_time(normal.mul_(grad), num_kept=len(shape))}
+
+
+@register_gradient_rule(LoraEmbedding)
+def _lora_embedding_rule(
+    module: LoraEmbedding, inputs: Tensor, grad: Tensor
+) -> Gradients:
+    """A `(rank, vocabulary)`, B `(width, rank)`: output = scaling * B A[:, id]."""
+    ids = inputs.reshape(len(inputs), -1)
+    found: dict[str, Term | Tensor] = {}
+    for adapter in module.active_adapters:
+        factors: Any = module.lora_embedding_A
+        if adapter not in factors:
+            continue
+        down, up = factors[adapter], module.lora_embedding_B[adapter]
+        scaled = as_sequence(grad) * module.scaling[adapter]
+        values = scaled @ up.to(scaled.dtype)  # (rows, time, rank)
+        found[f"lora_embedding_A.{adapter}"] = Scatter(
+            ids, values, down.shape[1], by_column=True
+        )
+        found[f"lora_embedding_B.{adapter}"] = Outer(scaled, down.t()[ids])
+    return found
 
 
 def _with_bias(module: nn.Module, weight: Term | Tensor, bias: Tensor) -> Gradients:

@@ -181,20 +181,25 @@ class Outer:
 class Scatter:
     """Gradient row v = sum of values[t] over t with ids[t] = v: embeddings.
 
+    With `by_column` it is column v: adapters of embeddings keep the table transposed.
+
     Args:
         ids: rows of the weight, `(units, T)`.
         values: `(units, T, n)`.
-        num_rows: m, rows of the weight.
+        num_rows: m, rows of the weight, or columns.
+        by_column: whether the weight is n x m.
     """
 
     ids: Tensor
     values: Tensor
     num_rows: int
+    by_column: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Units, m, n."""
-        return len(self.ids), self.num_rows, self.values.shape[2]
+        """Units, m, n; or units, n, m."""
+        sides = self.num_rows, self.values.shape[2]
+        return len(self.ids), *(reversed(sides) if self.by_column else sides)
 
     @property
     def device(self) -> torch.device:
@@ -225,13 +230,21 @@ class Scatter:
 
     def add_into(self, dense: Tensor) -> None:
         """Scatter into the flattened dense form."""
+        if self.by_column:
+            rows = dense.new_zeros(len(self.ids), self.num_rows, self.values.shape[2])
+            replace(self, by_column=False).add_into(rows)
+            dense.add_(rows.transpose(1, 2))
+            return
         values = self.values.flatten(0, 1).float()
         dense.view(-1, values.shape[1]).index_add_(0, self._flat_ids(), values)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Scatter scaled values."""
-        scaled = self.values.float() * factors[:, None, None]
-        total.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1))
+        scaled = (self.values.float() * factors[:, None, None]).flatten(0, 1)
+        if self.by_column:
+            total.index_add_(1, self.ids.flatten(), scaled.t())
+        else:
+            total.index_add_(0, self.ids.flatten(), scaled)
 
     def _flat_ids(self) -> Tensor:
         """Number of the pair (unit, id), `(units * T,)`."""
@@ -267,6 +280,7 @@ def merge(terms: Sequence[Term]) -> list[Term]:
                 _concatenated([term.ids for term in scatters]),
                 _concatenated([term.values for term in scatters]),
                 scatters[0].num_rows,
+                by_column=scatters[0].by_column,
             )
         )
     return merged

@@ -73,6 +73,10 @@ MODELS = {
         lambda: lora(models.tiny_llama(), targets=["q_proj", "v_proj", "down_proj"]),
         CAUSAL,
     ),
+    "gpt2_lora_of_embedding": (
+        lambda: lora(models.tiny_gpt2(), targets=["wte", "c_fc"], fan_in_fan_out=True),
+        CAUSAL,
+    ),
     "llama_lora_and_head": (
         lambda: lora(
             models.tiny_llama(),
