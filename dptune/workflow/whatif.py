@@ -355,17 +355,19 @@ def _hint(batches: Sequence[BatchChoice]) -> str:
     if enough > planned:
         gain = share(ratios[enough] / ratios[planned] - 1, digits=2)
         return (
-            f"A batch of {count(enough)} instead of {count(planned)} would raise the signal-to-noise "
-            f"of the run by {gain}, at the same epsilon, the same epochs and the same "
-            "work. It takes fewer steps: raise the learning rate or the epochs."
+            f"A batch of {count(enough)} instead of {count(planned)} would raise the "
+            f"signal-to-noise of the run by {gain}, at the same epsilon, the same "
+            "epochs and the same work. It takes fewer steps: raise the learning rate "
+            "or the epochs."
         )
+    part = share(ratios[planned] / best, digits=2)
     text = (
-        f"The planned batch of {count(planned)} has {share(ratios[planned] / best, digits=2)} "
-        "of the best signal-to-noise in the table."
+        f"The planned batch of {count(planned)} has {part} of the best "
+        "signal-to-noise in the table."
     )
     if enough < planned:
         text += (
-            f" A batch of {count(enough)} has nearly as much, in more and noisier steps, which "
-            "ask for a smaller learning rate."
+            f" A batch of {count(enough)} has nearly as much, in more and noisier "
+            "steps, which ask for a smaller learning rate."
         )
     return text
