@@ -1,16 +1,14 @@
 """Calibration: how much noise a budget asks for, before anything is trained."""
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import dp_accounting
 from dp_accounting import DpEvent
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.events import merge_events, poisson_gaussian_event
+from dptune.accounting.events import merge_events
 from dptune.errors import InfeasibleBudgetError
 from dptune.privacy import NeighboringRelation, PrivacyBudget
 
@@ -20,16 +18,6 @@ _LEAST_NOISE: Final = 0.1
 _MOST_NOISE: Final = 2.0**14
 _SETTLED: Final = 1e-3
 _MAX_STEPS: Final = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
-    """One row of a table of choices."""
-
-    sample_rate: float
-    noise_multiplier: float
-    num_steps: int
-    epsilon: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,46 +67,6 @@ def calibrate_noise_multiplier(
 
     low, high = _bracket(cost, budget.target_epsilon)
     return _narrow(cost, budget.target_epsilon, low, high)
-
-
-def what_if(
-    *,
-    sample_rates: Sequence[float],
-    noise_multipliers: Sequence[float],
-    num_steps: Sequence[int],
-    delta: float,
-    relation: NeighboringRelation,
-    prior: DpEvent | None = None,
-) -> tuple[WhatIf, ...]:
-    """Tabulate epsilon over plans of Poisson-sampled DP-SGD, every combination once.
-
-    Args:
-        sample_rates: chances that a unit joins a step, each in [0, 1].
-        noise_multipliers: noise stddev / max_grad_norm, each at least 0.
-        num_steps: noisy updates, each at least 0.
-        delta: in (0, 1).
-        relation: neighboring relation of the claim.
-        prior: what was already spent on the same data.
-    """
-    spent = prior if prior is not None else dp_accounting.NoOpDpEvent()
-    rows = []
-    for rate, noise, steps in itertools.product(
-        sample_rates, noise_multipliers, num_steps
-    ):
-        plan = poisson_gaussian_event(
-            sample_rate=rate, noise_multiplier=noise, num_steps=steps
-        )
-        rows.append(
-            WhatIf(
-                sample_rate=rate,
-                noise_multiplier=noise,
-                num_steps=steps,
-                epsilon=epsilon(
-                    merge_events([spent, plan]), delta=delta, relation=relation
-                ),
-            )
-        )
-    return tuple(rows)
 
 
 def _bracket(cost: Callable[[float], float], target: float) -> tuple[_Point, _Point]:

