@@ -54,6 +54,7 @@ _LAST = re.compile(r"([^\W\d_]+)[ \t]+$")
 _POSTCODE_AFTER = re.compile(r"[ \t]{1,3}\d{4,6}\b|,? [A-Z]{2}\b(?:,? \d{4,6})")
 _ALONE_BEFORE = re.compile(
     r"\d[^\n]{0,60}\n\W{0,6}$|,[ \t]*\n\W{0,6}$|[^\W\d_]{6,} \d{1,4},[ \t]$"
+    r"|\d{1,5}[^\W\d_]?(?: [A-Z][\w'.]*){1,4},[ \t]$"
 )
 
 

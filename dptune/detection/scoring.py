@@ -14,6 +14,7 @@ from dptune.results import Report
 RARITY_WEIGHT = 0.4
 LINKABILITY_WEIGHT = 0.3
 PROTECTION_WEIGHT = 0.3
+CountsOrigin = Literal["public", "released", "non_private"]
 _UNLISTED = (True, True, "not in the table: treated as the most sensitive kind")
 
 
@@ -42,13 +43,14 @@ class SensitivityTable(Report):
     """Scores of all entity types of a corpus, most sensitive first.
 
     Args:
-        counts: `public` if the counts behind the rarities were public, `non_private`
-            if they were counted in private data without noise. A table of the second
+        counts: `public` if the counts behind the rarities were public, `released` if
+            they were released under differential privacy and charged, `non_private`
+            if they were counted in private data without noise. A table of the last
             kind is private: no mechanism that consumes it keeps its guarantee.
     """
 
     rows: tuple[SensitivityRow, ...]
-    counts: Literal["public", "non_private"]
+    counts: CountsOrigin
 
     def score_of(self, entity_type: str) -> float:
         """Return the score of a type; 1.0, the largest, if it is not in the table."""
@@ -65,7 +67,10 @@ def _table() -> dict[str, tuple[bool, bool, str]]:
 
 
 def score_entity_types(
-    counts: Mapping[str, int], *, counts_are_public: bool
+    counts: Mapping[str, int],
+    *,
+    counts_are_public: bool,
+    counts_are_released: bool = False,
 ) -> SensitivityTable:
     """Score entity types as SA-ADP does.
 
@@ -78,7 +83,8 @@ def score_entity_types(
 
     Args:
         counts: mentions by entity type; none may be negative.
-        counts_are_public: True for public or released counts.
+        counts_are_public: they come from no private text.
+        counts_are_released: they come from private text with noise that was charged.
 
     Returns:
         One row per type in `counts`, most sensitive first.
@@ -100,8 +106,9 @@ def score_entity_types(
         _row(name, count / total if total else 0.0) for name, count in counts.items()
     ]
     rows.sort(key=lambda row: (-row.score, row.entity_type))
+    origin: CountsOrigin = "released" if counts_are_released else "non_private"
     return SensitivityTable(
-        rows=tuple(rows), counts="public" if counts_are_public else "non_private"
+        rows=tuple(rows), counts="public" if counts_are_public else origin
     )
 
 

@@ -8,6 +8,7 @@ import datasets
 
 from dptune.errors import DetectionError
 from dptune.redaction.operators import MASK, Operator, replacement
+from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import Span
 
 _BATCH_SIZE = 1000
@@ -47,11 +48,14 @@ def redact_text(
     operator: Operator,
     *,
     merge_adjacent: bool = True,
+    pseudonyms: Pseudonyms | None = None,
+    unit_id: str | None = None,
 ) -> Redaction:
     """Replace the spans of one text.
 
-    **Formal guarantee.** No code point of a span is copied to the result. A text that
-    is left empty or blank becomes one mask, so that no record vanishes.
+    **Formal guarantee.** No code point of a span is copied to the result; pseudonyms
+    keep the shape of what they replace: signs, blanks and case. A text that is left
+    empty or blank becomes one mask, so that no record vanishes.
 
     | case | result |
     |---|---|
@@ -65,14 +69,21 @@ def redact_text(
         operator: what to put in their place.
         merge_adjacent: join masks that only blanks part, not line ends. Off keeps
             one mask per span, so that texts of equal shape keep equal numbers of masks.
+            For one mask per token see `tokens.mask_tokens`.
+        pseudonyms: how to invent values; for `PSEUDONYM`, which cannot do without.
+        unit_id: whose text it is, for pseudonyms that hold within a unit.
 
     Returns:
         The redacted text with its edits.
 
     Raises:
+        ConfigError: `PSEUDONYM` without `pseudonyms` or the unit that they need.
         DetectionError: spans overlap or end after the text.
     """
-    replace = replacement(operator)
+    if operator is Operator.PSEUDONYM and pseudonyms is not None:
+        replace = pseudonyms.replacement(unit_id)
+    else:
+        replace = replacement(operator)
     joins = operator is Operator.MASK and merge_adjacent
     pieces: list[str] = []
     edits: list[Edit] = []
@@ -100,6 +111,7 @@ def redact_dataset(
     *,
     operator: Operator,
     merge_adjacent: bool = True,
+    pseudonyms: Pseudonyms | None = None,
 ) -> datasets.Dataset:
     """Replace the spans of every record of a corpus.
 
@@ -107,14 +119,17 @@ def redact_dataset(
     original; every column stays except `spans`, which no longer fits.
 
     Args:
-        dataset: columns `text` and `spans`, and any others.
+        dataset: columns `text` and `spans`, and any others; `unit_id` for pseudonyms
+            that hold within a unit.
         operator: what to put in the place of spans.
         merge_adjacent: as in `redact_text`.
+        pseudonyms: as in `redact_text`.
 
     Returns:
         The redacted corpus.
 
     Raises:
+        ConfigError: as `redact_text`.
         DetectionError: the corpus has no `spans`, or spans do not fit their text.
     """
     if "spans" not in dataset.column_names:
@@ -130,13 +145,19 @@ def redact_dataset(
         return dataset.remove_columns("spans")
 
     def redact(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
-        rows = zip(batch["text"], batch["spans"], strict=True)
+        units = batch.get("unit_id") or [None] * len(batch["text"])
+        rows = zip(batch["text"], batch["spans"], units, strict=True)
         return {
             "text": [
                 redact_text(
-                    text, _spans(row), operator, merge_adjacent=merge_adjacent
+                    text,
+                    _spans(row),
+                    operator,
+                    merge_adjacent=merge_adjacent,
+                    pseudonyms=pseudonyms,
+                    unit_id=unit,
                 ).text
-                for text, row in rows
+                for text, row, unit in rows
             ]
         }
 

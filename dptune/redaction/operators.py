@@ -4,6 +4,7 @@ import unicodedata
 from collections.abc import Callable
 from enum import StrEnum
 
+from dptune.errors import ConfigError
 from dptune.text import Span
 
 MASK = "<mask>"
@@ -19,12 +20,15 @@ class Operator(StrEnum):
     * `TYPED`: the entity type, `<PERSON>`.
     * `NUMBERED`: type and number, `<PERSON_1>`; equal values of one record get equal
       numbers.
+    * `PSEUDONYM`: an invented value of the same kind; equal values of one unit, or of
+      the corpus, get equal ones. Needs a key, see `pseudonyms.Pseudonyms`.
     * `DELETE`: nothing.
     """
 
     MASK = "mask"
     TYPED = "typed"
     NUMBERED = "numbered"
+    PSEUDONYM = "pseudonym"
     DELETE = "delete"
 
 
@@ -32,7 +36,15 @@ def replacement(operator: Operator) -> Replace:
     """Return the replacement rule of an operator for one record.
 
     Call it once per record: `NUMBERED` counts from 1 in each.
+
+    Raises:
+        ConfigError: `PSEUDONYM`, whose rule needs a key.
     """
+    if operator is Operator.PSEUDONYM:
+        raise ConfigError(
+            "pseudonyms must be given for operator=pseudonym, got None. Pass "
+            "Pseudonyms(key=...) with a secret key."
+        )
     if operator is Operator.NUMBERED:
         return _numbered()
     return _STATELESS[operator]

@@ -208,7 +208,7 @@ def validation_section(report: ValidationReport) -> Section:
 
 def _private_counts(report: SensitivityTable) -> tuple[Notice, ...]:
     """Warn where the table itself is private."""
-    if report.counts == "public":
+    if report.counts != "non_private":
         return ()
     return (
         Notice(

@@ -1,5 +1,7 @@
 """Redaction keeps no sensitive code point and loses no record."""
 
+from functools import partial
+
 import datasets
 import pytest
 from hypothesis import given, settings
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 from dptune.errors import DetectionError
 from dptune.redaction.engine import Redaction, redact_dataset, redact_text
 from dptune.redaction.operators import MASK, Operator, normalized
+from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import Span
 
+PSEUDONYMS = Pseudonyms(key=b"0123456789abcdef")
 TEXT = "Ann Lee met ann lee at 12 Elm St."
 
 
@@ -43,7 +47,9 @@ def test_redact_text_adjacent_masks_become_one_unless_told():
 
 @pytest.mark.parametrize("operator", list(Operator))
 def test_redact_text_empty_result_stays_as_the_mask(operator):
-    redaction = redact_text("Ann", [span(0, 3)], operator)
+    redaction = redact_text(
+        "Ann", [span(0, 3)], operator, pseudonyms=PSEUDONYMS, unit_id="u"
+    )
     assert redaction.text == (MASK if operator is Operator.DELETE else redaction.text)
     assert redaction.text
 
@@ -85,7 +91,8 @@ def keeps_law(function, text, spans, operator):
 @given(case=cases())
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_redact_text_replaces_every_span_and_nothing_else(operator, case):
-    assert keeps_law(redact_text, *case, operator)
+    redact = partial(redact_text, pseudonyms=PSEUDONYMS, unit_id="u")
+    assert keeps_law(redact, *case, operator)
 
 
 def drops_last_edit(text, spans, operator):
