@@ -2,56 +2,17 @@
 
 **Spend before you draw.** `charge` returns only when the entry is on durable storage;
 the caller draws its noise after that. A killed run can have charged for noise that it
-never drew, never the other way round.
-
-The file holds one JSON object per line, each with the hash of the line before it:
-
-    {"entry": {...}, "hash": "...", "previous": "...", "sequence": 0}
-
-A second small file, `<name>.head`, holds the number of lines and the last hash, and is
-replaced after every charge, so that missing lines at the end are noticed too. Both
-together make tampering evident, not impossible: they are no signature.
-
-What a reader finds, and what it means:
-
-| found | means | then |
-|---|---|---|
-| no file | nothing was charged | empty ledger |
-| a last line without newline | `charge` was cut short: it never returned, so nothing
-  was drawn for it | dropped, cut off at the next charge |
-| one line more than the head says | killed between the two writes | counted |
-| a line that does not follow from the one before | edited, moved or deleted | refused |
-| fewer lines than the head says | deleted at the end | refused |
-
-Several processes may charge to one journal: a lock on a third file, `<name>.lock`,
-orders them.
+never drew, never the other way round. `dptune.accounting.chain` says how it is stored,
+and what is noticed.
 """
 
-import fcntl
-import hashlib
-import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
 
 from pydantic import ValidationError
 
+from dptune.accounting.chain import Chain
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.errors import ArtifactError
-
-_GENESIS: Final = "0" * 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Tip:
-    """Where a journal ends: its size in bytes, its lines, the hash of the last."""
-
-    size: int = 0
-    count: int = 0
-    digest: str = _GENESIS
 
 
 class LedgerJournal:
@@ -62,13 +23,12 @@ class LedgerJournal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = Path(path)
-        self._known: _Tip | None = None
+        self._chain = Chain(path)
 
     @property
     def path(self) -> Path:
         """Where the journal lies."""
-        return self._path
+        return self._chain.path
 
     def charge(self, entry: LedgerEntry) -> None:
         """Write one entry to durable storage, before its noise is drawn.
@@ -81,15 +41,7 @@ class LedgerJournal:
             ArtifactError: the journal was tampered with.
             OSError: the disk is full or gone.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self._path):
-            tip = self._tip()
-            self._known = None
-            line, digest = _line(tip, entry.model_dump(mode="json"))
-            _append(self._path, tip.size, line)
-            after = _Tip(size=tip.size + len(line), count=tip.count + 1, digest=digest)
-            _write_head(self._path, after)
-            self._known = after
+        self._chain.append(entry.model_dump(mode="json"))
 
     def read(self) -> PrivacyLedger:
         """Read all entries and check the chain.
@@ -97,160 +49,15 @@ class LedgerJournal:
         Raises:
             ArtifactError: a line was edited, moved or deleted; names the first bad one.
         """
-        entries, _ = _read(self._path)
-        return PrivacyLedger(entries=entries)
+        found = enumerate(self._chain.read(), start=1)
+        return PrivacyLedger(entries=tuple(self._entry(n, data) for n, data in found))
 
-    def _tip(self) -> _Tip:
-        """Where the next line goes; reads the file again if another process wrote.
-
-        The head is brought up to date first, so that it never lags by two lines.
-        """
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if self._known is not None and self._known.size == size:
-            return self._known
-        _, tip = _read(self._path)
-        if tip.count:
-            _write_head(self._path, tip)
-        return tip
-
-
-def _line(tip: _Tip, entry: object) -> tuple[bytes, str]:
-    """Render the next line, and its hash."""
-    body = {"entry": entry, "previous": tip.digest, "sequence": tip.count}
-    digest = hashlib.sha256(_canonical(body)).hexdigest()
-    return _canonical({**body, "hash": digest}) + b"\n", digest
-
-
-def _append(path: Path, size: int, line: bytes) -> None:
-    """Write a line behind the last good one, down to the disk."""
-    is_new = not path.exists()
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.ftruncate(handle, size)
-        os.lseek(handle, size, os.SEEK_SET)
-        written = 0
-        while written < len(line):
-            written += os.write(handle, line[written:])
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    if is_new:
-        _sync_folder(path)
-
-
-def _write_head(path: Path, tip: _Tip) -> None:
-    """Replace the head in one step, so that it is never half written."""
-    target = _beside(path, "head")
-    half = _beside(path, "head.half")
-    handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(handle, _canonical({"count": tip.count, "hash": tip.digest}))
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    half.replace(target)
-    _sync_folder(path)
-
-
-def _read(path: Path) -> tuple[tuple[LedgerEntry, ...], _Tip]:
-    """Read and check a journal, and say where it ends."""
-    head = _read_head(path)
-    data = path.read_bytes() if path.exists() else b""
-    entries: list[LedgerEntry] = []
-    tip, matches_head = _Tip(), head is None or head["count"] == 0
-    *lines, _torn = data.split(b"\n")
-    for line in (text + b"\n" for text in lines):
-        entry, digest = _check_line(path, line, tip)
-        entries.append(entry)
-        tip = _Tip(size=tip.size + len(line), count=tip.count + 1, digest=digest)
-        if head is not None and tip.count == head["count"]:
-            matches_head = tip.digest == head["hash"]
-    _check_end(path, tip, head, matches_head=matches_head)
-    return tuple(entries), tip
-
-
-def _check_line(path: Path, line: bytes, tip: _Tip) -> tuple[LedgerEntry, str]:
-    """Parse one line and compare it, byte for byte, with what must stand there."""
-    try:
-        data = json.loads(line)["entry"]
-        expected, digest = _line(tip, data)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise _tampered(path, tip.count + 1) from None
-    if expected != line:
-        raise _tampered(path, tip.count + 1)
-    try:
-        return LedgerEntry.model_validate(data), digest
-    except ValidationError:
-        raise ArtifactError(
-            f"line {tip.count + 1} of {path.name} must be an entry that this version "
-            "knows. Upgrade dptune to read it."
-        ) from None
-
-
-def _check_end(
-    path: Path, tip: _Tip, head: dict[str, Any] | None, *, matches_head: bool
-) -> None:
-    """Compare the end of the file with the head."""
-    expected = 0 if head is None else int(head["count"])
-    if not matches_head or tip.count < expected:
-        raise _tampered(path, min(tip.count + 1, max(expected, 1)))
-    if tip.count > expected + 1:
-        raise ArtifactError(
-            f"{path.name}.head must say how many lines {path.name} has, got {expected} "
-            f"for {tip.count} lines. Restore the file that was written with it."
-        )
-
-
-def _read_head(path: Path) -> dict[str, Any] | None:
-    """Read the head, None if there is none yet."""
-    target = _beside(path, "head")
-    if not target.exists():
-        return None
-    try:
-        head = json.loads(target.read_bytes())
-        return {"count": int(head["count"]), "hash": str(head["hash"])}
-    except (ValueError, KeyError, TypeError):
-        raise ArtifactError(
-            f"{target.name} must be the head of a journal. Restore it from a backup."
-        ) from None
-
-
-def _tampered(path: Path, number: int) -> ArtifactError:
-    """Name the first line that is not what was charged."""
-    return ArtifactError(
-        f"line {number} of {path.name} must follow from the line before it: it was "
-        "edited, moved or deleted. Restore the journal from a backup; until then its "
-        "data set has no known budget."
-    )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the journal's lock."""
-    handle = os.open(_beside(path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a new name in a folder durable."""
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    """Name a file that belongs to the journal."""
-    return path.with_name(f"{path.name}.{suffix}")
-
-
-def _canonical(value: object) -> bytes:
-    """Write JSON in the one form that is hashed."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), allow_nan=False
-    ).encode()
+    def _entry(self, number: int, data: object) -> LedgerEntry:
+        """Read one line."""
+        try:
+            return LedgerEntry.model_validate(data)
+        except ValidationError:
+            raise ArtifactError(
+                f"line {number} of {self.path.name} must be an entry that this version "
+                "knows. Upgrade dptune to read it."
+            ) from None

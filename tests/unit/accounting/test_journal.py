@@ -10,7 +10,7 @@ from pathlib import Path
 import dp_accounting as dpa
 import pytest
 
-from dptune.accounting import journal as journal_module
+from dptune.accounting import chain as chain_module
 from dptune.accounting.events import poisson_gaussian_event
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
@@ -119,15 +119,15 @@ def test_first_line_counts_without_a_head(tmp_path):
 def test_failed_head_does_not_lock_the_journal_out(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     journal = charged(path, 1)
-    real = journal_module._write_head
+    real = chain_module._write_head
 
     def full(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(journal_module, "_write_head", full)
+    monkeypatch.setattr(chain_module, "_write_head", full)
     with pytest.raises(OSError, match="disk full"):
         journal.charge(entry(1))
-    monkeypatch.setattr(journal_module, "_write_head", real)
+    monkeypatch.setattr(chain_module, "_write_head", real)
     journal.charge(entry(2))
     assert len(journal.read().entries) == 3
 
@@ -233,7 +233,7 @@ def test_missing_head_of_a_long_journal_is_refused(tmp_path):
 def test_entry_of_a_later_version_is_refused_but_not_called_tampered(tmp_path):
     path = tmp_path / "ledger.jsonl"
     data = {**entry().model_dump(mode="json"), "invented_later": 1}
-    line, digest = journal_module._line(journal_module._Tip(), data)
+    line, digest = chain_module._line(chain_module._Tip(), data)
     path.write_bytes(line)
     assert digest
     with pytest.raises(ArtifactError, match="Upgrade"):
@@ -244,7 +244,7 @@ def test_field_added_later_with_a_default_does_not_break_old_journals(tmp_path):
     path = tmp_path / "ledger.jsonl"
     data = entry().model_dump(mode="json")
     del data["nominal_reference"]
-    line, _ = journal_module._line(journal_module._Tip(), data)
+    line, _ = chain_module._line(chain_module._Tip(), data)
     path.write_bytes(line)
     assert LedgerJournal(path).read().entries == (entry(),)
 
