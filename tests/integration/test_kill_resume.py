@@ -1,0 +1,43 @@
+"""Ten kills at random moments of a training run; benchmarks/ does two hundred."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TWINS = {
+    "late": "under_counts",
+    "once": "under_counts",
+    "whole": "double_counts",
+    "replay": "reused",
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    script = REPOSITORY / "benchmarks" / "kill_resume.py"
+    done = subprocess.run(
+        [sys.executable, script, "10", "--twins"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_killed_and_resumed_runs_pay_for_all_noise_and_end_whole(found):
+    assert found["kills"] >= 10
+    faults = ("under_counts", "double_counts", "reused", "incomplete")
+    assert [found[name] for name in faults] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_twin_is_caught(found, twin):
+    assert TWINS[twin] in found["twins"][twin]
