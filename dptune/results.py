@@ -162,8 +162,32 @@ class ExposureReport(Report):
         return tuple(c for c in self.base_canaries if c.planted)
 
 
+class RateAtFpr(Report):
+    """True positives of one attack at one more false-positive rate.
+
+    Args:
+        fpr: the false-positive rate.
+        needed: non-members that it takes to resolve it.
+        tpr: None where there were fewer: not resolvable, which is no zero.
+        interval: of `tpr`, None likewise.
+    """
+
+    fpr: float
+    needed: int
+    tpr: float | None = None
+    interval: Interval | None = None
+
+    @property
+    def resolvable(self: Self) -> bool:
+        """Whether there were enough non-members."""
+        return self.tpr is not None
+
+
 class MembershipSignal(Report):
-    """One membership attack: area, true positives at a low false-positive rate, ROC."""
+    """One membership attack: area, true positives at a low false-positive rate, ROC.
+
+    `rates` holds the true positives at other false-positive rates.
+    """
 
     name: str
     auc: float
@@ -171,6 +195,7 @@ class MembershipSignal(Report):
     tpr_at_low_fpr: float
     tpr_at_low_fpr_interval: Interval
     low_fpr: float = 0.01
+    rates: tuple[RateAtFpr, ...] = ()
     roc_fpr: tuple[float, ...] = ()
     roc_tpr: tuple[float, ...] = ()
 

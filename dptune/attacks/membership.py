@@ -1,22 +1,15 @@
 """Was this record trained on? Attacks on token losses, and a blind baseline."""
 
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from dptune.attacks.blind import blind_signal
 from dptune.attacks.roc import RocSettings, membership_signal
-from dptune.attacks.signals import TokenSignals, token_signals
+from dptune.attacks.scores import membership_scores
+from dptune.attacks.signals import token_signals
 from dptune.errors import DataError
 from dptune.results import MembershipReport
-
-Floats = NDArray[np.float64]
-
-MIN_K_SHARE = 0.2
-"""Share of the least likely tokens that Min-K% looks at (Shi et al. 2024)."""
 
 
 def membership_report(
@@ -58,8 +51,8 @@ def membership_report(
         seed: of bootstrap and cross-validation.
 
     Returns:
-        Signals `loss`, `zlib`, `min_k`, `min_k_plus_plus`, `calibrated_loss`, each with
-        `max(AUC, 1 - AUC)` as `membership_signal` explains, and the blind baseline.
+        One signal for each of `membership_scores`, with `max(AUC, 1 - AUC)` as
+        `membership_signal` explains, and the blind baseline.
 
     Raises:
         DataError: a group is too small, texts and sequences differ in number, or a loss
@@ -96,38 +89,6 @@ def membership_report(
     )
 
 
-def membership_scores(
-    signals: Sequence[TokenSignals],
-    base_signals: Sequence[TokenSignals],
-    texts: Sequence[str],
-) -> dict[str, Floats]:
-    """Score every record by every attack; higher means member.
-
-    Args:
-        signals: under the attacked model, with moments.
-        base_signals: under the model before fine-tuning.
-        texts: of the same records.
-
-    Returns:
-        Scores by the name of the attack.
-
-    References:
-        loss: Yeom et al. (2018). zlib: Carlini et al. (2021). Min-K%: Shi et al.
-        (2024). Min-K%++: Zhang et al. (2024). Calibrated: Watson et al. (2022).
-    """
-    attacks: Mapping[str, Callable[[TokenSignals], float]] = {
-        "loss": lambda s: float(s.log_probs.mean()),
-        "min_k": lambda s: _lowest(s.log_probs),
-        "min_k_plus_plus": lambda s: _lowest(_standardized(s)),
-    }
-    scores = {name: np.array([f(s) for s in signals]) for name, f in attacks.items()}
-    base = np.array([s.log_probs.mean() for s in base_signals])
-    sizes = np.array([len(zlib.compress(text.encode())) for text in texts])
-    scores["zlib"] = -np.array([s.nll for s in signals]) / sizes
-    scores["calibrated_loss"] = scores["loss"] - base
-    return scores
-
-
 def _predictable(
     sequences: Sequence[Sequence[int]], texts: Sequence[str]
 ) -> list[tuple[Sequence[int], str]]:
@@ -139,16 +100,3 @@ def _predictable(
         )
     pairs = zip(sequences, texts, strict=True)
     return [(sequence, text) for sequence, text in pairs if len(sequence) >= 2]
-
-
-def _lowest(values: Floats) -> float:
-    """Mean of the lowest `MIN_K_SHARE` of the values, at least one."""
-    count = max(1, int(MIN_K_SHARE * len(values)))
-    return float(np.partition(values, count - 1)[:count].mean())
-
-
-def _standardized(signals: TokenSignals) -> Floats:
-    """Log probabilities in standard deviations of the model's own distribution."""
-    spread = np.maximum(signals.stddevs, 1e-6)
-    scores: Floats = (signals.log_probs - signals.means) / spread
-    return scores

@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.errors import DataError
-from dptune.results import Interval, MembershipSignal
+from dptune.results import Interval, MembershipSignal, RateAtFpr
 from dptune.statistics import clopper_pearson, resampled_indices
 
 Floats = NDArray[np.float64]
+
+FEWEST_FALSE_POSITIVES = 10
+"""A further false-positive rate is resolvable if it lets this many non-members pass."""
 
 _CURVE_POINTS = 100
 
@@ -24,12 +27,14 @@ class RocSettings:
 
     Args:
         low_fpr: the false-positive rate at which true positives are reported.
+        more_fprs: further ones, reported where there are enough non-members.
         confidence: of every interval.
         num_resamples: bootstrap draws.
         seed: of the bootstrap, so that a report can be made again.
     """
 
     low_fpr: float = 0.01
+    more_fprs: tuple[float, ...] = (0.1, 0.001)
     confidence: float = 0.95
     num_resamples: int = 1000
     seed: int = 0
@@ -100,13 +105,13 @@ def membership_signal(
     if fold and _area(_Sorted.of(members, others)) < 0.5:
         members, others = -members, -others
     groups = _Sorted.of(members, others)
-    areas, rates = _resample(groups, settings)
-    rate = _rate(groups, settings.low_fpr)
-    exact = clopper_pearson(
-        round(rate * len(members)), len(members), confidence=settings.confidence
-    )
-    rate_low, rate_high = _interval(rates, settings.confidence)
+    more = [f for f in settings.more_fprs if _is_resolvable(f, len(others))]
+    areas, rates = _resample(groups, settings, fprs=(settings.low_fpr, *more))
     area_low, area_high = _interval(areas, settings.confidence)
+    resolved = {
+        fpr: _rate_interval(groups, fpr, drawn, confidence=settings.confidence)
+        for fpr, drawn in rates.items()
+    }
     fpr, tpr = _curve(groups)
     return MembershipSignal(
         name=name,
@@ -114,13 +119,18 @@ def membership_signal(
         auc_interval=Interval(
             low=area_low, high=area_high, confidence=settings.confidence
         ),
-        tpr_at_low_fpr=rate,
-        tpr_at_low_fpr_interval=Interval(
-            low=min(rate_low, exact[0]),
-            high=max(rate_high, exact[1]),
-            confidence=settings.confidence,
-        ),
+        tpr_at_low_fpr=_rate(groups, settings.low_fpr),
+        tpr_at_low_fpr_interval=resolved[settings.low_fpr],
         low_fpr=settings.low_fpr,
+        rates=tuple(
+            RateAtFpr(
+                fpr=fpr,
+                needed=_num_needed(fpr),
+                tpr=_rate(groups, fpr) if fpr in more else None,
+                interval=resolved[fpr] if fpr in more else None,
+            )
+            for fpr in settings.more_fprs
+        ),
         roc_fpr=fpr,
         roc_tpr=tpr,
     )
@@ -139,19 +149,46 @@ def _rate(groups: _Sorted, low_fpr: float) -> float:
     return float((groups.members > threshold).mean())
 
 
+def _num_needed(fpr: float) -> int:
+    """Non-members that it takes to resolve a false-positive rate."""
+    return int(np.ceil(FEWEST_FALSE_POSITIVES / fpr - 1e-9))
+
+
+def _is_resolvable(fpr: float, num_others: int) -> bool:
+    """Whether a share of the non-members is more than a handful."""
+    return num_others >= _num_needed(fpr)
+
+
+def _rate_interval(
+    groups: _Sorted, fpr: float, drawn: Floats, *, confidence: float
+) -> Interval:
+    """Union of the bootstrap interval and of Clopper-Pearson's."""
+    num_members = len(groups.members)
+    exact = clopper_pearson(
+        round(_rate(groups, fpr) * num_members), num_members, confidence=confidence
+    )
+    low, high = _interval(drawn, confidence)
+    return Interval(
+        low=min(low, exact[0]), high=max(high, exact[1]), confidence=confidence
+    )
+
+
 def _num_allowed(num_others: int, low_fpr: float) -> int:
     """False positives that may pass, fewer than all."""
     return min(int(np.floor(low_fpr * num_others + 1e-9)), num_others - 1)
 
 
-def _resample(groups: _Sorted, settings: RocSettings) -> tuple[Floats, Floats]:
-    """Area and low-rate true positives of every bootstrap draw."""
+def _resample(
+    groups: _Sorted, settings: RocSettings, *, fprs: tuple[float, ...]
+) -> tuple[Floats, dict[float, Floats]]:
+    """Area, and true positives at every rate, of every bootstrap draw."""
     generator = np.random.default_rng(settings.seed)
     num_members, num_others = len(groups.members), len(groups.others)
-    allowed = _num_allowed(num_others, settings.low_fpr)
     # members strictly above each non-member, as a position in the sorted members
     first_above = np.searchsorted(groups.members, groups.others, side="right")
-    areas, rates = [], []
+    areas: list[Floats] = []
+    rates: dict[float, list[Floats]] = {fpr: [] for fpr in fprs}
+    last = {fpr: num_others - 1 - _num_allowed(num_others, fpr) for fpr in fprs}
     draws = resampled_indices(
         num_members,
         num_others,
@@ -163,10 +200,12 @@ def _resample(groups: _Sorted, settings: RocSettings) -> tuple[Floats, Floats]:
         wins = np.take_along_axis(below, groups.below[drawn_members], axis=1)
         ties = np.take_along_axis(below, groups.not_above[drawn_members], axis=1)
         areas.append((wins + ties).mean(axis=1) / (2.0 * num_others))
-        last = num_others - 1 - allowed
-        threshold = np.partition(drawn_others, last, axis=1)[:, last]
-        rates.append((drawn_members >= first_above[threshold][:, None]).mean(axis=1))
-    return np.concatenate(areas), np.concatenate(rates)
+        ordered = np.partition(drawn_others, sorted(set(last.values())), axis=1)
+        for fpr, place in last.items():
+            above = drawn_members >= first_above[ordered[:, place]][:, None]
+            rates[fpr].append(above.mean(axis=1))
+    joined = {fpr: np.concatenate(found) for fpr, found in rates.items()}
+    return np.concatenate(areas), joined
 
 
 def _counts(drawn: NDArray[np.int64], size: int) -> NDArray[np.int64]:

@@ -24,11 +24,13 @@ class TokenSignals:
 
     Args:
         log_probs: of each token given those before it, nats.
+        hits: whether the token was the model's first choice.
         means: mean log probability under the model's own distribution there.
         stddevs: its standard deviation. Both are empty unless moments were asked for.
     """
 
     log_probs: Floats = field(repr=False)  # (tokens - 1,)
+    hits: NDArray[np.bool_] = field(repr=False)
     means: Floats = field(repr=False)
     stddevs: Floats = field(repr=False)
 
@@ -113,11 +115,14 @@ def _forward(
     logits = model(
         input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
     ).logits[:, :-1]
-    chosen, means, stddevs = _statistics(logits.float(), tokens[:, 1:], moments=moments)
+    logits, targets = logits.float(), tokens[:, 1:]
+    hits = (logits.argmax(-1) == targets).cpu().numpy()
+    chosen, means, stddevs = _statistics(logits, targets, moments=moments)
     for row, sequence in enumerate(batch):
         end = len(sequence) - 1
         yield TokenSignals(
             log_probs=chosen[row, :end],
+            hits=hits[row, :end],
             means=means[row, :end],
             stddevs=stddevs[row, :end],
         )

@@ -2,6 +2,7 @@
 
 import math
 
+from dptune.reports.attack_pages import setting_words
 from dptune.reports.blocks import Chip, Section, Tone, facts, table
 from dptune.reports.formatting import (
     count,
@@ -12,7 +13,6 @@ from dptune.reports.formatting import (
     share,
     words,
 )
-from dptune.reports.model_pages import setting_words
 from dptune.reports.statements import (
     DetectionStatement,
     ExposureStatement,

@@ -7,6 +7,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.detection.scoring import SensitivityTable
 from dptune.gates.decision import GateDecision
 from dptune.recipes import RunPlan
+from dptune.reports.attack_pages import exposure_page, membership_page
 from dptune.reports.blocks import Page
 from dptune.reports.card_page import card_page
 from dptune.reports.data_pages import (
@@ -19,13 +20,7 @@ from dptune.reports.data_pages import (
 from dptune.reports.gate_page import gate_page
 from dptune.reports.generic_page import generic_page, refuse_restricted
 from dptune.reports.ledger_page import ledger_page
-from dptune.reports.model_pages import (
-    exposure_page,
-    membership_page,
-    stage_page,
-    utility_page,
-    version_page,
-)
+from dptune.reports.model_pages import stage_page, utility_page, version_page
 from dptune.reports.plan_page import plan_page
 from dptune.reports.render import page_html
 from dptune.reports.statements import PrivacyCard

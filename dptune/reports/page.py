@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dptune.errors import ConfigError
+from dptune.reports.attack_pages import EXPOSURE_CAPTION, OUTSIDE_EPSILON, ROC_CAPTION
 from dptune.reports.blocks import (
     Block,
     Bullets,
@@ -31,7 +32,6 @@ from dptune.reports.gate_page import (
     criteria_table,
     headline_reason,
 )
-from dptune.reports.model_pages import EXPOSURE_CAPTION, OUTSIDE_EPSILON, ROC_CAPTION
 from dptune.reports.plots import (
     ComparisonPoint,
     comparison_plot,

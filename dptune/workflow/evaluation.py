@@ -92,7 +92,7 @@ def attack_model(
             "the corpus must have a test split: without records that were not trained "
             "on, no attack has a control. Set data.splits.test."
         )
-    say("membership of records, five attacks and a blind baseline")
+    say("membership of records, eight attacks and a blind baseline")
     members, outsiders = _sample(members, count), _sample(outsiders, count)
     membership = membership_report(
         _encode(members, loaded, max_tokens),

@@ -52,6 +52,10 @@ def make_model(kind: str, *, vocab_size: int, seed: int = 0):
                 bos_token_id=0,
                 eos_token_id=0,
                 initializer_range=0.3,
+                # dropout draws from the global generator, which no test seeds
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
             )
             return GPT2LMHeadModel(config)
         config = LlamaConfig(

@@ -10,8 +10,9 @@ import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from dptune.attacks.blind import blind_signal
-from dptune.attacks.membership import membership_report, membership_scores
+from dptune.attacks.membership import membership_report
 from dptune.attacks.roc import RocSettings, membership_signal
+from dptune.attacks.scores import membership_scores
 from dptune.attacks.signals import token_signals
 from dptune.errors import DataError
 
@@ -171,6 +172,9 @@ def test_membership_report_finds_an_overfit_model(make_model):
         "min_k",
         "min_k_plus_plus",
         "calibrated_loss",
+        "ending",
+        "ez_mia",
+        "wbc",
     }
     assert by_name["calibrated_loss"].auc > 0.9
     assert (report.num_members, report.num_non_members) == (24, 24)

@@ -30,6 +30,7 @@ from dptune.results import (
     Interval,
     MembershipReport,
     MembershipSignal,
+    RateAtFpr,
     RedactionReport,
     RegisteredVersion,
     StageCurvePoint,
@@ -93,6 +94,15 @@ def signal(name, *, auc=0.5, tpr=0.012, curve=True):
         tpr_at_low_fpr=tpr,
         tpr_at_low_fpr_interval=Interval(
             low=max(0.0, tpr - 0.01), high=tpr + 0.01, confidence=0.95
+        ),
+        rates=(
+            RateAtFpr(
+                fpr=0.1,
+                needed=100,
+                tpr=0.2,
+                interval=Interval(low=0.17, high=0.23, confidence=0.95),
+            ),
+            RateAtFpr(fpr=0.001, needed=10_000),
         ),
         roc_fpr=(0.0, 0.01, 0.1, 1.0) if curve else (),
         roc_tpr=(0.0, tpr, 0.2, 1.0) if curve else (),
