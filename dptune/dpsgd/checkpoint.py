@@ -9,6 +9,9 @@ checkpoint_dir/
     └── optimizer.safetensors
 ```
 
+Where several ranks train, the first one writes for all. Tensors are stored whole, so
+that any number of ranks may go on from them.
+
 **Privacy**: weights and optimizer state are released values, but the curve and the
 token count are private. A checkpoint stays inside the trust boundary.
 """
@@ -27,6 +30,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dptune.dpsgd.distributed import ALONE, Ranks
+from dptune.dpsgd.sharding import gathered, held, part_like
 from dptune.errors import ArtifactError
 
 _FORMAT = 1
@@ -83,13 +88,31 @@ def save_checkpoint(
     state: TrainingState,
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
+    *,
+    ranks: Ranks = ALONE,
 ) -> None:
-    """Write a checkpoint, rename it into place, drop the one before."""
+    """Write a checkpoint, rename it into place, drop the one before.
+
+    With several ranks, all must call this; it returns when the files are there.
+    """
+    weights = {name: value.detach() for name, value in parameters.items()}
+    files = {
+        _WEIGHTS: _whole(weights, ranks),
+        _OPTIMIZER: _whole(_flat_state(optimizer), ranks),
+    }
+    ranks.once(lambda: _write_checkpoint(checkpoint_dir, state, files))
+
+
+def _write_checkpoint(
+    checkpoint_dir: Path,
+    state: TrainingState,
+    files: Mapping[str, Mapping[str, Tensor]],
+) -> None:
+    """Write on the first rank."""
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=checkpoint_dir))
-    weights = {name: value.detach() for name, value in parameters.items()}
-    _save_tensors(temporary / _WEIGHTS, weights)
-    _save_tensors(temporary / _OPTIMIZER, _flat_state(optimizer))
+    for name, tensors in files.items():
+        _save_tensors(temporary / name, tensors)
     _write(temporary / _STATE, _to_json(state))
     _sync_folder(temporary)
     final = checkpoint_dir / f"{_PREFIX}{state.step:08d}"
@@ -109,6 +132,7 @@ def load_checkpoint(
     digest: str,
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
+    ranks: Ranks = ALONE,
 ) -> TrainingState | None:
     """Put the last checkpoint's weights and optimizer state in place.
 
@@ -117,14 +141,17 @@ def load_checkpoint(
         digest: what the checkpoint must belong to.
         parameters: trainable parameters; overwritten.
         optimizer: over the same parameters, in the same order.
+        ranks: all of them must call this, and find the same.
 
     Returns:
         Where the run stands, or None if there is no checkpoint.
 
     Raises:
         ArtifactError: the checkpoint is damaged, or belongs to another run.
+        ConfigError: ranks find different checkpoints.
     """
     folders = sorted(checkpoint_dir.glob(f"{_PREFIX}*"))
+    ranks.check_same(folders[-1].name if folders else "no checkpoint")
     if not folders:
         return None
     folder = folders[-1]
@@ -160,7 +187,7 @@ def _restore_weights(
         )
     with torch.no_grad():
         for key, value in parameters.items():
-            value.copy_(weights[key])
+            held(value).copy_(held(part_like(weights[key], value)))
 
 
 def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -177,18 +204,32 @@ def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def _restore_optimizer(
     optimizer: torch.optim.Optimizer, flat: Mapping[str, Tensor]
 ) -> None:
-    """Rebuild the nested state that torch expects."""
+    """Rebuild the nested state that torch expects, sharded as the parameters are."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in flat.items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
+        like = parameters[int(index)]
+        is_entrywise = value.shape == like.shape
+        part = part_like(value, like) if is_entrywise else value
+        state.setdefault(int(index), {})[key] = part
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
+def _whole(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """Gather shards, one tensor at a time; only the first rank keeps them."""
+    whole = {}
+    for name, value in tensors.items():
+        full = gathered(value)
+        if ranks.is_first:
+            whole[name] = full.cpu().contiguous()
+    return whole
+
+
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write and sync a safetensors file."""
-    save_file({key: value.cpu().contiguous() for key, value in tensors.items()}, path)
+    save_file(dict(tensors), path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -35,6 +35,7 @@ def noise_stream(
     device: str | torch.device = "cpu",
     fixed_seed: int | None = None,
     attempt: int = 0,
+    rank: int = 0,
 ) -> GaussianStream:
     """Return a stream of noise, secret unless a seed is given explicitly.
 
@@ -47,8 +48,12 @@ def noise_stream(
         device: where the gradients are.
         fixed_seed: `None` for entropy of the operating system.
         attempt: number of this process start, from 0.
+        rank: of this process among those of a run. Parts of one sum that are noised by
+            several ranks must not share their noise.
     """
-    sequence = seed_sequence(RandomStream.NOISE, seed=fixed_seed, attempt=attempt)
+    sequence = seed_sequence(
+        RandomStream.NOISE, seed=fixed_seed, attempt=attempt, rank=rank
+    )
     return GaussianStream(sequence, device=device)
 
 

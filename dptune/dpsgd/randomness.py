@@ -30,7 +30,12 @@ class RandomStream(IntEnum):
 
 
 def seed_sequence(
-    stream: RandomStream, *, seed: int | None, attempt: int = 0, step: int = 0
+    stream: RandomStream,
+    *,
+    seed: int | None,
+    attempt: int = 0,
+    step: int = 0,
+    rank: int = 0,
 ) -> np.random.SeedSequence:
     """Return the entropy of one stream of one attempt.
 
@@ -42,10 +47,12 @@ def seed_sequence(
         seed: `None` for entropy of the operating system, at least 0 otherwise.
         attempt: number of this process start; two attempts never share a stream.
         step: for streams that start anew at every step.
+        rank: of this process among those of a run; two ranks never share a stream.
     """
     if seed is None:
         return np.random.SeedSequence(secrets.randbits(ENTROPY_BITS))
-    return np.random.SeedSequence([seed, attempt, int(stream), step])
+    entropy = [seed, attempt, int(stream), step]
+    return np.random.SeedSequence(entropy, spawn_key=(rank,) if rank else ())
 
 
 def numpy_generator(sequence: np.random.SeedSequence) -> np.random.Generator:

@@ -1,15 +1,23 @@
 """One step's gradients, private and plain: what the optimizer finds in `grad`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
+from dptune.dpsgd.distributed import (
+    ALONE,
+    GradientSums,
+    Ranks,
+    ReplicatedSums,
+    add_up_gradients,
+)
 from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
 from dptune.dpsgd.grouping import group_parameters
@@ -17,6 +25,7 @@ from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import UnitIndices
+from dptune.dpsgd.sharding import ShardedSums, is_sharded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +50,11 @@ class StepTotals:
             weight=self.weight + other.weight,
         )
 
+    def over(self, ranks: Ranks) -> "StepTotals":
+        """Add up the figures of all ranks."""
+        num_tokens, nll, weight = ranks.total(self.num_tokens, self.nll, self.weight)
+        return StepTotals(num_tokens=int(num_tokens), nll=nll, weight=weight)
+
     @property
     def loss(self) -> float:
         """Mean loss per token; NaN if there was none."""
@@ -59,6 +73,8 @@ class Feed:
         device: where the model is.
         autocast: compute in bfloat16.
         fixed_shapes: fill every piece up to one shape.
+        ranks: this process among those that share a logical batch.
+        in_step: give every rank as many pieces, since their passes meet.
     """
 
     data: UnitDataset
@@ -68,16 +84,43 @@ class Feed:
     device: torch.device
     autocast: bool
     fixed_shapes: bool = False
+    ranks: Ranks = ALONE
+    in_step: bool = False
 
     def batches(self, indices: UnitIndices) -> Iterator[PhysicalBatch]:
-        """Cut a logical batch into pieces on the device."""
-        pieces = self.data.physical_batches(
-            indices,
+        """Cut this rank's share of a logical batch into pieces on the device."""
+        pieces: Iterable[PhysicalBatch] = self.data.physical_batches(
+            self._share(indices),
             physical_batch_size=self.physical_batch_size,
             pad_token_id=self.pad_token_id,
         )
+        if self.in_step:
+            pieces = list(pieces)
+            missing = self.ranks.greatest(len(pieces)) - len(pieces)
+            pieces += [self._filler()] * missing
         for piece in pieces:
             yield self._shaped(piece).to(self.device)
+
+    def _share(self, indices: UnitIndices) -> UnitIndices:
+        """Deal units out to ranks by length, so that all have as much to do."""
+        if self.ranks.is_alone:
+            return indices
+        sequences, units = self.data.sequences, self.data.units
+        lengths = [sum(len(sequences[row]) for row in units[u]) for u in indices]
+        order = np.argsort(lengths, kind="stable")
+        return indices[order][self.ranks.rank :: self.ranks.size]
+
+    def _filler(self) -> PhysicalBatch:
+        """Return a piece without a unit: its one row of padding adds nothing."""
+        row = torch.full((1, 2), self.pad_token_id)
+        return PhysicalBatch(
+            input_ids=row,
+            attention_mask=torch.ones_like(row),
+            loss_weights=torch.zeros(1, 2),
+            rows_of_unit=torch.zeros(1, 1, dtype=torch.long),
+            labels=None if self.data.labels is None else torch.zeros(1).long(),
+            num_real_units=0,
+        )
 
     def _shaped(self, piece: PhysicalBatch) -> PhysicalBatch:
         """Fill a piece up if shapes must not change."""
@@ -98,6 +141,8 @@ class Feed:
 
     def totals(self, losses: Tensor, batch: PhysicalBatch) -> StepTotals:
         """Return figures of one piece."""
+        if batch.num_real_units == 0:
+            return StepTotals()
         nll, weight = self.record_loss.total_nll(losses.detach(), batch)
         return StepTotals(
             num_tokens=int(batch.attention_mask.sum()), nll=nll, weight=weight
@@ -108,7 +153,10 @@ class GradientSource(Protocol):
     """Fills `grad` of every trainable parameter for one step."""
 
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
-        """Compute the gradients of the units in `indices`; figures are private."""
+        """Compute the gradients of the units in `indices`; figures are private.
+
+        Where there are several ranks, `indices` and the figures are those of all.
+        """
         ...
 
 
@@ -126,6 +174,7 @@ class PrivateGradients:
         engine: PerUnitGradients,
         plan: GradientPlan,
         feed: Feed,
+        sums: GradientSums,
         stream: GaussianStream,
         max_noise_bytes: int,
     ) -> None:
@@ -134,28 +183,25 @@ class PrivateGradients:
         self._plan = plan
         self._feed = feed
         self._clip = plan.clip_policy(num_groups=engine.num_groups)
-        self._sums = engine.zeros()
-        self._noise = plan.noise(stream, sums=self._sums, max_bytes=max_noise_bytes)
+        self._sums = sums
+        self._noise = plan.noise(stream, sums=sums.owned, max_bytes=max_noise_bytes)
 
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
-        """Sum clipped gradients over all pieces, then release."""
-        parameters = self._engine.parameters
-        for name, parameter in parameters.items():
-            parameter.grad = None
-            self._sums[name].zero_()
+        """Sum clipped gradients over all pieces and ranks, then release."""
+        self._sums.clear()
         totals = StepTotals()
         for batch in self._feed.batches(indices):
             totals = totals + self._add(batch)
-        self._plan.release(self._sums, step=step, noise=self._noise)
-        for name, parameter in parameters.items():
-            parameter.grad = self._sums[name]
-        return totals
+        self._sums.combine()
+        self._plan.release(self._sums.owned, step=step, noise=self._noise)
+        self._sums.hand_out()
+        return totals.over(self._feed.ranks)
 
     def _add(self, batch: PhysicalBatch) -> StepTotals:
         """Add one piece's clipped gradients to the sums."""
         with self._engine.record(batch.rows_of_unit) as tape:
             losses = self._feed.losses(self._model, batch)
-            tape.backward(losses.sum(), partial(self._factors, batch), self._sums)
+            tape.backward(losses.sum(), partial(self._factors, batch), self._sums.lent)
         return self._feed.totals(losses, batch)
 
     def _factors(self, batch: PhysicalBatch, norms: Tensor) -> Tensor:
@@ -185,7 +231,9 @@ class PlainGradients:
             losses = self._feed.losses(self._model, batch)
             (losses.sum() / self._divisor).backward()  # type: ignore[no-untyped-call]
             totals = totals + self._feed.totals(losses, batch)
-        return totals
+        if not is_sharded(self._parameters):  # else FSDP has added up on the way
+            add_up_gradients(self._parameters, ranks=self._feed.ranks)
+        return totals.over(self._feed.ranks)
 
 
 @contextmanager
@@ -222,11 +270,22 @@ def gradient_source(
                     engine=engine,
                     plan=plan,
                     feed=feed,
+                    sums=_sums_of(engine, feed.ranks),
                     stream=noise_stream(
-                        device=feed.device, fixed_seed=seed, attempt=attempt
+                        device=feed.device,
+                        fixed_seed=seed,
+                        attempt=attempt,
+                        rank=feed.ranks.rank,
                     ),
                     max_noise_bytes=max_noise_bytes,
                 )
     finally:
         for parameter in model.parameters():
             parameter.grad = None
+
+
+def _sums_of(engine: PerUnitGradients, ranks: Ranks) -> GradientSums:
+    """Choose where sums are owned: where their weights are."""
+    if is_sharded(engine.parameters):
+        return ShardedSums(engine.parameters)
+    return ReplicatedSums(engine.parameters, ranks=ranks)

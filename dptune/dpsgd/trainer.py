@@ -11,11 +11,12 @@ Order of things, which the claim rests on:
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,19 +30,26 @@ from dptune.dpsgd.checkpoint import (
     save_checkpoint,
 )
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.fingerprint import run_fingerprint
 from dptune.dpsgd.gradients import trainable_parameters
 from dptune.dpsgd.loss import CausalLoss, RecordLoss
 from dptune.dpsgd.noise import MAX_NOISE_BYTES
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.dpsgd.prechecks import (
+    check_numbers,
+    check_private,
+    checkpointing,
+    training_mode,
+)
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.sampling import UnitIndices, sampling_generator
-from dptune.dpsgd.selfcheck import check_model
+from dptune.dpsgd.sharding import is_sharded, shard_model
 from dptune.dpsgd.step import Feed, GradientSource, gradient_source
-from dptune.errors import ConfigError, ModelError, PrivacyError, Problem
 
 Charge = Callable[[int, int], None]
+Sharding = Literal["none", "fsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +114,14 @@ def train_stage(
     gradient_checkpointing: bool = False,
     fixed_shapes: bool = False,
     max_noise_bytes: int = MAX_NOISE_BYTES,
+    sharding: Sharding = "none",
 ) -> TrainingOutcome:
-    """Train a causal language model in place for one stage.
+    """Train a language model in place for one stage.
+
+    Where `torch.distributed` is initialised, every rank must call this with the same
+    arguments but its own `device`; together they are one run (see
+    `dptune.dpsgd.distributed`). The number of ranks moves the result by rounding only
+    (without dropout), and may be another when a run is resumed.
 
     **Formal guarantee**: under a `GradientPlan` without a seed, the sequence of weights
     after each step is the output on `data` of one `plan.dp_event(k)` per attempt, with
@@ -121,6 +135,7 @@ def train_stage(
     | a unit has a NaN or infinite gradient | it contributes zero |
     | `charge` raises | nothing of that block is drawn; the error passes through |
     | checkpoint at `num_steps` | its weights are loaded; nothing is drawn or charged |
+    | several ranks | one draw, one charge, and noise once for each entry of the sum |
 
     **Privacy**: the weights may be released; `StepProgress` and `TrainingOutcome` hold
     private figures.
@@ -137,8 +152,9 @@ def train_stage(
         checkpoint_dir: where to keep the last block boundary; None keeps nothing.
         block_size: steps between checkpoints and charges, at least 1; rounded up to a
             multiple of the plan's bands.
-        charge: called with (first step, number of steps) of a block before its noise.
-        on_step: called after every step.
+        charge: called with (first step, number of steps) of a block before its noise;
+            on the first rank only.
+        on_step: called after every step; on the first rank only.
         seed: known randomness: for tests, and for plain runs that must repeat exactly.
         device: torch device.
         dtype: precision of forward and backward; norms and sums stay float32.
@@ -149,14 +165,17 @@ def train_stage(
             sequence, with rows that add nothing.
         run_digest: ties checkpoints to more than plan, settings, data and model shape.
         max_noise_bytes: memory that past banded noise may take.
+        sharding: `fsdp` spreads weights and optimizer over the ranks, for models that
+            fit on no single one. The model stays sharded: read the weights by calling
+            this in one process, with the same `checkpoint_dir`.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or ranks differ in what they would do.
         ModelError: the model cannot be trained privately.
         ArtifactError: the checkpoint is damaged or belongs to another run.
         PrivacyError: torch is set to matrix products below float32.
     """
-    _check_numbers(num_steps, block_size, physical_batch_size, data)
+    check_numbers(num_steps, block_size, physical_batch_size, data)
     loss = record_loss or CausalLoss(loss_normalizer=loss_normalizer)
     state = TrainingState(
         step=0,
@@ -169,32 +188,62 @@ def train_stage(
             settings=(num_steps, pad_token_id, repr(loss), seed, dtype, run_digest),
         ),
     )
-    model.to(device)
-    run = _Run(
-        model=model,
-        plan=plan,
-        settings=optimizer,
-        num_steps=num_steps,
-        seed=seed,
-        feed=Feed(
-            data=data,
-            record_loss=loss,
-            physical_batch_size=physical_batch_size,
-            pad_token_id=pad_token_id,
-            device=torch.device(device),
-            autocast=dtype == "bfloat16",
-            fixed_shapes=fixed_shapes,
-        ),
-        on_step=on_step or _ignore,
-        max_noise_bytes=max_noise_bytes,
+    ranks = Ranks.current()
+    block_size = plan.whole_block(block_size)
+    passes = (block_size, sharding, gradient_checkpointing, checkpoint_dir is None)
+    ranks.check_same(f"{state.digest} {passes}")
+    ranks.equalise(trainable_parameters(model))
+    feed = Feed(
+        data=data,
+        record_loss=loss,
+        physical_batch_size=physical_batch_size,
+        pad_token_id=pad_token_id,
+        device=torch.device(device),
+        autocast=dtype == "bfloat16",
+        fixed_shapes=fixed_shapes,
+        ranks=ranks,
+        in_step=sharding == "fsdp",
     )
-    with _checkpointing(model) if gradient_checkpointing else nullcontext():
+    with checkpointing(model) if gradient_checkpointing else nullcontext():
+        _place(model, feed, plan=plan, seed=seed, sharding=sharding)
+        run = _Run(
+            model=model,
+            plan=plan,
+            settings=optimizer,
+            num_steps=num_steps,
+            seed=seed,
+            feed=feed,
+            on_step=on_step or (lambda _: None),
+            max_noise_bytes=max_noise_bytes,
+        )
         return run.train(
             state,
             checkpoint_dir,
-            block_size=plan.whole_block(block_size),
+            block_size=block_size,
             charge=charge,
         )
+
+
+def _place(
+    model: nn.Module,
+    feed: Feed,
+    *,
+    plan: GradientPlan | PlainPlan,
+    seed: int | None,
+    sharding: Sharding,
+) -> None:
+    """Bring the model, or this rank's part of it, to the device."""
+    if sharding == "none":
+        model.to(feed.device)
+        return
+    if isinstance(plan, GradientPlan):  # check while the model is in one piece
+        feed.ranks.once(partial(_check, model, feed, seed=seed))
+    shard_model(model, ranks=feed.ranks, device=feed.device)
+
+
+def _check(model: nn.Module, feed: Feed, *, seed: int | None) -> None:
+    """Check before anything is charged what the claim rests on."""
+    check_private(model, feed.record_loss, pad_token_id=feed.pad_token_id, seed=seed)
 
 
 class _Run:
@@ -240,12 +289,13 @@ class _Run:
                 digest=state.digest,
                 parameters=self._parameters,
                 optimizer=self._optimizer,
+                ranks=self._feed.ranks,
             )
             resumed_from = None if resumed is None else resumed.step
             state = resumed or state
             self._curve.extend(state.curve)
         if state.step < self._num_steps:
-            with _training_mode(self._model):
+            with training_mode(self._model):
                 state = self._train_on(state, checkpoint_dir, block_size, charge)
         return TrainingOutcome(
             num_steps=self._num_steps,
@@ -263,10 +313,13 @@ class _Run:
         charge: Charge,
     ) -> TrainingState:
         """Run the blocks that are left, each charged before it is drawn."""
-        if isinstance(self._plan, GradientPlan):
-            self._check_private()
+        ranks = self._feed.ranks
+        private = isinstance(self._plan, GradientPlan)
+        if private and not is_sharded(self._parameters):  # else it was before
+            _check(self._model, self._feed, seed=self._seed)
         if checkpoint_dir is not None:
-            state = replace(state, attempt=claim_attempt(checkpoint_dir))
+            attempt = ranks.once(lambda: claim_attempt(checkpoint_dir))
+            state = replace(state, attempt=attempt)
         generator = self._sampling_generator(state.attempt)
         sampler = self._plan.sampler(self._feed.data.num_units)
         if isinstance(self._plan, PlainPlan):
@@ -282,13 +335,18 @@ class _Run:
         ) as source:
             while state.step < self._num_steps:
                 size = min(block_size, self._num_steps - state.step)
-                charge(state.step, size)
+                ranks.once(partial(charge, state.step, size))
                 for _ in range(size):
-                    state = self._step(state, source, sampler.sample(generator))
+                    indices = ranks.drawn(partial(sampler.sample, generator))
+                    state = self._step(state, source, indices)
                 state = replace(state, curve=tuple(self._curve))
                 if checkpoint_dir is not None:
                     save_checkpoint(
-                        checkpoint_dir, state, self._parameters, self._optimizer
+                        checkpoint_dir,
+                        state,
+                        self._parameters,
+                        self._optimizer,
+                        ranks=ranks,
                     )
         return state
 
@@ -302,6 +360,7 @@ class _Run:
             seed=self._seed,
             attempt=self._attempt(state.attempt),
             step=state.step,
+            rank=self._feed.ranks.rank,
         )
         with scoped_randomness(randomness, device=self._feed.device):
             totals = source.compute(indices, step=state.step)
@@ -317,16 +376,16 @@ class _Run:
             seconds=state.seconds + seconds,
         )
         self._curve.append((state.step, totals.loss))
-        self._on_step(
-            StepProgress(
-                step=state.step,
-                num_steps=self._num_steps,
-                tokens=state.num_tokens,
-                seconds=state.seconds,
-                tokens_per_second=totals.num_tokens / seconds,
-                loss=totals.loss,
-            )
+        progress = StepProgress(
+            step=state.step,
+            num_steps=self._num_steps,
+            tokens=state.num_tokens,
+            seconds=state.seconds,
+            tokens_per_second=totals.num_tokens / seconds,
+            loss=totals.loss,
         )
+        if self._feed.ranks.is_first:
+            self._on_step(progress)
         return state
 
     def _attempt(self, attempt: int) -> int:
@@ -336,84 +395,3 @@ class _Run:
     def _sampling_generator(self, attempt: int) -> np.random.Generator:
         """Fresh randomness for sampling, bound to this process start."""
         return sampling_generator(fixed_seed=self._seed, attempt=self._attempt(attempt))
-
-    def _check_private(self) -> None:
-        """Check precision, rules and loss before anything is charged."""
-        precision = torch.get_float32_matmul_precision()
-        if precision != "highest":
-            raise PrivacyError(
-                "matrix products must be computed in full float32 for norms to bound "
-                f"gradients, got precision {precision!r}. Call "
-                'torch.set_float32_matmul_precision("highest").'
-            )
-        model: Any = self._model
-        randomness = seed_sequence(RandomStream.MODEL, seed=self._seed)
-        with scoped_randomness(randomness, device=self._feed.device):
-            check_model(
-                self._model,
-                self._feed.record_loss,
-                num_tokens=model.config.vocab_size,
-                pad_token_id=self._feed.pad_token_id,
-                num_classes=getattr(model.config, "num_labels", 1),
-                device=self._feed.device,
-            )
-
-
-def _check_numbers(
-    num_steps: int, block_size: int, physical_batch_size: int, data: UnitDataset
-) -> None:
-    """Check what no other part checks; report all at once."""
-    least = {
-        "num_steps": (num_steps, 1, ""),
-        "block_size": (block_size, 1, ""),
-        "physical_batch_size": (
-            physical_batch_size,
-            max(1, data.largest_unit),
-            "Raise it to the largest unit, or lower max_sequences_per_unit.",
-        ),
-        "num_units": (data.num_units, 1, "Check that the training split is not empty."),
-    }
-    problems = [
-        Problem(
-            path=name, message=f"must be at least {low}, got {got}.", next_step=next_
-        )
-        for name, (got, low, next_) in least.items()
-        if got < low
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-@contextmanager
-def _training_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout on, and back to what it was."""
-    was_training = model.training
-    model.train()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
-@contextmanager
-def _checkpointing(model: nn.Module) -> Iterator[None]:
-    """Switch gradient checkpointing on, and off again.
-
-    Raises:
-        ModelError: the model cannot do it.
-    """
-    fields: Any = model
-    if not getattr(model, "supports_gradient_checkpointing", False):
-        raise ModelError(
-            f"{type(model).__name__} must support gradient checkpointing. Turn "
-            "gradient_checkpointing off and lower physical_batch_size."
-        )
-    fields.activation_checkpointing_enable({"use_reentrant": False})
-    try:
-        yield
-    finally:
-        fields.activation_checkpointing_disable()
-
-
-def _ignore(_: StepProgress) -> None:
-    """Report to nobody."""

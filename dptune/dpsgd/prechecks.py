@@ -1,0 +1,110 @@
+"""What is checked before a stage is charged, and the modes that a model trains in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.loss import RecordLoss
+from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
+from dptune.dpsgd.selfcheck import check_model
+from dptune.errors import ConfigError, ModelError, PrivacyError, Problem
+
+
+def check_numbers(
+    num_steps: int, block_size: int, physical_batch_size: int, data: UnitDataset
+) -> None:
+    """Check what no other part checks; report all at once."""
+    least = {
+        "num_steps": (num_steps, 1, ""),
+        "block_size": (block_size, 1, ""),
+        "physical_batch_size": (
+            physical_batch_size,
+            max(1, data.largest_unit),
+            "Raise it to the largest unit, or lower max_sequences_per_unit.",
+        ),
+        "num_units": (data.num_units, 1, "Check that the training split is not empty."),
+    }
+    problems = [
+        Problem(
+            path=name, message=f"must be at least {low}, got {got}.", next_step=next_
+        )
+        for name, (got, low, next_) in least.items()
+        if got < low
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_private(
+    model: nn.Module,
+    record_loss: RecordLoss,
+    *,
+    pad_token_id: int,
+    seed: int | None,
+) -> None:
+    """Check precision, gradient rules and loss on made-up data.
+
+    Args:
+        model: whole, not sharded.
+        record_loss: loss to train with.
+        pad_token_id: id of padding.
+        seed: None for dropout that nobody can repeat.
+
+    Raises:
+        ModelError: the model cannot be trained privately.
+        PrivacyError: torch is set to matrix products below float32.
+    """
+    precision = torch.get_float32_matmul_precision()
+    if precision != "highest":
+        raise PrivacyError(
+            "matrix products must be computed in full float32 for norms to bound "
+            f"gradients, got precision {precision!r}. Call "
+            'torch.set_float32_matmul_precision("highest").'
+        )
+    fields: Any = model
+    device = next(model.parameters()).device
+    randomness = seed_sequence(RandomStream.MODEL, seed=seed)
+    with scoped_randomness(randomness, device=device), training_mode(model):
+        check_model(
+            model,
+            record_loss,
+            num_tokens=fields.config.vocab_size,
+            pad_token_id=pad_token_id,
+            num_classes=getattr(fields.config, "num_labels", 1),
+            device=device,
+        )
+
+
+@contextmanager
+def training_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout on, and back to what it was."""
+    was_training = model.training
+    model.train()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def checkpointing(model: nn.Module) -> Iterator[None]:
+    """Switch gradient checkpointing on, and off again.
+
+    Raises:
+        ModelError: the model cannot do it.
+    """
+    fields: Any = model
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise ModelError(
+            f"{type(model).__name__} must support gradient checkpointing. Turn "
+            "gradient_checkpointing off and lower physical_batch_size."
+        )
+    fields.activation_checkpointing_enable({"use_reentrant": False})
+    try:
+        yield
+    finally:
+        fields.activation_checkpointing_disable()

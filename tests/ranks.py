@@ -1,0 +1,449 @@
+"""What two ranks compute in one process group; tests compare it with one rank.
+
+Processes are spawned once, for all scenarios together: importing torch and transformers
+takes most of the time. Every rank writes what it got to `<scenario>.<rank>.safetensors`
+or `.json`. A scenario is a function of `(folder, rank)`, and twins are planted here.
+"""
+
+import json
+import traceback
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import multiprocessing
+
+from dptune.dpsgd import step as step_module
+from dptune.dpsgd.distributed import Ranks, ReplicatedSums
+from dptune.dpsgd.factorization import band_coefficients
+from dptune.dpsgd.grouping import Grouping
+from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.noise import noise_stream
+from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
+from dptune.dpsgd.sampling import SamplingKind
+from dptune.dpsgd.sharding import gathered, shard_model
+from dptune.dpsgd.step import Feed, PrivateGradients, gradient_source
+from dptune.dpsgd.trainer import train_stage
+from dptune.errors import BudgetExceededError, DptuneError
+from dptune.models.lora import add_lora
+from dptune.testing import models, oracles
+
+CPU = torch.device("cpu")
+DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1, 2), seed=3)
+PLAN = GradientPlan(
+    noise_multiplier=1.0, sample_rate=0.5, max_grad_norm=0.3, expected_batch_size=3.0
+)
+QUIET = replace(PLAN, noise_multiplier=0.0)
+CYCLIC = replace(
+    PLAN,
+    sample_rate=0.25,
+    sampling=SamplingKind.CYCLIC_POISSON,
+    noise_coefficients=band_coefficients(num_bands=2, num_steps=6),
+)
+CAPPED = replace(
+    PLAN,
+    sampling=SamplingKind.TRUNCATED_POISSON,
+    max_batch_size=3,
+    num_units=DATA.num_units,
+)
+PLAIN = PlainPlan(batch_size=3)
+SGD = OptimizerSettings(name="sgd", learning_rate=0.5, momentum=0.5)
+DRAWN = {"uneven": (0, 1, 3, 4, 6), "one": (3,), "nobody": ()}
+
+
+class NanWhereLong(CausalLoss):
+    """A record loss that is NaN for rows of eight tokens or more."""
+
+    def __call__(self, model, batch):
+        losses = super().__call__(model, batch)
+        long = batch.attention_mask.sum(1) >= 8
+        return losses * torch.where(long, torch.nan, 1.0)
+
+
+class BatchMean(CausalLoss):
+    """A loss that depends on how many rows there are."""
+
+    def __call__(self, model, batch):
+        return super().__call__(model, batch) / batch.num_rows
+
+
+def lora():
+    """A GPT-2 with adapters."""
+    with scoped_randomness(seed_sequence(RandomStream.MODEL, seed=5)):
+        model = add_lora(models.tiny_gpt2(), rank=4, alpha=8)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def recomputing():
+    """A GPT-2 whose blocks run again in the backward pass."""
+    model = models.tiny_gpt2()
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+MODELS = {
+    "tied": models.tiny_gpt2,
+    "untied": partial(models.tiny_gpt2, tied=False),
+    "llama": models.tiny_llama,
+    "lora": lora,
+    "recomputing": recomputing,
+}
+GROUPINGS = {"tied": Grouping.FLAT, "llama": Grouping.PER_LAYER}
+
+
+def gradients(model, indices, *, plan, ranks, sharded, seed=0, loss=CausalLoss):
+    """What the optimizer of this rank would see; whole, by parameter."""
+    if sharded:
+        shard_model(model, ranks=ranks, device=CPU)
+    feed = Feed(
+        data=DATA,
+        record_loss=loss(loss_normalizer=8.0),
+        physical_batch_size=3,
+        pad_token_id=0,
+        device=CPU,
+        autocast=False,
+        ranks=ranks,
+        in_step=sharded,
+    )
+    units = np.asarray(indices, np.int64)
+    with gradient_source(model, plan=plan, feed=feed, seed=seed, attempt=0) as source:
+        parameters = step_module.trainable_parameters(model)
+        totals = source.compute(units, step=0)
+        found = {n: gathered(p.grad).clone() for n, p in parameters.items()}
+    return found, totals
+
+
+def sum_before_noise(kind, drawn, *, ranks, sharded, loss=CausalLoss):
+    """The clipped sum of one logical batch, and its private figures."""
+    plan = replace(QUIET, expected_batch_size=1.0)
+    plan = replace(plan, grouping=GROUPINGS.get(kind, Grouping.FLAT))
+    return gradients(
+        MODELS[kind](),
+        DRAWN[drawn],
+        plan=plan,
+        ranks=ranks,
+        sharded=sharded,
+        loss=loss,
+    )
+
+
+def noise_alone(*, ranks, sharded):
+    """A step that drew nobody."""
+    return gradients(wide(), (), plan=PLAN, ranks=ranks, sharded=sharded)[0]
+
+
+def wide():
+    """A model with some 200,000 trained entries."""
+    return models.tiny_gpt2(vocabulary=1000, width=64, num_heads=2)
+
+
+def trained(**changes):
+    """Train a tiny model; returns whole weights, charges and private figures."""
+    charges = []
+    settings = {
+        "plan": PLAN,
+        "num_steps": 6,
+        "optimizer": SGD,
+        "physical_batch_size": 4,
+        "pad_token_id": 0,
+        "loss_normalizer": 8.0,
+        "checkpoint_dir": None,
+        "block_size": 2,
+        "charge": lambda first, count: charges.append((first, count)),
+        "seed": 7,
+    } | changes
+    model = settings.pop("model", models.tiny_gpt2)()
+    data = settings.pop("data", DATA)
+    outcome = train_stage(model, data, **settings)
+    parameters = step_module.trainable_parameters(model)
+    weights = {name: gathered(p.detach()).clone() for name, p in parameters.items()}
+    figures = {
+        "charges": charges,
+        "num_tokens": outcome.num_tokens,
+        "resumed_from_step": outcome.resumed_from_step,
+        "curve": [loss for _, loss in outcome.curve],
+    }
+    return weights, figures
+
+
+def stop_at(start):
+    """A charge that refuses the block starting at some step."""
+
+    def charge(first, count):
+        if first == start:
+            raise BudgetExceededError("no budget left")
+
+    return charge
+
+
+def _sums(folder, ranks):
+    for kind in MODELS:
+        for drawn in DRAWN:
+            for sharded in (False, True):
+                found, totals = sum_before_noise(
+                    kind, drawn, ranks=ranks, sharded=sharded
+                )
+                name = f"sum-{kind}-{drawn}-{'fsdp' if sharded else 'ddp'}"
+                figures = [totals.num_tokens, totals.nll, totals.weight]
+                _save(folder, name, ranks, tensors=found, figures=figures)
+
+
+def _nan_units(folder, ranks):
+    for sharded in (False, True):
+        found, totals = sum_before_noise(
+            "tied", "uneven", ranks=ranks, sharded=sharded, loss=NanWhereLong
+        )
+        name = f"nan-{'fsdp' if sharded else 'ddp'}"
+        _save(folder, name, ranks, tensors=found, figures=totals.nll)
+
+
+def _twin_whole_batch(folder, ranks):
+    """Every rank takes all units that were drawn."""
+    honest = Feed._share
+    Feed._share = lambda self, indices: indices
+    try:
+        found, _ = sum_before_noise("tied", "uneven", ranks=ranks, sharded=False)
+    finally:
+        Feed._share = honest
+    _save(folder, "twin-whole-batch", ranks, tensors=found)
+
+
+def _twin_mean_over_ranks(folder, ranks):
+    """Sums are averaged over ranks, as DistributedDataParallel does."""
+    honest = ReplicatedSums.combine
+
+    def combine(self):
+        honest(self)
+        for value in self.lent.values():
+            value.div_(ranks.size)
+
+    ReplicatedSums.combine = combine
+    try:
+        found, _ = sum_before_noise("tied", "uneven", ranks=ranks, sharded=False)
+    finally:
+        ReplicatedSums.combine = honest
+    _save(folder, "twin-mean", ranks, tensors=found)
+
+
+def _noise(folder, ranks):
+    for sharded in (False, True):
+        name = f"noise-{'fsdp' if sharded else 'ddp'}"
+        found = noise_alone(ranks=ranks, sharded=sharded)
+        _save(folder, name, ranks, tensors=found)
+
+
+def _twin_noise_per_rank(folder, ranks):
+    """Every rank adds its noise before the sums are added up."""
+    honest = PrivateGradients.compute
+
+    def compute(self, indices, *, step):
+        self._sums.clear()
+        stream = noise_stream(fixed_seed=1, rank=ranks.rank)
+        self._plan.release(
+            self._sums.lent,
+            step=step,
+            noise=self._plan.noise(stream, sums=self._sums.lent),
+        )
+        self._sums.combine()
+        self._sums.hand_out()
+
+    PrivateGradients.compute = compute
+    try:
+        found = noise_alone(ranks=ranks, sharded=False)
+    finally:
+        PrivateGradients.compute = honest
+    _save(folder, "twin-per-rank", ranks, tensors=found)
+
+
+def _twin_noise_on_one_shard(folder, ranks):
+    """Only the first rank adds noise, to its own shard."""
+    honest = GradientPlan.release
+
+    def release(self, sums, *, step, noise):
+        honest(self, sums if ranks.is_first else {}, step=step, noise=noise)
+
+    GradientPlan.release = release
+    try:
+        found = noise_alone(ranks=ranks, sharded=True)
+    finally:
+        GradientPlan.release = honest
+    _save(folder, "twin-one-shard", ranks, tensors=found)
+
+
+def _same_stream(honest, *, rank, **options):
+    """Forget which rank asks."""
+    del rank
+    return honest(**options)
+
+
+def _twin_shared_stream(folder, ranks):
+    """All ranks start their streams from one seed."""
+    honest = step_module.noise_stream
+    step_module.noise_stream = partial(_same_stream, honest)
+    try:
+        found = noise_alone(ranks=ranks, sharded=True)
+    finally:
+        step_module.noise_stream = honest
+    _save(folder, "twin-shared-stream", ranks, tensors=found)
+
+
+def _training(folder, ranks):
+    for name, changes in RUNS.items():
+        weights, figures = trained(**changes)
+        _save(folder, f"train-{name}", ranks, tensors=weights, figures=figures)
+
+
+RUNS = {
+    "noisy": {},
+    "banded": {"plan": CYCLIC},
+    "capped": {"plan": CAPPED},
+    "quiet-fsdp": {"plan": QUIET, "sharding": "fsdp"},
+    "plain": {"plan": PLAIN},
+    "plain-fsdp": {"plan": PLAIN, "sharding": "fsdp"},
+}
+
+
+def _resuming(folder, ranks):
+    """Stop after four steps, here; and go on from what one process left."""
+    for sharding in ("none", "fsdp"):
+        common = {"plan": QUIET, "sharding": sharding}
+        begun = folder / f"begun-by-two-{sharding}"
+        error = _refused(
+            partial(trained, **common, checkpoint_dir=begun, charge=stop_at(4))
+        )
+        _save(folder, f"stopped-{sharding}", ranks, figures=error)
+        weights, figures = trained(
+            **common, checkpoint_dir=folder / f"begun-by-one-{sharding}"
+        )
+        name = f"resumed-{sharding}"
+        _save(folder, name, ranks, tensors=weights, figures=figures)
+
+
+def _different(folder, ranks):
+    """The second rank has other data; then its adapters start elsewhere."""
+    data = DATA if ranks.is_first else oracles.random_data(seed=4)
+    error = _refused(partial(trained, data=data))
+    _save(folder, "different-data", ranks, figures=error)
+
+    def build():
+        model = lora()
+        if not ranks.is_first:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.requires_grad:
+                        parameter.zero_()
+        return model
+
+    weights, _ = trained(model=build)
+    _save(folder, "different-start", ranks, tensors=weights)
+    error = _refused(partial(trained, block_size=2 + ranks.rank))
+    _save(folder, "different-blocks", ranks, figures=error)
+    mine = folder / f"checkpoints-of-{ranks.rank}"
+    if ranks.is_first:
+        (mine / "step-00000002").mkdir(parents=True)
+    error = _refused(partial(trained, checkpoint_dir=mine))
+    _save(folder, "different-checkpoints", ranks, figures=error)
+
+
+def _refusals(folder, ranks):
+    """What is refused before a charge, on all ranks."""
+    for sharding in ("none", "fsdp"):
+        charges = []
+        error = _refused(
+            partial(
+                trained,
+                sharding=sharding,
+                record_loss=BatchMean(loss_normalizer=1.0),
+                charge=lambda first, count, paid=charges: paid.append(count),
+            )
+        )
+        _save(folder, f"unsound-{sharding}", ranks, figures=[error, charges])
+
+
+def _figures(folder, ranks):
+    """Progress is reported once, with the figures of all ranks."""
+    seen = []
+    trained(plan=PLAIN, on_step=lambda now: seen.append([now.step, now.tokens]))
+    _save(folder, "progress", ranks, figures=seen)
+
+
+def _secret(folder, ranks):
+    """Without a seed, the owners' noise is fresh."""
+    for attempt in (0, 1):
+        found, _ = gradients(
+            models.tiny_gpt2(), (), plan=PLAN, ranks=ranks, sharded=True, seed=None
+        )
+        _save(folder, f"secret-{attempt}", ranks, tensors=found)
+
+
+def _refused(action):
+    """Kind and message of the error that `action` raises."""
+    try:
+        action()
+    except DptuneError as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+SCENARIOS = (
+    _sums,
+    _nan_units,
+    _twin_whole_batch,
+    _twin_mean_over_ranks,
+    _noise,
+    _twin_noise_per_rank,
+    _twin_noise_on_one_shard,
+    _twin_shared_stream,
+    _training,
+    _resuming,
+    _different,
+    _refusals,
+    _figures,
+    _secret,
+)
+
+
+def _save(folder: Path, name, ranks, *, tensors=None, figures=None):
+    """Write what this rank got."""
+    stem = folder / f"{name}.{ranks.rank}"
+    if tensors is not None:
+        whole = {key: value.contiguous() for key, value in tensors.items()}
+        save_file(whole, f"{stem}.safetensors")
+    Path(f"{stem}.json").write_text(json.dumps(figures), encoding="utf-8")
+
+
+def _work(rank: int, port: int, folder: Path, size: int) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=60),
+    )
+    ranks = Ranks.current()
+    for scenario in SCENARIOS:
+        try:
+            scenario(folder, ranks)
+        except Exception as error:
+            traceback.print_exc()
+            raise RuntimeError(scenario.__name__) from error
+    dist.destroy_process_group()
+
+
+def run_scenarios(folder: Path, *, size: int = 2) -> None:
+    """Run every scenario on `size` ranks."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    multiprocessing.spawn(_work, (store.port, folder, size), nprocs=size)
