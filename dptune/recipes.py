@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, Self
 
+import numpy as np
 from dp_accounting import dp_event as dpe
 from pydantic import Field, model_validator
 
@@ -18,19 +19,24 @@ from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.dpsgd.banding import candidate_bands, choose_banding
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
 from dptune.dpsgd.grouping import Grouping
-from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.dpsgd.plan import CONSTANT, GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import SamplingKind
+from dptune.dpsgd.schedule import noise_runs
 from dptune.errors import ConfigError, Problem
+from dptune.mechanisms.atdp import rise_and_reset
+from dptune.mechanisms.nominal import OPACUS_ORDERS, renyi_epsilon
 from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
 from dptune.results import Report
 from dptune.settings import (
     ClippingSettings,
     LoraSettings,
     NoiseSettings,
+    NominalSettings,
     OptimizerSettings,
     RelativeBatchSettings,
     SamplingSettings,
     Settings,
+    TokenWeightSettings,
 )
 
 
@@ -52,6 +58,8 @@ class StageSettings(Settings):
             are the public divisor; or how to choose them for the corpus at hand.
         clipping, noise: both or neither; neither means ordinary training.
         sampling: of a noisy stage.
+        token_weights: losses of sensitive tokens count more; None weighs all alike.
+        nominal: what the paper would claim for the stage, beside the certificate.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
@@ -65,6 +73,8 @@ class StageSettings(Settings):
     clipping: ClippingSettings | None = None
     noise: NoiseSettings | None = None
     sampling: SamplingSettings = SamplingSettings()
+    token_weights: TokenWeightSettings | None = None
+    nominal: NominalSettings | None = None
 
     @property
     def private(self: Self) -> bool:
@@ -94,6 +104,13 @@ class StageSettings(Settings):
             raise ValueError("lora must be set exactly when trains is 'lora'")
         if self.clipping and self.clipping.kind == "per_lora_pair" and not self.lora:
             raise ValueError("clipping.kind must be per_lora_pair only with lora")
+        if self.token_weights is not None and self.view is View.REDACTED:
+            raise ValueError(
+                "token_weights must be null in a stage that reads the redacted text: "
+                "it has no sensitive tokens left"
+            )
+        if self.nominal is not None and self.noise is None:
+            raise ValueError("nominal must be null in a stage without noise")
         cap = self.sampling.max_batch_size
         if cap is not None and self.noise is None:
             raise ValueError("sampling must be poisson in a stage without noise")
@@ -148,6 +165,9 @@ class StagePlan(Report):
         num_steps: noisy updates, or ordinary ones.
         noise_multiplier: noise stddev / max_grad_norm; None without noise.
         noise_coefficients: bands of the noise, of norm 1; one is independent noise.
+        noise_levels: multiples of `noise_multiplier`, an epoch each.
+        nominal_epsilon: what the paper would print for the stage; None if the recipe
+            does not say how.
     """
 
     settings: StageSettings
@@ -156,6 +176,8 @@ class StagePlan(Report):
     sample_rate: float = Field(gt=0, le=1)
     noise_multiplier: float | None = Field(default=None, gt=0)
     noise_coefficients: Coefficients = INDEPENDENT
+    noise_levels: tuple[float, ...] = CONSTANT
+    nominal_epsilon: float | None = None
 
     @property
     def expected_batch_size(self: Self) -> int:
@@ -195,11 +217,54 @@ class StagePlan(Report):
             num_units=None if cap is None else self.num_units,
             noise_coefficients=self.noise_coefficients,
             grouping=Grouping(self.settings.clipping.kind),
+            noise_levels=self.noise_levels,
+            steps_per_level=math.ceil(self.num_steps / len(self.noise_levels)),
         )
 
     def dp_event(self: Self) -> dpe.DpEvent:
         """Return the event of the whole stage."""
         return self.training_plan().dp_event(self.num_steps)
+
+    def turn_events(self: Self) -> dpe.DpEvent | list[dpe.DpEvent]:
+        """Describe each turn, of `num_bands` steps; one event if all are alike."""
+        plan = self.with_noise(self.noise_multiplier or 0.0)
+        if self.noise_levels == CONSTANT:
+            return plan.dp_event(self.num_bands)
+        return [plan.dp_event(1, first_step=step) for step in range(self.num_steps)]
+
+    def noise_runs(
+        self: Self, first_step: int, num_steps: int
+    ) -> tuple[tuple[float, int], ...]:
+        """Return the multipliers of some steps, and for how many each is used.
+
+        A stage without noise has one run of multiplier 0.
+        """
+        plan = self.training_plan()
+        if isinstance(plan, PlainPlan):
+            return ((0.0, num_steps),)
+        schedule = plan.noise_schedule()
+        return noise_runs(schedule, first_step=first_step, num_steps=num_steps)
+
+    def with_least_noise(self: Self) -> Self:
+        """Return the stage as if all its steps had the least noise of any of them."""
+        if not self.noise_multiplier:
+            return self
+        least = min(self.noise_levels) * self.noise_multiplier
+        changes = {"noise_multiplier": least, "noise_levels": CONSTANT}
+        return self.model_copy(update=changes)
+
+    def with_nominal(self: Self, *, delta: float) -> Self:
+        """Add what the stage's paper would print, if the recipe says how."""
+        nominal, plan = self.settings.nominal, self.training_plan()
+        if nominal is None or isinstance(plan, PlainPlan):
+            return self
+        epsilon = renyi_epsilon(
+            self.noise_runs(0, self.num_steps),
+            sample_rate=self.sample_rate * nominal.rate_factor,
+            delta=delta,
+            orders=OPACUS_ORDERS if nominal.order is None else (nominal.order,),
+        )
+        return self.model_copy(update={"nominal_epsilon": epsilon})
 
 
 class RunPlan(Report):
@@ -257,7 +322,7 @@ def plan_run(
         target_epsilon=target_epsilon if recipe.private else None,
         target_delta=target_delta,
         epsilon=spent_epsilon(plans, delta=target_delta, relation=relation),
-        stages=tuple(plans),
+        stages=tuple(plan.with_nominal(delta=target_delta) for plan in plans),
     )
 
 
@@ -275,6 +340,7 @@ def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
         sample_rate=min(1.0, stage.batch_size(num_units) / num_units),
         noise_multiplier=stage.noise.noise_multiplier if stage.noise else None,
         noise_coefficients=band_coefficients(num_bands=bands or 1, num_steps=num_steps),
+        noise_levels=_noise_levels(stage, num_steps=num_steps),
     )
 
 
@@ -370,6 +436,20 @@ def _bands_to_try(stage: StagePlan) -> tuple[int, ...]:
 def _is_open(plan: StagePlan) -> bool:
     """Whether a noisy stage waits for its noise."""
     return plan.settings.private and not plan.noise_multiplier
+
+
+def _noise_levels(stage: StageSettings, *, num_steps: int) -> tuple[float, ...]:
+    """Draw the noise of every epoch in advance, from public randomness."""
+    schedule = stage.noise.rise_reset if stage.noise else None
+    if schedule is None:
+        return CONSTANT
+    return rise_and_reset(
+        min(num_steps, math.ceil(stage.epochs)),
+        growth=schedule.growth,
+        jitter=schedule.jitter,
+        ceiling=schedule.ceiling,
+        generator=np.random.default_rng(schedule.public_seed),
+    )
 
 
 def _num_steps(stage: StageSettings, num_units: int) -> int:

@@ -63,10 +63,36 @@ class RelativeBatchSettings(Settings):
     at_most: int = Field(ge=1, le=1_000_000)
 
 
+class RiseResetSettings(Settings):
+    """Noise that grows epoch by epoch and falls back to its start (ATDP, algorithm 1).
+
+    Args:
+        growth: factor of an epoch, gamma.
+        jitter: range around 1 of another factor, drawn for every epoch.
+        ceiling: sigma_max / sigma_0; above it the noise starts again.
+        public_seed: of the draws, which are made before training and are public.
+    """
+
+    growth: float = Field(gt=1, le=100)
+    jitter: tuple[float, float] = (0.9, 1.1)
+    ceiling: float = Field(ge=1, le=1e6)
+    public_seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        low, high = self.jitter
+        if not 0 < low < 1 < high:
+            raise ValueError("jitter must be [low, high] with 0 < low < 1 < high")
+        return self
+
+
 class NoiseSettings(Settings):
     """How much Gaussian noise. Without `noise_multiplier` it is calibrated.
 
     Args:
+        schedule: `constant`, or `rise_reset`, where every epoch has its own multiple
+            of `noise_multiplier`.
+        rise_reset: exactly for `rise_reset`.
         correlation: `independent` over steps, `banded` (matrix factorisation, which
             takes back some of the last steps' noise and brings cyclic sampling), or
             `auto`: banded if that is clearly better for the planned run, see
@@ -76,7 +102,8 @@ class NoiseSettings(Settings):
             `num_bands` - 1 copies of the trained parameters.
     """
 
-    schedule: Literal["constant"] = "constant"
+    schedule: Literal["constant", "rise_reset"] = "constant"
+    rise_reset: RiseResetSettings | None = None
     noise_multiplier: float | None = Field(default=None, gt=0, le=1e6)
     correlation: Literal["auto", "independent", "banded"] = "independent"
     num_bands: int | None = Field(default=None, ge=2, le=1024)
@@ -85,6 +112,52 @@ class NoiseSettings(Settings):
     def _check(self: Self) -> Self:
         if self.num_bands is not None and self.correlation != "banded":
             raise ValueError("num_bands must be set only when correlation is 'banded'")
+        if (self.rise_reset is None) != (self.schedule == "constant"):
+            raise ValueError(
+                "rise_reset must be set exactly when schedule is 'rise_reset'"
+            )
+        if self.rise_reset is not None and self.correlation != "independent":
+            raise ValueError(
+                "correlation must be 'independent' unless schedule is 'constant': "
+                "correlated noise has no guarantee under a changing multiplier"
+            )
+        return self
+
+
+class TokenWeightSettings(Settings):
+    """Weights of a record's token losses (ATDP, section 4.3).
+
+    Sensitive tokens and function words weigh 1, all others one smaller weight.
+
+    Args:
+        sensitive_share: alpha, the share of tokens that are sensitive. It must be
+            public: an estimate for texts of this kind, never a count over this corpus.
+        target_share: r, the share of all weight that sensitive tokens shall have.
+    """
+
+    sensitive_share: float = Field(gt=0, lt=1)
+    target_share: float = Field(default=0.5, gt=0, lt=1)
+
+
+class NominalSettings(Settings):
+    """What a paper's own formula yields for a stage. Shown, never relied on.
+
+    Args:
+        formula: see `dptune.mechanisms.nominal`.
+        reference: where the paper says so.
+        order: of `rdp_order`.
+        rate_factor: factor of the sampling rate that the paper allows itself.
+    """
+
+    formula: Literal["rdp", "rdp_order"]
+    reference: str
+    order: float | None = Field(default=None, gt=1)
+    rate_factor: float = Field(default=1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if (self.order is None) != (self.formula != "rdp_order"):
+            raise ValueError("order must be set exactly when formula is 'rdp_order'")
         return self
 
 

@@ -146,6 +146,5 @@ def _epsilon_so_far(plan: StagePlan, run: RunPlan) -> EpsilonCurve | None:
     """Precompute epsilon over the turns, `num_bands` steps each, of a private stage."""
     if not plan.settings.private:
         return None
-    one_turn = plan.training_plan().dp_event(plan.num_bands)
     turns = math.ceil(plan.num_steps / plan.num_bands)
-    return epsilon_curve(one_turn, turns, run.target_delta, run.relation)
+    return epsilon_curve(plan.turn_events(), turns, run.target_delta, run.relation)

@@ -52,9 +52,17 @@ from dptune.dpsgd.sampling import (
     TruncatedPoissonSampler,
     rate_in_turn,
 )
-from dptune.dpsgd.schedule import ConstantNoise, NoiseSchedule, schedule_event
+from dptune.dpsgd.schedule import (
+    ConstantNoise,
+    NoiseSchedule,
+    SteppedNoise,
+    schedule_event,
+)
 from dptune.errors import ConfigError, Problem
 from dptune.privacy import NeighboringRelation
+
+CONSTANT = (1.0,)
+"""The noise levels of a schedule that has one."""
 
 
 class DPPlan(Protocol):
@@ -151,6 +159,9 @@ class GradientPlan:
         noise_coefficients: c of C, of norm 1; several need cyclic sampling.
         grouping: parameters that are clipped by themselves, each group to an equal
             share of C; it changes neither sensitivity nor event.
+        noise_levels: public multiples of `noise_multiplier`, each above 0, one after
+            the other; the last one stays.
+        steps_per_level: steps of each level.
 
     Raises:
         ConfigError: values are out of range or contradict each other; all at once.
@@ -165,6 +176,8 @@ class GradientPlan:
     num_units: int | None = None
     noise_coefficients: Coefficients = INDEPENDENT
     grouping: Grouping = Grouping.FLAT
+    noise_levels: tuple[float, ...] = CONSTANT
+    steps_per_level: int = 1
 
     def __post_init__(self) -> None:
         """Check every number, and that they fit together."""
@@ -223,7 +236,12 @@ class GradientPlan:
 
     def noise_schedule(self) -> NoiseSchedule:
         """Return the multiplier of every step."""
-        return ConstantNoise(self.noise_multiplier)
+        if self.noise_levels == CONSTANT:
+            return ConstantNoise(self.noise_multiplier)
+        return SteppedNoise(
+            tuple(level * self.noise_multiplier for level in self.noise_levels),
+            steps_per_value=self.steps_per_level,
+        )
 
     def noise_stddev(self, *, step: int = 0) -> float:
         """Return noise_multiplier * C: the stddev of z."""
@@ -318,6 +336,12 @@ def _out_of_range(plan: GradientPlan) -> Iterator[Problem]:
             is_normalized(plan.noise_coefficients),
             "of norm 1 and begin above 0",
         ),
+        "noise_levels": (
+            bool(plan.noise_levels)
+            and all(0 < level < math.inf for level in plan.noise_levels),
+            "one or more numbers in (0, inf)",
+        ),
+        "steps_per_level": (plan.steps_per_level >= 1, ">= 1"),
     }
     for name, (valid, constraint) in checks.items():
         if not valid:

@@ -39,6 +39,32 @@ class ConstantNoise:
         return self.value
 
 
+@dataclass(frozen=True)
+class SteppedNoise:
+    """A list of multipliers, each for as many steps; the last one for all that follow.
+
+    Args:
+        values: noise stddev / C, each at least 0; at least one.
+        steps_per_value: at least 1.
+    """
+
+    values: tuple[float, ...]
+    steps_per_value: int
+
+    def noise_multiplier(self, step: int) -> float:
+        """Return the value of the step."""
+        return self.values[min(step // self.steps_per_value, len(self.values) - 1)]
+
+
+def noise_runs(
+    schedule: NoiseSchedule, *, num_steps: int, first_step: int = 0
+) -> tuple[tuple[float, int], ...]:
+    """Return the multipliers of consecutive steps, and for how many each is used."""
+    steps = range(first_step, first_step + num_steps)
+    multipliers = (schedule.noise_multiplier(step) for step in steps)
+    return tuple((value, len(list(run))) for value, run in groupby(multipliers))
+
+
 def schedule_event(
     schedule: NoiseSchedule,
     *,
@@ -61,13 +87,13 @@ def schedule_event(
         first_step: first step to describe.
         num_steps: how many steps, at least 0.
     """
-    steps = range(first_step, first_step + num_steps)
-    multipliers = (schedule.noise_multiplier(step) for step in steps)
     events = [
-        dp_accounting.SelfComposedDpEvent(step_event(multiplier), len(list(run)))
+        dp_accounting.SelfComposedDpEvent(step_event(multiplier), count)
         if multiplier > 0
         else dp_accounting.NonPrivateDpEvent()
-        for multiplier, run in groupby(multipliers)
+        for multiplier, count in noise_runs(
+            schedule, first_step=first_step, num_steps=num_steps
+        )
     ]
     if not events:
         return dp_accounting.NoOpDpEvent()

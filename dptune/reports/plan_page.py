@@ -77,6 +77,15 @@ def _cost(plan: RunPlan) -> Facts:
     )
 
 
+def _noise(stage: StagePlan) -> str:
+    """Say how much noise there is, and how it moves."""
+    if not stage.noise_multiplier:
+        return "none"
+    values = [level * stage.noise_multiplier for level in stage.noise_levels]
+    low, high = number(min(values)), number(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
 def _stage_row(stage: StagePlan) -> tuple[str, ...]:
     """Return one stage's row."""
     settings = stage.settings
@@ -89,7 +98,7 @@ def _stage_row(stage: StagePlan) -> tuple[str, ...]:
         count(stage.num_steps),
         share(stage.sample_rate),
         number(clip),
-        number(stage.noise_multiplier) if stage.noise_multiplier else "none",
+        _noise(stage),
         count(stage.num_bands) if stage.noise_multiplier else "none",
         count(stage.expected_batch_size),
         count(cap) if cap else "no limit",

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -250,15 +251,25 @@ def _require_none(settings: BudgetSettings) -> None:
 def _stage_costs(
     stage: StagePlan, seen: CorpusReport, recipe: str, *, block: int, seeded: bool
 ) -> tuple[Cost, Cost]:
-    """Cost of one stage, block by block, and of its first block."""
+    """Cost of one stage, block by block, and of its dearest block."""
 
-    def cost(num_steps: int) -> Cost:
-        if not num_steps:
-            return Cost()
+    def cost(plan: StagePlan, first_step: int, num_steps: int) -> Cost:
         entry = stage_entry(
-            seen, stage, recipe=recipe, num_steps=num_steps, fixed_seed=seeded
+            seen,
+            plan,
+            recipe=recipe,
+            first_step=first_step,
+            num_steps=num_steps,
+            fixed_seed=seeded,
         )
         return budget_cost(entry)
 
-    full, rest = divmod(stage.num_steps, block)
-    return cost(block).times(full).plus(cost(rest)), cost(min(block, stage.num_steps))
+    blocks = Counter[tuple[tuple[float, int], ...]]()
+    example = {}
+    for first in range(0, stage.num_steps, block):
+        size = min(block, stage.num_steps - first)
+        kind = stage.noise_runs(first, size)
+        blocks[kind] += 1
+        example[kind] = (first, size)
+    whole = total([cost(stage, *example[k]).times(n) for k, n in blocks.items()])
+    return whole, cost(stage.with_least_noise(), 0, min(block, stage.num_steps))

@@ -2,6 +2,7 @@
 
 from dptune.accounting.assumptions import Assumption
 from dptune.accounting.ledger import DataView, LedgerEntry
+from dptune.dpsgd.plan import GradientPlan
 from dptune.privacy import PrivacyUnit
 from dptune.recipes import StagePlan, View
 from dptune.redaction.operators import Operator
@@ -22,6 +23,7 @@ def stage_entry(
     plan: StagePlan,
     *,
     recipe: str,
+    first_step: int,
     num_steps: int,
     fixed_seed: bool,
 ) -> LedgerEntry:
@@ -31,26 +33,34 @@ def stage_entry(
         corpus: what was read, and whether text decided which records were dropped.
         plan: the stage; the event comes from the same object that trains it.
         recipe: name of the recipe.
+        first_step: of this block: the noise may depend on it.
         num_steps: steps of this block: with banded noise a multiple of the bands, or
             the end of the stage.
         fixed_seed: whether sampling and noise come from a known seed.
     """
-    private = plan.settings.private
+    private, training = plan.settings.private, plan.training_plan()
+    if isinstance(training, GradientPlan):
+        event = training.dp_event(num_steps, first_step=first_step)
+    else:
+        event = training.dp_event(num_steps)
+    runs, nominal = plan.noise_runs(first_step, num_steps), plan.settings.nominal
     return LedgerEntry(
         stage=plan.settings.name,
         recipe=recipe,
         data_fingerprint=corpus.fingerprint,
         privacy_unit=PrivacyUnit(corpus.privacy_unit),
         view=DataView(plan.settings.view.value),
-        dp_event=plan.training_plan().dp_event(num_steps),
+        dp_event=event,
         num_steps=num_steps,
         sample_rate=plan.sample_rate if private else None,
-        noise_multiplier=plan.noise_multiplier,
+        noise_multiplier=runs[0][0] if private and len(runs) == 1 else None,
         max_grad_norm=plan.settings.clipping.max_grad_norm
         if plan.settings.clipping
         else None,
         num_bands=plan.num_bands,
         assumptions=assumptions_of(corpus, plan.settings.view),
+        nominal_epsilon=plan.nominal_epsilon,
+        nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed and private,
     )
 

@@ -32,6 +32,7 @@ from dptune.recipes import RunPlan, StagePlan, View
 from dptune.results import StageCurvePoint, StageReport
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.device import pick_device
+from dptune.workflow.weighting import weighted
 
 _CURVE_POINTS = 200
 
@@ -94,7 +95,9 @@ class StageInputs:
         values = {
             "model": self.model.digest,
             "corpus": self.corpus.fingerprint,
-            "texts": _texts_digest(self.corpus),
+            "texts": _texts_digest(
+                self.corpus, with_spans=self.plan.settings.token_weights is not None
+            ),
             "plan": self.plan.model_dump(mode="json"),
             "recipe": self.recipe,
             "tokens": [self.max_tokens, self.max_sequences_per_unit],
@@ -172,11 +175,17 @@ def _put_aside(home: Path) -> None:
     home.rename(home.with_name(f"{home.name}.{number + 1}"))
 
 
-def _texts_digest(corpus: Corpus) -> str:
-    """Hash the training texts in order: redacted views keep the corpus fingerprint."""
-    digest = hashlib.sha256()
-    for text in corpus.split("train")["text"]:
+def _texts_digest(corpus: Corpus, *, with_spans: bool) -> str:
+    """Hash the training texts in order: redacted views keep the corpus fingerprint.
+
+    Spans count where tokens are weighed by them.
+    """
+    digest, rows = hashlib.sha256(), corpus.split("train")
+    for text in rows["text"]:
         digest.update(hashlib.sha256(text.encode()).digest())
+    for spans in rows["spans"] if with_spans else ():
+        ends = [(span["start"], span["end"]) for span in spans]
+        digest.update(hashlib.sha256(json.dumps(ends).encode()).digest())
     return digest.hexdigest()
 
 
@@ -187,12 +196,16 @@ def _load(inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
     ignored = None
     if settings.view is View.REDACTED:
         ignored = add_mask_token(loaded.model, loaded.tokenizer)
+    rows = inputs.corpus.split("train")
     encoded = encode_corpus(
-        inputs.corpus.split("train"),
+        rows,
         loaded.tokenizer,
         max_tokens=inputs.max_tokens,
         ignore_token_id=ignored,
+        with_offsets=settings.token_weights is not None,
     )
+    if settings.token_weights is not None:
+        encoded = weighted(encoded, rows, settings.token_weights)
     if settings.lora is not None:
         model = add_lora(
             loaded.model,
@@ -232,11 +245,11 @@ def _train(
     plan, settings = inputs.plan, inputs.plan.settings
 
     def charge(first_step: int, num_steps: int) -> None:
-        del first_step
         entry = stage_entry(
             inputs.corpus.report,
             plan,
             recipe=inputs.recipe,
+            first_step=first_step,
             num_steps=num_steps,
             fixed_seed=inputs.seed is not None,
         )

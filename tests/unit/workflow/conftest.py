@@ -71,7 +71,9 @@ def run_plan(*stages, num_units):
 def make_inputs(corpus, bundle):
     """Inputs of one stage; `units` other than the corpus has are a mistake."""
 
-    def make(units=None, seed=None, max_tokens=24, **changes):
+    all_records = corpus
+
+    def make(units=None, seed=None, max_tokens=24, corpus=all_records, **changes):
         count = units or corpus.report.num_units["train"]
         plan = run_plan(stage(**changes), num_units=count)
         return StageInputs(

@@ -53,7 +53,7 @@ def hold(store, corpus):
         whole, spare = costs(plan, corpus.report)
         if steps is not None:
             one = stage_entry(
-                corpus.report, inputs.plan, recipe="r", num_steps=steps,
+                corpus.report, inputs.plan, recipe="r", first_step=0, num_steps=steps,
                 fixed_seed=False,
             )  # fmt: skip
             store.grant(grant(budget_cost(one)))
@@ -130,7 +130,9 @@ def test_stage_without_noise_is_infinite_once(corpus):
 
 def test_known_seed_costs_everything(corpus):
     plan = run_plan(stage(), num_units=32).stages[0]
-    entry = stage_entry(corpus.report, plan, recipe="r", num_steps=2, fixed_seed=True)
+    entry = stage_entry(
+        corpus.report, plan, recipe="r", first_step=0, num_steps=2, fixed_seed=True
+    )
     assert budget_cost(entry).tally(Notion.RECORD) == {NON_PRIVATE: 1}
 
 

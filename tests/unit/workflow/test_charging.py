@@ -30,7 +30,9 @@ def report(corpus):
 
 def entry(report, **changes):
     plan = run_plan(stage(**changes), num_units=32).stages[0]
-    return stage_entry(report, plan, recipe="r", num_steps=5, fixed_seed=False)
+    return stage_entry(
+        report, plan, recipe="r", first_step=0, num_steps=5, fixed_seed=False
+    )
 
 
 def selective(*entries):
@@ -116,7 +118,9 @@ def test_truncated_entry_pays_for_the_truncated_event(report):
 def test_entry_pays_for_its_block_only(report):
     plan = run_plan(stage(), num_units=32).stages[0]
     parts = [
-        stage_entry(report, plan, recipe="r", num_steps=n, fixed_seed=False)
+        stage_entry(
+            report, plan, recipe="r", first_step=0, num_steps=n, fixed_seed=False
+        )
         for n in (2, 3)
     ]
     (whole, *_) = PrivacyLedger(entries=(entry(report),)).certificates(1e-3)

@@ -1,0 +1,1 @@
+"""Mechanisms of the papers: one short file each."""

@@ -1,0 +1,64 @@
+"""Epsilons that papers print: their own formulas, for comparison only.
+
+**Formal guarantee**: none. Nothing here is certified; a certificate comes from the
+ledger's events.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from dp_accounting import DpEvent, PoissonSampledDpEvent, rdp
+from dp_accounting.dp_event import GaussianDpEvent, SelfComposedDpEvent
+
+from dptune.errors import ConfigError
+
+OPACUS_ORDERS: tuple[float, ...] = (
+    *(1 + x / 10 for x in range(1, 100)),
+    *(float(x) for x in range(12, 64)),
+)
+"""Orders of Opacus' Renyi accountant, which most of the papers used."""
+
+Steps = Sequence[tuple[float, int]]
+"""Noise multipliers, and for how many steps each was used."""
+
+
+def renyi_epsilon(
+    steps: Steps,
+    *,
+    sample_rate: float,
+    delta: float,
+    orders: Sequence[float] = OPACUS_ORDERS,
+) -> float:
+    """Return the smallest RDP(order) + ln(1 / delta) / (order - 1), add or remove one.
+
+    Args:
+        steps: of Poisson-sampled Gaussians.
+        sample_rate: q of each step, in (0, 1].
+        delta: in (0, 1).
+        orders: tried; a single one gives SA-ADP's bound at order 32.
+
+    Raises:
+        ConfigError: a number is out of range.
+
+    References:
+        Mironov (2017), proposition 3, https://arxiv.org/abs/1702.07476v3; ATDP, section
+        4.4 and appendix A; SA-ADP, section IV.
+    """
+    if not 0 < delta < 1 or not 0 < sample_rate <= 1 or min(orders) <= 1:
+        raise ConfigError(
+            "a nominal epsilon must have delta in (0, 1), sample_rate in (0, 1] and "
+            f"orders above 1, got delta={delta}, sample_rate={sample_rate}."
+        )
+    accountant = rdp.RdpAccountant(orders=list(orders))
+    for noise_multiplier, count in steps:
+        accountant.compose(_step(sample_rate, noise_multiplier), count)
+    tried = np.asarray(orders)
+    bounds = np.asarray(accountant.rdp) + math.log(1 / delta) / (tried - 1)
+    return float(np.nanmin(bounds))
+
+
+def _step(sample_rate: float, noise_multiplier: float) -> DpEvent:
+    """Describe one step."""
+    gaussian = GaussianDpEvent(noise_multiplier)
+    return SelfComposedDpEvent(PoissonSampledDpEvent(sample_rate, gaussian), 1)
