@@ -17,6 +17,10 @@ _INTRODUCTION = re.compile(
 _IS_CERTAIN = re.compile(r"name|pulled|call me", re.IGNORECASE)
 _SENTENCE_END = frozenset('.!?:\n"“”(;*•>-–—…')
 _CONTRACTION = re.compile(r"(?:n['’]t|['’](?:s|re|ve|ll|d|m|t))$")
+_ABBREVIATIONS = w.word_set(
+    "inc corp co ltd llc bros plc dept univ assn jr sr esq st ste mt ft ave blvd rd "
+    "gov sen rep gen col capt lt sgt prof dr mr mrs ms rev hon messrs vs no"
+)
 _KINDS = ("PERSON", "GPE", "UNKNOWN")
 
 Name = tuple[int, int, str, float]
@@ -288,10 +292,17 @@ def _ends_sentence(text: str, gap: str, word: Word, connectors: list[Word]) -> b
     return before.isalpha() and before.islower()
 
 
+def _is_abbreviation(stem: str) -> bool:
+    """Tell whether a full stop behind a word belongs to it: `U.S.`, `Inc.`."""
+    return "." in stem or stem.lower() in _ABBREVIATIONS
+
+
 def _close(text: str, run: list[Word]) -> Name:
     """Type a run by its strongest word, else by its form and its neighbors."""
     kinds = {word.entity_type for word in run}
     start, end = run[0].start, run[-1].end
+    if text.startswith(".", end) and _is_abbreviation(text[run[-1].start : end]):
+        end += 1
     confidence = max(word.confidence for word in run)
     if "PERSON" in kinds or kinds == {"GPE"} or (kinds == {"UNKNOWN"} and len(run) < 2):
         kind = next(kind for kind in _KINDS if kind in kinds)

@@ -50,7 +50,7 @@ _TLD = (
     "|shop|store|uk|de|fr|ru|cn|nl|eu|us|ca|au|ch|at|be|br|cy|cz|dk|es|fi|gr|hu|ie|il"
     "|in|is|it|jp|kr|mx|no|nz|pl|pt|ro|se|sg|si|sk|tr|ua|uy|za"
 )
-_SIGN = re.compile(r"\w\s{0,2}@\s{0,2}[\w\[]")
+_SIGN = re.compile(r"[\w.+%'&-]\s{0,2}@\s{0,2}[\w\[]")
 _HOST = r"(?:[\w-]{1,63}\.){1,6}"
 
 NETWORK_RULES = (
@@ -90,6 +90,15 @@ NETWORK_RULES = (
         refine=v.refine_spaced_email,
         needs=("@",),
         gate=_SIGN,
+    ),
+    Rule(
+        entity_type="EMAIL",
+        pattern=re.compile(
+            r"(?<![\w.@+-])[a-z][\w.+-]{1,63}@[a-z][\w-]{1,62}\b(?![.@]\w)"
+        ),
+        citation="RFC 5321, 2.3.5, a mailbox on a host without a domain",
+        confidence=0.8,
+        needs=("@",),
     ),
     Rule(
         entity_type="URL",

@@ -1,16 +1,25 @@
 """Union of spans that loses no coverage."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from dptune.text import Span
 
+_LONGEST_GAP = 4
+_OF_ADDRESS = frozenset(["ADDRESS", "GPE", "LOC", "FAC", "ZIP", "UNKNOWN"])
+_MAYBE_OF_ADDRESS = frozenset(["PERSON", "ORG", "ENTITY", "ID", "LICENSE"])
+_IS_SURE = 0.7
+
 
 def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
-    """Make spans disjoint and sorted; the set of covered code points stays the same.
+    """Make spans disjoint and sorted; every covered code point stays covered.
 
     Where spans overlap, the one with more confidence, then the longer, keeps its range;
     the others keep what is left of them. What is left without any letter or digit joins
     its neighbor.
+
+    What is added holds no letter or digit: the blanks and commas between the lines of
+    an address, which becomes one span, and the blank between a date and its time.
+    Whether a secret holds a comma is part of the secret.
 
     Args:
         spans: spans of one text, in any order.
@@ -30,7 +39,53 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
         reach = max(reach, span.end)
     if cluster:
         united += _resolve(cluster, reach, text)
-    return tuple(united)
+    return tuple(_join_parts(united, text))
+
+
+def _join_parts(spans: Sequence[Span], text: str) -> Iterator[Span]:
+    """Close the gaps inside of addresses and between dates and times."""
+    last: Span | None = None
+    for span in spans:
+        if last is None:
+            last = span
+            continue
+        gap = text[last.end : span.start]
+        if _is_address(last, span, gap):
+            last = _until(last, span.end)
+            continue
+        if gap == " " and (last.entity_type, span.entity_type) == ("DATE", "TIME"):
+            last = _until(last, span.start)
+        yield last
+        last = span
+    if last is not None:
+        yield last
+
+
+def _is_address(last: Span, span: Span, gap: str) -> bool:
+    """Tell whether a span goes on an address behind a comma or on a new line."""
+    return (
+        last.entity_type == "ADDRESS"
+        and (span.entity_type in _OF_ADDRESS or _may_be_place(span))
+        and 0 < len(gap) <= _LONGEST_GAP
+        and not gap.strip(",. \t\n")
+        and "\n\n" not in gap
+    )
+
+
+def _may_be_place(span: Span) -> bool:
+    """Tell whether nothing but a guess says that a span is no place."""
+    return span.entity_type in _MAYBE_OF_ADDRESS and span.confidence < _IS_SURE
+
+
+def _until(span: Span, end: int) -> Span:
+    """Let a span end elsewhere."""
+    return Span(
+        start=span.start,
+        end=end,
+        entity_type=span.entity_type,
+        recognizer=span.recognizer,
+        confidence=span.confidence,
+    )
 
 
 def _rank(span: Span) -> tuple[float, int, int, str, str]:

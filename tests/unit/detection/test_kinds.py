@@ -19,6 +19,7 @@ from dptune.detection.recognizer import Tier
         ("along Lake Veltra", "Lake Veltra", "LOC"),
         ("12 Elm Street, Boston", "Boston", "GPE"),
         ("the CIA said so", "CIA", "ORG"),
+        ("by Velmar Inc. of", "Velmar Inc.", "ORG"),
         ("met him. Then Ana Duarte. Bob left", "Ana Duarte", "PERSON"),
     ],
 )

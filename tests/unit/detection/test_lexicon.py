@@ -27,7 +27,7 @@ NAMES = [
     ("they flew to paris", "paris"),
     ("near Tampa bay now", "Tampa bay"),
     ("Chillicothe, OH is far", "Chillicothe"),
-    ("ask at CCNG, Inc. now", "CCNG, Inc"),
+    ("ask at CCNG, Inc. now", "CCNG, Inc."),
     ("the US said", "US"),
 ]
 

@@ -23,6 +23,8 @@ def found(text, recognizer=RECOGNIZER):
 
 FOUND = [
     ("write to ann.lee+x@mail.example.org!", "EMAIL", "ann.lee+x@mail.example.org"),
+    ("from franz37...@mail.org", "EMAIL", "franz37...@mail.org"),
+    ("cc: kim.park@mailhost", "EMAIL", "kim.park@mailhost"),
     ("ann (at) example (dot) org", "EMAIL", "ann (at) example (dot) org"),
     ("see https://example.org/a?b=1 now", "URL", "https://example.org/a?b=1"),
     ("see example.co.uk/path", "URL", "example.co.uk/path"),
@@ -115,6 +117,7 @@ NEAR_MISSES = [
     ("a rate of 90909.0902 per day", "PHONE"),
     ("wait 10 minutes on the way", "ADDRESS"),
     ("e.g. this", "URL"),
+    ("react@18.2.0", "EMAIL"),
     ("well-known", "ID"),
     ("1500meters", "ID"),
 ]
