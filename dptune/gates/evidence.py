@@ -81,6 +81,9 @@ class AuditEvidence(Report):
         capacity: largest bound that so many canaries could have given.
         num_canaries: that were used.
         assumes_independent_canaries: whether the bound is a theorem only then.
+        assumption_violated: whether the canaries break an assumption of the claim, such
+            as secrets that the detector missed: a bound then refutes the assumption.
+        detail: what was observed, in counts.
     """
 
     model_digest: str
@@ -93,6 +96,8 @@ class AuditEvidence(Report):
     capacity: float
     num_canaries: int
     assumes_independent_canaries: bool = False
+    assumption_violated: bool = False
+    detail: str = ""
 
 
 class Evidence(Report):

@@ -153,11 +153,11 @@ def contradiction_p_value(
         chance = _bounded(top / space_size, group[0], 0.0)
         joint = float(stats.binom.sf(count - 1, num, chance)) + num * group[1]
         found.append(joint / _OTHER_WEIGHT)
-    distinct = _distinct_probability(num, space_size)
+    distinct = distinct_probability(num, space_size)
     return 1.0 if distinct == 0.0 else min(1.0, min(found) / distinct)
 
 
-def _distinct_probability(num: int, space_size: int) -> float:
+def distinct_probability(num: int, space_size: int) -> float:
     """Chance that `num` independent uniform secrets are all distinct."""
     chances = 1.0 - np.arange(num) / space_size
     return float(np.prod(np.maximum(chances, 0.0)))

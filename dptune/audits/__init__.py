@@ -1,0 +1,1 @@
+"""Lower bounds of epsilon from canaries, and step-level checks of the engine."""

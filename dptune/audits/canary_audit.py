@@ -1,0 +1,267 @@
+"""Lower bounds of epsilon from the canaries of one training run.
+
+| bound | experiment | tests | theorem |
+|---|---|---|---|
+| `one_run` | pairs, inclusion | replace; add or remove | `guess_tail` |
+| `f_dp` | pairs, inclusion | the whole claimed curve | `is_possible` |
+| `exposure` | secrets uniform over all candidates | replace | `hit_tail` |
+
+A secret is random in a fixed record, so a bound under the replace relation speaks of
+selective claims too, but only if the detector found the secret. All bounds of a report
+hold together with its confidence (Bonferroni over bounds, and within a bound over guess
+fractions or shares). None assumes that canaries do not influence each other.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from dptune.audits.bounds import largest_refuted
+from dptune.audits.guesses import Guesses, guess_inclusion, guess_pairs
+from dptune.audits.tails import GuaranteeCurve, guess_tail, hit_tail, is_possible
+from dptune.gates.evidence import AuditEvidence
+from dptune.gates.null_law import distinct_probability, group_privacy
+from dptune.privacy import NeighboringRelation, Notion
+from dptune.results import CanaryExposure, ExposureReport
+
+CONFIDENCE = 0.99
+TOP_SHARES = (1e-5, 1e-3, 1e-1)
+
+_REPLACE = NeighboringRelation.REPLACE_ONE
+_ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedClaim:
+    """A claim that a lower bound is wanted for.
+
+    Args:
+        notion: what it protects.
+        relation: which data sets are neighbors.
+        delta: of the bound.
+        guarantees: pairs of epsilon and delta that the claim implies, the pair at
+            `delta` first; empty where nothing is claimed.
+    """
+
+    notion: Notion
+    relation: NeighboringRelation
+    delta: float
+    guarantees: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether a curve is claimed that scaling can weaken."""
+        return bool(self.guarantees) and 0 < self.guarantees[0][0] < math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refuter:
+    """One way to refute an epsilon, by what was observed and by the best observation.
+
+    Args:
+        method: its name.
+        observed: whether an epsilon is refuted.
+        perfect: whether it would have been, had every guess been right.
+        num_canaries: that were used.
+        detail: what was observed.
+    """
+
+    method: str
+    observed: Callable[[float], bool]
+    perfect: Callable[[float], bool]
+    num_canaries: int
+    detail: str
+
+
+def audit_canaries(
+    report: ExposureReport,
+    claims: Sequence[AuditedClaim],
+    *,
+    num_detected: int | None = None,
+    confidence: float = CONFIDENCE,
+) -> tuple[AuditEvidence, ...]:
+    """Bound epsilon from below, once for every claim and method that can test it.
+
+    **Formal guarantee**: if secrets were drawn from a secure source, all bounds are at
+    most the true epsilons with probability `confidence`; for `f_dp`, at most the
+    claimed epsilon if the claim holds.
+
+    | case | result |
+    |---|---|
+    | no planted canary | no bound |
+    | no held-out canary | the exposure audit alone |
+    | a secret that the detector missed | a selective bound is marked as such |
+    | several insertions | the group's bound, restated for one unit |
+    | local claims | no bound: canaries do not test them |
+
+    Args:
+        report: of planted and held-out canaries, under the model and its base.
+        claims: what to bound.
+        num_detected: planted canaries whose secret the detector marked; None where
+            nobody looked, which counts as none.
+        confidence: that all bounds hold.
+    """
+    tested = [c for c in claims if c.notion is not Notion.LOCAL]
+    found = [(c, r) for c in tested for r in _refuters(report, c, 1.0)]
+    alpha = (1.0 - confidence) / max(1, len(found))
+    missed = num_detected is None or num_detected < len(report.planted())
+    missed = missed or report.setting == "missed"
+    return tuple(
+        AuditEvidence(
+            model_digest=report.model_digest,
+            method=refuter.method,
+            notion=claim.notion,
+            relation=claim.relation,
+            epsilon_lower_bound=largest_refuted(refuter.observed),
+            delta=claim.delta,
+            confidence=confidence,
+            capacity=largest_refuted(refuter.perfect),
+            num_canaries=refuter.num_canaries,
+            assumption_violated=claim.notion is Notion.SELECTIVE and missed,
+            detail=refuter.detail,
+        )
+        for claim in tested
+        for refuter in _refuters(report, claim, alpha)
+    )
+
+
+def _refuters(
+    report: ExposureReport, claim: AuditedClaim, alpha: float
+) -> Iterator[_Refuter]:
+    """Every method that tests a claim, each at level `alpha`."""
+    planted = report.planted()
+    if not planted:
+        return
+    size = max(canary.insertions for canary in planted)
+    group = partial(_group, delta=claim.delta, size=size)
+    guesses = _guesses(report, claim.relation)
+    if guesses:
+        yield _one_run(guesses, group, alpha)
+        if claim.has_curve:
+            yield _f_dp(guesses, claim, size, alpha)
+    if claim.relation is _REPLACE:
+        yield _exposure(report, group, alpha)
+
+
+def _group(epsilon: float, *, delta: float, size: int) -> tuple[float, float]:
+    """The guarantee of a secret that sits in `size` units."""
+    return group_privacy(epsilon, delta, size=size)
+
+
+def _guesses(
+    report: ExposureReport, relation: NeighboringRelation
+) -> tuple[Guesses, ...]:
+    """Guess every coin from how much each secret gained over the base model."""
+    base = {c.canary_id: c.nll for c in report.base_canaries}
+    planted, held_out = (
+        [_gain(c, base) for c in group]
+        for group in (report.planted(), report.held_out())
+    )
+    if not held_out:
+        return ()
+    guess = guess_inclusion if relation is _ADD else guess_pairs
+    return guess(planted, held_out)
+
+
+def _gain(canary: CanaryExposure, base: dict[str, float]) -> float:
+    """How much likelier the secret became, nats."""
+    return base.get(canary.canary_id, 0.0) - canary.nll
+
+
+def _one_run(
+    guesses: tuple[Guesses, ...],
+    group: Callable[[float], tuple[float, float]],
+    alpha: float,
+) -> _Refuter:
+    """Count right guesses against randomized response."""
+
+    def refutes(counts: tuple[Guesses, ...], epsilon: float) -> bool:
+        total, delta = group(epsilon)
+        return any(
+            guess_tail(
+                g.correct,
+                guesses=g.guesses,
+                canaries=g.canaries,
+                epsilon=total,
+                delta=delta,
+            )
+            <= alpha * g.chance / len(counts)
+            for g in counts
+        )
+
+    return _guess_refuter("one_run", guesses, refutes)
+
+
+def _f_dp(
+    guesses: tuple[Guesses, ...], claim: AuditedClaim, size: int, alpha: float
+) -> _Refuter:
+    """Count right guesses against the claimed curve, all its epsilons scaled."""
+    claimed = claim.guarantees[0][0]
+
+    def refutes(counts: tuple[Guesses, ...], epsilon: float) -> bool:
+        scale = epsilon / claimed
+        curve = GuaranteeCurve(
+            [group_privacy(scale * e, d, size=size) for e, d in claim.guarantees]
+        )
+        return any(
+            not is_possible(
+                g.correct,
+                guesses=g.guesses,
+                canaries=g.canaries,
+                chance=alpha * g.chance / len(counts),
+                curve=curve,
+            )
+            for g in counts
+        )
+
+    return _guess_refuter("f_dp", guesses, refutes)
+
+
+def _guess_refuter(
+    method: str,
+    guesses: tuple[Guesses, ...],
+    refutes: Callable[[tuple[Guesses, ...], float], bool],
+) -> _Refuter:
+    """Observe the guesses that were made, and perfect ones."""
+    return _Refuter(
+        method=method,
+        observed=partial(refutes, guesses),
+        perfect=partial(refutes, tuple(g.perfect for g in guesses)),
+        num_canaries=guesses[0].canaries,
+        detail=", ".join(f"{g.correct} of {g.guesses}" for g in guesses)
+        + " guesses right",
+    )
+
+
+def _exposure(
+    report: ExposureReport,
+    group: Callable[[float], tuple[float, float]],
+    alpha: float,
+) -> _Refuter:
+    """Count canaries among the best candidates."""
+    size, planted = report.space_size, report.planted()
+    num = len(planted)
+    tops = sorted({max(1, math.floor(share * size)) for share in TOP_SHARES})
+    tops = [top for top in tops if top < size]
+    level = alpha * distinct_probability(num + len(report.held_out()), size)
+    observed = [sum(c.rank <= top for c in planted) for top in tops]
+
+    def refutes(hits: list[int], epsilon: float) -> bool:
+        total, delta = group(epsilon)
+        return any(
+            hit_tail(count, canaries=num, share=top / size, epsilon=total, delta=delta)
+            <= level / len(tops)
+            for top, count in zip(tops, hits, strict=True)
+        )
+
+    return _Refuter(
+        method="exposure",
+        observed=partial(refutes, observed),
+        perfect=partial(refutes, [num] * len(tops)),
+        num_canaries=num,
+        detail=", ".join(
+            f"{count} of {num} among the best {top:,}"
+            for top, count in zip(tops, observed, strict=True)
+        ),
+    )

@@ -1,0 +1,179 @@
+"""How likely an attack succeeds if a claim holds: the p-values behind every audit.
+
+All hold in one training run, whatever canaries do to each other in training: a DP
+mechanism bounds what its output says of each secret given all others. What is assumed
+is the experiment: secrets (or coins) are drawn independently from a secure source.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+from scipy import special, stats
+
+_TINY: Final = 1e-300
+_LARGEST_LOG: Final = 700.0
+
+
+def guess_tail(
+    correct: int, *, guesses: int, canaries: int, epsilon: float, delta: float
+) -> float:
+    """Bound the chance of so many right guesses of fair coins under (epsilon, delta).
+
+    `canaries` fair coins decide which records a mechanism sees; its output names
+    `guesses` of them and guesses each. With W ~ Bin(guesses, e^eps / (1 + e^eps)),
+
+        P[right >= v] <= P[W >= v] + 2 canaries delta max_i P[v - i <= W < v] / i.
+
+    | case | result |
+    |---|---|
+    | no guess, or none right | 1 |
+    | `delta` 0 | the binomial tail |
+
+    Args:
+        correct: v, right guesses.
+        guesses: made; the number must not depend on the coins.
+        canaries: coins that were thrown.
+        epsilon: of the claim about flipping one coin.
+        delta: of the claim.
+
+    References:
+        Steinke, Nasr, Jagielski (2023), "Privacy auditing with one (1) training run",
+        theorem 5.2, https://arxiv.org/abs/2305.08846.
+    """
+    if correct <= 0:
+        return 1.0
+    chance = float(special.expit(epsilon))
+    tail = float(stats.binom.sf(correct - 1, guesses, chance))
+    if delta == 0.0:
+        return tail
+    below = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, chance)
+    worst = float(np.max(np.cumsum(below) / np.arange(1, correct + 1)))
+    return min(1.0, tail + 2.0 * canaries * delta * worst)
+
+
+def hit_tail(
+    hits: int, *, canaries: int, share: float, epsilon: float, delta: float
+) -> float:
+    """Bound the chance that so many secrets are among a share of all candidates.
+
+    Each secret is uniform over N candidates, and the output names r = share N of them
+    for each canary. Under a replace guarantee a secret is named with probability at
+    most e^eps o / (1 + e^eps o), o = share / (1 - share), given all other canaries, but
+    for an event of probability delta / (1 - share):
+
+        P[hits >= v] <= P[Bin(canaries, .) >= v] + canaries delta / (1 - share).
+
+    Proof of the first: let f_s be the density of the output if the secret is s, A the r
+    candidates it names and g the mean of f over those outside A. By convexity
+    f_s <= e^eps g + h_s, with h_s the mean of (f_s - e^eps f_t)+ over t outside A,
+    whose integral over outputs, averaged over s, is at most delta (N - 1) / (N - r).
+    With x = mean of h over A, times r / N over the mean density, the posterior
+    probability p of A obeys p <= e^eps o (1 - p) + x, so that
+    p <= e^eps o / (1 + e^eps o) + x / (1 + e^eps o): a coin of the first chance, or
+    else one of chance x. Canaries are taken one after another, each given the earlier.
+
+    | case | result |
+    |---|---|
+    | no hit | 1 |
+    | `share` 1 / N, one canary | the reconstruction bound of one guess |
+
+    Args:
+        hits: v.
+        canaries: number of secrets.
+        share: in (0, 1).
+        epsilon: of the replace claim about one secret.
+        delta: of the claim.
+    """
+    if hits <= 0:
+        return 1.0
+    chance = float(special.expit(epsilon + math.log(share) - math.log1p(-share)))
+    tail = float(stats.binom.sf(hits - 1, canaries, chance))
+    return min(1.0, tail + canaries * delta / (1.0 - share))
+
+
+class TradeOff(Protocol):
+    """What is known of a mechanism: P[E | D] is at most a function of P[E | D']."""
+
+    def inverse(self, probability: float) -> float:
+        """Return the least P[E | D'] of an event with P[E | D] = `probability`."""
+        ...
+
+
+class GuaranteeCurve:
+    """The curve of a mechanism that is known to be (epsilon, delta)-DP, for each pair.
+
+    Args:
+        guarantees: pairs of epsilon and delta; more pairs say more.
+    """
+
+    def __init__(self, guarantees: Sequence[tuple[float, float]]) -> None:
+        self._guarantees = tuple(guarantees)
+
+    def inverse(self, probability: float) -> float:
+        """Return the largest that any pair implies, at least 0."""
+        gap = max(1.0 - probability, _TINY)
+        found = 0.0
+        for epsilon, delta in self._guarantees:
+            small = (probability - delta) * math.exp(-epsilon)
+            large = 1.0 - delta - math.exp(min(_LARGEST_LOG, epsilon + math.log(gap)))
+            found = max(found, small, large)
+        return found
+
+
+class GaussianCurve:
+    """The curve of distinguishing N(0, 1) from N(mu, 1)."""
+
+    def __init__(self, mu: float) -> None:
+        self._mu = mu
+
+    def inverse(self, probability: float) -> float:
+        """Return Phi(Phi^-1(probability) - mu)."""
+        if not 0.0 < probability < 1.0:
+            return min(1.0, max(0.0, probability))
+        return float(special.ndtr(special.ndtri(probability) - self._mu))
+
+
+def is_possible(
+    correct: int, *, guesses: int, canaries: int, chance: float, curve: TradeOff
+) -> bool:
+    """Whether P[right >= correct] can be `chance` under a trade-off curve.
+
+    Let p_i be the chance of i right guesses. For a canary j at random and any t, the
+    event "j is guessed right and i >= t guesses are" becomes, when j's coin is flipped
+    and the output stays, "j is guessed wrong and i - 1 >= t - 1 are right". With phi
+    the curve's inverse, which is convex, so that it may be averaged over j and coins,
+
+        phi(sum_{i >= t} i p_i / m) <= sum_{i >= t} (r - i + 1) p_{i-1} / m.
+
+    From P[right >= v] = chance this gives the least p_{v-1}, then p_{v-2}, and so on;
+    it is impossible if they add up to more than 1. The least total has all of `chance`
+    at v: mass further up asks for more below.
+
+    Args:
+        correct: v.
+        guesses: r; the number must not depend on the coins.
+        canaries: m, coins that were thrown.
+        chance: to be refuted.
+        curve: of flipping one coin, in both directions.
+
+    References:
+        Mahloujifar, Melis, Chaudhuri (2024), "Auditing f-differential privacy in one
+        run", section 3, https://arxiv.org/abs/2410.22235.
+    """
+    if correct <= 0:
+        return True
+    total = chance
+    right = correct * chance / canaries
+    wrong = (guesses - correct) * chance / canaries
+    for count in range(correct - 1, -1, -1):
+        lacking = curve.inverse(min(1.0, right)) - wrong
+        if lacking > 0.0:
+            mass = lacking * canaries / (guesses - count)
+            total += mass
+            right += count * mass / canaries
+            wrong += lacking
+        if total > 1.0:
+            return False
+    return True
