@@ -49,7 +49,8 @@ class CorpusReport(Report):
     """Counts of one ingested corpus.
 
     `num_duplicates_across_units` counts dropped records whose kept copy belongs to
-    another privacy unit: a dependence between units that a claim has to name.
+    another privacy unit: a dependence between units that a claim has to name. `sampled`
+    is another: whether a limit on the number of records left some out.
     """
 
     source: str
@@ -65,6 +66,7 @@ class CorpusReport(Report):
     ids_are_content_hashes: bool = False
     units_are_content_hashes: bool = False
     deduplicated: bool = True
+    sampled: bool = False
     redaction: str = ""
     validation: ValidationReport
 

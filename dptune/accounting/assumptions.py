@@ -22,6 +22,7 @@ class Assumption(StrEnum):
     NUM_UNITS_IS_PUBLIC = "num_units_is_public"
     PUBLIC_WORD_LIST = "public_word_list"
     DEDUPLICATED_CORPUS = "deduplicated_corpus"
+    SAMPLED_CORPUS = "sampled_corpus"
     BASE_MODEL_IS_PUBLIC = "base_model_is_public"
     FIXED_SEED_RANDOMNESS = "fixed_seed_randomness"
 
@@ -72,6 +73,10 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.DEDUPLICATED_CORPUS: Explanation(
         sentence="The claim is about the data set after deduplication: whether two "
         "records were duplicates of each other is not protected.",
+    ),
+    Assumption.SAMPLED_CORPUS: Explanation(
+        sentence="The claim is about the records that were drawn from a larger data "
+        "set: that a record kept another one out of the draw is not protected.",
     ),
     Assumption.BASE_MODEL_IS_PUBLIC: Explanation(
         sentence="The model that training started from knew nothing of this data.",

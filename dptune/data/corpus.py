@@ -106,7 +106,9 @@ def build_corpus(
         max_characters: longest text, code points.
         max_mojibake_share: largest share of records with broken characters, in [0, 1].
         min_records: fewest records, before and after deduplication, at least 1.
-        max_records: take this many at random, by hashed id; None takes all.
+        max_records: take this many at random, by hashed id; None takes all. One unit
+            more then pushes out records of others, so that a claim is about what was
+            taken: the report says so, and the certificate after it.
         allow_content_hash_ids: let a privacy unit be known by a hash of its text.
         seed: public; decides splits and which records `max_records` takes.
 
@@ -178,6 +180,7 @@ def build_corpus(
             row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
         ),
         deduplicated=drop_exact_duplicates or drop_near_duplicates,
+        sampled=len(records) < len(raw),
         validation=validation,
     )
     dropped = {row.unit_id for row in records} - {row.unit_id for row in kept}
@@ -304,6 +307,7 @@ def _report(
     ids_are_content_hashes: bool,
     units_are_content_hashes: bool,
     deduplicated: bool,
+    sampled: bool,
     validation: ValidationReport,
 ) -> CorpusReport:
     """Count what is in the corpus."""
@@ -328,5 +332,6 @@ def _report(
         ids_are_content_hashes=ids_are_content_hashes,
         units_are_content_hashes=units_are_content_hashes,
         deduplicated=deduplicated,
+        sampled=sampled,
         validation=validation,
     )

@@ -9,6 +9,10 @@ with u uniform on (0, 1] and v on [-1, 1]. It is also faster than torch's genera
 since every piece stays in the cache. On an accelerator torch's counter-based generator
 is used, whose seed has 63 bits.
 
+Where u is small it gets 64 more bits. With 32 bits alone no number exceeds 6.8, and the
+largest lie on a few circles: with 10^8 parameters, one step in which a unit joins would
+then show it, beyond any epsilon, with a probability of 4e-5 (noise multiplier 1).
+
 References:
     Box and Muller (1958), doi:10.1214/aoms/1177706645. NIST SP 800-38A, section 6.5
     (counter mode).
@@ -25,7 +29,8 @@ from dptune.dpsgd.randomness import torch_generator
 
 _PIECE = 1 << 16
 _HALF = _PIECE // 2
-_SMALLEST_UNIFORM = 2.0**-33
+_TAIL = 1 << 14
+_DOUBLE_PIECE = 1 << 24
 _KEY_BYTES = 32
 _NONCE_BYTES = 16
 
@@ -35,8 +40,8 @@ class GaussianStream:
 
     **Formal guarantee**: if AES-256 is a pseudo-random permutation, no efficient
     observer of some numbers of the stream learns anything of the others. Numbers have
-    float32 resolution and end at 6.8 standard deviations, which a normal number exceeds
-    with probability 1e-11.
+    float32 resolution and end at 11.4 standard deviations on the CPU, beyond 8 on an
+    accelerator, which a normal number exceeds with probability 1e-29 and 1e-15.
 
     **Privacy**: the stream is secret; whoever knows its state can subtract the noise.
 
@@ -73,8 +78,10 @@ class GaussianStream:
         """
         flat = values.view(-1)
         if self._device.type != "cpu":
-            noise = torch.empty_like(flat).normal_(generator=self._generator)
-            flat.add_(noise, alpha=stddev)
+            for piece in flat.split(_DOUBLE_PIECE):
+                noise = torch.empty_like(piece, dtype=torch.float64)
+                noise.normal_(generator=self._generator)  # float32 would end at 6.7
+                piece.add_(noise.float(), alpha=stddev)
             return
         done = 0
         while done < len(flat):
@@ -94,10 +101,22 @@ class GaussianStream:
         self._encryptor.update_into(self._zeros, self._key_stream)
         numbers = self._numbers.copy_(self._bits)
         radius, angle = numbers[:_HALF], numbers[_HALF:]
-        radius.abs_().mul_(2.0**-31).clamp_(min=_SMALLEST_UNIFORM)
-        radius.log_().mul_(-2).sqrt_()
+        radius.abs_()
+        self._refine(radius)
+        radius.mul_(2.0**-31).log_().mul_(-2).sqrt_()
         angle.mul_(math.pi * 2.0**-31)
         torch.cos(angle, out=self._cosines)
         angle.sin_().mul_(radius)
         radius.mul_(self._cosines)
         self._unused = numbers
+
+    def _refine(self, radius: Tensor) -> None:
+        """Put 64 fresh bits behind the point of small numbers, rare as they are."""
+        if radius.numpy().min() >= _TAIL:
+            return
+        small = (radius < _TAIL).nonzero()[:, 0]
+        bits = self._bits[small]
+        whole = torch.where(bits < 0, -1 - bits, bits)  # 0 as likely as 1, 2, ...
+        fresh = self._encryptor.update(bytes(8 * len(small)))
+        fraction = (np.frombuffer(fresh, np.uint64) + 0.5) * 2.0**-64
+        radius[small] = (whole + torch.from_numpy(fraction)).float()

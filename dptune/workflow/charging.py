@@ -77,6 +77,8 @@ def assumptions_of(corpus: CorpusReport, view: View) -> tuple[Assumption, ...]:
     found = list(_ALWAYS)
     if corpus.deduplicated:
         found.append(Assumption.DEDUPLICATED_CORPUS)
+    if corpus.sampled:
+        found.append(Assumption.SAMPLED_CORPUS)
     if view is View.REDACTED:
         found.append(Assumption.DETECTOR_RECALL_IS_ONE)
         if corpus.redaction in HIDING_OPERATORS:

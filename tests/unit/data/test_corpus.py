@@ -99,6 +99,28 @@ def test_build_corpus_with_fewer_records_takes_a_seeded_sample(source):
     assert set(few["id"]) != set(build(source, max_records=20, seed=1).dataset["id"])
 
 
+def test_limit_on_records_lets_one_unit_push_out_others_and_says_so(write_jsonl, rows):
+    """Adding one user takes records from many: no claim about single users covers it."""
+    more = [{"id": f"n{i}", "text": f"note {i} of one more user"} for i in range(30)]
+
+    def kept(rows):
+        path = write_jsonl(rows)
+        source = JsonlSource(path=path, id_column="id", unit_column="user")
+        corpus = build(source, privacy_unit=PrivacyUnit.USER, max_records=30)
+        units = defaultdict(set)
+        for unit, text in zip(
+            corpus.dataset["unit_id"], corpus.dataset["text"], strict=True
+        ):
+            units[unit].add(text)
+        return units, corpus.report.sampled
+
+    without, is_sampled = kept(rows)
+    assert not is_sampled
+    with_one_more, is_sampled = kept([*rows, *(m | {"user": "new"} for m in more)])
+    assert is_sampled
+    assert sum(without[unit] != with_one_more.get(unit) for unit in without) > 1
+
+
 def test_build_corpus_keeps_labels(write_jsonl, rows):
     path = write_jsonl([row | {"label": f"{i % 2}"} for i, row in enumerate(rows)])
     dataset = build(

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 
@@ -37,28 +38,38 @@ def test_high_bits_of_the_entropy_matter():
     assert not torch.equal(draw(5, 9), draw(5 + 2**200, 9))
 
 
-def test_tail_is_that_of_the_smallest_uniform_number():
+def test_largest_numbers_are_normal_and_not_on_a_few_circles():
+    """With the radius of every pair in the outermost 2^-31, they still spread."""
     stream = GaussianStream(np.random.SeedSequence(0))
-    stream._encryptor = _Zeros()
+    stream._encryptor = _Stuck(bytes(4), behind=np.random.default_rng(1).bytes)
     values = torch.zeros(gaussian._PIECE)
     stream.add_to(values, stddev=1.0)
-    assert 6.7 < float(values.abs().max()) < 6.8
-    assert torch.isfinite(values).all()
+    cosines, sines = values.double().view(2, -1)
+    exponents = (cosines.square() + sines.square()) / 2 - 31 * np.log(2)
+    assert len(exponents.unique()) > 1000
+    assert stats.kstest(exponents.numpy(), "expon").pvalue > 1e-6
 
 
-def test_extreme_bits_give_finite_numbers():
+@pytest.mark.parametrize("stuck", [bytes(4), b"\xff" * 4, b"\x00\x00\x00\x80"])
+@pytest.mark.parametrize("behind", [b"\x00", b"\xff"])
+def test_extreme_bits_give_finite_numbers(stuck, behind):
     stream = GaussianStream(np.random.SeedSequence(0))
-    stream._encryptor = _Zeros(fill=b"\x00\x00\x00\x80")  # the least integer
+    stream._encryptor = _Stuck(stuck, behind=lambda size: behind * size)
     values = torch.zeros(gaussian._PIECE)
     stream.add_to(values, stddev=1.0)
     assert torch.isfinite(values).all()
+    assert float(values.abs().max()) < 11.6
 
 
-class _Zeros:
-    """A cipher that is no cipher: the same four bytes for ever."""
+class _Stuck:
+    """A cipher that is no cipher: the same four bytes for ever, others behind them."""
 
-    def __init__(self, fill=bytes(4)):
+    def __init__(self, fill, *, behind):
         self._fill = fill
+        self._behind = behind
 
     def update_into(self, data, buffer):
         buffer[: len(data)] = self._fill * (len(data) // 4)
+
+    def update(self, data):
+        return self._behind(len(data))

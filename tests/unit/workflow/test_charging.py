@@ -74,6 +74,12 @@ def test_deduplicated_corpus_is_named_and_never_assumed_away(report):
     assert Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY not in found
 
 
+def test_sampled_corpus_is_named(report):
+    assert Assumption.SAMPLED_CORPUS not in assumptions_of(report, View.ORIGINAL)
+    drawn = report.model_copy(update={"sampled": True})
+    assert Assumption.SAMPLED_CORPUS in entry(drawn).assumptions
+
+
 def test_original_view_assumes_nothing_of_the_detector(report):
     assert not set(assumptions_of(report, View.ORIGINAL)) & {*REDACTED_VIEW_ASSUMPTIONS}
 
