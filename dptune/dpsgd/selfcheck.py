@@ -23,6 +23,7 @@ _FACTORS = (0.75, 0.25)
 _TOLERANCE = 1e-3
 _LOW_PRECISION_TOLERANCE = 5e-2
 _NEGLIGIBLE = 1e-5
+_NUDGE = 0.02
 
 
 def probe_data(
@@ -54,10 +55,13 @@ def check_model(
     1. The loss of a row is the same with and without the other rows.
     2. Norms and weighted sums of recorded gradients equal those of autograd, unit by
         unit.
+    3. No buffer changes: nothing of a record stays in the model but by the optimizer.
 
     **Formal guarantee**: a module that drops, mixes up or double-counts rows, a loss
     averaged over the batch, and a weight that is used behind its module's back are all
-    found, in parameters whose gradient is not below 1e-5 of the whole.
+    found, in parameters whose gradient is not below 1e-5 of the whole. Parameters that
+    are all zero are nudged meanwhile, for where one factor of an adapter starts at
+    zero, the other has no gradient.
 
     **Privacy**: reads no private data.
 
@@ -77,7 +81,8 @@ def check_model(
     )
     _check_independence(model, record_loss, data, pad_token_id, device)
     batch = data.collate(range(data.num_units), pad_token_id).to(device)
-    _check_gradients(model, record_loss, batch)
+    with _nudged(model), _buffers_unchanged(model):
+        _check_gradients(model, record_loss, batch)
 
 
 def _check_independence(
@@ -150,6 +155,41 @@ def _check_gradients(
             "per-unit gradient norms differ from autograd. Check gradient rules that "
             "return several terms for one parameter."
         )
+
+
+@contextmanager
+def _nudged(model: nn.Module) -> Iterator[None]:
+    """Move trainable parameters away from zero, and put them back on leaving."""
+    zeros = [p for p in model.parameters() if p.requires_grad and not p.any()]
+    generator = torch.Generator().manual_seed(0)  # public constants
+    try:
+        with torch.no_grad():
+            for parameter in zeros:
+                drawn = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(drawn * _NUDGE)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter in zeros:
+                parameter.zero_()
+
+
+@contextmanager
+def _buffers_unchanged(model: nn.Module) -> Iterator[None]:
+    """Refuse a model that keeps something of its inputs without noise.
+
+    Raises:
+        ModelError: a buffer changed; names it.
+    """
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    yield
+    for name, value in model.named_buffers():
+        if name not in before or not torch.equal(value, before[name]):
+            raise ModelError(
+                f"the buffer {name} must not change in training: it would keep what "
+                "it saw of records, without noise. Replace its module, or freeze it "
+                "in evaluation mode."
+            )
 
 
 @contextmanager

@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+from transformers import PreTrainedConfig
+
 from dptune.errors import ModelError
 from dptune.models.loading import load_model
 from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
+
+_BY_LONGEST_OF_BATCH = frozenset({"dynamic", "longrope"})
 
 
 def check_source(
@@ -28,12 +32,31 @@ def check_source(
         _check_files(source.tokenizer, data_root or Path())
         return
     model = load_model(source, data_root=data_root).model
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = _positions(model.config)
     if max_tokens is not None and positions is not None and max_tokens > positions:
         raise ModelError(
             f"model.max_tokens must be at most {positions}, the positions of the "
-            f"model, got {max_tokens}. Longer records are split."
+            f"model that do not depend on other records, got {max_tokens}. Longer "
+            "records are split."
         )
+
+
+def _positions(config: PreTrainedConfig) -> int | None:
+    """Return how long a sequence may be, None if there is no limit.
+
+    Where rotary frequencies are of type `dynamic` or `longrope`, the longest sequence
+    of a batch decides those of all others as soon as it exceeds the length of the first
+    training: one record then moves the gradients of the rest, which no clip bounds.
+    """
+    limits = [getattr(config, "max_position_embeddings", None)]
+    ropes = getattr(config, "rope_parameters", None) or {}
+    by_layer = [value for value in ropes.values() if isinstance(value, dict)]
+    limits += [
+        rope.get("original_max_position_embeddings")
+        for rope in by_layer or [ropes]
+        if rope.get("rope_type") in _BY_LONGEST_OF_BATCH
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _check_files(tokenizer: TrainedTokenizer, data_root: Path) -> None:

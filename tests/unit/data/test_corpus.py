@@ -100,7 +100,7 @@ def test_build_corpus_with_fewer_records_takes_a_seeded_sample(source):
 
 
 def test_limit_on_records_lets_one_unit_push_out_others_and_says_so(write_jsonl, rows):
-    """Adding one user takes records from many: no claim about single users covers it."""
+    """Adding one user takes records from many, which no claim on one user covers."""
     more = [{"id": f"n{i}", "text": f"note {i} of one more user"} for i in range(30)]
 
     def kept(rows):

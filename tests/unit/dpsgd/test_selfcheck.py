@@ -4,9 +4,11 @@ from torch import nn
 
 from dptune.dpsgd import rules
 from dptune.dpsgd.loss import CausalLoss
-from dptune.dpsgd.rules import register_gradient_rule
+from dptune.dpsgd.rules import as_sequence, register_gradient_rule
 from dptune.dpsgd.selfcheck import check_model
+from dptune.dpsgd.terms import Outer
 from dptune.errors import ModelError
+from dptune.models.lora import add_lora
 from dptune.testing import models
 
 LOSS = CausalLoss(loss_normalizer=4.0)
@@ -102,3 +104,44 @@ def test_rows_in_the_wrong_order_are_refused():
     model.lm_head = Reversed(model.lm_head)
     with pytest.raises(ModelError):
         check(model)
+
+
+def test_wrong_rule_of_an_adapter_that_starts_at_zero_is_refused(monkeypatch):
+    """B is zero at the start, so that A has no gradient until it is nudged."""
+    model = add_lora(models.tiny_gpt2(), rank=4, alpha=8)
+    downs = [m for name, m in model.named_modules() if name.endswith("lora_A.default")]
+    for module in downs:
+        module.__class__ = _Down
+    monkeypatch.setitem(
+        rules._RULES,
+        _Down,
+        lambda module, inputs, grad: {
+            "weight": Outer(0.01 * as_sequence(grad), as_sequence(inputs))
+        },
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ModelError, match="lora_A"):
+        check(model)
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+class _Down(nn.Linear):
+    """Half of an adapter."""
+
+
+def test_buffer_that_keeps_what_it_saw_is_refused():
+    class RunningMean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, x):
+            if self.training:
+                self.mean.lerp_(x.detach().mean(), 0.1)
+            return x
+
+    model = models.tiny_gpt2()
+    model.transformer.drop = RunningMean()
+    with pytest.raises(ModelError, match=r"transformer\.drop\.mean"):
+        check(model.train())
