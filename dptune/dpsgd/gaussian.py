@@ -40,7 +40,7 @@ class GaussianStream:
 
     **Formal guarantee**: if AES-256 is a pseudo-random permutation, no efficient
     observer of some numbers of the stream learns anything of the others. Numbers have
-    float32 resolution and end at 11.4 standard deviations on the CPU, beyond 8 on an
+    float32 resolution and end at 11.5 standard deviations on the CPU, beyond 8 on an
     accelerator, which a normal number exceeds with probability 1e-29 and 1e-15.
 
     **Privacy**: the stream is secret; whoever knows its state can subtract the noise.
@@ -78,7 +78,7 @@ class GaussianStream:
         """
         flat = values.view(-1)
         if self._device.type != "cpu":
-            for piece in flat.split(_DOUBLE_PIECE):
+            for piece in torch.split(flat, _DOUBLE_PIECE):
                 noise = torch.empty_like(piece, dtype=torch.float64)
                 noise.normal_(generator=self._generator)  # float32 would end at 6.7
                 piece.add_(noise.float(), alpha=stddev)

@@ -26,8 +26,12 @@ LONGROPE = {
     "rope_theta": 10_000.0,
     "short_factor": [1.0] * 4,
     "long_factor": [8.0, 6.0, 5.0, 4.0],
-    "original_max_position_embeddings": FIRST_TRAINING,
     "factor": POSITIONS / FIRST_TRAINING,
+}
+LONG = {
+    **SHAPE,
+    "original_max_position_embeddings": FIRST_TRAINING,
+    "rope_parameters": LONGROPE,
 }
 
 
@@ -50,7 +54,7 @@ def test_sequence_longer_than_the_positions_is_refused(accepts):
 
 
 def test_positions_that_depend_on_other_records_are_refused(accepts):
-    config = Phi3Config(**SHAPE, rope_parameters=LONGROPE)
+    config = Phi3Config(**LONG)
     accepts(config, FIRST_TRAINING)
     with pytest.raises(ModelError, match=f"at most {FIRST_TRAINING}"):
         accepts(config, FIRST_TRAINING + 1)
@@ -62,7 +66,7 @@ def test_positions_that_depend_on_other_records_are_refused(accepts):
 def test_longest_record_moves_the_others_beyond_the_limit_only(longest, is_moved):
     """What the check is for: another row's logits depend on the length of a row."""
     torch.manual_seed(0)
-    model = Phi3ForCausalLM(Phi3Config(**SHAPE, rope_parameters=LONGROPE)).eval()
+    model = Phi3ForCausalLM(Phi3Config(**LONG)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     ids = torch.randint(3, 32, (2, longest))
