@@ -72,7 +72,11 @@ class CorpusReport(Report):
 
 
 class DetectionReport(Report):
-    """What the detector marked in one corpus."""
+    """What the detector marked in one corpus.
+
+    `num_canaries_detected` counts planted canaries all of whose copies have their whole
+    secret marked, once their setting was applied; None where nobody looked.
+    """
 
     fingerprint: str
     tier: str
@@ -83,6 +87,7 @@ class DetectionReport(Report):
     masked_character_share: float
     missing_rate: float | None = None
     missing_rate_interval: Interval | None = None
+    num_canaries_detected: int | None = None
 
 
 class RedactionReport(Report):

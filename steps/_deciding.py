@@ -1,5 +1,7 @@
 """Decide on a registered version from what is stored with it, and record it."""
 
+from datetime import UTC, datetime
+
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision, decide
 from dptune.gates.policy import GatePolicy
@@ -28,7 +30,8 @@ def decide_on(
     other = (
         read_dossier(model_name, champion) if champion not in (None, version) else None
     )
-    decision = decide(dossier.evidence(other), policy)
+    now = datetime.now(tz=UTC)
+    decision = decide(dossier.evidence(other, decided_at=now), policy)
     card = dossier.card(registered, decision)
     _record(registered, decision, card)
     return decision, card

@@ -1,5 +1,6 @@
 """Step: register the model in both registries, with everything that is known of it."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from zenml import step
@@ -55,5 +56,7 @@ def register(
         champion=champion,
         budget=budget,
         missing_rate_source=config.missing_rate_source(),
+        planned_for=config.gate.reference,
+        measured_at=datetime.now(tz=UTC),
     )
     return register_dossier(dossier, model.path, model_name=config.registry.model_name)

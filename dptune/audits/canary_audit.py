@@ -4,7 +4,10 @@
 |---|---|---|---|
 | `one_run` | pairs, inclusion | replace; add or remove | `guess_tail` |
 | `f_dp` | pairs, inclusion | the whole claimed curve | `is_possible` |
-| `exposure` | secrets uniform over all candidates | replace | `hit_tail` |
+| `exposure` | secrets uniform over candidates | replace; add or remove | `hit_tail` |
+
+To replace a record is to remove it and to add another: `exposure` restates its bound
+for add or remove as that of a group of two.
 
 A secret is random in a fixed record, so a bound under the replace relation speaks of
 selective claims too, but only if the detector found the secret. All bounds of a report
@@ -140,8 +143,8 @@ def _refuters(
         yield _one_run(guesses, group, alpha)
         if claim.has_curve:
             yield _f_dp(guesses, claim, size, alpha)
-    if claim.relation is _REPLACE:
-        yield _exposure(report, group, alpha)
+    pair = 1 if claim.relation is _REPLACE else 2
+    yield _exposure(report, partial(_group, delta=claim.delta, size=pair * size), alpha)
 
 
 def _group(epsilon: float, *, delta: float, size: int) -> tuple[float, float]:

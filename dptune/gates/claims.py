@@ -3,7 +3,7 @@
 import math
 
 from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
-from dptune.gates.evidence import ClaimEvidence, Evidence
+from dptune.gates.evidence import AuditEvidence, ClaimEvidence, Evidence
 from dptune.gates.null_law import contradiction_p_value
 from dptune.gates.policy import GatePolicy
 from dptune.gates.validity import exposure_fault
@@ -122,50 +122,80 @@ def _audits(evidence: Evidence, policy: GatePolicy) -> Criterion:
     name, audits = "audit", evidence.audits
     if any_nan(v for a in audits for v in (a.epsilon_lower_bound, a.capacity, a.delta)):
         return broken(name, "A figure of an audit is NaN.")
-    for audit in audits:
-        for claim in evidence.claims:
-            comparable = (
-                claim.status in _PROVEN
-                and (claim.notion, claim.relation) == (audit.notion, audit.relation)
-                and claim.delta <= audit.delta
-            )
-            if comparable and audit.epsilon_lower_bound > claim.epsilon:
-                return Criterion(
-                    name=name,
-                    verdict=Verdict.BLOCK,
-                    measured=audit.epsilon_lower_bound,
-                    threshold=claim.epsilon,
-                    reason=f"Audit {audit.method} bounds {audit.notion} epsilon from "
-                    f"below by {audit.epsilon_lower_bound:.3g} at confidence "
-                    f"{audit.confidence:g}, above the claimed {claim.epsilon:.3g}.",
-                    what_would_change_it="Look for the fault in sampling, clipping, "
-                    "noise or accounting.",
-                )
-    return _capacity(evidence, policy)
+    if any(a.epsilon_lower_bound > a.capacity for a in audits):
+        return broken(name, "An audit found more than it could.")
+    refuted = [
+        (audit, claim)
+        for audit in audits
+        for claim in evidence.claims
+        if _refutes(audit, claim)
+    ]
+    if not refuted:
+        return _capacity(evidence, policy)
+    audit, claim = min(refuted, key=lambda pair: pair[0].assumption_violated)
+    found = (
+        f"Audit {audit.method} bounds {audit.notion} epsilon from below by "
+        f"{audit.epsilon_lower_bound:.3g} at confidence {audit.confidence:g}, above "
+        f"the claimed {claim.epsilon:.3g}"
+    )
+    bug = not audit.assumption_violated
+    return Criterion(
+        name=name,
+        verdict=Verdict.BLOCK,
+        measured=audit.epsilon_lower_bound,
+        threshold=claim.epsilon,
+        reason=f"Claim contradicted: {found}."
+        if bug
+        else f"Assumption violated, no bug: {found}, on secrets that the detector "
+        "missed.",
+        what_would_change_it="Look for the fault in sampling, clipping, noise or "
+        "accounting."
+        if bug
+        else "Use a wider detector: the claim does not cover what it misses.",
+    )
+
+
+def _refutes(audit: AuditEvidence, claim: ClaimEvidence) -> bool:
+    """Whether a bound is of a claim's own notion, and above it."""
+    return (
+        claim.status in _PROVEN
+        and (claim.notion, claim.relation) == (audit.notion, audit.relation)
+        and claim.delta <= audit.delta
+        and audit.epsilon_lower_bound > claim.epsilon
+    )
 
 
 def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
     """An audit that could not have found anything is no evidence."""
     wanted = policy.min_audit_capacity
-    found = max(
-        (a.capacity for a in evidence.audits if a.notion is policy.notion), default=None
-    )
-    if wanted is None:
-        verdict = Verdict.PASS if evidence.audits else Verdict.NOT_APPLICABLE
-        reason = "No audit refutes a claim; the policy asks for no capacity."
-        return Criterion(name="audit", verdict=verdict, measured=found, reason=reason)
-    if found is None:
-        return missing("audit", f"audit of the {policy.notion} claim")
-    passed = found >= wanted
+    asked = (policy.notion, policy.neighboring_relation)
+    own = [a for a in evidence.audits if (a.notion, a.relation) == asked]
+    if not own:
+        if policy.notion is Notion.LOCAL:
+            return Criterion(
+                name="audit",
+                verdict=Verdict.NOT_APPLICABLE,
+                reason="Canaries do not test a local claim.",
+            )
+        return missing("audit", f"audit of the {_claim_kind(policy)} claim")
+    best = max(own, key=lambda audit: audit.capacity)
+    passed = wanted is None or best.capacity >= wanted
+    bound = max(audit.epsilon_lower_bound for audit in own)
     return Criterion(
         name="audit",
         verdict=Verdict.PASS if passed else Verdict.INCONCLUSIVE,
-        measured=found,
+        measured=best.capacity,
         threshold=wanted,
-        reason=f"No audit refutes a claim; the audits could have shown an epsilon of "
-        f"{found:.3g}.",
+        reason=f"No audit refutes a claim: epsilon is at least {bound:.3g} at "
+        f"confidence {best.confidence:g}; {best.num_canaries} canaries could have "
+        f"shown {best.capacity:.3g}.",
         what_would_change_it="" if passed else "Plant more canaries in the next run.",
     )
+
+
+def _claim_kind(policy: GatePolicy) -> str:
+    """Notion and relation of the policy's claim."""
+    return f"{policy.notion} {policy.neighboring_relation}"
 
 
 def _selected(evidence: Evidence, policy: GatePolicy) -> list[ClaimEvidence]:

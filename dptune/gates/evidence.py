@@ -1,6 +1,6 @@
 """All that a decision rests on, in one value."""
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from dptune.privacy import (
     CertificateStatus,
@@ -100,6 +100,20 @@ class AuditEvidence(Report):
     detail: str = ""
 
 
+class PolicyReference(Report):
+    """One version of a policy.
+
+    Args:
+        name: of the policy.
+        version: of the policy.
+        digest: of its thresholds.
+    """
+
+    name: str
+    version: int
+    digest: str
+
+
 class Evidence(Report):
     """Reports and claims about one model. What is missing is None, and never passes.
 
@@ -114,7 +128,10 @@ class Evidence(Report):
         dataset_budget: what the data set has spent.
         audits: lower bounds of epsilon.
         detection: of the corpus; its missing rate stands in where a claim has none.
-        policy_digest: the policy that the canaries were planned for, if any.
+        planned_for: the policy that canaries and attacks were planned for. Another
+            policy may decide on the evidence, another version of the same one may not.
+        measured_at: when the attacks ran.
+        decided_at: when the decision is made.
     """
 
     model_digest: str
@@ -127,4 +144,6 @@ class Evidence(Report):
     dataset_budget: BudgetEvidence | None = None
     audits: tuple[AuditEvidence, ...] = ()
     detection: DetectionReport | None = None
-    policy_digest: str | None = None
+    planned_for: PolicyReference | None = None
+    measured_at: AwareDatetime | None = None
+    decided_at: AwareDatetime | None = None

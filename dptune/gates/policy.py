@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from dptune.errors import ConfigError, Problem
+from dptune.gates.evidence import PolicyReference
 from dptune.privacy import (
     CertificateStatus,
     NeighboringRelation,
@@ -62,8 +63,10 @@ class GatePolicy(BaseModel):
         control_level: level of the test that controls are uniform.
         base_level: level of the test that canaries mean nothing to the base model.
         contradiction_level: level at which exposures contradict a claim.
-        min_audit_capacity: epsilon that the planned audit must be able to refute; None
-            asks for none.
+        min_audit_capacity: epsilon that an audit of the claim must be able to refute;
+            None asks for none.
+        max_evidence_age_days: from the attacks to the decision; older evidence is not
+            about what attackers can do today.
         max_membership_tpr: largest upper bound of the true-positive rate at 1 % false
             positives, over all attacks. Guessing has 1 %; the largest bound of five
             attacks on a clean model was 6.8 % with 500 records of each kind.
@@ -103,6 +106,7 @@ class GatePolicy(BaseModel):
     base_level: float = Field(default=0.01, gt=0, lt=0.5)
     contradiction_level: float = Field(default=0.01, gt=0, lt=0.5)
     min_audit_capacity: float | None = Field(default=None, gt=0)
+    max_evidence_age_days: float = Field(default=180, gt=0)
 
     max_membership_tpr: float = Field(default=0.10, gt=0, le=1)
     min_membership_records: int = Field(default=500, ge=100)
@@ -147,6 +151,11 @@ class GatePolicy(BaseModel):
         """Digest of every threshold."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def reference(self: Self) -> PolicyReference:
+        """Name this version of the policy."""
+        return PolicyReference(name=self.name, version=self.version, digest=self.digest)
 
     @classmethod
     def from_mapping(cls: type[Self], mapping: Mapping[str, Any]) -> Self:

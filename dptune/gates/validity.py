@@ -19,7 +19,12 @@ from dptune.results import CanaryExposure, ExposureReport
 
 def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     """All checks of the evidence itself."""
-    found = [_identity(evidence, policy), _numbers(evidence)]
+    found = [
+        _identity(evidence, policy),
+        _numbers(evidence),
+        _complete(evidence),
+        _age(evidence, policy),
+    ]
     report = evidence.exposure
     if report is None:
         found.append(missing("exposure_evidence", "exposure report"))
@@ -67,9 +72,12 @@ def _identity(evidence: Evidence, policy: GatePolicy) -> Criterion:
     if strangers:
         names = ", ".join(dict.fromkeys(strangers))
         return broken("evidence_identity", f"Of another model: {names}.")
-    if evidence.policy_digest not in (None, policy.digest):
+    planned = evidence.planned_for
+    if planned and planned.name == policy.name and planned != policy.reference:
         return broken(
-            "evidence_identity", "The evidence was planned for another policy version."
+            "evidence_identity",
+            f"The evidence was planned for version {planned.version} of policy "
+            f"{planned.name}, whose thresholds have changed since.",
         )
     exposure, membership = evidence.exposure, evidence.membership
     if (
@@ -96,6 +104,49 @@ def _numbers(evidence: Evidence) -> Criterion:
         name="evidence_numbers",
         verdict=Verdict.PASS,
         reason="Every figure of the evidence is a number.",
+    )
+
+
+def _complete(evidence: Evidence) -> Criterion:
+    """Nothing that every run of the pipeline leaves may be absent."""
+    name = "evidence_complete"
+    parts = {
+        "exposure": evidence.exposure,
+        "membership": evidence.membership,
+        "utility": evidence.utility,
+        "claims": evidence.claims,
+        "detection": evidence.detection,
+        "audits": evidence.audits,
+        "policy it was planned for": evidence.planned_for,
+        "time of measurement": evidence.measured_at,
+        "time of decision": evidence.decided_at,
+    }
+    absent = [what for what, part in parts.items() if part in (None, ())]
+    if absent:
+        return missing(name, ", ".join(absent))
+    return Criterion(
+        name=name,
+        verdict=Verdict.PASS,
+        reason="Every report that a run leaves is there.",
+    )
+
+
+def _age(evidence: Evidence, policy: GatePolicy) -> Criterion:
+    """Evidence is of a model in a world that goes on: it must not be stale."""
+    name, limit = "evidence_age", policy.max_evidence_age_days
+    if evidence.measured_at is None or evidence.decided_at is None:
+        return missing(name, "date of the evidence")
+    days = (evidence.decided_at - evidence.measured_at).total_seconds() / 86_400
+    if days < 0:
+        return broken(name, "The evidence was measured after the decision.")
+    fresh = days <= limit
+    return Criterion(
+        name=name,
+        verdict=Verdict.PASS if fresh else Verdict.INCONCLUSIVE,
+        measured=days,
+        threshold=limit,
+        reason=f"The attacks ran {days:.0f} days before the decision.",
+        what_would_change_it="" if fresh else "Run the attacks again.",
     )
 
 

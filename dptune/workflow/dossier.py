@@ -5,8 +5,10 @@ another policy or beside another champion, without any training artifact.
 """
 
 import importlib.metadata
+from datetime import datetime
 
 import dp_accounting
+from pydantic import AwareDatetime
 
 from dptune import __version__
 from dptune.accounting.certificates import Certificate
@@ -20,7 +22,13 @@ from dptune.dpsgd.sampling import (
 )
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
-from dptune.gates.evidence import BudgetEvidence, ClaimEvidence, Evidence
+from dptune.gates.evidence import (
+    AuditEvidence,
+    BudgetEvidence,
+    ClaimEvidence,
+    Evidence,
+    PolicyReference,
+)
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import Recipe, RunPlan
 from dptune.reports.card import PrivacyCard, build_card
@@ -36,6 +44,7 @@ from dptune.results import (
     Report,
     UtilityReport,
 )
+from dptune.workflow.auditing import audit_run
 
 _PACKAGES = ("dp-accounting", "torch", "transformers", "opacus")
 _ACCOUNTED: dict[type, str] = {
@@ -57,6 +66,9 @@ class Dossier(Report):
         certificates: the ledger's, at the run's delta.
         budget: what all runs on the data set have spent.
         missing_rate_source: where the detector's missing rate comes from.
+        audits: lower bounds of the certificates' epsilons.
+        planned_for: the policy of the run's configuration.
+        measured_at: when the attacks were put into this dossier.
     """
 
     model_digest: str
@@ -74,6 +86,9 @@ class Dossier(Report):
     champion: ChampionReport
     budget: BudgetReport | None = None
     missing_rate_source: str = ""
+    audits: tuple[AuditEvidence, ...] = ()
+    planned_for: PolicyReference | None = None
+    measured_at: AwareDatetime | None = None
     dependency_versions: dict[str, str]
 
     @classmethod
@@ -94,15 +109,18 @@ class Dossier(Report):
         champion: ChampionReport,
         budget: BudgetReport | None = None,
         missing_rate_source: str = "",
+        planned_for: PolicyReference | None = None,
+        measured_at: datetime | None = None,
     ) -> "Dossier":
-        """Put a dossier together and issue every certificate."""
+        """Put a dossier together, issue every certificate, and audit each."""
+        certificates = ledger.certificates(plan.target_delta)
         return cls(
             model_digest=model_digest,
             base_model=base_model,
             recipe=recipe,
             plan=plan,
             ledger=ledger,
-            certificates=ledger.certificates(plan.target_delta),
+            certificates=certificates,
             corpus=corpus,
             detection=detection,
             redaction=redaction,
@@ -112,6 +130,15 @@ class Dossier(Report):
             champion=champion,
             budget=budget,
             missing_rate_source=missing_rate_source,
+            audits=audit_run(
+                exposure,
+                ledger=ledger,
+                certificates=certificates,
+                delta=plan.target_delta,
+                detection=detection,
+            ),
+            planned_for=planned_for,
+            measured_at=measured_at,
             dependency_versions={"dptune": __version__}
             | {name: importlib.metadata.version(name) for name in _PACKAGES},
         )
@@ -127,7 +154,9 @@ class Dossier(Report):
                 return certificate
         raise ArtifactError(f"the dossier must have a {notion} certificate, got none.")
 
-    def evidence(self, champion: "Dossier | None") -> Evidence:
+    def evidence(
+        self, champion: "Dossier | None", *, decided_at: datetime | None = None
+    ) -> Evidence:
         """Return what the gate decides on.
 
         The champion's loss is the one measured on this run's records; its own, on the
@@ -146,7 +175,11 @@ class Dossier(Report):
             champion_digest=other.model_digest if other else None,
             champion_utility=beside,
             dataset_budget=self._dataset_budget(),
+            audits=self.audits,
             detection=self.detection,
+            planned_for=self.planned_for,
+            measured_at=self.measured_at,
+            decided_at=decided_at,
         )
 
     def card(
@@ -172,6 +205,7 @@ class Dossier(Report):
             canary_group_epsilon=self._canary_group_epsilon(),
             membership=self.membership,
             utility=self.utility,
+            audits=self.audits,
             decision=decision,
             dependency_versions=self.dependency_versions,
         )

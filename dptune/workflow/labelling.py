@@ -15,6 +15,7 @@ from dptune.detection.engine import (
 )
 from dptune.detection.missing import MissCounts, count_misses, missing_rate
 from dptune.results import DetectionReport, Interval
+from dptune.workflow.auditing import count_detected
 from dptune.workflow.ingestion import GOLD
 
 
@@ -51,10 +52,14 @@ def label_corpus(
     report = detection_report(labelled, engine, corpus.fingerprint)
     refuse_if_nothing_found(report, corpus_is_public=corpus_is_public)
     rate, interval = _missing_rate(labelled, settings)
-    report = report.model_copy(
-        update={"missing_rate": rate, "missing_rate_interval": interval}
-    )
     marked = apply_setting(labelled, canaries)
+    report = report.model_copy(
+        update={
+            "missing_rate": rate,
+            "missing_rate_interval": interval,
+            "num_canaries_detected": count_detected(marked, canaries),
+        }
+    )
     if GOLD in marked.column_names:
         marked = marked.remove_columns(GOLD)
     return corpus.with_dataset(marked), report

@@ -3,23 +3,27 @@
 Bars: a model that memorizes nothing PASSes in at least 90 % of runs and is BLOCKed in
 at most 2 %; one whose canaries leak 4 bits on average is BLOCKed in at least 95 %.
 Seeds are fixed. Each run has 50 planted and 50 held-out canaries among 10^6 candidates,
-five membership attacks on 500 members and 500 non-members (the fewest that the policy
+audits of the claim, five
+membership attacks on 500 members and 500 non-members (the fewest that the policy
 admits), a blind baseline and a champion.
 """
 
 import collections
 import math
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from dptune.attacks.roc import RocSettings, membership_signal
+from dptune.audits.canary_audit import AuditedClaim, audit_canaries
 from dptune.gates.decision import decide
 from dptune.gates.evidence import BudgetEvidence, ClaimEvidence, Evidence
 from dptune.gates.policy import GatePolicy
 from dptune.results import (
     CanaryExposure,
+    DetectionReport,
     ExposureReport,
     MembershipReport,
     UtilityReport,
@@ -28,6 +32,19 @@ from dptune.results import (
 SIZE, NUM_CANARIES, NUM_RECORDS, NUM_RUNS = 10**6, 50, 500, 400
 NAMES = ("loss", "zlib", "min_k", "min_k_plus_plus", "calibrated_loss")
 POLICY = GatePolicy(notion="record", max_epsilon=8.0, max_delta=1e-5)
+AUDITED = AuditedClaim(
+    notion=POLICY.notion, relation=POLICY.neighboring_relation, delta=1e-6
+)
+DETECTION = DetectionReport(
+    fingerprint="f",
+    tier="low_entity",
+    recognizers=("patterns",),
+    num_records=1000,
+    num_records_with_spans=700,
+    num_spans={},
+    masked_character_share=0.1,
+)
+NOW = datetime(2026, 5, 4, tzinfo=UTC)
 
 
 def canaries(ranks, *, planted):
@@ -38,7 +55,7 @@ def canaries(ranks, *, planted):
             insertions=int(planted),
             rank=int(rank),
             exposure=math.log2(SIZE) - math.log2(rank),
-            nll=0.0,
+            nll=math.log(rank),
         )
         for number, rank in enumerate(ranks)
     )
@@ -126,9 +143,10 @@ def utility(generator, digest, difficulty):
 
 def evidence(generator, planted, *, shift=0.0):
     difficulty = generator.normal(0, 0.5, 200)
+    report = exposure(generator, planted)
     return Evidence(
         model_digest="m",
-        exposure=exposure(generator, planted),
+        exposure=report,
         membership=membership(generator, shift),
         utility=utility(generator, "m", difficulty),
         champion_digest="old",
@@ -147,6 +165,11 @@ def evidence(generator, planted, *, shift=0.0):
         dataset_budget=BudgetEvidence(
             notion="record", spent_epsilon=8.0, budget_epsilon=8.0, delta=1e-6
         ),
+        audits=audit_canaries(report, [AUDITED]),
+        detection=DETECTION,
+        planned_for=POLICY.reference,
+        measured_at=NOW,
+        decided_at=NOW,
     )
 
 

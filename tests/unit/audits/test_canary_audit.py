@@ -45,6 +45,7 @@ def test_every_claim_is_audited_by_every_method_that_can(simulated):
         ("record", REPLACE, "exposure"),
         ("record", ADD, "one_run"),
         ("record", ADD, "f_dp"),
+        ("record", ADD, "exposure"),
         ("selective", REPLACE, "one_run"),
         ("selective", REPLACE, "exposure"),
     }

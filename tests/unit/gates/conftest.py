@@ -1,14 +1,22 @@
 """Evidence of a clean model, and of leaking ones."""
 
 import math
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 
-from dptune.gates.evidence import BudgetEvidence, ClaimEvidence, Evidence
+from dptune.gates.evidence import (
+    AuditEvidence,
+    BudgetEvidence,
+    ClaimEvidence,
+    Evidence,
+    PolicyReference,
+)
 from dptune.gates.policy import GatePolicy
 from dptune.results import (
     CanaryExposure,
+    DetectionReport,
     ExposureReport,
     Interval,
     MembershipReport,
@@ -17,6 +25,7 @@ from dptune.results import (
 )
 
 SIZE = 10**6
+NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
 
 def canaries(ranks, *, planted, insertions=1):
@@ -130,6 +139,36 @@ def budget(**changes):
     return BudgetEvidence(**{**values, **changes})
 
 
+def audit(**changes):
+    values = {
+        "model_digest": "m",
+        "method": "one_run",
+        "notion": "record",
+        "relation": "add_or_remove_one",
+        "epsilon_lower_bound": 0.5,
+        "delta": 1e-5,
+        "confidence": 0.99,
+        "capacity": 3.5,
+        "num_canaries": 120,
+    }
+    return AuditEvidence(**{**values, **changes})
+
+
+def detection(**changes):
+    values = {
+        "fingerprint": "f",
+        "tier": "low_entity",
+        "recognizers": ("patterns",),
+        "num_records": 1000,
+        "num_records_with_spans": 700,
+        "num_spans": {"PERSON": 10},
+        "masked_character_share": 0.1,
+        "missing_rate": 0.001,
+        "missing_rate_interval": interval(0.0, 0.002),
+    }
+    return DetectionReport(**{**values, **changes})
+
+
 def evidence(**changes):
     values = {
         "model_digest": "m",
@@ -138,6 +177,11 @@ def evidence(**changes):
         "utility": utility(),
         "claims": (claim(),),
         "dataset_budget": budget(),
+        "audits": (audit(), audit(notion="selective", relation="replace_one")),
+        "detection": detection(),
+        "planned_for": PolicyReference(name="plan", version=1, digest="p"),
+        "measured_at": NOW - timedelta(days=2),
+        "decided_at": NOW,
     }
     return Evidence(**{**values, **changes})
 
@@ -153,6 +197,9 @@ class Make:
     canaries = staticmethod(canaries)
     even_ranks = staticmethod(even_ranks)
     exposure = staticmethod(exposure)
+    audit = staticmethod(audit)
+    detection = staticmethod(detection)
+    now = NOW
     interval = staticmethod(interval)
     signal = staticmethod(signal)
     membership = staticmethod(membership)

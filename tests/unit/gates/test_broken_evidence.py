@@ -118,3 +118,118 @@ def test_decide_never_crashes_on_nonsense(data, make):
         return
     decision = decide(twin, selective_policy(make))
     assert decision.decision_hash
+
+
+# every field: dropped, or about something else
+
+HARMLESS = {
+    "accountant": "a name",
+    "assumptions": "names of what the status says",
+    "nominal_epsilon": "the paper's figure decides nothing",
+    "tier": "a name",
+    "roc_fpr": "a picture",
+    "roc_tpr": "a picture",
+    "rates": "further points of the curve",
+    "num_spans": "counts for a page",
+    "PERSON": "a count for a page",
+    "recognizers": "names",
+    "low_fpr": "absent, it is the 1 % that the policy asks for",
+    "schema_version": "absent, it is the only one",
+    "missing_rate": "stated twice, by the claim and by detection",
+    "missing_rate_upper": "stated twice, by the claim and by detection",
+    "missing_rate_interval": "stated twice, by the claim and by detection",
+    "num_canaries_detected": "what it decides is in the audits",
+    "assumes_independent_canaries": "words of the card",
+    "assumption_violated": "only chooses the words of a refusal",
+    "detail": "words of the card",
+}
+REPEATED = (
+    ("audits", 0),
+    ("membership", "signals", 0),
+    ("detection", "recognizers", 0),
+)
+"""An audit of another notion, a second attack, one of several names."""
+
+
+def fields(value, path=()):
+    """Paths of all keys and list items, at most three of a list."""
+    if isinstance(value, dict):
+        keys = list(value)
+    else:
+        keys = list(range(min(3, len(value)))) if isinstance(value, list) else []
+    for key in keys:
+        yield (*path, key)
+        yield from fields(value[key], (*path, key))
+
+
+def dropped(value, path):
+    copy = json.loads(json.dumps(value))
+    target = copy
+    for key in path[:-1]:
+        target = target[key]
+    del target[path[-1]]
+    return copy
+
+
+def outcome(values, policy):
+    try:
+        evidence = Evidence.model_validate(values)
+    except ValueError:
+        return "refused"
+    return decide(evidence, policy).outcome
+
+
+def test_dropping_any_field_never_passes(make):
+    policy = selective_policy(make)
+    values = json.loads(full(make).model_dump_json())
+    paths = [p for p in fields(values) if p[-1] not in HARMLESS and p not in REPEATED]
+    assert len(paths) > 150
+    assert {p[-1] for p in fields(values)} >= HARMLESS.keys()
+    passed = [p for p in paths if outcome(dropped(values, p), policy) == "PASS"]
+    assert passed == []
+
+
+def test_emptying_any_report_or_list_never_passes(make):
+    policy = selective_policy(make)
+    values = json.loads(full(make).model_dump_json())
+    passed = []
+    for path in fields(values):
+        target = values
+        for key in path:
+            target = target[key]
+        if isinstance(target, dict | list) and path[-1] not in HARMLESS:
+            for empty in (None, [], {}):
+                if path in REPEATED:
+                    continue
+                if outcome(replaced(values, path, empty), policy) == "PASS":
+                    passed.append((path, empty))
+    assert passed == []
+
+
+def test_any_other_digest_or_date_or_policy_version_never_passes(make):
+    policy = selective_policy(make)
+    values = json.loads(
+        full(make)
+        .model_copy(update={"planned_for": policy.reference})
+        .model_dump_json()
+    )
+    assert outcome(values, policy) == "PASS"
+    named = {
+        "model_digest",
+        "base_model_digest",
+        "champion_digest",
+        "corpus_fingerprint",
+    }
+    paths = [p for p in fields(values) if p[-1] in named]
+    assert len(paths) == 13
+    twins = [replaced(values, p, "another") for p in paths]
+    twins += [
+        replaced(values, ("planned_for", "version"), 2),
+        replaced(values, ("planned_for", "digest"), "another"),
+        replaced(values, ("measured_at",), "2025-01-01T00:00:00Z"),
+        replaced(values, ("measured_at",), "2027-01-01T00:00:00Z"),
+        replaced(values, ("decided_at",), "2027-01-01T00:00:00Z"),
+        replaced(values, ("decided_at",), "2025-01-01T00:00:00Z"),
+        replaced(values, ("measured_at",), "2026-05-03T00:00:00"),
+    ]
+    assert [t for t in twins if outcome(t, policy) == "PASS"] == []

@@ -1,12 +1,12 @@
 """The decision table, criterion by criterion."""
 
 import math
+from datetime import timedelta
 
 import pytest
 
 from dptune.gates.decision import GateDecision, GateOutcome, Verdict, decide
-from dptune.gates.evidence import AuditEvidence, Evidence
-from dptune.results import DetectionReport, Interval
+from dptune.gates.evidence import Evidence
 
 
 def verdicts(decision):
@@ -25,6 +25,8 @@ def test_decide_clean_evidence_passes_with_every_criterion(make):
     assert set(verdicts(decision)) == {
         "evidence_identity",
         "evidence_numbers",
+        "evidence_complete",
+        "evidence_age",
         "planted_count",
         "controls",
         "base_model",
@@ -85,7 +87,8 @@ def test_decide_evidence_of_another_model_is_invalid(name, make):
 def test_decide_another_base_or_policy_or_champion_is_invalid(make):
     for changes in (
         {"membership": make.membership(base_model_digest="x")},
-        {"policy_digest": make.policy(version=9).digest},
+        {"planned_for": make.policy(version=9).reference},
+        {"planned_for": make.policy(control_level=0.02).reference},
         {
             "champion_digest": "old",
             "champion_utility": make.utility(model_digest="older"),
@@ -97,8 +100,15 @@ def test_decide_another_base_or_policy_or_champion_is_invalid(make):
             "INVALID",
             evidence_identity="INVALID",
         )
-    same = make.evidence(policy_digest=make.policy().digest)
-    assert_decides(same, make.policy(), "PASS")
+    for policy in (make.policy(), make.policy(name="other")):
+        same = make.evidence(planned_for=policy.reference)
+        assert_decides(same, make.policy(), "PASS")
+
+
+def test_decide_stale_evidence_is_inconclusive_and_of_the_future_invalid(make):
+    for days, outcome in ((180, "PASS"), (181, "INCONCLUSIVE"), (-1, "INVALID")):
+        old = make.evidence(measured_at=make.now - timedelta(days=days))
+        assert_decides(old, make.policy(), outcome, evidence_age=outcome)
 
 
 def test_decide_planted_count_off_by_one_is_invalid(make):
@@ -315,23 +325,15 @@ def test_decide_conditional_claim_needs_an_audited_missing_rate(
         ),
     )
     evidence = make.evidence(
-        claims=claims, dataset_budget=make.budget(notion="selective")
+        claims=claims,
+        dataset_budget=make.budget(notion="selective"),
+        detection=make.detection(missing_rate=None, missing_rate_interval=None),
     )
     assert_decides(evidence, policy, outcome)
 
 
 def test_decide_missing_rate_may_come_from_detection(make):
-    detection = DetectionReport(
-        fingerprint="f",
-        tier="low_entity",
-        recognizers=("rules",),
-        num_records=1,
-        num_records_with_spans=1,
-        num_spans={},
-        masked_character_share=0.1,
-        missing_rate=0.001,
-        missing_rate_interval=Interval(low=0.0, high=0.004, confidence=0.95),
-    )
+    detection = make.detection()
     evidence = make.evidence(
         claims=(
             make.claim(
@@ -428,45 +430,55 @@ def test_decide_missed_canaries_do_not_test_a_selective_claim(make):
         assert verdicts(decision)["claim_contradiction"] == verdict
 
 
-def audit(**changes):
-    values = {
-        "model_digest": "m",
-        "method": "one_run",
-        "notion": "record",
-        "relation": "add_or_remove_one",
-        "epsilon_lower_bound": 1.0,
-        "delta": 1e-6,
-        "confidence": 0.95,
-        "capacity": 5.0,
-        "num_canaries": 1000,
-    }
-    return AuditEvidence(**{**values, **changes})
-
-
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
         ({}, "PASS"),
         ({"epsilon_lower_bound": 4.1}, "BLOCK"),
+        ({"epsilon_lower_bound": 4.1, "assumption_violated": True}, "BLOCK"),
         ({"epsilon_lower_bound": 4.1, "delta": 1e-7}, "PASS"),
-        ({"epsilon_lower_bound": 4.1, "notion": "selective"}, "PASS"),
+        ({"epsilon_lower_bound": 4.1, "notion": "selective"}, "INCONCLUSIVE"),
+        ({"epsilon_lower_bound": 4.1, "capacity": 4.0}, "INVALID"),
         ({"epsilon_lower_bound": math.nan}, "INVALID"),
         ({"model_digest": "other"}, "PASS"),
     ],
 )
 def test_decide_audit_bound_above_the_claim_blocks(changes, verdict, make):
-    decision = decide(make.evidence(audits=(audit(**changes),)), make.policy())
+    decision = decide(
+        make.evidence(audits=(make.audit(**{"capacity": 5.0} | changes),)),
+        make.policy(),
+    )
     assert verdicts(decision)["audit"] == verdict
     if "model_digest" in changes:
         assert decision.outcome == "INVALID"
 
 
+def test_decide_bound_on_missed_secrets_is_a_violated_assumption_and_no_bug(make):
+    found = {"epsilon_lower_bound": 4.1, "capacity": 5.0}
+    missed = make.audit(**found, assumption_violated=True)
+    (only,) = decide(make.evidence(audits=(missed,)), make.policy()).failed()
+    assert "Assumption violated, no bug" in only.reason
+    both = make.evidence(audits=(missed, make.audit(**found)))
+    (first, *_) = decide(both, make.policy()).failed()
+    assert "Claim contradicted" in first.reason
+
+
+def test_decide_audit_of_another_relation_has_no_capacity_here(make):
+    other = make.audit(relation="replace_one", capacity=50.0)
+    assert_decides(
+        make.evidence(audits=(other,)),
+        make.policy(),
+        "INCONCLUSIVE",
+        audit="INCONCLUSIVE",
+    )
+
+
 def test_decide_audit_capacity_below_the_policy_is_inconclusive(make):
     policy = make.policy(min_audit_capacity=6.0)
     assert_decides(make.evidence(), policy, "INCONCLUSIVE", audit="INCONCLUSIVE")
-    weak = make.evidence(audits=(audit(),))
+    weak = make.evidence(audits=(make.audit(),))
     assert_decides(weak, policy, "INCONCLUSIVE", audit="INCONCLUSIVE")
-    strong = make.evidence(audits=(audit(capacity=6.5),))
+    strong = make.evidence(audits=(make.audit(capacity=6.5),))
     assert_decides(strong, policy, "PASS", audit="PASS")
 
 
