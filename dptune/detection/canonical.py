@@ -1,7 +1,8 @@
 """One spelling for characters that people and programs write in many ways.
 
-Full-width and mathematical letters, digits of any script, typographic dashes and blanks
-become ASCII, and characters without width vanish, so that no rule has to know them.
+Full-width and mathematical letters, digits of any script, typographic dashes, dots and
+blanks become ASCII, and characters without width vanish, so that no rule has to know
+them.
 """
 
 import re
@@ -10,7 +11,9 @@ import unicodedata
 _NO_WIDTH = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff]"
 )
-_LINE_ENDS = {"\u2028": "\n", "\u2029": "\n", "\u0085": "\n"}
+_SIGNS = dict.fromkeys("\u2028\u2029\u0085", "\n") | dict.fromkeys(
+    "\u00b7\u2024\u2027\u3002\u30fb\uff0e\uff61\uff65", "."
+)
 _KEPT = frozenset("£€¥₹°‘’“”«»…•")
 
 
@@ -34,8 +37,8 @@ def _plain(character: str) -> str:
         return "-"
     if kind == "Zs":
         return " "
-    if character in _LINE_ENDS:
-        return _LINE_ENDS[character]
+    if character in _SIGNS:
+        return _SIGNS[character]
     form = unicodedata.normalize("NFKC", character)
     return form if len(form) == 1 and form.isascii() and kind != "No" else character
 

@@ -43,21 +43,35 @@ _EDGE = " \t\r\n,;:.!?"
 # Numbers that look like identifiers and are none: ISO 2108 book numbers, software
 # versions, prices. No structured span may lie wholly inside one that is labelled; one
 # that only has the shape gives way to a date.
+_CURRENCY = (
+    "usd|eur|gbp|cad|aud|chf|inr|jpy|cny|sek|nok|dkk|pln|czk|huf|zar|sgd|hkd|nzd|mxn"
+    "|brl|krw|rub"
+)
+_PRODUCT = (
+    "upgraded? to|kernel|driver|python|java|node|chrome|firefox|safari|ios|android"
+    "|macos|windows|ubuntu|debian|linux"
+)
+_AMOUNT = r"(?!\d{9})\d(?:[\d,.']| (?=\d{3}(?!\d))){0,24}"
 _PUBLIC_NUMBER = re.compile(
-    r"(?P<labelled>\bisbn(?:-1[03])?:?\s{0,2}[\dx][\dx -]{8,20}"
-    r"|\b(?:v|ver|version|release|firmware|build|section|chapter|rfc|iso)\.?\s?"
-    r"\d{1,4}(?:[.-]\d{1,6}){0,4}(?:[.-]?(?:rc|alpha|beta|dev|post)\.?\d{0,4})?(?!\w)"
-    r"|(?:[$£€¥₹]|\b(?:usd|eur|gbp|cad|aud|chf|inr|jpy|rs|price|costs?)\b[:.]?)\s?"
-    r"(?!\d{9})\d[\d,.]{0,24}\d(?!\w)"
-    r"|(?<![\w.,-])(?!\d{9})\d[\d,.]{0,24}\s?"
-    r"(?:[€£¥₹]|(?:usd|eur|gbp|dollars?|euros?|pounds?|bucks|cents?|yen|rupees)\b))"
+    r"(?P<labelled>\bisbn(?:-?1[03])?[:=]?\s{0,2}[\dx][\dx -]{8,20}"
+    rf"|\b(?:v|ver|version|release|firmware|build|section|chapter|rfc|iso|{_PRODUCT})"
+    r"\.?[:=]?\s{0,2}\d{1,6}(?:[.-]\d{1,6}){0,4}"
+    r"(?:[.-]?(?:rc|alpha|beta|dev|post)\.?\d{0,4})?(?!\w)"
+    r"|(?<![\w.])\d{1,4}(?:\.\d{1,5}){2,4}(?=\s(?:(?:is|was|has been)\s)?"
+    r"(?:released?|update|build|beta|final)\b)"
+    rf"|(?:[$£€¥₹₩₽]|\b(?:{_CURRENCY}|rs|price|costs?)\b[:.]?)\s?{_AMOUNT}\d(?!\w)"
+    rf"|(?<![\w.,-]){_AMOUNT}\s?"
+    rf"(?:[€£¥₹₩₽]|(?:{_CURRENCY}|dollars?|euros?|pounds?|bucks|cents?|yen|rupees|kr)\b))"
     r"|(?P<isbn>(?<![\w.-])97[89](?:[ -]?\d){10}(?![\w-])"
     r"|(?<![\w.-])\d(?:[ -]?\d){8}[ -]?x\b)"
     r"|(?<![\w.])\d{1,2}\.\d{1,2}\.\d{1,5}(?:-[a-z]{1,8}\.?\d{0,3})?(?!\w|\.\d)"
     r"|(?<![\w.])\d{1,9}(?:,\d{3}){0,4}\.\d{2}(?![\w.])"
 )
 _MAY_BE_PUBLIC = frozenset(
-    ["PHONE", "ID", "ZIP", "IP", "CREDIT_CARD", "ORDER_ID", "SSN", "NATIONAL_ID"]
+    [
+        *("PHONE", "ID", "ZIP", "IP", "CREDIT_CARD", "ORDER_ID", "SSN", "NATIONAL_ID"),
+        "USERNAME",
+    ]
 )
 
 

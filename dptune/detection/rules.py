@@ -76,14 +76,14 @@ NETWORK_RULES = (
         citation="RFC 5322, 3.4.1, spelled out",
         confidence=0.9,
         refine=v.refine_spelled_email,
-        gate=re.compile(r"at ?[)\]}]|[(\[{<] ?@|\bdot\b|\bat [\w-]{1,63}\.[a-z]{2}"),
+        gate=re.compile(r"at ?[)\]}>]|[(\[{<] ?@|\bdot\b|\bat [\w-]{1,63}\.[a-z]{2}"),
     ),
     Rule(
         entity_type="EMAIL",
         pattern=re.compile(
             r"[\w+-]{1,64}(?:\s?\.\s?[\w+-]{1,64}){0,3}\s{0,2}@\s{0,2}[\w-]{1,63}"
-            r"(?:\s?\.\s?[\w-]{2,63}){0,3}\s?\.\s?"
-            r"(?:com|org|net|edu|gov|mil|io|co|uk|de|fr|eu|ca|au)\b"
+            r"(?:\s?\.\s?[\w-]{2,63}){0,3}(?:\s\.\s?[a-z]{2,24}\b|\.\n[a-z]{2,24}\b"
+            r"|\s?\.\s?(?:com|org|net|edu|gov|mil|io|co|uk|de|fr|eu|ca|au)\b)"
         ),
         citation="RFC 5322, 3.4.1, with blanks around its signs",
         confidence=0.9,
@@ -123,7 +123,7 @@ NETWORK_RULES = (
         entity_type="IP",
         pattern=re.compile(
             r"(?<![\w.])\d{1,3}(?P<dot>\.|\s?[\[({]\s?(?:\.|dot)\s?[\])}]\s?| \. "
-            r"|\.\s| \.| dot )(?:\d{1,3}(?:(?P=dot)|\.\s?)){2}\d{1,3}"
+            r"|\.\s|\s\.| dot )(?:\d{1,3}(?:(?P=dot)|\.\s?)){2}\d{1,3}"
             r"(?:/\d{1,2})?(?!\w|\.\d)"
         ),
         citation="RFC 791, 3.2; GDPR recital 30",
@@ -269,7 +269,7 @@ PHONE_RULES = (
     Rule(
         entity_type="PHONE",
         pattern=re.compile(
-            r"(?<![\w.+])(?:\+|00)\d{1,3}\)?(?:[\s.\-/]{0,3}\(?\d{1,14}\)?){1,7}"
+            r"(?<![\w.+])(?:\+|(?<!-)00)\d{1,3}\)?(?:[\s.\-/]{0,3}\(?\d{1,14}\)?){1,7}"
             r"(?:\s?(?:x|ext\.?)\s?\d{1,6})?(?!\w)"
         ),
         citation="ITU-T E.164, 6.2; E.123",
@@ -292,9 +292,9 @@ PHONE_RULES = (
     Rule(
         entity_type="PHONE",
         pattern=re.compile(
-            r"(?<![\w.,$£€¥/-])(?:\(\d{1,5}\) ?\d{2,5}"
+            r"(?<![\w.,$£€¥/-])(?:\(\d{1,5}\)[ -]?|0\d{2,5}/"
             r"|\d{2,5}(?:[ -]|\.(?=\d{2,4}\.\d)))"
-            r"\d{2,6}(?:[ .-]\d{2,4}){0,4}(?:\s?(?:x|ext\.?)\s?\d{1,6})?"
+            r"\d{2,8}(?:[ .-]\d{2,4}){0,4}(?:\s?(?:x|ext\.?)\s?\d{1,6})?"
             r"(?![\w/]|[.,]\d)"
         ),
         citation="ITU-T E.123, 2, national notation",
@@ -381,6 +381,30 @@ IDENTIFIER_RULES = (
         refine=v.refine_digit_run,
         needs_digit=True,
         min_digits=5,
+    ),
+    Rule(
+        entity_type="ID",
+        pattern=re.compile(
+            rf"\b(?:{v.IBAN_COUNTRIES})\d\d(?:[ -]?[a-z0-9]{{4}}){{2,7}}"
+            r"(?:[ -]?[a-z0-9]{1,3})?\b"
+            r"|(?<![\w.+-])\d{4}(?:[ -]\d{4}){2}[ -]\d{1,7}(?![\w-])"
+            r"|(?<![\w.+-])\d{4}[ -]\d{6}[ -]\d{4,5}(?![\w-])"
+            r"|(?<![\w.-])\d{3}-\d\d-\d{4}(?![\w-])"
+        ),
+        citation="45 CFR 164.514(b)(2)(i)(R), the form of an IBAN, card or SSN only",
+        confidence=0.92,
+        refine=v.refine_shape,
+        needs_digit=True,
+        min_digits=8,
+    ),
+    Rule(
+        entity_type="ID",
+        pattern=re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)"),
+        citation="45 CFR 164.514(b)(2)(i)(R), the form of RFC 791 only",
+        confidence=0.75,
+        refine=v.refine_shape,
+        needs_digit=True,
+        min_digits=7,
     ),
     Rule(
         entity_type="ID",

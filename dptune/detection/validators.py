@@ -60,6 +60,10 @@ def is_iban_valid(compact: str) -> bool:
     """Check length and mod-97 remainder of an IBAN without separators (ISO 13616)."""
     if len(compact) != _IBAN_LENGTH.get(compact[:2].lower(), 0):
         return False
+    return _has_remainder_one(compact)
+
+
+def _has_remainder_one(compact: str) -> bool:
     rotated = compact[4:] + compact[:4]
     return int("".join(str(int(character, 36)) for character in rotated)) % 97 == 1
 
@@ -83,8 +87,8 @@ def is_isbn(text: str) -> bool:
 def refine_card(text: str, start: int, end: int) -> Range | None:
     """Find the longest run of whole digit groups that is a valid card number.
 
-    Groups that more than one blank or hyphen part must have three digits or more, so
-    that columns of small numbers are no card.
+    Groups that more than one blank or hyphen part must have three digits or more, but
+    for the last, so that columns of small numbers are no card.
     """
     groups = [match.span() for match in _DIGITS.finditer(text, start, end)]
     best: Range | None = None
@@ -99,8 +103,8 @@ def refine_card(text: str, start: int, end: int) -> Range | None:
             if len(digits) > 19:
                 break
             longer = best is None or high - groups[first][0] > best[1] - best[0]
-            has_shape = is_tight or all(
-                b - a > 2 for a, b in groups[first : position + 1]
+            has_shape = is_tight or (
+                len(digits) > 12 and all(b - a > 2 for a, b in groups[first:position])
             )
             is_whole = first == 0 and position == len(groups) - 1
             if longer and has_shape and _is_card(digits, is_whole=is_whole):
@@ -122,15 +126,32 @@ def _is_card(digits: str, *, is_whole: bool) -> bool:
     return is_issued and not is_isbn(digits) and is_luhn_valid(digits)
 
 
+_IBAN_GROUPS = re.compile(
+    r"[a-z]{2}\s?\d\d(?:[\s./_-]{0,3}[a-z]{4})?"
+    r"(?:[\s./_-]{0,3}(?=[a-z]{0,3}\d)[a-z0-9]{1,30}){1,10}",
+    re.IGNORECASE,
+)
+
+
 def refine_iban(text: str, start: int, end: int) -> Range | None:
-    """Cut a candidate to the length of its country and check it."""
+    """Cut a candidate to the length of its country and check it.
+
+    A country may have changed its length: groups with digits whose remainder is right
+    are an IBAN too.
+    """
     length = _IBAN_LENGTH.get(text[start : start + 2].lower(), 0)
     compact = ""
     for position in range(start, end):
         if text[position].isalnum():
             compact += text[position]
-        if length and len(compact) == length:
-            return (start, position + 1) if is_iban_valid(compact) else None
+        if len(compact) == length:
+            if is_iban_valid(compact):
+                return start, position + 1
+            break
+    groups = _IBAN_GROUPS.match(text, start, end)
+    compact = "".join(filter(str.isalnum, groups.group())) if groups else ""
+    if groups and 15 <= len(compact) <= 34 and _has_remainder_one(compact):
+        return groups.span()
     return None
 
 
@@ -204,6 +225,12 @@ _LOOKS_LIKE_DATE = re.compile(
 )
 
 
+def refine_shape(text: str, start: int, end: int) -> Range | None:
+    """Keep what has the form of a number with a checksum, and enough digits."""
+    is_number = len(digits_of(text[start:end])) >= 7 and not is_isbn(text[start:end])
+    return (start, end) if is_number else None
+
+
 def refine_digit_run(text: str, start: int, end: int) -> Range | None:
     """Keep bare digits unless they are an ISBN."""
     return None if is_isbn(text[start:end]) else (start, end)
@@ -235,7 +262,8 @@ def refine_mixed_code(text: str, start: int, end: int) -> Range | None:
         return None
     is_word = _NUMBER_WITH_UNIT.fullmatch(code) or _LETTERS_THEN_DIGITS.fullmatch(code)
     is_hyphenated_word = digits < 3 and "-" in code
-    return None if is_word or is_hyphenated_word else (start, end)
+    is_version = digits == 1 and re.match(r"\.\d", text[end : end + 2])
+    return None if is_word or is_hyphenated_word or is_version else (start, end)
 
 
 _WEAK_MIDDLE = re.compile(

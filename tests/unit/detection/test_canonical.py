@@ -20,6 +20,7 @@ from dptune.detection.recognizer import Tier
         ("a\u00a0b\u2009c", "a b c"),
         ("ann＠example．org", "ann@example.org"),
         ("a\u2028b", "a\nb"),
+        ("1・2。3·4", "1.2.3.4"),
         ("4\u200b1\u00ad1\ufeff1", "4111"),
         ("İstanbul’da 5€ m² ½", "İstanbul’da 5€ m² ½"),
     ],

@@ -39,6 +39,12 @@ FOUND = [
     ("key AKIAABCDEFGHIJKLMNOP", "SECRET", "AKIAABCDEFGHIJKLMNOP"),
     ("password: tulip-Window", "SECRET", "tulip-Window"),
     ("IBAN GB29 NWBK 6016 1331 9268 19 please", "IBAN", "GB29 NWBK 6016 1331 9268 19"),
+    ("IBAN GB78 LGNL 8077 0941 4721 9 of", "IBAN", "GB78 LGNL 8077 0941 4721 9"),
+    ("IBAN GB30 NWBK 6016 1331 9268 19", "ID", "GB30 NWBK 6016 1331 9268 19"),
+    ("number 4111-1111-1111-1112", "ID", "4111-1111-1111-1112"),
+    ("call 0171/6056275", "PHONE", "0171/6056275"),
+    ("ring (01632) 960 652", "PHONE", "(01632) 960 652"),
+    ("from 10\n.20\n.30\n.40", "IP", "10\n.20\n.30\n.40"),
     ("card 4111 1111 1111 1111 12/25", "CREDIT_CARD", "4111 1111 1111 1111"),
     ("amex 378282246310005", "CREDIT_CARD", "378282246310005"),
     ("ssn 123-45-6789", "SSN", "123-45-6789"),
@@ -102,6 +108,13 @@ NEAR_MISSES = [
     ("9780306406157", "CREDIT_CARD"),
     ("9780306406157", "ID"),
     ("version 1.2.3.4", "IP"),
+    ("Version: 1.2.3.4", "IP"),
+    ("app 7.16.112.248 released", "IP"),
+    ("driver 469.18.96", "PHONE"),
+    ("build 42645", "ZIP"),
+    ("ISBN13 9780306406157", "USERNAME"),
+    ("63 975 254 kr", "PHONE"),
+    ("55493 SEK", "ID"),
     ("v10.0.19045", "ID"),
     ("Python 3.11.4", "PHONE"),
     ("999.1.1.1", "IP"),
@@ -126,6 +139,22 @@ NEAR_MISSES = [
 @pytest.mark.parametrize(("text", "entity_type"), NEAR_MISSES)
 def test_recognize_near_miss_is_not_found(text, entity_type):
     assert entity_type not in {kind for kind, _ in found(text)}
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "000-12-3456",
+        "4111-1111-1111-1112",
+        "3782 822463 10006",
+        "221.837.106.219",
+        "GB30 NWBK 6016 1331 9268 19",
+    ],
+)
+def test_detect_number_with_a_wrong_checksum_is_just_some_number(number):
+    engine = build_engine(tier=Tier.LOW_ENTITY, recognizers=("patterns",))
+    (span,) = engine.detect([f"it is {number}, ok"])[0]
+    assert (span.entity_type, span.start, span.end) == ("ID", 6, 6 + len(number))
 
 
 CODES = ["341752", "9287191760", "843-58572-7002", "6T4FLVGV4B", "AGZIM5T6KL"]
