@@ -75,7 +75,7 @@ class Ranks:
         """Whether there are no others."""
         return self.size == 1
 
-    def once(self, action: Callable[[], int | None]) -> int:
+    def once(self, action: Callable[[], float | None]) -> float:
         """Let the first rank act while the others wait.
 
         Returns:

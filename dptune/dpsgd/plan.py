@@ -20,13 +20,15 @@ References:
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import dp_accounting
 from torch import Tensor
 
+from dptune.accounting.adaptive import AdaptiveTerms
+from dptune.dpsgd.checks import contradictions, out_of_range
 from dptune.dpsgd.clipping import (
     ClipPolicy,
     FlatClip,
@@ -34,7 +36,7 @@ from dptune.dpsgd.clipping import (
     check_max_grad_norm,
     sum_sensitivity,
 )
-from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, is_normalized
+from dptune.dpsgd.factorization import INDEPENDENT, Coefficients
 from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.noise import (
@@ -53,12 +55,13 @@ from dptune.dpsgd.sampling import (
     rate_in_turn,
 )
 from dptune.dpsgd.schedule import (
+    AdaptiveNoise,
     ConstantNoise,
     NoiseSchedule,
     SteppedNoise,
     schedule_event,
 )
-from dptune.errors import ConfigError, Problem
+from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
 
 CONSTANT = (1.0,)
@@ -122,6 +125,7 @@ class GradientPlan:
     | Poisson | 1 | k Gaussians, Poisson-sampled with q |
     | truncated Poisson | 1 | k `TruncatedSubsampledGaussianDpEvent` |
     | cyclic Poisson | any | ceil(k / b) Gaussians, Poisson-sampled with b q |
+    | Poisson, with `adaptive` terms | 1 | theirs, whatever k > 0: charged once |
 
     The last row: condition on all groups, which do not depend on whether a unit is
     there. A unit of group g joins only steps t with t mod b = g, at most ceil(k / b) of
@@ -162,6 +166,8 @@ class GradientPlan:
         noise_levels: public multiples of `noise_multiplier`, each above 0, one after
             the other; the last one stays.
         steps_per_level: steps of each level.
+        adaptive: terms that a controller chooses the noise of every step within;
+            `noise_multiplier` is then for the reader alone.
 
     Raises:
         ConfigError: values are out of range or contradict each other; all at once.
@@ -178,11 +184,12 @@ class GradientPlan:
     grouping: Grouping = Grouping.FLAT
     noise_levels: tuple[float, ...] = CONSTANT
     steps_per_level: int = 1
+    adaptive: AdaptiveTerms | None = None
 
     def __post_init__(self) -> None:
         """Check every number, and that they fit together."""
         check_max_grad_norm(self.max_grad_norm)
-        problems = [*_out_of_range(self), *_contradictions(self)]
+        problems = [*out_of_range(self), *contradictions(self)]
         if problems:
             raise ConfigError(problems)
 
@@ -253,6 +260,7 @@ class GradientPlan:
         *,
         sums: Mapping[str, Tensor],
         max_bytes: int = MAX_NOISE_BYTES,
+        granted: AdaptiveNoise | None = None,
     ) -> NoiseMechanism:
         """Return the noise of a process that starts now; it keeps its own past.
 
@@ -260,10 +268,14 @@ class GradientPlan:
             stream: secret; see `noise_stream`.
             sums: of the shapes that will be released.
             max_bytes: memory that past noise may take.
+            granted: what an adaptive plan takes its multipliers from, and only it.
 
         Raises:
             ConfigError: past noise does not fit.
+            PrivacyError: `granted` is missing, or of other terms than were charged.
         """
+        if self.adaptive is not None or granted is not None:
+            return self._granted_noise(stream, granted)
         if self.num_bands == 1:
             return IndependentNoise(
                 noise_stddev=lambda step: self.noise_stddev(step=step),
@@ -277,12 +289,28 @@ class GradientPlan:
             max_bytes=max_bytes,
         )
 
+    def _granted_noise(
+        self, stream: GaussianStream, granted: AdaptiveNoise | None
+    ) -> NoiseMechanism:
+        """Return noise that draws what was granted, nothing else."""
+        if granted is None or granted.terms != self.adaptive:
+            raise PrivacyError(
+                "an adaptive plan, and no other, must draw the noise that a budget of "
+                "its own terms grants. Open the budget with plan.adaptive."
+            )
+        return IndependentNoise(
+            noise_stddev=lambda step: granted.take(step) * self.max_grad_norm,
+            stream=stream,
+        )
+
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """Return C, or 2C where a unit is replaced."""
         return sum_sensitivity(self.max_grad_norm, relation=relation)
 
     def dp_event(self, num_steps: int, *, first_step: int = 0) -> dp_accounting.DpEvent:
         """Describe `num_steps` consecutive steps; see the table of the class."""
+        if self.adaptive is not None:
+            return self.adaptive.event if num_steps else dp_accounting.NoOpDpEvent()
         return schedule_event(
             self.noise_schedule(),
             step_event=self._mechanism,
@@ -318,68 +346,6 @@ class GradientPlan:
         return dp_accounting.PoissonSampledDpEvent(
             rate_in_turn(self.sample_rate, num_groups=self.num_bands),
             dp_accounting.GaussianDpEvent(noise_multiplier),
-        )
-
-
-def _out_of_range(plan: GradientPlan) -> Iterator[Problem]:
-    """Find numbers that no plan can have."""
-    checks = {
-        "noise_multiplier": (0 <= plan.noise_multiplier < math.inf, "in [0, inf)"),
-        "sample_rate": (0 < plan.sample_rate <= 1, "in (0, 1]"),
-        "expected_batch_size": (0 < plan.expected_batch_size < math.inf, "in (0, inf)"),
-        "max_batch_size": (
-            plan.max_batch_size is None or plan.max_batch_size >= 1,
-            ">= 1",
-        ),
-        "num_units": (plan.num_units is None or plan.num_units >= 1, ">= 1"),
-        "noise_coefficients": (
-            is_normalized(plan.noise_coefficients),
-            "of norm 1 and begin above 0",
-        ),
-        "noise_levels": (
-            bool(plan.noise_levels)
-            and all(0 < level < math.inf for level in plan.noise_levels),
-            "one or more numbers in (0, inf)",
-        ),
-        "steps_per_level": (plan.steps_per_level >= 1, ">= 1"),
-    }
-    for name, (valid, constraint) in checks.items():
-        if not valid:
-            yield Problem(
-                path=name, message=f"must be {constraint}, got {getattr(plan, name)}."
-            )
-
-
-def _contradictions(plan: GradientPlan) -> Iterator[Problem]:
-    """Find numbers that have no event together."""
-    truncated = plan.sampling is SamplingKind.TRUNCATED_POISSON
-    for name in ("max_batch_size", "num_units"):
-        if (getattr(plan, name) is not None) != truncated:
-            yield Problem(
-                path=name,
-                message="must be set exactly when sampling is truncated_poisson, got "
-                f"{getattr(plan, name)} with {plan.sampling}.",
-            )
-    if plan.num_bands == 1:
-        return
-    if plan.sampling is not SamplingKind.CYCLIC_POISSON:
-        yield Problem(
-            path="sampling",
-            message=f"must be cyclic_poisson for banded noise, got {plan.sampling}.",
-            next_step="A unit may join once in any num_bands steps, else it sees less "
-            "noise than was accounted for.",
-        )
-    if plan.num_bands * plan.sample_rate > 1 + 1e-9:
-        yield Problem(
-            path="noise_coefficients",
-            message="must be at most 1 / sample_rate many, got "
-            f"{plan.num_bands} with sample_rate={plan.sample_rate:g}.",
-        )
-    if not isinstance(plan.noise_schedule(), ConstantNoise):
-        yield Problem(
-            path="noise_coefficients",
-            message="must be (1.0,) unless the noise multiplier is constant.",
-            next_step="Use independent noise with a schedule or controller.",
         )
 
 
@@ -421,3 +387,8 @@ class PlainPlan:
         if num_steps == 0:
             return dp_accounting.NoOpDpEvent()
         return dp_accounting.NonPrivateDpEvent()
+
+
+def is_adaptive(plan: GradientPlan | PlainPlan) -> bool:
+    """Whether a controller chooses the noise of every step."""
+    return isinstance(plan, GradientPlan) and plan.adaptive is not None

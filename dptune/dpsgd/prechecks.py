@@ -9,7 +9,9 @@ from torch import nn
 
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.loss import RecordLoss
+from dptune.dpsgd.plan import GradientPlan, PlainPlan, is_adaptive
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
+from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.selfcheck import check_model
 from dptune.errors import ConfigError, ModelError, PrivacyError, Problem
 
@@ -37,6 +39,24 @@ def check_numbers(
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def check_controller(
+    plan: GradientPlan | PlainPlan, controller: Controller | None, *, sharding: str
+) -> None:
+    """Refuse a controller without terms to ask within, and terms without one."""
+    adaptive = is_adaptive(plan)
+    if adaptive != (controller is not None):
+        raise ConfigError(
+            "controller must be given exactly when plan.adaptive is, got "
+            f"controller {'missing' if adaptive else 'without terms'}. Its wishes are "
+            "granted within those terms only."
+        )
+    if adaptive and sharding != "none":
+        raise ConfigError(
+            f"sharding must be none for an adaptive plan, got {sharding}: a "
+            "controller looks at whole gradients."
+        )
 
 
 def check_private(

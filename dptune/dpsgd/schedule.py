@@ -1,23 +1,29 @@
 """How the noise multiplier moves with the step.
 
 A *fixed* schedule is a pure function of the step, chosen before training: the event of
-a run follows from it alone. An *adaptive* schedule looks at released values while it
-runs. It implements the same protocol, and inside `noise_multiplier` it must first *ask*
-the ledger for the multiplier it wants: the ledger grants it, or raises
-`BudgetExceededError`, and only then may the value be returned. A schedule that looks at
-anything private is no schedule.
+a run follows from it alone.
+
+An *adaptive* run has a controller that looks at what was released and *wishes*. It
+never sets noise: `AdaptiveNoise` asks the run's budget for the wish, keeps the grant on
+durable storage, and hands it out once, to the noise of that step. A controller that
+skips the ask leaves its step without a multiplier, and nothing is drawn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Protocol
 
 import dp_accounting
+from torch import Tensor
+
+from dptune.accounting.adaptive import AdaptiveTerms, AskedBudget
+from dptune.errors import BudgetExceededError, PrivacyError
 
 
 class NoiseSchedule(Protocol):
-    """Gives the noise multiplier of each step."""
+    """Gives the noise multiplier of each step: the same whenever it is called."""
 
     def noise_multiplier(self, step: int) -> float:
         """Return noise stddev / C of `step`, counted from 0."""
@@ -98,3 +104,109 @@ def schedule_event(
     if not events:
         return dp_accounting.NoOpDpEvent()
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+
+
+class Controller(Protocol):
+    """Chooses the noise of an adaptive run, one wish at a time.
+
+    It may look at what `observe` is given, at public data, and at coins of its own that
+    do not depend on the data. Nothing else: the guarantee of every budget rests on it.
+    Figures of `StepProgress` are private.
+    """
+
+    def wish(self, step: int) -> float:
+        """Return the noise stddev / C that `step` should have."""
+        ...
+
+    def observe(self, released: Mapping[str, Tensor], *, step: int) -> None:
+        """Look at the noisy mean gradients of `step`, after their release."""
+        ...
+
+
+def _alone(grant: Callable[[], float]) -> float:
+    """Grant for this process, the only one."""
+    return grant()
+
+
+class AdaptiveNoise:
+    """Stands between a controller and the noise.
+
+    **Formal guarantee**: `take` returns only what the budget granted for that step, on
+    durable storage, and returns it once. So noise is never drawn for more than
+    `terms.event`, over all process starts, whatever the controller does.
+
+    | case | result |
+    |---|---|
+    | the budget is used up | `ask` returns False: the stage ends there |
+    | a step was not asked for, or is taken twice | `PrivacyError`, nothing is drawn |
+    | a process was killed after the grant | the grant is used up; the step asks again |
+    | several ranks | the first one opens and asks, all take the same grant |
+
+    Args:
+        controller: wishes.
+        terms: of the whole run.
+        sample_rate: of every step.
+    """
+
+    def __init__(
+        self, controller: Controller, terms: AdaptiveTerms, *, sample_rate: float
+    ) -> None:
+        self._controller = controller
+        self._terms = terms
+        self._sample_rate = sample_rate
+        self._budget: AskedBudget | None = None
+        self._granted: dict[int, float] = {}
+
+    @property
+    def terms(self) -> AdaptiveTerms:
+        """What was fixed before training."""
+        return self._terms
+
+    def open(self, path: Path | None, charge: Callable[[], None]) -> None:
+        """Go on with what earlier starts left, or charge the whole event now.
+
+        Args:
+            path: of the grants; None for a run that never resumes.
+            charge: charges `terms.event`; when it raises, nothing may be asked.
+        """
+        budget = AskedBudget(self._terms, path=path)
+        if not budget.is_charged:
+            charge()
+            budget.confirm_charge()
+        self._budget = budget
+
+    def ask(
+        self, step: int, *, once: Callable[[Callable[[], float]], float] = _alone
+    ) -> bool:
+        """Let the controller wish for a step; says whether anything was granted.
+
+        Args:
+            step: which nobody has asked for since this process started.
+            once: lets the first of several ranks ask, and tells the others.
+        """
+        granted = once(lambda: self._grant(step))
+        self._granted = {step: granted} if granted else {}
+        return bool(granted)
+
+    def take(self, step: int) -> float:
+        """Return the multiplier that was granted for `step`, once.
+
+        Raises:
+            PrivacyError: nothing was granted for it, or it was taken.
+        """
+        if step not in self._granted:
+            raise PrivacyError(
+                f"the noise of step {step} must be granted before it is drawn, and is "
+                "good for one draw. Ask for it first."
+            )
+        return self._granted.pop(step)
+
+    def _grant(self, step: int) -> float:
+        """Ask the budget; 0 if nothing fits any more."""
+        if self._budget is None:
+            raise PrivacyError("an adaptive budget must be opened before it is asked.")
+        wish = self._controller.wish(step)
+        try:
+            return self._budget.ask(wish, sample_rate=self._sample_rate)
+        except BudgetExceededError:
+            return 0.0

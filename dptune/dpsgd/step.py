@@ -25,6 +25,7 @@ from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import UnitIndices
+from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.sharding import ShardedSums, is_sharded
 
 
@@ -177,6 +178,7 @@ class PrivateGradients:
         sums: GradientSums,
         stream: GaussianStream,
         max_noise_bytes: int,
+        granted: AdaptiveNoise | None,
     ) -> None:
         self._model = model
         self._engine = engine
@@ -184,7 +186,9 @@ class PrivateGradients:
         self._feed = feed
         self._clip = plan.clip_policy(num_groups=engine.num_groups)
         self._sums = sums
-        self._noise = plan.noise(stream, sums=sums.owned, max_bytes=max_noise_bytes)
+        self._noise = plan.noise(
+            stream, sums=sums.owned, max_bytes=max_noise_bytes, granted=granted
+        )
 
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
         """Sum clipped gradients over all pieces and ranks, then release."""
@@ -245,6 +249,7 @@ def gradient_source(
     seed: int | None,
     attempt: int,
     max_noise_bytes: int = MAX_NOISE_BYTES,
+    granted: AdaptiveNoise | None = None,
 ) -> Iterator[GradientSource]:
     """Open the source that a plan calls for; on leaving, the model is clean again.
 
@@ -255,6 +260,7 @@ def gradient_source(
         seed: None for secret noise.
         attempt: number of this process start.
         max_noise_bytes: memory that past noise may take.
+        granted: what an adaptive plan takes its multipliers from.
 
     Raises:
         ConfigError: the plan's banded noise does not fit.
@@ -278,6 +284,7 @@ def gradient_source(
                         rank=feed.ranks.rank,
                     ),
                     max_noise_bytes=max_noise_bytes,
+                    granted=granted,
                 )
     finally:
         for parameter in model.parameters():

@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dptune.dpsgd.checkpoint import (
     CurvePoint,
@@ -38,6 +38,7 @@ from dptune.dpsgd.noise import MAX_NOISE_BYTES
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.prechecks import (
+    check_controller,
     check_numbers,
     check_private,
     checkpointing,
@@ -45,6 +46,7 @@ from dptune.dpsgd.prechecks import (
 )
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.sampling import UnitIndices, sampling_generator
+from dptune.dpsgd.schedule import AdaptiveNoise, Controller
 from dptune.dpsgd.sharding import is_sharded, shard_model
 from dptune.dpsgd.step import Feed, GradientSource, gradient_source
 
@@ -78,7 +80,7 @@ class TrainingOutcome:
     """What a stage did. `num_tokens` and `curve` are private.
 
     Args:
-        num_steps: steps of the stage.
+        num_steps: steps that ran: those of the stage, unless an adaptive budget ended.
         num_tokens: tokens seen.
         seconds: time spent.
         resumed_from_step: steps that a checkpoint spared; None for a fresh run.
@@ -115,6 +117,7 @@ def train_stage(
     fixed_shapes: bool = False,
     max_noise_bytes: int = MAX_NOISE_BYTES,
     sharding: Sharding = "none",
+    controller: Controller | None = None,
 ) -> TrainingOutcome:
     """Train a language model in place for one stage.
 
@@ -134,6 +137,8 @@ def train_stage(
     | nobody is drawn | the step is noise only |
     | a unit has a NaN or infinite gradient | it contributes zero |
     | `charge` raises | nothing of that block is drawn; the error passes through |
+    | an adaptive plan | charged once, for all steps and all process starts |
+    | an adaptive budget that is used up | the stage ends after the last whole step |
     | checkpoint at `num_steps` | its weights are loaded; nothing is drawn or charged |
     | several ranks | one draw, one charge, and noise once for each entry of the sum |
 
@@ -168,6 +173,7 @@ def train_stage(
         sharding: `fsdp` spreads weights and optimizer over the ranks, for models that
             fit on no single one. The model stays sharded: read the weights by calling
             this in one process, with the same `checkpoint_dir`.
+        controller: wishes for the noise of every step; an adaptive plan needs one.
 
     Raises:
         ConfigError: a number is out of range, or ranks differ in what they would do.
@@ -176,6 +182,7 @@ def train_stage(
         PrivacyError: torch is set to matrix products below float32.
     """
     check_numbers(num_steps, block_size, physical_batch_size, data)
+    check_controller(plan, controller, sharding=sharding)
     loss = record_loss or CausalLoss(loss_normalizer=loss_normalizer)
     state = TrainingState(
         step=0,
@@ -215,6 +222,7 @@ def train_stage(
             feed=feed,
             on_step=on_step or (lambda _: None),
             max_noise_bytes=max_noise_bytes,
+            controller=controller,
         )
         return run.train(
             state,
@@ -260,7 +268,9 @@ class _Run:
         feed: Feed,
         on_step: Callable[[StepProgress], None],
         max_noise_bytes: int,
+        controller: Controller | None,
     ) -> None:
+        self._controller = controller
         self._model = model
         self._plan = plan
         self._settings = settings
@@ -298,7 +308,7 @@ class _Run:
             with training_mode(self._model):
                 state = self._train_on(state, checkpoint_dir, block_size, charge)
         return TrainingOutcome(
-            num_steps=self._num_steps,
+            num_steps=state.step,
             num_tokens=state.num_tokens,
             seconds=state.seconds,
             resumed_from_step=resumed_from,
@@ -318,8 +328,9 @@ class _Run:
         if private and not is_sharded(self._parameters):  # else it was before
             _check(self._model, self._feed, seed=self._seed)
         if checkpoint_dir is not None:
-            attempt = ranks.once(lambda: claim_attempt(checkpoint_dir))
+            attempt = int(ranks.once(lambda: claim_attempt(checkpoint_dir)))
             state = replace(state, attempt=attempt)
+        granted = self._adaptive_noise(checkpoint_dir, charge)
         generator = self._sampling_generator(state.attempt)
         sampler = self._plan.sampler(self._feed.data.num_units)
         if isinstance(self._plan, PlainPlan):
@@ -332,11 +343,19 @@ class _Run:
             seed=self._seed,
             attempt=state.attempt,
             max_noise_bytes=self._max_noise_bytes,
+            granted=granted,
         ) as source:
-            while state.step < self._num_steps:
+            has_more = True
+            while has_more and state.step < self._num_steps:
                 size = min(block_size, self._num_steps - state.step)
-                ranks.once(partial(charge, state.step, size))
+                if granted is None:
+                    ranks.once(partial(charge, state.step, size))
                 for _ in range(size):
+                    has_more = granted is None or granted.ask(
+                        state.step, once=ranks.once
+                    )
+                    if not has_more:
+                        break
                     indices = ranks.drawn(partial(sampler.sample, generator))
                     state = self._step(state, source, indices)
                 state = replace(state, curve=tuple(self._curve))
@@ -349,6 +368,27 @@ class _Run:
                         ranks=ranks,
                     )
         return state
+
+    def _adaptive_noise(
+        self, checkpoint_dir: Path | None, charge: Charge
+    ) -> AdaptiveNoise | None:
+        """Charge an adaptive plan unless an earlier start has; go on where it was."""
+        plan, controller = self._plan, self._controller
+        if controller is None or isinstance(plan, PlainPlan) or plan.adaptive is None:
+            return None
+        noise = AdaptiveNoise(controller, plan.adaptive, sample_rate=plan.sample_rate)
+        path = None if checkpoint_dir is None else checkpoint_dir / "grants.jsonl"
+        whole = partial(charge, 0, self._num_steps)
+        self._feed.ranks.once(partial(noise.open, path, whole))
+        return noise
+
+    def _released(self) -> dict[str, Tensor]:
+        """Return the noisy mean gradients of the step that just ran."""
+        return {
+            name: parameter.grad
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
+        }
 
     def _step(
         self, state: TrainingState, source: GradientSource, indices: UnitIndices
@@ -364,6 +404,8 @@ class _Run:
         )
         with scoped_randomness(randomness, device=self._feed.device):
             totals = source.compute(indices, step=state.step)
+        if self._controller is not None and self._feed.ranks.is_first:
+            self._controller.observe(self._released(), step=state.step)
         rate = self._settings.learning_rate_at(state.step, num_steps=self._num_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate

@@ -19,6 +19,7 @@ from dptune.accounting.store.summaries import budgets
 from dptune.accounting.store.tables import IdKind
 from dptune.config import BudgetSettings, TrainConfig
 from dptune.data.corpus import Corpus
+from dptune.dpsgd.plan import is_adaptive
 from dptune.errors import BudgetExceededError, DptuneError
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import RunPlan, StagePlan, View
@@ -264,6 +265,8 @@ def _stage_costs(
         )
         return budget_cost(entry)
 
+    if is_adaptive(stage.training_plan()):  # charged once, resumed for nothing
+        return cost(stage, 0, stage.num_steps), Cost()
     blocks = Counter[tuple[tuple[float, int], ...]]()
     example = {}
     for first in range(0, stage.num_steps, block):

@@ -2,7 +2,7 @@
 
 from dptune.accounting.assumptions import Assumption
 from dptune.accounting.ledger import DataView, LedgerEntry
-from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.plan import GradientPlan, is_adaptive
 from dptune.privacy import PrivacyUnit
 from dptune.recipes import StagePlan, View
 from dptune.redaction.operators import Operator
@@ -35,7 +35,7 @@ def stage_entry(
         recipe: name of the recipe.
         first_step: of this block: the noise may depend on it.
         num_steps: steps of this block: with banded noise a multiple of the bands, or
-            the end of the stage.
+            the end of the stage; of an adaptive plan all steps at once.
         fixed_seed: whether sampling and noise come from a known seed.
     """
     private, training = plan.settings.private, plan.training_plan()
@@ -53,7 +53,9 @@ def stage_entry(
         dp_event=event,
         num_steps=num_steps,
         sample_rate=plan.sample_rate if private else None,
-        noise_multiplier=runs[0][0] if private and len(runs) == 1 else None,
+        noise_multiplier=runs[0][0]
+        if private and len(runs) == 1 and not is_adaptive(training)
+        else None,
         max_grad_norm=plan.settings.clipping.max_grad_norm
         if plan.settings.clipping
         else None,

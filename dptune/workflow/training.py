@@ -16,6 +16,7 @@ from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.trainer import (
     StepProgress,
     TrainingOutcome,
@@ -116,6 +117,7 @@ def run_stage(
     retrain: bool = False,
     spend: Callable[[LedgerEntry], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
+    controller: Controller | None = None,
 ) -> StageOutcome:
     """Train one stage, or resume it, or return it if an identical one is finished.
 
@@ -134,6 +136,7 @@ def run_stage(
         spend: charges a block to the data set's budget, before the journal is charged
             and before its noise is drawn; raises to refuse it. None keeps no budget.
         on_step: called after every step.
+        controller: wishes for the noise of an adaptive plan.
     """
     home = folder / inputs.key()
     if retrain:
@@ -154,6 +157,7 @@ def run_stage(
         performance=performance,
         spend=spend,
         on_step=on_step,
+        controller=controller,
     )
     target = home / "model"
     if not target.is_dir():
@@ -240,6 +244,7 @@ def _train(
     performance: PerformanceSettings,
     spend: Callable[[LedgerEntry], None] | None,
     on_step: Callable[[StepProgress], None] | None,
+    controller: Controller | None,
 ) -> TrainingOutcome:
     """Hand the numbers to the trainer."""
     plan, settings = inputs.plan, inputs.plan.settings
@@ -282,6 +287,7 @@ def _train(
         dtype=performance.dtype,
         gradient_checkpointing=performance.gradient_checkpointing,
         fixed_shapes=performance.fixed_shapes,
+        controller=controller,
     )
 
 

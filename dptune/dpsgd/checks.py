@@ -1,0 +1,101 @@
+"""Checks of a plan: numbers out of range, numbers that have no event together."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dptune.accounting.adaptive import AdaptiveTerms
+from dptune.dpsgd.factorization import is_normalized
+from dptune.dpsgd.sampling import SamplingKind
+from dptune.dpsgd.schedule import ConstantNoise
+from dptune.errors import Problem
+
+if TYPE_CHECKING:
+    from dptune.dpsgd.plan import GradientPlan
+
+
+def out_of_range(plan: "GradientPlan") -> Iterator[Problem]:
+    """Find numbers that no plan can have."""
+    checks = {
+        "noise_multiplier": (0 <= plan.noise_multiplier < math.inf, "in [0, inf)"),
+        "sample_rate": (0 < plan.sample_rate <= 1, "in (0, 1]"),
+        "expected_batch_size": (0 < plan.expected_batch_size < math.inf, "in (0, inf)"),
+        "max_batch_size": (
+            plan.max_batch_size is None or plan.max_batch_size >= 1,
+            ">= 1",
+        ),
+        "num_units": (plan.num_units is None or plan.num_units >= 1, ">= 1"),
+        "noise_coefficients": (
+            is_normalized(plan.noise_coefficients),
+            "of norm 1 and begin above 0",
+        ),
+        "noise_levels": (
+            bool(plan.noise_levels)
+            and all(0 < level < math.inf for level in plan.noise_levels),
+            "one or more numbers in (0, inf)",
+        ),
+        "steps_per_level": (plan.steps_per_level >= 1, ">= 1"),
+    }
+    for name, (valid, constraint) in checks.items():
+        if not valid:
+            yield Problem(
+                path=name, message=f"must be {constraint}, got {getattr(plan, name)}."
+            )
+
+
+def contradictions(plan: "GradientPlan") -> Iterator[Problem]:
+    """Find numbers that have no event together."""
+    truncated = plan.sampling is SamplingKind.TRUNCATED_POISSON
+    for name in ("max_batch_size", "num_units"):
+        if (getattr(plan, name) is not None) != truncated:
+            yield Problem(
+                path=name,
+                message="must be set exactly when sampling is truncated_poisson, got "
+                f"{getattr(plan, name)} with {plan.sampling}.",
+            )
+    if plan.adaptive is not None:
+        yield from _adaptive_contradictions(plan, plan.adaptive)
+    if plan.num_bands == 1:
+        return
+    if plan.sampling is not SamplingKind.CYCLIC_POISSON:
+        yield Problem(
+            path="sampling",
+            message=f"must be cyclic_poisson for banded noise, got {plan.sampling}.",
+            next_step="A unit may join once in any num_bands steps, else it sees less "
+            "noise than was accounted for.",
+        )
+    if plan.num_bands * plan.sample_rate > 1 + 1e-9:
+        yield Problem(
+            path="noise_coefficients",
+            message="must be at most 1 / sample_rate many, got "
+            f"{plan.num_bands} with sample_rate={plan.sample_rate:g}.",
+        )
+    if not isinstance(plan.noise_schedule(), ConstantNoise):
+        yield Problem(
+            path="noise_coefficients",
+            message="must be (1.0,) unless the noise multiplier is constant.",
+            next_step="Use independent noise with a schedule or controller.",
+        )
+
+
+def _adaptive_contradictions(
+    plan: "GradientPlan", terms: AdaptiveTerms
+) -> Iterator[Problem]:
+    """Find terms that speak of other steps than the plan's."""
+    if plan.sampling is not SamplingKind.POISSON or plan.num_bands > 1:
+        yield Problem(
+            path="adaptive",
+            message="must come with poisson sampling and independent noise, got "
+            f"{plan.sampling} and num_bands={plan.num_bands}.",
+        )
+    if terms.sample_rates != {plan.sample_rate}:
+        yield Problem(
+            path="adaptive",
+            message=f"must be of sample_rate={plan.sample_rate:g} alone, got "
+            f"{sorted(terms.sample_rates)}.",
+        )
+    if not isinstance(plan.noise_schedule(), ConstantNoise):
+        yield Problem(
+            path="noise_levels",
+            message="must be (1.0,) where a controller chooses the noise.",
+        )
