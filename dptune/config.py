@@ -14,7 +14,7 @@ from dptune.data.source import DataSource
 from dptune.detection.recognizer import Tier
 from dptune.gates.policy import GatePolicy
 from dptune.models.source import HubSource, ModelSource, PathSource
-from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.redaction.operators import Operator
 
@@ -138,12 +138,14 @@ class PrivacySettings(_Settings):
 
     Args:
         notion, relation: what the target speaks of.
+        mode: whether the target is certified, or what the recipe's paper would print.
         target_epsilon: null when every noisy stage of the recipe gives its noise.
         target_delta: must be below 1 / number of units.
     """
 
     notion: Notion
     relation: NeighboringRelation
+    mode: Mode = Mode.SOUND
     target_epsilon: float | None = Field(gt=0, le=1000)
     target_delta: float = Field(gt=0, lt=1)
 

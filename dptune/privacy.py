@@ -19,6 +19,17 @@ class NeighboringRelation(StrEnum):
     REPLACE_ONE = "replace_one"
 
 
+class Mode(StrEnum):
+    """Whether a run follows a theorem or its paper.
+
+    `sound`: noise is calibrated to what can be certified. `paper`: to what the paper's
+    own formula yields; what is certified stands beside it, and may be nothing.
+    """
+
+    SOUND = "sound"
+    PAPER = "paper"
+
+
 class Notion(StrEnum):
     """What a guarantee protects. Epsilons of two notions are never compared.
 

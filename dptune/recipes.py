@@ -15,7 +15,10 @@ from dp_accounting import dp_event as dpe
 from pydantic import Field, model_validator
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.calibration import calibrate_noise_multiplier
+from dptune.accounting.calibration import (
+    calibrate_noise_multiplier,
+    find_noise_multiplier,
+)
 from dptune.dpsgd.banding import candidate_bands, choose_banding
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
 from dptune.dpsgd.grouping import Grouping
@@ -25,7 +28,7 @@ from dptune.dpsgd.schedule import noise_runs
 from dptune.errors import ConfigError, Problem
 from dptune.mechanisms.atdp import rise_and_reset
 from dptune.mechanisms.nominal import OPACUS_ORDERS, renyi_epsilon
-from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
+from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyBudget
 from dptune.results import Report
 from dptune.settings import (
     ClippingSettings,
@@ -271,6 +274,7 @@ class RunPlan(Report):
     """What a run will do and cost, known before any training.
 
     Args:
+        mode: what the target was calibrated to.
         target_epsilon: what was asked; None where noise was given or there is none.
         epsilon: what all noisy stages together will spend, under `relation`.
     """
@@ -280,6 +284,7 @@ class RunPlan(Report):
     relation: NeighboringRelation
     target_epsilon: float | None
     target_delta: float
+    mode: Mode = Mode.SOUND
     epsilon: float
     stages: tuple[StagePlan, ...]
 
@@ -292,6 +297,7 @@ def plan_run(
     relation: NeighboringRelation,
     target_epsilon: float | None,
     target_delta: float,
+    mode: Mode = Mode.SOUND,
 ) -> RunPlan:
     """Fill in every stage's noise so that all noisy stages together meet the target.
 
@@ -305,6 +311,7 @@ def plan_run(
         relation: neighbors under which `target_epsilon` must hold.
         target_epsilon: in (0, inf), or None when every noisy stage gives its noise.
         target_delta: in (0, 1 / num_units).
+        mode: `paper` calibrates to the sum of what the stages' papers would print.
 
     Raises:
         ConfigError: the numbers contradict one another (all problems at once).
@@ -314,13 +321,17 @@ def plan_run(
     plans = [plan_stage(stage, num_units=num_units) for stage in recipe.stages]
     if target_epsilon is not None:
         budget = PrivacyBudget(target_epsilon=target_epsilon, target_delta=target_delta)
-        plans = _calibrated(_banded(plans, budget, relation), budget, relation)
+        if mode is Mode.PAPER:
+            plans = _calibrated_as_papers_do(plans, budget)
+        else:
+            plans = _calibrated(_banded(plans, budget, relation), budget, relation)
     return RunPlan(
         recipe=recipe.name,
         notion=notion,
         relation=relation,
         target_epsilon=target_epsilon if recipe.private else None,
         target_delta=target_delta,
+        mode=mode,
         epsilon=spent_epsilon(plans, delta=target_delta, relation=relation),
         stages=tuple(plan.with_nominal(delta=target_delta) for plan in plans),
     )
@@ -397,6 +408,36 @@ def _calibrated(
         p.model_copy(update={"noise_multiplier": multiplier}) if p in open_stages else p
         for p in plans
     ]
+
+
+def _calibrated_as_papers_do(
+    plans: list[StagePlan], budget: PrivacyBudget
+) -> list[StagePlan]:
+    """Fill in the multiplier at which the papers' own figures add up to the target."""
+    noisy = [p for p in plans if p.settings.private]
+    problems = [
+        Problem(
+            path=f"stages.{p.settings.name}.nominal",
+            message="must be set in every noisy stage when privacy.mode is paper.",
+            next_step="Say which formula the paper uses, or use mode sound.",
+        )
+        for p in noisy
+        if p.settings.nominal is None
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+    def at(multiplier: float) -> list[StagePlan]:
+        noise = {"noise_multiplier": multiplier}
+        return [p.model_copy(update=noise) if _is_open(p) else p for p in plans]
+
+    def cost(multiplier: float) -> float:
+        made = [p.with_nominal(delta=budget.target_delta) for p in at(multiplier)]
+        return sum(p.nominal_epsilon or 0.0 for p in made)
+
+    if not any(_is_open(p) for p in plans):
+        return plans
+    return at(find_noise_multiplier(cost, budget.target_epsilon))
 
 
 def _banded(

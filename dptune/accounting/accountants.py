@@ -287,7 +287,7 @@ def _renyi_divergences(event_json: str) -> NDArray[np.float64]:
     """Renyi divergence of one use of a mechanism at every order."""
     accountant = rdp.RdpAccountant(orders=_RDP_ORDERS)
     try:
-        with _no_warnings_of_skipped_orders():
+        with no_warnings_of_skipped_orders():
             accountant.compose(event_from_json(event_json))
     except dp_accounting.UnsupportedEventError:
         raise UnsupportedEventError(
@@ -298,7 +298,7 @@ def _renyi_divergences(event_json: str) -> NDArray[np.float64]:
 
 
 @contextmanager
-def _no_warnings_of_skipped_orders() -> Iterator[None]:
+def no_warnings_of_skipped_orders() -> Iterator[None]:
     """Drop a log line per order that RDP leaves out, which only loosens its bound."""
 
     def keep(record: logging.LogRecord) -> bool:

@@ -65,8 +65,21 @@ def calibrate_noise_multiplier(
             merge_events(events), delta=budget.target_delta, relation=relation
         )
 
-    low, high = _bracket(cost, budget.target_epsilon)
-    return _narrow(cost, budget.target_epsilon, low, high)
+    return find_noise_multiplier(cost, budget.target_epsilon)
+
+
+def find_noise_multiplier(cost: Callable[[float], float], target: float) -> float:
+    """Find the noise multiplier whose cost is 99 % to 100 % of the target.
+
+    Args:
+        cost: epsilon of a noise multiplier; it falls as the multiplier rises.
+        target: epsilon, above 0.
+
+    Raises:
+        InfeasibleBudgetError: no noise is enough; the message gives the best epsilon.
+    """
+    low, high = _bracket(cost, target)
+    return _narrow(cost, target, low, high)
 
 
 def _bracket(cost: Callable[[float], float], target: float) -> tuple[_Point, _Point]:

@@ -11,6 +11,7 @@ import numpy as np
 from dp_accounting import DpEvent, PoissonSampledDpEvent, rdp
 from dp_accounting.dp_event import GaussianDpEvent, SelfComposedDpEvent
 
+from dptune.accounting.accountants import no_warnings_of_skipped_orders
 from dptune.errors import ConfigError
 
 OPACUS_ORDERS: tuple[float, ...] = (
@@ -51,8 +52,9 @@ def renyi_epsilon(
             f"orders above 1, got delta={delta}, sample_rate={sample_rate}."
         )
     accountant = rdp.RdpAccountant(orders=list(orders))
-    for noise_multiplier, count in steps:
-        accountant.compose(_step(sample_rate, noise_multiplier), count)
+    with no_warnings_of_skipped_orders():
+        for noise_multiplier, count in steps:
+            accountant.compose(_step(sample_rate, noise_multiplier), count)
     tried = np.asarray(orders)
     bounds = np.asarray(accountant.rdp) + math.log(1 / delta) / (tried - 1)
     return float(np.nanmin(bounds))

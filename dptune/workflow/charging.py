@@ -60,14 +60,16 @@ def stage_entry(
         if plan.settings.clipping
         else None,
         num_bands=plan.num_bands,
-        assumptions=assumptions_of(corpus, plan.settings.view),
+        assumptions=assumptions_of(corpus, plan.settings.view, noisy=private),
         nominal_epsilon=plan.nominal_epsilon,
         nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed and private,
     )
 
 
-def assumptions_of(corpus: CorpusReport, view: View) -> tuple[Assumption, ...]:
+def assumptions_of(
+    corpus: CorpusReport, view: View, *, noisy: bool = False
+) -> tuple[Assumption, ...]:
     """Name what a stage on this corpus takes for granted, and nothing that is untrue.
 
     Deduplication here reads the original text, so a corpus that was deduplicated cannot
@@ -75,13 +77,16 @@ def assumptions_of(corpus: CorpusReport, view: View) -> tuple[Assumption, ...]:
     original one. The same holds where records are known by hashes of their text, and
     where the redaction leaves something of a secret's value: its type, which a detector
     reads off the value, or a number that tells which secrets are equal.
+
+    A noisy stage on the redacted view trusts no detector: its noise is charged, and
+    what was missed is covered by it.
     """
     found = list(_ALWAYS)
     if corpus.deduplicated:
         found.append(Assumption.DEDUPLICATED_CORPUS)
     if corpus.sampled:
         found.append(Assumption.SAMPLED_CORPUS)
-    if view is View.REDACTED:
+    if view is View.REDACTED and not noisy:
         found.append(Assumption.DETECTOR_RECALL_IS_ONE)
         if corpus.redaction in HIDING_OPERATORS:
             found.append(Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS)

@@ -172,6 +172,7 @@ def plan_for(recipe: Recipe, privacy: PrivacySettings, *, num_units: int) -> Run
         relation=privacy.relation,
         target_epsilon=privacy.target_epsilon if recipe.private else None,
         target_delta=privacy.target_delta,
+        mode=privacy.mode,
     )
 
 

@@ -12,7 +12,7 @@ from dptune.accounting.accountants import epsilon
 from dptune.configfile import read_yaml, validate
 from dptune.dpsgd.factorization import prefix_sum_error
 from dptune.errors import ConfigError, InfeasibleBudgetError
-from dptune.privacy import NeighboringRelation, Notion
+from dptune.privacy import Mode, NeighboringRelation, Notion
 from dptune.recipes import Recipe, RunPlan, plan_run
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs" / "recipes"
@@ -361,3 +361,39 @@ def test_bands_must_be_given_where_nothing_can_choose_them():
 def test_sampling_that_contradicts_the_noise_is_refused(changes, message):
     with pytest.raises(ValidationError, match=message):
         recipe(stage(**changes))
+
+
+NOMINAL = {"nominal": {"formula": "rdp", "reference": "a paper"}}
+
+
+def test_paper_mode_meets_the_papers_figure_and_shows_what_it_costs():
+    sound = plan(stage(**NOMINAL), relation=REPLACE)
+    paper = plan(stage(**NOMINAL), relation=REPLACE, mode=Mode.PAPER)
+    assert 2.97 <= paper.stages[0].nominal_epsilon <= 3
+    assert paper.stages[0].noise_multiplier < sound.stages[0].noise_multiplier
+    assert paper.epsilon > 3 >= sound.epsilon
+
+
+def test_paper_mode_adds_nominal_figures_over_stages():
+    light = NOMINAL["nominal"] | {"rate_factor": 0.01}
+    stages = [stage(**NOMINAL), stage(name="second", nominal=light)]
+    made = plan(*stages, target_epsilon=3, mode=Mode.PAPER)
+    figures = [s.nominal_epsilon for s in made.stages]
+    assert 2.97 <= sum(figures) <= 3
+    assert figures[1] < figures[0]
+
+
+def test_paper_mode_without_a_formula_is_refused():
+    with pytest.raises(ConfigError, match="nominal: must be set"):
+        plan(stage(), target_epsilon=3, mode=Mode.PAPER)
+
+
+def test_light_noise_claims_a_fraction_of_what_it_costs():
+    light = {
+        "epochs": 20,
+        "expected_batch_size": 20,
+        "noise": {"noise_multiplier": 0.6},
+        "nominal": {"formula": "rdp", "reference": "JFT", "rate_factor": 0.005},
+    }
+    made = plan(stage(**light), target_epsilon=None, num_units=1000)
+    assert made.epsilon > 5 * made.stages[0].nominal_epsilon

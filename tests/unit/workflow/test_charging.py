@@ -132,3 +132,12 @@ def test_entry_pays_for_its_block_only(report):
     (whole, *_) = PrivacyLedger(entries=(entry(report),)).certificates(1e-3)
     (split, *_) = PrivacyLedger(entries=tuple(parts)).certificates(1e-3)
     assert split.epsilon == pytest.approx(whole.epsilon, rel=1e-9)
+
+
+def test_noisy_redacted_stage_trusts_no_detector_and_costs_its_noise(report):
+    light = entry(report, view="redacted")
+    both, alone = selective(light, entry(report)), selective(entry(report))
+    assert not set(REDACTED_VIEW_ASSUMPTIONS) & set(both.assumptions)
+    assert both.status == "certified"
+    assert math.isfinite(both.epsilon)
+    assert both.epsilon > alone.epsilon
