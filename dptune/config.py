@@ -259,6 +259,12 @@ class TrainConfig(_Settings):
                 f"model.max_sequences_per_unit ({self.model.max_sequences_per_unit}), "
                 f"got {rows}: a unit is never split over two passes"
             )
+        pretraining = self.model.pretraining
+        if pretraining is not None and pretraining.source == self.data.source:
+            raise ValueError(
+                "model.pretraining.source must be public text, got the source of the "
+                "private data: the base model would learn them without noise"
+            )
         return self
 
 

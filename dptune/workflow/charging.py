@@ -60,7 +60,10 @@ def stage_entry(
         if plan.settings.clipping
         else None,
         num_bands=plan.num_bands,
-        assumptions=assumptions_of(corpus, plan.settings.view, noisy=private),
+        assumptions=(
+            *assumptions_of(corpus, plan.settings.view, noisy=private),
+            *([Assumption.PUBLIC_WORD_LIST] if plan.settings.token_weights else []),
+        ),
         nominal_epsilon=plan.nominal_epsilon,
         nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed and private,

@@ -202,3 +202,10 @@ def test_every_setting_is_frozen():
     config = load()
     with pytest.raises(ValueError, match="frozen"):
         config.privacy.target_epsilon = 100.0
+
+
+def test_base_model_is_not_pretrained_on_the_private_source():
+    values = load(path=CONFIGS / "train" / "quickstart.yaml").model_dump(mode="json")
+    values["model"]["pretraining"]["source"] = values["data"]["source"]
+    with pytest.raises(ValueError, match="must be public text"):
+        TrainConfig.model_validate(values)

@@ -80,6 +80,12 @@ def test_sampled_corpus_is_named(report):
     assert Assumption.SAMPLED_CORPUS in entry(drawn).assumptions
 
 
+def test_weights_of_tokens_take_word_list_and_share_as_public(report):
+    weighed = entry(report, token_weights={"sensitive_share": 0.1})
+    assert Assumption.PUBLIC_WORD_LIST in weighed.assumptions
+    assert Assumption.PUBLIC_WORD_LIST not in entry(report).assumptions
+
+
 def test_original_view_assumes_nothing_of_the_detector(report):
     assert not set(assumptions_of(report, View.ORIGINAL)) & {*REDACTED_VIEW_ASSUMPTIONS}
 
