@@ -20,6 +20,7 @@ from dptune.accounting.calibration import (
     find_noise_multiplier,
 )
 from dptune.dpsgd.banding import candidate_bands, choose_banding
+from dptune.dpsgd.clipping import THRESHOLD, ScaleRule
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
 from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.plan import CONSTANT, GradientPlan, PlainPlan
@@ -27,7 +28,9 @@ from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import noise_runs
 from dptune.errors import ConfigError, Problem
 from dptune.mechanisms.atdp import rise_and_reset
+from dptune.mechanisms.automatic import Automatic
 from dptune.mechanisms.nominal import OPACUS_ORDERS, renyi_epsilon
+from dptune.mechanisms.psac import Psac
 from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyBudget
 from dptune.results import Report
 from dptune.settings import (
@@ -220,6 +223,7 @@ class StagePlan(Report):
             num_units=None if cap is None else self.num_units,
             noise_coefficients=self.noise_coefficients,
             grouping=Grouping(self.settings.clipping.kind),
+            scale_rule=_scale_rule(self.settings.clipping),
             noise_levels=self.noise_levels,
             steps_per_level=math.ceil(self.num_steps / len(self.noise_levels)),
         )
@@ -477,6 +481,18 @@ def _bands_to_try(stage: StagePlan) -> tuple[int, ...]:
 def _is_open(plan: StagePlan) -> bool:
     """Whether a noisy stage waits for its noise."""
     return plan.settings.private and not plan.noise_multiplier
+
+
+def _scale_rule(clipping: ClippingSettings) -> ScaleRule:
+    """Return the rule by name, with the paper's constant unless another is set."""
+    given = (clipping.regularizer,) if clipping.regularizer is not None else ()
+    match clipping.rule:
+        case "threshold":
+            return THRESHOLD
+        case "automatic":
+            return Automatic(*given)
+        case "psac":
+            return Psac(*given)
 
 
 def _noise_levels(stage: StageSettings, *, num_steps: int) -> tuple[float, ...]:

@@ -45,10 +45,21 @@ class ClippingSettings(Settings):
     Args:
         kind: `flat` clips the whole gradient to `max_grad_norm`; `per_layer` and
             `per_lora_pair` clip groups of parameters, each to an equal share of it.
+        rule: `threshold` leaves small gradients as they are; `automatic` and `psac`
+            bring them near `max_grad_norm` too.
+        regularizer: gamma of `automatic`, r of `psac`; None takes the paper's.
     """
 
     kind: Literal["flat", "per_layer", "per_lora_pair"] = "flat"
     max_grad_norm: float = Field(gt=0, le=1e6)
+    rule: Literal["threshold", "automatic", "psac"] = "threshold"
+    regularizer: float | None = Field(default=None, gt=0, le=1e3)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if self.regularizer is not None and self.rule == "threshold":
+            raise ValueError("regularizer must be null when rule is 'threshold'")
+        return self
 
 
 class RelativeBatchSettings(Settings):

@@ -1,6 +1,7 @@
 """Clip policies: norms of per-unit gradients in, factors out."""
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -26,10 +27,46 @@ class ClipPolicy(Protocol):
         ...
 
 
+class ScaleRule(Protocol):
+    """Chooses the factor of a gradient from its norm and C: a frozen dataclass.
+
+    It need not respect C: the clip that asks it lowers what would exceed the bound.
+    """
+
+    @property
+    def name(self) -> str:
+        """Tells rules apart in fingerprints."""
+        ...
+
+    def wanted(self, norms: Tensor, *, max_norm: float) -> Tensor:
+        """Return factors of the shape of `norms`; any value where a norm is not finite.
+
+        Args:
+            norms: float32, at least 0; may be infinite or NaN.
+            max_norm: C, or a group's share of it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """min(1, C / norm): small gradients stay as they are (Abadi et al. 2016)."""
+
+    name: str = "threshold"
+
+    def wanted(self, norms: Tensor, *, max_norm: float) -> Tensor:
+        """Return the largest factors up to 1 that keep to the bound."""
+        return (max_norm / norms).clamp(max=1.0)
+
+
+THRESHOLD = Threshold()
+
+
 class FlatClip:
     """Scale each unit's whole gradient to norm at most C.
 
-    factor = min(1, C / norm), where norm is the L2 norm over all groups together.
+    The factor is what a rule wants, min(1, C / norm) unless told otherwise, where norm
+    is the L2 norm over all groups together.
 
     **Formal guarantee**: `norm * factor <= max_grad_norm` in float32 arithmetic, not
     only in exact arithmetic, for the norm that was handed in.
@@ -37,13 +74,14 @@ class FlatClip:
     | norm | factor |
     |---|---|
     | 0 | 1 |
-    | at most C | 1 |
+    | at most C | 1 by `Threshold` |
     | infinite or NaN | 0: the unit contributes nothing |
 
     **Privacy**: norms and factors are private.
 
     Args:
         max_grad_norm: C, at least 1e-12 and finite; the unit is that of the gradient.
+        rule: wants a factor; what exceeds the bound is lowered to it.
 
     Raises:
         ConfigError: C is out of range.
@@ -53,14 +91,15 @@ class FlatClip:
         is written there as 1 / max(1, norm / C).
     """
 
-    def __init__(self, max_grad_norm: float) -> None:
+    def __init__(self, max_grad_norm: float, *, rule: ScaleRule = THRESHOLD) -> None:
         self._max_grad_norm = check_max_grad_norm(max_grad_norm)
         self._bound = _float32_at_most(max_grad_norm)
+        self._rule = rule
 
     def factors(self, norms: Tensor) -> Tensor:
         """Return one factor per unit, the same for every group."""
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms, dim=0)
-        return _factors(norm, self._bound).expand_as(norms)
+        return _factors(norm, self._bound, self._rule).expand_as(norms)
 
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """Return C when a unit is added or removed, 2C when one is replaced."""
@@ -83,6 +122,7 @@ class GroupClip:
     Args:
         max_grad_norm: C, bound on the whole gradient.
         num_groups: G, at least 1.
+        rule: as in `FlatClip`, asked for every group.
 
     Raises:
         ConfigError: C is out of range.
@@ -91,14 +131,17 @@ class GroupClip:
         McMahan et al. (2018), section 3.2, https://arxiv.org/abs/1710.06963v3.
     """
 
-    def __init__(self, max_grad_norm: float, *, num_groups: int) -> None:
+    def __init__(
+        self, max_grad_norm: float, *, num_groups: int, rule: ScaleRule = THRESHOLD
+    ) -> None:
         self._max_grad_norm = check_max_grad_norm(max_grad_norm)
         share = np.nextafter(max_grad_norm / math.sqrt(num_groups), 0.0)
         self._bound = _float32_at_most(check_max_grad_norm(float(share)))
+        self._rule = rule
 
     def factors(self, norms: Tensor) -> Tensor:
         """Return a factor for every group and unit."""
-        return _factors(norms, self._bound)
+        return _factors(norms, self._bound, self._rule)
 
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """Return C when a unit is added or removed, 2C when one is replaced."""
@@ -125,12 +168,15 @@ def check_max_grad_norm(max_grad_norm: float) -> float:
     return max_grad_norm
 
 
-def _factors(norms: Tensor, bound: float) -> Tensor:
-    """Return the largest factors up to 1 with norm * factor <= bound in float32."""
+def _factors(norms: Tensor, bound: float, rule: ScaleRule) -> Tensor:
+    """Return the factors that a rule wants, where norm * factor <= bound in float32."""
     limit = torch.as_tensor(bound, dtype=torch.float32, device=norms.device)
-    factors = (limit / norms).clamp(max=1.0)
-    smaller = torch.nextafter(factors, torch.zeros_like(factors))
-    factors = torch.where(norms * factors > limit, smaller, factors)
+    largest = limit / norms
+    smaller = torch.nextafter(largest, torch.zeros_like(largest))
+    largest = torch.where(norms * largest > limit, smaller, largest)
+    factors = rule.wanted(norms, max_norm=bound)
+    factors = torch.where(norms * factors > limit, largest, factors)
+    factors = torch.where(norms > 0, factors, torch.ones_like(factors))
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 

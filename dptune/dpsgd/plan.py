@@ -30,9 +30,11 @@ from torch import Tensor
 from dptune.accounting.adaptive import AdaptiveTerms
 from dptune.dpsgd.checks import contradictions, out_of_range
 from dptune.dpsgd.clipping import (
+    THRESHOLD,
     ClipPolicy,
     FlatClip,
     GroupClip,
+    ScaleRule,
     check_max_grad_norm,
     sum_sensitivity,
 )
@@ -163,6 +165,7 @@ class GradientPlan:
         noise_coefficients: c of C, of norm 1; several need cyclic sampling.
         grouping: parameters that are clipped by themselves, each group to an equal
             share of C; it changes neither sensitivity nor event.
+        scale_rule: what a gradient is scaled by, within C; changes neither either.
         noise_levels: public multiples of `noise_multiplier`, each above 0, one after
             the other; the last one stays.
         steps_per_level: steps of each level.
@@ -182,6 +185,7 @@ class GradientPlan:
     num_units: int | None = None
     noise_coefficients: Coefficients = INDEPENDENT
     grouping: Grouping = Grouping.FLAT
+    scale_rule: ScaleRule = THRESHOLD
     noise_levels: tuple[float, ...] = CONSTANT
     steps_per_level: int = 1
     adaptive: AdaptiveTerms | None = None
@@ -238,8 +242,10 @@ class GradientPlan:
             num_groups: groups that `grouping` makes of the trained parameters.
         """
         if num_groups == 1:
-            return FlatClip(self.max_grad_norm)
-        return GroupClip(self.max_grad_norm, num_groups=num_groups)
+            return FlatClip(self.max_grad_norm, rule=self.scale_rule)
+        return GroupClip(
+            self.max_grad_norm, num_groups=num_groups, rule=self.scale_rule
+        )
 
     def noise_schedule(self) -> NoiseSchedule:
         """Return the multiplier of every step."""
