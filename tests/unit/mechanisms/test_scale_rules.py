@@ -44,7 +44,7 @@ def test_twin_without_the_bound_would_pass_it():
 
 
 def test_automatic_is_c_over_norm_plus_gamma():
-    norms = torch.tensor([[0.0, 0.01, 1.0, 9.99]])
+    norms = torch.tensor([[1e-4, 0.01, 1.0, 9.99]])
     factors = FlatClip(0.5, rule=Automatic(0.01)).factors(norms)
     expected = 0.5 / (norms + 0.01)
     torch.testing.assert_close(factors, expected)
