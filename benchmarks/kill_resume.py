@@ -71,7 +71,7 @@ from dptune.models.source import ArchitectureSource
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe, RunPlan, plan_run
 from dptune.results import BudgetReservation
-from dptune.workflow import training
+from dptune.workflow import job, training
 from dptune.workflow.budget import planned_costs, settle_budget, spender
 from dptune.workflow.training import StageInputs, run_stage
 
@@ -455,7 +455,7 @@ def _toy(folder: Path) -> Toy:
 
 def _late(_toy: Toy, _home: Path) -> None:
     """Charge a block when the next one begins: after its noise."""
-    train = training.train_stage
+    train = job.train_stage
 
     def twin(*arguments: Any, charge: Callable[..., None], **keywords: Any) -> Any:  # noqa: ANN401
         waiting: list[tuple[int, int]] = []
@@ -470,12 +470,12 @@ def _late(_toy: Toy, _home: Path) -> None:
             charge(*waiting.pop())
         return outcome
 
-    training.train_stage = twin
+    job.train_stage = twin
 
 
 def _once(toy: Toy, home: Path) -> None:
     """Charge no step that the journal has already: noise that is drawn again is not."""
-    train = training.train_stage
+    train = job.train_stage
 
     def twin(*arguments: Any, charge: Callable[..., None], **keywords: Any) -> Any:  # noqa: ANN401
         def new_only(first_step: int, num_steps: int) -> None:
@@ -484,12 +484,12 @@ def _once(toy: Toy, home: Path) -> None:
 
         return train(*arguments, charge=new_only, **keywords)
 
-    training.train_stage = twin
+    job.train_stage = twin
 
 
 def _whole(_toy: Toy, _home: Path) -> None:
     """Charge all steps at every start: safe, and wasteful."""
-    train = training.train_stage
+    train = job.train_stage
 
     def twin(*arguments: Any, charge: Callable[..., None], **keywords: Any) -> Any:  # noqa: ANN401
         charged: list[bool] = []
@@ -501,18 +501,18 @@ def _whole(_toy: Toy, _home: Path) -> None:
 
         return train(*arguments, charge=at_once, **keywords)
 
-    training.train_stage = twin
+    job.train_stage = twin
 
 
 def _replay(_toy: Toy, _home: Path) -> None:
     """Give every start the same number, and noise that follows from it."""
-    train = training.train_stage
+    train = job.train_stage
     trainer.claim_attempt = lambda _folder: 0
 
     def twin(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
         return train(*arguments, **{**keywords, "seed": 5})
 
-    training.train_stage = twin
+    job.train_stage = twin
 
 
 TWINS = {"late": _late, "once": _once, "whole": _whole, "replay": _replay}

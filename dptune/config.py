@@ -4,7 +4,7 @@ Every room of the library owns the settings of its own part; this module compose
 `dptune.configfile` reads the files.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -204,6 +204,10 @@ class PerformanceSettings(_Settings):
         gradient_checkpointing: compute activations again in the backward pass, of which
             a private step then takes two: slower, in much less memory.
         fixed_shapes: fill batches up to one shape, for compilers and graphs.
+        num_processes: of this machine that train a stage together; `auto` is one for
+            each visible accelerator. Each holds `physical_batch_size` sequences.
+        sharding: `fsdp` spreads weights and optimizer over the processes, for models
+            that fit on no single accelerator; `none` gives each of them a copy.
     """
 
     physical_batch_size: int = Field(default=32, ge=1)
@@ -213,6 +217,8 @@ class PerformanceSettings(_Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     gradient_checkpointing: bool = False
     fixed_shapes: bool = False
+    num_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    sharding: Literal["none", "fsdp"] = "none"
 
 
 class RegistrySettings(_Settings):

@@ -16,7 +16,7 @@ from dptune.recipes import Recipe, RunPlan, plan_run
 from dptune.results import CorpusReport
 from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
-from dptune.workflow.device import pick_device
+from dptune.workflow.device import place_processes
 from dptune.workflow.ingestion import read_corpus
 from dptune.workflow.preparation import read_public
 
@@ -90,7 +90,7 @@ def check_run(
     if config.model.pretraining is not None:
         public = config.model.pretraining
         _attempt(lambda: read_public(public, data_root=data_root), errors)
-    _attempt(lambda: pick_device(config.performance.device), errors)
+    _attempt(lambda: place_processes(config.performance), errors)
     plan = None
     if corpus is not None:
         units = count_units(corpus.report, config.canaries)

@@ -4,35 +4,29 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self, cast
-
-from transformers import PreTrainedModel
+from typing import Self
 
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.schedule import Controller
-from dptune.dpsgd.trainer import (
-    StepProgress,
-    TrainingOutcome,
-    train_stage,
-)
-from dptune.errors import PrivacyError
+from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
+from dptune.errors import ConfigError, PrivacyError
 from dptune.models.bundle import ModelBundle
 from dptune.models.encode import encode_corpus
-from dptune.models.loading import LoadedModel, load_model, model_digest
-from dptune.models.lora import add_lora
-from dptune.models.mask import add_mask_token
+from dptune.models.loading import LoadedModel, model_digest
 from dptune.models.saving import save_model
-from dptune.recipes import RunPlan, StagePlan, View
+from dptune.recipes import RunPlan, StagePlan
 from dptune.results import StageCurvePoint, StageReport
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.device import pick_device
+from dptune.workflow.device import place_processes
+from dptune.workflow.job import TrainingJob, load_start, run_job
+from dptune.workflow.launch import train_on_ranks
 from dptune.workflow.weighting import weighted
 
 _CURVE_POINTS = 200
@@ -136,7 +130,8 @@ def run_stage(
         spend: charges a block to the data set's budget, before the journal is charged
             and before its noise is drawn; raises to refuse it. None keeps no budget.
         on_step: called after every step.
-        controller: wishes for the noise of an adaptive plan.
+        controller: wishes for the noise of an adaptive plan, which trains in one
+            process.
     """
     home = folder / inputs.key()
     if retrain:
@@ -146,20 +141,26 @@ def run_stage(
         json.dumps({"corpus": inputs.corpus.fingerprint, "recipe": inputs.recipe}),
         encoding="utf-8",
     )
-    loaded, data = _load(inputs)
+    job = TrainingJob(
+        model=inputs.model.path,
+        plan=inputs.plan,
+        max_tokens=inputs.max_tokens,
+        seed=inputs.seed,
+        checkpoint_dir=home / "checkpoint",
+        performance=performance,
+    )
+    loaded, data = _load(job, inputs)
     journal = LedgerJournal(home / "ledger.jsonl")
+    target = home / "model"
     outcome = _train(
+        job,
         loaded,
         data,
-        inputs,
-        journal,
-        home=home,
-        performance=performance,
-        spend=spend,
+        is_finished=target.is_dir(),
+        charge=_charge_to(journal, inputs, spend=spend),
         on_step=on_step,
         controller=controller,
     )
-    target = home / "model"
     if not target.is_dir():
         _store(loaded, target)
     return StageOutcome(
@@ -167,6 +168,30 @@ def run_stage(
         ledger=ledger.extend(journal.read()),
         report=_report(inputs, outcome),
     )
+
+
+def _charge_to(
+    journal: LedgerJournal,
+    inputs: StageInputs,
+    *,
+    spend: Callable[[LedgerEntry], None] | None,
+) -> Charge:
+    """Charge blocks to the data set's budget, then to the journal."""
+
+    def charge(first_step: int, num_steps: int) -> None:
+        entry = stage_entry(
+            inputs.corpus.report,
+            inputs.plan,
+            recipe=inputs.recipe,
+            first_step=first_step,
+            num_steps=num_steps,
+            fixed_seed=inputs.seed is not None,
+        )
+        if spend is not None:
+            spend(entry)
+        journal.charge(entry)
+
+    return charge
 
 
 def _put_aside(home: Path) -> None:
@@ -193,33 +218,19 @@ def _texts_digest(corpus: Corpus, *, with_spans: bool) -> str:
     return digest.hexdigest()
 
 
-def _load(inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
+def _load(job: TrainingJob, inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
     """Load the model and the units of the training split."""
-    settings = inputs.plan.settings
-    loaded = load_model(inputs.model.path)
-    ignored = None
-    if settings.view is View.REDACTED:
-        ignored = add_mask_token(loaded.model, loaded.tokenizer)
-    rows = inputs.corpus.split("train")
+    loaded, ignored = load_start(job)
+    rows, weights = inputs.corpus.split("train"), inputs.plan.settings.token_weights
     encoded = encode_corpus(
         rows,
         loaded.tokenizer,
         max_tokens=inputs.max_tokens,
         ignore_token_id=ignored,
-        with_offsets=settings.token_weights is not None,
+        with_offsets=weights is not None,
     )
-    if settings.token_weights is not None:
-        encoded = weighted(encoded, rows, settings.token_weights)
-    if settings.lora is not None:
-        model = add_lora(
-            loaded.model,
-            rank=settings.lora.rank,
-            alpha=settings.lora.alpha,
-            target_modules=settings.lora.target_modules or None,
-        )
-        loaded = LoadedModel(
-            model=cast("PreTrainedModel", model), tokenizer=loaded.tokenizer
-        )
+    if weights is not None:
+        encoded = weighted(encoded, rows, weights)
     data = UnitDataset.from_columns(
         encoded["input_ids"],
         encoded["loss_weights"],
@@ -235,60 +246,40 @@ def _load(inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
 
 
 def _train(
+    job: TrainingJob,
     loaded: LoadedModel,
     data: UnitDataset,
-    inputs: StageInputs,
-    journal: LedgerJournal,
     *,
-    home: Path,
-    performance: PerformanceSettings,
-    spend: Callable[[LedgerEntry], None] | None,
+    is_finished: bool,
+    charge: Charge,
     on_step: Callable[[StepProgress], None] | None,
     controller: Controller | None,
 ) -> TrainingOutcome:
-    """Hand the numbers to the trainer."""
-    plan, settings = inputs.plan, inputs.plan.settings
-
-    def charge(first_step: int, num_steps: int) -> None:
-        entry = stage_entry(
-            inputs.corpus.report,
-            plan,
-            recipe=inputs.recipe,
-            first_step=first_step,
-            num_steps=num_steps,
-            fixed_seed=inputs.seed is not None,
+    """Train here, or on ranks whose last checkpoint is then read here."""
+    placement = place_processes(job.performance)
+    if not Ranks.current().is_alone:
+        raise ConfigError(
+            "a stage must not be run by processes that are ranks already: it starts "
+            "its own. Set performance.num_processes in place of torchrun."
         )
-        if spend is not None:
-            spend(entry)
-        journal.charge(entry)
-
-    return train_stage(
-        loaded.model,
-        data,
-        plan=plan.training_plan(),
-        num_steps=plan.num_steps,
-        optimizer=OptimizerSettings(
-            name=settings.optimizer.name,
-            learning_rate=settings.optimizer.learning_rate,
-            weight_decay=settings.optimizer.weight_decay,
-            momentum=settings.optimizer.momentum,
-            warmup_steps=round(settings.optimizer.warmup_share * plan.num_steps),
-            schedule=settings.optimizer.schedule,
-        ),
-        physical_batch_size=performance.physical_batch_size,
-        pad_token_id=int(loaded.tokenizer.pad_token_id),
-        loss_normalizer=float(inputs.max_tokens),
-        checkpoint_dir=home / "checkpoint",
-        block_size=performance.block_size,
-        charge=charge,
-        on_step=on_step,
-        seed=inputs.seed,
-        device=pick_device(performance.device),
-        dtype=performance.dtype,
-        gradient_checkpointing=performance.gradient_checkpointing,
-        fixed_shapes=performance.fixed_shapes,
-        controller=controller,
-    )
+    if is_finished or placement.num_processes == 1:
+        return run_job(
+            job.alone(),
+            loaded,
+            data,
+            device=placement.device,
+            charge=charge,
+            on_step=on_step,
+            controller=controller,
+        )
+    if controller is not None:
+        raise ConfigError(
+            "performance.num_processes must be 1 for a controller, which lives in one "
+            f"process, got {placement.num_processes}."
+        )
+    resumed_from = train_on_ranks(job, data, placement, charge=charge, on_step=on_step)
+    done = run_job(job.alone(), loaded, data, device="cpu", charge=charge)
+    return replace(done, resumed_from_step=resumed_from)
 
 
 def _store(loaded: LoadedModel, target: Path) -> None:

@@ -1,0 +1,119 @@
+"""What a process needs to know to train one stage, or its share of one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from pydantic import BaseModel, ConfigDict
+from transformers import PreTrainedModel
+
+from dptune.config import PerformanceSettings
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.schedule import Controller
+from dptune.dpsgd.trainer import (
+    Charge,
+    StepProgress,
+    TrainingOutcome,
+    train_stage,
+)
+from dptune.models.loading import LoadedModel, load_model
+from dptune.models.lora import add_lora
+from dptune.models.mask import add_mask_token
+from dptune.recipes import StagePlan, View
+
+
+class TrainingJob(BaseModel):
+    """Everything but the data that decides what a stage computes, and how fast.
+
+    Args:
+        model: directory of the model that it starts from.
+        plan: the stage with its noise.
+        max_tokens: longest sequence, the public normalizer of the loss.
+        seed: fixes all randomness; None takes it from the operating system.
+        checkpoint_dir: where blocks are stored, and where a run goes on from.
+        performance: memory and speed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    model: Path
+    plan: StagePlan
+    max_tokens: int
+    seed: int | None
+    checkpoint_dir: Path
+    performance: PerformanceSettings
+
+    def alone(self) -> "TrainingJob":
+        """Return the same job for one process that holds the whole model."""
+        one = self.performance.model_copy(
+            update={"num_processes": 1, "sharding": "none"}
+        )
+        return self.model_copy(update={"performance": one})
+
+
+def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:
+    """Load the model that a job trains, the same in every process.
+
+    Returns:
+        The model, with adapters where the stage trains such; and the id of the token
+        that is no target, if there is one.
+    """
+    settings = job.plan.settings
+    loaded = load_model(job.model)
+    ignored = None
+    if settings.view is View.REDACTED:
+        ignored = add_mask_token(loaded.model, loaded.tokenizer)
+    if settings.lora is None:
+        return loaded, ignored
+    adapted = add_lora(
+        loaded.model,
+        rank=settings.lora.rank,
+        alpha=settings.lora.alpha,
+        target_modules=settings.lora.target_modules or None,
+    )
+    model = cast("PreTrainedModel", adapted)
+    return LoadedModel(model=model, tokenizer=loaded.tokenizer), ignored
+
+
+def run_job(
+    job: TrainingJob,
+    loaded: LoadedModel,
+    data: UnitDataset,
+    *,
+    device: str,
+    charge: Charge,
+    on_step: Callable[[StepProgress], None] | None = None,
+    controller: Controller | None = None,
+) -> TrainingOutcome:
+    """Hand the numbers of a job to the trainer; see `train_stage`."""
+    plan, performance = job.plan, job.performance
+    optimizer = plan.settings.optimizer
+    return train_stage(
+        loaded.model,
+        data,
+        plan=plan.training_plan(),
+        num_steps=plan.num_steps,
+        optimizer=OptimizerSettings(
+            name=optimizer.name,
+            learning_rate=optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay,
+            momentum=optimizer.momentum,
+            warmup_steps=round(optimizer.warmup_share * plan.num_steps),
+            schedule=optimizer.schedule,
+        ),
+        physical_batch_size=performance.physical_batch_size,
+        pad_token_id=int(loaded.tokenizer.pad_token_id),
+        loss_normalizer=float(job.max_tokens),
+        checkpoint_dir=job.checkpoint_dir,
+        block_size=performance.block_size,
+        charge=charge,
+        on_step=on_step,
+        seed=job.seed,
+        device=device,
+        dtype=performance.dtype,
+        gradient_checkpointing=performance.gradient_checkpointing,
+        fixed_shapes=performance.fixed_shapes,
+        sharding=performance.sharding,
+        controller=controller,
+    )
