@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from dptune.accounting.store.store import BudgetStore
 
 _DELTA = 1e-5
+_STALE = timedelta(minutes=30)
+"""Longer than any block takes: who is silent for so long was perhaps killed."""
 
 
 def show_command(delta: float) -> None:
@@ -29,7 +32,11 @@ def show_command(delta: float) -> None:
     check_delta(delta)
     console = Console(highlight=False)
     show_budgets(console, delta=delta)
-    _next(console, "python run.py budget history  (every run that touched the data)")
+    stale = _show_open_runs(console)
+    if stale:
+        _next(console, f"python run.py budget release {stale}  (if it will not resume)")
+    else:
+        _next(console, "python run.py budget history  (every run on the data)")
 
 
 def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
@@ -46,6 +53,40 @@ def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
             console.print(
                 f"{report.data_set}: sweep {sweep} drew {trials} trials", style="dim"
             )
+
+
+def _show_open_runs(console: Console) -> str | None:
+    """Name runs that hold budget; return the one that has been silent longest."""
+    from dptune.accounting.store.summaries import open_runs
+
+    store = _find()
+    found = open_runs(store) if store is not None else []
+    now, stale = datetime.now(tz=UTC), None
+    for run in sorted(found, key=lambda r: r.heard_at):
+        held, silent = run.reservation, now - run.heard_at
+        drawn = held.spent.count(Notion.RECORD)
+        planned = held.planned.count(Notion.RECORD)
+        console.print(
+            f"open: {held.id}, {held.recipe} on {held.data_set}, {drawn} of {planned} "
+            f"mechanisms drawn, last heard of {_ago(silent)} ago",
+            soft_wrap=True,
+        )
+        if silent < _STALE:
+            continue
+        stale = stale or held.id
+        console.print(
+            "  silent: if its process is gone, the same `train` command continues it, "
+            f"or `python run.py budget release {held.id}` gives back what it holds",
+            style="yellow",
+            soft_wrap=True,
+        )
+    return stale
+
+
+def _ago(time: timedelta) -> str:
+    """Round a time to what a person wants to know."""
+    minutes = max(0, round(time.total_seconds() / 60))
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
 
 
 def grant_command(

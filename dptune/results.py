@@ -312,6 +312,26 @@ class BudgetLine(Report):
         return max(self.allowance - self.committed, 0.0)
 
 
+class LedgerCurve(Report):
+    """Epsilon so far over the steps of one stage, under one notion.
+
+    Args:
+        stage: name of the stage.
+        notion: `Notion` of every epsilon.
+        relation: `NeighboringRelation` of every epsilon.
+        delta: of every epsilon.
+        steps: charged so far, counted from the start of the run.
+        epsilon: of everything up to there, composed.
+    """
+
+    stage: str
+    notion: str
+    relation: str
+    delta: float
+    steps: tuple[int, ...]
+    epsilon: tuple[float, ...]
+
+
 class BudgetReport(Report):
     """What one data set has spent over all runs, as the budget store knows it.
 
@@ -319,6 +339,7 @@ class BudgetReport(Report):
         sweeps: how many trials each sweep drew.
         head_sequence: entries of the store's log when this was read.
         head_hash: of the last of them; kept here, it betrays a store that is rewritten.
+        curves: how the run that made this report spent; none outside a run.
     """
 
     data_set: str
@@ -331,3 +352,4 @@ class BudgetReport(Report):
     lines: tuple[BudgetLine, ...]
     head_sequence: int
     head_hash: str
+    curves: tuple[LedgerCurve, ...] = ()

@@ -42,6 +42,12 @@ def measured_numbers(dossier: Dossier) -> dict[str, float]:
     numbers = {
         f"epsilon_{c.notion}_{c.relation}": c.epsilon for c in dossier.certificates
     }
+    for line in dossier.budget.lines if dossier.budget else ():
+        terms = f"{line.notion}_{line.relation}"
+        numbers[f"epsilon_all_runs_{terms}"] = line.spent
+        numbers[f"epsilon_tuning_{terms}"] = line.tuning
+        if line.left is not None:
+            numbers[f"budget_left_{terms}"] = line.left
     planted = [c.exposure for c in dossier.exposure.planted()]
     strongest = dossier.membership.strongest()
     return numbers | {

@@ -16,10 +16,9 @@ from steps._caching import NEVER
 def settle_budget(
     reservation: BudgetReservation, plan: RunPlan, ledger: PrivacyLedger
 ) -> Annotated[BudgetReport, "budget"]:
-    """Return what all runs on the data set have spent together.
+    """Return what all runs on the data set have spent together, and this one's course.
 
     The ledger is that of the last stage: nothing of this run is drawn after it.
     """
-    del ledger
     url = current_workspace().budget_url
-    return settle(url, reservation, delta=plan.target_delta)
+    return settle(url, reservation, delta=plan.target_delta, ledger=ledger)

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from dptune.reports import _figure as fig
 from dptune.reports.formatting import number
-from dptune.results import CanaryExposure, MembershipSignal
+from dptune.results import BudgetLine, CanaryExposure, MembershipSignal
 
 NULL_MEAN = 1 / math.log(2)
 NULL_LOW = -math.log2(0.975)
@@ -170,6 +171,44 @@ def paint_epsilon(axes: Axes, line: EpsilonSeries, index: int) -> None:
         linewidth=2,
         label=f"{line.stage} ({line.notion}){': ∞, no guarantee' if endless else ''}",
     )
+
+
+def paint_budget(axes: Axes, line: BudgetLine, height: int) -> None:
+    """Draw one bar: spent, of it tuning, held by open runs, and what is allowed."""
+    first = height == 0
+    bars: tuple[tuple[float, float, dict[str, Any]], ...] = (
+        (0.0, line.spent, {"color": fig.BLUE, "label": "spent"}),
+        (
+            line.spent,
+            line.committed,
+            {
+                "facecolor": "white",
+                "edgecolor": fig.BLUE,
+                "hatch": "///",
+                "label": "held by open runs",
+            },
+        ),
+    )
+    for start, end, how in bars:
+        if end > start or first:
+            options = how if first else {k: v for k, v in how.items() if k != "label"}
+            axes.barh(height, end - start, left=start, height=0.5, **options)
+    if line.tuning > 0:
+        axes.barh(
+            height,
+            line.tuning,
+            height=0.18,
+            color=fig.ORANGE,
+            label="of it tuning" if first else None,
+        )
+    if line.allowance is not None:
+        axes.plot(
+            [line.allowance] * 2,
+            [height - 0.38, height + 0.38],
+            color=fig.VERMILION,
+            linewidth=3,
+            label="allowed",
+        )
 
 
 def paint_point(axes: Axes, point: ComparisonPoint, index: int, edge: float) -> None:

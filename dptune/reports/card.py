@@ -15,14 +15,17 @@ from dptune.reports.card_page import card_page
 from dptune.reports.evidence import exposure_means
 from dptune.reports.render import page_html, page_markdown
 from dptune.reports.statements import (
+    BudgetStatement,
     DetectionStatement,
     ExposureStatement,
     GateStatement,
     MembershipStatement,
     PrivacyCard,
+    SpentStatement,
     UtilityStatement,
 )
 from dptune.results import (
+    BudgetReport,
     DetectionReport,
     ExposureReport,
     MembershipReport,
@@ -58,7 +61,7 @@ def build_card(
     fixed_seed: bool,
     deduplicated: bool = True,
     data_fingerprint: str = "",
-    num_tuning_runs: int | None = None,
+    budget: BudgetReport | None = None,
     outside: Sequence[str] = (),
     detection: DetectionReport | None = None,
     missing_rate_source: str = "",
@@ -89,7 +92,7 @@ def build_card(
         fixed_seed: whether noise or sampling came from a known seed.
         deduplicated: whether record claims hold for the deduplicated corpus.
         data_fingerprint: of the corpus.
-        num_tuning_runs: recorded on the same data; None leaves the row out.
+        budget: of the data set, as the store knew it; None leaves the section out.
         outside: further sentences about what no epsilon covers, such as labels that
             are sent in the clear.
         detection: of the corpus; only its tier, recognizers and missing rate are kept.
@@ -120,7 +123,7 @@ def build_card(
         certificates=tuple(certificates),
         sampling_assumed=sampling_assumed,
         sampling_actual=sampling_actual,
-        num_tuning_runs=num_tuning_runs,
+        budget=_budget(budget),
         deduplicated=deduplicated,
         outside_guarantee=(*OUTSIDE, *outside),
         detection=_detection(detection, missing_rate_source),
@@ -131,6 +134,17 @@ def build_card(
         gate=_gate(decision),
         dependency_versions=dict(sorted((dependency_versions or {}).items())),
         fixed_seed=fixed_seed,
+    )
+
+
+def _budget(report: BudgetReport | None) -> BudgetStatement | None:
+    """Keep epsilons and the number of trials; no sizes of cohorts, no names."""
+    if report is None:
+        return None
+    return BudgetStatement(
+        num_trials=sum(report.sweeps.values()),
+        num_sweeps=len(report.sweeps),
+        lines=tuple(SpentStatement.of(line) for line in report.lines),
     )
 
 

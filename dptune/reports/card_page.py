@@ -20,6 +20,7 @@ from dptune.reports.blocks import (
     table,
     verdict_chip,
 )
+from dptune.reports.budget_page import budget_table
 from dptune.reports.card_measurements import (
     audit_section,
     detection_section,
@@ -57,6 +58,7 @@ def card_page(card: PrivacyCard) -> Page:
             blocks=(Bullets(items=_outside(card)),),
         ),
         Section(title="What was run", blocks=(_run_facts(card),)),
+        _budget(card),
         detection_section(card.detection),
         exposure_section(card.exposure),
         membership_section(card.membership),
@@ -231,22 +233,41 @@ def _outside(card: PrivacyCard) -> tuple[str, ...]:
     return (*card.outside_guarantee, *(duplicates if card.deduplicated else ()))
 
 
+def _budget(card: PrivacyCard) -> Section | None:
+    """Say what all runs on the data have cost its units, tuning included."""
+    found = card.budget
+    if found is None:
+        return None
+    trials = count(found.num_trials)
+    sweeps = f"{count(found.num_sweeps)} sweep{'' if found.num_sweeps == 1 else 's'}"
+    text = (
+        f"{trials} recorded trial{'' if found.num_trials == 1 else 's'} of {sweeps} "
+        "drew on the same data, and the choice of this model's settings may rest on "
+        "them: who knows that choice has seen all of them, and the epsilon of all "
+        "runs is the one that covers it."
+        if found.num_trials
+        else "No trial of a sweep is recorded on this data. Runs that nobody marked "
+        "as trials count among all runs."
+    )
+    return Section(
+        title="What all runs on this data have cost",
+        blocks=(
+            Prose(paragraphs=(text,)),
+            budget_table(
+                found.lines, unit=card.privacy_unit, num_trials=found.num_trials
+            ),
+        ),
+    )
+
+
 def _run_facts(card: PrivacyCard) -> Facts:
     """Return what was trained, on what, and how units were drawn."""
-    tuning = card.num_tuning_runs
     return facts(
         ("Recipe", card.recipe_title, card.recipe_reference),
         ("Base model", card.base_model),
         ("Privacy unit", f"one {card.privacy_unit}", "what one neighbor changes"),
         ("Sampling accounted for", card.sampling_assumed),
         ("Sampling that ran", card.sampling_actual),
-        (
-            "Tuning on the same data",
-            f"{count(tuning)} recorded tuning run{'' if tuning == 1 else 's'}",
-            "each run spends budget of its own",
-        )
-        if tuning is not None
-        else None,
         _randomness(card),
         ("Model digest", card.model_digest),
         ("Corpus fingerprint", card.data_fingerprint)

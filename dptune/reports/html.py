@@ -9,6 +9,7 @@ from dptune.gates.decision import GateDecision
 from dptune.recipes import RunPlan
 from dptune.reports.attack_pages import exposure_page, membership_page
 from dptune.reports.blocks import Page
+from dptune.reports.budget_page import budget_page
 from dptune.reports.card_page import card_page
 from dptune.reports.data_pages import (
     corpus_page,
@@ -25,6 +26,7 @@ from dptune.reports.plan_page import plan_page
 from dptune.reports.render import page_html
 from dptune.reports.statements import PrivacyCard
 from dptune.results import (
+    BudgetReport,
     CorpusReport,
     DetectionReport,
     ExposureReport,
@@ -38,6 +40,7 @@ from dptune.results import (
 )
 
 _PAGES: Final[dict[type[Report], Callable[[Any], Page]]] = {
+    BudgetReport: budget_page,
     CorpusReport: corpus_page,
     DetectionReport: detection_page,
     ExposureReport: exposure_page,

@@ -1,6 +1,9 @@
 """Blocks for a ledger: what touched the data, and what follows for every notion."""
 
+from typing import Final
+
 from dptune.accounting.assumptions import EXPLANATIONS, Assumption, weakens
+from dptune.accounting.curves import ledger_curves
 from dptune.accounting.events import is_non_private, mechanism_counts
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.privacy import Notion
@@ -15,20 +18,26 @@ from dptune.reports.blocks import (
     facts,
     table,
 )
+from dptune.reports.budget_page import curve_plots
 from dptune.reports.formatting import count, epsilon, number, share, short_digest, words
 from dptune.reports.plan_page import notion_words
 
+PLOTTED_DELTA: Final = 1e-5
+"""Of the figure: a ledger has no delta of its own."""
+
 
 def ledger_page(ledger: PrivacyLedger) -> Page:
-    """Describe a ledger; it has no epsilon of its own, that needs notion and delta."""
+    """Describe a ledger; its figure is drawn at a delta that is not the run's own."""
     named = dict.fromkeys(a for e in ledger.entries for a in e.assumptions)
     assumptions = (assumption_table(tuple(named)),) if named else ()
     return Page(
         kicker="Privacy ledger",
         title="What touched the private data",
         lede="Entries are appended before noise is drawn and never removed. The "
-        "privacy card states the epsilon of every notion.",
+        "privacy card states the epsilon of every notion, at the delta of the run; "
+        "the run's budget says what is left for others.",
         sections=(
+            *_course(ledger),
             Section(title="Entries", blocks=(_totals(ledger), _entry_table(ledger))),
             Section(title="What follows", blocks=(_notion_table(ledger),)),
             *(
@@ -37,6 +46,12 @@ def ledger_page(ledger: PrivacyLedger) -> Page:
             ),
         ),
     )
+
+
+def _course(ledger: PrivacyLedger) -> tuple[Section, ...]:
+    """Draw epsilon so far, by stage and notion."""
+    blocks = curve_plots(ledger_curves(ledger, delta=PLOTTED_DELTA))
+    return (Section(title="Epsilon so far", blocks=blocks),) if blocks else ()
 
 
 def assumption_table(assumptions: tuple[Assumption, ...]) -> Table:

@@ -22,6 +22,7 @@ from dptune.reports._paint import (
     explain_null,
     label_points,
     note,
+    paint_budget,
     paint_epsilon,
     paint_point,
     paint_roc,
@@ -29,7 +30,7 @@ from dptune.reports._paint import (
     tally,
 )
 from dptune.reports.formatting import number, share
-from dptune.results import ExposureReport, MembershipReport, StageReport
+from dptune.results import BudgetLine, ExposureReport, MembershipReport, StageReport
 
 __all__ = [
     "NULL_HIGH",
@@ -37,6 +38,7 @@ __all__ = [
     "NULL_MEAN",
     "ComparisonPoint",
     "EpsilonSeries",
+    "budget_plot",
     "comparison_plot",
     "epsilon_plot",
     "epsilon_series",
@@ -169,6 +171,37 @@ def epsilon_plot(
 
     names = ", ".join(f"{s.stage} ({s.notion})" for s in series)
     return fig.draw(paint, label=f"Epsilon over steps: {names}", height=3.2)
+
+
+def budget_plot(lines: Sequence[BudgetLine]) -> str:
+    """Draw what is spent, held and allowed, a bar for each notion with a guarantee.
+
+    Returns:
+        Nothing where no notion has one.
+    """
+    shown = [line for line in lines if math.isfinite(line.committed)]
+    if not shown:
+        return ""
+
+    def paint(axes: Axes) -> None:
+        for height, line in enumerate(reversed(shown)):
+            paint_budget(axes, line, height)
+        names = [f"{x.notion}\n{x.relation.replace('_', ' ')}" for x in shown]
+        axes.set_yticks(range(len(shown)), names[::-1])
+        axes.set_ylim(-0.6, len(shown) - 0.4)
+        axes.set_xlim(left=0)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("epsilon of the units that were charged most")
+        fig.legend_below(axes, columns=4)
+
+    label = "Budget. " + ". ".join(
+        f"{x.notion}: spent {number(x.spent)}, of it tuning {number(x.tuning)}, with "
+        f"open runs {number(x.committed)}, allowed "
+        f"{'not granted' if x.allowance is None else number(x.allowance)}"
+        for x in shown
+    )
+    return fig.draw(paint, label=label, height=1.5 + 0.7 * len(shown))
 
 
 def epsilon_series(

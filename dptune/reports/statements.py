@@ -10,7 +10,7 @@ from dptune.accounting.certificates import Certificate
 from dptune.gates.criterion import GateOutcome
 from dptune.gates.evidence import AuditEvidence
 from dptune.privacy import PrivacyUnit
-from dptune.results import Interval, Report
+from dptune.results import BudgetLine, Interval, Report
 
 
 class DetectionStatement(Report):
@@ -81,6 +81,52 @@ class GateStatement(Report):
     decision_hash: str
 
 
+class SpentStatement(Report):
+    """What the units that were charged most have spent under one notion.
+
+    Args:
+        spent: epsilon of all runs, composed.
+        tuning: epsilon of the trials of sweeps alone, composed.
+        allowance: granted epsilon; None where nothing was granted.
+        left: allowance less what is spent or held; None likewise.
+    """
+
+    notion: str
+    relation: str
+    delta: float
+    spent: float
+    tuning: float
+    allowance: float | None
+    left: float | None
+
+    @classmethod
+    def of(cls, line: BudgetLine) -> Self:
+        """Leave out how many units they are, which is nobody's business outside."""
+        return cls(
+            notion=line.notion,
+            relation=line.relation,
+            delta=line.delta,
+            spent=line.spent,
+            tuning=line.tuning,
+            allowance=line.allowance,
+            left=line.left,
+        )
+
+
+class BudgetStatement(Report):
+    """What all runs on the data set had spent when the model was registered.
+
+    Args:
+        num_trials: runs of sweeps, whose results may have chosen the settings.
+        num_sweeps: sweeps that they belong to.
+        lines: one for each notion; what tuning spent is part of what all runs spent.
+    """
+
+    num_trials: int = Field(ge=0)
+    num_sweeps: int = Field(ge=0)
+    lines: tuple[SpentStatement, ...]
+
+
 class PrivacyCard(Report):
     """Everything that a stranger needs to judge one model version.
 
@@ -89,7 +135,7 @@ class PrivacyCard(Report):
         certificates: one for each notion and relation.
         sampling_assumed: what the accountant assumes, such as `Poisson`.
         sampling_actual: what ran, in the same words where it is the same.
-        num_tuning_runs: recorded runs on the same data set; None where nobody counts.
+        budget: of the data set; None where no store keeps it.
         deduplicated: whether record claims hold for the deduplicated corpus.
         outside_guarantee: one sentence for each thing that no epsilon covers.
         dependency_versions: of everything that the claim rests on.
@@ -112,7 +158,7 @@ class PrivacyCard(Report):
     certificates: tuple[Certificate, ...]
     sampling_assumed: str
     sampling_actual: str
-    num_tuning_runs: int | None = Field(default=None, ge=0)
+    budget: BudgetStatement | None = None
     deduplicated: bool
     outside_guarantee: tuple[str, ...]
     detection: DetectionStatement | None = None

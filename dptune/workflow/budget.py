@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-import dp_accounting
-
-from dptune.accounting.assumptions import Assumption
-from dptune.accounting.ledger import LedgerEntry
+from dptune.accounting.curves import charged_event, ledger_curves
+from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.accounting.store.costs import Cost, total
 from dptune.accounting.store.keys import KEY_BYTES, UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
@@ -35,17 +33,9 @@ _DECIDES: Final = {
 def budget_cost(entry: LedgerEntry) -> Cost:
     """Say what a ledger entry costs the units that it read, per notion.
 
-    An entry whose noise came from a known seed costs everything: who knows the seed
-    subtracts the noise.
+    See `charged_event`: noise from a known seed costs everything.
     """
-    return Cost.of(
-        {
-            notion: dp_accounting.NonPrivateDpEvent()
-            if Assumption.FIXED_SEED_RANDOMNESS in entry.claimed(notion)
-            else entry.event(notion)
-            for notion in Notion
-        }
-    )
+    return Cost.of({notion: charged_event(entry, notion) for notion in Notion})
 
 
 def planned_costs(
@@ -206,14 +196,27 @@ def spender(url: str, reservation: BudgetReservation) -> Callable[[LedgerEntry],
 
 
 def settle_budget(
-    url: str, reservation: BudgetReservation, *, delta: float
+    url: str,
+    reservation: BudgetReservation,
+    *,
+    delta: float,
+    ledger: PrivacyLedger | None = None,
 ) -> BudgetReport:
-    """Give back what a finished run never drew, and report its data set's budget."""
+    """Give back what a finished run never drew, and report its data set's budget.
+
+    Args:
+        url: of the budget store.
+        reservation: of the run.
+        delta: of the run, and of notions that nothing was granted for.
+        ledger: of the run, whose course is put into the report.
+    """
     store = BudgetStore.open(url)
     store.settle(reservation.id)
     (report,) = budgets(store, delta=delta, only=reservation.data_set)
     store.engine.dispose()
-    return report
+    if ledger is None:
+        return report
+    return report.model_copy(update={"curves": ledger_curves(ledger, delta=delta)})
 
 
 @contextmanager

@@ -199,6 +199,7 @@ class Dossier(Report):
             fixed_seed=any(entry.fixed_seed for entry in self.ledger.entries),
             deduplicated=self.corpus.deduplicated,
             data_fingerprint=self.corpus.fingerprint,
+            budget=self.budget,
             detection=self.detection,
             missing_rate_source=self.missing_rate_source,
             exposure=self.exposure,

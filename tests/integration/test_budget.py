@@ -2,6 +2,7 @@
 
 import json
 import stat
+from datetime import timedelta
 
 import pytest
 
@@ -120,6 +121,23 @@ def test_reserved_ahead_and_released(trained, project):
     (held,) = (r for r in runs_of(project) if r.data_set == "ahead")
     assert held.status is ReservationStatus.RELEASED
     assert held.spent.count(Notion.RECORD) == 0
+
+
+def test_show_names_a_run_that_holds_and_how_to_release_it(
+    trained, project, monkeypatch
+):
+    name = ("--set", "budget.data_set=killed", "--set", "recipe=jft")
+    assert project.run("budget", "reserve", TINY, *name)[0] == 0
+    (held,) = (r for r in runs_of(project) if r.data_set == "killed")
+    text = project.run("budget", "show")[1]
+    assert f"open: {held.id}, jft on killed, 0 of" in text
+    assert f"budget release {held.id}" not in text
+    monkeypatch.setattr("cli.budget._STALE", timedelta(0))
+    text = project.run("budget", "show")[1]
+    assert f"`python run.py budget release {held.id}`" in text
+    assert f"next    python run.py budget release {held.id}" in text
+    assert project.run("budget", "release", held.id)[0] == 0
+    assert "open:" not in project.run("budget", "show")[1]
 
 
 def runs_of(project):

@@ -3,11 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from dptune.accounting.store import cohorts, log, tables
+from dptune.accounting.curves import USUAL_TERMS
+from dptune.accounting.store import cohorts, log, schema, tables
 from dptune.accounting.store.allowances import Grant, History, worst
 from dptune.accounting.store.costs import Cost
 from dptune.accounting.store.database import connecting, reading
@@ -21,10 +24,6 @@ from dptune.results import BudgetLine, BudgetReport
 
 EXPORT_VERSION: Final = 1
 _Terms = tuple[Notion, NeighboringRelation]
-_USUAL: Final[tuple[_Terms, ...]] = (
-    (Notion.RECORD, NeighboringRelation.ADD_OR_REMOVE_ONE),
-    (Notion.SELECTIVE, NeighboringRelation.REPLACE_ONE),
-)
 
 
 def budgets(
@@ -46,6 +45,42 @@ def history(store: BudgetStore, *, data_set: str | None = None) -> list[Reservat
     """List reservations in the order in which they were made."""
     with connecting(store.engine) as connection, reading(connection):
         return tables.read_reservations(connection, data_set=data_set)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun:
+    """A run that holds budget, and when the store last heard of it.
+
+    Args:
+        reservation: open.
+        heard_at: time of its last entry in the log, by the writer's clock.
+    """
+
+    reservation: Reservation
+    heard_at: datetime
+
+
+def open_runs(store: BudgetStore) -> list[OpenRun]:
+    """List runs that hold budget; one that is silent for long was perhaps killed."""
+    with connecting(store.engine) as connection, reading(connection):
+        return [
+            OpenRun(reservation=held, heard_at=_heard_at(connection, held.id))
+            for held in tables.read_reservations(connection)
+            if held.is_open
+        ]
+
+
+def _heard_at(connection: Connection, identifier: str) -> datetime:
+    """Find the last entry of a reservation."""
+    content = schema.log.c.content
+    query = (
+        select(content)
+        .where(content.contains(f'"reservation":"{identifier}"', autoescape=True))
+        .order_by(schema.log.c.sequence.desc())
+        .limit(1)
+    )
+    found = read_content(connection.execute(query).scalar_one())
+    return datetime.fromisoformat(found["at"])
 
 
 def export(store: BudgetStore) -> dict[str, Any]:
@@ -119,7 +154,9 @@ def _budget(connection: Connection, name: str, *, delta: float) -> BudgetReport:
 def _terms(grants: Sequence[Grant]) -> list[tuple[_Terms, Grant | None]]:
     """List what was granted, then the usual notions that were not."""
     granted: dict[_Terms, Grant | None] = {(g.notion, g.relation): g for g in grants}
-    rest: dict[_Terms, Grant | None] = {t: None for t in _USUAL if t not in granted}
+    rest: dict[_Terms, Grant | None] = {
+        t: None for t in USUAL_TERMS if t not in granted
+    }
     return [*granted.items(), *rest.items()]
 
 

@@ -1,12 +1,13 @@
 """What was spent stays spent, and nobody gets more than what is left."""
 
 import dataclasses
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from dptune.accounting.store.reservations import Purpose, ReservationStatus
 from dptune.accounting.store.store import BudgetStore
-from dptune.accounting.store.summaries import budgets, history
+from dptune.accounting.store.summaries import budgets, history, open_runs
 from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
 from dptune.errors import (
@@ -299,3 +300,13 @@ def test_no_source_id_is_stored(lite):
     lite.engine.dispose()
     with open(lite.engine.url.database, "rb") as file:  # noqa: PTH123 - a database
         assert b"secret" not in file.read()
+
+
+def test_open_runs_are_those_that_hold_and_when_they_were_heard(store):
+    held = store.reserve(request(HUNDRED, "a", cost(10)))
+    other = store.reserve(request(HUNDRED, "b", cost(10)))
+    store.spend(held.id, cost(1), stage="private", num_steps=1)
+    store.settle(other.id)
+    (found,) = open_runs(store)
+    assert found.reservation.id == held.id
+    assert abs(found.heard_at - datetime.now(tz=UTC)) < timedelta(minutes=5)

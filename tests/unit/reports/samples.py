@@ -6,6 +6,7 @@ import math
 import dp_accounting
 
 from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
+from dptune.accounting.curves import ledger_curves
 from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
 from dptune.detection.scoring import score_entity_types
 from dptune.gates.criterion import Criterion, GateOutcome, Verdict
@@ -22,6 +23,8 @@ from dptune.recipes import (
 )
 from dptune.reports.card import build_card
 from dptune.results import (
+    BudgetLine,
+    BudgetReport,
     CanaryExposure,
     CorpusReport,
     DetectionReport,
@@ -260,6 +263,11 @@ def jft_ledger():
     return PrivacyLedger(entries=(redacted_entry(), ledger_entry()))
 
 
+def blocks_ledger():
+    """A stage on the redacted view, then a noisy one charged in blocks of 50 steps."""
+    return PrivacyLedger(entries=(redacted_entry(), *[ledger_entry()] * 6))
+
+
 def recipe(**changes):
     stage = StageSettings(
         name="private_recovery",
@@ -361,6 +369,43 @@ def audit():
     )
 
 
+def budget_report(**changes):
+    line = BudgetLine(
+        notion="selective",
+        relation="replace_one",
+        delta=1e-5,
+        allowance=8.0,
+        spent=4.25,
+        committed=5.5,
+        tuning=1.75,
+        worst_cohort_units=7,
+    )
+    endless = line.model_copy(
+        update={
+            "notion": "record",
+            "relation": "add_or_remove_one",
+            "allowance": None,
+            "spent": math.inf,
+            "committed": math.inf,
+            "tuning": 0.0,
+        }
+    )
+    values = {
+        "data_set": "people",
+        "privacy_unit": "record",
+        "num_units": 9,
+        "num_cohorts": 2,
+        "num_runs": 4,
+        "num_open": 1,
+        "sweeps": {"rates": 2},
+        "lines": (line, endless),
+        "head_sequence": 12,
+        "head_hash": "ab" * 32,
+        "curves": ledger_curves(blocks_ledger(), delta=1e-5),
+    }
+    return BudgetReport(**(values | changes))
+
+
 def card(kind="jft", **changes):
     values = {
         "model_name": "support-bot",
@@ -374,7 +419,7 @@ def card(kind="jft", **changes):
         "sampling_actual": "Poisson",
         "fixed_seed": kind == "seeded",
         "data_fingerprint": "d4" * 32,
-        "num_tuning_runs": 0,
+        "budget": budget_report(),
         "outside": ("Labels are sent in the clear.",),
         "detection": detection_report(),
         "missing_rate_source": "TAB test split",
@@ -391,6 +436,8 @@ def card(kind="jft", **changes):
 
 def every_report():
     return (
+        budget_report(),
+        blocks_ledger(),
         corpus_report(ids_are_content_hashes=True),
         detection_report(),
         detection_report(missing_rate=None, missing_rate_interval=None),
