@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.budget_app import build_budget_app
+from cli.review_app import build_review_app
 
 ConfigPath = Annotated[
     Path, typer.Argument(help="A file under configs/train/.", show_default=False)
@@ -56,6 +57,7 @@ def build_app() -> typer.Typer:
     ):
         app.command()(command)
     app.add_typer(build_budget_app(), name="budget")
+    app.add_typer(build_review_app(), name="review")
     return app
 
 

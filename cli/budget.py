@@ -127,8 +127,9 @@ def reserve_command(path: Path, overrides: Sequence[str]) -> None:
     from dptune.workflow.budget import reserve_budget
     from dptune.workflow.ingestion import read_corpus
     from dptune.workflow.preflight import check_run
+    from steps._reviewing import with_review
 
-    config = read_config(path, overrides)
+    config, _ = with_review(read_config(path, overrides))
     checked = check_run(config, data_root=data_root(), budget=budget_place())
     corpus = read_corpus(
         config.data, data_root=data_root(), expected=checked.fingerprint

@@ -52,7 +52,9 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
     from dptune.workflow.budget import release_budget
     from dptune.workflow.preflight import check_run
     from infra.workspace import data_root
+    from steps._reviewing import with_review
 
+    config, digest = with_review(config)
     place = budget_place(again=retrain)
     checked = check_run(config, data_root=data_root(), budget=place)
     open_workspace()
@@ -67,6 +69,7 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
             config=config.model_dump(mode="json"),
             fingerprint=checked.fingerprint,
             retrain=retrain,
+            review=digest,
         )
     except Exception as error:  # noqa: BLE001 - it is raised again below
         release_budget(place.url, config, checked.fingerprint)

@@ -58,13 +58,22 @@ class DataSettings(_Settings):
 
 
 class DetectionSettings(_Settings):
-    """Which recognizers mark personal data, and how widely."""
+    """Which recognizers mark personal data, and how widely.
+
+    Args:
+        use_review: apply the lists of imported reviews, and quote the missing rate of
+            one that speaks of this corpus and this detector.
+        review_lists: digest of the lists that the run must find; commands fill it in.
+        missing_rate, missing_rate_upper: declared by hand, where nothing was measured.
+    """
 
     tier: Tier = Tier.LOW_ENTITY
     recognizers: tuple[Literal["patterns", "lexicon", "spacy"], ...] = Field(
         default=("patterns", "lexicon"), min_length=1
     )
     spacy_pipeline: str | None = None
+    use_review: bool = True
+    review_lists: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     missing_rate: float | None = Field(default=None, ge=0, le=1)
     missing_rate_upper: float | None = Field(default=None, ge=0, le=1)
     missing_rate_source: str = ""
@@ -249,12 +258,6 @@ class TrainConfig(_Settings):
     gate: GatePolicy
     registry: RegistrySettings
     performance: PerformanceSettings = PerformanceSettings()
-
-    def missing_rate_source(self: Self) -> str:
-        """Say where the detector's missing rate comes from."""
-        if self.data.source.kind == "synthetic":
-            return "gold spans of the generator, every record"
-        return self.detection.missing_rate_source
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:

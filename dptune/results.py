@@ -76,6 +76,12 @@ class DetectionReport(Report):
 
     `num_canaries_detected` counts planted canaries all of whose copies have their whole
     secret marked, once their setting was applied; None where nobody looked.
+
+    Args:
+        missing_rate: missed sensitive words / all words, if it was measured.
+        missing_rate_source: how it was measured, as a card quotes it.
+        missing_rate_refusal: why an imported rate does not hold here.
+        review: id of the reviewed sample, if the rate comes from one.
     """
 
     fingerprint: str
@@ -88,6 +94,9 @@ class DetectionReport(Report):
     missing_rate: float | None = None
     missing_rate_interval: Interval | None = None
     num_canaries_detected: int | None = None
+    missing_rate_source: str = ""
+    missing_rate_refusal: str = ""
+    review: str = ""
 
 
 class RedactionReport(Report):

@@ -57,6 +57,17 @@ class Workspace:
         return Path(given) if given else self.root / "budget.key"
 
     @property
+    def review(self) -> Path:
+        """Samples, decisions and keyed lists of detector reviews; no text."""
+        return self.root / "review"
+
+    @property
+    def review_key_file(self) -> Path:
+        """Where the secret lies that names phrases (`DPTUNE_REVIEW_KEY_FILE`)."""
+        given = os.environ.get("DPTUNE_REVIEW_KEY_FILE")
+        return Path(given) if given else self.root / "review.key"
+
+    @property
     def reports(self) -> Path:
         """Self-contained HTML reports and privacy cards."""
         return self.root / "reports"
@@ -83,10 +94,43 @@ def read_budget_key(workspace: Workspace) -> bytes | None:
     Raises:
         ConfigError: others may read the file, or it holds no key. Never quotes it.
     """
-    given = os.environ.get("DPTUNE_BUDGET_KEY")
+    return _read_key("DPTUNE_BUDGET_KEY", workspace.budget_key_file)
+
+
+def ensure_budget_key(workspace: Workspace) -> bytes:
+    """Read the secret that names privacy units, making it in the project's first run.
+
+    Raises:
+        ConfigError: as `read_budget_key`.
+    """
+    return _ensure_key("DPTUNE_BUDGET_KEY", workspace.budget_key_file)
+
+
+def read_review_key(workspace: Workspace) -> bytes | None:
+    """Read the secret that names reviewed phrases; None where none was made yet.
+
+    It comes from `DPTUNE_REVIEW_KEY` or from the workspace's key file.
+
+    Raises:
+        ConfigError: as `read_budget_key`.
+    """
+    return _read_key("DPTUNE_REVIEW_KEY", workspace.review_key_file)
+
+
+def ensure_review_key(workspace: Workspace) -> bytes:
+    """Read the secret that names reviewed phrases, making it for the first review.
+
+    Raises:
+        ConfigError: as `read_budget_key`.
+    """
+    return _ensure_key("DPTUNE_REVIEW_KEY", workspace.review_key_file)
+
+
+def _read_key(variable: str, file: Path) -> bytes | None:
+    """Read a secret from the environment or a file that only its owner may read."""
+    given = os.environ.get(variable)
     if given:
-        return _key(given, "DPTUNE_BUDGET_KEY")
-    file = workspace.budget_key_file
+        return _key(given, variable)
     if not file.is_file():
         return None
     mode = file.stat().st_mode & 0o777
@@ -98,16 +142,11 @@ def read_budget_key(workspace: Workspace) -> bytes | None:
     return _key(file.read_text(encoding="ascii", errors="replace"), file.name)
 
 
-def ensure_budget_key(workspace: Workspace) -> bytes:
-    """Read the secret that names privacy units, making it in the project's first run.
-
-    Raises:
-        ConfigError: as `read_budget_key`.
-    """
-    key = read_budget_key(workspace)
+def _ensure_key(variable: str, file: Path) -> bytes:
+    """Read a secret, making its file where there is none."""
+    key = _read_key(variable, file)
     if key is not None:
         return key
-    file = workspace.budget_key_file
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -121,7 +160,7 @@ def ensure_budget_key(workspace: Workspace) -> bytes:
         pass
     finally:
         half.unlink()
-    return ensure_budget_key(workspace)
+    return _ensure_key(variable, file)
 
 
 def _key(text: str, name: str) -> bytes:
@@ -131,5 +170,5 @@ def _key(text: str, name: str) -> bytes:
     except ValueError:
         raise ConfigError(
             f"{name} must hold hexadecimal digits, got something else, which is not "
-            "shown. Restore the key that belongs to the budget store."
+            "shown. Restore the key that belongs to this project."
         ) from None

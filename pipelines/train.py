@@ -33,13 +33,16 @@ def remember_failure(exception: BaseException) -> None:
 
 
 @pipeline(name="train", enable_step_logs=False, on_failure=remember_failure)
-def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -> None:
+def train_pipeline(
+    config: dict[str, Any], fingerprint: str, *, retrain: bool, review: str = ""
+) -> None:
     """Wire one run; every stage of the recipe becomes a step of its own.
 
     Args:
         config: a `TrainConfig` as JSON values.
         fingerprint: of the corpus as the preflight saw it.
         retrain: train again although an identical run was finished before.
+        review: digest of the project's reviews as they are now.
     """
     run = TrainConfig.model_validate(config)
     corpus, counts = ingest(data=run.data, fingerprint=fingerprint)
@@ -49,6 +52,7 @@ def train_pipeline(config: dict[str, Any], fingerprint: str, *, retrain: bool) -
         canaries,
         settings=run.detection,
         corpus_is_public=run.data.corpus_is_public,
+        review=review,
     )
     score(detection, corpus_is_public=run.data.corpus_is_public)
     redacted, redaction = redact(labelled, settings=run.redaction)

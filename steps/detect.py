@@ -11,6 +11,7 @@ from dptune.results import DetectionReport
 from dptune.workflow.labelling import label_corpus
 from steps._caching import BY_CONTENT
 from steps._progress import progress
+from steps._reviewing import read_review
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
@@ -19,16 +20,26 @@ def detect(
     canaries: CanarySet,
     settings: DetectionSettings,
     corpus_is_public: bool,
+    review: str,
 ) -> tuple[
     Annotated[Corpus, "labelled_corpus"], Annotated[DetectionReport, "detection"]
 ]:
-    """Return the corpus with a `spans` column, and what was marked and missed."""
+    """Return the corpus with a `spans` column, and what was marked and missed.
+
+    Args:
+        corpus: with canaries in it.
+        canaries: what was planted.
+        settings: which recognizers.
+        corpus_is_public: nothing needs to be found.
+        review: digest of the project's reviews, so that an import misses the cache.
+    """
     with progress("detect personal data", len(corpus.dataset)) as advance:
         labelled, report = label_corpus(
             corpus,
             canaries,
             settings,
             corpus_is_public=corpus_is_public,
+            review=read_review(review),
             on_progress=advance,
         )
     return labelled, report

@@ -55,7 +55,6 @@ def register(
         utility=utility,
         champion=champion,
         budget=budget,
-        missing_rate_source=config.missing_rate_source(),
         planned_for=config.gate.reference,
         measured_at=datetime.now(tz=UTC),
     )

@@ -52,6 +52,9 @@ class Certificate(Report):
         nominal_epsilon: what the papers' formulas say. Not a guarantee.
         nominal_reference: where they say it.
         explanation: the claim in plain words.
+        missing_rate: missed sensitive words / all words, where the claim depends on a
+            detector that misses nothing and the rate was measured.
+        missing_rate_upper: upper confidence bound of that rate.
     """
 
     notion: Notion
@@ -68,6 +71,8 @@ class Certificate(Report):
     nominal_epsilon: float | None = None
     nominal_reference: str = ""
     explanation: str
+    missing_rate: float | None = Field(default=None, ge=0, le=1)
+    missing_rate_upper: float | None = Field(default=None, ge=0, le=1)
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:
@@ -76,6 +81,37 @@ class Certificate(Report):
         if self.relation not in RELATIONS[self.notion]:
             raise ValueError(f"{self.notion} cannot be claimed under {self.relation}")
         return self
+
+    def quoting(
+        self: Self, rate: float | None, upper: float | None, source: str
+    ) -> Self:
+        """Return the claim with how much the detector misses, if it depends on that.
+
+        A rate that was not measured is said to be unknown.
+
+        Args:
+            rate: missed sensitive words / all words.
+            upper: upper confidence bound of the rate.
+            source: how it was measured.
+        """
+        recall = Assumption.DETECTOR_RECALL_IS_ONE
+        if self.status is not CertificateStatus.CONDITIONAL or (
+            recall not in self.assumptions
+        ):
+            return self
+        quote = "How many sensitive words the detector misses is not known."
+        if rate is not None and upper is not None:
+            quote = (
+                f"The detector misses {rate:.2%} of all words, at most {upper:.2%}; "
+                f"measured on {source}."
+            )
+        return self.model_copy(
+            update={
+                "missing_rate": rate,
+                "missing_rate_upper": upper,
+                "explanation": f"{self.explanation} {quote}",
+            }
+        )
 
     @property
     def label(self: Self) -> str:

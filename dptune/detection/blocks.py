@@ -18,8 +18,13 @@ import datasets
 import pyarrow as pa
 from datasets import Features, Value
 
-from dptune.detection.recognizer import UNAVAILABLE, Recognizer, fingerprint_of
-from dptune.detection.union import unite
+from dptune.detection.recognizer import (
+    UNAVAILABLE,
+    Recognizer,
+    SpanFilter,
+    fingerprint_of,
+)
+from dptune.detection.union import unite_kept
 from dptune.text import Span
 
 BLOCK_SIZE = 20_000
@@ -64,6 +69,7 @@ class Labeller:
     Args:
         recognizers: all of them, with their columns.
         cached: columns that the batches hold already.
+        span_filter: takes spans back before they are united.
         on_done: called with the number of records of each batch.
     """
 
@@ -72,8 +78,10 @@ class Labeller:
         recognizers: Sequence[tuple[str, Recognizer]],
         *,
         cached: frozenset[str] = frozenset(),
+        span_filter: SpanFilter | None = None,
         on_done: Callable[[int], None] | None = None,
     ) -> None:
+        self._span_filter = span_filter
         self._recognizers = tuple(recognizers)
         self._cached = cached
         self._on_done = on_done
@@ -88,7 +96,7 @@ class Labeller:
             for column, recognizer in self._recognizers
         }
         united = [
-            unite((span for spans in per_text for span in spans), text)
+            unite_kept(per_text, text, self._span_filter)
             for text, *per_text in zip(texts, *found.values(), strict=True)
         ]
         if self._on_done is not None:
@@ -116,6 +124,7 @@ def label_blocks(
     engine_fingerprint: str,
     num_proc: int,
     folder: Path | None,
+    span_filter: SpanFilter | None = None,
     on_done: Callable[[int], None] | None,
 ) -> datasets.Dataset:
     """Return the column `spans` of a corpus with the one column `text`.
@@ -126,6 +135,7 @@ def label_blocks(
         engine_fingerprint: names the united column's version.
         num_proc: worker processes.
         folder: where blocks are kept; None keeps none.
+        span_filter: takes spans back before they are united.
         on_done: called with the number of records newly done: after each batch with
             one process, after each block with several.
     """
@@ -140,6 +150,7 @@ def label_blocks(
                 engine_fingerprint=engine_fingerprint,
                 num_proc=num_proc,
                 folder=folder,
+                span_filter=span_filter,
                 on_done=on_done,
             )
         )
@@ -153,6 +164,7 @@ def _label_block(
     engine_fingerprint: str,
     num_proc: int,
     folder: Path | None,
+    span_filter: SpanFilter | None = None,
     on_done: Callable[[int], None] | None,
 ) -> datasets.Dataset:
     home = None if folder is None else folder / _digest(block)
@@ -169,7 +181,12 @@ def _label_block(
         | {"spans": span_feature("float32")}
     )
     labelled = source.map(
-        Labeller(named, cached=frozenset(reused), on_done=None if several else on_done),
+        Labeller(
+            named,
+            cached=frozenset(reused),
+            span_filter=span_filter,
+            on_done=None if several else on_done,
+        ),
         batched=True,
         batch_size=_BATCH_SIZE,
         num_proc=num_proc if several else None,

@@ -14,11 +14,12 @@ from dptune.detection.lexicon import LexiconRecognizer
 from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import (
     Recognizer,
+    SpanFilter,
     Tier,
     code_digest,
     fingerprint_of,
 )
-from dptune.detection.union import unite
+from dptune.detection.union import unite_kept
 from dptune.errors import ConfigError, DetectionError
 from dptune.results import DetectionReport
 from dptune.text import Span
@@ -35,15 +36,23 @@ class DetectionEngine:
     Args:
         tier: what counts as sensitive.
         recognizers: at least one; order decides nothing.
+        span_filter: takes spans back before they are united; None keeps all.
     """
 
-    def __init__(self, *, tier: Tier, recognizers: Sequence[Recognizer]) -> None:
+    def __init__(
+        self,
+        *,
+        tier: Tier,
+        recognizers: Sequence[Recognizer],
+        span_filter: SpanFilter | None = None,
+    ) -> None:
         if not recognizers:
             raise ConfigError(
                 "recognizers must hold at least one name, got none. Use "
                 'recognizers=("patterns", "lexicon").'
             )
         self.tier = tier
+        self.span_filter = span_filter
         self._recognizers = tuple(recognizers)
 
     @property
@@ -59,7 +68,9 @@ class DetectionEngine:
     @property
     def fingerprint(self) -> str:
         """Digest that changes whenever the spans of some text may change."""
-        parts = (f"{r.name}:{r.fingerprint}" for r in self._recognizers)
+        parts = [f"{r.name}:{r.fingerprint}" for r in self._recognizers]
+        if self.span_filter is not None:
+            parts.append(f"filter:{self.span_filter.fingerprint}")
         return fingerprint_of((code_digest("union"), self.tier, *sorted(parts)))
 
     def detect(self, texts: Sequence[str]) -> list[tuple[Span, ...]]:
@@ -70,11 +81,11 @@ class DetectionEngine:
 
         Returns:
             For each text, spans that are disjoint, sorted, and cover exactly what the
-            recognizers cover together.
+            recognizers cover together, less what the filter takes back.
         """
         found = [recognizer.recognize(texts) for recognizer in self._recognizers]
         return [
-            unite((span for spans in per_text for span in spans), text)
+            unite_kept(per_text, text, self.span_filter)
             for text, *per_text in zip(texts, *found, strict=True)
         ]
 
@@ -207,6 +218,7 @@ def detect_dataset(
     spans = label_blocks(
         dataset.select_columns(["text"]),
         engine.parts,
+        span_filter=engine.span_filter,
         engine_fingerprint=engine.fingerprint,
         num_proc=num_proc,
         folder=_cache_folder(dataset) if cache_dir is None else cache_dir,

@@ -118,6 +118,19 @@ class Recognizer(Protocol):
         ...  # pragma: no cover
 
 
+class SpanFilter(Protocol):
+    """Takes spans back before they are united, such as reviewed false alarms."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest that changes whenever the behavior does: the key of caches."""
+        ...  # pragma: no cover
+
+    def keep(self, spans: Sequence[Span], text: str) -> Sequence[Span]:
+        """Return the spans that stay, of all that the recognizers found in a text."""
+        ...  # pragma: no cover
+
+
 def entity_types(tier: Tier) -> frozenset[str]:
     """Return the entity types that count in the entity part of a tier."""
     return LOW_ENTITY_TYPES if tier is Tier.LOW_ENTITY else HIGH_ENTITY_TYPES

@@ -2,12 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from dptune.detection.recognizer import SpanFilter
 from dptune.text import Span
 
 _LONGEST_GAP = 4
 _OF_ADDRESS = frozenset(["ADDRESS", "GPE", "LOC", "FAC", "ZIP", "UNKNOWN"])
 _MAYBE_OF_ADDRESS = frozenset(["PERSON", "ORG", "ENTITY", "ID", "LICENSE"])
 _IS_SURE = 0.7
+
+
+def unite_kept(
+    found: Iterable[Iterable[Span]], text: str, span_filter: SpanFilter | None
+) -> tuple[Span, ...]:
+    """Unite what several recognizers found in a text, less what a filter takes back."""
+    spans = [span for per_recognizer in found for span in per_recognizer]
+    return unite(spans if span_filter is None else span_filter.keep(spans, text), text)
 
 
 def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:

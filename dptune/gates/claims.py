@@ -270,7 +270,7 @@ def _missing_rate(
     rates = [_rate_and_upper(claim, evidence) for claim in conditional]
     known = [pair for pair in rates if pair is not None]
     if len(known) < len(rates):
-        return missing("claim_status", "audited missing rate of the detector")
+        return _unaudited(evidence)
     rate, upper = max(known, key=lambda pair: pair[1])
     if any_nan([rate, upper]) or not 0 <= rate <= upper <= 1:
         return broken("claim_status", "The missing rate is not a rate below its bound.")
@@ -288,6 +288,20 @@ def _missing_rate(
         what_would_change_it=""
         if verdict is Verdict.PASS
         else "Review a larger sample, or use a wider detector.",
+    )
+
+
+def _unaudited(evidence: Evidence) -> Criterion:
+    """Say that nobody measured what the detector misses, or why a figure is refused."""
+    found = missing("claim_status", "audited missing rate of the detector")
+    refusal = evidence.detection.missing_rate_refusal if evidence.detection else ""
+    reason = f"{found.reason} The imported one was refused: {refusal}."
+    return found.model_copy(
+        update={
+            "reason": reason if refusal else found.reason,
+            "what_would_change_it": "Review a sample: `python run.py review export`, "
+            "then `review import`, then train again; finished stages are kept.",
+        }
     )
 
 

@@ -239,13 +239,14 @@ def _missing_rate(report: DetectionReport) -> tuple[str, str, str] | None:
     """Return the missing rate with its interval, if it was measured."""
     if report.missing_rate is None:
         return None
-    return (
-        "Missing rate",
-        share(report.missing_rate),
+    measured = (
         interval(report.missing_rate_interval, as_share=True)
         if report.missing_rate_interval
-        else "no interval was given",
+        else "no interval was given"
     )
+    source = report.missing_rate_source
+    note = f"{measured}; {source}" if source else measured
+    return ("Missing rate", share(report.missing_rate), note)
 
 
 def _unknown_recall(report: DetectionReport) -> tuple[Notice, ...]:
@@ -257,7 +258,12 @@ def _unknown_recall(report: DetectionReport) -> tuple[Notice, ...]:
             tone=Tone.INCONCLUSIVE,
             title="The missing rate is not known.",
             text="Every claim that assumes perfect recall rests on an assumption that "
-            "was not measured on this corpus. Audit a sample to put an interval on it.",
+            "was not measured on this corpus. Audit a sample to put an interval on it."
+            + (
+                f" An imported rate was refused: {report.missing_rate_refusal}."
+                if report.missing_rate_refusal
+                else ""
+            ),
         ),
     )
 

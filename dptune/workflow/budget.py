@@ -63,6 +63,15 @@ def planned_costs(
     return total(whole), total(spare)
 
 
+_SAYS_HOW_MUCH_IS_MISSED = (
+    "use_review",
+    "missing_rate",
+    "missing_rate_upper",
+    "missing_rate_source",
+)
+"""Settings of the detector that change no label; `review_lists` does."""
+
+
 def run_key(config: TrainConfig, fingerprint: str) -> str:
     """Name a computation, so that a resumed run finds its reservation.
 
@@ -71,6 +80,8 @@ def run_key(config: TrainConfig, fingerprint: str) -> str:
         fingerprint: of the corpus before canaries.
     """
     values = config.model_dump(mode="json", include=set(_DECIDES))
+    for name in _SAYS_HOW_MUCH_IS_MISSED:
+        values["detection"].pop(name)
     text = json.dumps({**values, "fingerprint": fingerprint}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -108,12 +108,11 @@ class Dossier(Report):
         utility: UtilityReport,
         champion: ChampionReport,
         budget: BudgetReport | None = None,
-        missing_rate_source: str = "",
         planned_for: PolicyReference | None = None,
         measured_at: datetime | None = None,
     ) -> "Dossier":
         """Put a dossier together, issue every certificate, and audit each."""
-        certificates = ledger.certificates(plan.target_delta)
+        certificates = _quoting(ledger.certificates(plan.target_delta), detection)
         return cls(
             model_digest=model_digest,
             base_model=base_model,
@@ -129,7 +128,7 @@ class Dossier(Report):
             utility=utility,
             champion=champion,
             budget=budget,
-            missing_rate_source=missing_rate_source,
+            missing_rate_source=detection.missing_rate_source,
             audits=audit_run(
                 exposure,
                 ledger=ledger,
@@ -275,6 +274,21 @@ class Dossier(Report):
             relation=self.plan.relation,
             same_turns=all(entry.num_bands == 1 for entry in self.ledger.entries),
         )
+
+
+def _quoting(
+    certificates: tuple[Certificate, ...], detection: DetectionReport
+) -> tuple[Certificate, ...]:
+    """Let every conditional certificate quote the measured missing rate."""
+    interval = detection.missing_rate_interval
+    return tuple(
+        certificate.quoting(
+            detection.missing_rate,
+            interval.high if interval else None,
+            detection.missing_rate_source,
+        )
+        for certificate in certificates
+    )
 
 
 def _sampling(kinds: set[str | None]) -> str:

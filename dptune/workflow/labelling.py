@@ -8,15 +8,19 @@ from dptune.attacks.canaries import CanarySet, apply_setting
 from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.engine import (
-    build_engine,
+    DetectionEngine,
     detect_dataset,
     detection_report,
     refuse_if_nothing_found,
 )
 from dptune.detection.missing import MissCounts, count_misses, missing_rate
+from dptune.errors import ConfigError
 from dptune.results import DetectionReport, Interval
+from dptune.review.lists import with_lists
+from dptune.review.store import MeasuredRate, ReviewState, measured_rate
 from dptune.workflow.auditing import count_detected
 from dptune.workflow.ingestion import GOLD
+from dptune.workflow.reviewing import engine_of
 
 
 def label_corpus(
@@ -25,12 +29,22 @@ def label_corpus(
     settings: DetectionSettings,
     *,
     corpus_is_public: bool,
+    review: ReviewState | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[Corpus, DetectionReport]:
     """Mark personal data in every record.
 
-    Where the corpus carries gold spans the missing rate is measured on its training
-    split; else the settings' rate, from a review, is quoted.
+    Where the corpus carries gold spans the missing rate is measured on them; else an
+    imported review of this corpus and this detector is quoted; else what the settings
+    declare.
+
+    Args:
+        corpus: with canaries in it.
+        canaries: whose setting is applied to the labels.
+        settings: which recognizers.
+        corpus_is_public: nothing needs to be found.
+        review: lists and reviews of the project, if there are any.
+        on_progress: called with the number of records done.
 
     Returns:
         the corpus with a `spans` column, the canaries' setting applied, and the report.
@@ -38,11 +52,10 @@ def label_corpus(
     Raises:
         DetectionError: nothing was found although the corpus is not public.
     """
-    engine = build_engine(
-        tier=settings.tier,
-        recognizers=settings.recognizers,
-        spacy_pipeline=settings.spacy_pipeline,
-    )
+    base = engine_of(settings)
+    state = review if settings.use_review else None
+    _check_lists(state, settings)
+    engine = with_lists(base, state.lists, state.key) if state else base
     labelled = detect_dataset(
         corpus.dataset,
         engine,
@@ -51,12 +64,15 @@ def label_corpus(
     )
     report = detection_report(labelled, engine, corpus.fingerprint)
     refuse_if_nothing_found(report, corpus_is_public=corpus_is_public)
-    rate, interval = _missing_rate(labelled, settings)
+    measured = _missing_rate(labelled, corpus, base, settings, state)
     marked = apply_setting(labelled, canaries)
     report = report.model_copy(
         update={
-            "missing_rate": rate,
-            "missing_rate_interval": interval,
+            "missing_rate": measured.rate,
+            "missing_rate_interval": measured.interval,
+            "missing_rate_source": measured.source,
+            "missing_rate_refusal": measured.refusal,
+            "review": measured.review,
             "num_canaries_detected": count_detected(marked, canaries),
         }
     )
@@ -65,16 +81,49 @@ def label_corpus(
     return corpus.with_dataset(marked), report
 
 
+def _check_lists(state: ReviewState | None, settings: DetectionSettings) -> None:
+    """Refuse other lists than those that the run was planned and charged with."""
+    found = state.lists.fingerprint if state else ""
+    if settings.review_lists not in ("", found):
+        raise ConfigError(
+            f"detection.review_lists must be the digest of the project's lists, got "
+            f"{settings.review_lists[:12]} where they are {found[:12] or 'empty'}. "
+            "Leave it out to use them as they are."
+        )
+
+
 def _missing_rate(
-    labelled: Dataset, settings: DetectionSettings
-) -> tuple[float | None, Interval | None]:
-    """Measure the missing rate on gold spans, or quote the reviewed one."""
+    labelled: Dataset,
+    corpus: Corpus,
+    base: DetectionEngine,
+    settings: DetectionSettings,
+    state: ReviewState | None,
+) -> MeasuredRate:
+    """Measure the missing rate on gold spans, or quote a review, or a declaration."""
     if GOLD in labelled.column_names:
-        return missing_rate([_misses(row) for row in labelled if row[GOLD] is not None])
-    if settings.missing_rate is None or settings.missing_rate_upper is None:
-        return None, None
-    upper = settings.missing_rate_upper
-    return settings.missing_rate, Interval(low=0.0, high=upper, confidence=0.95)
+        rate, interval = missing_rate(
+            [_misses(row) for row in labelled if row[GOLD] is not None]
+        )
+        source = "gold spans of the generator, every record"
+        return MeasuredRate(rate=rate, interval=interval, source=source)
+    found = MeasuredRate()
+    if state is not None:
+        found = measured_rate(
+            state,
+            corpus=corpus.fingerprint,
+            detector=base.fingerprint,
+            lists=state.lists,
+        )
+    declared, upper = settings.missing_rate, settings.missing_rate_upper
+    if found.rate is not None or declared is None or upper is None:
+        return found
+    source = settings.missing_rate_source or "no source given"
+    return MeasuredRate(
+        rate=declared,
+        interval=Interval(low=0.0, high=upper, confidence=0.95),
+        source=f"a declaration in the configuration ({source}), not measured here",
+        refusal=found.refusal,
+    )
 
 
 def _misses(row: dict[str, list[dict[str, int]]]) -> MissCounts:

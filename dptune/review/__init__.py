@@ -1,0 +1,1 @@
+"""Reviews of what a detector marked: samples, decisions, lists, missing rate."""

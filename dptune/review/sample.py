@@ -1,0 +1,252 @@
+"""A stratified sample of sentences for people to read.
+
+Half of the sample are sentences in which the detector marked something, half are
+sentences in which it marked nothing; weights carry both back to the corpus.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import datasets
+import numpy as np
+from pydantic import Field
+
+from dptune.detection.blocks import spans_of
+from dptune.detection.llm import requests_of
+from dptune.detection.missing import MissCounts, count_misses
+from dptune.errors import ConfigError
+from dptune.results import Report
+from dptune.review.lists import CHECKSUM_CONFIDENCE, ListKey
+from dptune.text import Span
+
+STRATA: Final = ("flagged", "unflagged")
+FEWEST_SENTENCES: Final = 20
+
+
+class Mark(Report):
+    """A span of a sentence, in code points of the sentence."""
+
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+    entity_type: str
+    firm: bool = False
+
+
+class SampledSentence(Report):
+    """What is kept of a sampled sentence: where it stands, no text.
+
+    Args:
+        id: keyed hash of the record's id, the place, the text and the marks, so that a
+            decision fits exactly what its reviewer saw.
+        row: of the record in the corpus.
+        start, end: code points of the sentence in its record.
+        num_words: of the sentence.
+        marks: what the detector marked; `firm` ones have a checksum.
+    """
+
+    id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    row: int = Field(ge=0)
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+    num_words: int = Field(ge=0)
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def stratum(self) -> str:
+        """Which half of the sample it belongs to."""
+        return STRATA[0] if self.marks else STRATA[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """A sampled sentence with its text, hidden from `repr`.
+
+    Args:
+        before, after: the neighboring sentences, for a reader who needs them.
+    """
+
+    sentence: SampledSentence
+    text: str = field(repr=False)
+    before: str = field(default="", repr=False)
+    after: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A sample.
+
+    Args:
+        excerpts: in random order.
+        sizes: sentences of each stratum in the corpus.
+    """
+
+    excerpts: tuple[Excerpt, ...] = field(repr=False)
+    sizes: dict[str, int]
+
+
+def sentences_of(text: str, spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of sentences that hold a letter or digit; none cuts a span."""
+    for start, end in requests_of(text, spans, 1):
+        if any(map(str.isalnum, text[start:end])):
+            yield start, end
+
+
+def draw_sample(
+    labelled: datasets.Dataset,
+    *,
+    key: ListKey,
+    generator: np.random.Generator,
+    share: float = 0.01,
+    size: int | None = None,
+) -> Drawn:
+    """Draw sentences, half of them flagged where there are enough.
+
+    Args:
+        labelled: columns `id`, `text` and `spans`; every row counts.
+        key: under which sentences are named.
+        generator: draws the sample; take secret entropy, so that nobody can tell
+            beforehand which sentences will be read.
+        share: of all sentences, in (0, 1].
+        size: number of sentences instead, at least 4.
+
+    Raises:
+        ConfigError: share or size is out of range, or there is no sentence.
+    """
+    if not 0 < share <= 1 or (size is not None and size < 4):
+        raise ConfigError(
+            f"share must be in (0, 1] and size at least 4, got share={share}, "
+            f"size={size}. Take 0.01 and None."
+        )
+    places = _places(labelled)
+    sizes = {name: len(places[name]) // 2 for name in STRATA}
+    total = sum(sizes.values())
+    if total == 0:
+        raise ConfigError(
+            "the corpus must have a sentence with letters, got none. Check its text."
+        )
+    wanted = size or max(FEWEST_SENTENCES, round(share * total))
+    chosen = _choose(sizes, min(wanted, total), generator)
+    rows: dict[int, list[int]] = {}
+    for name in STRATA:
+        for index in chosen[name]:
+            row, number = places[name][2 * index], places[name][2 * index + 1]
+            rows.setdefault(row, []).append(number)
+    excerpts = [e for row in sorted(rows) for e in _read(labelled, row, rows[row], key)]
+    order = generator.permutation(len(excerpts))
+    return Drawn(excerpts=tuple(excerpts[i] for i in order), sizes=sizes)
+
+
+def misses_of(excerpt: Excerpt, missed: Sequence[tuple[int, int]]) -> MissCounts:
+    """Count the words that a reviewer says were missed and nothing covers."""
+    found = [(mark.start, mark.end) for mark in excerpt.sentence.marks]
+    return count_misses(excerpt.text, missed, found)
+
+
+def _places(labelled: datasets.Dataset) -> dict[str, "array[int]"]:
+    """Find all sentences: row and number in the row, one behind the other."""
+    places = {name: array("q") for name in STRATA}
+    row = 0
+    for batch in labelled.select_columns(["text", "spans"]).iter(batch_size=256):
+        for text, raw in zip(batch["text"], batch["spans"], strict=True):
+            spans = spans_of(raw)
+            for number, (start, end) in enumerate(sentences_of(text, spans)):
+                flagged = any(s.start < end and s.end > start for s in spans)
+                places[STRATA[0] if flagged else STRATA[1]].extend((row, number))
+            row += 1
+    return places
+
+
+def _choose(
+    sizes: dict[str, int], wanted: int, generator: np.random.Generator
+) -> dict[str, list[int]]:
+    """Draw half from each stratum; what one lacks the other gives."""
+    half = min(wanted // 2, sizes["unflagged"])
+    flagged = min(wanted - half, sizes["flagged"])
+    counts = {
+        "flagged": flagged,
+        "unflagged": min(wanted - flagged, sizes["unflagged"]),
+    }
+    return {
+        name: [
+            int(i) for i in generator.choice(sizes[name], counts[name], replace=False)
+        ]
+        for name in STRATA
+    }
+
+
+def _read(
+    labelled: datasets.Dataset, row: int, numbers: Sequence[int], key: ListKey
+) -> Iterator[Excerpt]:
+    """Read the sampled sentences of one record."""
+    record: dict[str, Any] = labelled[row]
+    text, spans = record["text"], spans_of(record["spans"])
+    ranges = list(sentences_of(text, spans))
+    for number in sorted(numbers):
+        start, end = ranges[number]
+        start, end = _trimmed(text, start, end)
+        marks = tuple(
+            Mark(
+                start=max(s.start, start) - start,
+                end=min(s.end, end) - start,
+                entity_type=s.entity_type,
+                firm=s.confidence >= CHECKSUM_CONFIDENCE,
+            )
+            for s in spans
+            if s.start < end and s.end > start
+        )
+        own = text[start:end]
+        before = ranges[number - 1] if number else (start, start)
+        after = ranges[number + 1] if number + 1 < len(ranges) else (end, end)
+        yield Excerpt(
+            sentence=SampledSentence(
+                id=_name(key, str(record["id"]), start, own, marks),
+                row=row,
+                start=start,
+                end=end,
+                num_words=len(own.split()),
+                marks=marks,
+            ),
+            text=own,
+            before=text[slice(*before)].strip(),
+            after=text[slice(*after)].strip(),
+        )
+
+
+def reread(
+    corpus: datasets.Dataset, sentences: Sequence[SampledSentence], key: ListKey
+) -> list[Excerpt]:
+    """Find sampled sentences again in the corpus that they were drawn from.
+
+    Raises:
+        ConfigError: the corpus or the key is another one.
+    """
+    found = []
+    for sentence in sentences:
+        inside = sentence.row < len(corpus)
+        record = corpus[sentence.row] if inside else {"id": "", "text": ""}
+        text = record["text"][sentence.start : sentence.end]
+        source = str(record["id"])
+        if _name(key, source, sentence.start, text, sentence.marks) != sentence.id:
+            raise ConfigError(
+                "the corpus and the review key must be the ones that the sample was "
+                "drawn with, but a sentence is not where it was. Restore them, or "
+                "export a new sample."
+            )
+        found.append(Excerpt(sentence=sentence, text=text))
+    return found
+
+
+def _name(
+    key: ListKey, record: str, start: int, text: str, marks: Sequence[Mark]
+) -> str:
+    """Hash what a reviewer sees."""
+    shown = "\x1f".join(f"{m.start},{m.end},{m.entity_type}" for m in marks)
+    return key.name("sentence", "\x1e".join((record, str(start), text, shown)))
+
+
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Leave out blanks around a sentence."""
+    own = text[start:end]
+    return start + len(own) - len(own.lstrip()), end - (len(own) - len(own.rstrip()))

@@ -1,0 +1,352 @@
+"""Samples, decisions and lists of a project, in one private folder.
+
+No file holds text: sentences are places and keyed hashes, decisions are ranges, list
+entries are keyed hashes. What a gate may rely on is sealed with the review key, so that
+a figure that was edited by hand is refused.
+"""
+
+import fcntl
+import hmac
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import Field, ValidationError
+
+from dptune.detection.recognizer import fingerprint_of
+from dptune.errors import ArtifactError, ConfigError, Problem
+from dptune.results import Interval, Report
+from dptune.review.decisions import Verdict
+from dptune.review.lists import ListKey, ReviewLists, check_key
+from dptune.review.sample import SampledSentence
+
+RecordT = TypeVar("RecordT", bound="_Sealed")
+
+
+class _Sealed(Report):
+    """A record with a seal: HMAC of everything else in it."""
+
+    seal: str = ""
+
+    def sealed(self, key: ListKey) -> Self:
+        """Return the record with its seal."""
+        return self.model_copy(update={"seal": self._seal(key)})
+
+    def check_seal(self, key: ListKey, name: str) -> Self:
+        """Return the record if its seal is its own.
+
+        Raises:
+            ArtifactError: it was edited, or the key is another one.
+        """
+        if not hmac.compare_digest(self.seal, self._seal(key)):
+            raise ArtifactError(
+                f"{name} must carry the seal of this project's review key, but does "
+                "not: it was edited, or the key was replaced. Restore both, or export "
+                "a new sample."
+            )
+        return self
+
+    def _seal(self, key: ListKey) -> str:
+        body = self.model_copy(update={"seal": ""}).model_dump_json()
+        return key.name(f"seal {type(self).__name__}", body)
+
+
+class SampleRecord(_Sealed):
+    """An exported sample: where its sentences stand, and what marked them.
+
+    Args:
+        id: of the sample.
+        config: name of the configuration that it was drawn for.
+        data: settings that the corpus is read by.
+        corpus: fingerprint of the corpus.
+        detector: fingerprint of the detector without lists.
+        recognizers: their names, for people.
+        lists: as they were when the sample was drawn.
+        sizes: sentences of each stratum in the training split.
+        created: UTC, ISO 8601.
+    """
+
+    id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    config: str
+    data: dict[str, Any] = Field(repr=False)
+    corpus: str
+    detector: str
+    tier: str
+    recognizers: tuple[str, ...]
+    lists: ReviewLists = ReviewLists()
+    sizes: dict[str, int]
+    sentences: tuple[SampledSentence, ...]
+    created: str
+
+
+class ReviewRecord(_Sealed):
+    """Decisions on a sample, and what they say once every sentence is decided.
+
+    Args:
+        sample: id of the sample.
+        verdicts: by sentence.
+        rate: missed sensitive words / all words; None while sentences are open.
+        lists: with which the rate holds.
+        num_missed: words.
+        imported: UTC, ISO 8601.
+    """
+
+    sample: str
+    verdicts: dict[str, Verdict] = Field(repr=False)
+    rate: float | None = None
+    interval: Interval | None = None
+    lists: ReviewLists = ReviewLists()
+    num_missed: int = 0
+    num_false_alarms: int = 0
+    num_charged: int = 0
+    imported: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewState:
+    """All that was reviewed, oldest first, and the lists as they are now."""
+
+    key: ListKey
+    lists: ReviewLists
+    samples: tuple[SampleRecord, ...] = ()
+    reviews: tuple[ReviewRecord, ...] = ()
+
+    def review(self, sample: str) -> ReviewRecord | None:
+        """Return the decisions on a sample."""
+        return next((r for r in self.reviews if r.sample == sample), None)
+
+    def sample(self, name: str) -> SampleRecord:
+        """Return a sample by its id.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for record in self.samples:
+            if record.id == name:
+                return record
+        raise ConfigError(
+            [
+                Problem(
+                    path="sample",
+                    message=f"must be one of the {len(self.samples)} exported samples "
+                    "of this project, but is not.",
+                    next_step="`python run.py review status` lists them.",
+                )
+            ]
+        )
+
+
+class ReviewStore:
+    """The folder. Nothing is created before the first write.
+
+    Args:
+        folder: private; files are for their owner alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything in the store; empty where there is nothing."""
+        files = [p for p in sorted(self._folder.rglob("*.json")) if p.is_file()]
+        parts = [str(p.relative_to(self._folder)) for p in files]
+        bodies = [p.read_text(encoding="utf-8", errors="replace") for p in files]
+        return fingerprint_of((*parts, *bodies)) if files else ""
+
+    def read(self, key: ListKey) -> ReviewState:
+        """Read and check everything.
+
+        Raises:
+            ArtifactError: a file is damaged, edited, or sealed with another key.
+            ConfigError: the lists were made with another key.
+        """
+        file = self._folder / "lists.json"
+        lists = _Lists()
+        if file.is_file():
+            lists = _load(_Lists, file).check_seal(key, file.name)
+        check_key(lists.lists, key)
+        return ReviewState(
+            key=key,
+            lists=lists.lists,
+            samples=tuple(
+                sorted(self._all(SampleRecord, "samples", key), key=_created)
+            ),
+            reviews=tuple(
+                sorted(self._all(ReviewRecord, "reviews", key), key=_imported)
+            ),
+        )
+
+    def add_sample(self, record: SampleRecord, key: ListKey) -> None:
+        """Keep an exported sample."""
+        self._write("samples", record.id, record.sealed(key))
+
+    def add_review(
+        self, record: ReviewRecord, key: ListKey, *, lists: ReviewLists
+    ) -> None:
+        """Keep decisions and the lists as they are with them; the lists go first.
+
+        A crash between the two leaves more marked or less, and no rate: never a rate
+        of lists that are not there.
+        """
+        self._write("", "lists", _Lists(lists=lists).sealed(key))
+        self._write("reviews", record.sample, record.sealed(key))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other imports out while one reads and writes."""
+        self._make("")
+        with (self._folder / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _all(self, kind: type[RecordT], name: str, key: ListKey) -> list[RecordT]:
+        files = sorted((self._folder / name).glob("*.json"))
+        return [_load(kind, file).check_seal(key, file.name) for file in files]
+
+    def _make(self, folder: str) -> Path:
+        """Make a folder for its owner alone."""
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        home = self._folder / folder
+        home.mkdir(exist_ok=True, mode=0o700)
+        return home
+
+    def _write(self, folder: str, name: str, record: Report) -> None:
+        """Replace a file as a whole; only its owner may read it."""
+        home = self._make(folder)
+        write_private(home / f"{name}.json", record.model_dump_json(indent=1))
+
+
+class _Lists(_Sealed):
+    """The file of lists."""
+
+    lists: ReviewLists = ReviewLists()
+
+
+def write_private(file: Path, content: str) -> None:
+    """Write a file as a whole, mode 0600 from its first byte."""
+    half = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as sink:
+            sink.write(content)
+            sink.flush()
+            os.fsync(sink.fileno())
+        half.replace(file)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+
+
+def _load(kind: type[RecordT], file: Path) -> RecordT:
+    try:
+        return kind.model_validate_json(file.read_bytes())
+    except (ValidationError, OSError):
+        raise ArtifactError(
+            f"{file.name} must be a {kind.__name__.strip('_')} of this version, but "
+            "is not. Restore it, or export a new sample."
+        ) from None
+
+
+def _created(record: SampleRecord) -> str:
+    return record.created
+
+
+def _imported(record: ReviewRecord) -> str:
+    return record.imported
+
+
+class MeasuredRate(Report):
+    """A missing rate that holds for one corpus and one detector, or why none does.
+
+    Args:
+        review: id of the sample that it was measured on.
+        source: what a card says of it.
+        refusal: why no imported rate holds; empty where none was imported.
+    """
+
+    rate: float | None = None
+    interval: Interval | None = None
+    review: str = ""
+    source: str = ""
+    refusal: str = ""
+
+
+def measured_rate(
+    state: ReviewState, *, corpus: str, detector: str, lists: ReviewLists
+) -> MeasuredRate:
+    """Find the newest review that speaks of this corpus and this detector.
+
+    A rate holds if the corpus and the detector are the sample's, if no phrase was
+    allowed since, and if every phrase that was denied then still is: more marking can
+    only lower it.
+
+    Args:
+        state: all reviews.
+        corpus: fingerprint of the corpus.
+        detector: fingerprint of the detector without lists.
+        lists: that the detector runs with.
+    """
+    refusals = []
+    for review in reversed(state.reviews):
+        sample = state.sample(review.sample)
+        refusal = _refusal(sample, review, corpus, detector, lists)
+        if not refusal:
+            size = len(sample.sentences)
+            return MeasuredRate(
+                rate=review.rate,
+                interval=review.interval,
+                review=sample.id,
+                source=f"a reviewed sample of {size:,} sentences (review {sample.id})",
+            )
+        refusals.append((sample.corpus == corpus, refusal))
+    own = [refusal for is_own, refusal in refusals if is_own]
+    return MeasuredRate(refusal=(own or [r for _, r in refusals] or [""])[0])
+
+
+def _refusal(
+    sample: SampleRecord,
+    review: ReviewRecord,
+    corpus: str,
+    detector: str,
+    lists: ReviewLists,
+) -> str:
+    """Say why a review does not speak of a corpus and a detector; empty if it does."""
+    name = f"review {sample.id}"
+    if sample.corpus != corpus:
+        return (
+            f"{name} is of another corpus ({_short(sample.corpus)}, this one is "
+            f"{_short(corpus)})"
+        )
+    if sample.detector != detector:
+        return (
+            f"{name} is of another detector ({_short(sample.detector)}, this one is "
+            f"{_short(detector)})"
+        )
+    if review.rate is None:
+        left = len(sample.sentences) - len(review.verdicts)
+        return f"{name} is not finished: {left:,} of {len(sample.sentences):,} open"
+    if not set(lists.allow) <= set(review.lists.allow):
+        return f"phrases were put on the allow list since {name}"
+    if not _names(review.lists) <= _names(lists):
+        return f"phrases were taken off the deny list since {name}"
+    return ""
+
+
+def _names(lists: ReviewLists) -> set[tuple[str, int]]:
+    return {(entry.name, entry.num_words) for entry in lists.deny}
+
+
+def _short(fingerprint: str) -> str:
+    return fingerprint.rpartition(":")[2][:12]
+
+
+def open_sentences(sample: SampleRecord, review: ReviewRecord | None) -> Sequence[str]:
+    """Return ids of sentences without a verdict."""
+    decided = review.verdicts if review else {}
+    return [s.id for s in sample.sentences if s.id not in decided]

@@ -1,0 +1,168 @@
+"""The review loop: draw a sample, take decisions back, and say what they mean."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from dptune.config import DataSettings, DetectionSettings, TrainConfig
+from dptune.detection.engine import DetectionEngine, build_engine, detect_dataset
+from dptune.errors import DataError
+from dptune.review.decisions import check_decisions, merged, read_decisions
+from dptune.review.findings import Findings, findings
+from dptune.review.lists import ListKey, ReviewLists, extended, with_lists
+from dptune.review.sample import Drawn, draw_sample, reread
+from dptune.review.store import ReviewRecord, ReviewStore, SampleRecord
+from dptune.workflow.ingestion import read_corpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What an import changed.
+
+    Args:
+        num_decided: sentences of the sample with a verdict, earlier ones included.
+        found: what they say; None while sentences are open.
+        new_deny, new_allow: entries that the lists gained.
+    """
+
+    sample: SampleRecord
+    num_decided: int
+    found: Findings | None = None
+    new_deny: int = 0
+    new_allow: int = 0
+
+
+def engine_of(settings: DetectionSettings) -> DetectionEngine:
+    """Build the detector of a configuration, without lists."""
+    return build_engine(
+        tier=settings.tier,
+        recognizers=settings.recognizers,
+        spacy_pipeline=settings.spacy_pipeline,
+    )
+
+
+def export_sample(
+    config: TrainConfig,
+    *,
+    data_root: Path,
+    store: ReviewStore,
+    key: ListKey,
+    generator: np.random.Generator,
+    share: float = 0.01,
+    size: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[SampleRecord, Drawn]:
+    """Draw sentences of the training split for people to read; keep where they stand.
+
+    Privacy: what is kept has no text. The sample itself does: write it only where a
+    person asked for it, for its owner alone.
+
+    Args:
+        config: says which corpus and which detector.
+        data_root: folder that relative paths start from.
+        store: remembers the sample.
+        key: names sentences and phrases.
+        generator: draws the sample.
+        share: of all sentences.
+        size: number of sentences instead.
+        on_progress: called with the number of records that were marked.
+    """
+    corpus = read_corpus(config.data, data_root=data_root)
+    lists = store.read(key).lists if config.detection.use_review else ReviewLists()
+    base = engine_of(config.detection)
+    engine = with_lists(base, lists, key)
+    labelled = detect_dataset(
+        corpus.split("train"),
+        engine,
+        num_proc=config.detection.num_processes,
+        on_progress=on_progress,
+    )
+    drawn = draw_sample(labelled, key=key, generator=generator, share=share, size=size)
+    record = SampleRecord(
+        id=secrets.token_hex(8),
+        config=config.name,
+        data=config.data.model_dump(mode="json"),
+        corpus=corpus.fingerprint,
+        detector=base.fingerprint,
+        tier=engine.tier,
+        recognizers=engine.recognizers,
+        lists=lists,
+        sizes=drawn.sizes,
+        sentences=tuple(excerpt.sentence for excerpt in drawn.excerpts),
+        created=_now(),
+    )
+    store.add_sample(record, key)
+    return record, drawn
+
+
+def import_decisions(
+    content: bytes, *, data_root: Path, store: ReviewStore, key: ListKey
+) -> Imported:
+    """Take decisions back. Nothing is stored unless all of them fit.
+
+    While sentences are open there is no rate and no list entry: whoever skips the hard
+    sentences would flatter the detector. A later file may bring the rest, and may
+    change what an earlier one said.
+
+    Args:
+        content: of the file that a reviewer saved.
+        data_root: folder that relative paths start from.
+        store: knows the sample.
+        key: that the sample was drawn with.
+
+    Raises:
+        ConfigError, DataError: with everything that is wrong, and no text.
+    """
+    file = read_decisions(content)
+    with store.locked():
+        state = store.read(key)
+        sample = state.sample(file.sample)
+        earlier = state.review(sample.id)
+        verdicts = merged(
+            earlier.verdicts if earlier else {}, check_decisions(file, sample.sentences)
+        )
+        record = ReviewRecord(sample=sample.id, verdicts=verdicts, imported=_now())
+        if len(verdicts) < len(sample.sentences):
+            store.add_review(record, key, lists=state.lists)
+            return Imported(sample=sample, num_decided=len(verdicts))
+        found = _findings(sample, record, data_root=data_root, key=key)
+        lists = extended(state.lists, key, allow=found.allow, deny=found.deny)
+        measured = {
+            "rate": found.rate,
+            "interval": found.interval,
+            "lists": extended(sample.lists, key, allow=found.allow),
+            "num_missed": found.num_missed,
+            "num_false_alarms": found.num_false_alarms,
+            "num_charged": found.num_charged,
+        }
+        store.add_review(record.model_copy(update=measured), key, lists=lists)
+    return Imported(
+        sample=sample,
+        num_decided=len(verdicts),
+        found=found,
+        new_deny=len(lists.deny) - len(state.lists.deny),
+        new_allow=len(lists.allow) - len(state.lists.allow),
+    )
+
+
+def _findings(
+    sample: SampleRecord, review: ReviewRecord, *, data_root: Path, key: ListKey
+) -> Findings:
+    """Read the sampled sentences again, and judge them."""
+    data = DataSettings.model_validate(sample.data)
+    corpus = read_corpus(data, data_root=data_root)
+    if corpus.fingerprint != sample.corpus:
+        raise DataError(
+            f"the corpus of {sample.config} must be the one that the sample was drawn "
+            "from, but it has changed since. Export a new sample."
+        )
+    excerpts = reread(corpus.split("train"), sample.sentences, key)
+    return findings(excerpts, review.verdicts, sizes=sample.sizes, key=key)
+
+
+def _now() -> str:
+    return datetime.now(tz=UTC).isoformat(timespec="seconds")

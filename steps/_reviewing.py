@@ -1,0 +1,54 @@
+"""What people reviewed in this project, for the step that marks personal data."""
+
+from dptune.config import TrainConfig
+from dptune.errors import ConfigError
+from dptune.review.lists import ListKey
+from dptune.review.store import ReviewState, ReviewStore
+from infra.workspace import current_workspace, read_review_key
+
+
+def with_review(config: TrainConfig) -> tuple[TrainConfig, str]:
+    """Name the project's lists in a configuration, so that they decide what a run is.
+
+    Returns:
+        the configuration, and a digest of the project's reviews, empty without any.
+
+    Raises:
+        ConfigError: the key of the lists is gone.
+        ArtifactError: a file of theirs was edited.
+    """
+    digest = _store().digest if config.detection.use_review else ""
+    state = read_review(digest)
+    if state is None or config.detection.review_lists:
+        return config, digest
+    lists = {"review_lists": state.lists.fingerprint}
+    detection = config.detection.model_copy(update=lists)
+    return config.model_copy(update={"detection": detection}), digest
+
+
+def read_review(expected: str) -> ReviewState | None:
+    """Read the project's reviews; None where none are expected.
+
+    Raises:
+        ConfigError: they changed since the run was started, or their key is gone.
+        ArtifactError: a file of theirs was edited.
+    """
+    if not expected:
+        return None
+    workspace = current_workspace()
+    if _store().digest != expected:
+        raise ConfigError(
+            "reviews must not be imported while a run starts, but one was. Run again."
+        )
+    key = read_review_key(workspace)
+    if key is None:
+        raise ConfigError(
+            f"{workspace.review_key_file.name} must be there, because the lists of "
+            "this project were made with it. Restore it, or set "
+            "detection.use_review: false."
+        )
+    return _store().read(ListKey(secret=key))
+
+
+def _store() -> ReviewStore:
+    return ReviewStore(current_workspace().review)

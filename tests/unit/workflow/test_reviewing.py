@@ -1,0 +1,248 @@
+"""A review, from the export of a sample to the rate that a gate reads."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dptune.attacks.canaries import CanarySpec, draw_canaries, plant
+from dptune.config import DataSettings
+from dptune.configfile import load_train_config
+from dptune.detection.recognizer import Tier
+from dptune.errors import ArtifactError, ConfigError, DataError
+from dptune.review.lists import ListKey
+from dptune.review.sample import reread
+from dptune.review.store import ReviewStore, measured_rate
+from dptune.workflow.ingestion import read_corpus
+from dptune.workflow.labelling import label_corpus
+from dptune.workflow.reviewing import engine_of, export_sample, import_decisions
+from infra.workspace import REPOSITORY
+
+KEY = ListKey(secret=bytes(range(32)))
+CANARIES = CanarySpec(
+    template="USR: my code is {secret}.",
+    num_planted=2,
+    num_held_out=2,
+    insertions=1,
+    length=4,
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with a private corpus that has no gold spans."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = [
+        {"id": f"r{i}", "text": f"{text} Visit number {i}. My pal frank rose came."}
+        for i, text in enumerate(_texts())
+    ]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    (folder / "corpus.jsonl").write_text(lines + "\n")
+    return folder
+
+
+def _texts():
+    names = ("Ann Lee", "Bo Kim", "Cy Young", "Di Ray")
+    return [f"Hello, I am {names[i % 4]} from Berlin." for i in range(120)]
+
+
+@pytest.fixture(scope="module")
+def config():
+    found = load_train_config(
+        REPOSITORY / "tests" / "configs" / "tiny.yaml", configs=REPOSITORY / "configs"
+    )
+    data = found.data.model_dump(mode="json")
+    data["source"] = {"kind": "jsonl", "path": "corpus.jsonl", "id_column": "id"}
+    data["near_duplicate_threshold"] = None
+    return found.model_copy(update={"data": DataSettings.model_validate(data)})
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ReviewStore(tmp_path / "review")
+
+
+def export(config, root, store, *, size=60):
+    return export_sample(
+        config,
+        data_root=root,
+        store=store,
+        key=KEY,
+        generator=np.random.default_rng(3),
+        size=size,
+    )
+
+
+def answers(record, drawn, *, missed="frank rose", upto=None):
+    """What a reviewer saves who finds one string."""
+    decisions = []
+    for excerpt in drawn.excerpts[:upto]:
+        at = excerpt.text.find(missed)
+        marks = excerpt.sentence.marks
+        covered = any(m.start <= at < m.end for m in marks)
+        place = {"start": at, "end": at + len(missed)}
+        found = [] if at < 0 or covered else [place]
+        decisions.append({"id": excerpt.sentence.id, "missed": found})
+    values = {
+        "format": "dptune-review-decisions",
+        "version": 1,
+        "sample": record.id,
+        "decisions": decisions,
+    }
+    return json.dumps(values).encode()
+
+
+def take(content, root, store):
+    return import_decisions(content, data_root=root, store=store, key=KEY)
+
+
+def label(config, root, state, **changes):
+    corpus = read_corpus(config.data, data_root=root)
+    canaries = draw_canaries(CANARIES, seed=1)
+    planted = corpus.with_dataset(plant(corpus.dataset, canaries))
+    settings = config.detection.model_copy(update=changes)
+    return label_corpus(
+        planted, canaries, settings, corpus_is_public=False, review=state
+    )
+
+
+def test_review_measures_denies_and_reaches_the_report(config, root, store):
+    _, before = label(config, root, None)
+    assert (before.missing_rate, before.missing_rate_refusal) == (None, "")
+    record, drawn = export(config, root, store)
+    done = take(answers(record, drawn), root, store)
+    assert done.found.rate > 0.05
+    assert done.new_deny == 1
+    labelled, after = label(config, root, store.read(KEY))
+    assert after.missing_rate == done.found.rate
+    assert after.missing_rate_interval == done.found.interval
+    assert after.review == record.id
+    assert record.id in after.missing_rate_source
+    covered = [
+        any(
+            span["start"] <= row["text"].index("frank rose") < span["end"]
+            for span in row["spans"]
+        )
+        for row in labelled.dataset
+        if "frank rose" in row["text"]
+    ]
+    assert len(covered) == 120
+    assert all(covered)
+
+
+def test_nothing_on_disk_quotes_the_corpus(config, root, store, tmp_path):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert len(files) == 4
+    for file in files:
+        content = file.read_text().lower()
+        assert not any(w in content for w in ("frank", "rose", "berlin", "ann lee"))
+        if file.suffix == ".json":
+            assert file.stat().st_mode & 0o077 == 0
+    assert (tmp_path / "review").stat().st_mode & 0o077 == 0
+
+
+def test_unfinished_review_gives_no_rate_and_the_rest_completes_it(config, root, store):
+    record, drawn = export(config, root, store)
+    part = take(answers(record, drawn, upto=10), root, store)
+    assert (part.num_decided, part.found, part.new_deny) == (10, None, 0)
+    _, report = label(config, root, store.read(KEY))
+    assert report.missing_rate is None
+    assert "not finished: 50 of 60 open" in report.missing_rate_refusal
+    done = take(answers(record, drawn), root, store)
+    assert done.found is not None
+
+
+def test_rate_of_another_detector_is_refused(config, root, store):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    state = store.read(KEY)
+    _, report = label(config, root, state, tier=Tier.HIGH_CONTEXTUAL)
+    assert report.missing_rate is None
+    assert f"review {record.id} is of another detector" in report.missing_rate_refusal
+
+
+def test_rate_of_another_corpus_is_refused(config, root, store, tmp_path):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    lines = (root / "corpus.jsonl").read_text().splitlines()
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    _, report = label(config, tmp_path, store.read(KEY))
+    assert report.missing_rate is None
+    assert f"review {record.id} is of another corpus" in report.missing_rate_refusal
+    with pytest.raises(DataError, match="has changed since"):
+        take(answers(record, drawn), tmp_path, store)
+
+
+def test_rate_is_refused_once_more_is_allowed_and_stays_when_more_is_denied(
+    config, root, store
+):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    state = store.read(KEY)
+    where = {
+        "corpus": record.corpus,
+        "detector": engine_of(config.detection).fingerprint,
+    }
+    more = state.lists.model_copy(
+        update={"deny": (*state.lists.deny, KEY.deny_entry("someone else"))}
+    )
+    assert measured_rate(state, lists=more, **where).rate is not None
+    looser = state.lists.model_copy(update={"allow": (KEY.allow_name("Berlin"),)})
+    refused = measured_rate(state, lists=looser, **where)
+    assert refused.rate is None
+    assert "allow list since" in refused.refusal
+
+
+def test_rate_that_ignores_the_detector_is_caught(config, root, store, monkeypatch):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    monkeypatch.setattr("dptune.review.store._refusal", lambda *_: "")
+    _, report = label(config, root, store.read(KEY), tier=Tier.HIGH_CONTEXTUAL)
+    assert report.missing_rate is not None, "the broken twin would quote it"
+
+
+def test_use_review_off_ignores_lists_and_rate(config, root, store):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    _, report = label(config, root, store.read(KEY), use_review=False)
+    assert (report.missing_rate, report.review) == (None, "")
+    assert "deny_list" not in report.recognizers
+
+
+def test_lists_other_than_the_planned_ones_are_refused(config, root, store):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    with pytest.raises(ConfigError, match="review_lists"):
+        label(config, root, store.read(KEY), review_lists="0" * 64)
+
+
+def test_edited_rate_is_refused(config, root, store, tmp_path):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    (file,) = (tmp_path / "review" / "reviews").iterdir()
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"rate": 0.0}))
+    with pytest.raises(ArtifactError, match="seal"):
+        store.read(KEY)
+
+
+def test_declared_rate_is_called_declared(config, root):
+    _, report = label(config, root, None, missing_rate=0.001, missing_rate_upper=0.002)
+    assert report.missing_rate == 0.001
+    assert "declaration in the configuration" in report.missing_rate_source
+
+
+def test_import_of_nonsense_changes_nothing(config, root, store):
+    export(config, root, store)
+    before = store.digest
+    with pytest.raises(DataError):
+        take(b"{}", root, store)
+    assert store.digest == before
+
+
+def test_sentences_are_of_the_training_split(config, root, store):
+    record, _ = export(config, root, store)
+    corpus = read_corpus(config.data, data_root=root)
+    assert reread(corpus.split("train"), record.sentences, KEY)
