@@ -6,7 +6,7 @@ from collections.abc import Callable
 from scipy import special
 
 _LARGEST = 100.0
-_STEPS = 40
+_STEPS = 24
 
 
 def largest_refuted(refutes: Callable[[float], bool]) -> float:

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 import numpy as np
-from scipy import special, stats
+from numpy.typing import NDArray
+from scipy import special
+
+Floats = NDArray[np.float64]
 
 _TINY: Final = 1e-300
 _LARGEST_LOG: Final = 700.0
@@ -45,10 +48,10 @@ def guess_tail(
     if correct <= 0:
         return 1.0
     chance = float(special.expit(epsilon))
-    tail = float(stats.binom.sf(correct - 1, guesses, chance))
-    if delta == 0.0:
+    tail = float(special.bdtrc(correct - 1, guesses, chance))
+    if delta == 0.0 or tail >= 1.0:
         return tail
-    below = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, chance)
+    below = _binomial(np.arange(correct - 1, -1, -1), guesses, chance)
     worst = float(np.max(np.cumsum(below) / np.arange(1, correct + 1)))
     return min(1.0, tail + 2.0 * canaries * delta * worst)
 
@@ -89,8 +92,16 @@ def hit_tail(
     if hits <= 0:
         return 1.0
     chance = float(special.expit(epsilon + math.log(share) - math.log1p(-share)))
-    tail = float(stats.binom.sf(hits - 1, canaries, chance))
+    tail = float(special.bdtrc(hits - 1, canaries, chance))
     return min(1.0, tail + canaries * delta / (1.0 - share))
+
+
+def _binomial(counts: NDArray[np.int64], num: int, chance: float) -> Floats:
+    """Probabilities of counts under Bin(num, chance)."""
+    choose = -special.betaln(counts + 1, num - counts + 1) - math.log(num + 1)
+    powers = special.xlogy(counts, chance) + special.xlog1py(num - counts, -chance)
+    found: Floats = np.exp(choose + powers)
+    return found
 
 
 class TradeOff(Protocol):

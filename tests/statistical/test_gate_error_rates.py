@@ -3,12 +3,13 @@
 Bars: a model that memorizes nothing PASSes in at least 90 % of runs and is BLOCKed in
 at most 2 %; one whose canaries leak 4 bits on average is BLOCKed in at least 95 %.
 Seeds are fixed. Each run has 50 planted and 50 held-out canaries among 10^6 candidates,
-audits of the claim, five
-membership attacks on 500 members and 500 non-members (the fewest that the policy
-admits), a blind baseline and a champion.
+audits of the claim, five membership attacks on 500 members and 500 non-members (the
+fewest that the policy admits), a blind baseline and a champion. The three kinds whose
+members are not found share 400 draws of the last three.
 """
 
 import collections
+import functools
 import math
 from datetime import UTC, datetime
 
@@ -98,7 +99,7 @@ def exposure(generator, planted):
 
 def membership(generator, shift):
     """Five attacks whose scores are correlated, as those of one model are."""
-    settings = RocSettings(num_resamples=200)
+    settings = RocSettings(num_resamples=100)
     common = generator.normal(size=(2, NUM_RECORDS))
     signals = []
     for name in NAMES:
@@ -110,7 +111,7 @@ def membership(generator, shift):
     blind = membership_signal(
         "blind",
         *generator.normal(size=(2, NUM_RECORDS)),
-        settings=RocSettings(num_resamples=200, confidence=0.99),
+        settings=RocSettings(num_resamples=100, confidence=0.99),
         fold=False,
     )
     return MembershipReport(
@@ -141,16 +142,28 @@ def utility(generator, digest, difficulty):
     )
 
 
-def evidence(generator, planted, *, shift=0.0):
+def drawn(generator, shift):
+    """Membership, and the losses of model and champion on the same records."""
     difficulty = generator.normal(0, 0.5, 200)
+    found = membership(generator, shift)
+    return found, *(utility(generator, name, difficulty) for name in ("m", "old"))
+
+
+@functools.cache
+def clean_draws():
+    generator = np.random.default_rng(1)
+    return [drawn(generator, 0.0) for _ in range(NUM_RUNS)]
+
+
+def evidence(generator, planted, others):
     report = exposure(generator, planted)
     return Evidence(
         model_digest="m",
         exposure=report,
-        membership=membership(generator, shift),
-        utility=utility(generator, "m", difficulty),
+        membership=others[0],
+        utility=others[1],
         champion_digest="old",
-        champion_utility=utility(generator, "old", difficulty),
+        champion_utility=others[2],
         claims=(
             ClaimEvidence(
                 model_digest="m",
@@ -173,19 +186,19 @@ def evidence(generator, planted, *, shift=0.0):
     )
 
 
-def outcomes(draw_planted, *, shift=0.0, seed=0):
-    generator = np.random.default_rng(seed)
+def outcomes(draw_planted, draws):
+    generator = np.random.default_rng(0)
     found, means = collections.Counter(), []
-    for _ in range(NUM_RUNS):
+    for others in draws:
         planted = draw_planted(generator)
         means.append(np.log2(SIZE / planted).mean())
-        decision = decide(evidence(generator, planted, shift=shift), POLICY)
+        decision = decide(evidence(generator, planted, others), POLICY)
         found[decision.outcome.value] += 1
-    return {name: count / NUM_RUNS for name, count in found.items()}, np.mean(means)
+    return {name: count / len(draws) for name, count in found.items()}, np.mean(means)
 
 
 def test_clean_models_pass_and_are_hardly_ever_blocked():
-    rates, mean = outcomes(uniform_ranks)
+    rates, mean = outcomes(uniform_ranks, clean_draws())
     assert mean == pytest.approx(1.44, abs=0.03)
     assert rates["PASS"] >= 0.90, rates
     assert rates.get("BLOCK", 0.0) <= 0.02, rates
@@ -200,11 +213,13 @@ def test_clean_models_pass_and_are_hardly_ever_blocked():
     ids=["all_a_little", "few_outright"],
 )
 def test_models_that_leak_four_bits_are_blocked(draw):
-    rates, mean = outcomes(draw)
+    rates, mean = outcomes(draw, clean_draws())
     assert mean == pytest.approx(4.0, abs=0.1)
     assert rates["BLOCK"] >= 0.95, rates
 
 
 def test_models_whose_members_are_found_are_blocked():
-    rates, _ = outcomes(uniform_ranks, shift=1.0)
+    generator = np.random.default_rng(2)
+    draws = [drawn(generator, 1.0) for _ in range(100)]
+    rates, _ = outcomes(uniform_ranks, draws)
     assert rates["BLOCK"] >= 0.95, rates

@@ -1,0 +1,360 @@
+"""Does one step of the engine do what its event says? Measured, not read.
+
+The claim of a stage is a handful of numbers: sample rate, noise multiplier, C, divisor.
+Everything else (clipping, noise, sampling) is asked of the running engine, on recorded
+data, through the very functions that train. A check errs on a sound engine with
+probability 1e-6; what each would miss is in `docs/AUDITS.md`.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import dp_accounting
+import numpy as np
+import torch
+from dp_accounting import DpEvent
+from scipy import stats
+from torch import Tensor, nn
+
+from dptune.accounting.events import is_non_private, mechanism_counts
+from dptune.audits.step_report import StepCheck
+from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
+from dptune.dpsgd.loss import RecordLoss
+from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.sampling import SamplingKind, UnitIndices, sampling_generator
+from dptune.dpsgd.step import Feed, gradient_source
+
+FALSE_ALARM_RATE: Final = 1e-6
+_LOUD: Final = 1e4
+_ROUNDING: Final = 1e-3
+_CELLS: Final = 20_000_000
+_MIN_STEPS, _MAX_STEPS = 50, 2_000
+_NOISE_STEPS: Final = 6
+_FEW_STEPS: Final = 2
+_MANY_PARAMETERS: Final = 10_000_000
+_COMPANY: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoudLoss:
+    """The record loss times a constant, so that every gradient has to be clipped."""
+
+    loss: RecordLoss
+    factor: float = _LOUD
+
+    def __call__(self, model: nn.Module, batch: PhysicalBatch) -> Tensor:
+        """Return losses of rows, `(rows,)`."""
+        return self.loss(model, batch) * self.factor
+
+    def total_nll(self, losses: Tensor, batch: PhysicalBatch) -> tuple[float, float]:
+        """Return what the loss itself would, times the constant."""
+        return self.loss.total_nll(losses, batch)
+
+
+def check_sensitivity(
+    model: nn.Module, plan: GradientPlan, feed: Feed, *, units: Sequence[int]
+) -> StepCheck:
+    """Move one unit in and out of a batch: the released sum may move by C at most.
+
+    Both releases have the same noise, which cancels. The units' losses are taken as
+    they are and ten thousand times as large, so that a missing clip cannot hide behind
+    small gradients.
+
+    Args:
+        model: on the feed's device.
+        plan: the claim; only its numbers are believed.
+        feed: recorded data, at least one unit besides those in `units`.
+        units: to be moved, one at a time.
+    """
+    others = np.array([i for i in range(feed.data.num_units) if i not in set(units)])
+    worst = 0.0
+    for loss in (feed.record_loss, LoudLoss(loss=feed.record_loss)):
+        shouted = replace(feed, record_loss=loss)
+        for unit in units:
+            batch = others[:_COMPANY]
+            without = _release(model, plan, shouted, batch, seed=0)
+            joined = np.sort(np.append(batch, unit))
+            moved = _release(model, plan, shouted, joined, seed=0) - without
+            size = float(torch.linalg.vector_norm(moved.double()))
+            worst = max(worst, size * plan.expected_batch_size)
+    limit = plan.max_grad_norm * (1 + _ROUNDING)
+    return StepCheck(
+        name="sensitivity",
+        passed=worst <= limit,
+        measured=worst,
+        limit=limit,
+        detail=f"{len(units)} units moved, as they are and {_LOUD:g} times as loud",
+    )
+
+
+def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCheck]:
+    """Release the same batch twice with secret noise: only the noise differs.
+
+    The difference, taken back through the bands, must be independent and of variance
+    2 (noise multiplier * C)^2: in all entries, in every parameter, and from one step to
+    the next.
+    """
+    batch = np.arange(min(2, feed.data.num_units))
+    sizes = [p.numel() for p in model.parameters() if p.requires_grad]
+    steps = _NOISE_STEPS if sum(sizes) < _MANY_PARAMETERS else _FEW_STEPS
+    first, second = (
+        _releases(model, plan, feed, batch, num_steps=steps) for _ in range(2)
+    )
+    scale = plan.expected_batch_size / (math.sqrt(2) * plan.max_grad_norm)
+    if plan.noise_multiplier == 0.0:
+        return [StepCheck.failed("noise", "The plan has no noise at all.")]
+    whole = _unbanded((first - second) * (scale / plan.noise_multiplier), plan)
+    parts = torch.split(whole, sizes, dim=1)
+    return [
+        _variance_check("noise_variance", [whole]),
+        _variance_check("noise_variance_by_parameter", list(parts)),
+        _correlation_check(whole),
+    ]
+
+
+def check_sampling(plan: GradientPlan, *, num_units: int) -> list[StepCheck]:
+    """Draw many steps: who joins must follow the law that was accounted."""
+    bands = len(plan.noise_coefficients)
+    turns = max(_MIN_STEPS, min(_MAX_STEPS, _CELLS // num_units)) // bands
+    steps = max(1, turns) * bands  # every group has as many turns
+    sampler, generator = plan.sampler(num_units), sampling_generator()
+    drawn = [sampler.sample(generator) for _ in range(steps)]
+    checks = [_distinct_check(drawn, num_units)]
+    if plan.sampling is SamplingKind.TRUNCATED_POISSON:
+        return [*checks, _cap_check(plan, drawn)]
+    checks.append(_rate_check(plan, drawn, num_units))
+    if plan.sampling is SamplingKind.POISSON:
+        checks.append(_spread_check(plan, drawn, num_units))
+    else:
+        checks.append(_turn_check(plan, drawn, num_units))
+    return checks
+
+
+def check_event(plan: GradientPlan, event: DpEvent, *, num_steps: int) -> StepCheck:
+    """Compare an event with the numbers of a plan and the steps that it ran."""
+    counts = [] if is_non_private(event) else mechanism_counts(event)
+    paid = sum(count for _, count in counts)
+    needed = math.ceil(num_steps / len(plan.noise_coefficients))
+    same = bool(counts) and all(_is_planned(m, plan) for m, _ in counts)
+    return StepCheck(
+        name="event",
+        passed=same and paid >= needed,
+        measured=float(paid),
+        limit=float(needed),
+        detail="mechanisms accounted, of the plan's kind"
+        if same
+        else "the event is not of the plan's sampling and noise",
+    )
+
+
+def _is_planned(mechanism: DpEvent, plan: GradientPlan) -> bool:
+    """Whether a mechanism has the sampling and the noise of a plan."""
+    if plan.sampling is SamplingKind.TRUNCATED_POISSON:
+        return bool(
+            mechanism
+            == dp_accounting.TruncatedSubsampledGaussianDpEvent(
+                dataset_size=plan.num_units,
+                sampling_probability=plan.sample_rate,
+                truncated_batch_size=plan.max_batch_size,
+                noise_multiplier=plan.noise_multiplier,
+            )
+        )
+    if not isinstance(mechanism, dp_accounting.PoissonSampledDpEvent):
+        return False
+    rate = plan.sample_rate * len(plan.noise_coefficients)
+    inner = mechanism.event
+    return bool(
+        math.isclose(mechanism.sampling_probability, min(1.0, rate), rel_tol=1e-9)
+        and isinstance(inner, dp_accounting.GaussianDpEvent)
+        and inner.noise_multiplier <= plan.noise_multiplier
+    )
+
+
+def _release(
+    model: nn.Module,
+    plan: GradientPlan,
+    feed: Feed,
+    indices: UnitIndices,
+    *,
+    seed: int | None,
+) -> Tensor:
+    """Return one step's released gradient as a vector, `(parameters,)`."""
+    return _releases(model, plan, feed, indices, num_steps=1, seed=seed)[0]
+
+
+def _releases(
+    model: nn.Module,
+    plan: GradientPlan,
+    feed: Feed,
+    indices: UnitIndices,
+    *,
+    num_steps: int,
+    seed: int | None = None,
+) -> Tensor:
+    """Return releases of consecutive steps, `(steps, parameters)`; no weight moves."""
+    was_training = model.training
+    model.eval()
+    rows = []
+    try:
+        with gradient_source(
+            model, plan=plan, feed=feed, seed=seed, attempt=0
+        ) as source:
+            for step in range(num_steps):
+                source.compute(indices, step=step)
+                rows.append(torch.cat(list(_gradients(model))).clone())
+    finally:
+        model.train(was_training)
+    return torch.stack(rows)
+
+
+def _gradients(model: nn.Module) -> Iterator[Tensor]:
+    """Flat gradients of trained parameters; one without a release counts as zero."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            grad = parameter.grad
+            yield (
+                torch.zeros_like(parameter) if grad is None else grad.detach()
+            ).flatten()
+
+
+def _unbanded(noise: Tensor, plan: GradientPlan) -> Tensor:
+    """Undo the correlation: z_t = sum_j c_j y_{t-j}, `(steps, parameters)`."""
+    found = torch.zeros_like(noise)
+    for lag, coefficient in enumerate(plan.noise_coefficients[: len(noise)]):
+        found[lag:] += coefficient * noise[: len(noise) - lag]
+    return found
+
+
+def _variance_check(name: str, parts: list[Tensor]) -> StepCheck:
+    """Mean squares of standard noise must be 1, in each part."""
+    level = FALSE_ALARM_RATE / (2 * len(parts))
+    worst, limit, passed = 1.0, 1.0, True
+    furthest = 0.0
+    for part in parts:
+        num, square = part.numel(), float(part.double().square().mean())
+        low = float(stats.chi2.ppf(level, num)) / num
+        high = float(stats.chi2.isf(level, num)) / num
+        distance = abs(math.log(max(square, 1e-30)))
+        if distance >= furthest:
+            furthest, worst = distance, square
+            limit = low if square < 1 else high
+        passed = passed and low <= square <= high
+    return StepCheck(
+        name=name,
+        passed=passed,
+        measured=worst,
+        limit=limit,
+        detail="mean square over its planned value; 1 is as planned, 0 is no noise",
+    )
+
+
+def _correlation_check(noise: Tensor) -> StepCheck:
+    """Neighboring steps must be uncorrelated once the bands are undone."""
+    values = noise.double()
+    product = float((values[1:] * values[:-1]).mean())
+    limit = float(stats.norm.isf(FALSE_ALARM_RATE / 2)) / math.sqrt(values[1:].numel())
+    return StepCheck(
+        name="noise_independence",
+        passed=abs(product) <= limit,
+        measured=product,
+        limit=limit,
+        detail="correlation of the noise of one step with that of the next",
+    )
+
+
+def _distinct_check(drawn: list[UnitIndices], num_units: int) -> StepCheck:
+    """A unit joins a step once or not at all."""
+    twice = sum(len(d) - len(np.unique(d)) for d in drawn)
+    outside = sum(int(((d < 0) | (d >= num_units)).sum()) for d in drawn)
+    return StepCheck(
+        name="sampling_without_repeats",
+        passed=twice + outside == 0,
+        measured=float(twice + outside),
+        limit=0.0,
+        detail=f"units drawn twice into one of {len(drawn)} steps",
+    )
+
+
+def _rate_check(
+    plan: GradientPlan, drawn: list[UnitIndices], num_units: int
+) -> StepCheck:
+    """The share of units that join must be the accounted rate: a sum of coins."""
+    bands = len(plan.noise_coefficients)
+    law = stats.binom(
+        num_units * len(drawn) // bands, min(1.0, plan.sample_rate * bands)
+    )
+    joined = sum(map(len, drawn))
+    low, high = law.ppf(FALSE_ALARM_RATE / 2), law.isf(FALSE_ALARM_RATE / 2)
+    return StepCheck(
+        name="sampling_rate",
+        passed=bool(low <= joined <= high),
+        measured=joined / (num_units * len(drawn)),
+        limit=plan.sample_rate,
+        detail=f"share of units that join, over {len(drawn)} steps",
+    )
+
+
+def _spread_check(
+    plan: GradientPlan, drawn: list[UnitIndices], num_units: int
+) -> StepCheck:
+    """Batch sizes must scatter as independent coins do."""
+    rate = plan.sample_rate
+    variance = num_units * rate * (1 - rate)
+    if variance == 0.0:
+        return StepCheck(
+            name="sampling_spread", passed=True, detail="every unit joins every step"
+        )
+    sizes = np.array([len(d) for d in drawn], np.float64)
+    dispersion = float(((sizes - num_units * rate) ** 2).mean() / variance)
+    # a mean of squares with the binomial's fourth moment, as a gamma law
+    squares = (2.0 + (1 - 6 * rate * (1 - rate)) / variance) / len(drawn)
+    law = stats.gamma(1 / squares, scale=squares)
+    tail = FALSE_ALARM_RATE / 2
+    low, high = float(law.ppf(tail)), float(law.isf(tail))
+    return StepCheck(
+        name="sampling_spread",
+        passed=low <= dispersion <= high,
+        measured=dispersion,
+        limit=low if dispersion < 1 else high,
+        detail="variance of batch sizes over the binomial's; 0 is a fixed size",
+    )
+
+
+def _cap_check(plan: GradientPlan, drawn: list[UnitIndices]) -> StepCheck:
+    """No batch may be above the public cap."""
+    largest = max(map(len, drawn))
+    cap = plan.max_batch_size or 0
+    return StepCheck(
+        name="sampling_cap",
+        passed=largest <= cap,
+        measured=float(largest),
+        limit=float(cap),
+        detail="largest batch",
+    )
+
+
+def _turn_check(
+    plan: GradientPlan, drawn: list[UnitIndices], num_units: int
+) -> StepCheck:
+    """A unit must join at most once in any `bands` consecutive steps."""
+    bands = len(plan.noise_coefficients)
+    last = np.full(num_units, -bands)
+    early = 0
+    for step, indices in enumerate(drawn):
+        early += int((step - last[indices] < bands).sum())
+        last[indices] = step
+    return StepCheck(
+        name="sampling_in_turn",
+        passed=early == 0,
+        measured=float(early),
+        limit=0.0,
+        detail=f"units that join twice within {bands} steps",
+    )
+
+
+def loudest_units(data: UnitDataset, *, num: int) -> list[int]:
+    """Return the units with most tokens: public choice of probes, largest gradients."""
+    sizes = [sum(len(data.sequences[i]) for i in rows) for rows in data.units]
+    return [int(i) for i in np.argsort(sizes)[::-1][:num]]

@@ -1,0 +1,201 @@
+"""The engine passes; every bug planted in it is caught."""
+
+import numpy as np
+import pytest
+import torch
+
+from dptune.accounting.events import poisson_gaussian_event
+from dptune.audits.step_checks import (
+    check_event,
+    check_noise,
+    check_sampling,
+    check_sensitivity,
+    loudest_units,
+)
+from dptune.dpsgd import clipping, noise, sampling, step
+from dptune.dpsgd.factorization import band_coefficients
+from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.step import Feed
+from dptune.testing import models, oracles
+
+FLAT = {
+    "noise_multiplier": 0.8,
+    "sample_rate": 0.1,
+    "max_grad_norm": 0.3,
+    "expected_batch_size": 4.0,
+}
+BANDS = {
+    "sampling": "cyclic_poisson",
+    "noise_coefficients": band_coefficients(num_bands=3, num_steps=12),
+}
+CAPPED = {"sampling": "truncated_poisson", "max_batch_size": 60, "num_units": 400}
+
+
+def plan_of(**changes):
+    values = FLAT | changes
+    kind = sampling.SamplingKind(values.pop("sampling", "poisson"))
+    return GradientPlan(**values, sampling=kind)
+
+
+@pytest.fixture
+def feed():
+    return Feed(
+        data=oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3),
+        record_loss=CausalLoss(loss_normalizer=8.0),
+        physical_batch_size=100,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+        autocast=False,
+    )
+
+
+def run_all(plan, feed, model=None):
+    model = model or models.tiny_gpt2()
+    units = loudest_units(feed.data, num=2)
+    checks = [
+        check_sensitivity(model, plan, feed, units=units),
+        *check_noise(model, plan, feed),
+        *check_sampling(plan, num_units=400),
+    ]
+    return {check.name for check in checks if not check.passed}
+
+
+@pytest.mark.parametrize("changes", [{}, BANDS, CAPPED, {"sample_rate": 1.0}])
+def test_engine_passes(changes, feed):
+    model = models.tiny_gpt2().train()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    assert run_all(plan_of(**changes), feed, model) == set()
+    assert model.training
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.grad is None
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.1, 0.95, 1.05, 10.0])
+def test_noise_of_another_size_is_caught(factor, feed, monkeypatch):
+    real = noise.add_gaussian_noise
+
+    def planted(sums, *, noise_stddev, stream):
+        real(sums, noise_stddev=factor * noise_stddev, stream=stream)
+
+    monkeypatch.setattr(noise, "add_gaussian_noise", planted)
+    assert "noise_variance" in run_all(plan_of(), feed)
+
+
+def test_one_parameter_without_noise_is_caught(feed, monkeypatch):
+    real = noise.add_gaussian_noise
+
+    def planted(sums, *, noise_stddev, stream):
+        noisy = {n: v for n, v in sums.items() if not n.endswith("ln_f.bias")}
+        assert len(noisy) == len(sums) - 1
+        real(noisy, noise_stddev=noise_stddev, stream=stream)
+
+    monkeypatch.setattr(noise, "add_gaussian_noise", planted)
+    assert "noise_variance_by_parameter" in run_all(plan_of(), feed)
+
+
+def test_noise_that_repeats_itself_is_caught(feed, monkeypatch):
+    kept = {}
+
+    def planted(sums, *, noise_stddev, stream):
+        for name, value in sums.items():
+            if (id(stream), name) not in kept:
+                kept[id(stream), name] = torch.zeros_like(value)
+                stream.add_to(kept[id(stream), name], stddev=noise_stddev)
+            value.add_(kept[id(stream), name])
+
+    monkeypatch.setattr(noise, "add_gaussian_noise", planted)
+    assert "noise_independence" in run_all(plan_of(), feed)
+
+
+def test_noise_of_a_known_seed_is_caught(feed, monkeypatch):
+    """Two secret releases that are equal have no secret."""
+    real = noise.noise_stream
+
+    def planted(*, fixed_seed, **options):
+        return real(fixed_seed=7, **options)
+
+    monkeypatch.setattr(step, "noise_stream", planted)
+    assert "noise_variance" in run_all(plan_of(), feed)
+
+
+@pytest.mark.parametrize("planted", ["none", "ten times"])
+def test_clip_that_does_not_bound_is_caught(planted, feed, monkeypatch):
+    real = clipping.FlatClip.factors
+
+    def factors(self, norms):
+        if planted == "none":
+            return torch.ones_like(norms)
+        wide = clipping.FlatClip(10 * self._max_grad_norm)
+        return real(wide, norms)
+
+    monkeypatch.setattr(clipping.FlatClip, "factors", factors)
+    assert run_all(plan_of(), feed) == {"sensitivity"}
+
+
+def with_replacement(self, generator):
+    count = round(self._num_units * self._sample_rate)
+    return np.sort(generator.integers(0, self._num_units, count))
+
+
+def fixed_size(self, generator):
+    count = round(self._num_units * self._sample_rate)
+    return np.sort(generator.choice(self._num_units, count, replace=False))
+
+
+def five_percent_more(self, generator):
+    return np.flatnonzero(generator.random(self._num_units) < 1.05 * self._sample_rate)
+
+
+@pytest.mark.parametrize(
+    ("planted", "names"),
+    [
+        (with_replacement, {"sampling_without_repeats", "sampling_spread"}),
+        (fixed_size, {"sampling_spread"}),
+        (five_percent_more, {"sampling_rate"}),
+    ],
+)
+def test_sampling_of_another_law_is_caught(planted, names, feed, monkeypatch):
+    monkeypatch.setattr(sampling.PoissonSampler, "sample", planted)
+    found = {c.name for c in check_sampling(plan_of(), num_units=400) if not c.passed}
+    assert found >= names
+
+
+def test_cap_and_turns_that_are_forgotten_are_caught(monkeypatch):
+    plain = plan_of().sampler(400)
+    monkeypatch.setattr(
+        sampling.TruncatedPoissonSampler, "sample", lambda self, g: plain.sample(g)
+    )
+    monkeypatch.setattr(
+        sampling.CyclicPoissonSampler, "sample", lambda self, g: plain.sample(g)
+    )
+    for changes, name in (
+        ({**CAPPED, "max_batch_size": 45}, "sampling_cap"),
+        (BANDS, "sampling_in_turn"),
+    ):
+        failed = {
+            c.name
+            for c in check_sampling(plan_of(**changes), num_units=400)
+            if not c.passed
+        }
+        assert name in failed
+
+
+def test_event_must_pay_for_every_step_of_the_plan():
+    event = poisson_gaussian_event(sample_rate=0.1, noise_multiplier=0.8, num_steps=9)
+    assert check_event(plan_of(), event, num_steps=9).passed
+    assert not check_event(plan_of(), event, num_steps=10).passed
+    for twin in (
+        {"sample_rate": 0.2},
+        {"noise_multiplier": 0.7},
+        CAPPED,
+    ):
+        assert not check_event(plan_of(**twin), event, num_steps=9).passed
+    for changes in ({}, BANDS, CAPPED):
+        plan = plan_of(**changes)
+        assert check_event(plan, plan.dp_event(9), num_steps=9).passed
+
+
+def test_plan_without_noise_fails(feed):
+    assert "noise" in run_all(plan_of(noise_multiplier=0.0), feed)
