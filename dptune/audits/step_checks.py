@@ -7,6 +7,7 @@ probability 1e-6; what each would miss is in `docs/AUDITS.md`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -102,10 +103,12 @@ def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCh
     first, second = (
         _releases(model, plan, feed, batch, num_steps=steps) for _ in range(2)
     )
-    scale = plan.expected_batch_size / (math.sqrt(2) * plan.max_grad_norm)
-    if plan.noise_multiplier == 0.0:
+    multipliers = torch.tensor([_multiplier(plan, step) for step in range(steps)])
+    if not (multipliers > 0).all():
         return [StepCheck.failed("noise", "The plan has no noise at all.")]
-    whole = _unbanded((first - second) * (scale / plan.noise_multiplier), plan)
+    scale = plan.expected_batch_size / (math.sqrt(2) * plan.max_grad_norm)
+    standard = (first - second) * (scale / multipliers.to(first.device))[:, None]
+    whole = _unbanded(standard, plan)
     parts = torch.split(whole, sizes, dim=1)
     return [
         _variance_check("noise_variance", [whole]),
@@ -134,14 +137,23 @@ def check_sampling(plan: GradientPlan, *, num_units: int) -> list[StepCheck]:
 
 def check_event(plan: GradientPlan, event: DpEvent, *, num_steps: int) -> StepCheck:
     """Compare an event with the numbers of a plan and the steps that it ran."""
+    if plan.adaptive is not None:
+        return StepCheck(
+            name="event",
+            passed=event == plan.adaptive.event,
+            detail="the adaptive run's own budget",
+        )
     counts = [] if is_non_private(event) else mechanism_counts(event)
-    paid = sum(count for _, count in counts)
     needed = math.ceil(num_steps / len(plan.noise_coefficients))
-    same = bool(counts) and all(_is_planned(m, plan) for m, _ in counts)
+    planned = Counter(_multiplier(plan, step) for step in range(needed))
+    paid: Counter[float] = Counter()
+    for mechanism, count in counts:
+        paid[_accounted_noise(mechanism, plan)] += count
+    same = planned.keys() >= paid.keys()
     return StepCheck(
         name="event",
-        passed=same and paid >= needed,
-        measured=float(paid),
+        passed=same and all(paid[m] >= count for m, count in planned.items()),
+        measured=float(paid.total()),
         limit=float(needed),
         detail="mechanisms accounted, of the plan's kind"
         if same
@@ -149,27 +161,31 @@ def check_event(plan: GradientPlan, event: DpEvent, *, num_steps: int) -> StepCh
     )
 
 
-def _is_planned(mechanism: DpEvent, plan: GradientPlan) -> bool:
-    """Whether a mechanism has the sampling and the noise of a plan."""
-    if plan.sampling is SamplingKind.TRUNCATED_POISSON:
-        return bool(
-            mechanism
-            == dp_accounting.TruncatedSubsampledGaussianDpEvent(
-                dataset_size=plan.num_units,
-                sampling_probability=plan.sample_rate,
-                truncated_batch_size=plan.max_batch_size,
-                noise_multiplier=plan.noise_multiplier,
-            )
+def _multiplier(plan: GradientPlan, step: int) -> float:
+    """The planned noise multiplier of a step, from the plan's fields alone."""
+    level = min(step // plan.steps_per_level, len(plan.noise_levels) - 1)
+    return plan.noise_multiplier * plan.noise_levels[level]
+
+
+def _accounted_noise(mechanism: DpEvent, plan: GradientPlan) -> float:
+    """The noise multiplier of an event that has the plan's sampling; NaN otherwise."""
+    if isinstance(mechanism, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+        numbers = (
+            mechanism.dataset_size,
+            mechanism.sampling_probability,
+            mechanism.truncated_batch_size,
         )
-    if not isinstance(mechanism, dp_accounting.PoissonSampledDpEvent):
-        return False
-    rate = plan.sample_rate * len(plan.noise_coefficients)
-    inner = mechanism.event
-    return bool(
-        math.isclose(mechanism.sampling_probability, min(1.0, rate), rel_tol=1e-9)
-        and isinstance(inner, dp_accounting.GaussianDpEvent)
-        and inner.noise_multiplier <= plan.noise_multiplier
-    )
+        same = numbers == (plan.num_units, plan.sample_rate, plan.max_batch_size)
+        return float(mechanism.noise_multiplier) if same else math.nan
+    if (
+        plan.sampling is SamplingKind.TRUNCATED_POISSON
+        or not isinstance(mechanism, dp_accounting.PoissonSampledDpEvent)
+        or not isinstance(mechanism.event, dp_accounting.GaussianDpEvent)
+    ):
+        return math.nan
+    rate = min(1.0, plan.sample_rate * len(plan.noise_coefficients))
+    same = math.isclose(mechanism.sampling_probability, rate, rel_tol=1e-9)
+    return float(mechanism.event.noise_multiplier) if same else math.nan
 
 
 def _release(
@@ -198,8 +214,9 @@ def _releases(
     model.eval()
     rows = []
     try:
+        fixed = replace(plan, adaptive=None)  # a budget would grant nothing here
         with gradient_source(
-            model, plan=plan, feed=feed, seed=seed, attempt=0
+            model, plan=fixed, feed=feed, seed=seed, attempt=0
         ) as source:
             for step in range(num_steps):
                 source.compute(indices, step=step)

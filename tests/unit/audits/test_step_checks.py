@@ -29,6 +29,7 @@ BANDS = {
     "sampling": "cyclic_poisson",
     "noise_coefficients": band_coefficients(num_bands=3, num_steps=12),
 }
+RISING = {"noise_levels": (1.0, 1.5, 2.0), "steps_per_level": 2}
 CAPPED = {"sampling": "truncated_poisson", "max_batch_size": 60, "num_units": 400}
 
 
@@ -61,7 +62,7 @@ def run_all(plan, feed, model=None):
     return {check.name for check in checks if not check.passed}
 
 
-@pytest.mark.parametrize("changes", [{}, BANDS, CAPPED, {"sample_rate": 1.0}])
+@pytest.mark.parametrize("changes", [{}, BANDS, CAPPED, {"sample_rate": 1.0}, RISING])
 def test_engine_passes(changes, feed):
     model = models.tiny_gpt2().train()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -192,7 +193,7 @@ def test_event_must_pay_for_every_step_of_the_plan():
         CAPPED,
     ):
         assert not check_event(plan_of(**twin), event, num_steps=9).passed
-    for changes in ({}, BANDS, CAPPED):
+    for changes in ({}, BANDS, CAPPED, RISING):
         plan = plan_of(**changes)
         assert check_event(plan, plan.dp_event(9), num_steps=9).passed
 
