@@ -21,6 +21,9 @@ a filter's limit at one order, and come out below PLD, which knows the whole pro
 neither would be wrong, so it could confirm nothing. PLD refuses Laplace under replace,
 since the L1 sensitivity doubles there and the event does not say whose it was.
 
+Under add or remove, truncated batches are accounted for a data set that may lose a unit
+and for one that may gain one, and the larger epsilon counts.
+
 So on every certificate RDP must not be smaller than PLD, and the quadrature must not be
 larger. An epsilon under one relation says nothing under the other: with sample rate
 0.02, noise multiplier 1.37, 1,000 steps and delta 1e-6, it is 2.57 for add/remove and
@@ -49,6 +52,7 @@ from dptune.accounting.events import (
     is_non_private,
     mechanism_counts,
     merge_events,
+    with_one_more_unit,
 )
 from dptune.accounting.levels import composition_levels
 from dptune.accounting.loss_distribution import interval_floor, typical_loss
@@ -215,6 +219,21 @@ def _epsilon(
         return math.inf
     if accountant is Accountant.RDP:
         return _rdp_epsilon(event, delta, relation)
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        larger = with_one_more_unit(event)
+        if larger is not None:
+            sides = (_one_side(e, delta, relation, accountant) for e in (event, larger))
+            return max(sides)
+    return _one_side(event, delta, relation, accountant)
+
+
+def _one_side(
+    event: DpEvent,
+    delta: float,
+    relation: NeighboringRelation,
+    accountant: Accountant,
+) -> float:
+    """Account an event against neighbors that are smaller by one, or of its size."""
     if accountant is Accountant.QUADRATURE:
         return quadrature_epsilon(event, delta=delta, relation=relation)
     return _pld_epsilon(event, delta, relation)

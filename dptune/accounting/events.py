@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import attr
 import dp_accounting
 from dp_accounting import DpEvent
 
@@ -182,6 +183,28 @@ def merge_events(events: Iterable[DpEvent]) -> DpEvent:
     if not parts:
         return dp_accounting.NoOpDpEvent()
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(events=parts)
+
+
+def with_one_more_unit(event: DpEvent) -> DpEvent | None:
+    """Return the event as it would be on one unit more; None if that is the same.
+
+    Truncated batches alone know how many units there are. Their dominating pair, at
+    size n, is that of data sets of n - 1 and n units: a claim about n units that one
+    may leave *or join* needs the pair at n + 1 as well.
+    """
+    counts = mechanism_counts(event)
+    truncated = dp_accounting.TruncatedSubsampledGaussianDpEvent
+    if not any(isinstance(mechanism, truncated) for mechanism, _ in counts):
+        return None
+    return merge_events(
+        dp_accounting.SelfComposedDpEvent(
+            attr.evolve(mechanism, dataset_size=mechanism.dataset_size + 1)
+            if isinstance(mechanism, truncated)
+            else mechanism,
+            count,
+        )
+        for mechanism, count in counts
+    )
 
 
 def is_non_private(event: DpEvent) -> bool:

@@ -64,7 +64,8 @@ def add_gaussian_noise(
 
     **Formal guarantee**: the mechanism sum + N(0, s^2 I) is the Gaussian mechanism with
     multiplier s / sensitivity in exact arithmetic. The noise has float32 resolution and
-    is cut at about 6.8 s; attacks on floating-point noise are outside the guarantee.
+    ends at 11.5 s on the CPU, beyond 8 s on an accelerator; attacks on floating-point
+    noise are outside the guarantee.
 
     | case | result |
     |---|---|
