@@ -101,10 +101,10 @@ def test_noise_that_repeats_itself_is_caught(feed, monkeypatch):
 
     def planted(sums, *, noise_stddev, stream):
         for name, value in sums.items():
-            if (id(stream), name) not in kept:
-                kept[id(stream), name] = torch.zeros_like(value)
-                stream.add_to(kept[id(stream), name], stddev=noise_stddev)
-            value.add_(kept[id(stream), name])
+            if (stream, name) not in kept:
+                kept[stream, name] = torch.zeros_like(value)
+                stream.add_to(kept[stream, name], stddev=noise_stddev)
+            value.add_(kept[stream, name])
 
     monkeypatch.setattr(noise, "add_gaussian_noise", planted)
     assert "noise_independence" in run_all(plan_of(), feed)
