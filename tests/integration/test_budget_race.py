@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOOD = {"overspends": 0, "wasted": 0, "beyond_grant": 0, "stuck": 0, "verified": True}
 
 
-def race(url, *options):
+def race(url):
     script = REPOSITORY / "benchmarks" / "budget_race.py"
     done = subprocess.run(
-        [sys.executable, script, url, *options],
+        [sys.executable, script, url, "--rounds", "5", "--twin-rounds", "1"],
         capture_output=True,
         text=True,
         check=True,
@@ -24,17 +26,18 @@ def race(url, *options):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_nobody_gets_more_than_is_left(budget_url):
-    found = race(budget_url, "--rounds", "5")
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def found(request, tmp_path_factory):
+    """Five honest rounds and one of the twin, on a store that fifty create at once."""
+    if request.param == "sqlite":
+        return race(f"sqlite:///{tmp_path_factory.mktemp('race')}/new.db")
+    return race(request.getfixturevalue("postgres").fresh("race"))
+
+
+def test_nobody_gets_more_than_is_left(found):
     assert (found["processes"], found["rounds"]) == (50, 5)
     assert {name: found[name] for name in GOOD} == GOOD
 
 
-def test_store_that_is_created_by_fifty_at_once(tmp_path):
-    found = race(f"sqlite:///{tmp_path}/new.db", "--rounds", "1")
-    assert {name: found[name] for name in GOOD} == GOOD
-
-
-def test_twin_that_checks_before_it_locks_is_caught(budget_url):
-    found = race(budget_url, "--rounds", "1", "--twin")
-    assert found["overspends"] == found["beyond_grant"] == 1
+def test_twin_that_checks_before_it_locks_is_caught(found):
+    assert found["twin"] == {"rounds": 1, "overspends": 1, "beyond_grant": 1}
