@@ -48,11 +48,15 @@ def place_processes(performance: PerformanceSettings) -> Placement:
     Raises:
         ConfigError: with everything that this machine does not have.
     """
-    device = pick_device(performance.device)
+    problems: list[Problem] = []
+    try:
+        device = pick_device(performance.device)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        device = "cpu"
     visible = torch.cuda.device_count() if device == "cuda" else 1
     wanted = performance.num_processes
     count = visible if wanted == "auto" else wanted
-    problems = []
     if device == "cuda" and count > visible:
         problems.append(
             Problem(

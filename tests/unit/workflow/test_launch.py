@@ -326,6 +326,7 @@ def test_every_accelerator_has_a_process():
         ({"num_processes": 5}, 4, ["performance.num_processes"]),
         ({"sharding": "fsdp"}, 0, ["performance.sharding"]),
         ({"sharding": "fsdp", "num_processes": "auto"}, 1, ["performance.sharding"]),
+        ({"sharding": "fsdp", "device": "cuda"}, 0, ["", "performance.sharding"]),
     ],
 )
 def test_processes_that_do_not_fit_are_refused(monkeypatch, values, visible, paths):
