@@ -431,7 +431,7 @@ def _work(rank: int, port: int, folder: Path, size: int) -> None:
         store=store,
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(minutes=5),
     )
     ranks = Ranks.current()
     for scenario in SCENARIOS:

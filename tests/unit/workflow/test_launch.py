@@ -197,7 +197,7 @@ def test_rank_ends_when_its_parent_is_gone(tmp_path):
     with (tmp_path / "data").open("wb+") as data:
         rank = launch._start(data)
         rank.channel.close()
-        assert rank.process.wait(timeout=60) != 0
+        assert rank.process.wait(timeout=300) != 0
 
 
 def test_rank_reports_its_error_and_ends_when_nobody_listens(monkeypatch, capsys):
