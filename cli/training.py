@@ -49,14 +49,20 @@ def train_and_report(path: Path, overrides: Sequence[str], *, retrain: bool) -> 
 def summarize(run: FinishedRun, *, title: str) -> RunSummary:
     """Read what a finished run measured."""
     version, decision = _outcome(run)
-    utility = run.output("attack", "utility")
+    utility, exposure = (
+        run.output("attack", "utility"),
+        run.output("attack", "exposure"),
+    )
+    classifies = utility.accuracy is not None
     return RunSummary(
         title=title,
         model_version=version.version,
         recipe=run.config.recipe.name,
-        perplexity=utility.perplexity,
-        base_perplexity=utility.base_perplexity,
-        exposure=run.output("attack", "exposure"),
+        perplexity=None if classifies else utility.perplexity,
+        base_perplexity=None if classifies else utility.base_perplexity,
+        accuracy=utility.accuracy,
+        base_accuracy=utility.base_accuracy,
+        exposure=None if exposure.not_measurable else exposure,
         membership=run.output("attack", "membership"),
         decision=decision,
         card=run.output("gate", "privacy_card"),

@@ -13,7 +13,7 @@ from dptune.attacks.canaries import CanarySpec
 from dptune.data.source import DataSource
 from dptune.detection.recognizer import Tier
 from dptune.gates.policy import GatePolicy
-from dptune.models.source import HubSource, ModelSource, PathSource
+from dptune.models.source import HubSource, ModelSource, PackageSource, PathSource
 from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.redaction.operators import Operator
@@ -100,9 +100,18 @@ class RedactionSettings(_Settings):
 
 
 class ModelSettings(_Settings):
-    """Where the weights come from and how long a sequence may be."""
+    """Where the weights come from, what they are for, how long a sequence may be.
+
+    Args:
+        task: `causal_lm` predicts the next token, `sequence_classification` the label
+            of a record, which the source's `label_column` holds.
+        labels: of a classifier, as they stand in the label column, in the order of its
+            classes. They are public.
+    """
 
     source: ModelSource
+    task: Literal["causal_lm", "sequence_classification"] = "causal_lm"
+    labels: tuple[int | str, ...] = ()
     max_tokens: int = Field(ge=8, le=131_072)
     max_sequences_per_unit: int = Field(default=8, ge=1, le=4096)
     pretraining: "PretrainingSettings | None" = None
@@ -114,8 +123,31 @@ class ModelSettings(_Settings):
                 return f"{self.source.id}, revision {self.source.revision}"
             case PathSource():
                 return f"directory {self.source.path}"
+            case PackageSource():
+                return f"{self.source.path} of the Python package {self.source.package}"
         public = "public text" if self.pretraining else "random weights"
         return f"GPT-2 architecture of {self.source.num_layers} layers, {public}"
+
+    @property
+    def class_names(self: Self) -> tuple[str, ...]:
+        """Names of the classes; empty for a language model."""
+        return tuple(map(str, self.labels))
+
+    @model_validator(mode="after")
+    def _check_task(self: Self) -> Self:
+        classifies = self.task == "sequence_classification"
+        if classifies != bool(self.labels):
+            raise ValueError(
+                "labels must be set exactly when task is sequence_classification"
+            )
+        if classifies and not 2 <= len(set(self.class_names)) == len(self.labels):
+            raise ValueError("labels must be two or more, all different")
+        if classifies and self.source.kind == "architecture":
+            raise ValueError(
+                "source.kind must not be architecture for sequence_classification: "
+                "only language models are built from scratch"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:
@@ -273,6 +305,22 @@ class TrainConfig(_Settings):
             raise ValueError(
                 "model.pretraining.source must be public text, got the source of the "
                 "private data: the base model would learn them without noise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_classifier(self: Self) -> Self:
+        if self.model.task != "sequence_classification":
+            return self
+        if getattr(self.data.source, "label_column", None) is None:
+            raise ValueError(
+                "data.source.label_column must be set for sequence_classification"
+            )
+        if self.canaries.num_planted or self.canaries.num_held_out:
+            raise ValueError(
+                "canaries.num_planted and canaries.num_held_out must be 0 for "
+                "sequence_classification: a classifier writes no text, so that the "
+                "rank of a secret cannot be measured"
             )
         return self
 

@@ -150,7 +150,10 @@ class CanaryExposure(Report):
 
 
 class ExposureReport(Report):
-    """Exposure of every canary, planted and held out, under one model and its base."""
+    """Exposure of every canary, planted and held out, under one model and its base.
+
+    `not_measurable` says why a report holds no canary where there can be none.
+    """
 
     model_digest: str
     base_model_digest: str
@@ -164,6 +167,7 @@ class ExposureReport(Report):
     planted_found: int
     planted_expected: int
     num_token_forwards: int
+    not_measurable: str = ""
 
     def planted(self: Self) -> tuple[CanaryExposure, ...]:
         """Canaries that were in the training data."""
@@ -232,7 +236,11 @@ class MembershipReport(Report):
 
 
 class UtilityReport(Report):
-    """Loss of one model on held-out records; per-record values allow paired tests."""
+    """Loss of one model on held-out records; per-record values allow paired tests.
+
+    A classifier has one token to predict per record, its class, and accuracies: its
+    own, its base's, and that of always answering the most frequent training class.
+    """
 
     model_digest: str
     corpus_fingerprint: str
@@ -244,6 +252,10 @@ class UtilityReport(Report):
     base_perplexity: float
     record_nll: tuple[float, ...]
     record_tokens: tuple[int, ...]
+    accuracy: float | None = None
+    accuracy_interval: Interval | None = None
+    base_accuracy: float | None = None
+    majority_accuracy: float | None = None
 
 
 class ChampionReport(Report):

@@ -50,11 +50,13 @@ def measured_numbers(dossier: Dossier) -> dict[str, float]:
             numbers[f"budget_left_{terms}"] = line.left
     planted = [c.exposure for c in dossier.exposure.planted()]
     strongest = dossier.membership.strongest()
+    if dossier.utility.accuracy is not None:
+        numbers["accuracy"] = dossier.utility.accuracy
     return numbers | {
         "delta": dossier.plan.target_delta,
         "perplexity": dossier.utility.perplexity,
         "base_perplexity": dossier.utility.base_perplexity,
-        "exposure_mean_bits": sum(planted) / max(1, len(planted)),
+        **({"exposure_mean_bits": sum(planted) / len(planted)} if planted else {}),
         "membership_tpr_at_1_percent_fpr": strongest.tpr_at_low_fpr,
         "membership_auc": strongest.auc,
     }

@@ -122,13 +122,14 @@ def _log_and_register(
     folder: Path, model_name: str, params: Mapping[str, str], digest: str, recipe: str
 ) -> ModelVersion:
     """Copy the weights into MLflow and make a version of them."""
-    from dptune.models.loading import load_model  # noqa: PLC0415 - heavy
+    from dptune.models.loading import load_saved  # noqa: PLC0415 - heavy
 
-    loaded = load_model(folder)
+    loaded = load_saved(folder)
+    task = "text-classification" if loaded.class_names else "text-generation"
     with redirect_stderr(io.StringIO()):  # MLflow narrates; what fails is raised
         info = mlflow.transformers.log_model(
             transformers_model={"model": loaded.model, "tokenizer": loaded.tokenizer},
-            task="text-generation",
+            task=task,
             name=model_name,
             registered_model_name=model_name,
             pip_requirements=_REQUIREMENTS,

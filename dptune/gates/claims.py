@@ -6,7 +6,7 @@ from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
 from dptune.gates.evidence import AuditEvidence, ClaimEvidence, Evidence
 from dptune.gates.null_law import contradiction_p_value
 from dptune.gates.policy import GatePolicy
-from dptune.gates.validity import exposure_fault
+from dptune.gates.validity import asks_for_canaries, exposure_fault, no_canaries
 from dptune.privacy import (
     CertificateStatus,
     NeighboringRelation,
@@ -177,6 +177,8 @@ def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
                 verdict=Verdict.NOT_APPLICABLE,
                 reason="Canaries do not test a local claim.",
             )
+        if not asks_for_canaries(evidence.exposure, policy):
+            return no_canaries("audit", evidence.exposure, policy)
         return missing("audit", f"audit of the {_claim_kind(policy)} claim")
     best = max(own, key=lambda audit: audit.capacity)
     passed = wanted is None or best.capacity >= wanted

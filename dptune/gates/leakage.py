@@ -8,7 +8,7 @@ from dptune.gates.null_law import (
     single_p_value,
 )
 from dptune.gates.policy import GatePolicy
-from dptune.gates.validity import exposure_fault
+from dptune.gates.validity import exposure_fault, no_canaries
 from dptune.results import ExposureReport, Interval, MembershipReport
 from dptune.statistics import holm
 
@@ -27,8 +27,8 @@ def leakage(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
 def _exposure(report: ExposureReport | None, policy: GatePolicy) -> list[Criterion]:
     """A leak that is proven, and one that cannot be ruled out."""
     if report is None or not report.planted():
-        what = "exposure of planted canaries"
-        return [missing("memorization", what), missing("assurance", what)]
+        names = ("memorization", "assurance")
+        return [no_canaries(name, report, policy) for name in names]
     if exposure_fault(report):
         return []
     return [_memorization(report, policy), _assurance(report, policy)]

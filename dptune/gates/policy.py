@@ -48,6 +48,9 @@ class GatePolicy(BaseModel):
         max_missing_rate: for `conditional` claims, the largest upper bound of the
             detector's missing rate.
         require_dataset_budget: whether the data set's budget must be in the evidence.
+        require_canaries: whether exposure must be measured, and claims audited by it. A
+            classifier writes no text and has none: a policy for it says false here, and
+            asks for membership only. Planted canaries are judged all the same.
         min_canaries: the assurance bound needs 50 (at 30 it fails 9.4 % of clean
             models).
         min_held_out: controls, so that a Kolmogorov-Smirnov test has something to see.
@@ -94,6 +97,7 @@ class GatePolicy(BaseModel):
     max_missing_rate: float = Field(default=0.01, ge=0, le=1)
     require_dataset_budget: bool = True
 
+    require_canaries: bool = True
     min_canaries: int = Field(default=50, ge=1)
     min_held_out: int = Field(default=20, ge=2)
     min_space_size: int = Field(default=10_000, ge=2)

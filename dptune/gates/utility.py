@@ -27,8 +27,21 @@ def utility(evidence: Evidence, policy: GatePolicy) -> Criterion:
         name=_NAME,
         verdict=Verdict.PASS,
         measured=report.nll_per_token,
-        reason=f"There is no champion; perplexity is {report.perplexity:.4g}, the "
-        f"base model's {report.base_perplexity:.4g}.",
+        reason=f"There is no champion; {_figures(report)}.",
+    )
+
+
+def _figures(report: UtilityReport) -> str:
+    """Name the figures of the model and its base."""
+    if report.accuracy is None or report.base_accuracy is None:
+        return (
+            f"perplexity is {report.perplexity:.4g}, the base model's "
+            f"{report.base_perplexity:.4g}"
+        )
+    return (
+        f"accuracy is {report.accuracy:.4g}, the base model's "
+        f"{report.base_accuracy:.4g}, the most frequent class's "
+        f"{report.majority_accuracy or 0:.4g}"
     )
 
 

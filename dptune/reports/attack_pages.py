@@ -48,6 +48,13 @@ ROC_CAPTION = (
 
 def exposure_page(report: ExposureReport) -> Page:
     """Describe canary exposures beside both controls."""
+    if report.not_measurable:
+        return Page(
+            kicker="Attack: canary exposure",
+            title="Not measured",
+            lede=report.not_measurable,
+            sections=(),
+        )
     return Page(
         kicker="Attack: canary exposure",
         title="Does the model know the planted secrets?",

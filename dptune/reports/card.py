@@ -125,7 +125,7 @@ def build_card(
         sampling_actual=sampling_actual,
         budget=_budget(budget),
         deduplicated=deduplicated,
-        outside_guarantee=(*OUTSIDE, *outside),
+        outside_guarantee=(*OUTSIDE, *outside, *_unmeasured(exposure)),
         detection=_detection(detection, missing_rate_source),
         exposure=_exposure(exposure, canary_group_epsilon),
         membership=_membership(membership),
@@ -167,7 +167,7 @@ def _exposure(
     report: ExposureReport | None, group_epsilon: float | None
 ) -> ExposureStatement | None:
     """Keep means and the p-value."""
-    if report is None:
+    if report is None or report.not_measurable:
         return None
     means = exposure_means(report)
     return ExposureStatement(
@@ -182,6 +182,13 @@ def _exposure(
         p_value=means.p_value,
         group_epsilon=group_epsilon,
     )
+
+
+def _unmeasured(report: ExposureReport | None) -> tuple[str, ...]:
+    """Say that memorization was not measured, where it cannot be."""
+    if report is None or not report.not_measurable:
+        return ()
+    return (f"What the model memorized of single secrets. {report.not_measurable}",)
 
 
 def _membership(report: MembershipReport | None) -> MembershipStatement | None:
@@ -212,6 +219,10 @@ def _utility(report: UtilityReport | None) -> UtilityStatement | None:
         num_records=report.num_records,
         perplexity=report.perplexity,
         base_perplexity=report.base_perplexity,
+        accuracy=report.accuracy,
+        accuracy_interval=report.accuracy_interval,
+        base_accuracy=report.base_accuracy,
+        majority_accuracy=report.majority_accuracy,
     )
 
 

@@ -3,7 +3,7 @@
 import math
 
 from dptune.reports.attack_pages import setting_words
-from dptune.reports.blocks import Chip, Section, Tone, facts, table
+from dptune.reports.blocks import Block, Chip, Section, Tone, facts, table
 from dptune.reports.formatting import (
     count,
     epsilon,
@@ -18,6 +18,7 @@ from dptune.reports.statements import (
     ExposureStatement,
     MembershipStatement,
     PrivacyCard,
+    UtilityStatement,
 )
 
 
@@ -182,10 +183,12 @@ def audit_section(card: PrivacyCard) -> Section | None:
 
 
 def utility_section(card: PrivacyCard) -> Section | None:
-    """Return perplexity before and after."""
+    """Return perplexity, or a classifier's accuracy, before and after."""
     found = card.utility
     if found is None:
         return None
+    if found.accuracy is not None:
+        return Section(title="Measured: utility", blocks=(_accuracy(found),))
     return Section(
         title="Measured: utility",
         blocks=(
@@ -198,4 +201,20 @@ def utility_section(card: PrivacyCard) -> Section | None:
                 ("Perplexity of the base model", number(found.base_perplexity)),
             ),
         ),
+    )
+
+
+def _accuracy(found: UtilityStatement) -> Block:
+    """Return accuracy beside what a constant answer reaches."""
+    return facts(
+        (
+            "Accuracy",
+            share(found.accuracy),
+            (
+                f"{interval(found.accuracy_interval, as_share=True)}; {found.split} "
+                f"split, {count(found.num_records)} records"
+            ),
+        ),
+        ("Accuracy of the base model", share(found.base_accuracy)),
+        ("Always the most frequent class", share(found.majority_accuracy)),
     )

@@ -33,6 +33,8 @@ class RunSummary(Report):
         recipe: title of the recipe.
         perplexity: on the test split; None where it was not measured.
         base_perplexity: of the model before fine-tuning.
+        accuracy: of a classifier on the test split.
+        base_accuracy: of the classifier before fine-tuning.
         exposure, membership: attack reports, if the attacks ran.
         decision: what the gate said, if it did.
         card: has the certificates; without it no epsilon is shown.
@@ -43,6 +45,8 @@ class RunSummary(Report):
     recipe: str
     perplexity: float | None = None
     base_perplexity: float | None = None
+    accuracy: float | None = None
+    base_accuracy: float | None = None
     exposure: ExposureReport | None = None
     membership: MembershipReport | None = None
     decision: GateDecision | None = None
@@ -103,8 +107,10 @@ def _row(group: str, metrics: dict[str, list[str]]) -> list[SummaryRow]:
 
 
 def _utility(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
-    """Return perplexities."""
+    """Return perplexities, and accuracies of classifiers."""
     return {
+        "Test accuracy": [share(run.accuracy) for run in runs],
+        "Accuracy of the base model": [share(run.base_accuracy) for run in runs],
         "Test perplexity": [number(run.perplexity) for run in runs],
         "Base model": [number(run.base_perplexity) for run in runs],
     }

@@ -13,6 +13,7 @@ from dptune.reports.formatting import (
     count,
     duration,
     epsilon,
+    interval,
     number,
     sentence_case,
     share,
@@ -71,6 +72,8 @@ def stage_page(report: StageReport) -> Page:
 
 def utility_page(report: UtilityReport) -> Page:
     """Describe held-out loss in totals; per-record values stay in the artifact."""
+    if report.accuracy is not None:
+        return _accuracy_page(report)
     change = report.perplexity / report.base_perplexity - 1
     return Page(
         kicker="Utility",
@@ -90,6 +93,38 @@ def utility_page(report: UtilityReport) -> Page:
                         ("Loss", f"{number(report.nll_per_token)} nats per token"),
                         ("Records", count(report.num_records)),
                         ("Tokens", count(report.num_tokens)),
+                        ("Model", short_digest(report.model_digest)),
+                        ("Corpus", short_digest(report.corpus_fingerprint)),
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+def _accuracy_page(report: UtilityReport) -> Page:
+    """Describe a classifier's accuracy beside what takes no training to reach."""
+    return Page(
+        kicker="Utility",
+        title=f"Accuracy on the {report.split} split",
+        lede=OUTSIDE_EPSILON,
+        sections=(
+            Section(
+                title="Held-out records",
+                blocks=(
+                    facts(
+                        (
+                            "Accuracy",
+                            share(report.accuracy),
+                            interval(report.accuracy_interval, as_share=True),
+                        ),
+                        ("Accuracy of the base model", share(report.base_accuracy)),
+                        (
+                            "Always the most frequent training class",
+                            share(report.majority_accuracy),
+                        ),
+                        ("Loss", f"{number(report.nll_per_token)} nats per record"),
+                        ("Records", count(report.num_records)),
                         ("Model", short_digest(report.model_digest)),
                         ("Corpus", short_digest(report.corpus_fingerprint)),
                     ),

@@ -125,6 +125,14 @@ def _figures(run: RunSummary) -> tuple[_Figure, ...]:
                 note=note if run.base_perplexity is not None else "",
             )
         )
+    if run.accuracy is not None:
+        figures.append(
+            _Figure(
+                label="Test accuracy",
+                value=share(run.accuracy),
+                note=f"base model {share(run.base_accuracy)}",
+            )
+        )
     if run.exposure:
         means = exposure_means(run.exposure)
         figures.append(

@@ -65,12 +65,19 @@ class MembershipStatement(Report):
 
 
 class UtilityStatement(Report):
-    """Perplexity on held-out records, before and after fine-tuning."""
+    """Perplexity on held-out records, before and after fine-tuning.
+
+    Of a classifier, accuracy, beside its base's and the most frequent class's.
+    """
 
     split: str
     num_records: int
     perplexity: float
     base_perplexity: float
+    accuracy: float | None = None
+    accuracy_interval: Interval | None = None
+    base_accuracy: float | None = None
+    majority_accuracy: float | None = None
 
 
 class GateStatement(Report):

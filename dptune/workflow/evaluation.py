@@ -15,20 +15,24 @@ from dptune.attacks.trie import load_or_build
 from dptune.attacks.utility import utility_report
 from dptune.config import AttackSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
-from dptune.data.units import seeded_fraction
 from dptune.errors import DataError
 from dptune.models.bundle import ModelBundle
 from dptune.models.encode import record_tokens
-from dptune.models.loading import LoadedModel, load_model
+from dptune.models.loading import LoadedModel, load_saved
 from dptune.results import (
     CanaryExposure,
     ExposureReport,
     MembershipReport,
     UtilityReport,
 )
+from dptune.workflow.classifying import (
+    HELD_OUT,
+    attack_membership,
+    measure_accuracy,
+    sample_rows,
+    unmeasurable_exposure,
+)
 from dptune.workflow.device import pick_device
-
-_HELD_OUT = "test"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,18 @@ def attack_model(
     """
     device = pick_device(performance.device)
     batch_size, count = performance.evaluation_batch_size, attacks.num_members
-    loaded, loaded_base = load_model(model.path), load_model(base.path)
+    loaded, loaded_base = load_saved(model.path), load_saved(base.path)
+    if loaded.class_names:
+        return _attack_classifier(
+            (model, loaded),
+            (base, loaded_base),
+            corpus,
+            canaries,
+            max_tokens=max_tokens,
+            attacks=attacks,
+            performance=performance,
+            say=say,
+        )
     say("exposure of every canary, exactly, among all candidates")
     exposure = _exposure(
         (model, loaded),
@@ -86,14 +101,14 @@ def attack_model(
         cache=cache,
     )
     members = _without(corpus.split("train"), set(canary_ids(canaries)))
-    outsiders = corpus.split(_HELD_OUT)
+    outsiders = corpus.split(HELD_OUT)
     if len(outsiders) == 0:
         raise DataError(
             "the corpus must have a test split: without records that were not trained "
             "on, no attack has a control. Set data.splits.test."
         )
     say("membership of records, eight attacks and a blind baseline")
-    members, outsiders = _sample(members, count), _sample(outsiders, count)
+    members, outsiders = sample_rows(members, count), sample_rows(outsiders, count)
     membership = membership_report(
         _encode(members, loaded, max_tokens),
         _encode(outsiders, loaded, max_tokens),
@@ -118,6 +133,32 @@ def attack_model(
     return Leakage(exposure=exposure, membership=membership, utility=utility)
 
 
+def _attack_classifier(
+    model: tuple[ModelBundle, LoadedModel],
+    base: tuple[ModelBundle, LoadedModel],
+    corpus: Corpus,
+    canaries: CanarySet,
+    *,
+    max_tokens: int,
+    attacks: AttackSettings,
+    performance: PerformanceSettings,
+    say: Callable[[str], None],
+) -> Leakage:
+    """Attack a sequence classifier by the losses of its classes."""
+    say("membership of records, by class losses, and a blind baseline")
+    membership = attack_membership(
+        model, base, corpus, max_tokens=max_tokens, attacks=attacks, speed=performance
+    )
+    say("accuracy on held-out records")
+    return Leakage(
+        exposure=unmeasurable_exposure(model[0], base[0], canaries),
+        membership=membership,
+        utility=_utility(
+            model, base[1], corpus, max_tokens=max_tokens, performance=performance
+        ),
+    )
+
+
 def measure_utility(
     model: ModelBundle,
     base: ModelBundle,
@@ -128,8 +169,8 @@ def measure_utility(
 ) -> UtilityReport:
     """Measure the loss of any model on this corpus's held-out records."""
     return _utility(
-        (model, load_model(model.path)),
-        load_model(base.path),
+        (model, load_saved(model.path)),
+        load_saved(base.path),
         corpus,
         max_tokens=max_tokens,
         performance=performance,
@@ -145,13 +186,17 @@ def _utility(
     performance: PerformanceSettings,
 ) -> UtilityReport:
     """Measure the loss on the held-out split, base beside it."""
+    if model[1].class_names:
+        return measure_accuracy(
+            model, base, corpus, max_tokens=max_tokens, speed=performance
+        )
     return utility_report(
-        _encode(corpus.split(_HELD_OUT), model[1], max_tokens),
+        _encode(corpus.split(HELD_OUT), model[1], max_tokens),
         model=model[1].model,
         base_model=base.model,
         model_digest=model[0].digest,
         corpus_fingerprint=corpus.fingerprint,
-        split=_HELD_OUT,
+        split=HELD_OUT,
         batch_size=performance.evaluation_batch_size,
         device=pick_device(performance.device),
     )
@@ -215,18 +260,6 @@ def _base_exposure(
 def _without(rows: Dataset, ids: set[str]) -> Dataset:
     """Leave out rows by id."""
     return rows.select([i for i, row_id in enumerate(rows["id"]) if row_id not in ids])
-
-
-def _sample(rows: Dataset, count: int) -> Dataset:
-    """Take `count` rows, chosen by a hash of their ids."""
-    if len(rows) <= count:
-        return rows
-    ids = rows["id"]
-    order = sorted(
-        range(len(rows)),
-        key=lambda i: seeded_fraction(ids[i], seed=0, purpose="attack"),
-    )
-    return rows.select(sorted(order[:count]))
 
 
 def _encode(rows: Dataset, loaded: LoadedModel, max_tokens: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from dptune.config import PerformanceSettings
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.loss import ClassificationLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.trainer import (
@@ -17,7 +18,7 @@ from dptune.dpsgd.trainer import (
     TrainingOutcome,
     train_stage,
 )
-from dptune.models.loading import LoadedModel, load_model
+from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.lora import add_lora
 from dptune.models.mask import add_mask_token
 from dptune.recipes import StagePlan, View
@@ -60,7 +61,7 @@ def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:
         that is no target, if there is one.
     """
     settings = job.plan.settings
-    loaded = load_model(job.model)
+    loaded = load_saved(job.model)
     ignored = None
     if settings.view is View.REDACTED:
         ignored = add_mask_token(loaded.model, loaded.tokenizer)
@@ -116,4 +117,5 @@ def run_job(
         fixed_shapes=performance.fixed_shapes,
         sharding=performance.sharding,
         controller=controller,
+        record_loss=ClassificationLoss() if data.labels is not None else None,
     )

@@ -11,6 +11,7 @@ from dptune.data.corpus import Corpus
 from dptune.detection.engine import build_engine
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
 from dptune.models.check import check_source
+from dptune.models.classes import class_numbers
 from dptune.privacy import Notion
 from dptune.recipes import Recipe, RunPlan, plan_run
 from dptune.results import CorpusReport
@@ -84,6 +85,7 @@ def check_run(
             config.model.source,
             data_root=data_root,
             max_tokens=config.model.max_tokens,
+            class_names=config.model.class_names,
         ),
         errors,
     )
@@ -98,6 +100,7 @@ def check_run(
             lambda: plan_for(config.recipe, config.privacy, num_units=units), errors
         )
         _attempt(lambda: check_selective(config, corpus.report), errors)
+        _attempt(lambda: _check_labels(config, corpus), errors)
     if corpus is not None and plan is not None and budget is not None:
         _attempt(lambda: _check_budget(config, corpus, plan, budget), errors)
     if len(errors) == 1:
@@ -107,6 +110,30 @@ def check_run(
     return Checked(
         fingerprint=corpus.fingerprint, num_units=plan.stages[0].num_units, plan=plan
     )
+
+
+def _check_labels(config: TrainConfig, corpus: Corpus) -> None:
+    """Refuse what a classifier cannot be trained with.
+
+    Raises:
+        DataError: the corpus has labels that the configuration does not name.
+        ConfigError: a stage weighs tokens, but a record has one loss, of its class.
+    """
+    if not config.model.class_names:
+        return
+    class_numbers(corpus.dataset, class_names=config.model.class_names)
+    problems = [
+        Problem(
+            path=f"stages.{stage.name}.token_weights",
+            message="must be null for sequence_classification: a record has one loss, "
+            "that of its class.",
+            next_step="Choose another recipe.",
+        )
+        for stage in config.recipe.stages
+        if stage.token_weights is not None
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_budget(

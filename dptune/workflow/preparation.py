@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
@@ -16,7 +16,12 @@ from dptune.errors import ConfigError, Problem
 from dptune.models.build import build_gpt2
 from dptune.models.bundle import ModelBundle
 from dptune.models.encode import encode_corpus
-from dptune.models.loading import LoadedModel, load_model, model_digest
+from dptune.models.loading import (
+    LoadedModel,
+    load_classifier,
+    load_model,
+    model_digest,
+)
 from dptune.models.saving import save_model
 from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
 from dptune.models.tokenizer import train_tokenizer
@@ -44,7 +49,12 @@ def prepare_base(
         on_step: called after every pre-training step.
     """
     if settings.pretraining is None or settings.source.kind != "architecture":
-        return load_base(settings.source, data_root=data_root, folder=folder)
+        return load_base(
+            settings.source,
+            data_root=data_root,
+            folder=folder,
+            class_names=settings.class_names,
+        )
     public = read_public(settings.pretraining, data_root=data_root)
     return pretrain(
         settings.source,
@@ -74,18 +84,34 @@ def read_public(settings: PretrainingSettings, *, data_root: Path) -> Corpus:
 
 
 def load_base(
-    source: ModelSource, *, data_root: Path | None, folder: Path
+    source: ModelSource,
+    *,
+    data_root: Path | None,
+    folder: Path,
+    class_names: Sequence[str] = (),
 ) -> ModelBundle:
     """Load a model from the hub, a directory or an architecture, and store it once.
+
+    A classifier's head is drawn from a public seed where the weights have none.
 
     Args:
         source: where the weights come from.
         data_root: folder that relative paths start from.
         folder: where the bundle is kept; an existing one is used again.
+        class_names: what a classifier tells apart; none for a language model.
     """
-    target = folder / f"base-{_key(source.model_dump(mode='json'))}"
+    known: object = source.model_dump(mode="json")
+    target = folder / f"base-{_key([known, *class_names] if class_names else known)}"
     if not target.is_dir():
-        loaded = load_model(source, data_root=data_root)
+        if class_names and not isinstance(source, ArchitectureSource):
+            loaded = load_classifier(
+                source,
+                num_labels=len(class_names),
+                class_names=class_names,
+                data_root=data_root,
+            )
+        else:
+            loaded = load_model(source, data_root=data_root)
         _store(loaded, target)
     return ModelBundle(path=target, digest=model_digest(target))
 

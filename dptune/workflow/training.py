@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from datasets import Dataset
+
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.config import ModelSettings, PerformanceSettings
@@ -18,6 +20,7 @@ from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
 from dptune.errors import ConfigError, PrivacyError
 from dptune.models.bundle import ModelBundle
+from dptune.models.classes import encode_classes
 from dptune.models.encode import encode_corpus
 from dptune.models.loading import LoadedModel, model_digest
 from dptune.models.saving import save_model
@@ -212,6 +215,8 @@ def _texts_digest(corpus: Corpus, *, with_spans: bool) -> str:
     digest, rows = hashlib.sha256(), corpus.split("train")
     for text in rows["text"]:
         digest.update(hashlib.sha256(text.encode()).digest())
+    for label in rows["label"] if "label" in rows.column_names else ():
+        digest.update(hashlib.sha256(str(label).encode()).digest())
     for spans in rows["spans"] if with_spans else ():
         ends = [(span["start"], span["end"]) for span in spans]
         digest.update(hashlib.sha256(json.dumps(ends).encode()).digest())
@@ -221,21 +226,13 @@ def _texts_digest(corpus: Corpus, *, with_spans: bool) -> str:
 def _load(job: TrainingJob, inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
     """Load the model and the units of the training split."""
     loaded, ignored = load_start(job)
-    rows, weights = inputs.corpus.split("train"), inputs.plan.settings.token_weights
-    encoded = encode_corpus(
-        rows,
-        loaded.tokenizer,
-        max_tokens=inputs.max_tokens,
-        ignore_token_id=ignored,
-        with_offsets=weights is not None,
-    )
-    if weights is not None:
-        encoded = weighted(encoded, rows, weights)
+    encoded = _encode(inputs, loaded, ignored)
     data = UnitDataset.from_columns(
         encoded["input_ids"],
         encoded["loss_weights"],
         encoded["unit_id"],
         max_sequences_per_unit=inputs.max_sequences_per_unit,
+        labels=encoded["labels"] if "labels" in encoded.column_names else None,
     )
     if len(data.units) != inputs.plan.num_units:
         raise PrivacyError(
@@ -243,6 +240,26 @@ def _load(job: TrainingJob, inputs: StageInputs) -> tuple[LoadedModel, UnitDatas
             f"{len(data.units)} and planned {inputs.plan.num_units}. Calibrate again."
         )
     return loaded, data
+
+
+def _encode(inputs: StageInputs, loaded: LoadedModel, ignored: int | None) -> Dataset:
+    """Encode the training split, for a classifier with the class of each record."""
+    rows, weights = inputs.corpus.split("train"), inputs.plan.settings.token_weights
+    if loaded.class_names:
+        return encode_classes(
+            rows,
+            loaded.tokenizer,
+            max_tokens=inputs.max_tokens,
+            class_names=loaded.class_names,
+        )
+    encoded = encode_corpus(
+        rows,
+        loaded.tokenizer,
+        max_tokens=inputs.max_tokens,
+        ignore_token_id=ignored,
+        with_offsets=weights is not None,
+    )
+    return encoded if weights is None else weighted(encoded, rows, weights)
 
 
 def _train(

@@ -1,10 +1,17 @@
 """Real files of every format."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from dptune.data.corpus import build_corpus
+from dptune.data.problems import ProblemLog
+from dptune.data.readers import read_records
 from dptune.data.source import parse_source
 from dptune.privacy import PrivacyUnit
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "train"
 
 CUSTOMERSIM = {
     "kind": "jsonl",
@@ -100,3 +107,27 @@ def test_diabetes_rows_become_text_of_patients(shared_data):
     )
     assert sum(corpus.report.num_records.values()) == 2000
     assert sum(corpus.report.num_units.values()) < 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "end"),
+    [
+        (
+            "diabetes130",
+            "The patient has the following profile. race is Caucasian. gender is ",
+            "readmitted is NO.",
+        ),
+        ("unsw_nb15", "A udp flow of service - in state INT lasted ", "is Normal."),
+    ],
+)
+def test_tables_are_told_by_the_template_of_their_configuration(
+    shared_data, name, start, end
+):
+    values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]
+    source = parse_source(values["source"])
+    records = read_records(source, data_root=shared_data, log=ProblemLog())
+    assert len(records) > 80_000
+    text = records[0].text
+    assert text.startswith(start)
+    assert text.endswith(end)
+    assert "{" not in text

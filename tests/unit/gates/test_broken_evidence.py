@@ -145,6 +145,11 @@ HARMLESS = {
     "assumes_independent_canaries": "words of the card",
     "assumption_violated": "only chooses the words of a refusal",
     "detail": "words of the card",
+    "not_measurable": "words; what is absent is missing with or without them",
+    "accuracy": "a figure of the card, the losses decide",
+    "accuracy_interval": "a figure of the card, the losses decide",
+    "base_accuracy": "a figure of the card, the losses decide",
+    "majority_accuracy": "a figure of the card, the losses decide",
 }
 REPEATED = (
     ("audits", 0),

@@ -497,3 +497,49 @@ def test_verdict_names_are_those_of_the_table():
         "INVALID",
         "NOT_APPLICABLE",
     }
+
+
+# classifiers: no canaries
+
+
+CANARY_CRITERIA = {"memorization", "assurance", "controls", "base_model"}
+
+
+def without_canaries(make):
+    return make.exposure(
+        canaries=(),
+        base_canaries=(),
+        planted_found=0,
+        planted_expected=0,
+        not_measurable="A classifier writes no text.",
+    )
+
+
+def test_unmeasurable_exposure_never_passes_a_policy_that_asks_for_canaries(make):
+    decision = decide(make.evidence(exposure=without_canaries(make)), make.policy())
+    found = {c.name: c for c in decision.failed()}
+    assert decision.outcome == "INCONCLUSIVE"
+    assert set(found) >= CANARY_CRITERIA
+    assert "writes no text" in found["memorization"].reason
+
+
+def test_policy_for_membership_only_says_so(make):
+    asked = make.policy(require_canaries=False)
+    decision = decide(make.evidence(exposure=without_canaries(make)), asked)
+    found = {c.name: c for c in decision.criteria if c.name in CANARY_CRITERIA}
+    assert decision.outcome == "PASS", decision.failed()
+    assert {c.verdict for c in found.values()} == {Verdict.NOT_APPLICABLE}
+    assert "membership only" in found["memorization"].reason
+
+
+@pytest.mark.parametrize("name", ["exposure", "membership"])
+def test_policy_for_membership_only_still_needs_its_reports(make, name):
+    asked = make.policy(require_canaries=False)
+    given = {"exposure": without_canaries(make)} | {name: None}
+    assert decide(make.evidence(**given), asked).outcome == "INCONCLUSIVE"
+
+
+def test_policy_for_membership_only_still_judges_canaries_that_were_planted(make):
+    asked = make.policy(require_canaries=False)
+    leaking = make.exposure([1] * 60)
+    assert decide(make.evidence(exposure=leaking), asked).outcome == "BLOCK"
