@@ -55,7 +55,7 @@ def write_units(data: UnitDataset, file: BinaryIO) -> None:
     """Write a data set as safetensors. Private: it holds the tokens.
 
     Args:
-        data: sequences without classes.
+        data: sequences, with or without classes.
         file: empty.
     """
     bounds = [data.max_sequences_per_unit, data.num_dropped_sequences]
@@ -68,6 +68,8 @@ def write_units(data: UnitDataset, file: BinaryIO) -> None:
     for name, arrays in columns.items():
         tensors[name] = np.concatenate(arrays)
         tensors[f"{name}.lengths"] = np.asarray([len(a) for a in arrays], np.int64)
+    if data.labels is not None:
+        tensors["labels"] = data.labels
     file.write(save(tensors))
     file.flush()
 
@@ -81,6 +83,7 @@ def read_units(descriptor: int) -> UnitDataset:
         sequences=_split(tensors, "sequences"),
         loss_weights=_split(tensors, "loss_weights"),
         units=_split(tensors, "units"),
+        labels=tensors.get("labels"),
         max_sequences_per_unit=max_sequences,
         num_dropped_sequences=num_dropped,
     )

@@ -10,6 +10,7 @@ from dptune.config import AttackSettings
 from dptune.data.corpus import build_corpus
 from dptune.data.source import CsvSource
 from dptune.data.splitting import SplitSettings
+from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import DataError
 from dptune.models.loading import load_saved
 from dptune.models.saving import save_model
@@ -18,6 +19,7 @@ from dptune.privacy import PrivacyUnit
 from dptune.testing.encoders import word_tokenizer
 from dptune.workflow.classifying import NO_EXPOSURE
 from dptune.workflow.evaluation import attack_model, measure_utility
+from dptune.workflow.handover import read_units, write_units
 from dptune.workflow.preparation import load_base
 from dptune.workflow.training import StageInputs, run_stage
 
@@ -154,3 +156,16 @@ def test_corpus_without_labels_is_refused_before_training(reviews, base, tmp_pat
     bare = reviews.with_dataset(reviews.dataset.remove_columns("label"))
     with pytest.raises(DataError, match="label_column"):
         trained(bare, base, tmp_path)
+
+
+def test_labels_reach_the_processes_of_a_stage(tmp_path):
+    data = UnitDataset.from_columns(
+        [[1, 2], [3]],
+        [[1.0, 1.0], [1.0]],
+        ["a", "b"],
+        max_sequences_per_unit=1,
+        labels=[1, 0],
+    )
+    with (tmp_path / "units").open("w+b") as file:
+        write_units(data, file)
+        assert read_units(file.fileno()).digest() == data.digest()
