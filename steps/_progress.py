@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from dptune.accounting.progress import EpsilonCurve, epsilon_curve
+from dptune.dpsgd.plan import is_adaptive
 from dptune.dpsgd.trainer import StepProgress
 from dptune.recipes import RunPlan, StagePlan
 
@@ -144,7 +145,7 @@ class TrainingProgress:
 
 def _epsilon_so_far(plan: StagePlan, run: RunPlan) -> EpsilonCurve | None:
     """Precompute epsilon over the turns, `num_bands` steps each, of a private stage."""
-    if not plan.settings.private:
-        return None
+    if not plan.settings.private or is_adaptive(plan.training_plan()):
+        return None  # an adaptive stage is charged whole, before its first step
     turns = math.ceil(plan.num_steps / plan.num_bands)
     return epsilon_curve(plan.turn_events(), turns, run.target_delta, run.relation)

@@ -8,10 +8,12 @@ from pydantic import Field, model_validator
 
 from dptune.accounting.accountants import (
     Accountant,
+    CrossCheck,
     accountant_version,
     cross_check,
 )
 from dptune.accounting.assumptions import Assumption, weakens
+from dptune.accounting.conversion import is_foreign, stated_epsilon
 from dptune.accounting.events import merge_events
 from dptune.errors import PrivacyError
 from dptune.privacy import (
@@ -165,6 +167,7 @@ def issue_certificate(
     | does not touch what is protected | 0 | 0 | certified or conditional |
     | all noisy | PLD | as asked | certified or conditional |
     | something without noise | infinity | as asked | none |
+    | a filter of the other relation | see `stated_epsilon` | as asked | likewise |
     | noise from a fixed seed | infinity | as asked | none |
 
     A fixed seed voids the theorem: differential privacy bounds what an attacker learns
@@ -178,7 +181,7 @@ def issue_certificate(
         UnsupportedEventError: an event that the accountant does not know.
     """
     relation = check_relation(notion, relation)
-    check = cross_check(event, delta=delta, relation=relation)
+    check = _checked(event, delta=delta, relation=relation)
     seeded = Assumption.FIXED_SEED_RANDOMNESS in assumptions
     epsilon = math.inf if seeded else check.epsilon
     untouched = not seeded and merge_events([event]) == merge_events([])
@@ -199,6 +202,19 @@ def issue_certificate(
         nominal_epsilon=nominal_epsilon,
         nominal_reference=nominal_reference,
         explanation=_SEEDED if seeded else _explain(protected, epsilon, delta, status),
+    )
+
+
+def _checked(
+    event: DpEvent, *, delta: float, relation: NeighboringRelation
+) -> CrossCheck:
+    """Compute epsilon twice; once where a filter of the other relation is converted."""
+    if not is_foreign(event, relation):
+        return cross_check(event, delta=delta, relation=relation)
+    return CrossCheck(
+        epsilon=stated_epsilon(event, delta=delta, relation=relation),
+        second_epsilon=None,
+        second_method="none: converted from the relation of a filter",
     )
 
 

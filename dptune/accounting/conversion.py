@@ -14,9 +14,12 @@ the relation that is asked for, which is tighter. It is for what is known under 
 remove only: Laplace noise, and adaptive runs whose filter kept that relation.
 """
 
+import math
+
 from dp_accounting import DpEvent
 
 from dptune.accounting.accountants import epsilon
+from dptune.accounting.events import RenyiFilterDpEvent, mechanism_counts
 from dptune.accounting.groups import general_group_epsilon
 from dptune.errors import PrivacyError
 from dptune.privacy import NeighboringRelation
@@ -65,3 +68,39 @@ def converted_epsilon(
             "the mechanism itself under add or remove."
         )
     return general_group_epsilon(event, group_size=2, delta=delta, relation=known)
+
+
+def is_foreign(event: DpEvent, relation: NeighboringRelation) -> bool:
+    """Whether some filter in the event was kept under the other relation."""
+    return any(
+        isinstance(mechanism, RenyiFilterDpEvent) and mechanism.relation != relation
+        for mechanism, _ in mechanism_counts(event)
+    )
+
+
+def stated_epsilon(
+    event: DpEvent, *, delta: float, relation: NeighboringRelation
+) -> float:
+    """Compute what a history guarantees under a relation, whatever filters it holds.
+
+    | filters | asked | answer |
+    |---|---|---|
+    | none, or of the relation asked | any | `epsilon` |
+    | of add or remove | replace | the whole history converted: group of two |
+    | of replace | add or remove | infinity: no theorem, so no guarantee |
+
+    Args:
+        event: what ran.
+        delta: in (0, 1).
+        relation: of the claim.
+
+    Raises:
+        UnsupportedEventError: the accountant does not know another mechanism.
+    """
+    relation = NeighboringRelation(relation)
+    if not is_foreign(event, relation):
+        return epsilon(event, delta=delta, relation=relation)
+    known = NeighboringRelation.ADD_OR_REMOVE_ONE
+    if relation is known or is_foreign(event, known):
+        return math.inf
+    return converted_epsilon(event, delta=delta, known=known, wanted=relation)

@@ -8,8 +8,8 @@ from typing import Final
 import dp_accounting
 from dp_accounting import DpEvent
 
-from dptune.accounting.accountants import epsilon
 from dptune.accounting.assumptions import Assumption
+from dptune.accounting.conversion import stated_epsilon
 from dptune.accounting.events import merge_events
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.privacy import NeighboringRelation, Notion
@@ -57,7 +57,7 @@ def ledger_curves(
                 ]
                 steps += sum(entry.num_steps for entry in part)
                 if math.isfinite(last):
-                    now = epsilon(spent[0], delta=delta, relation=relation)
+                    now = stated_epsilon(spent[0], delta=delta, relation=relation)
                     last = max(last, now)
                 xs.append(steps)
                 ys.append(last)

@@ -12,7 +12,11 @@ from pydantic import AwareDatetime
 
 from dptune import __version__
 from dptune.accounting.certificates import Certificate
-from dptune.accounting.events import mechanism_counts
+from dptune.accounting.events import (
+    RenyiFilterDpEvent,
+    is_non_private,
+    mechanism_counts,
+)
 from dptune.accounting.groups import group_epsilon
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd.sampling import (
@@ -49,6 +53,7 @@ from dptune.workflow.auditing import audit_run
 _PACKAGES = ("dp-accounting", "torch", "transformers", "opacus")
 _ACCOUNTED: dict[type, str] = {
     dp_accounting.PoissonSampledDpEvent: "Poisson",
+    RenyiFilterDpEvent: "Poisson",
     dp_accounting.TruncatedSubsampledGaussianDpEvent: "truncated Poisson",
 }
 _RAN: dict[type, str] = {
@@ -216,7 +221,7 @@ class Dossier(Report):
             {
                 "cyclic Poisson" if e.num_bands > 1 else _ACCOUNTED.get(type(mechanism))
                 for e in self.ledger.entries
-                if e.noise_multiplier and e.dp_event is not None
+                if e.dp_event is not None and not is_non_private(e.dp_event)
                 for mechanism, _ in mechanism_counts(e.dp_event)
             }
         )

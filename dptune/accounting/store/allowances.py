@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from dptune.accounting.accountants import epsilon
 from dptune.accounting.certificates import check_relation
+from dptune.accounting.conversion import stated_epsilon
 from dptune.accounting.store.costs import Cost, Tally, tally_event, total
 from dptune.errors import BudgetExceededError
 from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
@@ -104,7 +104,9 @@ def worst(
     sizes = largest(histories, notion)
     spent = [
         Worst(
-            epsilon=epsilon(tally_event(dict(key)), delta=delta, relation=relation),
+            epsilon=stated_epsilon(
+                tally_event(dict(key)), delta=delta, relation=relation
+            ),
             num_units=size,
         )
         for key, size in sizes.items()
@@ -166,7 +168,7 @@ def check(found: Iterable[Claim], *, alone: Mapping[Notion, Tally]) -> None:
 def _refusal(claim: Claim, alone: Mapping[Notion, Tally]) -> str:
     """Say why a run is refused."""
     grant = claim.grant
-    asked = epsilon(
+    asked = stated_epsilon(
         tally_event(alone.get(grant.notion, {})),
         delta=grant.delta,
         relation=grant.relation,

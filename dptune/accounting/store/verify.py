@@ -19,6 +19,7 @@ from dp_accounting import DpEvent
 from sqlalchemy import Connection, select
 
 from dptune.accounting.accountants import Accountant, epsilon
+from dptune.accounting.conversion import stated_epsilon
 from dptune.accounting.quadrature import QuadratureError
 from dptune.accounting.store import cohorts, log, schema, tables
 from dptune.accounting.store.allowances import Grant, History, largest, worst
@@ -281,7 +282,7 @@ def _bounds(event: DpEvent, grant: Grant) -> tuple[float, float]:
     try:
         low = epsilon(event, accountant=Accountant.QUADRATURE, **terms)  # type: ignore[arg-type]
     except (UnsupportedEventError, QuadratureError):
-        low = epsilon(event, **terms)  # type: ignore[arg-type]
+        low = stated_epsilon(event, **terms)  # type: ignore[arg-type]
     if grant.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
         return low, math.inf
     try:

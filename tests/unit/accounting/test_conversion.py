@@ -6,10 +6,21 @@ import dp_accounting as dpa
 import pytest
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.conversion import converted_epsilon
-from dptune.accounting.events import RenyiFilterDpEvent, poisson_gaussian_event
+from dptune.accounting.adaptive import FilterTerms
+from dptune.accounting.conversion import converted_epsilon, stated_epsilon
+from dptune.accounting.events import (
+    RenyiFilterDpEvent,
+    merge_events,
+    poisson_gaussian_event,
+)
+from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.store import BudgetStore
+from dptune.accounting.store.summaries import budgets
+from dptune.accounting.store.verify import verify
 from dptune.errors import PrivacyError
-from dptune.privacy import NeighboringRelation
+from dptune.privacy import NeighboringRelation, Notion
+from tests import budgets as budget_cases
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -73,3 +84,55 @@ def test_converted_epsilon_non_private_is_infinite():
         )
         == math.inf
     )
+
+
+def filter_of(relation):
+    return FilterTerms(
+        target_epsilon=3.0,
+        target_delta=1e-6,
+        sample_rate=0.1,
+        relation=relation,
+        orders=(6.0,),
+    ).event
+
+
+def test_stated_epsilon_of_a_filter_is_converted_refused_or_its_own():
+    added, replaced = filter_of(ADD), filter_of(REPLACE)
+    own = stated_epsilon(added, delta=1e-6, relation=ADD)
+    assert own == pytest.approx(3.0, rel=1e-3)
+    converted = stated_epsilon(added, delta=1e-6, relation=REPLACE)
+    assert 2 * own < converted < math.inf
+    assert stated_epsilon(replaced, delta=1e-6, relation=REPLACE) == pytest.approx(
+        3.0, rel=1e-3
+    )
+    assert math.isinf(stated_epsilon(replaced, delta=1e-6, relation=ADD))
+    both = merge_events([added, replaced])
+    assert math.isinf(stated_epsilon(both, delta=1e-6, relation=ADD))
+    assert math.isinf(stated_epsilon(both, delta=1e-6, relation=REPLACE))
+
+
+def test_every_certificate_of_an_adaptive_run_can_be_issued():
+    entry = LedgerEntry(
+        stage="private",
+        recipe="r",
+        data_fingerprint="abc",
+        privacy_unit="record",
+        view="original",
+        dp_event=filter_of(ADD),
+        num_steps=100,
+    )
+    found = PrivacyLedger(entries=(entry,)).certificates(1e-6)
+    assert [c.epsilon for c in found if c.relation is ADD] == pytest.approx([3.0], 1e-3)
+    assert all(6.0 < c.epsilon < math.inf for c in found if c.relation is REPLACE)
+
+
+def test_store_shows_and_verifies_a_filter_under_every_notion(tmp_path):
+    store = BudgetStore.open(f"sqlite:///{tmp_path}/budget.db")
+    store.grant(budget_cases.grant(10.0))
+    event = filter_of(ADD)
+    cost = Cost.of({Notion.RECORD: event, Notion.SELECTIVE: event})
+    budget_cases.run(store, range(5), "a", cost)
+    (report,) = budgets(store, delta=1e-6)
+    assert [line.spent < math.inf for line in report.lines] == [True, True]
+    assert verify(store).success
+    store.engine.dispose()
