@@ -23,14 +23,17 @@ from dptune.dpsgd.banding import candidate_bands, choose_banding
 from dptune.dpsgd.clipping import THRESHOLD, ScaleRule
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
 from dptune.dpsgd.grouping import Grouping
+from dptune.dpsgd.moving_clip import NormRule
 from dptune.dpsgd.plan import CONSTANT, GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import noise_runs
 from dptune.errors import ConfigError, Problem
 from dptune.mechanisms.atdp import rise_and_reset
 from dptune.mechanisms.automatic import Automatic
+from dptune.mechanisms.dc_sgd import DcSgd
 from dptune.mechanisms.nominal import OPACUS_ORDERS, renyi_epsilon
 from dptune.mechanisms.psac import Psac
+from dptune.mechanisms.quantile_clip import QuantileClip
 from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyBudget
 from dptune.results import Report
 from dptune.settings import (
@@ -117,6 +120,11 @@ class StageSettings(Settings):
             )
         if self.nominal is not None and self.noise is None:
             raise ValueError("nominal must be null in a stage without noise")
+        banded = self.noise is not None and self.noise.correlation != "independent"
+        if self.clipping and self.clipping.moving and banded:
+            raise ValueError(
+                "noise.correlation must be 'independent' where clipping.moving is set"
+            )
         cap = self.sampling.max_batch_size
         if cap is not None and self.noise is None:
             raise ValueError("sampling must be poisson in a stage without noise")
@@ -213,6 +221,7 @@ class StagePlan(Report):
         if self.settings.clipping is None:
             raise ConfigError(f"stage {self.settings.name} has no clipping.")
         cap = self.settings.sampling.max_batch_size
+        moving = self.settings.clipping.moving
         return GradientPlan(
             noise_multiplier=noise_multiplier,
             sample_rate=self.sample_rate,
@@ -224,6 +233,8 @@ class StagePlan(Report):
             noise_coefficients=self.noise_coefficients,
             grouping=Grouping(self.settings.clipping.kind),
             scale_rule=_scale_rule(self.settings.clipping),
+            norm_rule=_norm_rule(self.settings.clipping),
+            count_share=moving.count_share if moving else 0.0,
             noise_levels=self.noise_levels,
             steps_per_level=math.ceil(self.num_steps / len(self.noise_levels)),
         )
@@ -493,6 +504,24 @@ def _scale_rule(clipping: ClippingSettings) -> ScaleRule:
             return Automatic(*given)
         case "psac":
             return Psac(*given)
+
+
+def _norm_rule(clipping: ClippingSettings) -> NormRule | None:
+    """Return what moves the clip norm, if anything does."""
+    if clipping.moving is None:
+        return None
+    quantile = clipping.moving.quantile
+    match clipping.moving.rule:
+        case "quantile":
+            return QuantileClip(quantile=quantile, rate=clipping.moving.rate)
+        case "dc_sgd_percentile":
+            return DcSgd(
+                initial=clipping.max_grad_norm,
+                choice="percentile",
+                percentile=quantile,
+            )
+        case "dc_sgd_error":
+            return DcSgd(initial=clipping.max_grad_norm, choice="error")
 
 
 def _noise_levels(stage: StageSettings, *, num_steps: int) -> tuple[float, ...]:

@@ -39,6 +39,24 @@ class LoraSettings(Settings):
     target_modules: tuple[str, ...] = ()
 
 
+class MovingClipSettings(Settings):
+    """A clip norm that follows the gradients, by counts of norms.
+
+    Args:
+        rule: `quantile` (Andrew et al. 2021), `dc_sgd_percentile` or `dc_sgd_error`
+            (Wei et al. 2025).
+        count_share: share of the budget that the counts get. 0 releases them raw: then
+            nothing is certified.
+        quantile: of the units, for `quantile` and `dc_sgd_percentile`.
+        rate: of the update of `quantile`.
+    """
+
+    rule: Literal["quantile", "dc_sgd_percentile", "dc_sgd_error"]
+    count_share: float = Field(default=0.05, ge=0, lt=1)
+    quantile: float = Field(default=0.5, gt=0, lt=1)
+    rate: float = Field(default=0.2, gt=0, le=10)
+
+
 class ClippingSettings(Settings):
     """How one unit's gradient is bounded.
 
@@ -47,6 +65,7 @@ class ClippingSettings(Settings):
             `per_lora_pair` clip groups of parameters, each to an equal share of it.
         rule: `threshold` leaves small gradients as they are; `automatic` and `psac`
             bring them near `max_grad_norm` too.
+        moving: lets the clip norm follow the gradients, from `max_grad_norm` on.
         regularizer: gamma of `automatic`, r of `psac`; None takes the paper's.
     """
 
@@ -54,6 +73,7 @@ class ClippingSettings(Settings):
     max_grad_norm: float = Field(gt=0, le=1e6)
     rule: Literal["threshold", "automatic", "psac"] = "threshold"
     regularizer: float | None = Field(default=None, gt=0, le=1e3)
+    moving: MovingClipSettings | None = None
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:

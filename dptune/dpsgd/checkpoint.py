@@ -34,7 +34,7 @@ from dptune.dpsgd.distributed import ALONE, Ranks
 from dptune.dpsgd.sharding import gathered, held, part_like
 from dptune.errors import ArtifactError
 
-_FORMAT = 1
+_FORMAT = 2
 _STATE = "state.json"
 _WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
@@ -54,6 +54,7 @@ class TrainingState:
         num_tokens: tokens seen so far. Private.
         seconds: spent so far.
         curve: (step, mean loss per token). Private.
+        max_grad_norm: C of the next step where it moves; a released value.
     """
 
     step: int
@@ -62,6 +63,7 @@ class TrainingState:
     num_tokens: int = field(default=0, repr=False)
     seconds: float = 0.0
     curve: tuple[CurvePoint, ...] = field(default=(), repr=False)
+    max_grad_norm: float | None = None
 
 
 def claim_attempt(checkpoint_dir: Path) -> int:
@@ -260,6 +262,7 @@ def _to_json(state: TrainingState) -> str:
         "digest": state.digest,
         "num_tokens": state.num_tokens,
         "seconds": state.seconds,
+        "max_grad_norm": state.max_grad_norm,
         "curve": [[step, repr(loss)] for step, loss in state.curve],
     }
     return json.dumps(content, allow_nan=False)
@@ -280,4 +283,5 @@ def _from_json(path: Path) -> TrainingState:
         num_tokens=int(content["num_tokens"]),
         seconds=float(content["seconds"]),
         curve=tuple((int(step), float(loss)) for step, loss in content["curve"]),
+        max_grad_norm=content["max_grad_norm"],
     )

@@ -35,6 +35,7 @@ def out_of_range(plan: "GradientPlan") -> Iterator[Problem]:
             "one or more numbers in (0, inf)",
         ),
         "steps_per_level": (plan.steps_per_level >= 1, ">= 1"),
+        "count_share": (0 <= plan.count_share < 1, "in [0, 1)"),
     }
     for name, (valid, constraint) in checks.items():
         if not valid:
@@ -53,6 +54,16 @@ def contradictions(plan: "GradientPlan") -> Iterator[Problem]:
                 message="must be set exactly when sampling is truncated_poisson, got "
                 f"{getattr(plan, name)} with {plan.sampling}.",
             )
+    if plan.norm_rule is None and plan.count_share:
+        yield Problem(
+            path="count_share",
+            message=f"must be 0 without a norm_rule, got {plan.count_share}.",
+        )
+    if plan.norm_rule is not None and (plan.num_bands > 1 or plan.adaptive is not None):
+        yield Problem(
+            path="norm_rule",
+            message="must be null with banded noise or a noise controller.",
+        )
     if plan.adaptive is not None:
         yield from _adaptive_contradictions(plan, plan.adaptive)
     if plan.num_bands == 1:

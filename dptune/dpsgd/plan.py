@@ -41,6 +41,7 @@ from dptune.dpsgd.clipping import (
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients
 from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.grouping import Grouping
+from dptune.dpsgd.moving_clip import MovingClip, NormRule, shares
 from dptune.dpsgd.noise import (
     MAX_NOISE_BYTES,
     BandedNoise,
@@ -169,6 +170,10 @@ class GradientPlan:
         noise_levels: public multiples of `noise_multiplier`, each above 0, one after
             the other; the last one stays.
         steps_per_level: steps of each level.
+        norm_rule: moves C from step to step, from `max_grad_norm` on, by noisy counts;
+            see `moving_clip`, whose guarantee leaves the event as it is.
+        count_share: f in [0, 1) of the budget that counts get, with a `norm_rule` and
+            only then; 0 releases them as they are, and nothing is private.
         adaptive: terms that a controller chooses the noise of every step within;
             `noise_multiplier` is then for the reader alone.
 
@@ -188,6 +193,8 @@ class GradientPlan:
     scale_rule: ScaleRule = THRESHOLD
     noise_levels: tuple[float, ...] = CONSTANT
     steps_per_level: int = 1
+    norm_rule: NormRule | None = None
+    count_share: float = 0.0
     adaptive: AdaptiveTerms | None = None
 
     def __post_init__(self) -> None:
@@ -235,17 +242,19 @@ class GradientPlan:
             max_batch_size=self.max_batch_size,
         )
 
-    def clip_policy(self, *, num_groups: int = 1) -> ClipPolicy:
+    def clip_policy(
+        self, *, num_groups: int = 1, max_grad_norm: float | None = None
+    ) -> ClipPolicy:
         """Return the clip whose sensitivity the noise is scaled to.
 
         Args:
             num_groups: groups that `grouping` makes of the trained parameters.
+            max_grad_norm: C of the step, where it moves.
         """
+        bound = self.max_grad_norm if max_grad_norm is None else max_grad_norm
         if num_groups == 1:
-            return FlatClip(self.max_grad_norm, rule=self.scale_rule)
-        return GroupClip(
-            self.max_grad_norm, num_groups=num_groups, rule=self.scale_rule
-        )
+            return FlatClip(bound, rule=self.scale_rule)
+        return GroupClip(bound, num_groups=num_groups, rule=self.scale_rule)
 
     def noise_schedule(self) -> NoiseSchedule:
         """Return the multiplier of every step."""
@@ -256,9 +265,22 @@ class GradientPlan:
             steps_per_value=self.steps_per_level,
         )
 
-    def noise_stddev(self, *, step: int = 0) -> float:
-        """Return noise_multiplier * C: the stddev of z."""
-        return self.noise_schedule().noise_multiplier(step) * self.max_grad_norm
+    def noise_shares(self, step: int) -> tuple[float, float]:
+        """Return the gradients' noise stddev / C, and the counts' noise stddev."""
+        multiplier = self.noise_schedule().noise_multiplier(step)
+        return shares(multiplier, self.count_share)
+
+    def noise_stddev(
+        self, *, step: int = 0, max_grad_norm: float | None = None
+    ) -> float:
+        """Return the stddev of z: noise_multiplier * C, more where counts are noised.
+
+        Args:
+            step: from 0.
+            max_grad_norm: C of the step, where it moves.
+        """
+        bound = self.max_grad_norm if max_grad_norm is None else max_grad_norm
+        return self.noise_shares(step)[0] * bound
 
     def noise(
         self,
@@ -267,6 +289,7 @@ class GradientPlan:
         sums: Mapping[str, Tensor],
         max_bytes: int = MAX_NOISE_BYTES,
         granted: AdaptiveNoise | None = None,
+        moving: MovingClip | None = None,
     ) -> NoiseMechanism:
         """Return the noise of a process that starts now; it keeps its own past.
 
@@ -275,16 +298,25 @@ class GradientPlan:
             sums: of the shapes that will be released.
             max_bytes: memory that past noise may take.
             granted: what an adaptive plan takes its multipliers from, and only it.
+            moving: knows C of the step, with a `norm_rule` and only then.
 
         Raises:
             ConfigError: past noise does not fit.
-            PrivacyError: `granted` is missing, or of other terms than were charged.
+            PrivacyError: `moving` or `granted` is missing, or of other terms than were
+                charged.
         """
         if self.adaptive is not None or granted is not None:
             return self._granted_noise(stream, granted)
+        if (moving is None) != (self.norm_rule is None):
+            raise PrivacyError(
+                "noise must be scaled to the clip norm of its step. Pass the moving "
+                "clip of the plan's norm_rule."
+            )
         if self.num_bands == 1:
             return IndependentNoise(
-                noise_stddev=lambda step: self.noise_stddev(step=step),
+                noise_stddev=lambda step: self.noise_stddev(
+                    step=step, max_grad_norm=moving.max_grad_norm if moving else None
+                ),
                 stream=stream,
             )
         return BandedNoise(
@@ -317,6 +349,8 @@ class GradientPlan:
         """Describe `num_steps` consecutive steps; see the table of the class."""
         if self.adaptive is not None:
             return self.adaptive.event if num_steps else dp_accounting.NoOpDpEvent()
+        if self.norm_rule is not None and not self.count_share and num_steps:
+            return dp_accounting.NonPrivateDpEvent()
         return schedule_event(
             self.noise_schedule(),
             step_event=self._mechanism,

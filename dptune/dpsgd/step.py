@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dptune.dpsgd.clipping import ClipPolicy
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.distributed import (
     ALONE,
@@ -22,6 +23,7 @@ from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
 from dptune.dpsgd.grouping import group_parameters
 from dptune.dpsgd.loss import RecordLoss
+from dptune.dpsgd.moving_clip import MovingClip
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import UnitIndices
@@ -153,6 +155,11 @@ class Feed:
 class GradientSource(Protocol):
     """Fills `grad` of every trainable parameter for one step."""
 
+    @property
+    def max_grad_norm(self) -> float | None:
+        """C of the next step, where it moves with what is released."""
+        ...
+
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
         """Compute the gradients of the units in `indices`; figures are private.
 
@@ -179,16 +186,27 @@ class PrivateGradients:
         stream: GaussianStream,
         max_noise_bytes: int,
         granted: AdaptiveNoise | None,
+        moving: MovingClip | None,
     ) -> None:
         self._model = model
         self._engine = engine
         self._plan = plan
         self._feed = feed
-        self._clip = plan.clip_policy(num_groups=engine.num_groups)
+        self._moving = moving
+        self._clip = self._clip_now()
         self._sums = sums
         self._noise = plan.noise(
-            stream, sums=sums.owned, max_bytes=max_noise_bytes, granted=granted
+            stream,
+            sums=sums.owned,
+            max_bytes=max_noise_bytes,
+            granted=granted,
+            moving=moving,
         )
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """C of the next step where it moves; a released value."""
+        return self._moving.max_grad_norm if self._moving else None
 
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
         """Sum clipped gradients over all pieces and ranks, then release."""
@@ -199,6 +217,10 @@ class PrivateGradients:
         self._sums.combine()
         self._plan.release(self._sums.owned, step=step, noise=self._noise)
         self._sums.hand_out()
+        if self._moving is not None:
+            gradients, counts = self._plan.noise_shares(step)
+            self._moving.release(gradient_multiplier=gradients, stddev=counts)
+            self._clip = self._clip_now()
         return totals.over(self._feed.ranks)
 
     def _add(self, batch: PhysicalBatch) -> StepTotals:
@@ -210,15 +232,25 @@ class PrivateGradients:
 
     def _factors(self, batch: PhysicalBatch, norms: Tensor) -> Tensor:
         """Clip real units; units that only fill the batch add nothing."""
+        if self._moving is not None:
+            self._moving.count(norms[:, : batch.num_real_units])
         factors = self._clip.factors(norms)
         if batch.num_real_units < len(batch.rows_of_unit):
             factors = factors.clone()
             factors[:, batch.num_real_units :] = 0
         return factors
 
+    def _clip_now(self) -> ClipPolicy:
+        """Return the clip of the next step."""
+        return self._plan.clip_policy(
+            num_groups=self._engine.num_groups, max_grad_norm=self.max_grad_norm
+        )
+
 
 class PlainGradients:
     """The mean gradient, by ordinary backpropagation."""
+
+    max_grad_norm: float | None = None
 
     def __init__(self, *, model: nn.Module, plan: PlainPlan, feed: Feed) -> None:
         self._model = model
@@ -250,6 +282,7 @@ def gradient_source(
     attempt: int,
     max_noise_bytes: int = MAX_NOISE_BYTES,
     granted: AdaptiveNoise | None = None,
+    max_grad_norm: float | None = None,
 ) -> Iterator[GradientSource]:
     """Open the source that a plan calls for; on leaving, the model is clean again.
 
@@ -261,6 +294,7 @@ def gradient_source(
         attempt: number of this process start.
         max_noise_bytes: memory that past noise may take.
         granted: what an adaptive plan takes its multipliers from.
+        max_grad_norm: where a moving C was left; None starts with the plan's.
 
     Raises:
         ConfigError: the plan's banded noise does not fit.
@@ -270,6 +304,12 @@ def gradient_source(
             yield PlainGradients(model=model, plan=plan, feed=feed)
         else:
             groups = group_parameters(trainable_parameters(model), plan.grouping)
+            stream = noise_stream(
+                device=feed.device,
+                fixed_seed=seed,
+                attempt=attempt,
+                rank=feed.ranks.rank,
+            )
             with PerUnitGradients(model, parameter_groups=groups.__getitem__) as engine:
                 yield PrivateGradients(
                     model=model,
@@ -277,18 +317,42 @@ def gradient_source(
                     plan=plan,
                     feed=feed,
                     sums=_sums_of(engine, feed.ranks),
-                    stream=noise_stream(
-                        device=feed.device,
-                        fixed_seed=seed,
-                        attempt=attempt,
-                        rank=feed.ranks.rank,
-                    ),
+                    stream=stream,
                     max_noise_bytes=max_noise_bytes,
                     granted=granted,
+                    moving=_moving_clip(
+                        plan,
+                        engine,
+                        feed,
+                        stream=stream,
+                        initial=max_grad_norm or plan.max_grad_norm,
+                    ),
                 )
     finally:
         for parameter in model.parameters():
             parameter.grad = None
+
+
+def _moving_clip(
+    plan: GradientPlan,
+    engine: PerUnitGradients,
+    feed: Feed,
+    *,
+    stream: GaussianStream,
+    initial: float,
+) -> MovingClip | None:
+    """Return the clip norm of a plan that moves it."""
+    if plan.norm_rule is None:
+        return None
+    return MovingClip(
+        plan.norm_rule,
+        initial=initial,
+        num_parameters=sum(p.numel() for p in engine.parameters.values()),
+        expected_batch_size=plan.expected_batch_size,
+        ranks=feed.ranks,
+        stream=stream,
+        device=feed.device,
+    )
 
 
 def _sums_of(engine: PerUnitGradients, ranks: Ranks) -> GradientSums:

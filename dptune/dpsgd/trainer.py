@@ -344,6 +344,7 @@ class _Run:
             attempt=state.attempt,
             max_noise_bytes=self._max_noise_bytes,
             granted=granted,
+            max_grad_norm=state.max_grad_norm,
         ) as source:
             has_more = True
             while has_more and state.step < self._num_steps:
@@ -358,7 +359,11 @@ class _Run:
                         break
                     indices = ranks.drawn(partial(sampler.sample, generator))
                     state = self._step(state, source, indices)
-                state = replace(state, curve=tuple(self._curve))
+                state = replace(
+                    state,
+                    curve=tuple(self._curve),
+                    max_grad_norm=source.max_grad_norm,
+                )
                 if checkpoint_dir is not None:
                     save_checkpoint(
                         checkpoint_dir,
