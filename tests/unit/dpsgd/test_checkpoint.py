@@ -116,7 +116,7 @@ def test_unknown_format_is_refused(tmp_path):
     save_checkpoint(tmp_path, STATE, *build())
     path = tmp_path / "step-00000004" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
-    with pytest.raises(ArtifactError, match="format must be 1"):
+    with pytest.raises(ArtifactError, match="format must be 2"):
         load(tmp_path, *build())
 
 
