@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.budget_app import build_budget_app
+from cli.detection_app import detect, evaluate_detector
 from cli.review_app import build_review_app
 
 ConfigPath = Annotated[
@@ -47,6 +48,8 @@ def build_app() -> typer.Typer:
         quickstart,
         train,
         calibrate,
+        detect,
+        evaluate_detector,
         gate,
         promote,
         rollback,

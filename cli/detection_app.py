@@ -1,0 +1,102 @@
+"""`detect` and `evaluate-detector`: arguments in, one call, a table out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dptune.detection.recognizer import Tier
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="Take tier and recognizers from a training config."
+    ),
+]
+TierOption = Annotated[
+    Tier | None, typer.Option(help="What counts as sensitive; low_entity by default.")
+]
+RecognizerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recognizer",
+        "-r",
+        help="patterns, lexicon, presidio or one that a package adds. Repeat it.",
+    ),
+]
+SpacyOption = Annotated[
+    str | None, typer.Option(help="Name or folder of a spaCy pipeline to add.")
+]
+GlinerOption = Annotated[
+    str | None, typer.Option(help="Folder of a GLiNER model to add.")
+]
+ListsOption = Annotated[
+    bool, typer.Option("--no-lists", help="Leave the lists of imported reviews out.")
+]
+
+
+def detect(  # noqa: PLR0917 - typer passes them by name
+    text: Annotated[
+        str, typer.Argument(help="A text, a file of text, or - for standard input.")
+    ],
+    config: ConfigOption = None,
+    tier: TierOption = None,
+    recognizers: RecognizerOption = None,
+    spacy_pipeline: SpacyOption = None,
+    gliner_model: GlinerOption = None,
+    no_lists: ListsOption = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page. It quotes the text: keep it private."),
+    ] = None,
+) -> None:
+    """Show what the detector marks in a text. The text is not stored anywhere."""
+    from cli.detection import DetectorChoice, detect_command
+
+    choice = DetectorChoice(
+        config=config,
+        tier=tier,
+        recognizers=tuple(recognizers or ()),
+        spacy_pipeline=spacy_pipeline,
+        gliner_model=gliner_model,
+        use_lists=not no_lists,
+    )
+    detect_command(text, choice, html=html)
+
+
+def evaluate_detector(  # noqa: PLR0917 - typer passes them by name
+    gold: Annotated[
+        Path,
+        typer.Option(help="Texts with gold spans; see docs/REVIEW.md."),
+    ],
+    config: ConfigOption = None,
+    tier: TierOption = None,
+    recognizers: RecognizerOption = None,
+    spacy_pipeline: SpacyOption = None,
+    gliner_model: GlinerOption = None,
+    no_lists: ListsOption = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The page (.html); its figure goes beside it (.png, .svg). By default "
+            "in the project folder's reports.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON instead.")
+    ] = False,
+) -> None:
+    """Measure recall, precision and masked share against gold spans, per type."""
+    from cli.detection import DetectorChoice, evaluate_command
+
+    choice = DetectorChoice(
+        config=config,
+        tier=tier,
+        recognizers=tuple(recognizers or ()),
+        spacy_pipeline=spacy_pipeline,
+        gliner_model=gliner_model,
+        use_lists=not no_lists,
+    )
+    evaluate_command(gold, choice, output=output, as_json=as_json)
