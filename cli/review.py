@@ -1,5 +1,7 @@
 """What the `review` commands do."""
 
+import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,12 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.runs import read_config, require_workspace
+from dptune.detection.llm import Endpoint
+from dptune.detection.patterns import PatternRecognizer
+from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError, Problem
 from dptune.reports.formatting import interval
 from dptune.reports.formatting import share as share_text
 from dptune.reports.review_page import masked_lines, review_page
+from dptune.review.crosscheck import (
+    CheckedSentence,
+    CrossCheck,
+    Opinion,
+    check_excerpt,
+)
 from dptune.review.findings import best_upper_bound
 from dptune.review.lists import ListKey
+from dptune.review.sample import Excerpt
 from dptune.review.store import (
     ReviewState,
     ReviewStore,
@@ -38,9 +50,11 @@ def export_command(
     jsonl: Path | None,
     share: float,
     size: int | None,
+    llm: tuple[str | None, str | None] = (None, None),
 ) -> None:
     """Draw a sample and write it where the user says."""
     _check_outputs(html, jsonl)
+    endpoint = _endpoint(*llm)
     config = read_config(path, overrides)
     workspace = current_workspace()
     workspace.root.mkdir(parents=True, exist_ok=True)
@@ -54,11 +68,38 @@ def export_command(
             share=share,
             size=size,
         )
+    opinions = _ask(endpoint, drawn.excerpts, Tier(record.tier)) if endpoint else {}
     if html is not None:
-        write_private(html, review_page(record, drawn.excerpts))
+        page = review_page(record, drawn.excerpts, opinions=opinions)
+        write_private(html, page)
     if jsonl is not None:
         write_private(jsonl, "\n".join(masked_lines(drawn.excerpts)) + "\n")
     _print_sample(record, html=html, jsonl=jsonl)
+    if opinions:
+        tally = Counter(one.opinion for one in opinions.values())
+        parts = ", ".join(f"{tally[kind]:,} {kind}" for kind in Opinion)
+        Console(highlight=False).print(f"language model: {parts}", style="dim")
+
+
+def _endpoint(url: str | None, model: str | None) -> Endpoint | None:
+    """Describe whom to ask; None where nobody is to be asked."""
+    if (url is None) != (model is None):
+        message = "must be given together."
+        raise ConfigError([Problem(path="--llm-url, --llm-model", message=message)])
+    if url is None or model is None:
+        return None
+    key = os.environ.get("DPTUNE_LLM_KEY") or "none"
+    return Endpoint(base_url=url, model=model, api_key=key)
+
+
+def _ask(
+    endpoint: Endpoint, excerpts: Sequence[Excerpt], tier: Tier
+) -> dict[str, CheckedSentence]:
+    """Ask about every sentence; the patterns run once more before anything is sent."""
+    known = [PatternRecognizer(tier=tier)]
+    checker = CrossCheck(endpoint=endpoint, tier=tier, known=known)
+    with Console(stderr=True).status("asking the language model"):
+        return {e.sentence.id: check_excerpt(checker, e) for e in excerpts}
 
 
 def import_command(file: Path) -> None:

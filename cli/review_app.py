@@ -50,6 +50,15 @@ def export(  # noqa: PLR0917 - typer passes them by name
     size: Annotated[
         int | None, typer.Option(help="Number of sentences instead.", min=4)
     ] = None,
+    llm_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask a language model about each sentence, such as "
+            "http://localhost:11434/v1; a hint on the page. Marks are replaced before "
+            "anything is sent; what was missed is sent. Key: DPTUNE_LLM_KEY."
+        ),
+    ] = None,
+    llm_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
 ) -> None:
     """Draw sentences for people to read. Nothing is written but what you name here.
 
@@ -58,7 +67,13 @@ def export(  # noqa: PLR0917 - typer passes them by name
     from cli.review import export_command
 
     export_command(
-        config, overrides or [], html=html, jsonl=jsonl, share=share, size=size
+        config,
+        overrides or [],
+        html=html,
+        jsonl=jsonl,
+        share=share,
+        size=size,
+        llm=(llm_url, llm_model),
     )
 
 

@@ -9,12 +9,13 @@ keeps nothing in the browser, and what it saves are places and numbers.
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from markupsafe import Markup
 
 from dptune.reports.render import TEMPLATES, environment
+from dptune.review.crosscheck import CheckedSentence
 from dptune.review.masking import masked
 from dptune.review.sample import Excerpt
 from dptune.review.store import SampleRecord
@@ -29,12 +30,18 @@ _MEANINGS: Final = {
 }
 
 
-def review_page(record: SampleRecord, excerpts: Sequence[Excerpt]) -> str:
+def review_page(
+    record: SampleRecord,
+    excerpts: Sequence[Excerpt],
+    *,
+    opinions: Mapping[str, CheckedSentence] | None = None,
+) -> str:
     """Return the page as one self-contained HTML document.
 
     Args:
         record: the sample.
         excerpts: its sentences, in the order in which they are shown.
+        opinions: of a language model, by sentence; a hint, which decides nothing.
     """
     script = (TEMPLATES / "review.js").read_text(encoding="utf-8")
     css = (TEMPLATES / "review.css").read_text(encoding="utf-8")
@@ -43,7 +50,7 @@ def review_page(record: SampleRecord, excerpts: Sequence[Excerpt]) -> str:
         policy=_policy(script, css),
         css=Markup(css),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
-        data=Markup(_data(record, excerpts)),  # noqa: S704 - JSON without `<`
+        data=Markup(_data(record, excerpts, opinions or {})),  # noqa: S704 - JSON without `<`
         count=len(excerpts),
         config=record.config,
         sample=record.id,
@@ -88,7 +95,11 @@ def _digest(source: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
-def _data(record: SampleRecord, excerpts: Sequence[Excerpt]) -> str:
+def _data(
+    record: SampleRecord,
+    excerpts: Sequence[Excerpt],
+    opinions: Mapping[str, CheckedSentence],
+) -> str:
     """Write the sentences as JSON that cannot end its element."""
     values: dict[str, Any] = {
         "sample": record.id,
@@ -102,8 +113,21 @@ def _data(record: SampleRecord, excerpts: Sequence[Excerpt]) -> str:
                     [mark.start, mark.end, mark.entity_type, mark.firm]
                     for mark in excerpt.sentence.marks
                 ],
+                **_hint(opinions.get(excerpt.sentence.id)),
             }
             for excerpt in excerpts
         ],
     }
     return json.dumps(values).replace("<", "\\u003c")
+
+
+def _hint(found: CheckedSentence | None) -> dict[str, Any]:
+    """Say what a language model thinks of a sentence."""
+    if found is None:
+        return {"hint": "", "doubts": []}
+    words = {
+        "agree": "a language model lists nothing else",
+        "disagree": "a language model lists what is underlined",
+        "unavailable": "no language model could judge this sentence",
+    }
+    return {"hint": words[found.opinion], "doubts": [list(d) for d in found.doubts]}

@@ -169,7 +169,7 @@
     text.replaceChildren();
     const range = chosen();
     const boundaries = new Set([0, item.points.length]);
-    for (const [a, b] of [...item.marks, ...one.missed, ...item.words]) {
+    for (const [a, b] of [...item.marks, ...one.missed, ...item.words, ...item.doubts]) {
       boundaries.add(a); boundaries.add(b);
     }
     const cuts = [...boundaries].sort((a, b) => a - b);
@@ -206,6 +206,7 @@
           draw();
         });
       }
+      if (item.doubts.some((d) => d[0] <= a && b <= d[1])) piece.classList.add("doubt");
       host.append(piece);
     }
     $("before").textContent = item.before;
@@ -213,7 +214,7 @@
     $("card").classList.toggle("decided", one.done);
     $("verdict").textContent = (one.done ? "✓ decided" : "open")
       + ` · ${item.marks.length} marked · ${one.missed.length} missed`
-      + ` · ${one.alarms.length} false alarms`;
+      + ` · ${one.alarms.length} false alarms` + (item.hint ? ` · ${item.hint}` : "");
     const done = state.filter((s) => s.done).length;
     $("bar").value = done;
     $("done").textContent = `${done} of ${items.length} decided`;
