@@ -228,12 +228,64 @@ class BudgetSettings(_Settings):
         return self
 
 
+class DecodingSettings(_Settings):
+    """How text is drawn: temperature, then top-k, then top-p; RLDP's values.
+
+    Args:
+        top_k: 0 for every token.
+    """
+
+    temperature: float = Field(default=0.7, gt=0, le=10)
+    top_k: int = Field(default=50, ge=0)
+    top_p: float = Field(default=0.95, gt=0, le=1)
+
+
+class PersonalDataAttackSettings(_Settings):
+    """Extraction, reconstruction and inference of what the detector marks."""
+
+    num_texts: int = Field(default=500, ge=10)
+    max_new_tokens: int = Field(default=64, ge=1)
+    num_values: int = Field(default=100, ge=10)
+    num_guesses: int = Field(default=16, ge=1)
+    num_candidates: int = Field(default=10, ge=2)
+
+
+class ExtractionSettings(_Settings):
+    """What is drawn out of the model by sampling.
+
+    Args:
+        num_trials: continuations of the canaries' template; 0 for none.
+        max_new_tokens: of each.
+        ending_tokens: longest ending of a record that is to be drawn.
+        personal_data: null leaves this slow attack out.
+    """
+
+    decoding: DecodingSettings = DecodingSettings()
+    num_trials: int = Field(default=4000, ge=0)
+    max_new_tokens: int = Field(default=10, ge=1)
+    ending_tokens: int = Field(default=50, ge=1)
+    personal_data: PersonalDataAttackSettings | None = None
+
+
 class AttackSettings(_Settings):
-    """How the trained model is attacked."""
+    """How the trained model is attacked.
+
+    Args:
+        num_members: records of each side that membership is tried on, at most.
+        num_bootstrap: draws behind intervals.
+        scoring: what canaries are ranked by: the `sum` of the secret's nats, or the
+            `mean` per token, as JFT does.
+        max_candidates: larger canary spaces are searched, not enumerated.
+        max_nodes: how far that search may go.
+        extraction: what is drawn by sampling.
+    """
 
     num_members: int = Field(default=1000, ge=50)
     num_bootstrap: int = Field(default=1000, ge=100)
-    max_candidates: int = Field(default=10_000_000, ge=100)
+    scoring: Literal["sum", "mean"] = "sum"
+    max_candidates: int = Field(default=10_000_000, ge=100, le=20_000_000)
+    max_nodes: int = Field(default=20_000, ge=100)
+    extraction: ExtractionSettings = ExtractionSettings()
 
 
 class PerformanceSettings(_Settings):

@@ -139,6 +139,12 @@ class CanaryExposure(Report):
         rank: 1 is the most likely of `space_size` candidates.
         exposure: `log2(space_size) - log2(rank)`, bits (Carlini et al. 2019, eq. 2).
         nll: total negative log likelihood of the secret, nats.
+        method: how the rank was found. Unless `exact`, rank is an upper bound of it or
+            a p-value times `space_size`: it may show a leak, never the absence of one.
+        exposure_interval: where exposure lies, unless `exact`.
+        certified_exposure: exposure is at least this, whatever the sample.
+        extrapolated_exposure: what a skew-normal law fitted to random candidates says;
+            no evidence, kept for comparison with papers.
     """
 
     canary_id: str
@@ -147,6 +153,12 @@ class CanaryExposure(Report):
     rank: int
     exposure: float
     nll: float
+    method: Literal[
+        "exact", "certified_bound", "uniform_sample", "importance_sample"
+    ] = "exact"
+    exposure_interval: Interval | None = None
+    certified_exposure: float | None = None
+    extrapolated_exposure: float | None = None
 
 
 class ExposureReport(Report):
@@ -233,6 +245,114 @@ class MembershipReport(Report):
     def strongest(self: Self) -> MembershipSignal:
         """The attack with the most true positives at the low false-positive rate."""
         return max(self.signals, key=lambda s: (s.tpr_at_low_fpr, s.auc))
+
+
+class NgramSimilarity(Report):
+    """How alike valid continuations are to planted canaries, and to controls.
+
+    Args:
+        size: characters of an n-gram.
+        planted: mean Jaccard similarity over all pairs, and its standard deviation.
+        held_out: the same to controls, which no model saw.
+        difference: what is left of it, with an interval over canaries.
+    """
+
+    size: int
+    planted: float
+    planted_stddev: float
+    held_out: float
+    held_out_stddev: float
+    difference: float
+    difference_interval: Interval
+
+
+class CanarySampling(Report):
+    """Trials that ask the model for a canary. Holds no continuation.
+
+    Args:
+        num_trials: continuations drawn.
+        num_valid: those of nothing but symbols of a secret.
+        planted_hits: trials that begin with a planted secret.
+        held_out_hits: trials that begin with a control.
+        planted_found: planted secrets that some trial begins with.
+        held_out_found: controls likewise.
+        similarities: empty where nothing was valid, or there was no control.
+    """
+
+    num_trials: int
+    num_valid: int
+    planted_hits: int
+    held_out_hits: int
+    planted_found: int
+    held_out_found: int
+    similarities: tuple[NgramSimilarity, ...] = ()
+
+
+class DiscoverableShare(Report):
+    """Shares of texts that `trials` trials draw with at least this chance.
+
+    None where a group is empty.
+    """
+
+    trials: int
+    chance: float
+    members: float | None
+    members_interval: Interval | None
+    controls: float | None
+    controls_interval: Interval | None
+
+
+class PersonalDataShare(Report):
+    """How often one attack on personal data was right, and how often on controls.
+
+    Args:
+        attack: `extraction`, `reconstruction` or `inference`.
+        members: right answers on values of the training data.
+        num_members: attempts.
+        controls: right answers on values of held-out records.
+        num_controls: attempts.
+        chance: share that guessing gets right; None where it is not known.
+    """
+
+    attack: str
+    members: int
+    num_members: int
+    members_interval: Interval
+    controls: int
+    num_controls: int
+    controls_interval: Interval
+    chance: float | None = None
+
+
+class ExtractionReport(Report):
+    """What sampling draws out of one model, beside controls and its base.
+
+    Args:
+        temperature, top_k, top_p: the decoding.
+        sampling: trials that ask for a canary; None where there is none.
+        base_sampling: the same of the base model.
+        canaries: discoverable secrets, held-out ones as controls.
+        records: discoverable endings of training records, test records as controls.
+        personal_data: values that the project's own detectors mark; None where this
+            attack was not asked for.
+        base_personal_data: the same of the base model.
+    """
+
+    model_digest: str
+    base_model_digest: str
+    temperature: float
+    top_k: int
+    top_p: float
+    num_planted: int
+    num_held_out: int
+    num_members: int
+    num_non_members: int
+    sampling: CanarySampling | None = None
+    base_sampling: CanarySampling | None = None
+    canaries: tuple[DiscoverableShare, ...] = ()
+    records: tuple[DiscoverableShare, ...] = ()
+    personal_data: tuple[PersonalDataShare, ...] | None = None
+    base_personal_data: tuple[PersonalDataShare, ...] | None = None
 
 
 class UtilityReport(Report):

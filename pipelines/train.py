@@ -80,13 +80,14 @@ def train_pipeline(
             id=f"train_{stage.name}",
         )
     budget = settle_budget(reservation, plan, ledger)
-    exposure, membership, utility = attack(
+    exposure, membership, extraction, utility = attack(
         model,
         base,
         labelled,
         canaries,
         settings=run.model,
         attacks=run.attack,
+        detection=run.detection,
         performance=run.performance,
     )
     champion = measure_champion(
@@ -105,6 +106,7 @@ def train_pipeline(
         redaction,
         exposure,
         membership,
+        extraction,
         utility,
         champion,
         budget,

@@ -5,10 +5,20 @@ from typing import Annotated
 from zenml import step
 
 from dptune.attacks.canaries import CanarySet
-from dptune.config import AttackSettings, ModelSettings, PerformanceSettings
+from dptune.config import (
+    AttackSettings,
+    DetectionSettings,
+    ModelSettings,
+    PerformanceSettings,
+)
 from dptune.data.corpus import Corpus
 from dptune.models.bundle import ModelBundle
-from dptune.results import ExposureReport, MembershipReport, UtilityReport
+from dptune.results import (
+    ExposureReport,
+    ExtractionReport,
+    MembershipReport,
+    UtilityReport,
+)
 from dptune.workflow.evaluation import attack_model
 from infra.workspace import current_workspace
 from steps._caching import BY_CONTENT
@@ -23,13 +33,15 @@ def attack(
     canaries: CanarySet,
     settings: ModelSettings,
     attacks: AttackSettings,
+    detection: DetectionSettings,
     performance: PerformanceSettings,
 ) -> tuple[
     Annotated[ExposureReport, "exposure"],
     Annotated[MembershipReport, "membership"],
+    Annotated[ExtractionReport, "extraction"],
     Annotated[UtilityReport, "utility"],
 ]:
-    """Return exposure, membership and utility of a model, each with its controls."""
+    """Return what four attacks found on a model, each with its controls."""
     found = attack_model(
         model,
         base_model,
@@ -37,8 +49,9 @@ def attack(
         canaries,
         max_tokens=settings.max_tokens,
         attacks=attacks,
+        detection=detection,
         performance=performance,
         cache=current_workspace().cache,
         say=say,
     )
-    return found.exposure, found.membership, found.utility
+    return found.exposure, found.membership, found.extraction, found.utility

@@ -10,8 +10,9 @@ Three ways, the fastest that is exact for the tokenizer at hand:
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,13 @@ class Candidates:
     tokens: NDArray[np.int32]  # (candidates, columns)
     first_scored: NDArray[np.int32]  # (candidates,)
     end: NDArray[np.int32]  # (candidates,)
+
+    @property
+    def num_shared(self: Self) -> int:
+        """Leading tokens that every candidate shares and none is scored for."""
+        limit = int(self.first_scored.min())
+        same = (self.tokens[:, :limit] == self.tokens[0, :limit]).all(axis=0)
+        return int(limit if same.all() else np.argmin(same))
 
 
 def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -88,7 +96,7 @@ def tokenize_candidates(
         found = _by_tail(spec, tokenizer, sample, expected)
     if found is None:
         found = _encode(spec, tokenizer, np.arange(spec.space_size), prefix=spec.prefix)
-    return _with_bos(found, bos)
+    return with_bos(found, bos)
 
 
 def secrets_at(spec: CanarySpec, indices: NDArray[np.int64]) -> list[str]:
@@ -123,12 +131,35 @@ def _encode(
     spec: CanarySpec, tokenizer: Tokenizer, indices: NDArray[np.int64], *, prefix: str
 ) -> Candidates:
     """Tokenize `prefix + secret + suffix` for the given candidates."""
-    parts = []
-    for start in range(0, len(indices), _CHUNK):
-        chunk = indices[start : start + _CHUNK]
-        texts = [prefix + secret + spec.suffix for secret in secrets_at(spec, chunk)]
-        encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
-        parts.append(_to_arrays(encodings, start=len(prefix), length=spec.length))
+    chunks = [
+        secrets_at(spec, indices[start : start + _CHUNK])
+        for start in range(0, len(indices), _CHUNK)
+    ]
+    return _join([_encode_chunk(spec, tokenizer, c, prefix=prefix) for c in chunks])
+
+
+def encode_secrets(
+    spec: CanarySpec, tokenizer: Tokenizer, drawn: Sequence[str], *, prefix: str
+) -> Candidates:
+    """Tokenize `prefix + secret + suffix` for some candidates of any space.
+
+    Raises:
+        ModelError: a candidate has no token of its own.
+    """
+    return _encode_chunk(spec, tokenizer, drawn, prefix=prefix)
+
+
+def _encode_chunk(
+    spec: CanarySpec, tokenizer: Tokenizer, drawn: Sequence[str], *, prefix: str
+) -> Candidates:
+    """Tokenize whole records, and find their scored tokens."""
+    texts = [prefix + secret + spec.suffix for secret in drawn]
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return _to_arrays(encodings, start=len(prefix), length=spec.length)
+
+
+def _join(parts: Sequence[Candidates]) -> Candidates:
+    """Put candidates one below the other."""
     width = max(part.tokens.shape[1] for part in parts)
     tokens = [_pad(part.tokens, width) for part in parts]
     return Candidates(
@@ -246,7 +277,7 @@ def _prepend(part: Candidates, head: NDArray[np.int32]) -> Candidates:
     )
 
 
-def _with_bos(candidates: Candidates, bos: int | None) -> Candidates:
+def with_bos(candidates: Candidates, bos: int | None) -> Candidates:
     """Open every candidate with BOS if records open with it."""
     if bos is None:
         return candidates

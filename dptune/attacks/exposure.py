@@ -8,7 +8,7 @@ scores.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -16,16 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import DynamicCache
 
-from dptune.attacks._inference import evaluating, place
+from dptune.attacks._inference import KeyValues, evaluating, next_logits, place
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.trie import CandidateTrie
 from dptune.errors import ModelError
 from dptune.results import CanaryExposure, ExposureReport
 
 Scoring = Literal["sum", "mean"]
-KeyValues = list[tuple[Tensor, Tensor]]
 
 _CACHE_ROWS = 16
 
@@ -49,6 +47,19 @@ class CandidateScores:
     def by(self: Self, scoring: Scoring) -> NDArray[np.float64]:
         """Scores to rank by: the total, or the mean per token."""
         return self.nll if scoring == "sum" else self.nll / self.num_scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Ranks of all canaries under one model, and what they cost.
+
+    Args:
+        canaries: planted first, then held out.
+        num_token_forwards: tokens that went through the model.
+    """
+
+    canaries: tuple[CanaryExposure, ...]
+    num_token_forwards: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,20 +165,11 @@ class _Walk:
     def _forward(
         self, tokens: Tensor, key_values: KeyValues, *, past: int
     ) -> tuple[Tensor, KeyValues]:
-        """Logits behind the last token, and keys and values of all tokens so far."""
-        cache = DynamicCache()
-        for layer, (key, value) in enumerate(key_values):
-            cache.update(key, value, layer)
-        num, length = tokens.shape
-        positions = torch.arange(past, past + length, device=self.device)
-        self.num_forwards += num * length
-        output = self.model(
-            input_ids=tokens.to(self.device),
-            position_ids=positions.expand(num, length),
-            past_key_values=cache,
-            use_cache=True,
+        """Count tokens and forward them."""
+        self.num_forwards += tokens.numel()
+        return next_logits(
+            self.model, tokens, key_values, past=past, device=self.device
         )
-        return output.logits[:, -1].float(), _key_values(output.past_key_values)
 
     def _expand(
         self,
@@ -236,17 +238,6 @@ def _rows(logits: Tensor) -> Iterator[Tensor]:
         yield logits[start : start + _CACHE_ROWS]
 
 
-def _key_values(cache: object) -> KeyValues:
-    """Keys and values of every layer."""
-    layers = getattr(cache, "layers", None)
-    if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
-        raise ModelError(
-            "model must keep keys and values of every layer, which this architecture "
-            "does not. Exact exposure needs a transformer with a key-value cache."
-        )
-    return [(layer.keys, layer.values) for layer in layers]
-
-
 def rank_canaries(
     scores: CandidateScores,
     trie: CandidateTrie,
@@ -309,21 +300,23 @@ def measure_exposure(
     batch_size: int = 1024,
     device: str | torch.device | None = None,
     scoring: Scoring = "sum",
-) -> list[CanaryExposure]:
+) -> Measured:
     """Score all candidates and rank all canaries under one model.
 
     See `score_candidates` and `rank_canaries` for arguments and errors.
     """
     scores = score_candidates(model, trie, batch_size=batch_size, device=device)
-    return list(rank_canaries(scores, trie, canary_set, scoring=scoring))
+    return Measured(
+        canaries=rank_canaries(scores, trie, canary_set, scoring=scoring),
+        num_token_forwards=scores.num_token_forwards,
+    )
 
 
 def exposure_report(
     *,
-    canaries: Sequence[CanaryExposure],
-    base_canaries: Sequence[CanaryExposure],
+    measured: Measured,
+    base: Measured,
     canary_set: CanarySet,
-    trie: CandidateTrie,
     model_digest: str,
     base_model_digest: str,
     planted_found: int,
@@ -332,10 +325,9 @@ def exposure_report(
     """Put exposures under a model and under its base on one report.
 
     Args:
-        canaries: `measure_exposure` of the model.
-        base_canaries: `measure_exposure` of the model before fine-tuning.
+        measured: exposures under the model.
+        base: exposures under the model before fine-tuning.
         canary_set: what was planted.
-        trie: the candidates.
         model_digest: digest of the model's weights.
         base_model_digest: digest of the base model's weights.
         planted_found: `planted_count` of the training view.
@@ -352,10 +344,10 @@ def exposure_report(
         space_size=canary_set.spec.space_size,
         scoring=scoring,
         setting=canary_set.spec.setting,
-        exact=True,
-        canaries=tuple(canaries),
-        base_canaries=tuple(base_canaries),
+        exact=all(c.method == "exact" for c in measured.canaries),
+        canaries=measured.canaries,
+        base_canaries=base.canaries,
         planted_found=planted_found,
         planted_expected=canary_set.num_expected,
-        num_token_forwards=trie.num_internal + len(trie.context),
+        num_token_forwards=measured.num_token_forwards,
     )

@@ -96,6 +96,26 @@ def _batches(
         start += size
 
 
+def padded_batches(
+    model: nn.Module, sequences: Sequence[Sequence[int]], batch_size: int
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Row numbers, padded tokens and mask of batches of similar length."""
+    lengths = np.array([len(sequence) for sequence in sequences])
+    for rows in _batches(lengths, model, batch_size):
+        yield rows, *_padded([sequences[row] for row in rows])
+
+
+def _padded(batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Tokens filled up with zeros, and where they are not."""
+    width = max(len(sequence) for sequence in batch)
+    tokens = torch.zeros((len(batch), width), dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for row, sequence in enumerate(batch):
+        tokens[row, : len(sequence)] = torch.as_tensor(sequence, dtype=torch.long)
+        mask[row, : len(sequence)] = 1
+    return tokens, mask
+
+
 def _forward(
     model: nn.Module,
     batch: Sequence[Sequence[int]],
@@ -104,13 +124,8 @@ def _forward(
     moments: bool,
 ) -> Iterator[TokenSignals]:
     """Signals of one padded batch."""
-    width = max(len(sequence) for sequence in batch)
-    tokens = torch.zeros((len(batch), width), dtype=torch.long)
-    mask = torch.zeros_like(tokens)
-    for row, sequence in enumerate(batch):
-        tokens[row, : len(sequence)] = torch.as_tensor(sequence, dtype=torch.long)
-        mask[row, : len(sequence)] = 1
-    tokens, mask = tokens.to(device), mask.to(device)
+    tokens, mask = (t.to(device) for t in _padded(batch))
+    width = tokens.shape[1]
     positions = torch.arange(width, device=device).expand(len(batch), width)
     logits = model(
         input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False

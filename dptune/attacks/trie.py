@@ -107,11 +107,14 @@ class CandidateTrie:
         """
         plain = plain_tokenizer(tokenizer)
         candidates = tokenize_candidates(spec, plain, bos=bos)
-        return cls(
-            spec=spec,
-            key=trie_key(spec, tokenizer, bos=bos),
-            **_fold(candidates),  # type: ignore[arg-type]
-        )
+        return cls.of(spec, candidates, key=trie_key(spec, tokenizer, bos=bos))
+
+    @classmethod
+    def of(
+        cls: type[Self], spec: CanarySpec, candidates: Candidates, *, key: str
+    ) -> Self:
+        """Fold tokenized candidates, all of a space or some, into a trie."""
+        return cls(spec=spec, key=key, **_fold(candidates))  # type: ignore[arg-type]
 
     def save(self: Self, path: Path) -> None:
         """Write arrays and a JSON header as safetensors. Holds no drawn secret."""
@@ -246,9 +249,7 @@ def _fold(candidates: Candidates) -> dict[str, object]:
 
 def _num_shared(candidates: Candidates) -> int:
     """Leading tokens that every candidate shares and none is scored for."""
-    tokens, limit = candidates.tokens, int(candidates.first_scored.min())
-    same = (tokens[:, :limit] == tokens[0, :limit]).all(axis=0)
-    shared = int(limit if same.all() else np.argmin(same))
+    shared = candidates.num_shared
     if shared == 0:
         raise ModelError(
             "a canary must have a token before the secret. Put text before {secret} "

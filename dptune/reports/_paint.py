@@ -10,7 +10,13 @@ from matplotlib.axes import Axes
 
 from dptune.reports import _figure as fig
 from dptune.reports.formatting import number
-from dptune.results import BudgetLine, CanaryExposure, MembershipSignal
+from dptune.results import (
+    BudgetLine,
+    CanaryExposure,
+    DiscoverableShare,
+    Interval,
+    MembershipSignal,
+)
 
 NULL_MEAN = 1 / math.log(2)
 NULL_LOW = -math.log2(0.975)
@@ -145,6 +151,44 @@ def paint_roc(
         zorder=2 + width,
         label=text,
     )
+
+
+def paint_discoverable(
+    axes: Axes, name: str, shares: Sequence[DiscoverableShare], index: int
+) -> None:
+    """Draw one group of texts and its controls, each with intervals."""
+    color = (fig.VERMILION, fig.BLUE)[index % 2]
+    sides = (
+        ("trained on", [(s.trials, s.members, s.members_interval) for s in shares], 1),
+        ("controls", [(s.trials, s.controls, s.controls_interval) for s in shares], 0),
+    )
+    for side, points, filled in sides:
+        known = [(x, y, i) for x, y, i in points if y is not None and i is not None]
+        if not known:
+            continue
+        nudge = 0.92 + 0.16 * filled + 0.05 * index
+        axes.errorbar(
+            [nudge * x for x, _, _ in known],
+            [y for _, y, _ in known],
+            yerr=_error_bars(known),
+            color=color,
+            linestyle="-" if filled else ":",
+            marker=fig.MARKERS[index],
+            markersize=7,
+            markerfacecolor=color if filled else "white",
+            linewidth=1.6,
+            capsize=3,
+            label=f"{name}, {side}",
+        )
+
+
+def _error_bars(
+    points: Sequence[tuple[int, float, Interval]],
+) -> tuple[list[float], list[float]]:
+    """Return how far intervals reach below and above."""
+    below = [max(y - i.low, 0.0) for _, y, i in points]
+    above = [max(i.high - y, 0.0) for _, y, i in points]
+    return below, above
 
 
 def decades(floor: float) -> list[float]:

@@ -18,6 +18,7 @@ from dptune.reports.data_pages import (
     sensitivity_page,
     validation_page,
 )
+from dptune.reports.extraction_page import extraction_page
 from dptune.reports.gate_page import gate_page
 from dptune.reports.generic_page import generic_page, refuse_restricted
 from dptune.reports.ledger_page import ledger_page
@@ -30,6 +31,7 @@ from dptune.results import (
     CorpusReport,
     DetectionReport,
     ExposureReport,
+    ExtractionReport,
     MembershipReport,
     RedactionReport,
     RegisteredVersion,
@@ -44,6 +46,7 @@ _PAGES: Final[dict[type[Report], Callable[[Any], Page]]] = {
     CorpusReport: corpus_page,
     DetectionReport: detection_page,
     ExposureReport: exposure_page,
+    ExtractionReport: extraction_page,
     GateDecision: gate_page,
     MembershipReport: membership_page,
     PrivacyCard: card_page,

@@ -23,6 +23,7 @@ from dptune.reports._paint import (
     label_points,
     note,
     paint_budget,
+    paint_discoverable,
     paint_epsilon,
     paint_point,
     paint_roc,
@@ -30,7 +31,13 @@ from dptune.reports._paint import (
     tally,
 )
 from dptune.reports.formatting import number, share
-from dptune.results import BudgetLine, ExposureReport, MembershipReport, StageReport
+from dptune.results import (
+    BudgetLine,
+    ExposureReport,
+    ExtractionReport,
+    MembershipReport,
+    StageReport,
+)
 
 __all__ = [
     "NULL_HIGH",
@@ -40,6 +47,7 @@ __all__ = [
     "EpsilonSeries",
     "budget_plot",
     "comparison_plot",
+    "discoverable_plot",
     "epsilon_plot",
     "epsilon_series",
     "exposure_plot",
@@ -87,6 +95,46 @@ def exposure_plot(report: ExposureReport, *, title: str = "") -> str:
         f"{name}: {tally(canaries)}" for name, canaries, _, _ in rows
     )
     return fig.draw(paint, label=label, height=3.5)
+
+
+def discoverable_plot(report: ExtractionReport, *, title: str = "") -> str:
+    """Draw shares of texts that n trials draw with a chance of one half.
+
+    Args:
+        report: canaries and records, each with controls.
+        title: names the model, for people who cannot see the figure.
+
+    Privacy: chances come from the private model outside epsilon.
+    """
+    groups = [
+        (name, tuple(s for s in shares if s.chance == 0.5))
+        for name, shares in (("canaries", report.canaries), ("records", report.records))
+        if shares
+    ]
+
+    def paint(axes: Axes) -> None:
+        for index, (name, shares) in enumerate(groups):
+            paint_discoverable(axes, name, shares, index)
+        axes.set_xscale("log")
+        trials = [s.trials for s in groups[0][1]]
+        axes.xaxis.set_major_locator(FixedLocator(trials))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{int(v):,}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: share(float(v))))
+        axes.set_xlim(0.5 * trials[0], 2 * trials[-1])
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_xlabel("trials")
+        axes.set_ylabel("share that is drawn")
+        fig.legend_below(axes, columns=2)
+
+    label = f"{title}: " if title else ""
+    label += "Share of texts drawn at least once with chance 50 %. " + ". ".join(
+        f"{name}, {s.trials} trials: trained on {share(s.members)}, "
+        f"controls {share(s.controls)}"
+        for name, shares in groups
+        for s in shares
+    )
+    return fig.draw(paint, label=label, height=3.4)
 
 
 def roc_plot(report: MembershipReport, *, title: str = "") -> str:

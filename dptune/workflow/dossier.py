@@ -42,6 +42,7 @@ from dptune.results import (
     CorpusReport,
     DetectionReport,
     ExposureReport,
+    ExtractionReport,
     MembershipReport,
     RedactionReport,
     RegisteredVersion,
@@ -69,6 +70,7 @@ class Dossier(Report):
     Args:
         base_model: what training started from.
         certificates: the ledger's, at the run's delta.
+        extraction: None in dossiers from before this attack.
         budget: what all runs on the data set have spent.
         missing_rate_source: where the detector's missing rate comes from.
         audits: lower bounds of the certificates' epsilons.
@@ -87,6 +89,7 @@ class Dossier(Report):
     redaction: RedactionReport
     exposure: ExposureReport
     membership: MembershipReport
+    extraction: ExtractionReport | None = None
     utility: UtilityReport
     champion: ChampionReport
     budget: BudgetReport | None = None
@@ -112,6 +115,7 @@ class Dossier(Report):
         membership: MembershipReport,
         utility: UtilityReport,
         champion: ChampionReport,
+        extraction: ExtractionReport | None = None,
         budget: BudgetReport | None = None,
         planned_for: PolicyReference | None = None,
         measured_at: datetime | None = None,
@@ -130,6 +134,7 @@ class Dossier(Report):
             redaction=redaction,
             exposure=exposure,
             membership=membership,
+            extraction=extraction,
             utility=utility,
             champion=champion,
             budget=budget,

@@ -1,19 +1,21 @@
-"""Attack a trained model and its base: exposure, membership, utility."""
+"""Attack a trained model and its base: exposure, membership, extraction, utility."""
 
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet, canary_ids, planted_count
-from dptune.attacks.exposure import exposure_report, measure_exposure
+from dptune.attacks.exposure import Measured, exposure_report, measure_exposure
+from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
 from dptune.attacks.membership import membership_report
-from dptune.attacks.trie import load_or_build
+from dptune.attacks.trie import load_or_build, trie_key
 from dptune.attacks.utility import utility_report
-from dptune.config import AttackSettings, PerformanceSettings
+from dptune.config import AttackSettings, DetectionSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.errors import DataError
 from dptune.models.bundle import ModelBundle
@@ -22,6 +24,7 @@ from dptune.models.loading import LoadedModel, load_saved
 from dptune.results import (
     CanaryExposure,
     ExposureReport,
+    ExtractionReport,
     MembershipReport,
     UtilityReport,
 )
@@ -33,6 +36,7 @@ from dptune.workflow.classifying import (
     unmeasurable_exposure,
 )
 from dptune.workflow.device import pick_device
+from dptune.workflow.extracting import Extracting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,7 @@ class Leakage:
 
     exposure: ExposureReport
     membership: MembershipReport
+    extraction: ExtractionReport
     utility: UtilityReport
 
 
@@ -52,11 +57,12 @@ def attack_model(
     *,
     max_tokens: int,
     attacks: AttackSettings,
+    detection: DetectionSettings,
     performance: PerformanceSettings,
     cache: Path,
     say: Callable[[str], None] = lambda _: None,
 ) -> Leakage:
-    """Attack a model three ways, each beside the model before fine-tuning.
+    """Attack a model every way, each beside the model before fine-tuning.
 
     Members are records of the training split without the canaries, non-members the test
     split; both are cut to `max_tokens`, as training saw their first sequence.
@@ -69,7 +75,8 @@ def attack_model(
         corpus: the original view with canaries in its training split.
         canaries: what was planted, and controls.
         max_tokens: longest sequence.
-        attacks: how many records, how many bootstrap draws.
+        attacks: how many records, how many draws.
+        detection: how texts that the model says are marked.
         performance: memory and speed.
         cache: folder for candidate tries and exposures of base models.
         say: called with a line before each attack.
@@ -97,6 +104,7 @@ def attack_model(
         (base, loaded_base),
         corpus,
         canaries,
+        attacks=attacks,
         device=device,
         cache=cache,
     )
@@ -122,6 +130,23 @@ def attack_model(
         device=device,
         num_resamples=attacks.num_bootstrap,
     )
+    say("extraction of canaries and endings of records by sampling")
+    extraction = Extracting(
+        canaries=canaries,
+        members=members,
+        outsiders=outsiders,
+        max_tokens=max_tokens,
+        settings=attacks.extraction,
+        detection=detection,
+        batch_size=batch_size,
+        device=device,
+    ).report(
+        loaded,
+        loaded_base,
+        model_digest=model.digest,
+        base_model_digest=base.digest,
+        say=say,
+    )
     say("perplexity on held-out records")
     utility = _utility(
         (model, loaded),
@@ -130,7 +155,12 @@ def attack_model(
         max_tokens=max_tokens,
         performance=performance,
     )
-    return Leakage(exposure=exposure, membership=membership, utility=utility)
+    return Leakage(
+        exposure=exposure,
+        membership=membership,
+        extraction=extraction,
+        utility=utility,
+    )
 
 
 def _attack_classifier(
@@ -208,53 +238,75 @@ def _exposure(
     corpus: Corpus,
     canaries: CanarySet,
     *,
+    attacks: AttackSettings,
     device: str,
     cache: Path,
 ) -> ExposureReport:
     """Rank every canary under the model, and under its base (once per base)."""
-    trie = load_or_build(
-        canaries.spec,
-        model[1].tokenizer,
-        bos=model[1].tokenizer.bos_token_id,
-        folder=cache,
-    )
+    ranking = _Ranking(canaries=canaries, attacks=attacks, device=device, cache=cache)
     return exposure_report(
-        canaries=measure_exposure(model[1].model, trie, canaries, device=device),
-        base_canaries=_base_exposure(*base, canaries, device=device, cache=cache),
+        measured=ranking.measure(model[1]),
+        base=ranking.measure_once(*base),
         canary_set=canaries,
-        trie=trie,
         model_digest=model[0].digest,
         base_model_digest=base[0].digest,
         planted_found=planted_count(corpus.split("train")["text"], canaries),
+        scoring=attacks.scoring,
     )
 
 
-def _base_exposure(
-    bundle: ModelBundle,
-    loaded: LoadedModel,
-    canaries: CanarySet,
-    *,
-    device: str,
-    cache: Path,
-) -> list[CanaryExposure]:
-    """Rank the canaries under a base model, or read the ranks measured before."""
-    trie = load_or_build(
-        canaries.spec,
-        loaded.tokenizer,
-        bos=loaded.tokenizer.bos_token_id,
-        folder=cache,
-    )
-    name = "\n".join((bundle.digest, trie.key, canaries.digest))
-    file = (
-        cache / f"base-exposure-{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
-    )
-    if file.is_file():
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        return [CanaryExposure.model_validate(row) for row in rows]
-    found = measure_exposure(loaded.model, trie, canaries, device=device)
-    rows = [one.model_dump(mode="json") for one in found]
-    file.write_text(json.dumps(rows), encoding="utf-8")
-    return found
+@dataclass(frozen=True, kw_only=True)
+class _Ranking:
+    """How canaries are ranked, whatever the model."""
+
+    canaries: CanarySet
+    attacks: AttackSettings
+    device: str
+    cache: Path
+
+    def measure(self: Self, loaded: LoadedModel) -> Measured:
+        """Rank among all candidates, or search where they are too many."""
+        bos = loaded.tokenizer.bos_token_id
+        if self.canaries.spec.space_size > self.attacks.max_candidates:
+            return measure_large_space(
+                loaded.model,
+                loaded.tokenizer,
+                self.canaries,
+                bos=bos,
+                scoring=self.attacks.scoring,
+                settings=LargeSpaceSettings(max_nodes=self.attacks.max_nodes),
+                device=self.device,
+            )
+        trie = load_or_build(
+            self.canaries.spec, loaded.tokenizer, bos=bos, folder=self.cache
+        )
+        return measure_exposure(
+            loaded.model,
+            trie,
+            self.canaries,
+            device=self.device,
+            scoring=self.attacks.scoring,
+        )
+
+    def measure_once(self: Self, bundle: ModelBundle, loaded: LoadedModel) -> Measured:
+        """Rank under a base model, or read the ranks measured before."""
+        settings = self.attacks
+        key = trie_key(
+            self.canaries.spec, loaded.tokenizer, bos=loaded.tokenizer.bos_token_id
+        )
+        how = f"{settings.scoring} {settings.max_candidates} {settings.max_nodes}"
+        name = "\n".join((bundle.digest, key, self.canaries.digest, how))
+        digest = hashlib.sha256(name.encode()).hexdigest()[:24]
+        file = self.cache / f"base-exposure-{digest}.json"
+        if file.is_file():
+            rows = json.loads(file.read_text(encoding="utf-8"))
+            known = tuple(CanaryExposure.model_validate(row) for row in rows)
+            return Measured(canaries=known, num_token_forwards=0)
+        found = self.measure(loaded)
+        rows = [one.model_dump(mode="json") for one in found.canaries]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(rows), encoding="utf-8")
+        return found
 
 
 def _without(rows: Dataset, ids: set[str]) -> Dataset:

@@ -25,6 +25,7 @@ from dptune.results import (
     CorpusReport,
     DetectionReport,
     ExposureReport,
+    ExtractionReport,
     MembershipReport,
     RedactionReport,
     RegisteredVersion,
@@ -58,6 +59,7 @@ OUTPUTS = {
     "attack": {
         "exposure": ExposureReport,
         "membership": MembershipReport,
+        "extraction": ExtractionReport,
         "utility": UtilityReport,
     },
     "register": {"version": RegisteredVersion},

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.exposure import (
     CandidateScores,
+    Measured,
     exposure_report,
     measure_exposure,
     rank_canaries,
@@ -142,10 +143,10 @@ def test_exposure_memorised_canary_has_rank_one_and_control_has_not(
     canaries = draw_canaries(spec, seed=3)
     trie = CandidateTrie.build(spec, digit_tokenizer, bos=0)
     model = make_model("gpt2", vocab_size=len(digit_tokenizer))
-    before = measure_exposure(model, trie, canaries)
+    before = measure_exposure(model, trie, canaries).canaries
     text = spec.record(canaries.planted[0])
     train(model, [[0, *digit_tokenizer(text)["input_ids"]]])
-    planted, held_out = measure_exposure(model, trie, canaries)
+    planted, held_out = measure_exposure(model, trie, canaries).canaries
     assert planted.rank == 1
     assert planted.exposure == pytest.approx(math.log2(1000))
     assert before[0].rank > 1
@@ -260,16 +261,14 @@ def test_exposure_mean_divides_by_scored_tokens(merging_tokenizer):
     np.testing.assert_allclose(scores.by("mean"), 6.0 / trie.num_scored)
 
 
-def test_exposure_report_holds_counts_and_no_secret(digit_tokenizer):
+def test_exposure_report_holds_counts_and_no_secret():
     spec = CanarySpec(length=6, num_planted=2, num_held_out=2, insertions=3)
     canaries = draw_canaries(spec, seed=0)
-    small = CanarySpec(length=1, num_planted=0, num_held_out=0)
-    trie = CandidateTrie.build(small, digit_tokenizer, bos=0)
+    nothing = Measured(canaries=(), num_token_forwards=7)
     report = exposure_report(
-        canaries=(),
-        base_canaries=(),
+        measured=nothing,
+        base=nothing,
         canary_set=canaries,
-        trie=trie,
         model_digest="m",
         base_model_digest="b",
         planted_found=5,

@@ -26,13 +26,18 @@ from dptune.results import (
     BudgetLine,
     BudgetReport,
     CanaryExposure,
+    CanarySampling,
     CorpusReport,
     DetectionReport,
+    DiscoverableShare,
     Expectation,
     ExposureReport,
+    ExtractionReport,
     Interval,
     MembershipReport,
     MembershipSignal,
+    NgramSimilarity,
+    PersonalDataShare,
     RateAtFpr,
     RedactionReport,
     RegisteredVersion,
@@ -122,6 +127,75 @@ def membership_report(*signals, blind=None):
         or (signal("loss"), signal("loss_minus_base", auc=0.888, tpr=0.573)),
         blind=blind or signal("bag_of_words"),
     )
+
+
+def discoverable_share(trials, chance, *, members=0.4, controls=0.0):
+    bounds = Interval(low=0.0, high=0.5, confidence=0.95)
+    return DiscoverableShare(
+        trials=trials,
+        chance=chance,
+        members=members,
+        members_interval=bounds,
+        controls=controls,
+        controls_interval=bounds,
+    )
+
+
+def extraction_report(**changes):
+    bounds = Interval(low=0.01, high=0.2, confidence=0.95)
+    sampling = CanarySampling(
+        num_trials=4000,
+        num_valid=311,
+        planted_hits=40,
+        held_out_hits=0,
+        planted_found=3,
+        held_out_found=0,
+        similarities=tuple(
+            NgramSimilarity(
+                size=n,
+                planted=0.2 / n,
+                planted_stddev=0.1,
+                held_out=0.146 / n,
+                held_out_stddev=0.1,
+                difference=0.054 / n,
+                difference_interval=bounds,
+            )
+            for n in (1, 2, 3, 4)
+        ),
+    )
+    shares = tuple(
+        discoverable_share(n, p, members=min(1.0, 0.1 + 0.1 * i))
+        for i, n in enumerate((1, 100, 10_000))
+        for p in (0.1, 0.5, 0.9)
+    )
+    values = PersonalDataShare(
+        attack="inference",
+        members=40,
+        num_members=100,
+        members_interval=bounds,
+        controls=11,
+        num_controls=100,
+        controls_interval=bounds,
+        chance=0.1,
+    )
+    found = {
+        "model_digest": MODEL,
+        "base_model_digest": BASE,
+        "temperature": 0.7,
+        "top_k": 50,
+        "top_p": 0.95,
+        "num_planted": 10,
+        "num_held_out": 10,
+        "num_members": 500,
+        "num_non_members": 500,
+        "sampling": sampling,
+        "base_sampling": sampling,
+        "canaries": shares,
+        "records": (*shares[:3], discoverable_share(100, 0.5, members=0.0)),
+        "personal_data": (values,),
+        "base_personal_data": (values,),
+    }
+    return ExtractionReport(**(found | changes))
 
 
 def validation(*, success=True, view="original"):
@@ -451,6 +525,8 @@ def every_report():
         exposure_report(),
         exposure_report(leaked=True, planted_found=3),
         membership_report(),
+        extraction_report(),
+        extraction_report(sampling=None, canaries=(), records=(), personal_data=None),
         utility_report(),
         registered_version(),
         private_ledger(),

@@ -14,6 +14,7 @@ from dptune.reports.plots import (
     ComparisonPoint,
     EpsilonSeries,
     comparison_plot,
+    discoverable_plot,
     epsilon_plot,
     epsilon_series,
     exposure_plot,
@@ -21,7 +22,13 @@ from dptune.reports.plots import (
     roc_plot,
 )
 
-from .samples import exposure_report, membership_report, signal, stage_report
+from .samples import (
+    exposure_report,
+    extraction_report,
+    membership_report,
+    signal,
+    stage_report,
+)
 
 HOSTILE = "<script>alert('x')</script> & $\\frac{1}{0}$"
 
@@ -43,6 +50,7 @@ POINTS = (
 LINE = EpsilonSeries(stage=HOSTILE, notion="record", steps=(1, 2), epsilon=(1, 2))
 FIGURES = {
     "exposure": lambda: exposure_plot(exposure_report(), title=HOSTILE),
+    "discoverable": lambda: discoverable_plot(extraction_report(), title=HOSTILE),
     "roc": lambda: roc_plot(membership_report(signal(HOSTILE, auc=0.7, tpr=0.1))),
     "epsilon": lambda: epsilon_plot([LINE]),
     "loss": lambda: loss_plot([stage_report(stage=HOSTILE)]),

@@ -1,0 +1,166 @@
+"""How text is drawn from a model, and the chance that it draws a given text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dptune.attacks._inference import evaluating, next_logits, place
+from dptune.attacks.signals import padded_batches
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Sampling with temperature, then top-k, then top-p, in that order.
+
+    Args:
+        temperature: greater than 0.
+        top_k: tokens that may be drawn at all; 0 for every one.
+        top_p: of those, the likeliest that make up this share.
+    """
+
+    temperature: float = 0.7
+    top_k: int = 50
+    top_p: float = 0.95
+
+    def log_probs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Candidates of each row, likeliest first, and their log probabilities.
+
+        Returns:
+            token ids `(rows, k)` and log probabilities `(rows, k)`, minus infinity for
+            tokens that are never drawn.
+        """
+        size = logits.shape[-1]
+        count = min(self.top_k, size) if self.top_k else size
+        values, tokens = (logits.float() / self.temperature).topk(count, dim=-1)
+        if self.top_p < 1.0:
+            shares = values.softmax(dim=-1)
+            before = shares.cumsum(dim=-1) - shares
+            values = values.masked_fill(before >= self.top_p, -torch.inf)
+        return tokens, values.log_softmax(dim=-1)
+
+
+@torch.inference_mode()
+def sample_continuations(
+    model: nn.Module,
+    context: Sequence[int],
+    *,
+    count: int,
+    max_new_tokens: int,
+    decoding: Decoding,
+    generator: torch.Generator,
+    stop: int | None = None,
+    batch_size: int = 512,
+    device: str | torch.device | None = None,
+) -> list[list[int]]:
+    """Draw continuations of one context.
+
+    Args:
+        model: a causal language model with a key-value cache.
+        context: at least one token.
+        count: how many to draw.
+        max_new_tokens: longest continuation.
+        decoding: how tokens are drawn.
+        generator: source of the draws, on the CPU.
+        stop: token that ends a continuation and is no part of it.
+        batch_size: continuations drawn at once.
+        device: where to run; None is where the model is.
+
+    Privacy:
+        What a fine-tuned model says may be training data: count, do not keep.
+    """
+    target = place(model, device, allow_half=True)
+    drawn: list[list[int]] = []
+    with evaluating(model):
+        first, root = next_logits(
+            model, torch.tensor([list(context)]), [], past=0, device=target
+        )
+        for start in range(0, count, batch_size):
+            rows = min(batch_size, count - start)
+            logits = first.expand(rows, -1)
+            past = [(_copies(k, rows), _copies(v, rows)) for k, v in root]
+            grown: list[Tensor] = []
+            for step in range(max_new_tokens):
+                grown.append(_draw(logits, decoding, generator))
+                if step + 1 < max_new_tokens:
+                    logits, past = next_logits(
+                        model,
+                        grown[-1],
+                        past,
+                        past=len(context) + step,
+                        device=target,
+                    )
+            drawn.extend(_cut(row, stop) for row in torch.cat(grown, dim=1).tolist())
+    return drawn
+
+
+def _copies(tensor: Tensor, rows: int) -> Tensor:
+    """The same keys or values for every row."""
+    return tensor.expand(rows, *tensor.shape[1:])
+
+
+def _draw(logits: Tensor, decoding: Decoding, generator: torch.Generator) -> Tensor:
+    """One token for each row, `(rows, 1)`."""
+    tokens, log_probs = decoding.log_probs(logits)
+    place_in_row = torch.multinomial(log_probs.exp().cpu(), 1, generator=generator)
+    return tokens.cpu().gather(1, place_in_row)
+
+
+def _cut(tokens: list[int], stop: int | None) -> list[int]:
+    """What stands before the stop token."""
+    return tokens[: tokens.index(stop)] if stop in tokens else tokens
+
+
+@torch.inference_mode()
+def ending_log_probs(
+    model: nn.Module,
+    sequences: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    *,
+    decoding: Decoding,
+    batch_size: int = 32,
+    device: str | torch.device | None = None,
+) -> Floats:
+    """Log chance that one trial draws the rest of each record, token by token.
+
+    Args:
+        model: a causal language model.
+        sequences: token ids of each record.
+        starts: for each record, tokens that are given; the rest must be drawn.
+        decoding: how tokens are drawn.
+        batch_size: records forwarded at once, at most.
+        device: where to run; None is where the model is.
+
+    Returns:
+        Sums of log probabilities; minus infinity where a token can never be drawn. The
+        same text in other tokens is not counted: a lower bound of the text's chance.
+    """
+    target = place(model, device, allow_half=True)
+    found = np.zeros(len(sequences))
+    with evaluating(model):
+        for rows, tokens, mask in padded_batches(model, sequences, batch_size):
+            positions = torch.arange(tokens.shape[1], device=target)
+            logits = model(
+                input_ids=tokens.to(target),
+                attention_mask=mask.to(target),
+                position_ids=positions.expand(*tokens.shape),
+                use_cache=False,
+            ).logits
+            for place_in_batch, row in enumerate(rows):
+                at = slice(starts[row] - 1, len(sequences[row]) - 1)
+                wanted = tokens[place_in_batch, starts[row] : len(sequences[row])]
+                found[row] = _chance(logits[place_in_batch, at], wanted, decoding)
+    return found
+
+
+def _chance(logits: Tensor, wanted: Tensor, decoding: Decoding) -> float:
+    """Log chance of the wanted tokens, one for each row."""
+    tokens, log_probs = decoding.log_probs(logits)
+    same = tokens == wanted.to(tokens.device)[:, None]
+    each = torch.where(same, log_probs, -torch.inf).amax(dim=-1)
+    return float(each.double().sum())

@@ -1,0 +1,305 @@
+"""Exposure where the candidates are too many to be enumerated, such as 36^10.
+
+A best-first search ranks exactly what the model is fond of. For all others the rank is
+the smallest of three upper ones:
+
+* certified: fewer than `H exp(T)` candidates have a loss below `T`, because together
+  they have a probability of at most one for each of the `H` ways to spell the text
+  before the secret;
+* `(k + 1) / (n + 1)` of the space, where `k` of `n` uniform candidates are better;
+* the upper end of a weighted count of candidates drawn from the model.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from dptune.attacks.canaries import CanarySet
+from dptune.attacks.candidates import encode_secrets, plain_tokenizer, with_bos
+from dptune.attacks.exposure import CandidateScores, Measured, score_candidates
+from dptune.attacks.pieces import Spelling
+from dptune.attacks.sampling import (
+    WeightedSample,
+    draw_candidates,
+    extrapolated_exposure,
+    uniform_rank,
+)
+from dptune.attacks.search import Found, Scoring, search
+from dptune.attacks.trie import CandidateTrie
+from dptune.results import CanaryExposure, Interval
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargeSpaceSettings:
+    """What is spent on ranks in a space that is not enumerated.
+
+    Args:
+        max_nodes: nodes that the search forwards.
+        num_uniform: uniform candidates that canaries are compared with.
+        num_weighted: candidates drawn from the model; 0 for none.
+        confidence: of intervals.
+        seed: of both samples, so that a report can be made again.
+    """
+
+    max_nodes: int = 20_000
+    num_uniform: int = 2000
+    num_weighted: int = 1000
+    confidence: float = 0.95
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """What is known of the space under one model."""
+
+    spelling: Spelling
+    scoring: Scoring
+    scores: Floats = field(repr=False)  # (canaries,)
+    uniform: Floats = field(repr=False)  # (candidates,)
+    found: Found
+    weighted: WeightedSample | None
+    settings: LargeSpaceSettings
+
+    @property
+    def num_forwards(self: Self) -> int:
+        """Tokens of search and weighted draws."""
+        drawn = self.weighted.num_token_forwards if self.weighted else 0
+        return self.found.num_token_forwards + drawn
+
+    def certified_rank(self: Self, score: float) -> int:
+        """Ranks cannot be larger, since probabilities do not exceed one."""
+        return certified_rank(score, spelling=self.spelling, scoring=self.scoring)
+
+
+def certified_rank(score: float, *, spelling: Spelling, scoring: Scoring) -> int:
+    """Largest rank that a score can have, from one forward pass of the canary.
+
+    `1 + floor(H exp(T))` for a total of `T` nats, hence exposure of at least
+    `log2 |R| - T / ln 2` up to rounding. A mean of `M` nats is a total of at most
+    `M L`, where `L` symbols have at most `L` tokens.
+    """
+    space = spelling.spec.space_size
+    total = score * (spelling.spec.length if scoring == "mean" else 1)
+    if total + math.log(spelling.num_heads) >= math.log(space):
+        return space
+    return min(space, 1 + math.floor(spelling.num_heads * math.exp(total)))
+
+
+def measure_large_space(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    canary_set: CanarySet,
+    *,
+    bos: int | None,
+    scoring: Scoring = "sum",
+    settings: LargeSpaceSettings | None = None,
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+) -> Measured:
+    """Rank all canaries of a space of any size, exactly where the model likes them.
+
+    Args:
+        model: any causal language model with a key-value cache, in float32.
+        tokenizer: the model's, fast.
+        canary_set: what to rank.
+        bos: token that opens a record in training; None if there is none.
+        scoring: `sum` of the nats, or `mean` per token.
+        settings: how much to spend.
+        batch_size: nodes forwarded at once.
+        device: where to run; None is where the model is.
+
+    Raises:
+        ModelError: as in `search`, or the tokenizer cannot spell the secrets.
+
+    Privacy:
+        A function of private data outside any epsilon.
+    """
+    settings = settings or LargeSpaceSettings()
+    spec = canary_set.spec
+    drawn = [*canary_set.planted, *canary_set.held_out]
+    source = random.Random(settings.seed)  # noqa: S311 - a public comparison sample
+    uniform = [
+        spec.secret_at(source.randrange(spec.space_size))
+        for _ in range(settings.num_uniform)
+    ]
+    sample = _score_secrets(
+        model,
+        tokenizer,
+        canary_set,
+        [*drawn, *uniform],
+        bos=bos,
+        batch_size=batch_size,
+        device=device,
+    )
+    spelling = Spelling.of(spec, tokenizer, bos=bos, sample=[*drawn, *uniform])
+    values = sample.by(scoring)
+    known = _explore(
+        model,
+        spelling,
+        scores=values[: len(drawn)],
+        uniform=values[len(drawn) :],
+        scoring=scoring,
+        settings=settings,
+        batch_size=batch_size,
+        device=device,
+    )
+    found = [
+        _exposure(
+            known, canary_set, number, score=float(values[number]), nll=float(nll)
+        )
+        for number, nll in enumerate(sample.nll[: len(drawn)])
+    ]
+    return Measured(
+        canaries=tuple(found),
+        num_token_forwards=sample.num_token_forwards + known.num_forwards,
+    )
+
+
+def _score_secrets(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    canary_set: CanarySet,
+    drawn: Sequence[str],
+    *,
+    bos: int | None,
+    batch_size: int,
+    device: str | torch.device | None,
+) -> CandidateScores:
+    """Score some candidates in one walk over their trie."""
+    spec = canary_set.spec
+    encoded = encode_secrets(
+        spec, plain_tokenizer(tokenizer), drawn, prefix=spec.prefix
+    )
+    trie = CandidateTrie.of(spec, with_bos(encoded, bos), key="sample")
+    return score_candidates(model, trie, batch_size=batch_size, device=device)
+
+
+def _explore(
+    model: nn.Module,
+    spelling: Spelling,
+    *,
+    scores: Floats,
+    uniform: Floats,
+    scoring: Scoring,
+    settings: LargeSpaceSettings,
+    batch_size: int,
+    device: str | torch.device | None,
+) -> _Known:
+    """Search as far as nodes may reach; draw from the model if canaries are beyond."""
+    tokens = spelling.spec.length if scoring == "mean" else 1
+    reach = math.log(settings.max_nodes) / tokens
+    near = scores[scores <= reach]
+    limit = float(near.max()) + 1e-4 if len(near) else 0.0
+    found = search(
+        model,
+        spelling,
+        limit=limit,
+        scoring=scoring,
+        max_nodes=settings.max_nodes,
+        batch_size=batch_size,
+        device=device,
+    )
+    # a canary that the uniform sample can rank needs no other sample
+    hidden = (scores > found.complete_below) & (scores < np.quantile(uniform, 0.02))
+    weighted = None
+    if settings.num_weighted and hidden.any():
+        weighted = draw_candidates(
+            model,
+            spelling,
+            count=settings.num_weighted,
+            generator=torch.Generator().manual_seed(settings.seed),
+            device=device,
+            batch_size=batch_size,
+        )
+    return _Known(
+        spelling=spelling,
+        scoring=scoring,
+        scores=scores,
+        uniform=uniform,
+        found=found,
+        weighted=weighted,
+        settings=settings,
+    )
+
+
+def _exposure(
+    known: _Known, canary_set: CanarySet, number: int, *, score: float, nll: float
+) -> CanaryExposure:
+    """Rank of one canary, exact or bounded."""
+    spec, num_planted = canary_set.spec, len(canary_set.planted)
+    planted = number < num_planted
+    drawn = (*canary_set.planted, *canary_set.held_out)[number]
+    own = known.found.by_path.get(known.spelling.tokens_of(drawn), score)
+    rank, exact = known.found.rank(own)
+    name = f"planted-{number}" if planted else f"held-out-{number - num_planted}"
+    bits = math.log2(spec.space_size)
+    common = {
+        "canary_id": name,
+        "planted": planted,
+        "insertions": spec.insertions if planted else 0,
+        "nll": nll,
+        "certified_exposure": bits - math.log2(known.certified_rank(score)),
+        "extrapolated_exposure": extrapolated_exposure(known.uniform, score),
+    }
+    if exact:
+        return CanaryExposure(rank=rank, exposure=bits - math.log2(rank), **common)
+    method, largest, interval = _bounded_rank(known, score, smallest=rank)
+    return CanaryExposure(
+        rank=largest,
+        exposure=bits - math.log2(largest),
+        method=method,
+        exposure_interval=interval,
+        **common,
+    )
+
+
+def _bounded_rank(
+    known: _Known, score: float, *, smallest: int
+) -> tuple[str, int, Interval]:
+    """The smallest of the upper ranks, its name, and where exposure lies."""
+    space, settings = known.spelling.spec.space_size, known.settings
+    uniform, low, high = uniform_rank(
+        known.uniform, score, space_size=space, confidence=settings.confidence
+    )
+    ranks = {"certified_bound": known.certified_rank(score), "uniform_sample": uniform}
+    weighted = _weighted_rank(known, score)
+    if weighted is not None:
+        ranks["importance_sample"] = weighted
+    method = min(ranks, key=lambda name: ranks[name])
+    bits = math.log2(space)
+    others = [r for name, r in ranks.items() if name != "uniform_sample"]
+    return (
+        method,
+        max(ranks[method], smallest),
+        Interval(
+            low=max(low, bits - math.log2(min(others))),
+            high=max(low, min(high, bits - math.log2(smallest))),
+            confidence=settings.confidence,
+        ),
+    )
+
+
+def _weighted_rank(known: _Known, score: float) -> int | None:
+    """Upper rank by candidates drawn from the model, if enough fell below."""
+    sample = known.weighted
+    if sample is None:
+        return None
+    scores = sample.losses
+    if known.scoring == "mean":
+        scores = scores / np.maximum(sample.num_scored, 1)
+    upper = sample.count_upper(
+        scores, score, confidence=known.settings.confidence, seed=known.settings.seed
+    )
+    if upper is None:
+        return None
+    return min(known.spelling.spec.space_size, 1 + math.ceil(upper))

@@ -1,0 +1,248 @@
+"""Best-first search for the candidates that a model likes best, in any space.
+
+A node is a sequence of pieces behind the context. Its bound is the smallest score that
+a candidate below it can have, so that once every open node's bound has reached a
+score, all candidates with smaller scores are known: the rank at that score is exact.
+
+A model gives all candidates together a probability of at most one, so fewer than
+`exp(T)` have a total loss below `T`: a memorised canary is ranked after a few nodes,
+however large the space.
+"""
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dptune.attacks._inference import KeyValues, evaluating, next_logits, place
+from dptune.attacks.candidates import encode_secrets
+from dptune.attacks.pieces import Spelling
+from dptune.errors import ModelError
+
+Scoring = Literal["sum", "mean"]
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Candidates in the order of their scores, as far as they are known. Restricted.
+
+    Args:
+        scores: of the candidates that were found, ascending.
+        by_path: the same by the candidates' tokens behind the context.
+        complete_below: all candidates with scores below this one were found.
+        num_nodes: nodes that were forwarded.
+        num_token_forwards: tokens that went through the model.
+    """
+
+    scores: NDArray[np.float64] = field(repr=False)
+    by_path: dict[Path, float] = field(repr=False)
+    complete_below: float
+    num_nodes: int
+    num_token_forwards: int
+
+    def rank(self: Self, score: float) -> tuple[int, bool]:
+        """One more than the candidates found below a score, and whether that is all."""
+        better = int(np.searchsorted(self.scores, score, side="left"))
+        return 1 + better, score <= self.complete_below
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class _Node:
+    """Pieces behind the context; ordered by bound."""
+
+    bound: float
+    path: Path = field(repr=False)
+    loss: float
+    scored: int
+    place: int
+
+
+@torch.inference_mode()
+def search(
+    model: nn.Module,
+    spelling: Spelling,
+    *,
+    limit: float,
+    scoring: Scoring = "sum",
+    max_nodes: int = 20_000,
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+) -> Found:
+    """Find every candidate with a score below `limit`, or as many as nodes allow.
+
+    Only the tokenization that the tokenizer itself gives counts as a candidate, as
+    everywhere; a path that spells it in other pieces is dropped at its end.
+
+    Args:
+        model: any causal language model with a key-value cache, in float32.
+        spelling: of the candidates.
+        limit: scores at or above it are of no interest.
+        scoring: `sum` of the nats, or `mean` per token.
+        max_nodes: forwarded at most, apart from one batch.
+        batch_size: nodes forwarded at once.
+        device: where to run; None is where the model is.
+
+    Raises:
+        ModelError: the weights are not float32, the architecture keeps no keys and
+            values, a score is NaN, or candidates do not share their context.
+
+    Privacy:
+        The scores are private: a function of the model.
+    """
+    target = place(model, device)
+    hunt = _Hunt(model=model, spelling=spelling, device=target, limit=limit)
+    hunt.scoring = scoring
+    with evaluating(model):
+        return hunt.run(max_nodes=max_nodes, batch_size=batch_size)
+
+
+class _Hunt:
+    """The open nodes, and what was found."""
+
+    scoring: Scoring = "sum"
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        spelling: Spelling,
+        device: torch.device,
+        limit: float,
+    ) -> None:
+        self.model, self.spelling, self.device = model, spelling, device
+        self.limit = limit
+        self.open: list[_Node] = []
+        self.ends: list[_Node] = []
+        self.num_forwards = 0
+        tables = [torch.from_numpy(ids).to(device) for ids in spelling.pieces]
+        self.pieces: list[Tensor] = tables
+        if not spelling.context:
+            raise ModelError(
+                "a canary must have a token before the secret. Put text before "
+                "{secret} in the template, or open records with a BOS token."
+            )
+
+    def run(self, *, max_nodes: int, batch_size: int) -> Found:
+        """Expand nodes from the best on."""
+        root = torch.tensor([self.spelling.context])
+        self.num_forwards += root.numel()
+        logits, key_values = next_logits(
+            self.model, root, [], past=0, device=self.device
+        )
+        start = _Node(bound=-1.0, path=(), loss=0.0, scored=0, place=0)
+        self._expand([start], logits)
+        num_nodes = 1
+        while self.open and num_nodes < max_nodes:
+            count = min(batch_size, len(self.open))
+            nodes = [heapq.heappop(self.open) for _ in range(count)]
+            for group in _by_depth(nodes):
+                self._expand(group, self._forward(group, key_values))
+            num_nodes += count
+        best_open = self.open[0].bound if self.open else math.inf
+        by_path = {node.path: node.bound for node in self._canonical()}
+        return Found(
+            scores=np.sort(list(by_path.values())),
+            by_path=by_path,
+            complete_below=min(best_open, self.limit),
+            num_nodes=num_nodes,
+            num_token_forwards=self.num_forwards,
+        )
+
+    def _forward(self, nodes: Sequence[_Node], key_values: KeyValues) -> Tensor:
+        """Logits behind the paths of nodes of one depth."""
+        tokens = torch.tensor([node.path for node in nodes])
+        self.num_forwards += tokens.numel()
+        past = [(_repeat(k, len(nodes)), _repeat(v, len(nodes))) for k, v in key_values]
+        length = len(self.spelling.context)
+        return next_logits(self.model, tokens, past, past=length, device=self.device)[0]
+
+    def _expand(self, nodes: Sequence[_Node], logits: Tensor) -> None:
+        """Keep the children that can still come below the limit."""
+        normalizer = torch.logsumexp(logits, dim=-1)
+        if not torch.isfinite(normalizer).all():
+            raise ModelError(
+                "scores must be numbers, got NaN. The model's weights or activations "
+                "are not finite; no exposure can be measured."
+            )
+        for row, node in enumerate(nodes):
+            chosen = logits[row, self.pieces[node.place]] - normalizer[row]
+            self._add(node, -chosen.double().cpu().numpy())
+
+    def _add(self, node: _Node, losses: NDArray[np.float64]) -> None:
+        """Open the children of one node, or close those that end a secret."""
+        lengths = self.spelling.lengths[node.place]
+        places = node.place + lengths
+        scored = node.scored + (places > len(self.spelling.head))
+        totals = node.loss + np.where(scored > node.scored, losses, 0.0)
+        bounds = self._bounds(totals, scored, self.spelling.end - places)
+        for child in np.flatnonzero(bounds < self.limit):
+            piece = int(self.spelling.pieces[node.place][child])
+            found = _Node(
+                bound=float(bounds[child]),
+                path=(*node.path, piece),
+                loss=float(totals[child]),
+                scored=int(scored[child]),
+                place=int(places[child]),
+            )
+            if found.place >= self.spelling.end:
+                self.ends.append(found)
+            else:
+                heapq.heappush(self.open, found)
+
+    def _bounds(
+        self,
+        totals: NDArray[np.float64],
+        scored: NDArray[np.int64],
+        missing: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Smallest scores below nodes that miss so many code points."""
+        if self.scoring == "sum":
+            return totals
+        # the most tokens, one for each missing code point, none of them a loss
+        bounds: NDArray[np.float64] = totals / np.maximum(
+            scored + np.maximum(missing, 0), 1
+        )
+        return bounds
+
+    def _canonical(self) -> list[_Node]:
+        """Ends whose pieces are the tokens that the tokenizer gives their text."""
+        if not self.ends:
+            return []
+        spelling = self.spelling
+        texts = [spelling.read(node.path) for node in self.ends]
+        encoded = encode_secrets(
+            spelling.spec, spelling.tokenizer, texts, prefix=spelling.spec.prefix
+        )
+        opening = len(spelling.context) - (spelling.bos is not None)
+        context = spelling.context[len(spelling.context) - opening :]
+        kept = []
+        for row, node in enumerate(self.ends):
+            tokens = tuple(encoded.tokens[row, : int(encoded.end[row])].tolist())
+            if tokens[:opening] != context:
+                raise ModelError(
+                    "all candidates must share the tokens before the secret, and one "
+                    "does not. Put a space or a line end before {secret}."
+                )
+            if tokens[opening:] == node.path:
+                kept.append(node)
+        return kept
+
+
+def _repeat(tensor: Tensor, count: int) -> Tensor:
+    """The same keys or values for every row, without a copy."""
+    return tensor.expand(count, *tensor.shape[1:])
+
+
+def _by_depth(nodes: Iterable[_Node]) -> list[list[_Node]]:
+    """Nodes whose paths are of one length, together."""
+    groups: dict[int, list[_Node]] = {}
+    for node in nodes:
+        groups.setdefault(len(node.path), []).append(node)
+    return list(groups.values())
