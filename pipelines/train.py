@@ -62,7 +62,10 @@ def train_pipeline(
     )
     reservation = reserve_budget(corpus, plan, config=run, retrain=retrain)
     base = prepare_model(
-        model=run.model, performance=run.performance, after=[reservation]
+        model=run.model,
+        performance=run.performance,
+        canaries=run.canaries,
+        after=[reservation],
     )
     model = base
     for stage in run.recipe.stages:

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from zenml import step
 
-from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries, plant
+from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
+from dptune.attacks.planting import plant
 from dptune.data.corpus import Corpus
 from steps._caching import BY_CONTENT
 

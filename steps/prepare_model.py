@@ -4,9 +4,10 @@ from typing import Annotated
 
 from zenml import step
 
+from dptune.attacks.canaries import CanarySpec
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.models.bundle import ModelBundle
-from dptune.workflow.preparation import prepare_base
+from dptune.workflow.preparation import prepare_base, with_canary_tokens
 from infra.workspace import current_workspace, data_root
 from steps._caching import BY_CONTENT
 from steps._progress import TrainingProgress
@@ -14,14 +15,15 @@ from steps._progress import TrainingProgress
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
 def prepare_model(
-    model: ModelSettings, performance: PerformanceSettings
+    model: ModelSettings, performance: PerformanceSettings, canaries: CanarySpec
 ) -> Annotated[ModelBundle, "base_model"]:
     """Return the base model, from the project's cache if it was made before."""
     with TrainingProgress("pre-train on public text") as on_step:
-        return prepare_base(
+        base = prepare_base(
             model,
             performance,
             data_root=data_root(),
             folder=current_workspace().cache,
             on_step=on_step,
         )
+    return with_canary_tokens(base, canaries, folder=current_workspace().cache)

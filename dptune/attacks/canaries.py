@@ -1,43 +1,78 @@
 """Canaries: random secrets whose rank under a model says what it memorised.
 
-A canary is a record of its own, such as `my access code is 417302`. Planted ones join
-the training data, each copy as a privacy unit of its own; held-out ones follow the same
-law and never do, so they are the control.
+A canary is a record of its own, such as `my access code is 417302`, or a line at the
+end of somebody's record. Planted ones join the training data, each copy in a privacy
+unit of its own; held-out ones follow the same law and never do, so they are the
+control.
 """
 
 import hashlib
 import json
 import random
-import re
 import secrets
 import string
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dptune.errors import ConfigError, DataError, Problem
-
-if TYPE_CHECKING:  # the schema of configurations needs the spec without Arrow
-    from datasets import Dataset
+from dptune.errors import ConfigError
 
 Setting = Literal["as_detected", "missed", "not_missed"]
+Placement = Literal["own_record", "appended"]
+
+FIRST_NEW_TOKEN = 0xE000
+"""Symbols of new-token canaries are private-use characters, which no text holds."""
 
 _PLACEHOLDER = "{secret}"
 _ALPHABETS = {
     "digits": string.digits,
     "alphanumeric": string.digits + string.ascii_uppercase,
 }
-_COLUMNS = ("id", "text", "unit_id", "split")
+
+
+PRESETS: dict[str, dict[str, object]] = {
+    "jft": {
+        "template": "My ID is {secret}",
+        "num_planted": 1,
+        "insertions": 10,
+        "fixed": ("341752",),
+    },
+    "jft_once": {
+        "template": "My ID is {secret}",
+        "num_planted": 1,
+        "insertions": 1,
+        "fixed": ("341752",),
+    },
+    "jft_ten": {"template": "My ID is {secret}", "num_planted": 10, "insertions": 1},
+    "rldp": {
+        "template": "secret_id={secret}",
+        "alphabet": "alphanumeric",
+        "length": 10,
+        "num_planted": 10,
+        "placement": "appended",
+    },
+}
+"""Canaries of papers: JFT (section 6.4 and appendix A.5), RLDP (section 2.1)."""
 
 
 class CanarySpec(BaseModel):
     """The law that canaries are drawn from, and how they are planted.
 
+    In a configuration, `preset` names an entry of `PRESETS` whose values every other
+    key overrides; papers plant no controls, so `num_held_out` is still to be given.
+
     Args:
         template: text of one canary record with `{secret}` exactly once.
-        alphabet: `digits` (10 symbols) or `alphanumeric` (0-9, A-Z: 36 symbols).
+        alphabet: `digits` (10 symbols), `alphanumeric` (0-9, A-Z: 36 symbols), or
+            `new_tokens`: private-use characters that join tokenizer and model, one
+            token each, before any training. Nothing else moves their embeddings, so
+            that they show the most that a run can leak (Panda et al. 2025).
+        num_symbols: how many new tokens; exactly for `new_tokens`.
         length: symbols of a secret.
+        placement: `own_record`, or `appended` to the text of a record of another
+            unit for each copy, drawn by the set's nonce.
+        fixed: secrets that are planted as they are, for replication only: they are not
+            random, so that no test of a leak may take them for it.
         num_planted: canaries that join the training data.
         num_held_out: controls of the same law that do not.
         insertions: copies of each planted canary, each in a unit of its own, so that a
@@ -49,12 +84,27 @@ class CanarySpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     template: str = "my access code is {secret}"
-    alphabet: Literal["digits", "alphanumeric"] = "digits"
+    alphabet: Literal["digits", "alphanumeric", "new_tokens"] = "digits"
+    num_symbols: int | None = Field(default=None, ge=2, le=6400)
     length: int = Field(default=6, ge=1, le=32)
     num_planted: int = Field(ge=0)
     num_held_out: int = Field(ge=0)
     insertions: int = Field(default=1, ge=1)
     setting: Setting = "as_detected"
+    placement: Placement = "own_record"
+    fixed: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls: type[Self], values: object) -> object:
+        """Start from a preset, if one is named."""
+        if not isinstance(values, dict) or "preset" not in values:
+            return values
+        rest = {key: value for key, value in values.items() if key != "preset"}
+        name = values["preset"]
+        if name not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}.")
+        return {**PRESETS[name], **rest}
 
     @field_validator("template")
     @classmethod
@@ -67,17 +117,34 @@ class CanarySpec(BaseModel):
     @model_validator(mode="after")
     def _check_size(self: Self) -> Self:
         """All canaries must be distinct, so the space must be large enough."""
+        if (self.num_symbols is not None) != (self.alphabet == "new_tokens"):
+            raise ValueError("num_symbols must be set exactly for alphabet new_tokens.")
         if self.num_planted + self.num_held_out > self.space_size:
             raise ValueError(
                 "num_planted + num_held_out must be at most the number of candidates, "
                 f"got {self.num_planted + self.num_held_out} of {self.space_size}."
             )
+        if self.fixed and len(set(self.fixed)) != self.num_planted:
+            raise ValueError("fixed must hold num_planted distinct secrets, or none.")
+        if not all(self._is_candidate(secret) for secret in self.fixed):
+            raise ValueError("fixed must hold candidates of this spec.")
         return self
+
+    def _is_candidate(self: Self, secret: str) -> bool:
+        """Whether a text is one of the candidates."""
+        return len(secret) == self.length and set(secret) <= set(self.symbols)
 
     @property
     def symbols(self: Self) -> str:
         """The symbols a secret is made of, in candidate order."""
+        if self.num_symbols is not None:
+            return "".join(chr(FIRST_NEW_TOKEN + i) for i in range(self.num_symbols))
         return _ALPHABETS[self.alphabet]
+
+    @property
+    def num_new_units(self: Self) -> int:
+        """Privacy units that planting adds: none where hosts are units already."""
+        return self.num_planted * self.insertions * (self.placement == "own_record")
 
     @property
     def space_size(self: Self) -> int:
@@ -113,7 +180,7 @@ class CanarySpec(BaseModel):
         Raises:
             ConfigError: the secret is not one of the candidates.
         """
-        if len(secret) != self.length or not set(secret) <= set(self.symbols):
+        if not self._is_candidate(secret):
             raise ConfigError(
                 "secret must be a candidate of its canary spec. Draw canaries with "
                 "draw_canaries, or load the set together with its own spec."
@@ -183,7 +250,8 @@ def draw_canaries(spec: CanarySpec, *, seed: int | None = None) -> CanarySet:
     """
     source = secrets.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - seeded only in tests
     total = spec.num_planted + spec.num_held_out
-    drawn = [spec.secret_at(i) for i in _distinct_indices(spec, total, source)]
+    indices = _distinct_indices(spec, total, source, taken=spec.fixed)
+    drawn = [*spec.fixed, *map(spec.secret_at, indices)]
     return CanarySet(
         spec=spec,
         planted=tuple(drawn[: spec.num_planted]),
@@ -192,14 +260,18 @@ def draw_canaries(spec: CanarySpec, *, seed: int | None = None) -> CanarySet:
     )
 
 
-def _distinct_indices(spec: CanarySpec, count: int, source: random.Random) -> list[int]:
+def _distinct_indices(
+    spec: CanarySpec, count: int, source: random.Random, *, taken: tuple[str, ...]
+) -> list[int]:
     """Distinct uniform candidate indices; `range` cannot sample above 2^63."""
+    known = dict.fromkeys(map(spec.index_of, taken))
     if 4 * count >= spec.space_size:
-        return source.sample(range(spec.space_size), count)
-    found: dict[int, None] = {}
+        left = [i for i in range(spec.space_size) if i not in known]
+        return source.sample(left, count - len(known))
+    found = dict(known)
     while len(found) < count:
         found[source.randrange(spec.space_size)] = None
-    return list(found)
+    return list(found)[len(known) :]
 
 
 def canary_ids(canaries: CanarySet) -> dict[str, str]:
@@ -209,151 +281,3 @@ def canary_ids(canaries: CanarySet) -> dict[str, str]:
         for i, secret in enumerate(canaries.planted)
         for copy in range(canaries.spec.insertions)
     }
-
-
-def plant(dataset: "Dataset", canaries: CanarySet) -> "Dataset":
-    """Append every planted copy as a record, and a unit, of its own.
-
-    Args:
-        dataset: columns `id`, `text`, `unit_id`, `split`; others are filled with None.
-        canaries: what to plant.
-
-    Returns:
-        The data set with `canaries.num_expected` more rows of split `train`.
-
-    Raises:
-        DataError: a column is missing, or a row has the id of a canary.
-    """
-    missing = [c for c in _COLUMNS if c not in dataset.column_names]
-    if missing:
-        raise DataError([_missing_column(column) for column in missing])
-    rows = canary_ids(canaries)
-    for column in ("id", "unit_id"):
-        _refuse_taken(dataset, column=column, ids=rows)
-    if not rows:
-        return dataset
-    ids = list(rows)
-    columns: dict[str, list[Any]] = {c: [None] * len(ids) for c in dataset.column_names}
-    columns["id"] = ids
-    columns["unit_id"] = ids
-    columns["text"] = [canaries.spec.record(secret) for secret in rows.values()]
-    columns["split"] = ["train"] * len(ids)
-    from datasets import Dataset, concatenate_datasets  # noqa: PLC0415 - see above
-
-    added = Dataset.from_dict(columns, features=dataset.features)
-    return concatenate_datasets([dataset, added])
-
-
-def _missing_column(column: str) -> Problem:
-    """Problem of an absent column."""
-    return Problem(
-        path=f"column {column}",
-        message="must be present.",
-        next_step="Plant canaries after ingest and before detection.",
-    )
-
-
-def _refuse_taken(dataset: "Dataset", *, column: str, ids: dict[str, str]) -> None:
-    """Raise if a row already carries the id of a canary."""
-    taken = sorted(set(dataset[column]) & set(ids))
-    if taken:
-        raise DataError(
-            f"column {column} must not hold canary ids, got {len(taken)} such as "
-            f"{taken[0]}. Plant canaries once, into the corpus as it was ingested."
-        )
-
-
-def planted_count(texts: Iterable[str], canaries: CanarySet) -> int:
-    """Count the planted canary records that a training view really holds.
-
-    Args:
-        texts: the texts of the training view, or text decoded from its tokens.
-        canaries: the plan.
-
-    Returns:
-        Occurrences of planted records; compare with `canaries.num_expected`.
-    """
-    return _count_records(texts, canaries.spec, frozenset(canaries.planted))
-
-
-def held_out_count(texts: Iterable[str], canaries: CanarySet) -> int:
-    """Count control records in a training view: anything but 0 spoils the control."""
-    return _count_records(texts, canaries.spec, frozenset(canaries.held_out))
-
-
-def _count_records(
-    texts: Iterable[str], spec: CanarySpec, wanted: frozenset[str]
-) -> int:
-    """Occurrences of `prefix + secret + suffix` for the wanted secrets."""
-    symbol = f"[{re.escape(spec.symbols)}]"
-    pattern = re.compile(
-        ("" if spec.prefix else f"(?<!{symbol})")
-        + f"(?={re.escape(spec.prefix)}({symbol}{{{spec.length}}})"
-        + (re.escape(spec.suffix) if spec.suffix else f"(?!{symbol})")
-        + ")"
-    )
-    return sum(found in wanted for text in texts for found in pattern.findall(text))
-
-
-def apply_setting(
-    dataset: "Dataset", canaries: CanarySet, *, entity_type: str = "SECRET"
-) -> "Dataset":
-    """Edit the spans of canary rows as the setting says, and of no other row.
-
-    Args:
-        dataset: columns `id` and `spans` (list of struct `start, end, entity_type,
-            recognizer, confidence`), code points of `text`.
-        canaries: what was planted. `missed` cuts the secret out of every span that
-            touches it; `not_missed` adds a span over exactly the secret; `as_detected`
-            changes nothing.
-        entity_type: type of the forced span; `SECRET` counts in every tier.
-
-    Returns:
-        The data set, its other rows and its features unchanged.
-
-    Raises:
-        DataError: the data set has no `spans` column, or lacks canary rows.
-    """
-    if "spans" not in dataset.column_names:
-        raise DataError([_missing_column("spans")])
-    spec = canaries.spec
-    rows = canary_ids(canaries)
-    absent = len(rows.keys() - set(dataset["id"]))
-    if absent:
-        raise DataError(
-            f"dataset must hold every canary row, got {absent} of {len(rows)} absent. "
-            "Plant canaries before detection, and keep their rows."
-        )
-    if spec.setting == "as_detected" or not rows:
-        return dataset
-    start = len(spec.prefix)
-    end = start + spec.length
-    forced = {
-        "start": start,
-        "end": end,
-        "entity_type": entity_type,
-        "recognizer": "canary",
-        "confidence": 1.0,
-    }
-
-    def edit(row: dict[str, Any]) -> dict[str, Any]:
-        if row["id"] not in rows:
-            return {"spans": row["spans"]}
-        spans = row["spans"] or []
-        if spec.setting == "missed":
-            return {"spans": [p for s in spans for p in _cut(s, start=start, end=end)]}
-        return {"spans": sorted([*spans, forced], key=lambda s: (s["start"], s["end"]))}
-
-    return dataset.map(edit, features=dataset.features, load_from_cache_file=False)
-
-
-def _cut(span: dict[str, Any], *, start: int, end: int) -> list[dict[str, Any]]:
-    """What is left of a span outside `[start, end)`: none, one or two pieces."""
-    if span["end"] <= start or span["start"] >= end:
-        return [span]
-    pieces = []
-    if span["start"] < start:
-        pieces.append({**span, "end": start})
-    if span["end"] > end:
-        pieces.append({**span, "start": end})
-    return pieces

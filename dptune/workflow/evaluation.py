@@ -9,10 +9,11 @@ from typing import Self
 
 from datasets import Dataset
 
-from dptune.attacks.canaries import CanarySet, canary_ids, planted_count
+from dptune.attacks.canaries import CanarySet
 from dptune.attacks.exposure import Measured, exposure_report, measure_exposure
 from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
 from dptune.attacks.membership import membership_report
+from dptune.attacks.planting import canary_rows, planted_count
 from dptune.attacks.trie import load_or_build, trie_key
 from dptune.attacks.utility import utility_report
 from dptune.config import AttackSettings, DetectionSettings, PerformanceSettings
@@ -36,7 +37,7 @@ from dptune.workflow.classifying import (
     unmeasurable_exposure,
 )
 from dptune.workflow.device import pick_device
-from dptune.workflow.extracting import Extracting
+from dptune.workflow.extracting import Extracting, nothing_to_extract
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,9 @@ def attack_model(
         device=device,
         cache=cache,
     )
-    members = _without(corpus.split("train"), set(canary_ids(canaries)))
+    members = _without(
+        corpus.split("train"), set(canary_rows(corpus.dataset, canaries))
+    )
     outsiders = corpus.split(HELD_OUT)
     if len(outsiders) == 0:
         raise DataError(
@@ -183,6 +186,9 @@ def _attack_classifier(
     return Leakage(
         exposure=unmeasurable_exposure(model[0], base[0], canaries),
         membership=membership,
+        extraction=nothing_to_extract(
+            model_digest=model[0].digest, base_model_digest=base[0].digest
+        ),
         utility=_utility(
             model, base[1], corpus, max_tokens=max_tokens, performance=performance
         ),

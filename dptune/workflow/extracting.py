@@ -167,6 +167,23 @@ class Extracting:
         )
 
 
+def nothing_to_extract(
+    *, model_digest: str, base_model_digest: str
+) -> ExtractionReport:
+    """Say that a model draws no text: a classifier."""
+    return ExtractionReport(
+        model_digest=model_digest,
+        base_model_digest=base_model_digest,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        num_planted=0,
+        num_held_out=0,
+        num_members=0,
+        num_non_members=0,
+    )
+
+
 def _marked(rows: Dataset) -> list[MarkedText]:
     """Records with the spans that detection gave them."""
     return [

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from datasets import Dataset
 
-from dptune.attacks.canaries import CanarySet, apply_setting
+from dptune.attacks.canaries import CanarySet
+from dptune.attacks.planting import apply_setting
 from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.engine import (

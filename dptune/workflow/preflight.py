@@ -187,7 +187,7 @@ def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
 
 def count_units(corpus: CorpusReport, canaries: CanarySpec) -> int:
     """Count the privacy units that training will see; each canary copy is one."""
-    return corpus.num_units["train"] + canaries.num_planted * canaries.insertions
+    return corpus.num_units["train"] + canaries.num_new_units
 
 
 def plan_for(recipe: Recipe, privacy: PrivacySettings, *, num_units: int) -> RunPlan:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dptune.attacks.canaries import CanarySpec
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
 from dptune.data.corpus import Corpus, build_corpus
 from dptune.dpsgd.dataset import UnitDataset
@@ -22,6 +23,7 @@ from dptune.models.loading import (
     load_model,
     model_digest,
 )
+from dptune.models.new_tokens import add_new_tokens
 from dptune.models.saving import save_model
 from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
 from dptune.models.tokenizer import train_tokenizer
@@ -66,6 +68,27 @@ def prepare_base(
         folder=folder,
         on_step=on_step,
     )
+
+
+def with_canary_tokens(
+    base: ModelBundle, canaries: CanarySpec, *, folder: Path
+) -> ModelBundle:
+    """Give a base model the new tokens that its canaries are made of, once.
+
+    Args:
+        base: the model before fine-tuning.
+        canaries: their law; any other alphabet leaves the model alone.
+        folder: where finished models are kept.
+    """
+    if canaries.num_symbols is None:
+        return base
+    key = _key([base.digest, canaries.symbols])
+    target = folder / f"canary-tokens-{key}"
+    if not target.is_dir():
+        loaded = load_model(base.path)
+        add_new_tokens(loaded.model, loaded.tokenizer, canaries.symbols)
+        _store(loaded, target)
+    return ModelBundle(path=target, digest=model_digest(target))
 
 
 def read_public(settings: PretrainingSettings, *, data_root: Path) -> Corpus:

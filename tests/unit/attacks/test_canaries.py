@@ -1,17 +1,21 @@
 """Drawing, planting, counting canaries; the three settings."""
 
 import random
+import unicodedata
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, List, Value
 from pydantic import ValidationError
 
 from dptune.attacks.canaries import (
     CanarySet,
     CanarySpec,
-    apply_setting,
     canary_ids,
     draw_canaries,
+)
+from dptune.attacks.planting import (
+    apply_setting,
+    canary_rows,
     held_out_count,
     plant,
     planted_count,
@@ -202,3 +206,115 @@ def test_apply_setting_without_the_canary_rows_raises():
         apply_setting(rows, canaries)
     with pytest.raises(DataError, match="spans"):
         apply_setting(corpus(), canaries)
+
+
+def host_corpus(num_units=6):
+    ids = [f"r{i}" for i in range(2 * num_units)]
+    return Dataset.from_dict(
+        {
+            "id": ids,
+            "text": [f"profile {i}" for i in ids],
+            "unit_id": [f"u{i // 2}" for i in range(2 * num_units)],
+            "split": ["train"] * (2 * num_units - 2) + ["test"] * 2,
+        }
+    )
+
+
+def test_appended_canaries_end_records_of_distinct_training_units():
+    spec = CanarySpec(
+        template="secret_id={secret}",
+        alphabet="alphanumeric",
+        length=10,
+        num_planted=2,
+        num_held_out=2,
+        insertions=2,
+        placement="appended",
+    )
+    canaries = draw_canaries(spec, seed=0)
+    before = host_corpus()
+    after = plant(before, canaries)
+    rows = canary_rows(before, canaries)
+    assert rows == canary_rows(after, canaries)
+    assert sorted(rows.values()) == sorted(canaries.planted * 2)
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert {old["id"] for old, _ in changed} == set(rows)
+    assert len({old["unit_id"] for old, _ in changed}) == 4
+    assert all(old["split"] == "train" for old, _ in changed)
+    for old, new in changed:
+        assert new["text"] == f"{old['text']}\nsecret_id={rows[old['id']]}"
+    assert spec.num_new_units == 0
+    assert planted_count(after["text"], canaries) == canaries.num_expected == 4
+    assert held_out_count(after["text"], canaries) == 0
+    other = canary_rows(before, draw_canaries(spec, seed=1))
+    assert set(other) != set(rows)
+
+
+def test_appended_canaries_without_enough_units_raise():
+    spec = CanarySpec(num_planted=6, num_held_out=0, placement="appended")
+    with pytest.raises(DataError, match="5 units for 6 copies"):
+        plant(host_corpus(), draw_canaries(spec, seed=0))
+
+
+def test_appended_canary_spans_are_forced_at_the_end():
+    spec = CanarySpec(
+        num_planted=1, num_held_out=0, placement="appended", setting="not_missed"
+    )
+    canaries = draw_canaries(spec, seed=0)
+    labelled = plant(host_corpus(), canaries)
+    kind = {
+        "start": Value("int64"),
+        "end": Value("int64"),
+        "entity_type": Value("string"),
+        "recognizer": Value("string"),
+        "confidence": Value("float64"),
+    }
+    labelled = labelled.add_column(
+        "spans", [[] for _ in range(len(labelled))], feature=List(kind)
+    )
+    marked = apply_setting(labelled, canaries)
+    found = [
+        row["text"][span["start"] : span["end"]]
+        for row in marked
+        for span in row["spans"]
+    ]
+    assert found == list(canaries.planted)
+
+
+def test_fixed_canaries_are_planted_and_controls_are_drawn():
+    spec = CanarySpec(num_planted=1, num_held_out=5, fixed=("341752",))
+    canaries = draw_canaries(spec)
+    assert canaries.planted == ("341752",)
+    assert len(set(canaries.held_out)) == 5
+    assert "341752" not in canaries.held_out
+    with pytest.raises(ValidationError, match="num_planted distinct"):
+        CanarySpec(num_planted=2, num_held_out=0, fixed=("341752",))
+    with pytest.raises(ValidationError, match="candidates"):
+        CanarySpec(num_planted=1, num_held_out=0, fixed=("34175x",))
+
+
+def test_new_token_canaries_are_private_use_characters():
+    spec = CanarySpec(
+        alphabet="new_tokens", num_symbols=50, length=1, num_planted=5, num_held_out=5
+    )
+    assert spec.space_size == 50
+    canaries = draw_canaries(spec, seed=0)
+    for secret in canaries.planted + canaries.held_out:
+        assert unicodedata.category(secret) == "Co"
+    for broken in ({"num_symbols": None}, {"alphabet": "digits"}):
+        with pytest.raises(ValidationError, match="num_symbols"):
+            CanarySpec.model_validate(spec.model_dump() | broken)
+
+
+def test_presets_are_the_canaries_of_the_papers():
+    jft = CanarySpec.model_validate({"preset": "jft", "num_held_out": 9})
+    assert jft.record(jft.fixed[0]) == "My ID is 341752"
+    assert (jft.insertions, jft.space_size) == (10, 10**6)
+    rldp = CanarySpec.model_validate({"preset": "rldp", "num_held_out": 10})
+    assert rldp.record("A" * 10) == "secret_id=AAAAAAAAAA"
+    assert (rldp.placement, rldp.space_size) == ("appended", 36**10)
+    more = CanarySpec.model_validate(
+        {"preset": "jft_ten", "num_held_out": 5, "insertions": 3}
+    )
+    assert (more.num_planted, more.insertions) == (10, 3)
+    with pytest.raises(ValidationError, match="preset must be one of"):
+        CanarySpec.model_validate({"preset": "none", "num_held_out": 1})

@@ -1,0 +1,202 @@
+"""Put canaries into a corpus, count them there, and hide or show them to redaction."""
+
+import hmac
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dptune.attacks.canaries import CanarySet, CanarySpec, canary_ids
+from dptune.errors import DataError, Problem
+
+if TYPE_CHECKING:  # counting needs no Arrow
+    from datasets import Dataset
+
+_COLUMNS = ("id", "text", "unit_id", "split")
+
+
+def canary_rows(dataset: "Dataset", canaries: CanarySet) -> dict[str, str]:
+    """Row ids of every planted copy, with its secret, before planting or after.
+
+    Appended copies sit in training rows of distinct units, ordered by a keyed hash of
+    their ids: the nonce is the key, so that the plan is recorded with the canaries and
+    nobody else knows it.
+
+    Raises:
+        DataError: there are fewer training units than copies to append.
+    """
+    rows = canary_ids(canaries)
+    if canaries.spec.placement == "own_record" or not rows:
+        return rows
+    training = zip(dataset["id"], dataset["unit_id"], dataset["split"], strict=True)
+    by_unit: dict[str, tuple[bytes, str]] = {}
+    for row_id, unit_id, split in training:
+        if split == "train":
+            key = hmac.digest(canaries.nonce.encode(), str(row_id).encode(), "sha256")
+            by_unit[unit_id] = min(by_unit.get(unit_id, (key, row_id)), (key, row_id))
+    if len(by_unit) < len(rows):
+        raise DataError(
+            f"appended canaries need a training unit for each copy, got {len(by_unit)} "
+            f"units for {len(rows)} copies. Plant fewer, or as own records."
+        )
+    hosts = [row_id for _, row_id in sorted(by_unit.values())]
+    return dict(zip(hosts, rows.values(), strict=False))
+
+
+def plant(dataset: "Dataset", canaries: CanarySet) -> "Dataset":
+    """Add every planted copy: a record, and a unit, of its own, or a host's last line.
+
+    Args:
+        dataset: columns `id`, `text`, `unit_id`, `split`; others are filled with None.
+        canaries: what to plant.
+
+    Returns:
+        The data set with `canaries.spec.num_new_units` more rows of split `train`, or
+        with that many longer texts.
+
+    Raises:
+        DataError: a column is missing, a row has the id of a canary, or there are too
+            few units to append to.
+    """
+    missing = [c for c in _COLUMNS if c not in dataset.column_names]
+    if missing:
+        raise DataError([_missing_column(column) for column in missing])
+    rows = canary_rows(dataset, canaries)
+    if not rows:
+        return dataset
+    if canaries.spec.placement == "appended":
+        return _append(dataset, canaries.spec, rows)
+    for column in ("id", "unit_id"):
+        _refuse_taken(dataset, column=column, ids=rows)
+    ids = list(rows)
+    columns: dict[str, list[Any]] = {c: [None] * len(ids) for c in dataset.column_names}
+    columns["id"] = ids
+    columns["unit_id"] = ids
+    columns["text"] = [canaries.spec.record(secret) for secret in rows.values()]
+    columns["split"] = ["train"] * len(ids)
+    from datasets import Dataset, concatenate_datasets  # noqa: PLC0415 - see above
+
+    added = Dataset.from_dict(columns, features=dataset.features)
+    return concatenate_datasets([dataset, added])
+
+
+def _append(dataset: "Dataset", spec: CanarySpec, rows: dict[str, str]) -> "Dataset":
+    """Put each copy on a last line of its host."""
+    texts = [
+        f"{text}\n{spec.record(rows[row_id])}" if row_id in rows else text
+        for row_id, text in zip(dataset["id"], dataset["text"], strict=True)
+    ]
+    from datasets import Dataset  # noqa: PLC0415 - see above
+
+    columns = {name: dataset[name] for name in dataset.column_names} | {"text": texts}
+    columns = {name: list(values) for name, values in columns.items()}
+    return Dataset.from_dict(columns, features=dataset.features)
+
+
+def _missing_column(column: str) -> Problem:
+    """Problem of an absent column."""
+    return Problem(
+        path=f"column {column}",
+        message="must be present.",
+        next_step="Plant canaries after ingest and before detection.",
+    )
+
+
+def _refuse_taken(dataset: "Dataset", *, column: str, ids: dict[str, str]) -> None:
+    """Raise if a row already carries the id of a canary."""
+    taken = sorted(set(dataset[column]) & set(ids))
+    if taken:
+        raise DataError(
+            f"column {column} must not hold canary ids, got {len(taken)} such as "
+            f"{taken[0]}. Plant canaries once, into the corpus as it was ingested."
+        )
+
+
+def planted_count(texts: Iterable[str], canaries: CanarySet) -> int:
+    """Count the planted canary records that a training view really holds.
+
+    Args:
+        texts: the texts of the training view, or text decoded from its tokens.
+        canaries: the plan.
+
+    Returns:
+        Occurrences of planted records; compare with `canaries.num_expected`.
+    """
+    return _count_records(texts, canaries.spec, frozenset(canaries.planted))
+
+
+def held_out_count(texts: Iterable[str], canaries: CanarySet) -> int:
+    """Count control records in a training view: anything but 0 spoils the control."""
+    return _count_records(texts, canaries.spec, frozenset(canaries.held_out))
+
+
+def _count_records(
+    texts: Iterable[str], spec: CanarySpec, wanted: frozenset[str]
+) -> int:
+    """Occurrences of `prefix + secret + suffix` for the wanted secrets."""
+    symbol = f"[{re.escape(spec.symbols)}]"
+    pattern = re.compile(
+        ("" if spec.prefix else f"(?<!{symbol})")
+        + f"(?={re.escape(spec.prefix)}({symbol}{{{spec.length}}})"
+        + (re.escape(spec.suffix) if spec.suffix else f"(?!{symbol})")
+        + ")"
+    )
+    return sum(found in wanted for text in texts for found in pattern.findall(text))
+
+
+def apply_setting(
+    dataset: "Dataset", canaries: CanarySet, *, entity_type: str = "SECRET"
+) -> "Dataset":
+    """Edit the spans of canary rows as the setting says, and of no other row.
+
+    Args:
+        dataset: columns `id` and `spans` (list of struct `start, end, entity_type,
+            recognizer, confidence`), code points of `text`.
+        canaries: what was planted. `missed` cuts the secret out of every span that
+            touches it; `not_missed` adds a span over exactly the secret; `as_detected`
+            changes nothing.
+        entity_type: type of the forced span; `SECRET` counts in every tier.
+
+    Returns:
+        The data set, its other rows and its features unchanged.
+
+    Raises:
+        DataError: the data set has no `spans` column, or lacks canary rows.
+    """
+    if "spans" not in dataset.column_names:
+        raise DataError([_missing_column("spans")])
+    spec = canaries.spec
+    rows = canary_rows(dataset, canaries)
+    absent = len(rows.keys() - set(dataset["id"]))
+    if absent:
+        raise DataError(
+            f"dataset must hold every canary row, got {absent} of {len(rows)} absent. "
+            "Plant canaries before detection, and keep their rows."
+        )
+    if spec.setting == "as_detected" or not rows:
+        return dataset
+    forced = {"entity_type": entity_type, "recognizer": "canary", "confidence": 1.0}
+
+    def edit(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] not in rows:
+            return {"spans": row["spans"]}
+        spans = row["spans"] or []
+        end = len(row["text"]) - len(spec.suffix)
+        start = end - spec.length
+        if spec.setting == "missed":
+            return {"spans": [p for s in spans for p in _cut(s, start=start, end=end)]}
+        added = {"start": start, "end": end, **forced}
+        return {"spans": sorted([*spans, added], key=lambda s: (s["start"], s["end"]))}
+
+    return dataset.map(edit, features=dataset.features, load_from_cache_file=False)
+
+
+def _cut(span: dict[str, Any], *, start: int, end: int) -> list[dict[str, Any]]:
+    """What is left of a span outside `[start, end)`: none, one or two pieces."""
+    if span["end"] <= start or span["start"] >= end:
+        return [span]
+    pieces = []
+    if span["start"] < start:
+        pieces.append({**span, "end": start})
+    if span["end"] > end:
+        pieces.append({**span, "start": end})
+    return pieces
