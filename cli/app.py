@@ -50,6 +50,7 @@ def build_app() -> typer.Typer:
         calibrate,
         detect,
         evaluate_detector,
+        audit,
         gate,
         promote,
         rollback,
@@ -119,6 +120,49 @@ def calibrate(
     from cli.calibration import show_calibration
 
     show_calibration(config, overrides or [], output=output, as_json=as_json)
+
+
+def audit(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A configuration (its last run), MODEL, MODEL:VERSION, or a model "
+            "directory that was trained elsewhere.",
+            show_default=False,
+        ),
+    ],
+    *,
+    base: Annotated[
+        Path | None, typer.Option(help="Directory of the model it was trained from.")
+    ] = None,
+    members: Annotated[
+        Path | None, typer.Option(help="Texts it was trained on: .txt or .jsonl.")
+    ] = None,
+    non_members: Annotated[
+        Path | None, typer.Option(help="Texts of the same law that it was not.")
+    ] = None,
+    canaries: Annotated[
+        Path | None, typer.Option(help="A canary set as JSON, planted in the members.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest sequence.", min=8)] = 256,
+) -> None:
+    """Check the engine on a recorded run's steps, or attack a model from elsewhere.
+
+    Exit 0 if every check passes, 1 if the engine does not do what the plan says.
+    """
+    from cli.auditing import audit_directory, audit_recorded
+
+    if not Path(target).is_dir():
+        audit_recorded(target)
+        return
+    audit_directory(
+        Path(target),
+        base=base,
+        members=members,
+        non_members=non_members,
+        canaries=canaries,
+        max_tokens=max_tokens,
+    )
 
 
 def gate(

@@ -17,6 +17,7 @@ from dptune.reports.calibration import Calibration
 from dptune.reports.calibration_page import PLAN, calibration_page
 from dptune.reports.calibration_plots import calibration_png
 from dptune.reports.render import page_html
+from dptune.workflow.power import planned_power
 from dptune.workflow.preflight import Checked, check_run
 from dptune.workflow.whatif import calibration
 from infra.workspace import current_workspace, data_root
@@ -37,7 +38,12 @@ def show_calibration(
     """
     with Console(stderr=True).status("checking text, model and budget") as status:
         config, checked = _check(path, overrides, output)
-        found = calibration(checked.plan, config=config.name, on_progress=status.update)
+        found = calibration(
+            checked.plan,
+            config=config.name,
+            power=planned_power(config, checked.plan, num_records=checked.num_records),
+            on_progress=status.update,
+        )
         page = calibration_page(found)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))

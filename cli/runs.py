@@ -76,7 +76,7 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
         cause = failures[0] if failures else error
         cause.add_note(STARTED)
         raise cause from None
-    return FinishedRun(config=config, response=_finished(response))
+    return FinishedRun(config=config, response=finished(response))
 
 
 def budget_place(*, again: bool = False) -> "BudgetPlace":
@@ -112,7 +112,7 @@ def require_workspace() -> Workspace:
     return workspace
 
 
-def _finished(response: "PipelineRunResponse | None") -> "PipelineRunResponse":
+def finished(response: "PipelineRunResponse | None") -> "PipelineRunResponse":
     """Fetch the run again, with its final status and outputs."""
     from zenml.client import Client
 

@@ -10,6 +10,7 @@ from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
+from dptune.audits.step_report import StepAudit
 from dptune.detection.scoring import SensitivityTable
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
@@ -49,6 +50,7 @@ _PUBLIC: tuple[type[Any], ...] = (
     RunPlan,
     SensitivityTable,
     StageReport,
+    StepAudit,
     UtilityReport,
 )
 _RESTRICTED: tuple[type[Any], ...] = (CanarySet,)

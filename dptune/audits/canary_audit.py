@@ -129,6 +129,52 @@ def audit_canaries(
     )
 
 
+def planned_capacity(
+    claim: AuditedClaim,
+    *,
+    num_planted: int,
+    num_held_out: int,
+    space_size: int,
+    insertions: int = 1,
+) -> float:
+    """Return the largest bound that any audit of a claim could give, before training.
+
+    Args:
+        claim: to be audited; its curve is not needed.
+        num_planted: canaries that will be planted.
+        num_held_out: controls.
+        space_size: candidates of one secret.
+        insertions: units that hold a copy of one canary.
+    """
+    canaries = [
+        CanaryExposure(
+            canary_id=f"{planted}-{i}",
+            planted=planted,
+            insertions=insertions if planted else 0,
+            rank=1,
+            exposure=math.log2(space_size),
+            nll=0.0,
+        )
+        for planted, num in ((True, num_planted), (False, num_held_out))
+        for i in range(num)
+    ]
+    report = ExposureReport(
+        model_digest="planned",
+        base_model_digest="planned",
+        canary_set_digest="planned",
+        space_size=space_size,
+        scoring="sum",
+        setting="as_detected",
+        exact=True,
+        canaries=tuple(canaries),
+        base_canaries=tuple(canaries),
+        planted_found=num_planted * insertions,
+        planted_expected=num_planted * insertions,
+        num_token_forwards=0,
+    )
+    return max((a.capacity for a in audit_canaries(report, [claim])), default=0.0)
+
+
 def _refuters(
     report: ExposureReport, claim: AuditedClaim, alpha: float
 ) -> Iterator[_Refuter]:

@@ -64,9 +64,9 @@ def hit_tail(
     Each secret is uniform over N candidates, and the output names r = share N of them
     for each canary. Under a replace guarantee a secret is named with probability at
     most e^eps o / (1 + e^eps o), o = share / (1 - share), given all other canaries, but
-    for an event of probability delta / (1 - share):
+    for an event of probability delta / (1 - share). With W ~ Bin(canaries, .), any j:
 
-        P[hits >= v] <= P[Bin(canaries, .) >= v] + canaries delta / (1 - share).
+        P[hits >= v] <= P[W >= v - j] + canaries delta / (1 - share) / (j + 1).
 
     Proof of the first: let f_s be the density of the output if the secret is s, A the r
     candidates it names and g the mean of f over those outside A. By convexity
@@ -76,6 +76,8 @@ def hit_tail(
     probability p of A obeys p <= e^eps o (1 - p) + x, so that
     p <= e^eps o / (1 + e^eps o) + x / (1 + e^eps o): a coin of the first chance, or
     else one of chance x. Canaries are taken one after another, each given the earlier.
+    The first coins are independent; of the others F fall, E[F] is at most
+    canaries delta / (1 - share), and hits are at most W + F (Markov for F > j).
 
     | case | result |
     |---|---|
@@ -92,8 +94,10 @@ def hit_tail(
     if hits <= 0:
         return 1.0
     chance = float(special.expit(epsilon + math.log(share) - math.log1p(-share)))
-    tail = float(special.bdtrc(hits - 1, canaries, chance))
-    return min(1.0, tail + canaries * delta / (1.0 - share))
+    spared = np.arange(hits)
+    tails = special.bdtrc(hits - 1 - spared, canaries, chance)
+    fallen = canaries * delta / (1.0 - share) / (1.0 + spared)
+    return min(1.0, float(np.min(tails + fallen)))
 
 
 def _binomial(counts: NDArray[np.int64], num: int, chance: float) -> Floats:

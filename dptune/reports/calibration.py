@@ -123,12 +123,47 @@ class WhatIf(Report):
     hint: str
 
 
+class PowerLine(Report):
+    """One thing that the gate will ask of the evidence.
+
+    Args:
+        planned: what the configuration will give.
+        needed: what the policy asks for; None where it asks for nothing.
+        enough: whether the first is at least the second.
+        meaning: one sentence.
+    """
+
+    name: str
+    planned: float
+    needed: float | None
+    enough: bool
+    meaning: str
+
+
+class AuditPower(Report):
+    """Whether the gate will be able to decide on a run, before it trains.
+
+    Args:
+        policy: name and version.
+        lines: one for each demand.
+    """
+
+    policy: str
+    lines: tuple[PowerLine, ...]
+
+    @property
+    def enough(self) -> bool:
+        """Whether nothing planned makes a pass impossible or unlikely."""
+        return all(line.enough for line in self.lines)
+
+
 class Calibration(Report):
     """A run's plan, its promises, and what other choices would cost.
 
     Args:
         epsilon: of all noisy stages under the promised relation.
         what_if: None where no stage adds noise.
+        power: of the planned audit under the run's policy; None where nobody asked.
     """
 
     config: str
@@ -142,3 +177,4 @@ class Calibration(Report):
     stages: tuple[StageCost, ...]
     promises: tuple[Promise, ...]
     what_if: WhatIf | None
+    power: AuditPower | None = None

@@ -17,6 +17,7 @@ from dptune.reports.blocks import (
     table,
 )
 from dptune.reports.calibration import (
+    AuditPower,
     BatchChoice,
     Calibration,
     EpsilonGrid,
@@ -69,8 +70,41 @@ def calibration_page(calibration: Calibration) -> Page:
             Section(
                 title="What the plan promises", blocks=(_promise_table(calibration),)
             ),
+            *_power_sections(calibration.power),
             Section(title="Stages", blocks=(_stage_table(calibration.stages),)),
             *_what_if_sections(calibration),
+        ),
+    )
+
+
+def _power_sections(power: AuditPower | None) -> Iterator[Section]:
+    """Say whether the gate will be able to decide."""
+    if power is None:
+        return
+    yield Section(
+        title="Will the gate be able to decide?",
+        blocks=(
+            table(
+                ("evidence", "planned", "asked for", "", "what it means"),
+                (
+                    (
+                        line.name,
+                        number(line.planned),
+                        number(line.needed),
+                        "enough" if line.enough else "too little",
+                        line.meaning,
+                    )
+                    for line in power.lines
+                ),
+                numeric=(1, 2),
+                caption=f"Under policy {power.policy}. "
+                + (
+                    "Nothing that is planned stands in the way of a pass."
+                    if power.enough
+                    else "As planned, the gate cannot say PASS: change the "
+                    "configuration before training."
+                ),
+            ),
         ),
     )
 

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.audits.step_report import StepAudit
 from dptune.detection.scoring import SensitivityTable
 from dptune.gates.decision import GateDecision
 from dptune.recipes import RunPlan
 from dptune.reports.attack_pages import exposure_page, membership_page
+from dptune.reports.audit_page import step_audit_page
 from dptune.reports.blocks import Page
 from dptune.reports.budget_page import budget_page
 from dptune.reports.card_page import card_page
@@ -56,6 +58,7 @@ _PAGES: Final[dict[type[Report], Callable[[Any], Page]]] = {
     RunPlan: plan_page,
     SensitivityTable: sensitivity_page,
     StageReport: stage_page,
+    StepAudit: step_audit_page,
     UtilityReport: utility_page,
     ValidationReport: validation_page,
 }

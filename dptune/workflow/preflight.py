@@ -47,11 +47,13 @@ class Checked:
         fingerprint: of the corpus as it is now.
         num_units: privacy units that training will see, canaries included.
         plan: noise and cost of every stage.
+        num_records: by split.
     """
 
     fingerprint: str
     num_units: int
     plan: RunPlan
+    num_records: dict[str, int] = field(default_factory=dict)
 
 
 def check_run(
@@ -108,7 +110,10 @@ def check_run(
     if errors or corpus is None or plan is None:
         raise ConfigError([p for error in errors for p in _problems(error)])
     return Checked(
-        fingerprint=corpus.fingerprint, num_units=plan.stages[0].num_units, plan=plan
+        fingerprint=corpus.fingerprint,
+        num_units=plan.stages[0].num_units,
+        plan=plan,
+        num_records=corpus.report.num_records,
     )
 
 

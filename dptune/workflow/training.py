@@ -223,6 +223,21 @@ def _texts_digest(corpus: Corpus, *, with_spans: bool) -> str:
     return digest.hexdigest()
 
 
+def load_stage(
+    inputs: StageInputs, performance: PerformanceSettings
+) -> tuple[LoadedModel, UnitDataset]:
+    """Load what a stage starts from: the model, and the units of the training split."""
+    job = TrainingJob(
+        model=inputs.model.path,
+        plan=inputs.plan,
+        max_tokens=inputs.max_tokens,
+        seed=inputs.seed,
+        checkpoint_dir=Path(),  # nothing is stored
+        performance=performance,
+    )
+    return _load(job, inputs)
+
+
 def _load(job: TrainingJob, inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
     """Load the model and the units of the training split."""
     loaded, ignored = load_start(job)

@@ -31,6 +31,7 @@ from dptune.recipes import (
     spent_epsilon,
 )
 from dptune.reports.calibration import (
+    AuditPower,
     BatchChoice,
     Calibration,
     EpsilonGrid,
@@ -93,7 +94,11 @@ class _Varied:
 
 
 def calibration(
-    plan: RunPlan, *, config: str, on_progress: Progress = lambda _: None
+    plan: RunPlan,
+    *,
+    config: str,
+    power: AuditPower | None = None,
+    on_progress: Progress = lambda _: None,
 ) -> Calibration:
     """Describe a plan, what it promises under each relation, and its neighbours.
 
@@ -102,6 +107,7 @@ def calibration(
     Args:
         plan: with its noise filled in.
         config: name of the configuration.
+        power: of the planned audit.
         on_progress: told what is computed next.
     """
     return Calibration(
@@ -116,6 +122,7 @@ def calibration(
         stages=tuple(_stage_cost(stage) for stage in plan.stages),
         promises=promises(plan),
         what_if=what_if(plan, on_progress=on_progress),
+        power=power,
     )
 
 

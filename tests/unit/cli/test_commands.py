@@ -16,6 +16,7 @@ COMMANDS = (
     "quickstart",
     "train",
     "calibrate",
+    "audit",
     "gate",
     "promote",
     "rollback",

@@ -1,0 +1,48 @@
+"""The page of step-level checks: what the engine did beside what its plan says."""
+
+from dptune.audits.step_report import StepAudit, StepCheck
+from dptune.reports.blocks import Chip, Page, Section, facts, table, verdict_chip
+from dptune.reports.formatting import number, short_digest, words
+
+
+def step_audit_page(audit: StepAudit) -> Page:
+    """List every check with its figure; failed ones first."""
+    ordered = sorted(audit.checks, key=lambda check: check.passed)
+    return Page(
+        kicker="Step-level audit",
+        title=f"{audit.recipe}, stage {words(audit.stage)}",
+        chip=verdict_chip("PASS" if audit.passed else "BLOCK"),
+        lede="The engine does what the plan of this stage says."
+        if audit.passed
+        else "The engine does not do what the plan of this stage says: its epsilon "
+        "means nothing.",
+        sections=(
+            Section(
+                title="Checks",
+                blocks=(
+                    table(
+                        ("Check", "Verdict", "Measured", "Limit", "What it is"),
+                        map(_row, ordered),
+                        numeric=(2, 3),
+                        caption="Measured on recorded data, through the functions that "
+                        "train. A sound engine fails one check in a million.",
+                    ),
+                ),
+            ),
+            Section(
+                title="What was checked",
+                blocks=(facts(("Corpus", short_digest(audit.data_fingerprint))),),
+            ),
+        ),
+    )
+
+
+def _row(check: StepCheck) -> tuple[str | Chip, ...]:
+    """One check."""
+    return (
+        words(check.name),
+        verdict_chip("PASS" if check.passed else "BLOCK"),
+        number(check.measured),
+        number(check.limit),
+        check.detail,
+    )

@@ -1,0 +1,176 @@
+"""A model that this project did not train, and texts that its owner vouches for."""
+
+import json
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dptune.attacks.canaries import CanarySet, planted_count
+from dptune.attacks.exposure import exposure_report, measure_exposure
+from dptune.attacks.membership import membership_report
+from dptune.attacks.trie import CandidateTrie, load_or_build
+from dptune.config import AttackSettings, PerformanceSettings
+from dptune.errors import DataError, Problem
+from dptune.models.bundle import ModelBundle
+from dptune.models.digest import model_digest
+from dptune.models.encode import record_tokens
+from dptune.models.loading import load_model
+from dptune.results import CanaryExposure, ExposureReport, MembershipReport
+from dptune.workflow.device import pick_device
+
+_LEAST = 50
+
+
+class ForeignModel(BaseModel):
+    """Where a model lies, and what it is said to have been trained on.
+
+    Args:
+        model: directory in the Hugging Face layout, safetensors only.
+        base: likewise, what it was trained from.
+        members: texts that it was trained on: a line each, or JSON lines with `text`.
+        non_members: texts of the same law that it was not.
+        canaries: a canary set as JSON, if there is one.
+        max_tokens: longest sequence.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Path
+    base: Path
+    members: Path
+    non_members: Path
+    canaries: Path | None = None
+    max_tokens: int = Field(default=256, ge=8)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        folders = [p for p in (self.model, self.base) if not p.is_dir()]
+        files = [p for p in (self.members, self.non_members) if not p.is_file()]
+        if folders or files:
+            names = ", ".join(path.name for path in (*folders, *files))
+            raise ValueError(f"must be there: {names}")
+        return self
+
+    def bundle(self: Self) -> ModelBundle:
+        """The model, named by its weights."""
+        return ModelBundle(path=self.model, digest=model_digest(self.model))
+
+    def base_bundle(self: Self) -> ModelBundle:
+        """What it was trained from."""
+        return ModelBundle(path=self.base, digest=model_digest(self.base))
+
+
+def attack_foreign(
+    foreign: ForeignModel, *, attacks: AttackSettings, performance: PerformanceSettings
+) -> MembershipReport:
+    """Attack the membership of the given texts, the base model beside.
+
+    Args:
+        foreign: the model and its texts.
+        attacks: how many records, how many bootstrap draws.
+        performance: memory and speed.
+    """
+    model, base = foreign.bundle(), foreign.base_bundle()
+    loaded, loaded_base = load_model(model.path), load_model(base.path)
+    groups = [
+        read_texts(path)[: attacks.num_members]
+        for path in (foreign.members, foreign.non_members)
+    ]
+    encoded = [
+        [record_tokens(text, loaded.tokenizer)[: foreign.max_tokens] for text in texts]
+        for texts in groups
+    ]
+    return membership_report(
+        *encoded,
+        member_texts=groups[0],
+        non_member_texts=groups[1],
+        model=loaded.model,
+        base_model=loaded_base.model,
+        model_digest=model.digest,
+        base_model_digest=base.digest,
+        batch_size=performance.evaluation_batch_size,
+        device=pick_device(performance.device),
+        num_resamples=attacks.num_bootstrap,
+    )
+
+
+def rank_foreign(
+    foreign: ForeignModel, *, performance: PerformanceSettings, cache: Path
+) -> ExposureReport:
+    """Rank the given canaries under the model and its base.
+
+    Args:
+        foreign: the model, its canaries, and the texts that hold the planted ones.
+        performance: memory and speed.
+        cache: folder for candidate tries.
+    """
+    canaries = read_canaries(foreign.canaries)
+    device = pick_device(performance.device)
+
+    def ranked(bundle: ModelBundle) -> tuple[CandidateTrie, list[CanaryExposure]]:
+        loaded = load_model(bundle.path)
+        bos = loaded.tokenizer.bos_token_id
+        trie = load_or_build(canaries.spec, loaded.tokenizer, bos=bos, folder=cache)
+        return trie, measure_exposure(loaded.model, trie, canaries, device=device)
+
+    model, base = foreign.bundle(), foreign.base_bundle()
+    trie, found = ranked(model)
+    return exposure_report(
+        canaries=found,
+        base_canaries=ranked(base)[1],
+        canary_set=canaries,
+        trie=trie,
+        model_digest=model.digest,
+        base_model_digest=base.digest,
+        planted_found=planted_count(read_texts(foreign.members), canaries),
+    )
+
+
+def read_texts(path: Path) -> list[str]:
+    """Read texts: a line each, or JSON lines with a key `text`. Never quotes them.
+
+    Raises:
+        DataError: the file cannot be read, or holds too few texts for an attack.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise DataError(f"{path.name} must be readable UTF-8 text.") from None
+    filled = [(i, line) for i, line in enumerate(lines, start=1) if line.strip()]
+    if path.suffix == ".jsonl":
+        texts = [_text(path, number, line) for number, line in filled]
+    else:
+        texts = [line for _, line in filled]
+    if len(texts) < _LEAST:
+        raise DataError(
+            f"{path.name} must hold at least {_LEAST} texts, got {len(texts)}. An "
+            "attack on fewer says nothing."
+        )
+    return texts
+
+
+def read_canaries(path: Path | None) -> CanarySet:
+    """Read a canary set. Never quotes it.
+
+    Raises:
+        DataError: it is no canary set.
+    """
+    try:
+        return CanarySet.model_validate_json(Path(path or "").read_bytes())
+    except (OSError, ValidationError):
+        raise DataError(
+            "canaries must be a file that holds a canary set as JSON, as "
+            "`plant_canaries` keeps it."
+        ) from None
+
+
+def _text(path: Path, number: int, line: str) -> str:
+    """The text of one JSON line."""
+    try:
+        return str(json.loads(line)["text"])
+    except (ValueError, KeyError, TypeError):
+        problem = Problem(
+            path=f"{path.name} line {number}", message="must be JSON with a key `text`."
+        )
+        raise DataError([problem]) from None

@@ -1,0 +1,146 @@
+"""What a run's evidence will be able to show, from public numbers, before it trains."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from scipy import stats
+
+from dptune.audits.canary_audit import AuditedClaim, planned_capacity
+from dptune.config import TrainConfig
+from dptune.gates.policy import GatePolicy
+from dptune.recipes import RunPlan
+from dptune.reports.calibration import AuditPower, PowerLine
+from dptune.reports.formatting import number
+
+_LIKELY: Final = 0.9
+_CLEAN_BITS: Final = 1.0 / math.log(2.0)
+_LEAK_BITS: Final = 4.0
+
+
+def planned_power(
+    config: TrainConfig, plan: RunPlan, *, num_records: Mapping[str, int]
+) -> AuditPower:
+    """Hold what a configuration plans against what its policy will ask for.
+
+    Args:
+        config: canaries, attacks and policy.
+        plan: predicted epsilon.
+        num_records: of the corpus, by split.
+    """
+    return AuditPower(
+        policy=f"{config.gate.name}, version {config.gate.version}",
+        lines=(
+            *_canary_lines(config),
+            *_membership_lines(config, num_records),
+            *_claim_lines(config, plan),
+        ),
+    )
+
+
+def clean_pass_probability(policy: GatePolicy, num_canaries: int) -> float:
+    """Chance that the assurance bound of a model that memorized nothing is met."""
+    if num_canaries == 0:
+        return 0.0
+    freedom = 2 * num_canaries
+    critical = policy.assurance_bound_bits * stats.chi2.ppf(
+        policy.assurance_level, freedom
+    )
+    return float(stats.chi2.cdf(critical / _CLEAN_BITS, freedom))
+
+
+def leak_block_probability(policy: GatePolicy, num_canaries: int) -> float:
+    """Chance that a mean exposure of four bits is significant and large enough."""
+    if num_canaries == 0:
+        return 0.0
+    freedom = 2 * num_canaries
+    level = policy.memorization_level / 2
+    significant = stats.chi2.isf(level, freedom) * _CLEAN_BITS
+    needed = max(significant, freedom * policy.effect_size_bits)
+    return float(stats.chi2.sf(needed / _LEAK_BITS, freedom))
+
+
+def _canary_lines(config: TrainConfig) -> Iterator[PowerLine]:
+    """Canaries, controls, candidates, and what they can tell."""
+    spec, policy = config.canaries, config.gate
+    num = spec.num_planted
+    yield _line("planted canaries", num, policy.min_canaries, "fewer are inconclusive")
+    yield _line(
+        "held-out canaries",
+        spec.num_held_out,
+        policy.min_held_out,
+        "controls of the same law",
+    )
+    yield _line(
+        "candidates of a secret",
+        spec.space_size,
+        policy.min_space_size,
+        "a smaller space hides a single leak",
+    )
+    yield _line(
+        "chance that a clean model passes",
+        clean_pass_probability(policy, num),
+        _LIKELY,
+        f"its mean exposure is shown to be below {policy.assurance_bound_bits:g} bits",
+    )
+    yield _line(
+        "chance that a leak of 4 bits blocks",
+        leak_block_probability(policy, num),
+        _LIKELY,
+        "it is significant, and larger than the policy's size of effect",
+    )
+
+
+def _membership_lines(
+    config: TrainConfig, num_records: Mapping[str, int]
+) -> Iterator[PowerLine]:
+    """Records to attack, on both sides."""
+    for name, split in (("members", "train"), ("non-members", "test")):
+        planned = min(config.attack.num_members, num_records.get(split, 0))
+        needed = config.gate.min_membership_records
+        yield _line(name, planned, needed, f"records of the {split} split to attack")
+
+
+def _claim_lines(config: TrainConfig, plan: RunPlan) -> Iterator[PowerLine]:
+    """The claim that the policy asks for, and what an audit of it could refute."""
+    policy, spec = config.gate, config.canaries
+    asked = (policy.notion, policy.neighboring_relation)
+    same = (plan.notion, plan.relation) == asked
+    claim = f"{policy.notion}, {policy.neighboring_relation.replace('_', ' ')}"
+    if same:
+        yield PowerLine(
+            name="predicted epsilon",
+            planned=plan.epsilon,
+            needed=policy.max_epsilon,
+            enough=plan.epsilon <= policy.max_epsilon
+            and plan.target_delta <= policy.max_delta,
+            meaning=f"{claim}: at most this, at delta {number(policy.max_delta)} or "
+            f"less; planned {number(plan.target_delta)}",
+        )
+    capacity = planned_capacity(
+        AuditedClaim(notion=asked[0], relation=asked[1], delta=plan.target_delta),
+        num_planted=spec.num_planted,
+        num_held_out=spec.num_held_out,
+        space_size=spec.space_size,
+        insertions=spec.insertions,
+    )
+    wanted = policy.min_audit_capacity
+    yield PowerLine(
+        name="audit capacity (epsilon)",
+        planned=capacity,
+        needed=wanted,
+        enough=wanted is None or capacity >= wanted,
+        meaning=f"{claim}: the largest false claim that these canaries could refute, "
+        "if every secret were known to the model",
+    )
+
+
+def _line(name: str, planned: float, needed: float, meaning: str) -> PowerLine:
+    """A demand that more of is better."""
+    return PowerLine(
+        name=name,
+        planned=float(planned),
+        needed=float(needed),
+        enough=planned >= needed,
+        meaning=meaning,
+    )

@@ -1,0 +1,18 @@
+"""Step: attack a model that this project did not train."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.config import AttackSettings, PerformanceSettings
+from dptune.results import MembershipReport
+from dptune.workflow.external import ForeignModel, attack_foreign
+from steps._caching import NEVER
+
+
+@step(enable_cache=False, cache_policy=NEVER)
+def attack_texts(
+    foreign: ForeignModel, attacks: AttackSettings, performance: PerformanceSettings
+) -> Annotated[MembershipReport, "membership"]:
+    """Return how well its members are told from others."""
+    return attack_foreign(foreign, attacks=attacks, performance=performance)

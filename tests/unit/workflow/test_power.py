@@ -1,0 +1,57 @@
+"""What the gate will be able to decide, known before training."""
+
+import pytest
+
+from dptune.attacks.canaries import CanarySpec
+from dptune.gates.policy import GatePolicy
+from dptune.workflow.power import (
+    clean_pass_probability,
+    leak_block_probability,
+    planned_power,
+)
+from tests.unit.reports import samples
+
+POLICY = GatePolicy(notion="record", max_epsilon=8.0, max_delta=1e-5)
+
+
+class Config:
+    """The parts of a configuration that power is computed from."""
+
+    def __init__(self, **changes):
+        spec = {"num_planted": 60, "num_held_out": 60} | changes
+        self.canaries = CanarySpec(**spec)
+        self.gate = POLICY.model_copy(update={"min_audit_capacity": 3.0})
+        self.attack = type("Attack", (), {"num_members": 1000})()
+
+
+def lines(config, **records):
+    found = planned_power(
+        config, samples.run_plan(), num_records={"train": 900, "test": 600} | records
+    )
+    return found, {line.name: line for line in found.lines}
+
+
+@pytest.mark.parametrize(("num", "share"), [(30, 0.906), (50, 0.989)])
+def test_clean_pass_probability_is_that_of_the_methods_page(num, share):
+    assert clean_pass_probability(POLICY, num) == pytest.approx(share, abs=0.004)
+    assert clean_pass_probability(POLICY, 0) == 0.0
+
+
+def test_leak_of_four_bits_is_blocked_more_often_with_more_canaries():
+    chances = [leak_block_probability(POLICY, num) for num in (0, 5, 20, 50)]
+    assert chances == sorted(chances)
+    assert (chances[0], chances[-1] > 0.99) == (0.0, True)
+
+
+def test_power_names_what_is_too_little_before_training():
+    found, told = lines(Config())
+    assert {name for name, line in told.items() if not line.enough} == set()
+    assert found.enough
+    assert 3.0 < told["audit capacity (epsilon)"].planned < 8.0
+    found, told = lines(Config(num_planted=10), test=300)
+    assert not found.enough
+    assert {name for name, line in told.items() if not line.enough} >= {
+        "planted canaries",
+        "chance that a clean model passes",
+        "non-members",
+    }
