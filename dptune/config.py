@@ -17,6 +17,7 @@ from dptune.models.source import HubSource, ModelSource, PackageSource, PathSour
 from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.redaction.operators import Operator
+from dptune.redaction.pseudonyms import Scope
 
 
 class _Settings(BaseModel):
@@ -93,10 +94,45 @@ class DetectionSettings(_Settings):
         return self
 
 
+class ScoringSettings(_Settings):
+    """Where the counts behind the sensitivity scores come from.
+
+    Args:
+        counts: `table`, of public texts, built in; `released`, of this corpus with
+            noise, which the budget pays for; `corpus`, of this corpus as it is, which
+            marks the table as private unless the corpus is public.
+        noise_multiplier: of the release: noise stddev / max_norm.
+        max_norm: bound of the L2 norm of one privacy unit's counts, chosen without
+            looking at the corpus.
+    """
+
+    counts: Literal["table", "released", "corpus"] = "table"
+    noise_multiplier: float | None = Field(default=None, gt=0, le=1e6)
+    max_norm: float = Field(default=10.0, gt=0, le=1e6)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if (self.counts == "released") != (self.noise_multiplier is not None):
+            raise ValueError(
+                "noise_multiplier must be set exactly when counts is 'released'"
+            )
+        return self
+
+
 class RedactionSettings(_Settings):
-    """What replaces a marked span."""
+    """What replaces a marked span.
+
+    Args:
+        operator: what is written in its place.
+        merge_adjacent: join masks that only blanks part.
+        pseudonym_scope: within what equal values get equal pseudonyms.
+        pseudonym_locale: of invented names and places.
+    """
 
     operator: Operator = Operator.MASK
+    merge_adjacent: bool = True
+    pseudonym_scope: Scope = Scope.UNIT
+    pseudonym_locale: str = Field(default="en_US", pattern=r"^[a-z]{2}_[A-Z]{2}$")
 
 
 class ModelSettings(_Settings):
@@ -333,6 +369,7 @@ class TrainConfig(_Settings):
     data: DataSettings
     canaries: CanarySpec
     detection: DetectionSettings = DetectionSettings()
+    scoring: ScoringSettings = ScoringSettings()
     redaction: RedactionSettings = RedactionSettings()
     model: ModelSettings
     recipe: Recipe

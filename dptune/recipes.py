@@ -291,7 +291,10 @@ class RunPlan(Report):
     Args:
         mode: what the target was calibrated to.
         target_epsilon: what was asked; None where noise was given or there is none.
-        epsilon: what all noisy stages together will spend, under `relation`.
+        epsilon: what all noisy stages together will spend, under `relation`, with the
+            release of counts if there is one.
+        counts_noise_multiplier: of the released counts of entity types; None where
+            none are released.
     """
 
     recipe: str
@@ -302,6 +305,7 @@ class RunPlan(Report):
     mode: Mode = Mode.SOUND
     epsilon: float
     stages: tuple[StagePlan, ...]
+    counts_noise_multiplier: float | None = Field(default=None, gt=0)
 
 
 def plan_run(
@@ -313,6 +317,7 @@ def plan_run(
     target_epsilon: float | None,
     target_delta: float,
     mode: Mode = Mode.SOUND,
+    counts_noise_multiplier: float | None = None,
 ) -> RunPlan:
     """Fill in every stage's noise so that all noisy stages together meet the target.
 
@@ -327,6 +332,7 @@ def plan_run(
         target_epsilon: in (0, inf), or None when every noisy stage gives its noise.
         target_delta: in (0, 1 / num_units).
         mode: `paper` calibrates to the sum of what the stages' papers would print.
+        counts_noise_multiplier: of a release of counts that the target must cover too.
 
     Raises:
         ConfigError: the numbers contradict one another (all problems at once).
@@ -339,7 +345,12 @@ def plan_run(
         if mode is Mode.PAPER:
             plans = _calibrated_as_papers_do(plans, budget)
         else:
-            plans = _calibrated(_banded(plans, budget, relation), budget, relation)
+            plans = _calibrated(
+                _banded(plans, budget, relation),
+                budget,
+                relation,
+                counts_noise_multiplier,
+            )
     return RunPlan(
         recipe=recipe.name,
         notion=notion,
@@ -347,7 +358,13 @@ def plan_run(
         target_epsilon=target_epsilon if recipe.private else None,
         target_delta=target_delta,
         mode=mode,
-        epsilon=spent_epsilon(plans, delta=target_delta, relation=relation),
+        epsilon=spent_epsilon(
+            plans,
+            delta=target_delta,
+            relation=relation,
+            counts_noise_multiplier=counts_noise_multiplier,
+        ),
+        counts_noise_multiplier=counts_noise_multiplier,
         stages=tuple(plan.with_nominal(delta=target_delta) for plan in plans),
     )
 
@@ -371,13 +388,25 @@ def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
 
 
 def spent_epsilon(
-    stages: Sequence[StagePlan], *, delta: float, relation: NeighboringRelation
+    stages: Sequence[StagePlan],
+    *,
+    delta: float,
+    relation: NeighboringRelation,
+    counts_noise_multiplier: float | None = None,
 ) -> float:
-    """Return what all noisy stages spend together; infinite where there is none."""
+    """Return what noisy stages and released counts spend; infinite without a stage."""
     noisy = [stage.dp_event() for stage in stages if stage.settings.private]
-    return (
-        epsilon(_compose(noisy), delta=delta, relation=relation) if noisy else math.inf
-    )
+    if not noisy:
+        return math.inf
+    events = [*noisy, *release_events(counts_noise_multiplier)]
+    return epsilon(_compose(events), delta=delta, relation=relation)
+
+
+def release_events(counts_noise_multiplier: float | None) -> list[dpe.DpEvent]:
+    """Return the event of releasing counts of entity types, if they are released."""
+    if counts_noise_multiplier is None:
+        return []
+    return [dpe.GaussianDpEvent(noise_multiplier=counts_noise_multiplier)]
 
 
 def recalibrated(
@@ -385,6 +414,7 @@ def recalibrated(
     *,
     budget: PrivacyBudget,
     relation: NeighboringRelation,
+    counts_noise_multiplier: float | None = None,
 ) -> tuple[StagePlan, ...]:
     """Find the noise of planned stages again, for another target; bands stay.
 
@@ -400,17 +430,21 @@ def recalibrated(
         s if s in kept else s.model_copy(update={"noise_multiplier": None})
         for s in stages
     ]
-    return tuple(_calibrated(plans, budget, relation))
+    return tuple(_calibrated(plans, budget, relation, counts_noise_multiplier))
 
 
 def _calibrated(
-    plans: list[StagePlan], budget: PrivacyBudget, relation: NeighboringRelation
+    plans: list[StagePlan],
+    budget: PrivacyBudget,
+    relation: NeighboringRelation,
+    counts_noise_multiplier: float | None = None,
 ) -> list[StagePlan]:
     """Fill in the multiplier that stages without one of their own share."""
     open_stages = [p for p in plans if _is_open(p)]
     if not open_stages:
         return plans
     fixed = [p.dp_event() for p in plans if p.noise_multiplier]
+    fixed += release_events(counts_noise_multiplier)
     multiplier = calibrate_noise_multiplier(
         lambda z: _compose(
             [p.with_noise(z).dp_event(p.num_steps) for p in open_stages]

@@ -100,11 +100,17 @@ class DetectionReport(Report):
 
 
 class RedactionReport(Report):
-    """What redaction left behind."""
+    """What redaction left behind.
+
+    Args:
+        residual_values: by entity type, values found in one place of a record that
+            stand elsewhere in it still.
+    """
 
     operator: str
     masked_character_share: float
     validation: ValidationReport
+    residual_values: dict[str, int] = {}
 
 
 class StageCurvePoint(Report):

@@ -54,13 +54,26 @@ def train_pipeline(
         corpus_is_public=run.data.corpus_is_public,
         review=review,
     )
-    score(detection, corpus_is_public=run.data.corpus_is_public)
     redacted, redaction = redact(labelled, settings=run.redaction)
     views = {View.ORIGINAL: labelled, View.REDACTED: redacted}
     plan, ledger = calibrate(
-        counts, canaries=run.canaries, recipe=run.recipe, privacy=run.privacy
+        counts,
+        canaries=run.canaries,
+        recipe=run.recipe,
+        privacy=run.privacy,
+        scoring=run.scoring,
     )
     reservation = reserve_budget(corpus, plan, config=run, retrain=retrain)
+    _, ledger = score(
+        labelled,
+        plan,
+        ledger,
+        reservation,
+        settings=run.scoring,
+        corpus_is_public=run.data.corpus_is_public,
+        seed=run.seed,
+        retrain=retrain,
+    )
     base = prepare_model(
         model=run.model,
         performance=run.performance,

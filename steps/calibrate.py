@@ -6,7 +6,7 @@ from zenml import step
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec
-from dptune.config import PrivacySettings
+from dptune.config import PrivacySettings, ScoringSettings
 from dptune.recipes import Recipe, RunPlan
 from dptune.results import CorpusReport
 from dptune.workflow.preflight import count_units, plan_for
@@ -15,8 +15,17 @@ from steps._caching import BY_CONTENT
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
 def calibrate(
-    corpus: CorpusReport, canaries: CanarySpec, recipe: Recipe, privacy: PrivacySettings
+    corpus: CorpusReport,
+    canaries: CanarySpec,
+    recipe: Recipe,
+    privacy: PrivacySettings,
+    scoring: ScoringSettings,
 ) -> tuple[Annotated[RunPlan, "plan"], Annotated[PrivacyLedger, "empty_ledger"]]:
     """Return the plan (noise, rate, steps, predicted epsilon) and an empty ledger."""
-    plan = plan_for(recipe, privacy, num_units=count_units(corpus, canaries))
+    plan = plan_for(
+        recipe,
+        privacy,
+        num_units=count_units(corpus, canaries),
+        counts_noise_multiplier=scoring.noise_multiplier,
+    )
     return plan, PrivacyLedger()

@@ -8,6 +8,7 @@ from dptune.config import RedactionSettings
 from dptune.data.corpus import Corpus
 from dptune.results import RedactionReport
 from dptune.workflow.redacting import redact_corpus
+from infra.workspace import current_workspace, ensure_budget_key
 from steps._caching import BY_CONTENT
 
 
@@ -18,5 +19,7 @@ def redact(
     Annotated[Corpus, "redacted_corpus"], Annotated[RedactionReport, "redaction"]
 ]:
     """Return the redacted view, row by row aligned with the original."""
-    redacted, report = redact_corpus(corpus, operator=settings.operator)
+    redacted, report = redact_corpus(
+        corpus, settings, key=lambda: ensure_budget_key(current_workspace())
+    )
     return redacted, report

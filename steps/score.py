@@ -1,17 +1,46 @@
-"""Step: how sensitive is each type of entity."""
+"""Step: how sensitive is each type of entity. Never cached: it may charge."""
 
 from typing import Annotated
 
 from zenml import step
 
-from dptune.detection.scoring import SensitivityTable, score_entity_types
-from dptune.results import DetectionReport
-from steps._caching import BY_CONTENT
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.config import ScoringSettings
+from dptune.data.corpus import Corpus
+from dptune.detection.scoring import SensitivityTable
+from dptune.recipes import RunPlan
+from dptune.results import BudgetReservation
+from dptune.workflow.budget import release_held, spender
+from dptune.workflow.scoring import score_corpus
+from infra.workspace import current_workspace
+from steps._caching import NEVER
 
 
-@step(enable_cache=True, cache_policy=BY_CONTENT)
+@step(enable_cache=False, cache_policy=NEVER)
 def score(
-    detection: DetectionReport, corpus_is_public: bool
-) -> Annotated[SensitivityTable, "sensitivity"]:
+    corpus: Corpus,
+    plan: RunPlan,
+    ledger: PrivacyLedger,
+    reservation: BudgetReservation,
+    settings: ScoringSettings,
+    corpus_is_public: bool,
+    seed: int | None,
+    retrain: bool,
+) -> tuple[
+    Annotated[SensitivityTable, "sensitivity"],
+    Annotated[PrivacyLedger, "scored_ledger"],
+]:
     """Return rarity, linkability, legal protection and score of each entity type."""
-    return score_entity_types(detection.num_spans, counts_are_public=corpus_is_public)
+    workspace = current_workspace()
+    with release_held(workspace.budget_url, reservation):
+        return score_corpus(
+            corpus,
+            settings,
+            ledger,
+            recipe=plan.recipe,
+            corpus_is_public=corpus_is_public,
+            folder=workspace.runs,
+            seed=seed,
+            retrain=retrain,
+            spend=spender(workspace.budget_url, reservation),
+        )

@@ -66,6 +66,15 @@ def _table() -> dict[str, tuple[bool, bool, str]]:
     return {name: (bool(a), bool(b), cited) for name, (a, b, cited) in types.items()}
 
 
+def public_counts() -> dict[str, int]:
+    """Return mentions by type in public texts, counted by the rules of this room.
+
+    The file names the texts. It is public: no private text had a part in it.
+    """
+    source = resources.files("dptune.detection").joinpath("public_counts.json")
+    return dict(json.loads(source.read_text("utf8"))["counts"])
+
+
 def score_entity_types(
     counts: Mapping[str, int],
     *,

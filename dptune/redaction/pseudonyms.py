@@ -107,7 +107,12 @@ def _source(locale: str) -> Any:  # noqa: ANN401  # Faker has no useful types
             "pseudonyms need the package Faker, which is not installed. Run "
             "`pip install faker==40.54.0`, or choose another operator."
         ) from error
-    return faker.Faker(locale)
+    try:
+        return faker.Faker(locale)
+    except AttributeError:
+        raise ConfigError(
+            f"locale must be one that Faker knows, got locale={locale}. Use en_US."
+        ) from None
 
 
 def _cased(made: str, value: str) -> str:

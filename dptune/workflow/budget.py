@@ -22,11 +22,12 @@ from dptune.errors import BudgetExceededError, DptuneError
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import RunPlan, StagePlan, View
 from dptune.results import BudgetReport, BudgetReservation, CorpusReport
-from dptune.workflow.charging import stage_entry
+from dptune.workflow.charging import release_entry, stage_entry
 
 _DECIDES: Final = {
-    "canaries", "detection", "redaction", "model", "recipe", "privacy", "seed"
-}  # fmt: skip
+    *("canaries", "detection", "scoring", "redaction", "model", "recipe", "privacy"),
+    "seed",
+}
 """Settings on which the weights depend; the data enter by their fingerprint."""
 
 
@@ -52,6 +53,15 @@ def planned_costs(
     one block of every stage: a kill costs at most the block that it interrupts.
     """
     whole, spare = [], []
+    if plan.counts_noise_multiplier is not None:
+        release = release_entry(
+            corpus,
+            recipe=plan.recipe,
+            noise_multiplier=plan.counts_noise_multiplier,
+            fixed_seed=seeded,
+        )
+        whole.append(budget_cost(release))
+        spare.append(budget_cost(release))
     for stage in plan.stages:
         seen = corpus
         if stage.settings.view is View.REDACTED:

@@ -4,7 +4,7 @@ from dptune.accounting.assumptions import Assumption
 from dptune.accounting.ledger import DataView, LedgerEntry
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
 from dptune.privacy import PrivacyUnit
-from dptune.recipes import StagePlan, View
+from dptune.recipes import StagePlan, View, release_events
 from dptune.redaction.operators import Operator
 from dptune.results import CorpusReport
 
@@ -67,6 +67,36 @@ def stage_entry(
         nominal_epsilon=plan.nominal_epsilon,
         nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed and private,
+    )
+
+
+def release_entry(
+    corpus: CorpusReport,
+    *,
+    recipe: str,
+    noise_multiplier: float,
+    fixed_seed: bool,
+) -> LedgerEntry:
+    """Describe a release of counts of entity types before its noise is drawn.
+
+    Args:
+        corpus: what is counted.
+        recipe: name of the recipe.
+        noise_multiplier: noise stddev / bound of one unit's vector of counts.
+        fixed_seed: whether the noise comes from a known seed.
+    """
+    (event,) = release_events(noise_multiplier)
+    return LedgerEntry(
+        stage="released_counts",
+        recipe=recipe,
+        data_fingerprint=corpus.fingerprint,
+        privacy_unit=PrivacyUnit(corpus.privacy_unit),
+        view=DataView.ORIGINAL,
+        dp_event=event,
+        num_steps=1,
+        noise_multiplier=noise_multiplier,
+        assumptions=assumptions_of(corpus, View.ORIGINAL),
+        fixed_seed=fixed_seed,
     )
 
 

@@ -99,7 +99,13 @@ def check_run(
     if corpus is not None:
         units = count_units(corpus.report, config.canaries)
         plan = _attempt(
-            lambda: plan_for(config.recipe, config.privacy, num_units=units), errors
+            lambda: plan_for(
+                config.recipe,
+                config.privacy,
+                num_units=units,
+                counts_noise_multiplier=config.scoring.noise_multiplier,
+            ),
+            errors,
         )
         _attempt(lambda: check_selective(config, corpus.report), errors)
         _attempt(lambda: _check_labels(config, corpus), errors)
@@ -172,8 +178,9 @@ def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
         problems.append(
             Problem(
                 path="redaction.operator",
-                message="must be mask or delete for a selective guarantee: types and "
-                f"numbers depend on the secrets, got {config.redaction.operator}.",
+                message="must be mask or delete for a selective guarantee: types, "
+                "numbers and pseudonyms depend on the secrets, got "
+                f"{config.redaction.operator}.",
                 next_step="Use mask, whose loss is ignored.",
             )
         )
@@ -195,8 +202,14 @@ def count_units(corpus: CorpusReport, canaries: CanarySpec) -> int:
     return corpus.num_units["train"] + canaries.num_new_units
 
 
-def plan_for(recipe: Recipe, privacy: PrivacySettings, *, num_units: int) -> RunPlan:
-    """Fill in the noise of a recipe."""
+def plan_for(
+    recipe: Recipe,
+    privacy: PrivacySettings,
+    *,
+    num_units: int,
+    counts_noise_multiplier: float | None = None,
+) -> RunPlan:
+    """Fill in the noise of a recipe, beside that of released counts if there are."""
     return plan_run(
         recipe,
         num_units=num_units,
@@ -205,6 +218,7 @@ def plan_for(recipe: Recipe, privacy: PrivacySettings, *, num_units: int) -> Run
         target_epsilon=privacy.target_epsilon if recipe.private else None,
         target_delta=privacy.target_delta,
         mode=privacy.mode,
+        counts_noise_multiplier=counts_noise_multiplier,
     )
 
 

@@ -138,7 +138,7 @@ def run_stage(
     """
     home = folder / inputs.key()
     if retrain:
-        _put_aside(home)
+        put_aside(home)
     home.mkdir(parents=True, exist_ok=True)
     (home / "stage.json").write_text(
         json.dumps({"corpus": inputs.corpus.fingerprint, "recipe": inputs.recipe}),
@@ -197,7 +197,7 @@ def _charge_to(
     return charge
 
 
-def _put_aside(home: Path) -> None:
+def put_aside(home: Path) -> None:
     """Keep the journal of a finished training; its weights live in the registry."""
     if not home.is_dir():
         return

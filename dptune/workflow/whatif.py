@@ -77,6 +77,7 @@ class _Varied:
             self.stages(other),
             delta=self.plan.target_delta,
             relation=self.plan.relation,
+            counts_noise_multiplier=self.plan.counts_noise_multiplier,
         )
 
     def needed(
@@ -87,7 +88,12 @@ class _Varied:
             target_epsilon=target, target_delta=self.plan.target_delta
         )
         try:
-            found = recalibrated(self.stages(other), budget=budget, relation=relation)
+            found = recalibrated(
+                self.stages(other),
+                budget=budget,
+                relation=relation,
+                counts_noise_multiplier=self.plan.counts_noise_multiplier,
+            )
         except InfeasibleBudgetError:
             return None
         return noise_cost(found[self.place])
@@ -253,7 +259,12 @@ def _promise(
     """Return one promise; without any noisy stage the noisy part costs nothing."""
     noisy = None
     if any(stage.settings.private for stage in plan.stages):
-        noisy = spent_epsilon(plan.stages, delta=plan.target_delta, relation=relation)
+        noisy = spent_epsilon(
+            plan.stages,
+            delta=plan.target_delta,
+            relation=relation,
+            counts_noise_multiplier=plan.counts_noise_multiplier,
+        )
     broken = status is CertificateStatus.NONE
     return Promise(
         notion=notion,

@@ -1,0 +1,137 @@
+"""Sensitivity scores of a corpus, and what it costs to count it."""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.config import ScoringSettings
+from dptune.data.corpus import Corpus
+from dptune.detection.counts import counts_by_unit, release_counts
+from dptune.detection.scoring import (
+    SensitivityTable,
+    public_counts,
+    score_entity_types,
+)
+from dptune.workflow.charging import release_entry
+from dptune.workflow.training import put_aside
+
+
+def score_corpus(
+    labelled: Corpus,
+    settings: ScoringSettings,
+    ledger: PrivacyLedger,
+    *,
+    recipe: str,
+    corpus_is_public: bool,
+    folder: Path,
+    seed: int | None,
+    retrain: bool = False,
+    spend: Callable[[LedgerEntry], None] | None = None,
+) -> tuple[SensitivityTable, PrivacyLedger]:
+    """Score the entity types of a corpus.
+
+    | `settings.counts` | counts | costs |
+    |---|---|---|
+    | `table` | of public texts, built in | nothing |
+    | `released` | of the training split, with noise | the event of the release |
+    | `corpus` | of the training split | the guarantee, unless it is public |
+
+    **Formal guarantee.** A release is charged to the store and to the journal before
+    its noise is drawn. One that is finished is answered from its folder: nothing is
+    drawn and nothing charged; one that was killed is drawn again and charged again.
+
+    Args:
+        labelled: with the column `spans`; its canaries are counted with it.
+        settings: where the counts come from.
+        ledger: what was spent before.
+        recipe: name of the recipe, for the ledger.
+        corpus_is_public: the corpus holds no private text.
+        folder: home of all runs.
+        seed: fixes the noise, for tests; None takes it from the operating system.
+        retrain: release again although a finished release is there.
+        spend: charges the data set's budget; raises to refuse.
+
+    Returns:
+        the table, and the ledger with the release in it.
+    """
+    if settings.noise_multiplier is None:
+        return _without_noise(labelled, settings, is_public=corpus_is_public), ledger
+    home = folder / _key(labelled, settings, recipe=recipe, seed=seed)
+    if retrain:
+        put_aside(home)
+    journal = LedgerJournal(home / "ledger.jsonl")
+    found = home / "counts.json"
+    if not found.is_file():
+        entry = release_entry(
+            labelled.report,
+            recipe=recipe,
+            noise_multiplier=settings.noise_multiplier,
+            fixed_seed=seed is not None,
+        )
+        _release(labelled, settings, entry, journal, found, seed=seed, spend=spend)
+    counts: Mapping[str, int] = json.loads(found.read_text(encoding="utf8"))
+    table = score_entity_types(
+        counts, counts_are_public=False, counts_are_released=True
+    )
+    return table, ledger.extend(journal.read())
+
+
+def _without_noise(
+    labelled: Corpus, settings: ScoringSettings, *, is_public: bool
+) -> SensitivityTable:
+    """Score public counts, or the corpus's own, which marks the table."""
+    if settings.counts == "table":
+        return score_entity_types(public_counts(), counts_are_public=True)
+    total: Counter[str] = Counter()
+    for unit in counts_by_unit(labelled.split("train")):
+        total.update(unit)
+    return score_entity_types(total, counts_are_public=is_public)
+
+
+def _release(
+    labelled: Corpus,
+    settings: ScoringSettings,
+    entry: LedgerEntry,
+    journal: LedgerJournal,
+    found: Path,
+    *,
+    seed: int | None,
+    spend: Callable[[LedgerEntry], None] | None,
+) -> None:
+    """Charge, then draw, then keep."""
+    units = counts_by_unit(labelled.split("train"))
+    if spend is not None:
+        spend(entry)
+    journal.charge(entry)
+    released = release_counts(
+        units,
+        noise_multiplier=settings.noise_multiplier or 0.0,
+        max_norm=settings.max_norm,
+        generator=None if seed is None else random.Random(seed),  # noqa: S311 - tests
+    )
+    half = found.with_suffix(".half")
+    half.write_text(json.dumps(released.counts), encoding="utf8")
+    half.rename(found)
+
+
+def _key(
+    labelled: Corpus, settings: ScoringSettings, *, recipe: str, seed: int | None
+) -> str:
+    """Name this release: equal keys may share a finished one."""
+    digest = hashlib.sha256()
+    for row in labelled.split("train").select_columns(["unit_id", "spans"]):
+        digest.update(json.dumps(row, sort_keys=True).encode())
+    values = [
+        labelled.fingerprint,
+        digest.hexdigest(),
+        settings.model_dump(mode="json"),
+        recipe,
+        seed,
+    ]
+    name = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return f"counts-{name[:24]}"
