@@ -33,7 +33,7 @@ def score(
     """Return rarity, linkability, legal protection and score of each entity type."""
     workspace = current_workspace()
     with release_held(workspace.budget_url, reservation):
-        return score_corpus(
+        table, scored = score_corpus(
             corpus,
             settings,
             ledger,
@@ -44,3 +44,4 @@ def score(
             retrain=retrain,
             spend=spender(workspace.budget_url, reservation),
         )
+    return table, scored

@@ -27,7 +27,7 @@ from dptune.detection.recognizer import (
 from dptune.detection.union import unite_kept
 from dptune.text import Span
 
-BLOCK_SIZE = 20_000
+BLOCK_SIZE = 32_768
 _BATCH_SIZE = 256
 _DIGITS = 24
 
@@ -167,7 +167,8 @@ def _label_block(
     span_filter: SpanFilter | None = None,
     on_done: Callable[[int], None] | None,
 ) -> datasets.Dataset:
-    home = None if folder is None else folder / _digest(block)
+    digest = _digest(block)
+    home = None if folder is None else folder / digest
     if home is not None:
         known = _read(home, engine_fingerprint[:_DIGITS], len(block))
         if known is not None:
@@ -192,7 +193,7 @@ def _label_block(
         num_proc=num_proc if several else None,
         remove_columns=["text"],
         features=features,
-        new_fingerprint=fingerprint_of((_digest(block), engine_fingerprint))[:32],
+        new_fingerprint=fingerprint_of((digest, engine_fingerprint))[:32],
         cache_file_name=_file(home, engine_fingerprint),
         load_from_cache_file=False,
         desc="detect",

@@ -197,7 +197,7 @@ def detect_dataset(
         cache_dir: private folder for labelled blocks; by default the folder of the
             corpus's own Arrow file, and no cache for a corpus in memory.
         on_progress: called with the number of records done so far: after each batch
-            with one process, after each block of 20,000 records with several.
+            with one process, after each block of 32,768 records with several.
 
     Returns:
         The corpus with `spans`: a list of structs `start`, `end`, `entity_type`,
