@@ -12,7 +12,7 @@ from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
 from steps import _registry, _tracking
-from steps._deciding import decide_on
+from steps._deciding import decide_on, record_override
 
 
 def decide_again(model: str, version: str | None, policy_name: str) -> None:
@@ -87,7 +87,8 @@ def promote_version(model: str, version: str, override: str | None) -> None:
     """Promote a version by hand."""
     require_workspace()
     _tracking.connect()
-    _registry.promote_by_hand(model, version, override=override)
+    if _registry.promote_by_hand(model, version, override=override) and override:
+        record_override(model, version, reason=override)
     Console().print(f"version {version} of {model} is the champion")
 
 

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from zenml.metadata.metadata_types import MetadataType
+
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision, decide
 from dptune.gates.policy import GatePolicy
@@ -32,9 +34,32 @@ def decide_on(
     )
     now = datetime.now(tz=UTC)
     decision = decide(dossier.evidence(other, decided_at=now), policy)
-    card = dossier.card(registered, decision)
+    override = _tracking.override_of(_tracking.get_version(model_name, version))
+    card = dossier.card(registered, decision, override=override)
     _record(registered, decision, card)
     return decision, card
+
+
+def record_override(model_name: str, version: str, *, reason: str) -> None:
+    """Keep why a version was promoted past the gate: on its card and both registries.
+
+    Later decisions keep the reason.
+    """
+    registered = _tracking.describe(model_name, version)
+    kept = _tracking.read_file(model_name, version, "decision.json")
+    decision = GateDecision.model_validate_json(kept) if kept else None
+    card = read_dossier(model_name, version).card(registered, decision, override=reason)
+    _tracking.record_override(registered, reason=reason, files=_card_files(card))
+    metadata: dict[str, MetadataType] = {"override": reason}
+    _registry.ensure_zenml_version(model_name, version, metadata=metadata)
+
+
+def _card_files(card: PrivacyCard) -> dict[str, str]:
+    """The card, for reading in two ways."""
+    return {
+        "privacy_card.md": render_markdown(card),
+        "privacy_card.html": render_html(card),
+    }
 
 
 def read_dossier(model_name: str, version: str | None) -> Dossier:
@@ -61,8 +86,7 @@ def _record(
         reasons=reasons(decision),
         files={
             "decision.json": decision.model_dump_json(indent=2),
-            "privacy_card.md": render_markdown(card),
-            "privacy_card.html": render_html(card),
+            **_card_files(card),
         },
     )
     _registry.ensure_zenml_version(

@@ -84,8 +84,11 @@ def roll_back(model_name: str, *, to: str | None, reason: str) -> str:
     return version
 
 
-def promote_by_hand(model_name: str, version: str, *, override: str | None) -> None:
+def promote_by_hand(model_name: str, version: str, *, override: str | None) -> bool:
     """Promote a version that passed, or any with a reason that stays on record.
+
+    Returns:
+        Whether it was promoted past the gate.
 
     Raises:
         GateFailedError: the version did not pass and no reason was given.
@@ -99,6 +102,7 @@ def promote_by_hand(model_name: str, version: str, *, override: str | None) -> N
         )
     reason = f"override: {override}" if outcome != "PASS" else "gate outcome PASS"
     promote_version(model_name, version, reason=reason, action="promote by hand")
+    return outcome != "PASS"
 
 
 def mend(model_name: str) -> list[str]:

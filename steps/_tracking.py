@@ -31,7 +31,7 @@ from dptune.results import RegisteredVersion
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
-_HISTORY = "dptune.champions"
+_HISTORY, _OVERRIDE = "dptune.champions", "dptune.override"
 _REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
 
 
@@ -218,6 +218,25 @@ def record_decision(
     with in_run(str(run_id)):
         for name, text in files.items():
             mlflow.log_text(text, name)
+
+
+def record_override(
+    version: RegisteredVersion, *, reason: str, files: Mapping[str, str]
+) -> None:
+    """Keep on the version why it was promoted past the gate, and its new card."""
+    client = MlflowClient()
+    client.set_model_version_tag(
+        version.model_name, version.version, _OVERRIDE, reason[:4900]
+    )
+    run_id = get_version(version.model_name, version.version).run_id
+    with in_run(str(run_id)):
+        for name, text in files.items():
+            mlflow.log_text(text, name)
+
+
+def override_of(version: ModelVersion) -> str:
+    """Return why a version was promoted past the gate; empty if it was not."""
+    return str(version.tags.get(_OVERRIDE, ""))
 
 
 def read_file(model_name: str, version: str, name: str) -> str | None:

@@ -72,6 +72,7 @@ def build_card(
     audits: Sequence[AuditEvidence] = (),
     decision: GateDecision | None = None,
     dependency_versions: Mapping[str, str] | None = None,
+    override: str = "",
 ) -> PrivacyCard:
     """Put a card together; what is not given is left out, never invented.
 
@@ -105,6 +106,7 @@ def build_card(
         audits: lower bounds of epsilon.
         decision: None where the card is written before the gate.
         dependency_versions: by package.
+        override: why the version was promoted past the gate.
 
     Raises:
         ValidationError: a certificate is of another privacy unit, or contradicts
@@ -134,6 +136,7 @@ def build_card(
         gate=_gate(decision),
         dependency_versions=dict(sorted((dependency_versions or {}).items())),
         fixed_seed=fixed_seed,
+        override=override,
     )
 
 

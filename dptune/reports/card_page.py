@@ -300,6 +300,7 @@ def _gate(card: PrivacyCard) -> Section:
     return Section(
         title="Gate",
         blocks=(
+            *_override(card),
             facts(
                 ("Outcome", verdict_chip(card.gate.outcome)),
                 ("Policy", card.gate.policy),
@@ -307,6 +308,14 @@ def _gate(card: PrivacyCard) -> Section:
             ),
         ),
     )
+
+
+def _override(card: PrivacyCard) -> tuple[Notice, ...]:
+    """Say that somebody promoted the version past the gate, and why."""
+    if not card.override:
+        return ()
+    text = f"Promoted past the gate by hand. Reason given: {card.override}"
+    return (Notice(text=text),)
 
 
 def _versions(card: PrivacyCard) -> Section | None:

@@ -147,6 +147,7 @@ class PrivacyCard(Report):
         outside_guarantee: one sentence for each thing that no epsilon covers.
         dependency_versions: of everything that the claim rests on.
         fixed_seed: whether noise or sampling came from a known seed.
+        override: why somebody promoted the version past the gate; empty if nobody did.
 
     Raises:
         ValidationError: a certificate is of another privacy unit, or contradicts
@@ -176,6 +177,7 @@ class PrivacyCard(Report):
     gate: GateStatement | None = None
     dependency_versions: dict[str, str] = Field(default_factory=dict)
     fixed_seed: bool
+    override: str = ""
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:

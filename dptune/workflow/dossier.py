@@ -192,7 +192,11 @@ class Dossier(Report):
         )
 
     def card(
-        self, version: RegisteredVersion, decision: GateDecision | None
+        self,
+        version: RegisteredVersion,
+        decision: GateDecision | None,
+        *,
+        override: str = "",
     ) -> PrivacyCard:
         """Return the privacy card of the registered version."""
         return build_card(
@@ -217,6 +221,7 @@ class Dossier(Report):
             utility=self.utility,
             audits=self.audits,
             decision=decision,
+            override=override,
             dependency_versions=self.dependency_versions,
         )
 

@@ -338,6 +338,9 @@ def test_promoting_a_refused_version_needs_a_reason_that_is_kept(trained, projec
     assert project.run(*command)[0] == 0
     assert (_tracking.alias(MODEL, "champion"), _production()) == ("2", {"v2"})
     assert f"override: {reason}" in _tracking.history(MODEL)[-1]["reason"]
+    assert _tracking.override_of(_versions()["2"]) == reason
+    assert reason in _tracking.read_file(MODEL, "2", "privacy_card.md")
+    assert Client().get_model_version(MODEL, "v2").run_metadata["override"] == reason
 
 
 def test_rollback_returns_to_the_last_champion_in_both_registries(trained, project):
