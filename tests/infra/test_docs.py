@@ -75,7 +75,10 @@ def broken_links(text, folder):
 def commands():
     """Names of all commands, and of groups of commands."""
     app = build_app()
-    names = {command.callback.__name__ for command in app.registered_commands}
+    names = {
+        command.callback.__name__.replace("_", "-")
+        for command in app.registered_commands
+    }
     return names | {group.name for group in app.registered_groups}
 
 
