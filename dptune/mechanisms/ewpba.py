@@ -13,8 +13,8 @@ Built from the last epoch to the first, the multiplier rises by
 while the epoch number is below E / 2 - 1, and by S Add from there on, so that sigma_beg
 lies near the middle of the list.
 
-**Formal guarantee**: none. The multipliers are chosen by a paper's accountant; what they
-cost is for the ledger to say. For SST-2 at a claimed epsilon of 8 (delta 1e-5, 3 epochs
+**Formal guarantee**: none. The multipliers are chosen by a paper's accountant; what
+they cost is for the ledger to say. For SST-2 at a claimed epsilon of 8 (delta 1e-5, 3 epochs
 of batches of 32) the list is (.462, .416, .370), and a server that sees all of it has
 epsilon 70.7; the constant list of DP-Forward at the same claim, .391, has 76.4.
 
@@ -58,8 +58,8 @@ def epoch_multipliers(
     """
     if num_epochs < 1 or step_distance <= 0 or not 0 < last <= center:
         raise ConfigError(
-            "EWPBA needs num_epochs >= 1, step_distance > 0 and 0 < last <= center, got "
-            f"{num_epochs}, {step_distance}, {last} and {center}."
+            "EWPBA needs num_epochs >= 1, step_distance > 0 and 0 < last <= center, "
+            f"got {num_epochs}, {step_distance}, {last} and {center}."
         )
     if num_epochs == 1:
         return (last,)

@@ -1,0 +1,155 @@
+"""An encoder classifier in two parts: the user's, frozen, and the server's, trained."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_bidirectional_mask
+
+from dptune.errors import ModelError
+from dptune.local.autoencoder import StackedAutoencoder
+
+
+class UserPart(nn.Module):
+    """Embeddings, the layers before the noise, and an encoder: pre(.) in the paper.
+
+    Frozen and public: every user has the same one, and nothing is learnt in it.
+    """
+
+    def __init__(
+        self,
+        base: Any,  # noqa: ANN401 - any BERT
+        *,
+        layer: int,
+        encoder: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        self._config = base.config
+        self.embeddings: nn.Module = copy.deepcopy(base.embeddings)
+        self.layers: nn.ModuleList = copy.deepcopy(base.encoder.layer[:layer])
+        self.encoder = copy.deepcopy(encoder)
+        self.requires_grad_(requires_grad=False).eval()
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return private hidden states, `(sequences, positions, features)`.
+
+        Args:
+            tokens: padded to one public length, `(sequences, positions)`.
+            mask: 1 for tokens; it stays with the user.
+        """
+        hidden = self.embeddings(input_ids=tokens)
+        attend = create_bidirectional_mask(
+            config=self._config, inputs_embeds=hidden, attention_mask=mask
+        )
+        for layer in self.layers:
+            hidden = layer(hidden, attend)
+        encoded: Tensor = hidden if self.encoder is None else self.encoder(hidden)
+        return encoded
+
+
+class ServerPart(nn.Module):
+    """A decoder, the layers after the noise, and the head: post(.) in the paper.
+
+    It attends to every position, since no mask is sent. What it receives has norm C;
+    `scale` brings it back to the size that its layers know, and is public.
+    """
+
+    scale: Tensor
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401 - any BERT
+        *,
+        layer: int,
+        decoder: nn.Module | None,
+        scale: float,
+    ) -> None:
+        super().__init__()
+        base = model.base_model
+        self.decoder = copy.deepcopy(decoder)
+        self.layers: nn.ModuleList = copy.deepcopy(base.encoder.layer[layer:])
+        self.pooler: nn.Module | None = copy.deepcopy(base.pooler)
+        self.dropout: nn.Module | None = copy.deepcopy(getattr(model, "dropout", None))
+        self.classifier: nn.Module = copy.deepcopy(model.classifier)
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def forward(self, received: Tensor) -> Tensor:
+        """Return logits, `(sequences, classes)`, of what was received."""
+        hidden = received * self.scale
+        hidden = hidden if self.decoder is None else self.decoder(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        if self.pooler is not None:
+            hidden = self.pooler(hidden)
+        if self.dropout is not None:
+            hidden = self.dropout(hidden)
+        logits: Tensor = self.classifier(hidden)
+        return logits
+
+
+def split_model(
+    model: PreTrainedModel,
+    *,
+    layer: int,
+    autoencoder: StackedAutoencoder | None = None,
+    num_positions: int,
+    max_norm: float,
+) -> tuple[UserPart, ServerPart]:
+    """Cut a classifier after `layer` encoder layers; the model itself is not changed.
+
+    Args:
+        model: BERT-like: `encoder.layer` in its base, and a `classifier`.
+        layer: layers of the user, from 1 to all but one.
+        autoencoder: its encoder goes to the user, its decoder to the server.
+        num_positions: public length of every sequence.
+        max_norm: C, the norm of what the server receives, noise aside.
+
+    Raises:
+        ModelError: the model has another shape, or too few layers.
+    """
+    base: Any = model.base_model
+    layers = getattr(getattr(base, "encoder", None), "layer", None)
+    if layers is None or not hasattr(model, "classifier"):
+        raise ModelError(
+            "a model must have encoder.layer and a classifier to be split, such as "
+            f"BERT, got {type(model).__name__}."
+        )
+    if not 1 <= layer < len(layers):
+        raise ModelError(
+            f"layer must be in [1, {len(layers) - 1}], got {layer}: the server needs "
+            "one, and the user too."
+        )
+    size = _typical_norm(layers[layer - 1], num_positions)
+    if autoencoder is not None:
+        size *= _gain(autoencoder)
+    user = UserPart(
+        base, layer=layer, encoder=autoencoder.encoder if autoencoder else None
+    )
+    server = ServerPart(
+        model,
+        layer=layer,
+        decoder=autoencoder.decoder if autoencoder else None,
+        scale=size / max_norm,
+    )
+    return user, server
+
+
+def _typical_norm(layer: Any, num_positions: int) -> float:  # noqa: ANN401 - any BERT
+    """Frobenius norm behind a layer, as its LayerNorm fixes it: no data is read."""
+    norm = layer.output.LayerNorm
+    per_position = norm.weight.square().sum() + norm.bias.square().sum()
+    return math.sqrt(num_positions * per_position.item())
+
+
+def _gain(autoencoder: StackedAutoencoder) -> float:
+    """How the encoder changes the norm of a state, on made-up ones: no data is read."""
+    first = next(autoencoder.encoder.parameters())
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(256, first.shape[1], generator=generator)
+    with torch.no_grad():
+        encoded = autoencoder.encoder(states)
+    return float(encoded.norm() / states.norm())
