@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from dptune.errors import ModelError
@@ -90,25 +90,48 @@ def test_mask_survives_save_and_load(make_gpt2, tokenizer, tmp_path):
     assert loaded.tokenizer.encode(text) == tokenizer.encode(text)
 
 
-def test_mask_of_a_masked_model_is_its_own():
-    vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 2, "word": 3}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+def bert(mask):
+    """A masked language model whose mask token is written as given."""
+    words = ["[PAD]", "[UNK]", mask, "the", "old", "house", "mask", "<", ">"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, mask_token="[MASK]", pad_token="[PAD]"
+        tokenizer_object=backend, mask_token=mask, pad_token="[PAD]"
     )
-    model = BertForMaskedLM(
-        BertConfig(
-            vocab_size=4,
-            hidden_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            intermediate_size=8,
-        )
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
     )
+    return BertForMaskedLM(config), tokenizer
+
+
+def test_mask_of_roberta_is_its_own():
+    model, tokenizer = bert("<mask>")
     before = model.get_input_embeddings().weight.detach().clone()
     assert add_mask_token(model, tokenizer) == 2
     assert torch.equal(model.get_input_embeddings().weight, before)
+    assert tokenizer.encode("the <mask> house", add_special_tokens=False) == [3, 2, 5]
+
+
+def test_mask_of_bert_is_its_own():
+    """`encode_classes` writes it in the place of `<mask>`."""
+    model, tokenizer = bert("[MASK]")
+    assert add_mask_token(model, tokenizer) == tokenizer.mask_token_id == 2
+    assert len(tokenizer) == model.get_input_embeddings().weight.shape[0]
+
+
+def test_mask_under_lora_keeps_its_row(make_gpt2, tokenizer):
+    model = make_gpt2()
+    mask = add_mask_token(model, tokenizer)
+    row = model.get_input_embeddings().weight[mask].detach().clone()
+    embeddings = add_lora(model, rank=2, alpha=4).get_input_embeddings().weight
+    assert torch.equal(embeddings[mask], row)
+    assert not embeddings.requires_grad
 
 
 def test_mask_after_lora_is_refused(make_gpt2, tokenizer):
