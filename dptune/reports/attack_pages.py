@@ -244,7 +244,7 @@ def _rate_cell(rate: RateAtFpr) -> str:
     """Return a rate with its interval."""
     if rate.tpr is None:
         return "not resolvable"
-    return f"{share(rate.tpr)} {interval(rate.interval, as_share=True)}"
+    return f"{share(rate.tpr)}, {interval(rate.interval, as_share=True)}"
 
 
 def _signal_row(signal: MembershipSignal, name: str) -> tuple[str, ...]:

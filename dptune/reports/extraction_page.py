@@ -142,14 +142,14 @@ def _share_cell(value: float | None, shares: DiscoverableShare) -> str:
     """Return the share of texts that were trained on."""
     if value is None:
         return "none"
-    return f"{share(value)} {interval(shares.members_interval, as_share=True)}"
+    return f"{share(value)}, {interval(shares.members_interval, as_share=True)}"
 
 
 def _control_cell(value: float | None, shares: DiscoverableShare) -> str:
     """Return the share of controls."""
     if value is None:
         return "none"
-    return f"{share(value)} {interval(shares.controls_interval, as_share=True)}"
+    return f"{share(value)}, {interval(shares.controls_interval, as_share=True)}"
 
 
 def _personal_data(report: ExtractionReport) -> tuple[Block, ...]:
@@ -186,7 +186,7 @@ def _answers(found: PersonalDataShare, *, members: bool) -> str:
     else:
         right, tried = found.controls, found.num_controls
         bounds = found.controls_interval
-    return f"{count(right)} of {count(tried)} {interval(bounds, as_share=True)}"
+    return f"{count(right)} of {count(tried)}, {interval(bounds, as_share=True)}"
 
 
 def _facts(report: ExtractionReport) -> Block:

@@ -108,10 +108,13 @@ def test_exposure_lora_model_equals_brute_force(make_model, digit_tokenizer):
 
 
 @pytest.mark.parametrize("folder", ["gpt2_tokenizer", "stories260k", "babyllama105"])
-def test_exposure_real_tokenizer_equals_brute_force(make_model, folder, shared_data):
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_exposure_real_tokenizer_equals_brute_force(
+    make_model, folder, kind, shared_data
+):
     tokenizer = AutoTokenizer.from_pretrained(shared_data / folder)
     spec = CanarySpec(length=2, num_planted=5, num_held_out=5)
-    model = make_model("gpt2", vocab_size=len(tokenizer))
+    model = make_model(kind, vocab_size=len(tokenizer))
     assert_same_as_brute_force(model, spec, tokenizer, bos=tokenizer.bos_token_id)
 
 
