@@ -58,10 +58,15 @@ class DataSettings(_Settings):
     seed: int = Field(default=0, ge=0)
 
 
+RecognizerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
+
+
 class DetectionSettings(_Settings):
     """Which recognizers mark personal data, and how widely.
 
     Args:
+        recognizers: `patterns`, `lexicon`, `spacy`, `presidio`, or the entry point of
+            another package; the preflight refuses names that nobody offers.
         use_review: apply the lists of imported reviews, and quote the missing rate of
             one that speaks of this corpus and this detector.
         review_lists: digest of the lists that the run must find; commands fill it in.
@@ -69,7 +74,7 @@ class DetectionSettings(_Settings):
     """
 
     tier: Tier = Tier.LOW_ENTITY
-    recognizers: tuple[Literal["patterns", "lexicon", "spacy"], ...] = Field(
+    recognizers: tuple[RecognizerName, ...] = Field(
         default=("patterns", "lexicon"), min_length=1
     )
     spacy_pipeline: str | None = None
