@@ -167,3 +167,48 @@ def test_copies_of_a_secret_in_other_groups_have_no_mixture_bound(make_dossier):
         relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
     assert group > mixture
+
+
+def test_every_conditional_certificate_quotes_the_missing_rate(make_dossier):
+    detection = samples.detection_report(missing_rate_source="a reviewed sample")
+    dossier = make_dossier(detection=detection)
+    conditional = [c for c in dossier.certificates if c.status == "conditional"]
+    assert conditional
+    for certificate in conditional:
+        assert certificate.missing_rate == detection.missing_rate
+        assert certificate.missing_rate_upper == detection.missing_rate_interval.high
+        assert "measured on a reviewed sample" in certificate.explanation
+    others = [c for c in dossier.certificates if c.status != "conditional"]
+    assert all(c.missing_rate is None for c in others)
+
+
+def test_conditional_certificate_without_a_measured_rate_says_so(make_dossier):
+    unknown = samples.detection_report(missing_rate=None, missing_rate_interval=None)
+    texts = [
+        c.explanation
+        for c in make_dossier(detection=unknown).certificates
+        if c.status == "conditional"
+    ]
+    assert texts
+    assert all("misses is not known" in text for text in texts)
+
+
+def test_refused_rate_is_a_reason_of_the_gate(make_dossier):
+    refused = samples.detection_report(
+        missing_rate=None,
+        missing_rate_interval=None,
+        missing_rate_refusal="review 1 is of another detector",
+    )
+    policy = GatePolicy(
+        name="p",
+        version=1,
+        notion=Notion.SELECTIVE,
+        max_epsilon=100.0,
+        max_delta=1e-2,
+        accepted_statuses=("certified", "conditional"),
+    )
+    decision = decide(make_dossier(detection=refused).evidence(None), policy)
+    (status,) = (c for c in decision.criteria if c.name == "claim_status")
+    assert status.verdict == "INCONCLUSIVE"
+    assert "review 1 is of another detector" in status.reason
+    assert "review export" in status.what_would_change_it
