@@ -14,9 +14,9 @@ while the epoch number is below E / 2 - 1, and by S Add from there on, so that s
 lies near the middle of the list.
 
 **Formal guarantee**: none. The multipliers are chosen by a paper's accountant; what
-they cost is for the ledger to say. For SST-2 at a claimed epsilon of 8 (delta 1e-5, 3 epochs
-of batches of 32) the list is (.462, .416, .370), and a server that sees all of it has
-epsilon 70.7; the constant list of DP-Forward at the same claim, .391, has 76.4.
+they cost is for the ledger to say. For SST-2 at a claimed epsilon of 8 (delta 1e-5, 3
+epochs of batches of 32) the list is (.462, .416, .370), and a server that sees all of
+it has epsilon 70.7; DP-Forward's constant at the same claim, .391, has 76.4.
 
 References:
     Zhang et al. (2026), "EW-FT", Sci China Inf Sci 69 (4) 142106, algorithm 1 and
