@@ -94,6 +94,7 @@ def audit_canaries(
     |---|---|
     | no planted canary | no bound |
     | no held-out canary | the exposure audit alone |
+    | ranks that are not exact | no exposure audit |
     | a secret that the detector missed | a selective bound is marked as such |
     | several insertions | the group's bound, restated for one unit |
     | local claims | no bound: canaries do not test them |
@@ -189,6 +190,8 @@ def _refuters(
         yield _one_run(guesses, group, alpha)
         if claim.has_curve:
             yield _f_dp(guesses, claim, size, alpha)
+    if not report.exact:
+        return
     pair = 1 if claim.relation is _REPLACE else 2
     yield _exposure(report, partial(_group, delta=claim.delta, size=pair * size), alpha)
 

@@ -1,5 +1,6 @@
 """Audit a run's claims by its canaries; count the secrets that detection found."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -72,6 +73,8 @@ def _curve(
 def count_detected(labelled: Dataset, canaries: CanarySet) -> int:
     """Count planted canaries all of whose copies have the whole secret in spans.
 
+    Canaries that are no records of their own count as missed.
+
     Args:
         labelled: columns `id` and `spans`, canary rows among them.
         canaries: what was planted.
@@ -80,12 +83,12 @@ def count_detected(labelled: Dataset, canaries: CanarySet) -> int:
     start = len(canaries.spec.prefix)
     end = start + canaries.spec.length
     places = [i for i, name in enumerate(labelled["id"]) if name in rows]
-    missed = {
+    covered = Counter(
         rows[row["id"]]
         for row in labelled.select(places)
-        if not _covers(row["spans"] or [], start, end)
-    }
-    return len(canaries.planted) - len(missed)
+        if _covers(row["spans"] or [], start, end)
+    )
+    return sum(n == canaries.spec.insertions for n in covered.values())
 
 
 def _covers(spans: Sequence[dict[str, int]], start: int, end: int) -> bool:

@@ -249,7 +249,9 @@ def _exposure(
     cache: Path,
 ) -> ExposureReport:
     """Rank every canary under the model, and under its base (once per base)."""
-    ranking = _Ranking(canaries=canaries, attacks=attacks, device=device, cache=cache)
+    ranking = CanaryRanking(
+        canaries=canaries, attacks=attacks, device=device, cache=cache
+    )
     return exposure_report(
         measured=ranking.measure(model[1]),
         base=ranking.measure_once(*base),
@@ -262,7 +264,7 @@ def _exposure(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ranking:
+class CanaryRanking:
     """How canaries are ranked, whatever the model."""
 
     canaries: CanarySet

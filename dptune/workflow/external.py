@@ -6,18 +6,19 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dptune.attacks.canaries import CanarySet, planted_count
-from dptune.attacks.exposure import exposure_report, measure_exposure
+from dptune.attacks.canaries import CanarySet
+from dptune.attacks.exposure import exposure_report
 from dptune.attacks.membership import membership_report
-from dptune.attacks.trie import CandidateTrie, load_or_build
+from dptune.attacks.planting import planted_count
 from dptune.config import AttackSettings, PerformanceSettings
 from dptune.errors import DataError, Problem
 from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
 from dptune.models.encode import record_tokens
 from dptune.models.loading import load_model
-from dptune.results import CanaryExposure, ExposureReport, MembershipReport
+from dptune.results import ExposureReport, MembershipReport
 from dptune.workflow.device import pick_device
+from dptune.workflow.evaluation import CanaryRanking
 
 _LEAST = 50
 
@@ -106,24 +107,22 @@ def rank_foreign(
         cache: folder for candidate tries.
     """
     canaries = read_canaries(foreign.canaries)
-    device = pick_device(performance.device)
-
-    def ranked(bundle: ModelBundle) -> tuple[CandidateTrie, list[CanaryExposure]]:
-        loaded = load_model(bundle.path)
-        bos = loaded.tokenizer.bos_token_id
-        trie = load_or_build(canaries.spec, loaded.tokenizer, bos=bos, folder=cache)
-        return trie, measure_exposure(loaded.model, trie, canaries, device=device)
-
+    attacks = AttackSettings()
+    ranking = CanaryRanking(
+        canaries=canaries,
+        attacks=attacks,
+        device=pick_device(performance.device),
+        cache=cache,
+    )
     model, base = foreign.bundle(), foreign.base_bundle()
-    trie, found = ranked(model)
     return exposure_report(
-        canaries=found,
-        base_canaries=ranked(base)[1],
+        measured=ranking.measure(load_model(model.path)),
+        base=ranking.measure(load_model(base.path)),
         canary_set=canaries,
-        trie=trie,
         model_digest=model.digest,
         base_model_digest=base.digest,
         planted_found=planted_count(read_texts(foreign.members), canaries),
+        scoring=attacks.scoring,
     )
 
 
