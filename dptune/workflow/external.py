@@ -1,6 +1,7 @@
 """A model that this project did not train, and texts that its owner vouches for."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +16,7 @@ from dptune.errors import DataError, Problem
 from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
 from dptune.models.encode import record_tokens
-from dptune.models.loading import load_model
+from dptune.models.loading import LoadedModel, load_model
 from dptune.results import ExposureReport, MembershipReport
 from dptune.workflow.device import pick_device
 from dptune.workflow.evaluation import CanaryRanking
@@ -32,7 +33,7 @@ class ForeignModel(BaseModel):
         members: texts that it was trained on: a line each, or JSON lines with `text`.
         non_members: texts of the same law that it was not.
         canaries: a canary set as JSON, if there is one.
-        max_tokens: longest sequence.
+        max_tokens: longest sequence, if the models can read it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,8 +79,9 @@ def attack_foreign(
         read_texts(path)[: attacks.num_members]
         for path in (foreign.members, foreign.non_members)
     ]
+    longest = min(foreign.max_tokens, *map(_positions, (loaded, loaded_base)))
     encoded = [
-        [record_tokens(text, loaded.tokenizer)[: foreign.max_tokens] for text in texts]
+        [record_tokens(text, loaded.tokenizer)[:longest] for text in texts]
         for texts in groups
     ]
     return membership_report(
@@ -162,6 +164,11 @@ def read_canaries(path: Path | None) -> CanarySet:
             "canaries must be a file that holds a canary set as JSON, as "
             "`plant_canaries` keeps it."
         ) from None
+
+
+def _positions(loaded: LoadedModel) -> int:
+    """Longest sequence that a model can read."""
+    return int(getattr(loaded.model.config, "max_position_embeddings", sys.maxsize))
 
 
 def _text(path: Path, number: int, line: str) -> str:
