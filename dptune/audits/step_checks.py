@@ -9,7 +9,7 @@ probability 1e-6; what each would miss is in `docs/AUDITS.md`.
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import dp_accounting
@@ -23,6 +23,7 @@ from dptune.accounting.events import is_non_private, mechanism_counts
 from dptune.audits.step_report import StepCheck
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.loss import RecordLoss
+from dptune.dpsgd.moving_clip import StepFigures
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind, UnitIndices, sampling_generator
 from dptune.dpsgd.step import Feed, gradient_source
@@ -52,6 +53,30 @@ class LoudLoss:
     def total_nll(self, losses: Tensor, batch: PhysicalBatch) -> tuple[float, float]:
         """Return what the loss itself would, times the constant."""
         return self.loss.total_nll(losses, batch)
+
+
+@dataclass(frozen=True)
+class Still:
+    """A rule that leaves the clip norm where it is and keeps the noisy counts.
+
+    Nobody counts, so that what comes back is noise alone.
+
+    Args:
+        seen: noisy counts of every step.
+    """
+
+    seen: list[float] = field(default_factory=list, compare=False)
+    name: str = "still"
+    num_counts: int = 1000
+
+    def counts(self, norms: Tensor, *, max_norm: float) -> Tensor:  # noqa: ARG002 - protocol
+        """Return zeros."""
+        return norms.new_zeros(len(norms), self.num_counts)
+
+    def next_norm(self, counts: Sequence[float], figures: StepFigures) -> float:
+        """Keep the counts, and the clip norm."""
+        self.seen.extend(counts)
+        return figures.max_grad_norm
 
 
 def check_sensitivity(
@@ -95,8 +120,12 @@ def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCh
 
     The difference, taken back through the bands, must be independent and of variance
     2 (noise multiplier * C)^2: in all entries, in every parameter, and from one step to
-    the next.
+    the next. Where the clip norm moves by noisy counts, it is held still: gradients and
+    counts must have the noise of their shares.
     """
+    still = Still()
+    if plan.norm_rule is not None:
+        plan = replace(plan, norm_rule=still)
     batch = np.arange(min(2, feed.data.num_units))
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
     steps = _NOISE_STEPS if sum(sizes) < _MANY_PARAMETERS else _FEW_STEPS
@@ -106,6 +135,7 @@ def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCh
     multipliers = torch.tensor([_multiplier(plan, step) for step in range(steps)])
     if not (multipliers > 0).all():
         return [StepCheck.failed("noise", "The plan has no noise at all.")]
+    multipliers /= math.sqrt(1 - plan.count_share)
     scale = plan.expected_batch_size / (math.sqrt(2) * plan.max_grad_norm)
     standard = (first - second) * (scale / multipliers.to(first.device))[:, None]
     whole = _unbanded(standard, plan)
@@ -114,6 +144,7 @@ def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCh
         _variance_check("noise_variance", [whole]),
         _variance_check("noise_variance_by_parameter", list(parts)),
         _correlation_check(whole),
+        *_count_checks(still, plan),
     ]
 
 
@@ -142,6 +173,12 @@ def check_event(plan: GradientPlan, event: DpEvent, *, num_steps: int) -> StepCh
             name="event",
             passed=event == plan.adaptive.event,
             detail="the adaptive run's own budget",
+        )
+    if plan.norm_rule is not None and not plan.count_share:
+        return StepCheck(
+            name="event",
+            passed=is_non_private(event),
+            detail="counts of norms are released raw: nothing may be claimed",
         )
     counts = [] if is_non_private(event) else mechanism_counts(event)
     needed = math.ceil(num_steps / len(plan.noise_coefficients))
@@ -265,6 +302,17 @@ def _variance_check(name: str, parts: list[Tensor]) -> StepCheck:
         limit=limit,
         detail="mean square over its planned value; 1 is as planned, 0 is no noise",
     )
+
+
+def _count_checks(still: Still, plan: GradientPlan) -> list[StepCheck]:
+    """The counts that move the clip norm must have the noise of their share."""
+    if plan.norm_rule is None or not plan.count_share:
+        return []
+    steps = len(still.seen) // still.num_counts
+    share = math.sqrt(plan.count_share)
+    stddevs = torch.tensor([_multiplier(plan, s % (steps // 2)) for s in range(steps)])
+    noise = torch.tensor(still.seen).view(steps, -1) * (share / stddevs)[:, None]
+    return [_variance_check("count_noise_variance", [noise])]
 
 
 def _correlation_check(noise: Tensor) -> StepCheck:

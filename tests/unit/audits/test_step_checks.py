@@ -12,11 +12,13 @@ from dptune.audits.step_checks import (
     check_sensitivity,
     loudest_units,
 )
-from dptune.dpsgd import clipping, noise, sampling, step
+from dptune.dpsgd import clipping, moving_clip, noise, sampling, step
+from dptune.dpsgd import plan as plan_module
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import Feed
+from dptune.mechanisms.quantile_clip import QuantileClip
 from dptune.testing import models, oracles
 
 FLAT = {
@@ -30,6 +32,7 @@ BANDS = {
     "noise_coefficients": band_coefficients(num_bands=3, num_steps=12),
 }
 RISING = {"noise_levels": (1.0, 1.5, 2.0), "steps_per_level": 2}
+MOVING = {"norm_rule": QuantileClip(), "count_share": 0.2}
 CAPPED = {"sampling": "truncated_poisson", "max_batch_size": 60, "num_units": 400}
 
 
@@ -62,7 +65,10 @@ def run_all(plan, feed, model=None):
     return {check.name for check in checks if not check.passed}
 
 
-@pytest.mark.parametrize("changes", [{}, BANDS, CAPPED, {"sample_rate": 1.0}, RISING])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, BANDS, CAPPED, {"sample_rate": 1.0}, RISING, MOVING, MOVING | RISING],
+)
 def test_engine_passes(changes, feed):
     model = models.tiny_gpt2().train()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -119,6 +125,19 @@ def test_noise_of_a_known_seed_is_caught(feed, monkeypatch):
 
     monkeypatch.setattr(step, "noise_stream", planted)
     assert "noise_variance" in run_all(plan_of(), feed)
+
+
+@pytest.mark.parametrize("planted", ["counts without noise", "no share given up"])
+def test_moving_clip_that_pays_for_one_of_two_is_caught(planted, feed, monkeypatch):
+    if planted == "counts without noise":
+        monkeypatch.setattr(
+            moving_clip, "add_gaussian_noise", lambda sums, **options: None
+        )
+        expected = {"count_noise_variance"}
+    else:
+        monkeypatch.setattr(plan_module, "shares", lambda z, f: (z, z))
+        expected = {"noise_variance", "count_noise_variance"}
+    assert run_all(plan_of(**MOVING), feed) >= expected
 
 
 @pytest.mark.parametrize("planted", ["none", "ten times"])
