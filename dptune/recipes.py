@@ -295,6 +295,8 @@ class RunPlan(Report):
             release of counts if there is one.
         counts_noise_multiplier: of the released counts of entity types; None where
             none are released.
+        counts_nominal_epsilon: what that release costs alone, to be added to the
+            figures of the stages' papers; None where there is neither.
     """
 
     recipe: str
@@ -306,6 +308,14 @@ class RunPlan(Report):
     epsilon: float
     stages: tuple[StagePlan, ...]
     counts_noise_multiplier: float | None = Field(default=None, gt=0)
+    counts_nominal_epsilon: float | None = None
+
+    @property
+    def nominal_epsilon(self: Self) -> float | None:
+        """The papers' figures and that of the release, added as papers do."""
+        parts = [stage.nominal_epsilon for stage in self.stages]
+        known = [p for p in (*parts, self.counts_nominal_epsilon) if p is not None]
+        return sum(known) if known else None
 
 
 def plan_run(
@@ -331,7 +341,8 @@ def plan_run(
         relation: neighbors under which `target_epsilon` must hold.
         target_epsilon: in (0, inf), or None when every noisy stage gives its noise.
         target_delta: in (0, 1 / num_units).
-        mode: `paper` calibrates to the sum of what the stages' papers would print.
+        mode: `paper` calibrates to the sum of what the stages' papers would print, and
+            of what a release of counts costs alone, of which the papers do not speak.
         counts_noise_multiplier: of a release of counts that the target must cover too.
 
     Raises:
@@ -340,10 +351,13 @@ def plan_run(
     """
     _check_plan(recipe, num_units, target_epsilon, target_delta)
     plans = [plan_stage(stage, num_units=num_units) for stage in recipe.stages]
+    released = _nominal_release(
+        plans, counts_noise_multiplier, delta=target_delta, relation=relation
+    )
     if target_epsilon is not None:
         budget = PrivacyBudget(target_epsilon=target_epsilon, target_delta=target_delta)
         if mode is Mode.PAPER:
-            plans = _calibrated_as_papers_do(plans, budget)
+            plans = _calibrated_as_papers_do(plans, budget, released or 0.0)
         else:
             plans = _calibrated(
                 _banded(plans, budget, relation),
@@ -365,6 +379,7 @@ def plan_run(
             counts_noise_multiplier=counts_noise_multiplier,
         ),
         counts_noise_multiplier=counts_noise_multiplier,
+        counts_nominal_epsilon=released,
         stages=tuple(plan.with_nominal(delta=target_delta) for plan in plans),
     )
 
@@ -460,9 +475,15 @@ def _calibrated(
 
 
 def _calibrated_as_papers_do(
-    plans: list[StagePlan], budget: PrivacyBudget
+    plans: list[StagePlan], budget: PrivacyBudget, released: float
 ) -> list[StagePlan]:
-    """Fill in the multiplier at which the papers' own figures add up to the target."""
+    """Fill in the multiplier at which the papers' own figures add up to the target.
+
+    Args:
+        plans: the stages.
+        budget: the target.
+        released: what a release of counts costs alone; it is part of the target.
+    """
     noisy = [p for p in plans if p.settings.private]
     problems = [
         Problem(
@@ -482,11 +503,28 @@ def _calibrated_as_papers_do(
 
     def cost(multiplier: float) -> float:
         made = [p.with_nominal(delta=budget.target_delta) for p in at(multiplier)]
-        return sum(p.nominal_epsilon or 0.0 for p in made)
+        return released + sum(p.nominal_epsilon or 0.0 for p in made)
 
     if not any(_is_open(p) for p in plans):
         return plans
     return at(find_noise_multiplier(cost, budget.target_epsilon))
+
+
+def _nominal_release(
+    plans: Sequence[StagePlan],
+    counts_noise_multiplier: float | None,
+    *,
+    delta: float,
+    relation: NeighboringRelation,
+) -> float | None:
+    """Return what a release of counts costs alone, where a stage has a paper's figure.
+
+    No paper has a figure for it, so it is the accountant's.
+    """
+    if not any(plan.settings.nominal for plan in plans):
+        return None
+    events = release_events(counts_noise_multiplier)
+    return epsilon(_compose(events), delta=delta, relation=relation) if events else None
 
 
 def _banded(

@@ -43,5 +43,6 @@ def score(
             seed=seed,
             retrain=retrain,
             spend=spender(workspace.budget_url, reservation),
+            nominal_epsilon=plan.counts_nominal_epsilon,
         )
     return table, scored

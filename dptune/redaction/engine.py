@@ -69,7 +69,6 @@ def redact_text(
         operator: what to put in their place.
         merge_adjacent: join masks that only blanks part, not line ends. Off keeps
             one mask per span, so that texts of equal shape keep equal numbers of masks.
-            For one mask per token see `tokens.mask_tokens`.
         pseudonyms: how to invent values; for `PSEUDONYM`, which cannot do without.
         unit_id: whose text it is, for pseudonyms that hold within a unit.
 

@@ -1,5 +1,6 @@
 """Blocks for a run plan: what a run will do and cost, before any training."""
 
+from dptune.privacy import Mode
 from dptune.recipes import RunPlan, StagePlan
 from dptune.reports.blocks import Facts, Page, Section, facts, table
 from dptune.reports.formatting import count, epsilon, number, share, words
@@ -71,10 +72,36 @@ def _cost(plan: RunPlan) -> Facts:
         (
             "Epsilon of all noisy stages",
             epsilon(plan.epsilon),
-            "composed over stages; the ledger certifies what is really spent",
+            "over stages and a release of counts; the ledger certifies what is spent",
         ),
+        _nominal(plan),
+        _released(plan),
         ("Privacy units", count(plan.stages[0].num_units) if plan.stages else "0"),
     )
+
+
+def _nominal(plan: RunPlan) -> tuple[str, str, str] | None:
+    """Say what the papers would print, and what they leave out."""
+    if plan.nominal_epsilon is None:
+        return None
+    note = "the papers' formulas, added over stages; no guarantee"
+    released = plan.counts_nominal_epsilon
+    if released is not None:
+        note = (
+            f"the papers' formulas, added over stages, and {epsilon(released)} for the "
+            "release of counts, of which no paper speaks; no guarantee"
+        )
+    if plan.mode is Mode.PAPER:
+        note += "; the target is for this figure"
+    return ("Nominal epsilon", epsilon(plan.nominal_epsilon), note)
+
+
+def _released(plan: RunPlan) -> tuple[str, str] | None:
+    """Say with how much noise counts of entity types are released."""
+    noise = plan.counts_noise_multiplier
+    if noise is None:
+        return None
+    return ("Released counts of entity types, noise / C", number(noise))
 
 
 def _noise(stage: StagePlan) -> str:

@@ -76,6 +76,7 @@ def release_entry(
     recipe: str,
     noise_multiplier: float,
     fixed_seed: bool,
+    nominal_epsilon: float | None = None,
 ) -> LedgerEntry:
     """Describe a release of counts of entity types before its noise is drawn.
 
@@ -84,6 +85,7 @@ def release_entry(
         recipe: name of the recipe.
         noise_multiplier: noise stddev / bound of one unit's vector of counts.
         fixed_seed: whether the noise comes from a known seed.
+        nominal_epsilon: its part of the plan's nominal figure, if that has one.
     """
     (event,) = release_events(noise_multiplier)
     return LedgerEntry(
@@ -96,6 +98,7 @@ def release_entry(
         num_steps=1,
         noise_multiplier=noise_multiplier,
         assumptions=assumptions_of(corpus, View.ORIGINAL),
+        nominal_epsilon=nominal_epsilon,
         fixed_seed=fixed_seed,
     )
 

@@ -32,6 +32,7 @@ def score_corpus(
     seed: int | None,
     retrain: bool = False,
     spend: Callable[[LedgerEntry], None] | None = None,
+    nominal_epsilon: float | None = None,
 ) -> tuple[SensitivityTable, PrivacyLedger]:
     """Score the entity types of a corpus.
 
@@ -55,6 +56,7 @@ def score_corpus(
         seed: fixes the noise, for tests; None takes it from the operating system.
         retrain: release again although a finished release is there.
         spend: charges the data set's budget; raises to refuse.
+        nominal_epsilon: the release's part of the plan's nominal figure.
 
     Returns:
         the table, and the ledger with the release in it.
@@ -72,6 +74,7 @@ def score_corpus(
             recipe=recipe,
             noise_multiplier=settings.noise_multiplier,
             fixed_seed=seed is not None,
+            nominal_epsilon=nominal_epsilon,
         )
         _release(labelled, settings, entry, journal, found, seed=seed, spend=spend)
     counts: Mapping[str, int] = json.loads(found.read_text(encoding="utf8"))

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+from dp_accounting import dp_event as dpe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -382,6 +383,39 @@ def test_paper_mode_adds_nominal_figures_over_stages():
     figures = [s.nominal_epsilon for s in made.stages]
     assert 2.97 <= sum(figures) <= 3
     assert figures[1] < figures[0]
+
+
+def test_paper_mode_makes_room_for_released_counts():
+    asked = {"relation": REPLACE, "target_epsilon": 3.0, "mode": Mode.PAPER}
+    alone = plan(stage(**NOMINAL), **asked)
+    shared = plan(stage(**NOMINAL), **asked, counts_noise_multiplier=10.0)
+    assert shared.counts_nominal_epsilon == pytest.approx(
+        epsilon(dpe.GaussianDpEvent(10.0), delta=1e-4, relation=REPLACE)
+    )
+    assert 2.97 <= shared.nominal_epsilon <= 3
+    assert shared.nominal_epsilon == pytest.approx(
+        shared.stages[0].nominal_epsilon + shared.counts_nominal_epsilon
+    )
+    assert shared.stages[0].noise_multiplier > alone.stages[0].noise_multiplier
+    # the twin: noise that was found without the release
+    forgets = alone.stages[0].nominal_epsilon + shared.counts_nominal_epsilon
+    assert forgets > 1.05 * 3
+
+
+def test_paper_mode_counts_that_cost_more_than_the_target_are_refused():
+    with pytest.raises(InfeasibleBudgetError):
+        plan(
+            stage(**NOMINAL),
+            target_epsilon=0.5,
+            mode=Mode.PAPER,
+            counts_noise_multiplier=1.0,
+        )
+
+
+def test_released_counts_have_a_nominal_part_only_beside_a_paper_figure():
+    made = plan(stage(), target_epsilon=3, counts_noise_multiplier=10.0)
+    assert made.counts_nominal_epsilon is None
+    assert made.nominal_epsilon is None
 
 
 def test_paper_mode_without_a_formula_is_refused():

@@ -1,35 +1,13 @@
-"""One mask per token, and what is left after redaction."""
+"""What is left after redaction."""
 
 import datasets
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dptune.errors import DetectionError
 from dptune.redaction.engine import redact_dataset, redact_text
 from dptune.redaction.operators import Operator
 from dptune.redaction.residual import residual_counts, residual_values
-from dptune.redaction.tokens import mask_tokens
 from dptune.text import Span
-
-
-@given(st.lists(st.tuples(st.integers(0, 99), st.booleans()), max_size=30))
-@settings(max_examples=100, deadline=None, derandomize=True)
-def test_mask_tokens_replaces_exactly_the_sensitive_ones(rows):
-    ids, marks = [i for i, _ in rows], [m for _, m in rows]
-    made = mask_tokens(ids, marks, mask_id=100)
-    assert made.tolist() == [100 if m else i for i, m in rows]
-
-
-def test_mask_tokens_takes_batches_and_refuses_other_shapes():
-    made = mask_tokens(np.ones((2, 3)), np.eye(2, 3, dtype=bool), mask_id=7)
-    assert made.tolist() == [[7, 1, 1], [1, 7, 1]]
-    with pytest.raises(DetectionError, match="must have one shape"):
-        mask_tokens([1, 2], [True], mask_id=7)
-    with pytest.raises(DetectionError, match="mask_id"):
-        mask_tokens([1], [True], mask_id=-1)
-
 
 TEXT = "Wanda met wanda and Jo. Jo left Wandalyn."
 SPAN = Span(start=0, end=5, entity_type="PERSON")

@@ -4,6 +4,7 @@ import pytest
 from pydantic import Field
 
 from dptune.errors import ArtifactError
+from dptune.privacy import Mode
 from dptune.reports.html import render_fragment
 from dptune.reports.model_pages import PRIVATE_HEADING
 from dptune.results import DetectionReport, Expectation, Report
@@ -114,6 +115,23 @@ def test_fragment_of_plan_names_notion_relation_and_noise():
     text = outline(render_fragment(run_plan())).text
     for word in ("record: the presence", "add or remove one", "10⁻⁵", "10 %"):
         assert word in text
+
+
+def test_fragment_of_plan_says_what_released_counts_add_to_the_papers_figure():
+    made = run_plan()
+    stage = made.stages[0].model_copy(update={"nominal_epsilon": 2.0})
+    shown = made.model_copy(
+        update={
+            "stages": (stage,),
+            "mode": Mode.PAPER,
+            "counts_noise_multiplier": 10.0,
+            "counts_nominal_epsilon": 0.5,
+        }
+    )
+    text = outline(render_fragment(shown)).text
+    for words in ("Nominal epsilon 2.5", "0.5 for the release", "target is for this"):
+        assert words in text
+    assert "of which no paper speaks" not in outline(render_fragment(made)).text
 
 
 def test_fragment_of_ledger_keeps_notions_apart():

@@ -61,6 +61,16 @@ def test_score_release_is_charged_once_and_found_again(labelled, tmp_path):
     assert ledger.event(Notion.SELECTIVE).noise_multiplier == 4.0
 
 
+def test_score_release_adds_its_part_to_the_nominal_figure(labelled, tmp_path):
+    _, ledger = score(labelled, RELEASED, tmp_path, nominal_epsilon=0.4)
+    certificate = ledger.certificate(
+        Notion.RECORD,
+        delta=1e-3,
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+    assert certificate.nominal_epsilon == 0.4
+
+
 def test_score_release_again_on_demand_is_charged_again(labelled, tmp_path):
     spent = []
     for retrain in (False, True):
