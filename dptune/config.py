@@ -148,11 +148,14 @@ class ModelSettings(_Settings):
             of a record, which the source's `label_column` holds.
         labels: of a classifier, as they stand in the label column, in the order of its
             classes. They are public.
+        public_text: what recipes may learn from without noise, such as the autoencoder
+            of EW-FT.
     """
 
     source: ModelSource
     task: Literal["causal_lm", "sequence_classification"] = "causal_lm"
     labels: tuple[int | str, ...] = ()
+    public_text: DataSource | None = None
     max_tokens: int = Field(ge=8, le=131_072)
     max_sequences_per_unit: int = Field(default=8, ge=1, le=4096)
     pretraining: "PretrainingSettings | None" = None

@@ -6,8 +6,9 @@ with its noise filled in, ready to train. Nothing here trains: steps hand the nu
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Literal, Self
 
 import numpy as np
@@ -28,9 +29,11 @@ from dptune.dpsgd.plan import CONSTANT, GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import noise_runs
 from dptune.errors import ConfigError, Problem
+from dptune.local.plan import ForwardPlan
 from dptune.mechanisms.atdp import rise_and_reset
 from dptune.mechanisms.automatic import Automatic
 from dptune.mechanisms.dc_sgd import DcSgd
+from dptune.mechanisms.ewpba import epoch_shape, sampled_epsilon
 from dptune.mechanisms.nominal import OPACUS_ORDERS, renyi_epsilon
 from dptune.mechanisms.psac import Psac
 from dptune.mechanisms.quantile_clip import QuantileClip
@@ -38,6 +41,7 @@ from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyBudget
 from dptune.results import Report
 from dptune.settings import (
     ClippingSettings,
+    LocalSettings,
     LoraSettings,
     NoiseSettings,
     NominalSettings,
@@ -69,6 +73,7 @@ class StageSettings(Settings):
         sampling: of a noisy stage.
         token_weights: losses of sensitive tokens count more; None weighs all alike.
         nominal: what the paper would claim for the stage, beside the certificate.
+        local: noise in the forward pass, in the place of clipping and noise.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
@@ -84,11 +89,12 @@ class StageSettings(Settings):
     sampling: SamplingSettings = SamplingSettings()
     token_weights: TokenWeightSettings | None = None
     nominal: NominalSettings | None = None
+    local: LocalSettings | None = None
 
     @property
     def private(self: Self) -> bool:
-        """Whether the stage clips and adds noise."""
-        return self.noise is not None
+        """Whether the stage clips and adds noise, to gradients or to hidden states."""
+        return self.noise is not None or self.local is not None
 
     def batch_size(self: Self, num_units: int) -> int:
         """Return the expected batch size for a corpus of `num_units` privacy units."""
@@ -118,7 +124,11 @@ class StageSettings(Settings):
                 "token_weights must be null in a stage that reads the redacted text: "
                 "it has no sensitive tokens left"
             )
-        if self.nominal is not None and self.noise is None:
+        if self.local is not None:
+            _check_local(self)
+        elif self.nominal is not None and self.nominal.formula == "sampled":
+            raise ValueError("nominal.formula must be sampled only with local")
+        if self.nominal is not None and not self.private:
             raise ValueError("nominal must be null in a stage without noise")
         banded = self.noise is not None and self.noise.correlation != "independent"
         if self.clipping and self.clipping.moving and banded:
@@ -141,6 +151,30 @@ class StageSettings(Settings):
                 "relative_batch.at_most"
             )
         return self
+
+
+def _check_local(stage: StageSettings) -> None:
+    """Refuse what a stage with forward noise cannot have.
+
+    Raises:
+        ValueError: with one fault.
+    """
+    if stage.noise is not None or stage.trains == "lora" or stage.token_weights:
+        raise ValueError(
+            "clipping, noise, lora and token_weights must be null beside local: the "
+            "noise is in the forward pass, and all of the server's part is trained"
+        )
+    if stage.view is not View.ORIGINAL or stage.optimizer.schedule != "constant":
+        raise ValueError(
+            "view must be original and optimizer.schedule constant beside local"
+        )
+    if stage.epochs != round(stage.epochs):
+        raise ValueError(
+            "epochs must be a whole number beside local: every sequence takes part "
+            "once in each"
+        )
+    if stage.nominal is not None and stage.nominal.formula != "sampled":
+        raise ValueError("nominal.formula must be sampled beside local")
 
 
 class Recipe(Settings):
@@ -210,8 +244,25 @@ class StagePlan(Report):
             return SamplingKind.CYCLIC_POISSON
         return SamplingKind(self.settings.sampling.kind)
 
+    def forward_plan(self: Self, noise_multiplier: float) -> ForwardPlan:
+        """Return the plan of a stage with forward noise at some noise.
+
+        A step of such a stage is a participation: one release of every sequence.
+        """
+        if self.settings.local is None:
+            raise ConfigError(f"stage {self.settings.name} has no forward noise.")
+        levels = self.noise_levels
+        if levels == CONSTANT:
+            levels = CONSTANT * self.num_steps
+        return ForwardPlan(
+            noise_multipliers=tuple(level * noise_multiplier for level in levels),
+            max_norm=self.settings.local.max_norm,
+            num_users=self.num_units,
+            batch_size=self.expected_batch_size,
+        )
+
     def training_plan(self: Self) -> GradientPlan | PlainPlan:
-        """Return the object that owns the stage's claim and trains it."""
+        """Return the object that owns the claim of a stage that trains on gradients."""
         if self.settings.clipping is None:
             return PlainPlan(batch_size=self.expected_batch_size)
         return self.with_noise(self.noise_multiplier or 0.0)
@@ -239,12 +290,25 @@ class StagePlan(Report):
             steps_per_level=math.ceil(self.num_steps / len(self.noise_levels)),
         )
 
+    def event_at(self: Self, noise_multiplier: float) -> dpe.DpEvent:
+        """Return the event of the whole stage at some noise."""
+        if self.settings.local is not None:
+            return self.forward_plan(noise_multiplier).dp_event(self.num_steps)
+        return self.with_noise(noise_multiplier).dp_event(self.num_steps)
+
     def dp_event(self: Self) -> dpe.DpEvent:
-        """Return the event of the whole stage."""
+        """Return the event of the whole stage, of a local one for the local notion."""
+        if self.settings.local is not None:
+            return self.event_at(self.noise_multiplier or 0.0)
         return self.training_plan().dp_event(self.num_steps)
 
     def turn_events(self: Self) -> dpe.DpEvent | list[dpe.DpEvent]:
         """Describe each turn, of `num_bands` steps; one event if all are alike."""
+        if self.settings.local is not None:
+            forward = self.forward_plan(self.noise_multiplier or 0.0)
+            return [
+                forward.dp_event(1, first_step=step) for step in range(self.num_steps)
+            ]
         plan = self.with_noise(self.noise_multiplier or 0.0)
         if self.noise_levels == CONSTANT:
             return plan.dp_event(self.num_bands)
@@ -257,6 +321,9 @@ class StagePlan(Report):
 
         A stage without noise has one run of multiplier 0.
         """
+        if self.settings.local is not None:
+            sigmas = self.forward_plan(self.noise_multiplier or 0.0).noise_multipliers
+            return tuple((s, 1) for s in sigmas[first_step : first_step + num_steps])
         plan = self.training_plan()
         if isinstance(plan, PlainPlan):
             return ((0.0, num_steps),)
@@ -271,11 +338,25 @@ class StagePlan(Report):
         changes = {"noise_multiplier": least, "noise_levels": CONSTANT}
         return self.model_copy(update=changes)
 
+    def sampled_cost(self: Self, *, delta: float) -> Callable[[Sequence[float]], float]:
+        """Return EW-FT's figure for a multiplier per epoch."""
+        steps = self.num_units // self.expected_batch_size * self.num_steps
+        return partial(
+            sampled_epsilon,
+            sample_rate=self.sample_rate,
+            num_steps=steps,
+            delta=delta,
+        )
+
     def with_nominal(self: Self, *, delta: float) -> Self:
         """Add what the stage's paper would print, if the recipe says how."""
-        nominal, plan = self.settings.nominal, self.training_plan()
-        if nominal is None or isinstance(plan, PlainPlan):
+        nominal = self.settings.nominal
+        if nominal is None or not self.settings.private:
             return self
+        if self.settings.local is not None:
+            forward = self.forward_plan(self.noise_multiplier or 0.0)
+            figure = self.sampled_cost(delta=delta)(forward.noise_multipliers)
+            return self.model_copy(update={"nominal_epsilon": figure})
         epsilon = renyi_epsilon(
             self.noise_runs(0, self.num_steps),
             sample_rate=self.sample_rate * nominal.rate_factor,
@@ -350,10 +431,15 @@ def plan_run(
         InfeasibleBudgetError: no noise reaches the target; the message has the best.
     """
     _check_plan(recipe, num_units, target_epsilon, target_delta)
+    _check_notion(recipe, notion)
     plans = [plan_stage(stage, num_units=num_units) for stage in recipe.stages]
     released = _nominal_release(
         plans, counts_noise_multiplier, delta=target_delta, relation=relation
     )
+    plans = [
+        _epoch_weighted(plan, target_epsilon=target_epsilon, delta=target_delta)
+        for plan in plans
+    ]
     if target_epsilon is not None:
         budget = PrivacyBudget(target_epsilon=target_epsilon, target_delta=target_delta)
         if mode is Mode.PAPER:
@@ -390,6 +476,8 @@ def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
     Its noise is still open unless the settings give it, and so are its bands.
     """
     num_steps = _num_steps(stage, num_units)
+    if stage.local is not None:
+        num_steps = round(stage.epochs)
     bands = stage.noise.num_bands if stage.noise else None
     return StagePlan(
         settings=stage,
@@ -399,6 +487,39 @@ def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
         noise_multiplier=stage.noise.noise_multiplier if stage.noise else None,
         noise_coefficients=band_coefficients(num_bands=bands or 1, num_steps=num_steps),
         noise_levels=_noise_levels(stage, num_steps=num_steps),
+    )
+
+
+def _epoch_weighted(
+    plan: StagePlan, *, target_epsilon: float | None, delta: float
+) -> StagePlan:
+    """Give a local stage EWPBA's shape, which one scalar then scales."""
+    local = plan.settings.local
+    if local is None or local.step_distance is None or target_epsilon is None:
+        return plan
+    levels = epoch_shape(
+        plan.sampled_cost(delta=delta),
+        target_epsilon=target_epsilon,
+        num_epochs=plan.num_steps,
+        step_distance=local.step_distance,
+    )
+    return plan.model_copy(update={"noise_levels": levels})
+
+
+def _check_notion(recipe: Recipe, notion: Notion) -> None:
+    """Refuse to call the cost of a forward mechanism by the name of another notion."""
+    if notion is Notion.LOCAL or all(s.local is None for s in recipe.stages):
+        return
+    raise ConfigError(
+        [
+            Problem(
+                path="privacy.notion",
+                message=f"must be local for recipe {recipe.name}, got {notion}: labels "
+                "are sent in the clear, so that a record has no guarantee.",
+                next_step="Set privacy.notion to local, privacy.relation to "
+                "replace_one, and gate to classifier_local.",
+            )
+        ]
     )
 
 
@@ -461,9 +582,7 @@ def _calibrated(
     fixed = [p.dp_event() for p in plans if p.noise_multiplier]
     fixed += release_events(counts_noise_multiplier)
     multiplier = calibrate_noise_multiplier(
-        lambda z: _compose(
-            [p.with_noise(z).dp_event(p.num_steps) for p in open_stages]
-        ),
+        lambda z: _compose([p.event_at(z) for p in open_stages]),
         budget=budget,
         relation=relation,
         prior=_compose(fixed) if fixed else None,

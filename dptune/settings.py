@@ -170,17 +170,44 @@ class TokenWeightSettings(Settings):
     target_share: float = Field(default=0.5, gt=0, lt=1)
 
 
+class LocalSettings(Settings):
+    """Noise on hidden states, against the server that trains (DP-Forward, EW-FT).
+
+    Args:
+        layer: encoder layers of the user, before the noise.
+        max_norm: C, Frobenius norm of a sequence's hidden state.
+        step_distance: S of EWPBA, whose noise falls from epoch to epoch; null keeps it
+            constant.
+        autoencoder: features behind the hidden state's own, such as [64]; none without
+            an autoencoder. It is trained on `model.public_text`.
+        autoencoder_steps: of its training.
+    """
+
+    layer: int = Field(ge=1, le=200)
+    max_norm: float = Field(default=1.0, gt=0, le=1e6)
+    step_distance: float | None = Field(default=None, gt=0, le=100)
+    autoencoder: tuple[int, ...] = ()
+    autoencoder_steps: int = Field(default=1500, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if any(size < 1 for size in self.autoencoder):
+            raise ValueError("autoencoder must list sizes of at least 1")
+        return self
+
+
 class NominalSettings(Settings):
     """What a paper's own formula yields for a stage. Shown, never relied on.
 
     Args:
-        formula: see `dptune.mechanisms.nominal`.
+        formula: see `dptune.mechanisms.nominal`; `sampled` is that of EW-FT, see
+            `dptune.mechanisms.ewpba`, for stages with forward noise and only them.
         reference: where the paper says so.
         order: of `rdp_order`.
         rate_factor: factor of the sampling rate that the paper allows itself.
     """
 
-    formula: Literal["rdp", "rdp_order"]
+    formula: Literal["rdp", "rdp_order", "sampled"]
     reference: str
     order: float | None = Field(default=None, gt=1)
     rate_factor: float = Field(default=1.0, gt=0, le=1)

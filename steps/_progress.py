@@ -135,7 +135,8 @@ class TrainingProgress:
         """Epoch, speed, and what has been spent."""
         parts = [f"{now.tokens_per_second:,.0f} tokens/s"]
         if self._plan is not None:
-            done = now.step * self._plan.sample_rate
+            local = self._plan.settings.local is not None
+            done = now.step * (1.0 if local else self._plan.sample_rate)
             parts.insert(0, f"epoch {done:.1f}/{self._plan.settings.epochs:g}")
         if self._curve is not None and self._plan is not None:
             turns = math.ceil(now.step / self._plan.num_bands)

@@ -16,7 +16,7 @@ from dptune.recipes import RunPlan
 from dptune.results import BudgetReservation, StageReport
 from dptune.workflow.budget import release_held, spender
 from dptune.workflow.training import StageInputs, run_stage
-from infra.workspace import current_workspace
+from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER
 from steps._progress import TrainingProgress
 from steps._tracking import log_internal_curve
@@ -40,7 +40,9 @@ def train_stage(
     Annotated[StageReport, "stage_report"],
 ]:
     """Return the trained model, the longer ledger, and how the stage went."""
-    inputs = StageInputs.of(model, corpus, plan, stage, settings, seed=seed)
+    inputs = StageInputs.of(
+        model, corpus, plan, stage, settings, seed=seed, data_root=data_root()
+    )
     workspace = current_workspace()
     with (
         release_held(workspace.budget_url, reservation),

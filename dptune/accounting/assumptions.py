@@ -24,6 +24,7 @@ class Assumption(StrEnum):
     DEDUPLICATED_CORPUS = "deduplicated_corpus"
     SAMPLED_CORPUS = "sampled_corpus"
     BASE_MODEL_IS_PUBLIC = "base_model_is_public"
+    LABELS_ARE_SENT = "labels_are_sent"
     FIXED_SEED_RANDOMNESS = "fixed_seed_randomness"
 
 
@@ -80,6 +81,10 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     ),
     Assumption.BASE_MODEL_IS_PUBLIC: Explanation(
         sentence="The model that training started from knew nothing of this data.",
+    ),
+    Assumption.LABELS_ARE_SENT: Explanation(
+        sentence="The class of each text was sent to the server in the clear; only the "
+        "text is protected, its length included.",
     ),
     Assumption.FIXED_SEED_RANDOMNESS: Explanation(
         sentence="The noise came from a fixed seed that others may know, and can "

@@ -138,6 +138,20 @@ def split_model(
     return user, server
 
 
+def merge_server(model: PreTrainedModel, server: ServerPart, *, layer: int) -> None:
+    """Put a trained server's layers and head back into the whole model, in place.
+
+    The whole model is for whoever may see the text: it runs without the line, so
+    without noise, normalization and autoencoder.
+    """
+    whole: Any = model
+    base: Any = model.base_model
+    base.encoder.layer[layer:].load_state_dict(server.layers.state_dict())
+    if server.pooler is not None:
+        base.pooler.load_state_dict(server.pooler.state_dict())
+    whole.classifier.load_state_dict(server.classifier.state_dict())
+
+
 def _typical_norm(layer: Any, num_positions: int) -> float:  # noqa: ANN401 - any BERT
     """Frobenius norm behind a layer, as its LayerNorm fixes it: no data is read."""
     norm = layer.output.LayerNorm

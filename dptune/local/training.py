@@ -153,19 +153,20 @@ def train_forward(
     counts = Participations(
         len(data), at_most=plan.num_participations, already=first_participation
     )
-    step = 0
+    step, device = 0, next(server.parameters()).device
     server.train()
     for participation in range(first_participation, plan.num_participations):
         charge(participation)
         for rows in _batches(order.permutation(len(data)), plan.batch_size):
             counts.take(rows)
             sent = release(
-                user(data.tokens[rows], data.mask[rows]),
+                user(data.tokens[rows].to(device), data.mask[rows].to(device)),
                 max_norm=plan.max_norm,
                 noise_stddev=plan.noise_stddev(step=participation),
                 stream=stream,
             )
-            loss = functional.cross_entropy(server(sent), data.labels[rows])
+            labels = data.labels[rows].to(device)
+            loss = functional.cross_entropy(server(sent), labels)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -207,16 +208,17 @@ def accuracy(
         A function of private data outside any epsilon.
     """
     server.eval()
-    hits = 0
+    hits, device = 0, next(server.parameters()).device
     for rows in _batches(np.arange(len(data)), batch_size):
-        hidden = user(data.tokens[rows], data.mask[rows])
+        hidden = user(data.tokens[rows].to(device), data.mask[rows].to(device))
         if stream is None:
             sent = normalize(hidden, max_norm=max_norm)
         else:
             sent = release(
                 hidden, max_norm=max_norm, noise_stddev=noise_stddev, stream=stream
             )
-        hits += int((server(sent).argmax(1) == data.labels[rows]).sum())
+        found = server(sent).argmax(1).cpu()
+        hits += int((found == data.labels[rows]).sum())
     return hits / len(data)
 
 

@@ -66,7 +66,9 @@ def planned_costs(
         seen = corpus
         if stage.settings.view is View.REDACTED:
             seen = corpus.model_copy(update={"redaction": redaction})
-        block = stage.training_plan().whole_block(block_size)
+        block = 1  # a participation
+        if stage.settings.local is None:
+            block = stage.training_plan().whole_block(block_size)
         costs = _stage_costs(stage, seen, plan.recipe, block=block, seeded=seeded)
         whole.append(costs[0])
         spare.append(costs[1])

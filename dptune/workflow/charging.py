@@ -1,9 +1,11 @@
 """The ledger entry that one block of a stage is charged as."""
 
+from dp_accounting import NonPrivateDpEvent
+
 from dptune.accounting.assumptions import Assumption
-from dptune.accounting.ledger import DataView, LedgerEntry
+from dptune.accounting.ledger import DataView, LedgerEntry, NotionEvent
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
-from dptune.privacy import PrivacyUnit
+from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import StagePlan, View, release_events
 from dptune.redaction.operators import Operator
 from dptune.results import CorpusReport
@@ -38,6 +40,15 @@ def stage_entry(
             the end of the stage; of an adaptive plan all steps at once.
         fixed_seed: whether sampling and noise come from a known seed.
     """
+    if plan.settings.local is not None:
+        return _forward_entry(
+            corpus,
+            plan,
+            recipe=recipe,
+            first_step=first_step,
+            num_steps=num_steps,
+            fixed_seed=fixed_seed,
+        )
     private, training = plan.settings.private, plan.training_plan()
     if isinstance(training, GradientPlan):
         event = training.dp_event(num_steps, first_step=first_step)
@@ -67,6 +78,48 @@ def stage_entry(
         nominal_epsilon=plan.nominal_epsilon,
         nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed and private,
+    )
+
+
+def _forward_entry(
+    corpus: CorpusReport,
+    plan: StagePlan,
+    *,
+    recipe: str,
+    first_step: int,
+    num_steps: int,
+    fixed_seed: bool,
+) -> LedgerEntry:
+    """Describe participations of a stage with forward noise.
+
+    Labels are sent in the clear, so that a record has no guarantee. Selective neighbors
+    have equal labels, and all else that is learnt comes from the releases.
+    """
+    forward, nominal = (
+        plan.forward_plan(plan.noise_multiplier or 0.0),
+        plan.settings.nominal,
+    )
+    event = forward.dp_event(num_steps, first_step=first_step)
+    return LedgerEntry(
+        stage=plan.settings.name,
+        recipe=recipe,
+        data_fingerprint=corpus.fingerprint,
+        privacy_unit=PrivacyUnit(corpus.privacy_unit),
+        view=DataView.ORIGINAL,
+        dp_event=NonPrivateDpEvent(),
+        notion_events=(
+            NotionEvent(notion=Notion.LOCAL, dp_event=event),
+            NotionEvent(notion=Notion.SELECTIVE, dp_event=event),
+        ),
+        num_steps=num_steps,
+        max_grad_norm=forward.max_norm,
+        assumptions=(
+            *assumptions_of(corpus, plan.settings.view, noisy=True),
+            Assumption.LABELS_ARE_SENT,
+        ),
+        nominal_epsilon=plan.nominal_epsilon,
+        nominal_reference=nominal.reference if nominal else "",
+        fixed_seed=fixed_seed,
     )
 
 

@@ -62,6 +62,7 @@ _RAN: dict[type, str] = {
     TruncatedPoissonSampler: "truncated Poisson",
     CyclicPoissonSampler: "cyclic Poisson",
 }
+_UNSAMPLED = "none: every sequence in every epoch,"
 
 
 class Dossier(Report):
@@ -234,8 +235,14 @@ class Dossier(Report):
 
     def _sampling_assumed(self) -> str:
         """Read off the ledger's events what the accountant took sampling to be."""
+        released: set[str | None] = {
+            _UNSAMPLED
+            for e in self.ledger.entries
+            if any(n.notion is Notion.LOCAL for n in e.notion_events)
+        }
         return _sampling(
-            {
+            released
+            | {
                 "cyclic Poisson" if e.num_bands > 1 else _ACCOUNTED.get(type(mechanism))
                 for e in self.ledger.entries
                 if e.dp_event is not None and not is_non_private(e.dp_event)
@@ -248,7 +255,9 @@ class Dossier(Report):
         private = [stage for stage in self.plan.stages if stage.settings.private]
         return _sampling(
             {
-                _RAN.get(type(stage.training_plan().sampler(stage.num_units)))
+                _UNSAMPLED
+                if stage.settings.local is not None
+                else _RAN.get(type(stage.training_plan().sampler(stage.num_units)))
                 for stage in private
             }
         )

@@ -130,6 +130,7 @@ def _check_labels(config: TrainConfig, corpus: Corpus) -> None:
         DataError: the corpus has labels that the configuration does not name.
         ConfigError: a stage weighs tokens, but a record has one loss, of its class.
     """
+    _check_forward(config)
     if not config.model.class_names:
         return
     class_numbers(corpus.dataset, class_names=config.model.class_names)
@@ -142,6 +143,30 @@ def _check_labels(config: TrainConfig, corpus: Corpus) -> None:
         )
         for stage in config.recipe.stages
         if stage.token_weights is not None
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_forward(config: TrainConfig) -> None:
+    """Refuse a recipe with forward noise where it has nothing to stand on."""
+    stages = [s.local for s in config.recipe.stages if s.local is not None]
+    wanted = {
+        "model.task": config.model.task == "sequence_classification",
+        "model.max_sequences_per_unit": config.model.max_sequences_per_unit == 1,
+        "model.public_text": config.model.public_text is not None
+        or not any(stage.autoencoder for stage in stages),
+    }
+    problems = [
+        Problem(
+            path=path,
+            message=f"must fit recipe {config.recipe.name}, which adds noise to hidden "
+            "states of one sequence per unit.",
+            next_step="Set task sequence_classification, max_sequences_per_unit 1, and "
+            "public_text where there is an autoencoder.",
+        )
+        for path, is_met in wanted.items()
+        if stages and not is_met
     ]
     if problems:
         raise ConfigError(problems)

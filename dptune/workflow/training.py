@@ -28,6 +28,7 @@ from dptune.recipes import RunPlan, StagePlan
 from dptune.results import StageCurvePoint, StageReport
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.device import place_processes
+from dptune.workflow.forward import PublicText, train_on_releases
 from dptune.workflow.job import TrainingJob, load_start, run_job
 from dptune.workflow.launch import train_on_ranks
 from dptune.workflow.weighting import weighted
@@ -56,6 +57,7 @@ class StageInputs:
         max_tokens: longest sequence; longer records are split within their unit.
         max_sequences_per_unit: public contribution bound.
         seed: fixes all randomness; None takes it from the operating system.
+        public_text: what a recipe may learn from besides, such as an autoencoder.
     """
 
     model: ModelBundle
@@ -65,6 +67,7 @@ class StageInputs:
     max_tokens: int
     max_sequences_per_unit: int
     seed: int | None
+    public_text: PublicText | None = None
 
     @classmethod
     def of(
@@ -76,6 +79,7 @@ class StageInputs:
         settings: ModelSettings,
         *,
         seed: int | None,
+        data_root: Path | None = None,
     ) -> Self:
         """Pick one stage out of a run's plan."""
         return cls(
@@ -86,6 +90,9 @@ class StageInputs:
             max_tokens=settings.max_tokens,
             max_sequences_per_unit=settings.max_sequences_per_unit,
             seed=seed,
+            public_text=None
+            if settings.public_text is None
+            else PublicText(source=settings.public_text, data_root=data_root or Path()),
         )
 
     def key(self) -> str:
@@ -101,6 +108,8 @@ class StageInputs:
             "tokens": [self.max_tokens, self.max_sequences_per_unit],
             "seed": self.seed,
         }
+        if self.plan.settings.local is not None and self.public_text is not None:
+            values["public"] = self.public_text.source.model_dump(mode="json")
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -155,17 +164,33 @@ def run_stage(
     loaded, data = _load(job, inputs)
     journal = LedgerJournal(home / "ledger.jsonl")
     target = home / "model"
-    outcome = _train(
-        job,
-        loaded,
-        data,
-        is_finished=target.is_dir(),
-        charge=_charge_to(journal, inputs, spend=spend),
-        on_step=on_step,
-        controller=controller,
-    )
+    charge = _charge_to(journal, inputs, spend=spend)
+    if inputs.plan.settings.local is not None:
+        outcome = train_on_releases(
+            loaded,
+            data,
+            plan=inputs.plan,
+            num_positions=inputs.max_tokens,
+            public=inputs.public_text,
+            home=home,
+            num_charged=sum(entry.num_steps for entry in journal.read().entries),
+            charge=charge,
+            on_step=on_step,
+            seed=inputs.seed,
+            device=place_processes(performance).device,
+        )
+    else:
+        outcome = _train(
+            job,
+            loaded,
+            data,
+            is_finished=target.is_dir(),
+            charge=charge,
+            on_step=on_step,
+            controller=controller,
+        )
     if not target.is_dir():
-        _store(loaded, target)
+        _store(loaded, target, parts=home / "parts")
     return StageOutcome(
         bundle=ModelBundle(path=target, digest=model_digest(target)),
         ledger=ledger.extend(journal.read()),
@@ -314,11 +339,19 @@ def _train(
     return replace(done, resumed_from_step=resumed_from)
 
 
-def _store(loaded: LoadedModel, target: Path) -> None:
-    """Write the model so that a killed process leaves no half of one."""
+def _store(loaded: LoadedModel, target: Path, *, parts: Path) -> None:
+    """Write the model, and its parts, so that a killed process leaves no half of one.
+
+    Args:
+        loaded: the model.
+        target: directory that must not be there yet.
+        parts: of a model that was split; need not be there.
+    """
     half = target.with_name("model.half")
     shutil.rmtree(half, ignore_errors=True)
     save_model(loaded.model, loaded.tokenizer, half)
+    if parts.is_dir():
+        shutil.copytree(parts, half / "local")
     half.rename(target)
 
 

@@ -1,0 +1,198 @@
+"""Forward noise through a stage: what is charged, certified, killed and kept."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.data.source import TextSource
+from dptune.errors import ConfigError
+from dptune.privacy import Mode, NeighboringRelation, Notion
+from dptune.recipes import Recipe, plan_run
+from dptune.workflow.forward import PublicText
+from dptune.workflow.training import StageInputs, run_stage
+
+from .conftest import PERFORMANCE
+from .test_classifying import MAX_TOKENS, WORDS, base, reviews  # noqa: F401 - fixtures
+
+RECIPES = Path(__file__).resolve().parents[3] / "configs" / "recipes"
+REPLACE = NeighboringRelation.REPLACE_ONE
+SST2 = 67_349
+
+
+def recipe(name, **local):
+    values = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    stage = values["stages"][0]
+    stage["local"] |= local
+    if local:
+        stage["expected_batch_size"] = 8
+    return Recipe.model_validate(values)
+
+
+def plan(made, *, num_units=SST2, target=8.0, mode=Mode.SOUND, notion=Notion.LOCAL):
+    return plan_run(
+        made,
+        num_units=num_units,
+        notion=notion,
+        relation=REPLACE,
+        target_epsilon=target,
+        target_delta=1e-5,
+        mode=mode,
+    )
+
+
+@pytest.mark.parametrize("name", ["dp_forward", "ew_ft"])
+def test_sound_mode_is_certified_at_its_target(name):
+    found = plan(recipe(name))
+    assert 0.98 * 8 < found.epsilon <= 8.0
+    (stage,) = found.stages
+    assert stage.num_steps == 3
+    assert stage.nominal_epsilon < 0.5  # what the paper would claim for so much noise
+    sigmas = [s for s, _ in stage.noise_runs(0, 3)]
+    assert sorted(sigmas, reverse=True) == sigmas
+    assert (sigmas[0] > sigmas[-1]) is (name == "ew_ft")
+
+
+@pytest.mark.parametrize(("name", "certified"), [("dp_forward", 76.4), ("ew_ft", 70.7)])
+def test_paper_mode_says_eight_and_certifies_seventy(name, certified):
+    found = plan(recipe(name), mode=Mode.PAPER)
+    assert found.stages[0].nominal_epsilon == pytest.approx(8.0, rel=0.011)
+    assert found.epsilon == pytest.approx(certified, abs=1.5)
+
+
+def test_small_target_has_a_sound_plan():
+    assert 0.98 * 0.5 < plan(recipe("ew_ft"), target=0.5).epsilon <= 0.5
+
+
+@pytest.mark.parametrize("notion", [Notion.RECORD, Notion.SELECTIVE])
+def test_other_notions_are_refused(notion):
+    with pytest.raises(ConfigError, match="must be local"):
+        plan(recipe("dp_forward"), notion=notion)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": 2.5},
+        {"view": "redacted"},
+        {"optimizer": {"learning_rate": 0.1, "schedule": "linear"}},
+        {"noise": {}, "clipping": {"max_grad_norm": 1.0}},
+        {"nominal": {"formula": "rdp", "reference": "x"}},
+    ],
+)
+def test_stages_that_contradict_forward_noise_are_refused(changes):
+    values = yaml.safe_load((RECIPES / "dp_forward.yaml").read_text())
+    values["stages"][0] |= changes
+    with pytest.raises(ValueError, match="local"):
+        Recipe.model_validate(values)
+
+
+@pytest.fixture
+def inputs(reviews, base, tmp_path):  # noqa: F811 - fixtures
+    (tmp_path / "public.txt").write_text("\n".join(" ".join(WORDS) for _ in range(9)))
+    public = PublicText(source=TextSource(path="public.txt"), data_root=tmp_path)
+
+    def make(name="ew_ft", seed=None, **local):
+        small = {"layer": 1, "autoencoder_steps": 5}
+        if name == "ew_ft":
+            small["autoencoder"] = [8]
+        units = reviews.report.num_units["train"]
+        made = plan(recipe(name, **(small | local)), num_units=units)
+        return StageInputs(
+            model=base,
+            corpus=reviews,
+            plan=made.stages[0],
+            recipe=name,
+            max_tokens=MAX_TOKENS,
+            max_sequences_per_unit=1,
+            seed=seed,
+            public_text=public,
+        )
+
+    return make
+
+
+def run(made, folder, **arguments):
+    return run_stage(
+        made, PrivacyLedger(), folder=folder, performance=PERFORMANCE, **arguments
+    )
+
+
+def claims(ledger):
+    return {(c.notion, c.relation): c.epsilon for c in ledger.certificates(delta=1e-5)}
+
+
+@pytest.mark.parametrize("name", ["dp_forward", "ew_ft"])
+def test_stage_is_certified_locally_and_for_no_record(inputs, tmp_path, name):
+    done = run(inputs(name), tmp_path / "runs")
+    found = claims(done.ledger)
+    assert 0.98 * 8 < found[Notion.LOCAL, REPLACE] <= 8.0
+    assert found[Notion.SELECTIVE, REPLACE] == found[Notion.LOCAL, REPLACE]
+    assert found[Notion.RECORD, REPLACE] == math.inf
+    assert [e.num_steps for e in done.ledger.entries] == [1, 1, 1]
+    local = done.ledger.certificate(Notion.LOCAL, delta=1e-5)
+    assert "labels_are_sent" in {a.value for a in local.assumptions}
+    assert local.nominal_epsilon == done.ledger.entries[0].nominal_epsilon < 8
+
+
+def test_both_parts_are_kept_with_the_whole(inputs, tmp_path):
+    done = run(inputs(), tmp_path / "runs")
+    parts = {file.name for file in (done.bundle.path / "local").iterdir()}
+    assert parts == {"user.safetensors", "server.safetensors", "split.json"}
+    line = json.loads((done.bundle.path / "local" / "split.json").read_text())
+    assert line["settings"]["autoencoder"] == [8]
+    assert len(line["noise_multipliers"]) == 3
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of ours catches it."""
+
+
+def test_kill_spends_its_participation_and_never_a_further_one(inputs, tmp_path):
+    made, charged = inputs(), []
+
+    def dies(entry):
+        charged.append(entry)
+
+    def on_step(now):
+        if now.step == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(made, tmp_path / "runs", spend=dies, on_step=on_step)
+    done = run(made, tmp_path / "runs", spend=dies)
+    again = run(made, tmp_path / "runs", spend=dies)
+    assert len(charged) == 3
+    assert claims(done.ledger)[Notion.LOCAL, REPLACE] <= 8.0
+    assert done.report.resumed_from_step == 1
+    assert again.bundle == done.bundle
+
+
+def test_kill_inside_a_participation_loses_it(inputs, tmp_path):
+    made, charged = inputs(), []
+
+    def dies_after_the_second_charge(entry):
+        charged.append(entry)
+        if len(charged) == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(made, tmp_path / "runs", spend=dies_after_the_second_charge)
+    done = run(made, tmp_path / "runs", spend=charged.append)
+    assert len(done.ledger.entries) <= 3
+    assert claims(done.ledger)[Notion.LOCAL, REPLACE] <= 8.0
+
+
+def test_autoencoder_without_public_text_is_refused(inputs, tmp_path):
+    made = inputs()
+    object.__setattr__(made, "public_text", None)
+    with pytest.raises(ConfigError, match="public_text"):
+        run(made, tmp_path / "runs")
+
+
+def test_fixed_seed_has_no_certificate(inputs, tmp_path):
+    done = run(inputs("dp_forward", seed=1), tmp_path / "runs")
+    assert claims(done.ledger)[Notion.LOCAL, REPLACE] == math.inf
