@@ -14,7 +14,12 @@ from dptune.errors import ArtifactError, ConfigError, Problem
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.reports.formatting import epsilon as epsilon_text
 from dptune.results import BudgetReport
-from infra.workspace import current_workspace, data_root, ensure_budget_key
+from infra.workspace import (
+    current_workspace,
+    data_root,
+    ensure_budget_key,
+    llm_access,
+)
 
 if TYPE_CHECKING:
     from dptune.accounting.store.log import Head
@@ -130,7 +135,9 @@ def reserve_command(path: Path, overrides: Sequence[str]) -> None:
     from steps._reviewing import with_review
 
     config, _ = with_review(read_config(path, overrides))
-    checked = check_run(config, data_root=data_root(), budget=budget_place())
+    checked = check_run(
+        config, data_root=data_root(), budget=budget_place(), access=llm_access()
+    )
     corpus = read_corpus(
         config.data, data_root=data_root(), expected=checked.fingerprint
     )

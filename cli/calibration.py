@@ -20,7 +20,7 @@ from dptune.reports.render import page_html
 from dptune.workflow.power import planned_power
 from dptune.workflow.preflight import Checked, check_run
 from dptune.workflow.whatif import calibration
-from infra.workspace import current_workspace, data_root
+from infra.workspace import current_workspace, data_root, llm_access
 
 _PAGES = (".html", ".htm")
 
@@ -65,7 +65,7 @@ def _check(
     problems = _output_problems(output)
     try:
         config = read_config(path, overrides)
-        checked = check_run(config, data_root=data_root())
+        checked = check_run(config, data_root=data_root(), access=llm_access())
     except ProblemsError as error:
         if not problems:
             raise

@@ -25,8 +25,8 @@ from dptune.review.lists import ListKey, with_lists
 from dptune.review.quality import Quality, Share, measure_quality
 from dptune.review.store import ReviewStore, write_private
 from dptune.text import Span
-from dptune.workflow.reviewing import engine_of
-from infra.workspace import current_workspace, read_review_key
+from dptune.workflow.detectors import engine_of
+from infra.workspace import current_workspace, llm_access, read_review_key
 
 _MOST_CHARACTERS = 5_000_000
 _BATCH = 256
@@ -61,7 +61,7 @@ class DetectorChoice:
             message = "must stand alone: it says tier and recognizers itself."
             raise ConfigError([Problem(path="--config", message=message)])
         if self.config is not None:
-            engine = engine_of(read_config(self.config).detection)
+            engine = engine_of(read_config(self.config).detection, llm_access())
         else:
             engine = build_engine(
                 tier=self.tier or Tier.LOW_ENTITY,

@@ -1,6 +1,5 @@
 """What the `review` commands do."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.runs import read_config, require_workspace
-from dptune.detection.llm import Endpoint
+from dptune.detection.endpoint import Endpoint
 from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError, Problem
@@ -38,6 +37,7 @@ from infra.workspace import (
     current_workspace,
     data_root,
     ensure_review_key,
+    llm_access,
     read_review_key,
 )
 
@@ -67,6 +67,7 @@ def export_command(
             generator=np.random.default_rng(),
             share=share,
             size=size,
+            access=llm_access(),
         )
     opinions = _ask(endpoint, drawn.excerpts, Tier(record.tier)) if endpoint else {}
     if html is not None:
@@ -88,8 +89,7 @@ def _endpoint(url: str | None, model: str | None) -> Endpoint | None:
         raise ConfigError([Problem(path="--llm-url, --llm-model", message=message)])
     if url is None or model is None:
         return None
-    key = os.environ.get("DPTUNE_LLM_KEY") or "none"
-    return Endpoint(base_url=url, model=model, api_key=key)
+    return Endpoint(base_url=url, model=model, api_key=llm_access().key())
 
 
 def _ask(

@@ -51,12 +51,14 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
     """
     from dptune.workflow.budget import release_budget
     from dptune.workflow.preflight import check_run
-    from infra.workspace import data_root
+    from infra.workspace import data_root, llm_access
     from steps._reviewing import with_review
 
     config, digest = with_review(config)
     place = budget_place(again=retrain)
-    checked = check_run(config, data_root=data_root(), budget=place)
+    checked = check_run(
+        config, data_root=data_root(), budget=place, access=llm_access()
+    )
     open_workspace()
     from pipelines.train import failures, train_pipeline
 

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dptune.accounting.store.reservations import Purpose
 from dptune.attacks.canaries import CanarySpec
 from dptune.data.source import DataSource
+from dptune.detection.endpoint import JudgeSettings, LlmSettings
+from dptune.detection.gliner import GlinerSettings
 from dptune.detection.recognizer import Tier
 from dptune.gates.policy import GatePolicy
 from dptune.models.source import HubSource, ModelSource, PackageSource, PathSource
@@ -65,8 +67,10 @@ class DetectionSettings(_Settings):
     """Which recognizers mark personal data, and how widely.
 
     Args:
-        recognizers: `patterns`, `lexicon`, `spacy`, `presidio`, or the entry point of
-            another package; the preflight refuses names that nobody offers.
+        recognizers: `patterns`, `lexicon`, `spacy`, `presidio`, `gliner`, `llm`, or the
+            entry point of another package; the preflight refuses names that nobody
+            offers.
+        spacy_pipeline, gliner, llm: exactly where the recognizer of the name is listed.
         use_review: apply the lists of imported reviews, and quote the missing rate of
             one that speaks of this corpus and this detector.
         review_lists: digest of the lists that the run must find; commands fill it in.
@@ -78,6 +82,8 @@ class DetectionSettings(_Settings):
         default=("patterns", "lexicon"), min_length=1
     )
     spacy_pipeline: str | None = None
+    gliner: GlinerSettings | None = None
+    llm: LlmSettings | None = None
     use_review: bool = True
     review_lists: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     missing_rate: float | None = Field(default=None, ge=0, le=1)
@@ -87,9 +93,20 @@ class DetectionSettings(_Settings):
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:
-        if ("spacy" in self.recognizers) != (self.spacy_pipeline is not None):
+        needed = {
+            "spacy": ("spacy_pipeline", self.spacy_pipeline),
+            "gliner": ("gliner", self.gliner),
+            "llm": ("llm", self.llm),
+        }
+        for name, (setting, value) in needed.items():
+            if (name in self.recognizers) != (value is not None):
+                raise ValueError(
+                    f"{setting} must be set exactly when recognizers lists {name!r}"
+                )
+        if set(self.recognizers) == {"llm"}:
             raise ValueError(
-                "spacy_pipeline must be set exactly when recognizers lists 'spacy'"
+                "recognizers must list another one beside 'llm', which is sent only "
+                "what the others did not mark; add 'patterns'"
             )
         if (self.missing_rate is None) != (self.missing_rate_upper is None):
             raise ValueError(
@@ -109,11 +126,14 @@ class ScoringSettings(_Settings):
         noise_multiplier: of the release: noise stddev / max_norm.
         max_norm: bound of the L2 norm of one privacy unit's counts, chosen without
             looking at the corpus.
+        judge: a language model to ask about linkability and legal protection of types,
+            beside the built-in table.
     """
 
     counts: Literal["table", "released", "corpus"] = "table"
     noise_multiplier: float | None = Field(default=None, gt=0, le=1e6)
     max_norm: float = Field(default=10.0, gt=0, le=1e6)
+    judge: JudgeSettings | None = None
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:

@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from dptune.detection.endpoint import KEY_VARIABLE, LlmAccess
 from dptune.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -124,6 +125,16 @@ def ensure_review_key(workspace: Workspace) -> bytes:
         ConfigError: as `read_budget_key`.
     """
     return _ensure_key("DPTUNE_REVIEW_KEY", workspace.review_key_file)
+
+
+def llm_access() -> LlmAccess:
+    """Collect the keys of language models (`DPTUNE_LLM_KEY...`), and where answers go.
+
+    Answers of the detector's model quote text: they stay in the project folder, in a
+    file for its owner alone.
+    """
+    keys = {n: key for n, key in os.environ.items() if n.startswith(KEY_VARIABLE)}
+    return LlmAccess(keys=keys, cache_file=current_workspace().cache / "llm_answers.db")
 
 
 def _read_key(variable: str, file: Path) -> bytes | None:

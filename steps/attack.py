@@ -20,7 +20,7 @@ from dptune.results import (
     UtilityReport,
 )
 from dptune.workflow.evaluation import attack_model
-from infra.workspace import current_workspace
+from infra.workspace import current_workspace, llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import say
 
@@ -52,6 +52,7 @@ def attack(
         detection=detection,
         performance=performance,
         cache=current_workspace().cache,
+        access=llm_access(),
         say=say,
     )
     return found.exposure, found.membership, found.extraction, found.utility

@@ -9,6 +9,7 @@ from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
 from dptune.results import DetectionReport
 from dptune.workflow.labelling import label_corpus
+from infra.workspace import llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import progress
 from steps._reviewing import read_review
@@ -40,6 +41,7 @@ def detect(
             settings,
             corpus_is_public=corpus_is_public,
             review=read_review(review),
+            access=llm_access(),
             on_progress=advance,
         )
     return labelled, report

@@ -12,7 +12,7 @@ from dptune.recipes import RunPlan
 from dptune.results import BudgetReservation
 from dptune.workflow.budget import release_held, spender
 from dptune.workflow.scoring import score_corpus
-from infra.workspace import current_workspace
+from infra.workspace import current_workspace, llm_access
 from steps._caching import NEVER
 
 
@@ -44,5 +44,6 @@ def score(
             retrain=retrain,
             spend=spender(workspace.budget_url, reservation),
             nominal_epsilon=plan.counts_nominal_epsilon,
+            access=llm_access(),
         )
     return table, scored

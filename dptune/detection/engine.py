@@ -25,7 +25,7 @@ from dptune.results import DetectionReport
 from dptune.text import Span
 
 if TYPE_CHECKING:
-    from dptune.detection.llm import Endpoint
+    from dptune.detection.endpoint import Endpoint
 
 ENTRY_POINTS = "dptune.recognizers"
 
@@ -96,6 +96,7 @@ def build_engine(
     recognizers: Sequence[str] = ("patterns", "lexicon"),
     spacy_pipeline: str | None = None,
     gliner_model: str | None = None,
+    gliner_threshold: float = 0.3,
     llm_endpoint: "Endpoint | None" = None,
 ) -> DetectionEngine:
     """Build an engine from names.
@@ -108,6 +109,7 @@ def build_engine(
         spacy_pipeline: name or local folder of a spaCy pipeline; if given, `spacy` is
             added to the recognizers.
         gliner_model: local folder of a GLiNER model; likewise adds `gliner`.
+        gliner_threshold: least score of its hits, in (0, 1).
         llm_endpoint: whom `llm` asks; likewise adds `llm`, which sees only what
             the others left.
 
@@ -116,7 +118,11 @@ def build_engine(
         DependencyError: a package, a pipeline or the English lexicon is not installed.
     """
     names = list(dict.fromkeys(recognizers))
-    given = {"spacy": spacy_pipeline, "gliner": gliner_model, "llm": llm_endpoint}
+    given: dict[str, Any] = {
+        "spacy": spacy_pipeline,
+        "gliner": gliner_model,
+        "llm": llm_endpoint,
+    }
     names += [name for name in given if given[name] is not None and name not in names]
     missing = [name for name in names if name in given and given[name] is None]
     if missing:
@@ -124,6 +130,7 @@ def build_engine(
             f"{_SETTINGS[missing[0]]} must be given for recognizer={missing[0]}, got "
             "None. Set it, or leave the recognizer out."
         )
+    given["gliner_threshold"] = gliner_threshold
     built = [_build(name, tier, given) for name in names if name != "llm"]
     if llm_endpoint is not None:
         from dptune.detection.llm import LlmRecognizer  # noqa: PLC0415  # an extra
@@ -157,7 +164,9 @@ def _build(name: str, tier: Tier, given: Mapping[str, Any]) -> Recognizer:
     if name == "gliner":
         from dptune.detection.gliner import GlinerRecognizer  # noqa: PLC0415
 
-        return GlinerRecognizer(model=given["gliner"], tier=tier)
+        return GlinerRecognizer(
+            model=given["gliner"], tier=tier, threshold=given["gliner_threshold"]
+        )
     return _build_from_entry_point(name, tier)
 
 

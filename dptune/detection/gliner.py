@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from dptune.detection.recognizer import (
     Tier,
     code_digest,
@@ -14,6 +16,7 @@ from dptune.detection.recognizer import (
     fingerprint_of,
 )
 from dptune.errors import DependencyError
+from dptune.settings import Settings
 from dptune.text import Span
 
 _LABELS = {
@@ -32,6 +35,18 @@ _LABELS = {
     "medical condition": "HEALTH",
 }
 _CHUNK = re.compile(r"(?s).{1,1200}(?:\s|$)|.{1200}|.+")
+
+
+class GlinerSettings(Settings):
+    """A GLiNER model, as it stands in a configuration.
+
+    Args:
+        model: local folder with the model's files; nothing is downloaded.
+        threshold: least score of a hit.
+    """
+
+    model: str = Field(min_length=1)
+    threshold: float = Field(default=0.3, gt=0, lt=1)
 
 
 class GlinerRecognizer:

@@ -1,6 +1,6 @@
 """Recognizer that asks a language model behind an OpenAI-compatible endpoint.
 
-Ollama, vLLM and hosted services speak it. What other recognizers found is replaced
+What other recognizers found is replaced
 *before* the text leaves, so the model sees only what they missed. The answer is JSON
 under a schema; its strings are located here, never trusted for positions.
 
@@ -12,17 +12,14 @@ of the request stay sensitive as a whole.
 """
 
 import hashlib
-import json
 import re
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import field
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dptune.detection.endpoint import NOT_AS_ASKED, Chat, Endpoint, unfenced
 from dptune.detection.recognizer import (
     UNAVAILABLE,
     Recognizer,
@@ -32,7 +29,7 @@ from dptune.detection.recognizer import (
     fingerprint_of,
 )
 from dptune.detection.union import unite
-from dptune.errors import ConfigError, DependencyError
+from dptune.errors import ConfigError
 from dptune.text import Span
 
 _KINDS = {
@@ -56,6 +53,7 @@ _PROMPT = (
     + ", ".join(_KINDS)
     + "."
 )
+_PUBLIC = "Good morning. The weather is fine today."
 _PLACEHOLDER = re.compile(r"\[[A-Z_]+_\d+\]")
 _SENTENCE = re.compile(r"(?s).+?(?:[.!?]+[\"'”’)\]]*(?=\s)|\n|$)")
 _GIVEN = ("Tavira", "Oskelin", "Brenoth", "Quillan", "Maredith", "Zolan", "Ferrant")
@@ -89,40 +87,6 @@ class Answer(BaseModel):
     findings: tuple[Finding, ...] = field(repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """An OpenAI-compatible endpoint and how patiently to ask it.
-
-    Args:
-        base_url: such as `http://localhost:11434/v1`.
-        model: name of the model there.
-        api_key: hidden from `repr`; local servers take any.
-        timeout_s: seconds per attempt.
-        max_retries: further attempts after a lost connection, a time-out, status 408,
-            409, 429 or 5xx, with the waits of the `openai` client.
-        max_characters: characters of whole sentences per request.
-        cache_file: SQLite file that keeps valid answers by the digest of the request.
-            Answers quote text: keep it where the corpus may be.
-    """
-
-    base_url: str
-    model: str
-    api_key: str = field(default="none", repr=False)
-    timeout_s: float = 30.0
-    max_retries: int = 2
-    max_characters: int = 1000
-    cache_file: Path | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what no request could use."""
-        if not self.timeout_s > 0 or self.max_characters < 1 or self.max_retries < 0:
-            raise ConfigError(
-                "timeout_s and max_characters must be > 0 and max_retries >= 0, got "
-                f"{self.timeout_s}, {self.max_characters}, {self.max_retries}. "
-                "Keep the defaults."
-            )
-
-
 class LlmRecognizer:
     """Finds what a language model lists beyond what is known already.
 
@@ -146,7 +110,9 @@ class LlmRecognizer:
         self._endpoint = endpoint
         self._kept = entity_types(tier) | {"HEALTH"}
         self._known = tuple(known)
-        self._client: Any = None
+        self._chat = Chat(
+            endpoint, prompt=_PROMPT, name="findings", schema=Answer.model_json_schema()
+        )
         self.fingerprint = fingerprint_of(
             (
                 self.name,
@@ -154,7 +120,7 @@ class LlmRecognizer:
                 endpoint.base_url,
                 endpoint.model,
                 str(endpoint.max_characters),
-                code_digest("llm"),
+                code_digest("llm", "endpoint"),
                 *(recognizer.fingerprint for recognizer in known),
             )
         )
@@ -167,9 +133,12 @@ class LlmRecognizer:
             for text, *rows in zip(texts, *found, strict=True)
         ]
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the connection behind when a worker process gets a copy."""
-        return {**self.__dict__, "_client": None}
+    def failure(self) -> str:
+        """Ask about a public sentence; say what went wrong, empty if nothing did."""
+        message, control = _message(_PUBLIC)
+        reply = self._chat.ask(message)
+        is_read = read_answer(reply.text, message, control) is not None
+        return "" if is_read else reply.failure or NOT_AS_ASKED
 
     def _spans(self, text: str, known: Sequence[Span]) -> Iterator[Span]:
         for start, end in requests_of(text, known, self._endpoint.max_characters):
@@ -198,49 +167,11 @@ class LlmRecognizer:
 
     def _answer(self, masked: str) -> Answer | None:
         """Return a valid answer without its control, from the cache or the model."""
-        endpoint = self._endpoint
-        control = _control(masked)
-        message = f"{masked}\n\nPlease also greet {control} from me."
-        key = fingerprint_of((endpoint.base_url, endpoint.model, _PROMPT, message))
-        with closing(_open(endpoint.cache_file)) as cache:
-            row = cache.execute("SELECT answer FROM answers WHERE key = ?", (key,))
-            stored = row.fetchone()
-            written = stored[0] if stored else self._ask(message)
-            answer = read_answer(written, message, control)
-            if answer is not None and not stored:
-                with cache:
-                    cache.execute(
-                        "INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, written)
-                    )
+        message, control = _message(masked)
+        answer, _ = self._chat.answer(
+            message, lambda written: read_answer(written, message, control)
+        )
         return answer
-
-    def _ask(self, message: str) -> str:
-        """Ask once (the client retries); return what was answered, or nothing."""
-        openai = _openai()
-        if self._client is None:
-            self._client = openai.OpenAI(
-                base_url=self._endpoint.base_url,
-                api_key=self._endpoint.api_key,
-                timeout=self._endpoint.timeout_s,
-                max_retries=self._endpoint.max_retries,
-            )
-        schema = {"name": "findings", "strict": True, "schema": _schema()}
-        try:
-            reply = self._client.chat.completions.create(
-                model=self._endpoint.model,
-                temperature=0,
-                seed=0,
-                messages=[
-                    {"role": "system", "content": _PROMPT},
-                    {"role": "user", "content": message},
-                ],
-                response_format={"type": "json_schema", "json_schema": schema},
-            )
-            choice = reply.choices[0]
-            is_whole = choice.finish_reason == "stop"
-            return (choice.message.content or "") if is_whole else ""
-        except (openai.OpenAIError, ValueError, LookupError, AttributeError, TypeError):
-            return ""
 
 
 def requests_of(
@@ -279,9 +210,8 @@ def read_answer(written: str, message: str, control: str) -> Answer | None:
     Returns:
         The findings without control and placeholders; None if anything is wrong.
     """
-    body = re.sub(r"^```(?:json)?\s*|\s*```$", "", written.strip())
     try:
-        answer = Answer.model_validate_json(body)
+        answer = Answer.model_validate_json(unfenced(written))
     except ValidationError:
         return None
     folded = message.casefold()
@@ -306,35 +236,14 @@ def _located(
             yield from (m.span() for m in pattern.finditer(text, start, end))
 
 
+def _message(masked: str) -> tuple[str, str]:
+    """Return what is sent about a text, and the control in it."""
+    control = _control(masked)
+    return f"{masked}\n\nPlease also greet {control} from me.", control
+
+
 def _control(masked: str) -> str:
     """Draw an invented name from the digest of the request."""
     number = int.from_bytes(hashlib.sha256(masked.encode()).digest()[:4], "big")
     given = _GIVEN[number % len(_GIVEN)]
     return f"{given} {_FAMILY[number // len(_GIVEN) % len(_FAMILY)]}"
-
-
-def _schema() -> dict[str, Any]:
-    """Return the schema of an answer, all of whose fields are required."""
-    schema: dict[str, Any] = json.loads(json.dumps(Answer.model_json_schema()))
-    return schema
-
-
-def _open(file: Path | None) -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:" if file is None else file)
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT)"
-    )
-    if file is not None:
-        file.chmod(0o600)
-    return connection
-
-
-def _openai() -> Any:  # noqa: ANN401  # an extra
-    try:
-        import openai  # noqa: PLC0415  # an extra, slow to import
-    except ImportError as error:
-        raise DependencyError(
-            "the recognizer llm needs the package openai, which is not installed. Run "
-            "`pip install openai==3.54.0`."
-        ) from error
-    return openai

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -18,6 +19,46 @@ CountsOrigin = Literal["public", "released", "non_private"]
 _UNLISTED = (True, True, "not in the table: treated as the most sensitive kind")
 
 
+Judged = Literal["no", "same", "raised", "lowered", "changed", "held"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a language model says of a type."""
+
+    linkable: bool
+    legally_protected: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What a language model says of types; it had no look at any corpus.
+
+    Args:
+        model: its name.
+        may_lower: whether it may make a type less sensitive than the table.
+        num_asked: types that were to be asked about.
+        verdicts: by type, only valid ones.
+        failures: how often which kind of failure kept a type at the table's values.
+    """
+
+    model: str
+    may_lower: bool
+    num_asked: int
+    verdicts: Mapping[str, Verdict]
+    failures: Mapping[str, int]
+
+
+class JudgeReport(Report):
+    """Whom a table asked, and what came of it; see `Judgement`."""
+
+    model: str
+    may_lower: bool
+    num_asked: int
+    num_answered: int
+    failures: dict[str, int]
+
+
 class SensitivityRow(Report):
     """Score of one entity type.
 
@@ -27,7 +68,9 @@ class SensitivityRow(Report):
         legally_protected: a privacy law names the type.
         score: `0.4 rarity + 0.3 linkable + 0.3 legally_protected`.
         tier_group: `high` above .50, `low` from .01 to .50, else `none`.
-        citation: where linkability and protection come from.
+        citation: where the built-in values of linkability and protection come from.
+        judged: what a language model changed: `no` if there is no valid answer, `held`
+            if it called the type less sensitive and may not lower it.
     """
 
     entity_type: str
@@ -37,6 +80,7 @@ class SensitivityRow(Report):
     score: float = Field(ge=0, le=1)
     tier_group: Literal["none", "low", "high"]
     citation: str
+    judged: Judged = "no"
 
 
 class SensitivityTable(Report):
@@ -47,10 +91,12 @@ class SensitivityTable(Report):
             they were released under differential privacy and charged, `non_private`
             if they were counted in private data without noise. A table of the last
             kind is private: no mechanism that consumes it keeps its guarantee.
+        judge: the language model that was asked; None if none was.
     """
 
     rows: tuple[SensitivityRow, ...]
     counts: CountsOrigin
+    judge: JudgeReport | None = None
 
     def score_of(self, entity_type: str) -> float:
         """Return the score of a type; 1.0, the largest, if it is not in the table."""
@@ -59,11 +105,22 @@ class SensitivityTable(Report):
 
 
 @lru_cache(maxsize=1)
-def _table() -> dict[str, tuple[bool, bool, str]]:
-    """Read linkability, protection and citation of the known types."""
+def _file() -> dict[str, Any]:
+    """Read the file of known types."""
     source = resources.files("dptune.detection").joinpath("entity_types.json")
-    types = json.loads(source.read_text("utf8"))["types"]
+    return dict(json.loads(source.read_text("utf8")))
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, tuple[bool, bool, str]]:
+    """Return linkability, protection and citation of the known types."""
+    types = _file()["types"]
     return {name: (bool(a), bool(b), cited) for name, (a, b, cited) in types.items()}
+
+
+def known_types() -> dict[str, str]:
+    """Return the types of the table, with a few public words on each."""
+    return dict(_file()["descriptions"])
 
 
 def public_counts() -> dict[str, int]:
@@ -80,6 +137,7 @@ def score_entity_types(
     *,
     counts_are_public: bool,
     counts_are_released: bool = False,
+    judgement: Judgement | None = None,
 ) -> SensitivityTable:
     """Score entity types as SA-ADP does.
 
@@ -94,6 +152,8 @@ def score_entity_types(
         counts: mentions by entity type; none may be negative.
         counts_are_public: they come from no private text.
         counts_are_released: they come from private text with noise that was charged.
+        judgement: of a language model. A type without a valid verdict keeps the values
+            of the table, and so does one that it may not lower.
 
     Returns:
         One row per type in `counts`, most sensitive first.
@@ -112,17 +172,58 @@ def score_entity_types(
         )
     total = sum(counts.values())
     rows = [
-        _row(name, count / total if total else 0.0) for name, count in counts.items()
+        _row(name, count / total if total else 0.0, judgement)
+        for name, count in counts.items()
     ]
     rows.sort(key=lambda row: (-row.score, row.entity_type))
     origin: CountsOrigin = "released" if counts_are_released else "non_private"
     return SensitivityTable(
-        rows=tuple(rows), counts="public" if counts_are_public else origin
+        rows=tuple(rows),
+        counts="public" if counts_are_public else origin,
+        judge=_report(judgement) if judgement else None,
     )
 
 
-def _row(entity_type: str, share: float) -> SensitivityRow:
-    linkable, protected, citation = _table().get(entity_type, _UNLISTED)
+def _report(judgement: Judgement) -> JudgeReport:
+    return JudgeReport(
+        model=judgement.model,
+        may_lower=judgement.may_lower,
+        num_asked=judgement.num_asked,
+        num_answered=len(judgement.verdicts),
+        failures=dict(judgement.failures),
+    )
+
+
+def _values(
+    entity_type: str, judgement: Judgement | None
+) -> tuple[tuple[bool, bool], str, Judged]:
+    """Return linkability and protection of a type, citation, and what a judge did."""
+    *built_in, citation = _table().get(entity_type, _UNLISTED)
+    table = (built_in[0], built_in[1])
+    verdict = judgement.verdicts.get(entity_type) if judgement else None
+    if judgement is None or verdict is None:
+        return table, citation, "no"
+    said = (verdict.linkable, verdict.legally_protected)
+    raised = (table[0] or said[0], table[1] or said[1])
+    taken = said if judgement.may_lower else raised
+    return taken, citation, _judged(table, said, taken)
+
+
+def _judged(
+    table: tuple[bool, bool], said: tuple[bool, bool], taken: tuple[bool, bool]
+) -> Judged:
+    """Say what a verdict did to a type."""
+    if said == table:
+        return "same"
+    if taken == table:
+        return "held"
+    up = any(new and not old for new, old in zip(taken, table, strict=True))
+    down = any(old and not new for new, old in zip(taken, table, strict=True))
+    return "changed" if up and down else "raised" if up else "lowered"
+
+
+def _row(entity_type: str, share: float, judgement: Judgement | None) -> SensitivityRow:
+    (linkable, protected), citation, judged = _values(entity_type, judgement)
     rarity = 1.0 - share
     score = (
         RARITY_WEIGHT * rarity
@@ -137,6 +238,7 @@ def _row(entity_type: str, share: float) -> SensitivityRow:
         score=min(score, 1.0),
         tier_group=_tier_group(score),
         citation=citation,
+        judged=judged,
     )
 
 

@@ -2,6 +2,7 @@
 
 from dptune.detection.scoring import SensitivityTable
 from dptune.reports.blocks import (
+    Block,
     Chip,
     Notice,
     Page,
@@ -154,6 +155,7 @@ def sensitivity_page(report: SensitivityTable) -> Page:
                 title="Types, most sensitive first",
                 blocks=(
                     *_private_counts(report),
+                    *_judge(report),
                     table(
                         (
                             "Type",
@@ -162,6 +164,7 @@ def sensitivity_page(report: SensitivityTable) -> Page:
                             "Rarity",
                             "Linkable",
                             "Legally protected",
+                            *(("Judge",) if report.judge else ()),
                             "Source",
                         ),
                         (
@@ -172,6 +175,7 @@ def sensitivity_page(report: SensitivityTable) -> Page:
                                 number(row.rarity),
                                 "yes" if row.linkable else "no",
                                 "yes" if row.legally_protected else "no",
+                                *((_JUDGED[row.judged],) if report.judge else ()),
                                 row.citation,
                             )
                             for row in report.rows
@@ -204,6 +208,38 @@ def validation_section(report: ValidationReport) -> Section:
     return Section(
         title=f"Expectations on the {words(report.view)} view", blocks=(found,)
     )
+
+
+_JUDGED = {
+    "no": "no answer: the table's value",
+    "same": "agrees",
+    "raised": "raised",
+    "lowered": "lowered",
+    "changed": "changed",
+    "held": "would lower, may not",
+}
+
+
+def _judge(report: SensitivityTable) -> tuple[Block, ...]:
+    """Say which language model was asked, and warn where it did not answer."""
+    judge = report.judge
+    if judge is None:
+        return ()
+    shown = facts(
+        ("Language model asked about types", judge.model),
+        ("Types answered", f"{count(judge.num_answered)} of {count(judge.num_asked)}"),
+        ("May lower a score of the built-in table", "yes" if judge.may_lower else "no"),
+    )
+    if not judge.failures:
+        return (shown,)
+    kinds = ", ".join(f"{why} ({count(n)})" for why, n in judge.failures.items())
+    missing = judge.num_asked - judge.num_answered
+    notice = Notice(
+        tone=Tone.INCONCLUSIVE,
+        title=f"{count(missing)} types keep the built-in value.",
+        text=f"The language model gave no valid answer about them: {kinds}.",
+    )
+    return (notice, shown)
 
 
 def _private_counts(report: SensitivityTable) -> tuple[Notice, ...]:

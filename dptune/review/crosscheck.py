@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from dptune.detection.llm import Endpoint, LlmRecognizer, requests_of
+from dptune.detection.endpoint import Endpoint
+from dptune.detection.llm import LlmRecognizer, requests_of
 from dptune.detection.recognizer import (
     UNAVAILABLE,
     Recognizer,

@@ -18,6 +18,7 @@ from dptune.attacks.trie import load_or_build, trie_key
 from dptune.attacks.utility import utility_report
 from dptune.config import AttackSettings, DetectionSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
+from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import DataError
 from dptune.models.bundle import ModelBundle
 from dptune.models.encode import record_tokens
@@ -61,6 +62,7 @@ def attack_model(
     detection: DetectionSettings,
     performance: PerformanceSettings,
     cache: Path,
+    access: LlmAccess = NO_ACCESS,
     say: Callable[[str], None] = lambda _: None,
 ) -> Leakage:
     """Attack a model every way, each beside the model before fine-tuning.
@@ -80,6 +82,7 @@ def attack_model(
         detection: how texts that the model says are marked.
         performance: memory and speed.
         cache: folder for candidate tries and exposures of base models.
+        access: of the recognizer `llm`.
         say: called with a line before each attack.
 
     Raises:
@@ -141,6 +144,7 @@ def attack_model(
         max_tokens=max_tokens,
         settings=attacks.extraction,
         detection=detection,
+        access=access,
         batch_size=batch_size,
         device=device,
     ).report(

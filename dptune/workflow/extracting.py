@@ -22,11 +22,12 @@ from dptune.attacks.personal_data import (
     personal_data_shares,
 )
 from dptune.config import DetectionSettings, ExtractionSettings
-from dptune.detection.engine import build_engine
+from dptune.detection.endpoint import LlmAccess
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel
 from dptune.results import CanarySampling, ExtractionReport, PersonalDataShare
 from dptune.text import Span
+from dptune.workflow.detectors import engine_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Extracting:
         max_tokens: longest sequence.
         settings: how much is drawn.
         detection: how drawn texts are marked.
+        access: of the recognizer `llm`.
         batch_size: records forwarded at once.
         device: where to run.
     """
@@ -50,6 +52,7 @@ class Extracting:
     max_tokens: int
     settings: ExtractionSettings
     detection: DetectionSettings
+    access: LlmAccess
     batch_size: int
     device: str
 
@@ -142,11 +145,7 @@ class Extracting:
         wanted = self.settings.personal_data
         if wanted is None:
             return None
-        engine = build_engine(
-            tier=self.detection.tier,
-            recognizers=self.detection.recognizers,
-            spacy_pipeline=self.detection.spacy_pipeline,
-        )
+        engine = engine_of(self.detection, self.access)
         limit = self.max_tokens
         target = Target(
             model=loaded.model,

@@ -8,6 +8,7 @@ from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import apply_setting
 from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
+from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.detection.engine import (
     DetectionEngine,
     detect_dataset,
@@ -20,8 +21,8 @@ from dptune.results import DetectionReport, Interval
 from dptune.review.lists import with_lists
 from dptune.review.store import MeasuredRate, ReviewState, measured_rate
 from dptune.workflow.auditing import count_detected
+from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import GOLD
-from dptune.workflow.reviewing import engine_of
 
 
 def label_corpus(
@@ -31,6 +32,7 @@ def label_corpus(
     *,
     corpus_is_public: bool,
     review: ReviewState | None = None,
+    access: LlmAccess = NO_ACCESS,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[Corpus, DetectionReport]:
     """Mark personal data in every record.
@@ -45,6 +47,7 @@ def label_corpus(
         settings: which recognizers.
         corpus_is_public: nothing needs to be found.
         review: lists and reviews of the project, if there are any.
+        access: of the recognizer `llm`.
         on_progress: called with the number of records done.
 
     Returns:
@@ -53,7 +56,7 @@ def label_corpus(
     Raises:
         DetectionError: nothing was found although the corpus is not public.
     """
-    base = engine_of(settings)
+    base = engine_of(settings, access)
     state = review if settings.use_review else None
     _check_lists(state, settings)
     engine = with_lists(base, state.lists, state.key) if state else base

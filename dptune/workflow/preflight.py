@@ -8,7 +8,7 @@ from typing import TypeVar
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import PrivacySettings, TrainConfig
 from dptune.data.corpus import Corpus
-from dptune.detection.engine import build_engine
+from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
 from dptune.models.check import check_source
 from dptune.models.classes import class_numbers
@@ -17,9 +17,11 @@ from dptune.recipes import Recipe, RunPlan, plan_run
 from dptune.results import CorpusReport
 from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
+from dptune.workflow.detectors import check_detector
 from dptune.workflow.device import place_processes
 from dptune.workflow.ingestion import read_corpus
 from dptune.workflow.preparation import read_public
+from dptune.workflow.scoring import check_judge
 
 ResultT = TypeVar("ResultT")
 
@@ -57,7 +59,11 @@ class Checked:
 
 
 def check_run(
-    config: TrainConfig, *, data_root: Path, budget: BudgetPlace | None = None
+    config: TrainConfig,
+    *,
+    data_root: Path,
+    budget: BudgetPlace | None = None,
+    access: LlmAccess = NO_ACCESS,
 ) -> Checked:
     """Check corpus, budget, detector and model of a run; nothing is written.
 
@@ -65,6 +71,7 @@ def check_run(
         config: of the run.
         data_root: folder that relative paths start from.
         budget: where to look whether the data set can pay; None does not ask.
+        access: of language models that the configuration names.
 
     Raises:
         ConfigError, DataError: with all problems of all parts at once.
@@ -73,15 +80,12 @@ def check_run(
     errors: list[DptuneError] = []
     corpus = _attempt(lambda: read_corpus(config.data, data_root=data_root), errors)
     _attempt(
-        lambda: (
-            build_engine(
-                tier=config.detection.tier,
-                recognizers=config.detection.recognizers,
-                spacy_pipeline=config.detection.spacy_pipeline,
-            ).fingerprint
-        ),  # loads what the recognizers need
+        lambda: check_detector(config.detection, access),
         errors,
     )
+    if config.scoring.judge is not None:
+        judge = config.scoring.judge
+        _attempt(lambda: check_judge(judge, access), errors)
     _attempt(
         lambda: check_source(
             config.model.source,

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dptune.config import DataSettings, DetectionSettings, TrainConfig
-from dptune.detection.engine import DetectionEngine, build_engine, detect_dataset
+from dptune.config import DataSettings, TrainConfig
+from dptune.detection.endpoint import NO_ACCESS, LlmAccess
+from dptune.detection.engine import detect_dataset
 from dptune.errors import DataError
 from dptune.review.decisions import check_decisions, merged, read_decisions
 from dptune.review.findings import Findings, findings
 from dptune.review.lists import ListKey, ReviewLists, extended, with_lists
 from dptune.review.sample import Drawn, draw_sample, reread
 from dptune.review.store import ReviewRecord, ReviewStore, SampleRecord
+from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import read_corpus
 
 
@@ -36,15 +38,6 @@ class Imported:
     new_allow: int = 0
 
 
-def engine_of(settings: DetectionSettings) -> DetectionEngine:
-    """Build the detector of a configuration, without lists."""
-    return build_engine(
-        tier=settings.tier,
-        recognizers=settings.recognizers,
-        spacy_pipeline=settings.spacy_pipeline,
-    )
-
-
 def export_sample(
     config: TrainConfig,
     *,
@@ -54,6 +47,7 @@ def export_sample(
     generator: np.random.Generator,
     share: float = 0.01,
     size: int | None = None,
+    access: LlmAccess = NO_ACCESS,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[SampleRecord, Drawn]:
     """Draw sentences of the training split for people to read; keep where they stand.
@@ -69,11 +63,12 @@ def export_sample(
         generator: draws the sample.
         share: of all sentences.
         size: number of sentences instead.
+        access: of the recognizer `llm`.
         on_progress: called with the number of records that were marked.
     """
     corpus = read_corpus(config.data, data_root=data_root)
     lists = store.read(key).lists if config.detection.use_review else ReviewLists()
-    base = engine_of(config.detection)
+    base = engine_of(config.detection, access)
     engine = with_lists(base, lists, key)
     labelled = detect_dataset(
         corpus.split("train"),

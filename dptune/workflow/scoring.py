@@ -6,19 +6,31 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.config import ScoringSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.counts import counts_by_unit, release_counts
+from dptune.detection.endpoint import (
+    NO_ACCESS,
+    JudgeSettings,
+    LlmAccess,
+    endpoint_of,
+    require_client,
+)
+from dptune.detection.judge import judge_types
 from dptune.detection.scoring import (
+    Judgement,
     SensitivityTable,
     public_counts,
     score_entity_types,
 )
 from dptune.workflow.charging import release_entry
 from dptune.workflow.training import put_aside
+
+_JUDGE: Final = "scoring.judge"
 
 
 def score_corpus(
@@ -33,6 +45,7 @@ def score_corpus(
     retrain: bool = False,
     spend: Callable[[LedgerEntry], None] | None = None,
     nominal_epsilon: float | None = None,
+    access: LlmAccess = NO_ACCESS,
 ) -> tuple[SensitivityTable, PrivacyLedger]:
     """Score the entity types of a corpus.
 
@@ -46,6 +59,9 @@ def score_corpus(
     its noise is drawn. One that is finished is answered from its folder: nothing is
     drawn and nothing charged; one that was killed is drawn again and charged again.
 
+    A judge changes linkability and protection of types. It is asked about all types of
+    the built-in table and those that its settings describe, whatever the corpus holds.
+
     Args:
         labelled: with the column `spans`; its canaries are counted with it.
         settings: where the counts come from.
@@ -57,12 +73,20 @@ def score_corpus(
         retrain: release again although a finished release is there.
         spend: charges the data set's budget; raises to refuse.
         nominal_epsilon: the release's part of the plan's nominal figure.
+        access: of the judge.
 
     Returns:
         the table, and the ledger with the release in it.
     """
+    judgement = _ask(settings.judge, access) if settings.judge else None
     if settings.noise_multiplier is None:
-        return _without_noise(labelled, settings, is_public=corpus_is_public), ledger
+        is_public = corpus_is_public or settings.counts == "table"
+        table = score_entity_types(
+            _counts(labelled, settings),
+            counts_are_public=is_public,
+            judgement=judgement,
+        )
+        return table, ledger
     home = folder / _key(labelled, settings, recipe=recipe, seed=seed)
     if retrain:
         put_aside(home)
@@ -79,21 +103,42 @@ def score_corpus(
         _release(labelled, settings, entry, journal, found, seed=seed, spend=spend)
     counts: Mapping[str, int] = json.loads(found.read_text(encoding="utf8"))
     table = score_entity_types(
-        counts, counts_are_public=False, counts_are_released=True
+        counts,
+        counts_are_public=False,
+        counts_are_released=True,
+        judgement=judgement,
     )
     return table, ledger.extend(journal.read())
 
 
-def _without_noise(
-    labelled: Corpus, settings: ScoringSettings, *, is_public: bool
-) -> SensitivityTable:
-    """Score public counts, or the corpus's own, which marks the table."""
+def check_judge(settings: JudgeSettings, access: LlmAccess) -> None:
+    """Refuse a judge that cannot be asked at all; one that is away is no reason.
+
+    Raises:
+        ConfigError: its key is not there.
+        DependencyError: the package `openai` is not installed.
+    """
+    endpoint_of(settings, access, path=_JUDGE)
+    require_client()
+
+
+def _ask(settings: JudgeSettings, access: LlmAccess) -> Judgement:
+    """Ask about types; nothing of the corpus is at hand here."""
+    return judge_types(
+        endpoint_of(settings, access, path=_JUDGE),
+        may_lower=settings.may_lower,
+        descriptions=settings.descriptions,
+    )
+
+
+def _counts(labelled: Corpus, settings: ScoringSettings) -> Mapping[str, int]:
+    """Return public counts, or the corpus's own, which marks the table."""
     if settings.counts == "table":
-        return score_entity_types(public_counts(), counts_are_public=True)
+        return public_counts()
     total: Counter[str] = Counter()
     for unit in counts_by_unit(labelled.split("train")):
         total.update(unit)
-    return score_entity_types(total, counts_are_public=is_public)
+    return total
 
 
 def _release(
@@ -132,7 +177,7 @@ def _key(
     values = [
         labelled.fingerprint,
         digest.hexdigest(),
-        settings.model_dump(mode="json"),
+        settings.model_dump(mode="json", exclude={"judge"}),  # it reads no counts
         recipe,
         seed,
     ]

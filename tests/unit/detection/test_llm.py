@@ -2,17 +2,22 @@
 
 import json
 import re
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
 import pytest
+from pydantic import ValidationError
 
+from dptune.detection.endpoint import (
+    NO_ACCESS,
+    Chat,
+    Endpoint,
+    EndpointSettings,
+    LlmAccess,
+    endpoint_of,
+)
 from dptune.detection.lexicon import LexiconRecognizer
 from dptune.detection.llm import (
-    Endpoint,
     LlmRecognizer,
     premask,
     read_answer,
@@ -22,27 +27,12 @@ from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import UNAVAILABLE, Tier
 from dptune.errors import ConfigError
 from dptune.text import Span
+from tests.llm_server import reply, serving
 
 pytest.importorskip("openai", reason="needs the extra llm")
 
 TEXT = "my cousin rose told me. Mail ann@example.org about the red dress."
 SECRETS = ["ann@example.org", "ann"]
-
-
-def reply(content, *, reason="stop"):
-    return {
-        "id": "1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": reason,
-                "message": {"role": "assistant", "content": content},
-            }
-        ],
-    }
 
 
 def findings(*pairs):
@@ -51,39 +41,6 @@ def findings(*pairs):
 
 def control_of(message):
     return re.search(r"greet (\w+ \w+) from me", message)[1]
-
-
-@contextmanager
-def serving(answer):
-    """Serve `answer(message, call)`: a body to send, a status, or seconds to wait."""
-    seen = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            seen.append(body)
-            message = json.loads(body)["messages"][1]["content"]
-            made = answer(message, len(seen))
-            status = made if isinstance(made, int) else 200
-            sent = json.dumps(made if isinstance(made, dict) else {}).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(sent)
-            except BrokenPipeError:
-                pass
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", seen
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def recognizer(url, **options):
@@ -221,3 +178,48 @@ def test_read_answer_drops_control_and_placeholders():
     assert answer is not None
     assert answer.findings == ()
     assert "rose" not in repr(answer)
+
+
+def test_failure_says_what_is_wrong_with_an_endpoint_and_nothing_of_an_honest_one():
+    with serving(honest_about_anything) as (url, seen):
+        assert recognizer(url).failure() == ""
+    assert "Good morning" in seen[0]
+    with serving(lambda m, c: 401) as (url, _):
+        assert recognizer(url).failure() == "status 401"
+    with serving(misled) as (url, _):
+        assert recognizer(url).failure() == "an answer that is not as asked"
+    down = recognizer("http://127.0.0.1:9/v1", timeout_s=1.0)
+    assert down.failure() == "no connection"
+
+
+def honest_about_anything(message, _call):
+    return reply(findings((control_of(message), "person")))
+
+
+def test_answer_that_can_no_longer_be_read_is_asked_for_again(tmp_path):
+    endpoint = {"model": "m", "max_retries": 0, "cache_file": tmp_path / "a" / "b.db"}
+    with serving(lambda m, c: reply(str(c))) as (url, seen):
+        chat = Chat(Endpoint(base_url=url, **endpoint), prompt="p", name="n", schema={})
+        assert chat.answer("hi", str) == ("1", "")
+        assert chat.answer("hi", str) == ("1", "")
+        assert chat.answer("hi", lambda text: text if text == "2" else None)[0] == "2"
+        assert chat.answer("hi", str) == ("2", "")
+    assert len(seen) == 2
+
+
+def test_endpoint_of_takes_the_key_that_the_settings_name_and_no_other():
+    access = LlmAccess(keys={"DPTUNE_LLM_KEY": "hush", "DPTUNE_LLM_KEY_B": "two"})
+    ask = {"base_url": "https://host/v1", "model": "m"}
+    first = endpoint_of(EndpointSettings(**ask), access, path="p")
+    second = EndpointSettings(**ask, api_key="DPTUNE_LLM_KEY_B")
+    assert first.api_key == "hush"
+    assert endpoint_of(second, access, path="p").api_key == "two"
+    assert endpoint_of(EndpointSettings(**ask), NO_ACCESS, path="p").api_key == "none"
+    with pytest.raises(ConfigError, match=r"p\.api_key: must name a variable"):
+        endpoint_of(second, NO_ACCESS, path="p")
+    assert "hush" not in repr(access)
+    for wrong in ("AWS_SECRET_ACCESS_KEY", "DPTUNE_BUDGET_KEY", "sk-123"):
+        with pytest.raises(ValidationError, match="api_key"):
+            EndpointSettings(**ask, api_key=wrong)
+    with pytest.raises(ValidationError, match="base_url"):
+        EndpointSettings(base_url="https://me:secret@host/v1", model="m")

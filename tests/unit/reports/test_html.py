@@ -3,6 +3,7 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
+from dptune.detection.scoring import JudgeReport
 from dptune.errors import ArtifactError
 from dptune.privacy import Mode
 from dptune.reports.html import render_fragment
@@ -109,6 +110,29 @@ def test_fragment_of_redaction_lists_failures_first():
 def test_fragment_of_sensitivity_warns_of_private_counts():
     assert "without noise" in render_fragment(sensitivity_table(public=False))
     assert "without noise" not in render_fragment(sensitivity_table())
+
+
+def test_fragment_of_sensitivity_says_whom_it_asked_and_who_did_not_answer():
+    judge = JudgeReport(
+        model="judge-7b",
+        may_lower=False,
+        num_asked=50,
+        num_answered=48,
+        failures={"status 500": 2},
+    )
+    plain = sensitivity_table()
+    rows = (plain.rows[0].model_copy(update={"judged": "held"}), *plain.rows[1:])
+    asked = plain.model_copy(update={"judge": judge, "rows": rows})
+    text = outline(render_fragment(asked)).text
+    for words in (
+        "judge-7b",
+        "48 of 50",
+        "2 types keep the built-in value",
+        "status 500 (2)",
+        "would lower, may not",
+    ):
+        assert words in text
+    assert "Judge" not in outline(render_fragment(plain)).text
 
 
 def test_fragment_of_plan_names_notion_relation_and_noise():

@@ -2,33 +2,21 @@
 
 import json
 import re
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
-from dptune.detection.llm import Endpoint, LlmRecognizer
+from dptune.detection.endpoint import Endpoint
+from dptune.detection.llm import LlmRecognizer
 from dptune.detection.recognizer import Tier
 from dptune.review.crosscheck import CrossCheck, Opinion, check_excerpt
 from dptune.review.sample import draw_sample
+from tests.llm_server import reply, serving
 from tests.unit.review.conftest import Fixed, engine_of
 
 SECRETS = ("Ann Lee", "ann.lee@example.org")
 TEXT = "I wrote to Ann Lee at ann.lee@example.org about rose. We had tea."
-
-
-def reply(content, reason="stop"):
-    message = {"role": "assistant", "content": content}
-    return {
-        "id": "1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-    }
 
 
 def control_of(message):
@@ -37,37 +25,6 @@ def control_of(message):
 
 def listed(*texts):
     return json.dumps({"findings": [{"text": t, "kind": "person"} for t in texts]})
-
-
-@contextmanager
-def serving(answer):
-    """A real server on this machine; `answer` makes a body or a status."""
-    seen = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            seen.append(body)
-            made = answer(json.loads(body)["messages"][1]["content"])
-            sent = made if isinstance(made, bytes) else json.dumps(made).encode()
-            try:
-                self.send_response(made if isinstance(made, int) else 200)
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(b"{}" if isinstance(made, int) else sent)
-            except BrokenPipeError:
-                pass
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", seen
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def cross_check(url, **options):
@@ -81,7 +38,7 @@ def opinions(url, text=TEXT, **options):
     return checker.check(text, marks)
 
 
-def honest(message):
+def honest(message, _call):
     found = ["rose"] if "rose" in message else []
     return reply(listed(control_of(message), *found))
 
@@ -96,23 +53,23 @@ def test_agreement_needs_a_valid_answer_that_lists_nothing():
     assert not any(secret in body for body in seen for secret in SECRETS)
 
 
-def slow(_message):
+def slow(_message, _call):
     time.sleep(0.6)
     return reply(listed())
 
 
 BROKEN = {
-    "error": lambda m: 500,
-    "refused": lambda m: 401,
+    "error": lambda m, c: 500,
+    "refused": lambda m, c: 401,
     "slow": slow,
-    "no json at all": lambda m: b"<html>busy</html>",
-    "prose": lambda m: reply("There is no personal data here."),
-    "other json": lambda m: reply('{"ok": true}'),
-    "cut off": lambda m: reply(listed(control_of(m)), reason="length"),
-    "says clean, without the control": lambda m: reply(listed()),
-    "lists what is not there": lambda m: reply(listed(control_of(m), "Zebulon")),
-    "empty": lambda m: reply(""),
-    "no choice": lambda m: {"id": "1", "object": "chat.completion", "choices": []},
+    "no json at all": lambda m, c: b"<html>busy</html>",
+    "prose": lambda m, c: reply("There is no personal data here."),
+    "other json": lambda m, c: reply('{"ok": true}'),
+    "cut off": lambda m, c: reply(listed(control_of(m)), reason="length"),
+    "says clean, without the control": lambda m, c: reply(listed()),
+    "lists what is not there": lambda m, c: reply(listed(control_of(m), "Zebulon")),
+    "empty": lambda m, c: reply(""),
+    "no choice": lambda m, c: {"id": "1", "object": "chat.completion", "choices": []},
 }
 
 
@@ -144,7 +101,7 @@ INJECTIONS = [
 
 @pytest.mark.parametrize("text", INJECTIONS)
 def test_text_that_speaks_to_the_model_is_not_sent_and_stays_sensitive(text):
-    def obedient(message):
+    def obedient(message, _call):
         return reply(listed(control_of(message)))
 
     with serving(obedient) as (url, seen):
@@ -172,7 +129,7 @@ def test_cross_check_that_sends_before_masking_is_caught(monkeypatch):
 
 
 def test_added_to_a_detector_it_only_widens_what_is_marked():
-    def says_clean(message):
+    def says_clean(message, _call):
         return reply(listed(control_of(message)))
 
     known = Fixed(*SECRETS)
@@ -180,7 +137,7 @@ def test_added_to_a_detector_it_only_widens_what_is_marked():
     with serving(says_clean) as (url, _):
         after = engine_of(known, cross_check(url)).detect([TEXT])[0]
     assert after == before
-    with serving(lambda m: 503) as (url, _):
+    with serving(lambda m, c: 503) as (url, _):
         widened = engine_of(known, cross_check(url)).detect([TEXT])[0]
     covered = {i for s in widened for i in range(s.start, s.end)}
     assert covered >= {i for s in before for i in range(s.start, s.end)}
@@ -210,5 +167,5 @@ def test_sampled_sentence_gets_the_worst_opinion_of_its_parts(labelled, key):
         assert check_excerpt(cross_check(url), flagged).opinion is Opinion.AGREE
     mark = flagged.sentence.marks[0]
     assert flagged.text[mark.start : mark.end] not in seen[0]
-    with serving(lambda m: 500) as (url, _):
+    with serving(lambda m, c: 500) as (url, _):
         assert check_excerpt(cross_check(url), flagged).opinion is Opinion.UNAVAILABLE

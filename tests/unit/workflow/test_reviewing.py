@@ -13,9 +13,10 @@ from dptune.errors import ArtifactError, ConfigError, DataError
 from dptune.review.lists import ListKey
 from dptune.review.sample import reread
 from dptune.review.store import ReviewStore, measured_rate
+from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import read_corpus
 from dptune.workflow.labelling import label_corpus
-from dptune.workflow.reviewing import engine_of, export_sample, import_decisions
+from dptune.workflow.reviewing import export_sample, import_decisions
 from infra.workspace import REPOSITORY
 
 KEY = ListKey(secret=bytes(range(32)))

@@ -1,11 +1,15 @@
 """Counts of a corpus are charged before their noise, once, and part of the plan."""
 
+import json
+import re
+
 import pytest
 from pydantic import ValidationError
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import ScoringSettings
+from dptune.detection.endpoint import JudgeSettings, LlmAccess
 from dptune.detection.engine import build_engine, detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import BudgetExceededError
@@ -14,6 +18,7 @@ from dptune.recipes import Recipe, plan_run
 from dptune.workflow import scoring
 from dptune.workflow.budget import planned_costs
 from dptune.workflow.scoring import score_corpus
+from tests.llm_server import reply, serving
 
 from .conftest import stage
 
@@ -69,6 +74,58 @@ def test_score_release_adds_its_part_to_the_nominal_figure(labelled, tmp_path):
         relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
     assert certificate.nominal_epsilon == 0.4
+
+
+def raised(message, _call):
+    """A judge that is right about its controls and calls all else sensitive."""
+    said = [name != "PUNCTUATION_MARK" for name in re.findall(r"\d\. (\w+):", message)]
+    rows = [
+        {"number": n, "linkable": yes, "legally_protected": yes}
+        for n, yes in enumerate(said, 1)
+    ]
+    return reply(json.dumps({"verdicts": rows}))
+
+
+def test_score_with_a_judge_sends_no_count_and_releases_nothing_again(
+    labelled, tmp_path
+):
+    pytest.importorskip("openai", reason="needs the extra llm")
+    spent = []
+    plain, _ = score(labelled, RELEASED, tmp_path, spend=spent.append)
+    access = LlmAccess(cache_file=tmp_path / "answers.db")
+    with serving(raised) as (url, seen):
+        judge = {"base_url": url, "model": "m", "max_retries": 0}
+        settings = RELEASED.model_copy(update={"judge": JudgeSettings(**judge)})
+        table, ledger = score(
+            labelled, settings, tmp_path, spend=spent.append, access=access
+        )
+        asked = len(seen)
+        public, _ = score(
+            labelled,
+            ScoringSettings(judge=judge),
+            tmp_path,
+            corpus_is_public=True,
+            access=access,
+        )
+        assert len(seen) == asked  # kept, whatever the counts
+    assert len(spent) == len(ledger.entries) == 1
+    assert {r.rarity for r in table.rows} == {r.rarity for r in plain.rows}
+    assert table.judge.num_answered == public.judge.num_answered == asked
+    assert all(row.linkable and row.legally_protected for row in table.rows)
+    numbers = {str(n) for row in labelled.split("train") for n in (row["id"],)}
+    assert not any(number in body for number in numbers for body in seen)
+
+
+def test_score_with_a_judge_that_is_away_is_that_of_the_table(labelled, tmp_path):
+    pytest.importorskip("openai", reason="needs the extra llm")
+    away = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_retries": 0}
+    plain, _ = score(labelled, ScoringSettings(), tmp_path)
+    table, ledger = score(
+        labelled, ScoringSettings(judge=away | {"may_lower": True}), tmp_path
+    )
+    assert table.rows == plain.rows
+    assert table.judge.failures["no connection"] == 3
+    assert ledger == EMPTY
 
 
 def test_score_release_again_on_demand_is_charged_again(labelled, tmp_path):
