@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from dptune.attacks.canaries import CanarySpec, draw_canaries, plant
+from dptune.attacks.canaries import CanarySpec, draw_canaries
+from dptune.attacks.planting import plant
 from dptune.config import DataSettings
 from dptune.configfile import load_train_config
 from dptune.detection.recognizer import Tier
