@@ -109,6 +109,8 @@ def register_model(
     )
     with in_run(str(found.run_id)):
         mlflow.log_text(evidence, "evidence.json")
+        for part in sorted(folder.glob("local_*")):  # the user's and the server's
+            mlflow.log_artifact(str(part), "local")
     return RegisteredVersion(
         model_name=model_name,
         version=str(found.version),

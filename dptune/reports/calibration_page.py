@@ -44,6 +44,10 @@ _PROMISES = {
         "selective, replace one",
         "the sensitive words of one record",
     ),
+    (Notion.LOCAL, NeighboringRelation.REPLACE_ONE): (
+        "local, replace one",
+        "one text, its label apart, against the server",
+    ),
 }
 _STATUS = {
     CertificateStatus.CERTIFIED: "certified",

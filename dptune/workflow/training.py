@@ -350,8 +350,8 @@ def _store(loaded: LoadedModel, target: Path, *, parts: Path) -> None:
     half = target.with_name("model.half")
     shutil.rmtree(half, ignore_errors=True)
     save_model(loaded.model, loaded.tokenizer, half)
-    if parts.is_dir():
-        shutil.copytree(parts, half / "local")
+    for part in parts.iterdir() if parts.is_dir() else ():
+        shutil.copy(part, half / f"local_{part.name}")
     half.rename(target)
 
 

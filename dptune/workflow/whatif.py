@@ -133,8 +133,11 @@ def calibration(
 
 
 def noise_cost(stage: StagePlan) -> NoiseCost | None:
-    """Return the noise of a stage in the mean of its steps; None without noise."""
-    if not stage.noise_multiplier:
+    """Return the noise of a stage in the mean of its steps; None where it has none.
+
+    Noise on hidden states is not in a mean of gradients.
+    """
+    if not stage.noise_multiplier or stage.settings.local is not None:
         return None
     bands, steps = stage.noise_coefficients, stage.num_steps
     per_unit = stage.noise_multiplier / stage.expected_batch_size
@@ -157,7 +160,13 @@ def promises(plan: RunPlan) -> tuple[Promise, ...]:
     | none | of the noisy stages | of the noisy stages, replace |
     | on redacted text | infinite | of the noisy stages, conditional on the detector |
     | on original text | infinite | infinite |
+
+    Forward noise leaves labels in the clear: no record promise, but a local one.
     """
+    if any(stage.settings.local is not None for stage in plan.stages):
+        kinds = (Notion.LOCAL, Notion.SELECTIVE)
+        held = CertificateStatus.CERTIFIED
+        return tuple(_promise(plan, notion, _REPLACE, held) for notion in kinds)
     plain = [s for s in plan.stages if not s.settings.private]
     readable = all(s.settings.view is View.REDACTED for s in plain)
     certified, none = CertificateStatus.CERTIFIED, CertificateStatus.NONE
@@ -171,9 +180,13 @@ def promises(plan: RunPlan) -> tuple[Promise, ...]:
 
 
 def what_if(plan: RunPlan, *, on_progress: Progress = lambda _: None) -> WhatIf | None:
-    """Vary targets, batch size, epochs and noise of the noisy stage with most steps."""
+    """Vary targets, batch size, epochs and noise of the noisy stage with most steps.
+
+    None without such a stage, and for forward noise, whose cost no batch changes.
+    """
     noisy = [i for i, stage in enumerate(plan.stages) if stage.settings.private]
-    if not noisy:
+    local = any(stage.settings.local is not None for stage in plan.stages)
+    if not noisy or local:
         return None
     place = max(noisy, key=lambda i: plan.stages[i].num_steps)
     varied = _Varied(plan=plan, place=place)
@@ -239,7 +252,7 @@ def _stage_cost(stage: StagePlan) -> StageCost:
     return StageCost(
         stage=settings.name,
         view=settings.view.value,
-        sampling=stage.sampling.value if settings.private else "shuffled",
+        sampling=stage.sampling.value if settings.noise else "shuffled",
         epochs=settings.epochs,
         num_steps=stage.num_steps,
         expected_batch_size=stage.expected_batch_size,

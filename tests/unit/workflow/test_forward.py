@@ -14,6 +14,7 @@ from dptune.privacy import Mode, NeighboringRelation, Notion
 from dptune.recipes import Recipe, plan_run
 from dptune.workflow.forward import PublicText
 from dptune.workflow.training import StageInputs, run_stage
+from dptune.workflow.whatif import calibration
 
 from .conftest import PERFORMANCE
 from .test_classifying import MAX_TOKENS, WORDS, base, reviews  # noqa: F401 - fixtures
@@ -61,6 +62,13 @@ def test_paper_mode_says_eight_and_certifies_seventy(name, certified):
     found = plan(recipe(name), mode=Mode.PAPER)
     assert found.stages[0].nominal_epsilon == pytest.approx(8.0, rel=0.011)
     assert found.epsilon == pytest.approx(certified, abs=1.5)
+
+
+def test_calibration_promises_the_local_notion_and_no_record():
+    found = calibration(plan(recipe("ew_ft")), config="c")
+    assert [p.notion for p in found.promises] == [Notion.LOCAL, Notion.SELECTIVE]
+    assert found.promises[0].epsilon == found.epsilon <= 8.0
+    assert found.what_if is None
 
 
 def test_small_target_has_a_sound_plan():
@@ -140,9 +148,13 @@ def test_stage_is_certified_locally_and_for_no_record(inputs, tmp_path, name):
 
 def test_both_parts_are_kept_with_the_whole(inputs, tmp_path):
     done = run(inputs(), tmp_path / "runs")
-    parts = {file.name for file in (done.bundle.path / "local").iterdir()}
-    assert parts == {"user.safetensors", "server.safetensors", "split.json"}
-    line = json.loads((done.bundle.path / "local" / "split.json").read_text())
+    parts = {file.name for file in done.bundle.path.glob("local_*")}
+    assert parts == {
+        "local_user.safetensors",
+        "local_server.safetensors",
+        "local_split.json",
+    }
+    line = json.loads((done.bundle.path / "local_split.json").read_text())
     assert line["settings"]["autoencoder"] == [8]
     assert len(line["noise_multipliers"]) == 3
 
