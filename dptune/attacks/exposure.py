@@ -25,7 +25,8 @@ from dptune.results import CanaryExposure, ExposureReport
 
 Scoring = Literal["sum", "mean"]
 
-_CACHE_ROWS = 16
+_CACHE_ROWS = 4
+_MAX_LOGITS = 1 << 23
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,8 @@ def score_candidates(
         model: any causal language model of transformers with a key-value cache, with or
             without LoRA, its weights in float32.
         trie: candidates tokenized for this model's tokenizer.
-        batch_size: nodes forwarded at once.
+        batch_size: nodes forwarded at once, at most: on a CPU fewer, where the logits
+            of a large vocabulary would need new pages of memory every time.
         device: where to run; None is where the model is.
 
     Returns:
@@ -103,7 +105,7 @@ def score_candidates(
     target = place(model, device)
     with evaluating(model):
         walk = _Walk(model=model, trie=trie, device=target)
-        walk.run(batch_size)
+        walk.run(min(batch_size, _room(model, target)))
     nll = np.empty(len(trie.leaf_node))
     for depth, scores in enumerate(walk.nll):
         here = trie.leaf_level == depth
@@ -119,6 +121,12 @@ def score_candidates(
         num_token_forwards=walk.num_forwards,
         trie_key=trie.key,
     )
+
+
+def _room(model: nn.Module, device: torch.device) -> int:
+    """Nodes whose logits the CPU's allocator hands out again without new pages."""
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None) or 1
+    return max(1, (_MAX_LOGITS if device.type == "cpu" else 1 << 62) // vocabulary)
 
 
 class _Walk:

@@ -143,6 +143,12 @@ def _count_records(
     return sum(found in wanted for text in texts for found in pattern.findall(text))
 
 
+def secret_place(text: str, spec: CanarySpec) -> tuple[int, int]:
+    """Code points of the secret in a canary row, which a canary always ends."""
+    end = len(text) - len(spec.suffix)
+    return end - spec.length, end
+
+
 def apply_setting(
     dataset: "Dataset", canaries: CanarySet, *, entity_type: str = "SECRET"
 ) -> "Dataset":
@@ -180,8 +186,7 @@ def apply_setting(
         if row["id"] not in rows:
             return {"spans": row["spans"]}
         spans = row["spans"] or []
-        end = len(row["text"]) - len(spec.suffix)
-        start = end - spec.length
+        start, end = secret_place(row["text"], spec)
         if spec.setting == "missed":
             return {"spans": [p for s in spans for p in _cut(s, start=start, end=end)]}
         added = {"start": start, "end": end, **forced}

@@ -9,7 +9,8 @@ from datasets import Dataset
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.attacks.canaries import CanarySet, canary_ids
+from dptune.attacks.canaries import CanarySet
+from dptune.attacks.planting import canary_rows, secret_place
 from dptune.audits.canary_audit import AuditedClaim, audit_canaries
 from dptune.gates.evidence import AuditEvidence
 from dptune.privacy import CertificateStatus
@@ -73,20 +74,17 @@ def _curve(
 def count_detected(labelled: Dataset, canaries: CanarySet) -> int:
     """Count planted canaries all of whose copies have the whole secret in spans.
 
-    Canaries that are no records of their own count as missed.
-
     Args:
-        labelled: columns `id` and `spans`, canary rows among them.
+        labelled: columns `id`, `text`, `unit_id`, `split` and `spans`, canary rows among
+            them, own records or hosts of appended copies.
         canaries: what was planted.
     """
-    rows = canary_ids(canaries)
-    start = len(canaries.spec.prefix)
-    end = start + canaries.spec.length
+    rows = canary_rows(labelled, canaries)
     places = [i for i, name in enumerate(labelled["id"]) if name in rows]
     covered = Counter(
         rows[row["id"]]
         for row in labelled.select(places)
-        if _covers(row["spans"] or [], start, end)
+        if _covers(row["spans"] or [], *secret_place(row["text"], canaries.spec))
     )
     return sum(n == canaries.spec.insertions for n in covered.values())
 
