@@ -184,6 +184,7 @@ def report(model: nn.Module, base: nn.Module, secrets: np.ndarray) -> ExposureRe
         planted_found=NUM_CANARIES,
         planted_expected=NUM_CANARIES,
         num_token_forwards=1,
+        drawn=True,
     )
 
 

@@ -171,6 +171,9 @@ class ExposureReport(Report):
     """Exposure of every canary, planted and held out, under one model and its base.
 
     `not_measurable` says why a report holds no canary where there can be none.
+    `drawn` says that the planted secrets were drawn at random. Those that were given,
+    or of which nobody knows, follow no uniform law: no test of a leak, and no audit,
+    uses them.
     """
 
     model_digest: str
@@ -186,6 +189,7 @@ class ExposureReport(Report):
     planted_expected: int
     num_token_forwards: int
     not_measurable: str = ""
+    drawn: bool = False
 
     def planted(self: Self) -> tuple[CanaryExposure, ...]:
         """Canaries that were in the training data."""

@@ -60,6 +60,5 @@ def register(
         budget=budget,
         planned_for=config.gate.reference,
         measured_at=datetime.now(tz=UTC),
-        canaries_are_random=not config.canaries.fixed,
     )
     return register_dossier(dossier, model.path, model_name=config.registry.model_name)

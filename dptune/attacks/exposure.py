@@ -358,4 +358,5 @@ def exposure_report(
         planted_found=planted_found,
         planted_expected=canary_set.num_expected,
         num_token_forwards=measured.num_token_forwards,
+        drawn=not canary_set.spec.fixed,
     )

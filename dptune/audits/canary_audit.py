@@ -92,7 +92,7 @@ def audit_canaries(
 
     | case | result |
     |---|---|
-    | no planted canary | no bound |
+    | no planted canary, or secrets that were not drawn at random | no bound |
     | no held-out canary | the exposure audit alone |
     | ranks that are not exact | no exposure audit |
     | a secret that the detector missed | a selective bound is marked as such |
@@ -172,6 +172,7 @@ def planned_capacity(
         planted_found=num_planted * insertions,
         planted_expected=num_planted * insertions,
         num_token_forwards=0,
+        drawn=True,
     )
     return max((a.capacity for a in audit_canaries(report, [claim])), default=0.0)
 
@@ -181,7 +182,7 @@ def _refuters(
 ) -> Iterator[_Refuter]:
     """Every method that tests a claim, each at level `alpha`."""
     planted = report.planted()
-    if not planted:
+    if not planted or not report.drawn:
         return
     size = max(canary.insertions for canary in planted)
     group = partial(_group, delta=claim.delta, size=size)

@@ -8,7 +8,7 @@ from dptune.gates.null_law import (
     single_p_value,
 )
 from dptune.gates.policy import GatePolicy
-from dptune.gates.validity import exposure_fault, no_canaries
+from dptune.gates.validity import exposure_fault, no_canaries, not_drawn
 from dptune.results import ExposureReport, Interval, MembershipReport
 from dptune.statistics import holm
 
@@ -26,11 +26,13 @@ def leakage(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
 
 def _exposure(report: ExposureReport | None, policy: GatePolicy) -> list[Criterion]:
     """A leak that is proven, and one that cannot be ruled out."""
+    names = ("memorization", "assurance")
     if report is None or not report.planted():
-        names = ("memorization", "assurance")
         return [no_canaries(name, report, policy) for name in names]
     if exposure_fault(report):
         return []
+    if not report.drawn:
+        return [not_drawn(name) for name in names]
     return [_memorization(report, policy), _assurance(report, policy)]
 
 

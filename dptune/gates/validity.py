@@ -75,6 +75,19 @@ def no_canaries(
     )
 
 
+def not_drawn(name: str) -> Criterion:
+    """Say that the planted canaries can decide nothing, because nobody drew them."""
+    return Criterion(
+        name=name,
+        verdict=Verdict.INCONCLUSIVE,
+        reason="The report does not say that the planted secrets were drawn at "
+        "random. Given ones follow no uniform law: they neither prove a leak nor "
+        "rule one out.",
+        what_would_change_it="Train with canaries that are drawn: leave "
+        "canaries.fixed out.",
+    )
+
+
 def exposure_fault(report: ExposureReport) -> str | None:
     """Why an exposure report contradicts itself, or None."""
     size = report.space_size
@@ -240,6 +253,8 @@ def _controls(report: ExposureReport, policy: GatePolicy) -> Criterion:
 def _base_model(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """The model before fine-tuning must not know the planted canaries."""
     ranks = [canary.rank for canary in report.base_planted()]
+    if ranks and not report.drawn:
+        return not_drawn("base_model")
     if not ranks:
         what = "exposure of planted canaries under the base"
         return no_canaries("base_model", report, policy, what=what)

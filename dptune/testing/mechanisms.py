@@ -147,6 +147,7 @@ def _report(
         planted_found=len(planted),
         planted_expected=len(planted),
         num_token_forwards=1,
+        drawn=True,
     )
 
 

@@ -75,8 +75,8 @@ def count_detected(labelled: Dataset, canaries: CanarySet) -> int:
     """Count planted canaries all of whose copies have the whole secret in spans.
 
     Args:
-        labelled: columns `id`, `text`, `unit_id`, `split` and `spans`, canary rows among
-            them, own records or hosts of appended copies.
+        labelled: columns `id`, `text`, `unit_id`, `split` and `spans`, with all canary
+            rows: own records, or hosts of appended copies.
         canaries: what was planted.
     """
     rows = canary_rows(labelled, canaries)

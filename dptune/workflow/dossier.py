@@ -120,13 +120,8 @@ class Dossier(Report):
         budget: BudgetReport | None = None,
         planned_for: PolicyReference | None = None,
         measured_at: datetime | None = None,
-        canaries_are_random: bool = True,
     ) -> "Dossier":
-        """Put a dossier together, issue every certificate, and audit each.
-
-        Nothing is audited by canaries that were not drawn at random: their ranks have
-        no law.
-        """
+        """Put a dossier together, issue every certificate, and audit each."""
         certificates = _quoting(ledger.certificates(plan.target_delta), detection)
         return cls(
             model_digest=model_digest,
@@ -151,9 +146,7 @@ class Dossier(Report):
                 certificates=certificates,
                 delta=plan.target_delta,
                 detection=detection,
-            )
-            if canaries_are_random
-            else (),
+            ),
             planned_for=planned_for,
             measured_at=measured_at,
             dependency_versions={"dptune": __version__}

@@ -94,6 +94,7 @@ def exposure(generator, planted):
         planted_found=NUM_CANARIES,
         planted_expected=NUM_CANARIES,
         num_token_forwards=1,
+        drawn=True,
     )
 
 

@@ -68,6 +68,7 @@ def exposure(planted=None, held_out=None, *, insertions=1, **changes):
         "planted_found": total,
         "planted_expected": total,
         "num_token_forwards": 1,
+        "drawn": True,
     }
     return ExposureReport(**{**values, **changes})
 

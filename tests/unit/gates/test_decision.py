@@ -417,6 +417,24 @@ def test_decide_many_insertions_weaken_the_contradiction(make):
     assert_decides(evidence, make.policy(), "BLOCK", claim_contradiction="PASS")
 
 
+@pytest.mark.parametrize("planted", [None, [1] * 60])
+def test_decide_canaries_that_nobody_drew_prove_nothing(planted, make):
+    report = make.exposure(planted=planted)
+    given = make.evidence(exposure=report.model_copy(update={"drawn": False}))
+    decision = assert_decides(
+        given,
+        make.policy(),
+        "INCONCLUSIVE",
+        memorization="INCONCLUSIVE",
+        assurance="INCONCLUSIVE",
+        base_model="INCONCLUSIVE",
+        claim_contradiction="NOT_APPLICABLE",
+    )
+    assert any("were drawn" in criterion.reason for criterion in decision.failed())
+    drawn = decide(make.evidence(exposure=report), make.policy())
+    assert verdicts(drawn)["memorization"] == ("BLOCK" if planted else "PASS")
+
+
 def test_decide_missed_canaries_do_not_test_a_selective_claim(make):
     selective = make.claim(
         notion="selective", relation="replace_one", status="conditional", epsilon=0.5

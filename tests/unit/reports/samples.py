@@ -90,6 +90,7 @@ def exposure_report(*, leaked=False, num_canaries=6, **changes):
         "planted_found": 4 * num_canaries,
         "planted_expected": 4 * num_canaries,
         "num_token_forwards": 16_857,
+        "drawn": True,
     }
     return ExposureReport(**(values | changes))
 

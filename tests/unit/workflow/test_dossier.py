@@ -47,7 +47,8 @@ def test_dossier_comes_back_exactly_from_json(make_dossier):
 
 def test_canaries_that_were_not_drawn_audit_nothing(make_dossier):
     assert make_dossier().evidence(None).audits
-    assert make_dossier(canaries_are_random=False).evidence(None).audits == ()
+    given = samples.exposure_report(drawn=False)
+    assert make_dossier(exposure=given).evidence(None).audits == ()
 
 
 def test_every_certificate_becomes_a_claim(make_dossier):
