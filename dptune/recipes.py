@@ -430,7 +430,7 @@ def plan_run(
         ConfigError: the numbers contradict one another (all problems at once).
         InfeasibleBudgetError: no noise reaches the target; the message has the best.
     """
-    _check_plan(recipe, num_units, target_epsilon, target_delta)
+    _check_plan(recipe, num_units, notion, target_epsilon, target_delta)
     _check_notion(recipe, notion)
     plans = [plan_stage(stage, num_units=num_units) for stage in recipe.stages]
     released = _nominal_release(
@@ -735,7 +735,11 @@ def _num_steps(stage: StageSettings, num_units: int) -> int:
 
 
 def _check_plan(
-    recipe: Recipe, num_units: int, target_epsilon: float | None, target_delta: float
+    recipe: Recipe,
+    num_units: int,
+    notion: Notion,
+    target_epsilon: float | None,
+    target_delta: float,
 ) -> None:
     """Report everything that makes the numbers impossible."""
     problems = []
@@ -750,6 +754,17 @@ def _check_plan(
         )
     given = [s for s in recipe.stages if s.noise and s.noise.noise_multiplier]
     noisy = [s for s in recipe.stages if s.private]
+    bare = [s.name for s in recipe.stages if not s.private]
+    claims_selective = recipe.notion is Notion.SELECTIVE
+    if noisy and bare and claims_selective and notion is Notion.RECORD:
+        problems.append(
+            Problem(
+                path="privacy.notion",
+                message=f"must not be record for this recipe: {', '.join(bare)} trains "
+                "without noise, so that no target can be met.",
+                next_step="Use selective, or a recipe whose stages are all noisy.",
+            )
+        )
     if noisy and target_epsilon is None and len(given) < len(noisy):
         problems.append(
             Problem(

@@ -432,3 +432,16 @@ def test_light_noise_claims_a_fraction_of_what_it_costs():
     }
     made = plan(stage(**light), target_epsilon=None, num_units=1000)
     assert made.epsilon > 5 * made.stages[0].nominal_epsilon
+
+
+def test_record_target_is_refused_where_a_stage_has_no_noise():
+    jft = validate(Recipe, read_yaml(RECIPES / "jft.yaml"))
+    asked = {
+        "num_units": 5000,
+        "relation": REPLACE,
+        "target_epsilon": 3.0,
+        "target_delta": 1e-5,
+    }
+    assert plan_run(jft, notion=Notion.SELECTIVE, **asked).epsilon <= 3
+    with pytest.raises(ConfigError, match="redacted_finetune trains without noise"):
+        plan_run(jft, notion=Notion.RECORD, **asked)
