@@ -90,20 +90,29 @@ def not_drawn(name: str) -> Criterion:
 
 def exposure_fault(report: ExposureReport) -> str | None:
     """Why an exposure report contradicts itself, or None."""
-    size = report.space_size
     for canary in (*report.canaries, *report.base_canaries):
-        if not 1 <= canary.rank <= size:
-            return f"Rank of {canary.canary_id} is not in [1, {size}]."
-        expected = math.log2(size) - math.log2(canary.rank)
-        if not math.isclose(canary.exposure, expected, abs_tol=1e-6):
-            return f"Exposure of {canary.canary_id} does not follow from its rank."
-        if any_nan([canary.nll]):
-            return f"The loss of {canary.canary_id} is NaN."
-        if canary.planted and canary.insertions < 1:
-            return f"Canary {canary.canary_id} is planted, but in no record."
+        fault = _canary_fault(canary, report.space_size)
+        if fault is not None:
+            return fault
+    if report.exact and any(c.method != "exact" for c in report.canaries):
+        return "Ranks are said to be counted, but some are bounds or estimates."
     ids, base_ids = (_ids(c) for c in (report.canaries, report.base_canaries))
     if len(set(ids)) != len(ids) or sorted(ids) != sorted(base_ids):
         return "The model and its base were not measured on the same canaries."
+    return None
+
+
+def _canary_fault(canary: CanaryExposure, size: int) -> str | None:
+    """Why the exposure of one canary contradicts itself, or None."""
+    if not 1 <= canary.rank <= size:
+        return f"Rank of {canary.canary_id} is not in [1, {size}]."
+    expected = math.log2(size) - math.log2(canary.rank)
+    if not math.isclose(canary.exposure, expected, abs_tol=1e-6):
+        return f"Exposure of {canary.canary_id} does not follow from its rank."
+    if any_nan([canary.nll]):
+        return f"The loss of {canary.canary_id} is NaN."
+    if canary.planted and canary.insertions < 1:
+        return f"Canary {canary.canary_id} is planted, but in no record."
     return None
 
 

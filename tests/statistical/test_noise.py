@@ -138,9 +138,10 @@ def test_noise_forgotten_on_one_group_is_caught(monkeypatch):
 
 
 def test_noise_without_the_clip_bound_is_caught(monkeypatch):
-    monkeypatch.setattr(
-        GradientPlan, "noise_stddev", lambda self, *, step=0: self.noise_multiplier
-    )
+    def without_bound(self, *, step=0, max_grad_norm=None):
+        return self.noise_multiplier
+
+    monkeypatch.setattr(GradientPlan, "noise_stddev", without_bound)
     draws = released_noise([])
     assert len(faulty_parameters(draws)) == len(draws)
 

@@ -70,7 +70,13 @@ def test_nan_twin_of_every_number_never_passes(make):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rank": 0}, {"rank": 10**6 + 1}, {"exposure": 1.0}, {"insertions": 0}],
+    [
+        {"rank": 0},
+        {"rank": 10**6 + 1},
+        {"exposure": 1.0},
+        {"insertions": 0},
+        {"method": "uniform_sample"},
+    ],
 )
 def test_exposure_that_contradicts_itself_is_invalid(changes, make):
     report = make.exposure()
@@ -145,6 +151,10 @@ HARMLESS = {
     "assumes_independent_canaries": "words of the card",
     "assumption_violated": "only chooses the words of a refusal",
     "detail": "words of the card",
+    "method": "its report says whether all ranks are exact",
+    "exposure_interval": "absent where the rank is exact, and else not decisive",
+    "certified_exposure": "a figure of the card",
+    "extrapolated_exposure": "a figure of the card",
     "not_measurable": "words; what is absent is missing with or without them",
     "accuracy": "a figure of the card, the losses decide",
     "accuracy_interval": "a figure of the card, the losses decide",
