@@ -68,8 +68,9 @@ from dptune.models.bundle import ModelBundle
 from dptune.models.loading import load_model, model_digest
 from dptune.models.saving import save_model
 from dptune.models.source import ArchitectureSource
+from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
-from dptune.recipes import Recipe, RunPlan, plan_run
+from dptune.recipes import Recipe
 from dptune.results import BudgetReservation
 from dptune.workflow import job, training
 from dptune.workflow.budget import planned_costs, settle_budget, spender

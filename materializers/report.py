@@ -14,7 +14,7 @@ from dptune.audits.step_report import StepAudit
 from dptune.detection.scoring import SensitivityTable
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.reports.card import PrivacyCard
 from dptune.reports.html import render_fragment
 from dptune.results import (

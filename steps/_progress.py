@@ -23,7 +23,8 @@ from rich.progress import (
 from dptune.accounting.progress import EpsilonCurve, epsilon_curve
 from dptune.dpsgd.plan import is_adaptive
 from dptune.dpsgd.trainer import StepProgress
-from dptune.recipes import RunPlan, StagePlan
+from dptune.planning import RunPlan
+from dptune.stages import StagePlan
 
 _SECONDS_BETWEEN_LINES = 10.0
 

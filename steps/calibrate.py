@@ -7,7 +7,8 @@ from zenml import step
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import PrivacySettings, ScoringSettings
-from dptune.recipes import Recipe, RunPlan
+from dptune.planning import RunPlan
+from dptune.recipes import Recipe
 from dptune.results import CorpusReport
 from dptune.workflow.preflight import count_units, plan_for
 from steps._caching import BY_CONTENT

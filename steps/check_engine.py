@@ -9,7 +9,7 @@ from dptune.audits.step_report import StepAudit
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.models.bundle import ModelBundle
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.workflow.training import StageInputs
 from dptune.workflow.whitebox import audit_stage
 from steps._caching import NEVER

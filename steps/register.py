@@ -8,7 +8,7 @@ from zenml import step
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import TrainConfig
 from dptune.models.bundle import ModelBundle
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.results import (
     BudgetReport,
     ChampionReport,

@@ -6,7 +6,7 @@ from zenml import step
 
 from dptune.config import TrainConfig
 from dptune.data.corpus import Corpus
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.results import BudgetReservation
 from dptune.workflow.budget import reserve_budget as reserve
 from infra.workspace import current_workspace, ensure_budget_key

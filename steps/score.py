@@ -8,7 +8,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import ScoringSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.scoring import SensitivityTable
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.results import BudgetReservation
 from dptune.workflow.budget import release_held, spender
 from dptune.workflow.scoring import score_corpus

@@ -5,7 +5,7 @@ from typing import Annotated
 from zenml import step
 
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.results import BudgetReport, BudgetReservation
 from dptune.workflow.budget import settle_budget as settle
 from infra.workspace import current_workspace

@@ -12,7 +12,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.models.bundle import ModelBundle
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.results import BudgetReservation, StageReport
 from dptune.workflow.budget import release_held, spender
 from dptune.workflow.training import StageInputs, run_stage

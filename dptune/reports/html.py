@@ -7,7 +7,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.audits.step_report import StepAudit
 from dptune.detection.scoring import SensitivityTable
 from dptune.gates.decision import GateDecision
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.reports.attack_pages import exposure_page, membership_page
 from dptune.reports.audit_page import step_audit_page
 from dptune.reports.blocks import Page

@@ -1,9 +1,10 @@
 """Blocks for a run plan: what a run will do and cost, before any training."""
 
+from dptune.planning import RunPlan
 from dptune.privacy import Mode
-from dptune.recipes import RunPlan, StagePlan
 from dptune.reports.blocks import Facts, Page, Section, facts, table
 from dptune.reports.formatting import count, epsilon, number, share, words
+from dptune.stages import StagePlan
 
 RELATION_WORDS = {
     "add_or_remove_one": "add or remove one privacy unit",

@@ -19,9 +19,11 @@ from dptune.config import BudgetSettings, TrainConfig
 from dptune.data.corpus import Corpus
 from dptune.dpsgd.plan import is_adaptive
 from dptune.errors import BudgetExceededError, DptuneError
+from dptune.planning import RunPlan
 from dptune.privacy import Notion, PrivacyUnit
-from dptune.recipes import RunPlan, StagePlan, View
+from dptune.recipes import View
 from dptune.results import BudgetReport, BudgetReservation, CorpusReport
+from dptune.stages import StagePlan
 from dptune.workflow.charging import release_entry, stage_entry
 
 _DECIDES: Final = {

@@ -5,10 +5,12 @@ from dp_accounting import NonPrivateDpEvent
 from dptune.accounting.assumptions import Assumption
 from dptune.accounting.ledger import DataView, LedgerEntry, NotionEvent
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
+from dptune.planning import release_events
 from dptune.privacy import Notion, PrivacyUnit
-from dptune.recipes import StagePlan, View, release_events
+from dptune.recipes import View
 from dptune.redaction.operators import Operator
 from dptune.results import CorpusReport
+from dptune.stages import StagePlan
 
 HIDING_OPERATORS = frozenset({Operator.MASK.value, Operator.DELETE.value})
 """Redactions whose result does not depend on the value of what was found."""

@@ -33,8 +33,9 @@ from dptune.gates.evidence import (
     Evidence,
     PolicyReference,
 )
+from dptune.planning import RunPlan
 from dptune.privacy import Notion, PrivacyUnit
-from dptune.recipes import Recipe, RunPlan
+from dptune.recipes import Recipe
 from dptune.reports.card import PrivacyCard, build_card
 from dptune.results import (
     BudgetReport,

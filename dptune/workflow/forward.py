@@ -25,7 +25,7 @@ from dptune.local.autoencoder import StackedAutoencoder, train_autoencoder
 from dptune.local.split import ServerPart, UserPart, merge_server, split_model
 from dptune.local.training import ForwardProgress, UserSequences, train_forward
 from dptune.models.loading import LoadedModel
-from dptune.recipes import StagePlan
+from dptune.stages import StagePlan
 
 _PUBLIC_RECORDS = 2000
 _SHORTEST_PUBLIC = 40

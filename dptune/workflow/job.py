@@ -21,7 +21,8 @@ from dptune.dpsgd.trainer import (
 from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.lora import add_lora
 from dptune.models.mask import add_mask_token
-from dptune.recipes import StagePlan, View
+from dptune.recipes import View
+from dptune.stages import StagePlan
 
 
 class TrainingJob(BaseModel):

@@ -9,7 +9,7 @@ from scipy import stats
 from dptune.audits.canary_audit import AuditedClaim, planned_capacity
 from dptune.config import TrainConfig
 from dptune.gates.policy import GatePolicy
-from dptune.recipes import RunPlan
+from dptune.planning import RunPlan
 from dptune.reports.calibration import AuditPower, PowerLine
 from dptune.reports.formatting import number
 

@@ -12,8 +12,9 @@ from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
 from dptune.models.check import check_source
 from dptune.models.classes import class_numbers
+from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Notion
-from dptune.recipes import Recipe, RunPlan, plan_run
+from dptune.recipes import Recipe
 from dptune.results import CorpusReport
 from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS

@@ -24,8 +24,9 @@ from dptune.models.classes import encode_classes
 from dptune.models.encode import encode_corpus
 from dptune.models.loading import LoadedModel, model_digest
 from dptune.models.saving import save_model
-from dptune.recipes import RunPlan, StagePlan
+from dptune.planning import RunPlan
 from dptune.results import StageCurvePoint, StageReport
+from dptune.stages import StagePlan
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.device import place_processes
 from dptune.workflow.forward import PublicText, train_on_releases

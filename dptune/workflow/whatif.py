@@ -16,20 +16,14 @@ from dptune.dpsgd.factorization import (
     step_error,
 )
 from dptune.errors import InfeasibleBudgetError
+from dptune.planning import RunPlan, recalibrated, spent_epsilon
 from dptune.privacy import (
     CertificateStatus,
     NeighboringRelation,
     Notion,
     PrivacyBudget,
 )
-from dptune.recipes import (
-    RunPlan,
-    StagePlan,
-    View,
-    plan_stage,
-    recalibrated,
-    spent_epsilon,
-)
+from dptune.recipes import View
 from dptune.reports.calibration import (
     AuditPower,
     BatchChoice,
@@ -43,6 +37,7 @@ from dptune.reports.calibration import (
 )
 from dptune.reports.formatting import count, share
 from dptune.settings import NoiseSettings
+from dptune.stages import StagePlan, plan_stage
 
 _TARGETS: Final = (0.5, 1.0, 2.0, 3.0, 4.0, 8.0)
 _FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -15,8 +15,8 @@ from dptune.attacks.canaries import CanarySet
 from dptune.data.corpus import Corpus
 from dptune.gates.decision import GateDecision
 from dptune.models.bundle import ModelBundle
+from dptune.planning import RunPlan
 from dptune.privacy import Notion
-from dptune.recipes import RunPlan
 from dptune.reports.card import PrivacyCard
 from dptune.results import (
     BudgetReport,

@@ -13,8 +13,9 @@ from dptune.accounting.accountants import epsilon
 from dptune.configfile import read_yaml, validate
 from dptune.dpsgd.factorization import prefix_sum_error
 from dptune.errors import ConfigError, InfeasibleBudgetError
+from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Mode, NeighboringRelation, Notion
-from dptune.recipes import Recipe, RunPlan, plan_run
+from dptune.recipes import Recipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs" / "recipes"
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE

@@ -8,10 +8,12 @@ import dp_accounting
 from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
 from dptune.accounting.curves import ledger_curves
 from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
+from dptune.audits.step_report import StepAudit, StepCheck
 from dptune.detection.scoring import score_entity_types
 from dptune.gates.criterion import Criterion, GateOutcome, Verdict
 from dptune.gates.decision import GateDecision
 from dptune.gates.evidence import AuditEvidence
+from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import (
     ClippingSettings,
@@ -19,7 +21,6 @@ from dptune.recipes import (
     OptimizerSettings,
     Recipe,
     StageSettings,
-    plan_run,
 )
 from dptune.reports.card import build_card
 from dptune.results import (
@@ -444,6 +445,22 @@ def audit():
     )
 
 
+def step_audit():
+    check = StepCheck(
+        name="sensitivity",
+        passed=True,
+        measured=0.5,
+        limit=1.0,
+        detail="largest distance of a neighbour's sum",
+    )
+    return StepAudit(
+        stage="private",
+        recipe="dp_sgd",
+        data_fingerprint="d4" * 32,
+        checks=(check, StepCheck.failed("noise", "the noise is not there")),
+    )
+
+
 def budget_report(**changes):
     line = BudgetLine(
         notion="selective",
@@ -537,5 +554,6 @@ def every_report():
         card("jft"),
         card("seeded", decision=None),
         audit(),
+        step_audit(),
         Interval(low=math.nan, high=math.inf, confidence=0.9),
     )

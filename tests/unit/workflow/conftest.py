@@ -9,8 +9,9 @@ from dptune.models.bundle import ModelBundle
 from dptune.models.loading import load_model, model_digest
 from dptune.models.saving import save_model
 from dptune.models.source import ArchitectureSource
+from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
-from dptune.recipes import Recipe, plan_run
+from dptune.recipes import Recipe
 from dptune.workflow.training import StageInputs
 
 PERFORMANCE = PerformanceSettings(physical_batch_size=8, block_size=2, device="cpu")

@@ -9,7 +9,7 @@ from dptune.accounting.filters import Card
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.privacy import Notion
-from dptune.recipes import StagePlan
+from dptune.stages import StagePlan
 from dptune.workflow.budget import budget_cost, planned_costs
 from dptune.workflow.training import run_stage
 

@@ -10,8 +10,9 @@ import yaml
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.data.source import TextSource
 from dptune.errors import ConfigError
+from dptune.planning import plan_run
 from dptune.privacy import Mode, NeighboringRelation, Notion
-from dptune.recipes import Recipe, plan_run
+from dptune.recipes import Recipe
 from dptune.workflow.forward import PublicText
 from dptune.workflow.training import StageInputs, run_stage
 from dptune.workflow.whatif import calibration

@@ -13,8 +13,9 @@ from dptune.detection.endpoint import JudgeSettings, LlmAccess
 from dptune.detection.engine import build_engine, detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import BudgetExceededError
+from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion
-from dptune.recipes import Recipe, plan_run
+from dptune.recipes import Recipe
 from dptune.workflow import scoring
 from dptune.workflow.budget import planned_costs
 from dptune.workflow.scoring import score_corpus

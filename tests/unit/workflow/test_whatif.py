@@ -9,8 +9,9 @@ from scipy import signal
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.events import poisson_gaussian_event
 from dptune.dpsgd.factorization import INDEPENDENT, prefix_sum_error, step_error
+from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion
-from dptune.recipes import Recipe, plan_run
+from dptune.recipes import Recipe
 from dptune.workflow.whatif import calibration, changed, noise_cost
 
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
