@@ -331,6 +331,25 @@ class ExtractionSettings(_Settings):
     personal_data: PersonalDataAttackSettings | None = None
 
 
+class ShadowSettings(_Settings):
+    """Shadow models for the membership attacks LiRA and RMIA.
+
+    They are trained without protection, on held-out records that no attack is tried on,
+    and dropped: no release, and in no epsilon.
+
+    Args:
+        num_models: how many.
+        epochs: passes of each over its half of the records.
+        batch_size: records of a step.
+        learning_rate: of AdamW.
+    """
+
+    num_models: int = Field(default=4, ge=2, le=64)
+    epochs: float = Field(default=1.0, gt=0)
+    batch_size: int = Field(default=8, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0)
+
+
 class AttackSettings(_Settings):
     """How the trained model is attacked.
 
@@ -342,6 +361,7 @@ class AttackSettings(_Settings):
         max_candidates: larger canary spaces are searched, not enumerated.
         max_nodes: how far that search may go.
         extraction: what is drawn by sampling.
+        shadows: null leaves out the attacks that train models of their own.
     """
 
     num_members: int = Field(default=1000, ge=50)
@@ -350,6 +370,7 @@ class AttackSettings(_Settings):
     max_candidates: int = Field(default=10_000_000, ge=100, le=20_000_000)
     max_nodes: int = Field(default=20_000, ge=100)
     extraction: ExtractionSettings = ExtractionSettings()
+    shadows: ShadowSettings | None = None
 
 
 class PerformanceSettings(_Settings):

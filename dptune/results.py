@@ -242,8 +242,25 @@ class MembershipSignal(Report):
     roc_tpr: tuple[float, ...] = ()
 
 
+class ShadowReport(Report):
+    """The shadow models behind `lira` and `rmia`: dropped, and outside any epsilon.
+
+    Args:
+        num_models: shadows that were trained.
+        num_records: held-out records that each was trained on.
+        num_population: further ones that RMIA compares with.
+    """
+
+    num_models: int
+    num_records: int
+    num_population: int
+
+
 class MembershipReport(Report):
-    """All membership attacks on one model, and a blind baseline that sees no model."""
+    """All membership attacks on one model, and a blind baseline that sees no model.
+
+    `shadows` is None where no shadow model was trained.
+    """
 
     model_digest: str
     base_model_digest: str
@@ -251,6 +268,7 @@ class MembershipReport(Report):
     num_non_members: int
     signals: tuple[MembershipSignal, ...]
     blind: MembershipSignal
+    shadows: ShadowReport | None = None
 
     def strongest(self: Self) -> MembershipSignal:
         """The attack with the most true positives at the low false-positive rate."""

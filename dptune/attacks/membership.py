@@ -1,12 +1,13 @@
 """Was this record trained on? Attacks on token losses, and a blind baseline."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from dptune.attacks.blind import blind_signal
 from dptune.attacks.roc import RocSettings, membership_signal
 from dptune.attacks.scores import membership_scores
+from dptune.attacks.shadows import mean_log_probs, shadow_log_probs, shadow_scores
 from dptune.attacks.signals import token_signals
 from dptune.errors import DataError
 from dptune.results import MembershipReport
@@ -28,6 +29,8 @@ def membership_report(
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
+    shadow_models: Iterable[nn.Module] = (),
+    population: Sequence[Sequence[int]] = (),
 ) -> MembershipReport:
     """Attack one model with every attack that one pass of token losses affords.
 
@@ -49,6 +52,9 @@ def membership_report(
         confidence: of the intervals; the blind baseline's is 0.99.
         num_resamples: bootstrap draws.
         seed: of bootstrap and cross-validation.
+        shadow_models: models of the same base that saw none of the records; with a
+            population, LiRA and RMIA join the attacks.
+        population: token ids of further records that no model saw.
 
     Returns:
         One signal for each of `membership_scores`, with `max(AUC, 1 - AUC)` as
@@ -74,6 +80,19 @@ def membership_report(
     )
     base = token_signals(base_model, sequences, batch_size=batch_size, device=device)
     scores = membership_scores(signals, base, texts)
+    if population:
+        every = [*sequences, *population]
+        further = token_signals(model, population, batch_size=batch_size, device=device)
+        num = len(sequences)
+        shadows = shadow_log_probs(
+            shadow_models, every, batch_size=batch_size, device=device
+        )
+        scores |= shadow_scores(
+            mean_log_probs(signals),
+            shadows[:, :num],
+            mean_log_probs(further),
+            shadows[:, num:],
+        )
     return MembershipReport(
         model_digest=model_digest,
         base_model_digest=base_model_digest,

@@ -115,11 +115,21 @@ def membership_page(report: MembershipReport) -> Page:
                         ("Non-members", count(report.num_non_members)),
                         ("Model", short_digest(report.model_digest)),
                         ("Base model", short_digest(report.base_model_digest)),
+                        *_shadow_facts(report),
                     ),
                 ),
             ),
         ),
     )
+
+
+def _shadow_facts(report: MembershipReport) -> tuple[tuple[str, str], ...]:
+    """Count shadow models, where there were any."""
+    if report.shadows is None:
+        return ()
+    found = report.shadows
+    text = f"{count(found.num_models)}, {count(found.num_records)} records each"
+    return (("Shadow models (outside epsilon)", text),)
 
 
 def membership_blocks(report: MembershipReport) -> tuple[Block, ...]:

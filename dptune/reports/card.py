@@ -210,6 +210,7 @@ def _membership(report: MembershipReport | None) -> MembershipStatement | None:
         blind_tpr=report.blind.tpr_at_low_fpr,
         num_members=report.num_members,
         num_non_members=report.num_non_members,
+        num_shadows=report.shadows.num_models if report.shadows else 0,
     )
 
 

@@ -106,6 +106,17 @@ def _group(found: ExposureStatement) -> str:
     return f"{text}: ε = {epsilon(found.group_epsilon)}"
 
 
+def _shadows(found: MembershipStatement) -> tuple[tuple[str, str, str], ...]:
+    """Say what shadow models are, where there were any."""
+    if not found.num_shadows:
+        return ()
+    note = (
+        "trained without protection on held-out records, for the attack alone; outside "
+        "every epsilon, never stored and never released"
+    )
+    return (("Shadow models", count(found.num_shadows), note),)
+
+
 def membership_section(found: MembershipStatement | None) -> Section | None:
     """Return the strongest membership attack beside the blind one."""
     if found is None:
@@ -143,6 +154,7 @@ def membership_section(found: MembershipStatement | None) -> Section | None:
                         "would say that the test is unfair"
                     ),
                 ),
+                *_shadows(found),
             ),
         ),
     )

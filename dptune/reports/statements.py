@@ -62,6 +62,7 @@ class MembershipStatement(Report):
     blind_tpr: float
     num_members: int
     num_non_members: int
+    num_shadows: int = 0
 
 
 class UtilityStatement(Report):

@@ -28,6 +28,7 @@ from dptune.results import (
     ExposureReport,
     ExtractionReport,
     MembershipReport,
+    ShadowReport,
     UtilityReport,
 )
 from dptune.workflow.classifying import (
@@ -39,6 +40,7 @@ from dptune.workflow.classifying import (
 )
 from dptune.workflow.device import pick_device
 from dptune.workflow.extracting import Extracting, nothing_to_extract
+from dptune.workflow.shadowing import Shadows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,18 @@ def attack_model(
             "on, no attack has a control. Set data.splits.test."
         )
     say("membership of records, eight attacks and a blind baseline")
+    pool = outsiders
     members, outsiders = sample_rows(members, count), sample_rows(outsiders, count)
+    shadows = None
+    if attacks.shadows:
+        say(f"membership by {attacks.shadows.num_models} shadow models")
+        shadows = Shadows.of(
+            loaded_base,
+            _encode(_without(pool, set(outsiders["id"])), loaded, max_tokens),
+            settings=attacks.shadows,
+            max_tokens=max_tokens,
+            device=device,
+        )
     membership = membership_report(
         _encode(members, loaded, max_tokens),
         _encode(outsiders, loaded, max_tokens),
@@ -135,7 +148,11 @@ def attack_model(
         batch_size=batch_size,
         device=device,
         num_resamples=attacks.num_bootstrap,
+        shadow_models=shadows.models() if shadows else (),
+        population=shadows.population if shadows else (),
     )
+    if shadows:
+        membership = membership.model_copy(update={"shadows": _shadow_report(shadows)})
     say("extraction of canaries and endings of records by sampling")
     extraction = Extracting(
         canaries=canaries,
@@ -167,6 +184,15 @@ def attack_model(
         membership=membership,
         extraction=extraction,
         utility=utility,
+    )
+
+
+def _shadow_report(shadows: Shadows) -> ShadowReport:
+    """Say how many shadows there were, and what they saw."""
+    return ShadowReport(
+        num_models=shadows.settings.num_models,
+        num_records=shadows.num_records,
+        num_population=len(shadows.population),
     )
 
 

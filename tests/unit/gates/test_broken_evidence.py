@@ -155,6 +155,7 @@ HARMLESS = {
     "exposure_interval": "absent where the rank is exact, and else not decisive",
     "certified_exposure": "a figure of the card",
     "extrapolated_exposure": "a figure of the card",
+    "shadows": "words of the card; their attacks are signals like any other",
     "not_measurable": "words; what is absent is missing with or without them",
     "accuracy": "a figure of the card, the losses decide",
     "accuracy_interval": "a figure of the card, the losses decide",
