@@ -45,6 +45,8 @@ class StageSettings(Settings):
         token_weights: losses of sensitive tokens count more; None weighs all alike.
         nominal: what the paper would claim for the stage, beside the certificate.
         local: noise in the forward pass, in the place of clipping and noise.
+        mask_token: give the vocabulary the mask token although no text is redacted:
+            what that change of the start alone costs a noisy run.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
@@ -61,6 +63,7 @@ class StageSettings(Settings):
     token_weights: TokenWeightSettings | None = None
     nominal: NominalSettings | None = None
     local: LocalSettings | None = None
+    mask_token: bool = False
 
     @property
     def private(self: Self) -> bool:

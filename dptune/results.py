@@ -387,7 +387,8 @@ class UtilityReport(Report):
     """Loss of one model on held-out records; per-record values allow paired tests.
 
     A classifier has one token to predict per record, its class, and accuracies: its
-    own, its base's, and that of always answering the most frequent training class.
+    own, its base's, and that of always answering the most frequent training class. A
+    language model has token accuracies: how often the next token is its first choice.
     """
 
     model_digest: str
@@ -404,6 +405,8 @@ class UtilityReport(Report):
     accuracy_interval: Interval | None = None
     base_accuracy: float | None = None
     majority_accuracy: float | None = None
+    token_accuracy: float | None = None
+    base_token_accuracy: float | None = None
 
 
 class ChampionReport(Report):

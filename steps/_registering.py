@@ -52,6 +52,8 @@ def measured_numbers(dossier: Dossier) -> dict[str, float]:
     strongest = dossier.membership.strongest()
     if dossier.utility.accuracy is not None:
         numbers["accuracy"] = dossier.utility.accuracy
+    if dossier.utility.token_accuracy is not None:
+        numbers["token_accuracy"] = dossier.utility.token_accuracy
     return numbers | {
         "delta": dossier.plan.target_delta,
         "perplexity": dossier.utility.perplexity,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from dptune.attacks.signals import token_signals
+from dptune.attacks.signals import TokenSignals, token_signals
 from dptune.errors import DataError
 from dptune.results import UtilityReport
 from dptune.statistics import paired_bootstrap_upper
@@ -24,7 +24,9 @@ def utility_report(
     batch_size: int = 32,
     device: str | None = None,
 ) -> UtilityReport:
-    """Loss and perplexity of a model and of its base on the same held-out records.
+    """Loss, perplexity and next-token accuracy of a model and of its base.
+
+    Both forward the same held-out records once.
 
     Args:
         sequences: token ids of each held-out record, as in training.
@@ -43,6 +45,9 @@ def utility_report(
     Raises:
         DataError: no record has a token to predict.
 
+    References:
+        Etuk, Matrawy (2025), "SA-ADP", section V-A, for the accuracy.
+
     Privacy:
         Held-out records are private too: a function of private data outside any
         epsilon.
@@ -54,8 +59,11 @@ def utility_report(
             f"split {split} must have a token to predict, got none in "
             f"{len(sequences)} records."
         )
-    losses = _record_nll(model, sequences, batch_size=batch_size, device=device)
-    base = _record_nll(base_model, sequences, batch_size=batch_size, device=device)
+    found, base = (
+        token_signals(one, sequences, batch_size=batch_size, device=device)
+        for one in (model, base_model)
+    )
+    losses = tuple(signals.nll for signals in found)
     return UtilityReport(
         model_digest=model_digest,
         corpus_fingerprint=corpus_fingerprint,
@@ -64,22 +72,17 @@ def utility_report(
         num_tokens=total,
         nll_per_token=sum(losses) / total,
         perplexity=_perplexity(losses, total),
-        base_perplexity=_perplexity(base, total),
+        base_perplexity=_perplexity([signals.nll for signals in base], total),
         record_nll=losses,
         record_tokens=tokens,
+        token_accuracy=_accuracy(found, total),
+        base_token_accuracy=_accuracy(base, total),
     )
 
 
-def _record_nll(
-    model: nn.Module,
-    sequences: Sequence[Sequence[int]],
-    *,
-    batch_size: int,
-    device: str | None,
-) -> tuple[float, ...]:
-    """Total nats of each record."""
-    signals = token_signals(model, sequences, batch_size=batch_size, device=device)
-    return tuple(one.nll for one in signals)
+def _accuracy(signals: Sequence[TokenSignals], total: int) -> float:
+    """Share of the tokens that were the model's first choice."""
+    return sum(int(one.hits.sum()) for one in signals) / total
 
 
 def _perplexity(losses: Sequence[float], total: int) -> float:

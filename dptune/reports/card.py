@@ -215,7 +215,7 @@ def _membership(report: MembershipReport | None) -> MembershipStatement | None:
 
 
 def _utility(report: UtilityReport | None) -> UtilityStatement | None:
-    """Keep both perplexities."""
+    """Keep what was reached, and what the base reaches."""
     if report is None:
         return None
     return UtilityStatement(
@@ -227,6 +227,8 @@ def _utility(report: UtilityReport | None) -> UtilityStatement | None:
         accuracy_interval=report.accuracy_interval,
         base_accuracy=report.base_accuracy,
         majority_accuracy=report.majority_accuracy,
+        token_accuracy=report.token_accuracy,
+        base_token_accuracy=report.base_token_accuracy,
     )
 
 

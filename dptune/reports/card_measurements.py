@@ -211,8 +211,19 @@ def utility_section(card: PrivacyCard) -> Section | None:
                     f"{found.split} split, {count(found.num_records)} records",
                 ),
                 ("Perplexity of the base model", number(found.base_perplexity)),
+                *_token_accuracy(found),
             ),
         ),
+    )
+
+
+def _token_accuracy(found: UtilityStatement) -> tuple[tuple[str, str], ...]:
+    """Return how often the next token is the model's first choice, if measured."""
+    if found.token_accuracy is None or found.base_token_accuracy is None:
+        return ()
+    return (
+        ("Next-token accuracy", share(found.token_accuracy)),
+        ("Next-token accuracy of the base", share(found.base_token_accuracy)),
     )
 
 

@@ -66,7 +66,7 @@ class MembershipStatement(Report):
 
 
 class UtilityStatement(Report):
-    """Perplexity on held-out records, before and after fine-tuning.
+    """Perplexity and next-token accuracy on held-out records, before and after.
 
     Of a classifier, accuracy, beside its base's and the most frequent class's.
     """
@@ -79,6 +79,8 @@ class UtilityStatement(Report):
     accuracy_interval: Interval | None = None
     base_accuracy: float | None = None
     majority_accuracy: float | None = None
+    token_accuracy: float | None = None
+    base_token_accuracy: float | None = None
 
 
 class GateStatement(Report):

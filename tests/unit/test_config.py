@@ -1,5 +1,6 @@
 """One loader for every file under configs/; what it refuses is in tests/unit/cli."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from dptune.configfile import (
 )
 from dptune.errors import ConfigError
 from dptune.gates.policy import GatePolicy
+from dptune.planning import plan_run
 from dptune.recipes import Recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -209,3 +211,22 @@ def test_base_model_is_not_pretrained_on_the_private_source():
     values["model"]["pretraining"]["source"] = values["data"]["source"]
     with pytest.raises(ValueError, match="must be public text"):
         TrainConfig.model_validate(values)
+
+
+@pytest.mark.parametrize("sigma", [2.0, 3.0])
+def test_noise_of_dp_sgd_can_be_given_in_the_place_of_a_target(sigma):
+    noise = f"stages.dp_sgd.private_finetune.noise.noise_multiplier={sigma}"
+    run = load("recipe=dp_sgd", noise, "privacy.target_epsilon=null")
+    made = plan_run(
+        run.recipe,
+        num_units=1000,
+        notion=run.privacy.notion,
+        relation=run.privacy.relation,
+        target_epsilon=run.privacy.target_epsilon,
+        target_delta=1e-5,
+        mode=run.privacy.mode,
+    )
+    (only,) = made.stages
+    assert only.noise_multiplier == sigma
+    assert math.isfinite(made.epsilon)
+    assert only.nominal_epsilon is not None

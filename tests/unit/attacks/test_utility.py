@@ -34,6 +34,27 @@ def test_utility_report_weighs_records_by_tokens(make_model):
     assert report.base_perplexity == report.perplexity
 
 
+def test_utility_report_counts_first_choices_in_the_same_pass(make_model, monkeypatch):
+    sequences = [[1, 2, 3, 4], [5, 6], [7]]
+    model, base = (make_model("gpt2", vocab_size=9, seed=s).eval() for s in (0, 1))
+    hits = {}
+    for name, one in (("model", model), ("base", base)):
+        with torch.inference_mode():
+            hits[name] = sum(
+                int((one(torch.tensor([s])).logits[0, :-1].argmax(-1) == t).sum())
+                for s, t in ((s, torch.tensor(s[1:])) for s in sequences[:2])
+            )
+    calls = []
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k)
+    )
+    report = report_of(make_model, sequences, model=model, base_model=base)
+    assert report.token_accuracy == hits["model"] / 4
+    assert report.base_token_accuracy == hits["base"] / 4
+    assert len(calls) == 1
+
+
 def test_utility_report_of_a_broken_model_keeps_nan(make_model):
     model = make_model("gpt2", vocab_size=9)
     with torch.no_grad():

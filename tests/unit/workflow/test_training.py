@@ -8,7 +8,7 @@ from dptune.dpsgd import step as dpsgd_step
 from dptune.errors import PrivacyError
 from dptune.models.loading import load_model, model_digest
 from dptune.workflow import training
-from dptune.workflow.training import run_stage
+from dptune.workflow.training import load_stage, run_stage
 
 from .conftest import PERFORMANCE
 
@@ -240,3 +240,14 @@ def test_files_of_a_stage_hold_no_text(make_inputs, corpus, tmp_path):
     for file in (path for path in tmp_path.rglob("*") if path.is_file()):
         data = file.read_bytes()
         assert not any(text in data for text in texts), file.name
+
+
+@pytest.mark.parametrize("mask_token", [False, True])
+def test_original_text_gets_a_mask_token_only_where_asked(
+    mask_token, make_inputs, bundle
+):
+    loaded, data = load_stage(make_inputs(mask_token=mask_token), PERFORMANCE)
+    rows = load_model(bundle.path).model.get_input_embeddings().weight.shape[0]
+    assert loaded.model.get_input_embeddings().weight.shape[0] == rows + mask_token
+    assert (loaded.tokenizer.mask_token_id is not None) is mask_token
+    assert max(int(s.max()) for s in data.sequences) < rows
