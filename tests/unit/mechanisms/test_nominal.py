@@ -1,10 +1,11 @@
 """Papers' own figures, against numbers from outside."""
 
 import pytest
+from opacus.accountants.analysis import gdp as opacus_gdp
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.nominal import renyi_epsilon
+from dptune.mechanisms.nominal import gdp_epsilon, gdp_to_epsilon, renyi_epsilon
 
 
 def test_order_32_cannot_go_below_its_conversion():
@@ -38,3 +39,32 @@ def test_levels_add_up():
 def test_numbers_out_of_range_are_refused(changes):
     with pytest.raises(ConfigError, match="nominal"):
         renyi_epsilon([(1.0, 1)], **{"sample_rate": 0.1, "delta": 1e-5} | changes)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "epsilon"),
+    [
+        ([(0.8, 1000)], 0.01, 2.510),
+        ([(0.7, 3)], 0.02, 0.302),
+        ([(0.5, 13740)], 16 / 73271, 0.676),
+    ],
+)
+def test_gdp_has_the_figures_that_were_measured(steps, rate, epsilon):
+    """By the central limit; PLD certifies 3.14, 1.91 and 2.25 for the same runs."""
+    got = gdp_epsilon(steps, sample_rate=rate, delta=1e-5)
+    assert got == pytest.approx(epsilon, abs=6e-4)
+
+
+def test_gdp_agrees_with_opacus():
+    mu = opacus_gdp.compute_mu_poisson(
+        steps=500, noise_multiplier=1.1, sample_rate=0.01
+    )
+    theirs = opacus_gdp.eps_from_mu(mu=mu, delta=1e-5)
+    ours = gdp_epsilon([(1.1, 500)], sample_rate=0.01, delta=1e-5)
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_gdp_of_nothing_is_nothing():
+    assert gdp_epsilon([], sample_rate=0.01, delta=1e-5) == 0.0
+    assert gdp_to_epsilon(1e-9, delta=1e-5) == 0.0
+    assert gdp_to_epsilon(1e6, delta=1e-5) == float("inf")
