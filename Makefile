@@ -4,15 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test check lint types layers unit clean
+.PHONY: run test check lint types layers unit clean sbom
 .DEFAULT_GOAL := run
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt infra/install.sh
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: set PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	sh infra/install.sh $(BIN)/python --editable '.[dev]'
 	@touch $(STAMP)
 
 run: $(STAMP)
@@ -34,6 +33,11 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadscope -q -m "not slow and not gpu"
+
+sbom: $(STAMP)
+	@mkdir -p build
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
+	@echo "build/sbom.cdx.json lists every package of $(VENV). An image holds its own: /opt/venv/sbom.cdx.json"
 
 clean:
 	rm -rf .dptune .pytest_cache .mypy_cache .ruff_cache
