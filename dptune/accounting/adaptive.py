@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from dptune.accounting.chain import Chain
 from dptune.accounting.filters import AdaptiveBudget, Card, RdpFilter, SigmaDeck
@@ -64,6 +64,48 @@ class DeckTerms:
     def open(self) -> SigmaDeck:
         """Return the whole deck."""
         return SigmaDeck(dict(self.cards))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTerms:
+    """No terms: whatever is wished is granted, and the run is charged as not private.
+
+    For systems that are run as their papers have them.
+
+    Args:
+        sample_rate: of every step.
+    """
+
+    sample_rate: float
+
+    @property
+    def event(self) -> DpEvent:
+        """Infinite epsilon."""
+        return NonPrivateDpEvent()
+
+    @property
+    def sample_rates(self) -> frozenset[float]:
+        """The one rate."""
+        return frozenset({self.sample_rate})
+
+    def open(self) -> AdaptiveBudget:
+        """Return a budget that has no end."""
+        return _Endless()
+
+
+class _Endless:
+    """Grants every wish."""
+
+    event: DpEvent = NonPrivateDpEvent()
+
+    def ask(
+        self,
+        noise_multiplier: float,
+        *,
+        sample_rate: float | None = None,  # noqa: ARG002 - of the protocol
+    ) -> float:
+        """Return the wish."""
+        return noise_multiplier
 
 
 @dataclass(frozen=True, kw_only=True)

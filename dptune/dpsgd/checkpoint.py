@@ -6,6 +6,7 @@ checkpoint_dir/
 └── step-00000040/         the last block boundary; renamed into place when complete
     ├── state.json         step, attempt, digest of plan and model, curve
     ├── weights.safetensors
+    ├── controller.safetensors   where a controller steers the run
     └── optimizer.safetensors
 ```
 
@@ -38,6 +39,7 @@ _FORMAT = 2
 _STATE = "state.json"
 _WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
+_CONTROLLER = "controller.safetensors"
 _PREFIX = "step-"
 
 CurvePoint = tuple[int, float]
@@ -92,6 +94,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     *,
     ranks: Ranks = ALONE,
+    controller: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a checkpoint, rename it into place, drop the one before.
 
@@ -102,6 +105,8 @@ def save_checkpoint(
         _WEIGHTS: _whole(weights, ranks),
         _OPTIMIZER: _whole(_flat_state(optimizer), ranks),
     }
+    if controller is not None:
+        files[_CONTROLLER] = dict(controller)
     ranks.once(lambda: _write_checkpoint(checkpoint_dir, state, files))
 
 
@@ -174,6 +179,23 @@ def load_checkpoint(
     _restore_weights(parameters, weights, name=folder.name)
     _restore_optimizer(optimizer, moments)
     return state
+
+
+def load_controller(checkpoint_dir: Path) -> dict[str, Tensor]:
+    """Return the state of the controller in the last checkpoint.
+
+    Raises:
+        ArtifactError: it cannot be read.
+    """
+    folder = max(checkpoint_dir.glob(f"{_PREFIX}*"))
+    try:
+        return load_file(folder / _CONTROLLER)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ArtifactError(
+            f"the controller in checkpoint {folder.name} cannot be read "
+            f"({type(error).__name__}). Delete the checkpoint to start over; what was "
+            "charged stays charged."
+        ) from error
 
 
 def _restore_weights(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dptune.accounting.adaptive import AdaptiveTerms
+from dptune.dpsgd.clipping import THRESHOLD
 from dptune.dpsgd.factorization import is_normalized
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import ConstantNoise
@@ -54,11 +55,13 @@ def contradictions(plan: "GradientPlan") -> Iterator[Problem]:
                 message="must be set exactly when sampling is truncated_poisson, got "
                 f"{getattr(plan, name)} with {plan.sampling}.",
             )
-    if plan.norm_rule is None and plan.count_share:
+    if plan.norm_rule is None and not plan.steering and plan.count_share:
         yield Problem(
             path="count_share",
             message=f"must be 0 without a norm_rule, got {plan.count_share}.",
         )
+    if plan.steering:
+        yield from _steering_contradictions(plan)
     if plan.norm_rule is not None and (plan.num_bands > 1 or plan.adaptive is not None):
         yield Problem(
             path="norm_rule",
@@ -87,6 +90,22 @@ def contradictions(plan: "GradientPlan") -> Iterator[Problem]:
             message="must be (1.0,) unless the noise multiplier is constant.",
             next_step="Use independent noise with a schedule or controller.",
         )
+
+
+def _steering_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
+    """Find what a controller cannot steer the clip norms of."""
+    needs = {
+        "adaptive": plan.adaptive is not None,
+        "norm_rule": plan.norm_rule is None,
+        "scale_rule": plan.scale_rule == THRESHOLD,
+    }
+    for name, is_met in needs.items():
+        if not is_met:
+            yield Problem(
+                path=name,
+                message="must be adaptive terms, no norm_rule and the threshold rule "
+                "where a controller steers clip norms.",
+            )
 
 
 def _adaptive_contradictions(

@@ -1,6 +1,7 @@
 """Clip policies: norms of per-unit gradients in, factors out."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -146,6 +147,33 @@ class GroupClip:
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """Return C when a unit is added or removed, 2C when one is replaced."""
         return sum_sensitivity(self._max_grad_norm, relation=relation)
+
+
+class BoundedGroups:
+    """Scale each group of a unit's gradient to a norm of its own.
+
+    **Formal guarantee**: in float32 arithmetic group i does not exceed `norms[i]`.
+    Cases are those of `FlatClip`, group by group.
+
+    Args:
+        norms: C_i, of every group.
+
+    Raises:
+        ConfigError: a norm is out of range.
+    """
+
+    def __init__(self, norms: Sequence[float]) -> None:
+        self._norms = tuple(norms)
+        self._bounds = [_float32_at_most(check_max_grad_norm(norm)) for norm in norms]
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Return a factor for every group and unit."""
+        rows = zip(norms, self._bounds, strict=True)
+        return torch.stack([_factors(row, bound, THRESHOLD) for row, bound in rows])
+
+    def sensitivity(self, relation: NeighboringRelation) -> float:
+        """Return the root of the sum of C_i^2, or twice that."""
+        return sum_sensitivity(math.hypot(*self._norms), relation=relation)
 
 
 def sum_sensitivity(max_grad_norm: float, *, relation: NeighboringRelation) -> float:

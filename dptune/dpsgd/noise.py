@@ -110,6 +110,38 @@ class IndependentNoise:
         )
 
 
+class GroupedNoise:
+    """Fresh noise at every step, of a stddev for each parameter.
+
+    Args:
+        noise_stddevs: absolute stddev of a step for every parameter; called once a
+            step, when its noise is drawn.
+        stream: secret; see `noise_stream`.
+    """
+
+    def __init__(
+        self,
+        *,
+        noise_stddevs: Callable[[int], Mapping[str, float]],
+        stream: GaussianStream,
+    ) -> None:
+        self._noise_stddevs = noise_stddevs
+        self._stream = stream
+
+    def add(self, sums: Mapping[str, Tensor], *, step: int) -> None:
+        """Add the noise of one step, in place."""
+        stddevs = self._noise_stddevs(step)
+        if stddevs.keys() != sums.keys() or not all(s > 0 for s in stddevs.values()):
+            raise PrivacyError(
+                f"every released sum must have noise of its own, got {len(sums)} sums "
+                f"and {sum(s > 0 for s in stddevs.values())} stddevs above 0."
+            )
+        for name, value in sums.items():
+            add_gaussian_noise(
+                {name: value}, noise_stddev=stddevs[name], stream=self._stream
+            )
+
+
 class BandedNoise:
     """Noise y = C^-1 z over the steps: each step takes back some of the last b - 1.
 

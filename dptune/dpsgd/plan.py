@@ -45,6 +45,7 @@ from dptune.dpsgd.moving_clip import MovingClip, NormRule, shares
 from dptune.dpsgd.noise import (
     MAX_NOISE_BYTES,
     BandedNoise,
+    GroupedNoise,
     IndependentNoise,
     NoiseMechanism,
 )
@@ -64,6 +65,7 @@ from dptune.dpsgd.schedule import (
     SteppedNoise,
     schedule_event,
 )
+from dptune.dpsgd.steered_clip import SteeredClip
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
 
@@ -172,10 +174,14 @@ class GradientPlan:
         steps_per_level: steps of each level.
         norm_rule: moves C from step to step, from `max_grad_norm` on, by noisy counts;
             see `moving_clip`, whose guarantee leaves the event as it is.
-        count_share: f in [0, 1) of the budget that counts get, with a `norm_rule` and
-            only then; 0 releases them as they are, and nothing is private.
+        count_share: f in [0, 1) of the budget that counts get, with a `norm_rule` or
+            `steering` and only then; 0 releases them as they are, and nothing is
+            private.
         adaptive: terms that a controller chooses the noise of every step within;
             `noise_multiplier` is then for the reader alone.
+        steering: the controller names the clip norm of every group too, see
+            `steered_clip`, whose guarantee leaves the event as it is; `max_grad_norm`
+            is then where it starts.
 
     Raises:
         ConfigError: values are out of range or contradict each other; all at once.
@@ -196,6 +202,7 @@ class GradientPlan:
     norm_rule: NormRule | None = None
     count_share: float = 0.0
     adaptive: AdaptiveTerms | None = None
+    steering: bool = False
 
     def __post_init__(self) -> None:
         """Check every number, and that they fit together."""
@@ -290,6 +297,7 @@ class GradientPlan:
         max_bytes: int = MAX_NOISE_BYTES,
         granted: AdaptiveNoise | None = None,
         moving: MovingClip | None = None,
+        steered: SteeredClip | None = None,
     ) -> NoiseMechanism:
         """Return the noise of a process that starts now; it keeps its own past.
 
@@ -299,14 +307,15 @@ class GradientPlan:
             max_bytes: memory that past noise may take.
             granted: what an adaptive plan takes its multipliers from, and only it.
             moving: knows C of the step, with a `norm_rule` and only then.
+            steered: knows the norms of the step, with `steering` and only then.
 
         Raises:
             ConfigError: past noise does not fit.
-            PrivacyError: `moving` or `granted` is missing, or of other terms than were
-                charged.
+            PrivacyError: `moving`, `steered` or `granted` is missing, or of other terms
+                than were charged.
         """
         if self.adaptive is not None or granted is not None:
-            return self._granted_noise(stream, granted)
+            return self._granted_noise(stream, granted, steered)
         if (moving is None) != (self.norm_rule is None):
             raise PrivacyError(
                 "noise must be scaled to the clip norm of its step. Pass the moving "
@@ -328,13 +337,26 @@ class GradientPlan:
         )
 
     def _granted_noise(
-        self, stream: GaussianStream, granted: AdaptiveNoise | None
+        self,
+        stream: GaussianStream,
+        granted: AdaptiveNoise | None,
+        steered: SteeredClip | None,
     ) -> NoiseMechanism:
         """Return noise that draws what was granted, nothing else."""
         if granted is None or granted.terms != self.adaptive:
             raise PrivacyError(
                 "an adaptive plan, and no other, must draw the noise that a budget of "
                 "its own terms grants. Open the budget with plan.adaptive."
+            )
+        if self.steering != (steered is not None):
+            raise PrivacyError(
+                "noise must be scaled to the clip norms of its step. Pass the steered "
+                "clip exactly where the plan says steering."
+            )
+        if steered is not None:
+            return GroupedNoise(
+                noise_stddevs=lambda step: steered.draw(granted.take(step)),
+                stream=stream,
             )
         return IndependentNoise(
             noise_stddev=lambda step: granted.take(step) * self.max_grad_norm,
@@ -347,10 +369,11 @@ class GradientPlan:
 
     def dp_event(self, num_steps: int, *, first_step: int = 0) -> dp_accounting.DpEvent:
         """Describe `num_steps` consecutive steps; see the table of the class."""
+        is_moved = self.norm_rule is not None or self.steering
+        if is_moved and not self.count_share and num_steps:
+            return dp_accounting.NonPrivateDpEvent()
         if self.adaptive is not None:
             return self.adaptive.event if num_steps else dp_accounting.NoOpDpEvent()
-        if self.norm_rule is not None and not self.count_share and num_steps:
-            return dp_accounting.NonPrivateDpEvent()
         return schedule_event(
             self.noise_schedule(),
             step_event=self._mechanism,

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.plan import GradientPlan, PlainPlan, is_adaptive
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.selfcheck import check_model
+from dptune.dpsgd.steered_clip import ClipController
 from dptune.errors import ConfigError, ModelError, PrivacyError, Problem
 
 
@@ -51,6 +53,16 @@ def check_controller(
             "controller must be given exactly when plan.adaptive is, got "
             f"controller {'missing' if adaptive else 'without terms'}. Its wishes are "
             "granted within those terms only."
+        )
+    steering = isinstance(plan, GradientPlan) and plan.steering
+    if steering and not isinstance(controller, ClipController):
+        raise ConfigError(
+            "controller must be a ClipController where the plan says steering, got "
+            f"{type(controller).__name__}."
+        )
+    if steering and not Ranks.current().is_alone:
+        raise ConfigError(
+            "a controller that steers clip norms must train in one process."
         )
     if adaptive and sharding != "none":
         raise ConfigError(

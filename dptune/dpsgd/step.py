@@ -1,6 +1,6 @@
 """One step's gradients, private and plain: what the optimizer finds in `grad`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +29,7 @@ from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.sharding import ShardedSums, is_sharded
+from dptune.dpsgd.steered_clip import ClipController, SteeredClip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +188,14 @@ class PrivateGradients:
         max_noise_bytes: int,
         granted: AdaptiveNoise | None,
         moving: MovingClip | None,
+        steered: SteeredClip | None,
     ) -> None:
         self._model = model
         self._engine = engine
         self._plan = plan
         self._feed = feed
         self._moving = moving
+        self._steered = steered
         self._clip = self._clip_now()
         self._sums = sums
         self._noise = plan.noise(
@@ -201,6 +204,7 @@ class PrivateGradients:
             max_bytes=max_noise_bytes,
             granted=granted,
             moving=moving,
+            steered=steered,
         )
 
     @property
@@ -212,6 +216,8 @@ class PrivateGradients:
         """Sum clipped gradients over all pieces and ranks, then release."""
         self._sums.clear()
         totals = StepTotals()
+        if self._steered is not None:
+            self._clip = self._steered.open(step)
         for batch in self._feed.batches(indices):
             totals = totals + self._add(batch)
         self._sums.combine()
@@ -221,17 +227,25 @@ class PrivateGradients:
             gradients, counts = self._plan.noise_shares(step)
             self._moving.release(gradient_multiplier=gradients, stddev=counts)
             self._clip = self._clip_now()
+        if self._steered is not None:
+            self._steered.close(loss=totals.loss)
         return totals.over(self._feed.ranks)
 
     def _add(self, batch: PhysicalBatch) -> StepTotals:
         """Add one piece's clipped gradients to the sums."""
         with self._engine.record(batch.rows_of_unit) as tape:
             losses = self._feed.losses(self._model, batch)
-            tape.backward(losses.sum(), partial(self._factors, batch), self._sums.lent)
+            factors = partial(self._factors, batch, losses.detach())
+            tape.backward(losses.sum(), factors, self._sums.lent)
         return self._feed.totals(losses, batch)
 
-    def _factors(self, batch: PhysicalBatch, norms: Tensor) -> Tensor:
+    def _factors(self, batch: PhysicalBatch, losses: Tensor, norms: Tensor) -> Tensor:
         """Clip real units; units that only fill the batch add nothing."""
+        if self._steered is not None:
+            real = slice(batch.num_real_units)
+            self._steered.count(
+                norms[:, real], _of_units(losses, batch.rows_of_unit[real])
+            )
         if self._moving is not None:
             self._moving.count(norms[:, : batch.num_real_units])
         factors = self._clip.factors(norms)
@@ -283,6 +297,7 @@ def gradient_source(
     max_noise_bytes: int = MAX_NOISE_BYTES,
     granted: AdaptiveNoise | None = None,
     max_grad_norm: float | None = None,
+    steering: ClipController | None = None,
 ) -> Iterator[GradientSource]:
     """Open the source that a plan calls for; on leaving, the model is clean again.
 
@@ -295,6 +310,7 @@ def gradient_source(
         max_noise_bytes: memory that past noise may take.
         granted: what an adaptive plan takes its multipliers from.
         max_grad_norm: where a moving C was left; None starts with the plan's.
+        steering: names the clip norms of a plan that says so.
 
     Raises:
         ConfigError: the plan's banded noise does not fit.
@@ -327,6 +343,11 @@ def gradient_source(
                         stream=stream,
                         initial=max_grad_norm or plan.max_grad_norm,
                     ),
+                    steered=None
+                    if steering is None
+                    else _steered_clip(
+                        steering, plan, engine, feed, groups=groups, stream=stream
+                    ),
                 )
     finally:
         for parameter in model.parameters():
@@ -353,6 +374,35 @@ def _moving_clip(
         stream=stream,
         device=feed.device,
     )
+
+
+def _steered_clip(
+    controller: ClipController,
+    plan: GradientPlan,
+    engine: PerUnitGradients,
+    feed: Feed,
+    *,
+    groups: Mapping[str, int],
+    stream: GaussianStream,
+) -> SteeredClip:
+    """Return the clip norms that a controller steers."""
+    sizes = [0] * engine.num_groups
+    for name, parameter in engine.parameters.items():
+        sizes[groups[name]] += parameter.numel()
+    return SteeredClip(
+        controller,
+        group_of=groups,
+        sizes=sizes,
+        share=plan.count_share,
+        expected_batch_size=plan.expected_batch_size,
+        stream=stream,
+        device=feed.device,
+    )
+
+
+def _of_units(losses: Tensor, rows_of_unit: Tensor) -> Tensor:
+    """Sum losses of rows to those of units, `(units,)`; -1 is no row."""
+    return torch.cat((losses.float(), losses.new_zeros(1).float()))[rows_of_unit].sum(1)
 
 
 def _sums_of(engine: PerUnitGradients, ranks: Ranks) -> GradientSums:

@@ -27,6 +27,7 @@ from dptune.dpsgd.checkpoint import (
     TrainingState,
     claim_attempt,
     load_checkpoint,
+    load_controller,
     save_checkpoint,
 )
 from dptune.dpsgd.dataset import UnitDataset
@@ -48,6 +49,7 @@ from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequen
 from dptune.dpsgd.sampling import UnitIndices, sampling_generator
 from dptune.dpsgd.schedule import AdaptiveNoise, Controller
 from dptune.dpsgd.sharding import is_sharded, shard_model
+from dptune.dpsgd.steered_clip import ClipController
 from dptune.dpsgd.step import Feed, GradientSource, gradient_source
 
 Charge = Callable[[int, int], None]
@@ -173,7 +175,8 @@ def train_stage(
         sharding: `fsdp` spreads weights and optimizer over the ranks, for models that
             fit on no single one. The model stays sharded: read the weights by calling
             this in one process, with the same `checkpoint_dir`.
-        controller: wishes for the noise of every step; an adaptive plan needs one.
+        controller: wishes for the noise of every step; an adaptive plan needs one. One
+            that steers clip norms is stored with every checkpoint and goes on from it.
 
     Raises:
         ConfigError: a number is out of range, or ranks differ in what they would do.
@@ -304,6 +307,9 @@ class _Run:
             resumed_from = None if resumed is None else resumed.step
             state = resumed or state
             self._curve.extend(state.curve)
+            steering = self._steering()
+            if resumed is not None and steering is not None:
+                steering.restore(load_controller(checkpoint_dir))
         if state.step < self._num_steps:
             with training_mode(self._model):
                 state = self._train_on(state, checkpoint_dir, block_size, charge)
@@ -331,6 +337,7 @@ class _Run:
             attempt = int(ranks.once(lambda: claim_attempt(checkpoint_dir)))
             state = replace(state, attempt=attempt)
         granted = self._adaptive_noise(checkpoint_dir, charge)
+        steering = self._steering()
         generator = self._sampling_generator(state.attempt)
         sampler = self._plan.sampler(self._feed.data.num_units)
         if isinstance(self._plan, PlainPlan):
@@ -345,6 +352,7 @@ class _Run:
             max_noise_bytes=self._max_noise_bytes,
             granted=granted,
             max_grad_norm=state.max_grad_norm,
+            steering=steering,
         ) as source:
             has_more = True
             while has_more and state.step < self._num_steps:
@@ -371,8 +379,19 @@ class _Run:
                         self._parameters,
                         self._optimizer,
                         ranks=ranks,
+                        controller=steering.state() if steering else None,
                     )
         return state
+
+    def _steering(self) -> ClipController | None:
+        """Return the controller if it steers clip norms, and so has a state."""
+        is_steered = isinstance(self._plan, GradientPlan) and self._plan.steering
+        controller = self._controller
+        return (
+            controller
+            if is_steered and isinstance(controller, ClipController)
+            else None
+        )
 
     def _adaptive_noise(
         self, checkpoint_dir: Path | None, charge: Charge
