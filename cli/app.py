@@ -8,6 +8,7 @@ import typer
 from cli.budget_app import build_budget_app
 from cli.detection_app import detect, evaluate_detector
 from cli.review_app import build_review_app
+from cli.stack import ProfileName, build_stack_app
 
 ConfigPath = Annotated[
     Path, typer.Argument(help="A file under configs/train/.", show_default=False)
@@ -62,6 +63,7 @@ def build_app() -> typer.Typer:
         app.command()(command)
     app.add_typer(build_budget_app(), name="budget")
     app.add_typer(build_review_app(), name="review")
+    app.add_typer(build_stack_app(), name="stack")
     return app
 
 
@@ -90,6 +92,7 @@ def train(
             "--retrain", help="Train (and spend) again, even if finished before."
         ),
     ] = False,
+    profile: ProfileName = None,
 ) -> None:
     """Run one training configuration, from raw text to a gate decision.
 
@@ -97,7 +100,7 @@ def train(
     """
     from cli.training import train_and_report
 
-    train_and_report(config, overrides or [], retrain=retrain)
+    train_and_report(config, overrides or [], retrain=retrain, profile=profile)
 
 
 def calibrate(

@@ -14,6 +14,7 @@ def list_configs() -> None:
         ("train", "python run.py train configs/train/{name}.yaml"),
         ("recipes", "--set recipe={name}"),
         ("gates", "--set gate={name}"),
+        ("profiles", "--profile {name}"),
     ):
         table = Table(title=f"configs/{folder}", title_justify="left", box=None)
         table.add_column("name", style="bold")

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.stack import open_profile
 from dptune.config import TrainConfig
 from dptune.configfile import load_train_config
 from dptune.errors import DptuneError
-from infra.stacks.local import ensure_local_stack
+from infra.profiles import default_profile, read_profile, run_options
 from infra.workspace import (
     REPOSITORY,
     Workspace,
@@ -42,8 +43,15 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     return load_train_config(path, configs=CONFIGS, overrides=overrides)
 
 
-def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
+def run_training(
+    config: TrainConfig, *, retrain: bool = False, profile: str | None = None
+) -> FinishedRun:
     """Check everything that can be checked beforehand, then run the pipeline.
+
+    Args:
+        config: of the run.
+        retrain: train and spend again.
+        profile: where to run; None is the default one.
 
     Raises:
         DptuneError: before anything is created, or from a step, then with the note
@@ -54,19 +62,21 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
     from infra.workspace import data_root, llm_access
     from steps._reviewing import with_review
 
-    config, digest = with_review(config)
+    chosen = read_profile(profile or default_profile())
+    config, digest = with_review(chosen.applied_to(config))
     place = budget_place(again=retrain)
     checked = check_run(
         config, data_root=data_root(), budget=place, access=llm_access()
     )
-    open_workspace()
-    from pipelines.train import failures, train_pipeline
+    open_profile(chosen)
+    from pipelines.train import failures, step_names, train_pipeline
 
     failures.clear()
     try:
         response = train_pipeline.with_options(
             run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",
             tags=[config.name, config.recipe.name],
+            **run_options(chosen, step_names(config)),
         )(
             config=config.model_dump(mode="json"),
             fingerprint=checked.fingerprint,
@@ -74,7 +84,8 @@ def run_training(config: TrainConfig, *, retrain: bool = False) -> FinishedRun:
             review=digest,
         )
     except Exception as error:  # noqa: BLE001 - it is raised again below
-        release_budget(place.url, config, checked.fingerprint)
+        if chosen.stack is None:  # elsewhere the run may go on without this process
+            release_budget(place.url, config, checked.fingerprint)
         cause = failures[0] if failures else error
         cause.add_note(STARTED)
         raise cause from None
@@ -92,10 +103,9 @@ def budget_place(*, again: bool = False) -> "BudgetPlace":
 
 
 def open_workspace() -> Workspace:
-    """Make the project folder and the local stack, if they are not there yet."""
-    workspace = current_workspace()
-    ensure_local_stack(workspace)
-    return workspace
+    """Make the project folder and the default profile's stack active."""
+    open_profile(read_profile(default_profile()))
+    return current_workspace()
 
 
 def require_workspace() -> Workspace:
@@ -105,12 +115,13 @@ def require_workspace() -> Workspace:
         DptuneError: nothing was ever run here.
     """
     workspace = current_workspace()
-    if not workspace.zenml.is_dir():
+    profile = read_profile(default_profile())
+    if profile.stack is None and not workspace.zenml.is_dir():
         raise DptuneError(
             "there is no project folder yet, so there are no versions. Run `make run` "
             "or `python run.py train configs/train/<name>.yaml` first."
         )
-    ensure_local_stack(workspace)
+    open_profile(profile)
     return workspace
 
 

@@ -15,8 +15,20 @@ from infra.workspace import current_workspace
 from steps._deciding import reasons
 
 
-def train_and_report(path: Path, overrides: Sequence[str], *, retrain: bool) -> None:
+def train_and_report(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    retrain: bool,
+    profile: str | None = None,
+) -> None:
     """Run one configuration, print the result, and fail if the gate refused.
+
+    Args:
+        path: of the configuration.
+        overrides: `KEY=VALUE` pairs.
+        retrain: train and spend again.
+        profile: where to run; None is the default one.
 
     Raises:
         GateFailedError: the gate's outcome is not PASS.
@@ -24,7 +36,7 @@ def train_and_report(path: Path, overrides: Sequence[str], *, retrain: bool) -> 
     console = Console(highlight=False)
     config = read_config(path, overrides)
     console.print(f"[bold]{config.name}[/] with recipe {config.recipe.title}")
-    run = run_training(config, retrain=retrain)
+    run = run_training(config, retrain=retrain, profile=profile)
     summary = summarize(run, title=config.recipe.title)
     version, decision = _outcome(run)
     name = f"{config.name}-{config.recipe.name}-v{version.version}"

@@ -32,6 +32,21 @@ def remember_failure(exception: BaseException) -> None:
     failures.append(exception)
 
 
+_BEFORE = (
+    *("ingest", "plant_canaries", "detect", "redact", "calibrate", "reserve_budget"),
+    *("score", "prepare_model"),
+)
+_AFTER = (
+    *("settle_budget", "attack", "measure_champion", "register", "gate", "promote"),
+)
+
+
+def step_names(config: TrainConfig) -> list[str]:
+    """Name every step of a run, as `train_pipeline` does."""
+    stages = [f"train_{stage.name}" for stage in config.recipe.stages]
+    return [*_BEFORE, *stages, *_AFTER]
+
+
 @pipeline(name="train", enable_step_logs=False, on_failure=remember_failure)
 def train_pipeline(
     config: dict[str, Any], fingerprint: str, *, retrain: bool, review: str = ""

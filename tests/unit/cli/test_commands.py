@@ -27,6 +27,7 @@ COMMANDS = (
     "configs",
     "dashboard",
     "mlflow",
+    "stack",
 )
 
 
@@ -64,7 +65,7 @@ def test_wrong_arguments_exit_2_without_a_trace(arguments, run_cli):
 def test_configs_lists_every_file_and_creates_nothing(run_cli):
     outcome = run_cli("configs")
     assert outcome.code == 0
-    for folder in ("train", "recipes", "gates"):
+    for folder in ("train", "recipes", "gates", "profiles"):
         files = list((REPOSITORY / "configs" / folder).glob("*.yaml"))
         assert files
         for file in files:

@@ -1,0 +1,125 @@
+"""The `stack` commands: where runs go, registered from a file, and what it lacks."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from infra.profiles import Profile, default_profile, read_profile
+from infra.stacks.local import ensure_local_stack
+from infra.workspace import current_workspace
+
+ProfileName = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help="A file under configs/profiles; DPTUNE_PROFILE, or local, by default.",
+        show_default=False,
+    ),
+]
+
+
+def build_stack_app() -> typer.Typer:
+    """Build the `stack` commands."""
+    app = typer.Typer(
+        help="Register where runs go, see what is missing there, remove it.",
+        no_args_is_help=True,
+    )
+    for command in (up, check, down):
+        app.command()(command)
+    return app
+
+
+def up(profile: ProfileName = None) -> None:
+    """Register the profile's stack in the ZenML server, or mend it. Idempotent."""
+    chosen = read_profile(profile or default_profile())
+    console = Console(highlight=False)
+    stack = chosen.production_stack()
+    if stack is None:
+        ensure_local_stack(current_workspace())
+        console.print("the local stack is ready")
+        return
+    from infra.stacks.production import register
+
+    _connect_quietly()
+    changes = register(stack)
+    for change in changes:
+        console.print(change)
+    if not changes:
+        console.print(f"stack {stack.name} is as the file says")
+    _next(console, f"python run.py stack check --profile {chosen.name}")
+
+
+def check(profile: ProfileName = None) -> None:
+    """Say in one table what is missing and how to get it. Changes nothing.
+
+    Exit 0 if nothing is missing, 1 if something is.
+    """
+    chosen = read_profile(profile or default_profile())
+    console = Console(highlight=False)
+    stack = chosen.production_stack()
+    if stack is None:
+        console.print("the local profile needs nothing but this machine")
+        return
+    from infra.stacks.checks import State, check_stack
+
+    _connect_quietly()
+    found = check_stack(stack, chosen)
+    table = Table(title=f"stack {stack.name}", title_justify="left")
+    for column in ("needed", "state", "found", "how to get it"):
+        table.add_column(column, overflow="fold")
+    colors = {State.OK: "green", State.MISSING: "red", State.UNKNOWN: "yellow"}
+    for line in found:
+        state = f"[{colors[line.state]}]{line.state}[/]"
+        table.add_row(line.name, state, line.found, line.how)
+    console.print(table)
+    missing = sum(line.state is State.MISSING for line in found)
+    if missing:
+        console.print(f"{missing} missing")
+        raise typer.Exit(1)
+    _next(console, f"python run.py train CONFIG --profile {chosen.name}")
+
+
+def down(profile: ProfileName = None) -> None:
+    """Remove the profile's stack from the ZenML server; runs and artifacts stay."""
+    chosen = read_profile(profile or default_profile())
+    console = Console(highlight=False)
+    stack = chosen.production_stack()
+    if stack is None:
+        console.print("the local stack goes with its folder; nothing was changed")
+        return
+    from infra.stacks.production import unregister
+
+    _connect_quietly()
+    for change in unregister(stack) or [f"stack {stack.name} was not registered"]:
+        console.print(change)
+
+
+def open_profile(profile: Profile) -> None:
+    """Make the profile's stack active, and the project folder if there is none.
+
+    Raises:
+        ConfigError: the stack is not registered.
+    """
+    stack = profile.production_stack()
+    if stack is None:
+        ensure_local_stack(current_workspace())
+        return
+    from infra.stacks.production import activate
+
+    _connect_quietly()
+    activate(stack)
+
+
+def _connect_quietly() -> None:
+    """Connect to ZenML without telling its makers."""
+    current_workspace().zenml.mkdir(parents=True, exist_ok=True)
+    from zenml.config.global_config import GlobalConfiguration
+
+    GlobalConfiguration().analytics_opt_in = False
+
+
+def _next(console: Console, line: str) -> None:
+    """Say what one will want now."""
+    console.print(f"next    {line}", style="dim")

@@ -1,0 +1,345 @@
+"""Where a run goes: a profile is data, and turns into options of one same pipeline.
+
+Nothing here can change what a run computes or claims: pods, retries, timeouts and the
+performance settings that `PerformanceSettings` already declares harmless.
+"""
+
+import os
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dptune.config import TrainConfig
+from dptune.configfile import read_yaml, validate
+from dptune.errors import ConfigError, Problem
+from infra.stacks.settings import ProductionStack, read_stack
+from infra.workspace import REPOSITORY
+
+PROFILES = REPOSITORY / "configs" / "profiles"
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti)?$"
+_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_USER = 10001
+"""Owner of the image's files; see infra/docker."""
+
+Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+ObjectName = Annotated[str, Field(pattern=_NAME, max_length=253)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class SecretKey(_Settings):
+    """A value in a Kubernetes secret, by reference.
+
+    Args:
+        name: of the secret.
+        key: in it.
+        optional: whether pods start without it.
+    """
+
+    name: ObjectName
+    key: str = Field(pattern=r"^[-._a-zA-Z0-9]+$")
+    optional: bool = False
+
+
+class Volume(_Settings):
+    """What step pods mount: a claim, or room of the node that goes with the pod.
+
+    Args:
+        name: in the pod.
+        path: where it is mounted.
+        claim: a PersistentVolumeClaim; None for an empty directory.
+        size: limit of an empty directory.
+        read_only: whether pods may not write.
+    """
+
+    name: ObjectName
+    path: str = Field(pattern=r"^/")
+    claim: ObjectName | None = None
+    size: Quantity | None = None
+    read_only: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.claim is None) == (self.size is None):
+            raise ValueError("exactly one of claim and size must be given")
+        return self
+
+
+class PodSettings(_Settings):
+    """What a pod asks for and may use; requests and limits are the same.
+
+    Args:
+        cpu, memory: Kubernetes quantities.
+        timeout_minutes: after which the step is ended, retries included.
+    """
+
+    cpu: Quantity
+    memory: Quantity
+    timeout_minutes: int = Field(ge=1, le=60 * 24 * 14)
+    node_selectors: dict[str, str] = Field(default_factory=dict)
+    tolerations: tuple[dict[str, str | int], ...] = ()
+    priority_class: ObjectName | None = None
+
+
+class AcceleratedPods(PodSettings):
+    """Pods of the steps that need accelerators.
+
+    Args:
+        steps: their names; `train_*` is every stage.
+        gpus: of one pod.
+        gpu_resource: as the device plugin calls it.
+        shared_memory: for the processes of one pod.
+    """
+
+    steps: tuple[str, ...] = ("train_*", "attack")
+    gpus: int = Field(default=1, ge=0, le=64)
+    gpu_resource: str = "nvidia.com/gpu"
+    shared_memory: Quantity | None = None
+
+
+class Pods(_Settings):
+    """Pods of a run: of its orchestrator, of most steps, and of the heavy ones."""
+
+    steps: PodSettings
+    orchestrator: PodSettings
+    accelerated: AcceleratedPods
+
+
+class Profile(_Settings):
+    """Where and with what a run is computed.
+
+    Args:
+        stack: a file under `configs/stacks`; None is this machine.
+        retries: how often a failed or preempted step starts again.
+        performance: performance settings in place of the configuration's own.
+        environment: of every pod; nothing secret.
+        secrets: of every step pod, by reference.
+        volumes: of every step pod.
+        pods: sizes and places; needed where there is a stack.
+    """
+
+    name: str = Field(pattern=_NAME)
+    stack: str | None = None
+    retries: int = Field(default=0, ge=0, le=10)
+    performance: dict[str, Any] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    secrets: dict[str, SecretKey] = Field(default_factory=dict)
+    volumes: tuple[Volume, ...] = ()
+    pods: Pods | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.stack is None) != (self.pods is None):
+            raise ValueError("stack and pods must be given together, or neither")
+        looks_secret = [n for n in self.environment if _sounds_secret(n)]
+        if looks_secret:
+            raise ValueError(
+                f"{', '.join(looks_secret)} must be under secrets, by reference"
+            )
+        return self
+
+    def production_stack(self) -> ProductionStack | None:
+        """Read the stack that this profile names."""
+        return None if self.stack is None else read_stack(self.stack)
+
+    def applied_to(self, config: TrainConfig) -> TrainConfig:
+        """Return the configuration with this profile's performance settings."""
+        if not self.performance:
+            return config
+        values = config.model_dump(mode="json")
+        values["performance"] |= self.performance
+        return validate(TrainConfig, values)
+
+
+def _sounds_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is one."""
+    words = ("KEY", "TOKEN", "PASSWORD", "SECRET", "CREDENTIAL", "BUDGET_URL")
+    return any(word in name.upper() for word in (*words, "ALERT_URL"))
+
+
+def read_profile(name: str) -> Profile:
+    """Read a profile by its name under `configs/profiles` or by its path.
+
+    Raises:
+        ConfigError: there is no such profile, or it cannot be used.
+    """
+    path = Path(name) if name.endswith(".yaml") else PROFILES / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.yaml")))
+        message = f"must be one of {known} or a YAML file, got {name!r}."
+        raise ConfigError([Problem(path="--profile", message=message)])
+    return validate(Profile, read_yaml(path))
+
+
+def default_profile() -> str:
+    """Name the profile of commands that were given none (`DPTUNE_PROFILE`)."""
+    return os.environ.get("DPTUNE_PROFILE") or "local"
+
+
+def run_options(profile: Profile, step_names: Sequence[str]) -> dict[str, Any]:
+    """Turn a profile into options of `Pipeline.with_options`; empty on this machine.
+
+    Args:
+        profile: where the run goes.
+        step_names: of the pipeline's steps, as they are called in the run.
+    """
+    stack, pods = profile.production_stack(), profile.pods
+    if stack is None or pods is None:
+        return {}
+    heavy = [
+        name
+        for name in step_names
+        if any(fnmatch(name, pattern) for pattern in pods.accelerated.steps)
+    ]
+    accelerated = {
+        "settings": {
+            "orchestrator.kubernetes": _orchestrator(profile, stack, pods.accelerated)
+        }
+    }
+    return {
+        "settings": {
+            "docker": _image(stack),
+            "orchestrator.kubernetes": _orchestrator(profile, stack, pods.steps),
+        },
+        "retry": {"max_retries": profile.retries, "delay": 0, "backoff": 0},
+        "steps": dict.fromkeys(heavy, accelerated),
+    }
+
+
+def _image(stack: ProductionStack) -> dict[str, Any]:
+    """Run the image as it is: its code is the code that was tested."""
+    return {
+        "parent_image": stack.image,
+        "skip_build": True,
+        "allow_download_from_artifact_store": False,
+        "allow_download_from_code_repository": False,
+    }
+
+
+def _orchestrator(
+    profile: Profile, stack: ProductionStack, pod: PodSettings
+) -> dict[str, Any]:
+    """Settings of the Kubernetes orchestrator for one kind of step."""
+    cluster = stack.kubernetes
+    pods = profile.pods
+    return {
+        "service_account_name": cluster.orchestrator_service_account,
+        "step_pod_service_account_name": cluster.step_service_account,
+        "pod_settings": _pod(profile, stack, pod, volumes=profile.volumes),
+        "orchestrator_pod_settings": _pod(
+            profile,
+            stack,
+            pods.orchestrator if pods else pod,
+            volumes=[v for v in profile.volumes if v.claim is None],
+            with_secrets=False,
+        ),
+        "active_deadline_seconds": 60 * pod.timeout_minutes,
+        "pod_failure_policy": _FAILURE_POLICY,
+        "backoff_limit_margin": 1,
+        "ttl_seconds_after_finished": 60 * 60 * 24,
+        "pod_stop_grace_period": 60,
+        "prevent_orchestrator_pod_caching": False,
+    }
+
+
+_FAILURE_POLICY = {
+    "rules": [
+        # First: a preempted pod may also exit with 137 or 143, and is nobody's fault.
+        {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        },
+        {
+            "action": "Count",
+            "onExitCodes": {
+                "containerName": "main",
+                "operator": "NotIn",
+                "values": [0],
+            },
+        },
+    ]
+}
+
+
+def _pod(
+    profile: Profile,
+    stack: ProductionStack,
+    pod: PodSettings,
+    *,
+    volumes: Sequence[Volume],
+    with_secrets: bool = True,
+) -> dict[str, Any]:
+    """One pod under the restricted Pod Security level."""
+    amount = {"cpu": pod.cpu, "memory": pod.memory}
+    gpus: dict[str, str] = {}
+    mounted = list(volumes)
+    extra = []
+    if isinstance(pod, AcceleratedPods):
+        gpus = {pod.gpu_resource: str(pod.gpus)} if pod.gpus else {}
+        if pod.shared_memory is not None:
+            extra = [_shared_memory(pod.shared_memory)]
+    return {
+        "resources": {"requests": amount | gpus, "limits": amount | gpus},
+        "node_selectors": pod.node_selectors,
+        "tolerations": list(pod.tolerations),
+        "image_pull_secrets": list(stack.kubernetes.image_pull_secrets),
+        "labels": {"app.kubernetes.io/part-of": "dptune"},
+        "env": [
+            *({"name": n, "value": v} for n, v in sorted(profile.environment.items())),
+            *(_from_secret(n, s) for n, s in profile.secrets.items() if with_secrets),
+        ],
+        "volumes": [*(_source(v) for v in mounted), *(v for v, _ in extra)],
+        "volume_mounts": [*(_mount(v) for v in mounted), *(m for _, m in extra)],
+        "container_security_context": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "additional_pod_spec_args": {
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            **({"priorityClassName": pod.priority_class} if pod.priority_class else {}),
+        },
+    }
+
+
+def _from_secret(variable: str, secret: SecretKey) -> dict[str, Any]:
+    """An environment variable whose value is in a secret."""
+    reference = secret.model_dump()
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _source(volume: Volume) -> dict[str, Any]:
+    """What is mounted."""
+    if volume.claim is None:
+        return {"name": volume.name, "emptyDir": {"sizeLimit": volume.size}}
+    claim = {"claimName": volume.claim, "readOnly": volume.read_only}
+    return {"name": volume.name, "persistentVolumeClaim": claim}
+
+
+def _mount(volume: Volume) -> dict[str, Any]:
+    """Where it is mounted."""
+    return {
+        "name": volume.name,
+        "mountPath": volume.path,
+        "readOnly": volume.read_only,
+    }
+
+
+def _shared_memory(size: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Memory that the processes of one pod share; counts against its limit."""
+    source = {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+    return source, {"name": "dshm", "mountPath": "/dev/shm"}  # noqa: S108 - in a pod

@@ -1,0 +1,105 @@
+"""What a production stack is made of: the schema of `configs/stacks`."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dptune.configfile import read_yaml, validate
+from dptune.errors import ConfigError, Problem
+from infra.workspace import REPOSITORY
+
+STACKS = REPOSITORY / "configs" / "stacks"
+_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_SECRET = r"^[a-zA-Z0-9][-_a-zA-Z0-9]*$"  # noqa: S105 - a pattern of names
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class KubernetesSettings(_Settings):
+    """The cluster, and the accounts that exist in it already.
+
+    Args:
+        context: of the kubeconfig; None inside the cluster.
+        namespace: of all pods.
+        orchestrator_service_account: may start and watch jobs in the namespace.
+        step_service_account: may do nothing in the cluster.
+        image_pull_secrets: names of Kubernetes secrets.
+    """
+
+    context: str | None = None
+    namespace: str = Field(pattern=_NAME)
+    orchestrator_service_account: str = Field(pattern=_NAME)
+    step_service_account: str = Field(pattern=_NAME)
+    image_pull_secrets: tuple[str, ...] = ()
+
+
+class ArtifactStoreSettings(_Settings):
+    """Where artifacts go.
+
+    Args:
+        path: a bucket, with or without a prefix.
+        endpoint_url: of an S3 that is not Amazon's.
+        secret: a secret of the ZenML server with `access_key_id` and
+            `secret_access_key`; None leaves it to the pods' identity.
+    """
+
+    path: str = Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?$")
+    endpoint_url: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
+    region: str | None = None
+    secret: str | None = Field(default=None, pattern=_SECRET)
+
+
+class MlflowSettings(_Settings):
+    """The tracking server.
+
+    Args:
+        tracking_uri: without user and password.
+        secret: a secret of the ZenML server with `username` and `password`, which
+            ZenML asks for; a server without accounts ignores them.
+    """
+
+    tracking_uri: str = Field(pattern=r"^https?://[^\s@]+$")
+    secret: str = Field(pattern=_SECRET)
+
+
+class ProductionStack(_Settings):
+    """One ZenML stack on a cluster.
+
+    Args:
+        name: of the stack; its components are named after it.
+        image: that every pod runs.
+        container_registry: where the image comes from.
+        zenml_server: as this machine reaches it.
+    """
+
+    name: str = Field(pattern=_NAME)
+    image: str = Field(min_length=1)
+    container_registry: str = Field(pattern=r"^[^\s@]+$")
+    kubernetes: KubernetesSettings
+    artifact_store: ArtifactStoreSettings
+    mlflow: MlflowSettings
+    zenml_server: str = Field(pattern=r"^https?://[^\s@]+$")
+
+    @property
+    def secrets(self) -> dict[str, tuple[str, ...]]:
+        """Secrets of the ZenML server that components refer to, and their keys."""
+        found: dict[str, tuple[str, ...]] = {}
+        if self.artifact_store.secret is not None:
+            found[self.artifact_store.secret] = ("access_key_id", "secret_access_key")
+        return found | {self.mlflow.secret: ("username", "password")}
+
+
+def read_stack(name: str) -> ProductionStack:
+    """Read a stack by its name under `configs/stacks` or by its path.
+
+    Raises:
+        ConfigError: there is no such stack, or it cannot be used.
+    """
+    path = Path(name) if name.endswith(".yaml") else STACKS / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in STACKS.glob("*.yaml")))
+        message = f"must be one of {known} or a YAML file, got {name!r}."
+        raise ConfigError([Problem(path="stack", message=message)])
+    return validate(ProductionStack, read_yaml(path))

@@ -1,0 +1,161 @@
+"""A profile turns into pod settings, and can neither claim nor leak anything."""
+
+import json
+
+import pytest
+import yaml
+from zenml.config import DockerSettings
+from zenml.integrations.kubernetes.flavors import KubernetesOrchestratorSettings
+from zenml.integrations.kubernetes.serialization_utils import (
+    deserialize_kubernetes_model,
+)
+
+from dptune.configfile import load_train_config
+from dptune.errors import ConfigError
+from infra.profiles import PROFILES, read_profile, run_options
+from infra.stacks.settings import STACKS, read_stack
+from infra.workspace import REPOSITORY
+from pipelines.train import step_names
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - in a pod
+KUBERNETES = "orchestrator.kubernetes"
+
+
+@pytest.fixture(scope="module")
+def names() -> list[str]:
+    config = load_train_config(
+        REPOSITORY / "configs/train/quickstart.yaml", configs=REPOSITORY / "configs"
+    )
+    return step_names(config)
+
+
+@pytest.fixture(scope="module")
+def options(names) -> dict:
+    return run_options(read_profile("kubernetes"), names)
+
+
+def pods(options) -> dict[str, dict]:
+    """Pod settings of every kind of pod, by a name for it."""
+    common = options["settings"][KUBERNETES]
+    steps = {
+        name: step["settings"][KUBERNETES]["pod_settings"]
+        for name, step in options["steps"].items()
+    }
+    orchestrator = common["orchestrator_pod_settings"]
+    return {"*": common["pod_settings"], "orchestrator": orchestrator, **steps}
+
+
+def test_every_profile_and_stack_can_be_read():
+    profiles = sorted(path.stem for path in PROFILES.glob("*.yaml"))
+    assert profiles == ["kubernetes", "local"]
+    assert [read_profile(name).name for name in profiles] == profiles
+    stacks = sorted(path.stem for path in STACKS.glob("*.yaml"))
+    assert stacks == ["production"]
+    assert read_stack("production").image.count("@sha256:") == 1
+
+
+def test_local_profile_changes_nothing(names):
+    assert run_options(read_profile("local"), names) == {}
+
+
+def test_accelerators_go_to_training_and_attacks_only(options, names):
+    heavy = {n for n in names if n.startswith("train_")} | {"attack"}
+    assert len(heavy) == 3
+    assert set(options["steps"]) == heavy
+    for name, pod in pods(options).items():
+        limits = pod["resources"]["limits"]
+        assert ("nvidia.com/gpu" in limits) == (name in heavy), name
+        assert ("dptune.dev/pool" in pod["node_selectors"]) == (name in heavy), name
+
+
+def test_shared_memory_is_mounted_where_there_are_accelerators(options):
+    for name, pod in pods(options).items():
+        mounts = [m["mountPath"] for m in pod["volume_mounts"]]
+        assert (SHARED_MEMORY in mounts) == (name in options["steps"])
+        assert sorted(m["name"] for m in pod["volume_mounts"]) == sorted(
+            v["name"] for v in pod["volumes"]
+        )
+
+
+def test_every_pod_is_restricted_limited_and_holds_no_secret(options):
+    for pod in pods(options).values():
+        assert pod["resources"]["limits"] == pod["resources"]["requests"]
+        context = pod["container_security_context"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert pod["additional_pod_spec_args"]["securityContext"]["runAsNonRoot"]
+        for variable in pod["env"]:
+            secret = any(w in variable["name"] for w in ("KEY", "TOKEN", "BUDGET"))
+            assert ("valueFrom" in variable) >= secret, variable["name"]
+
+
+def test_orchestrator_pod_sees_neither_data_nor_secrets(options):
+    pod = pods(options)["orchestrator"]
+    assert not any("persistentVolumeClaim" in v for v in pod["volumes"])
+    assert not any("valueFrom" in v for v in pod["env"])
+
+
+def test_preemption_is_nobodys_fault_and_failures_are_retried(options):
+    rules = options["settings"][KUBERNETES]["pod_failure_policy"]["rules"]
+    assert [rule["action"] for rule in rules] == ["Ignore", "Count"]
+    assert options["retry"]["max_retries"] == 3
+
+
+def test_settings_are_those_of_the_unmodified_orchestrator(options):
+    DockerSettings.model_validate(options["settings"]["docker"])
+    known = KubernetesOrchestratorSettings.model_fields
+    assert set(options["settings"][KUBERNETES]) <= set(known)
+    KubernetesOrchestratorSettings.model_validate(options["settings"][KUBERNETES])
+    for pod in pods(options).values():
+        for volume in pod["volumes"]:
+            deserialize_kubernetes_model(volume, "V1Volume")
+        for variable in pod["env"]:
+            deserialize_kubernetes_model(variable, "V1EnvVar")
+
+
+def test_code_of_the_image_runs_and_no_archive_of_the_folder(options):
+    docker = options["settings"]["docker"]
+    assert docker["skip_build"]
+    assert not docker["allow_download_from_artifact_store"]
+
+
+def write(tmp_path, **changes):
+    values = yaml.safe_load((PROFILES / "kubernetes.yaml").read_text())
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps({**values, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"environment": {"DPTUNE_BUDGET_KEY": "00ff"}}, "by reference"),
+        ({"environment": {"HF_TOKEN": "x"}}, "by reference"),
+        ({"environment": {"DPTUNE_ALERT_URL": "x"}}, "by reference"),
+        ({"pods": None}, "together"),
+        ({"retries": 100}, "retries"),
+        ({"volumes": [{"name": "a", "path": "/a"}]}, "claim and size"),
+        ({"gpu": 1}, "gpu"),
+    ],
+)
+def test_broken_profile_is_refused(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        read_profile(write(tmp_path, **changes))
+
+
+def test_unknown_profile_names_the_known_ones():
+    with pytest.raises(ConfigError, match="kubernetes, local"):
+        read_profile("moon")
+
+
+def test_profile_can_only_change_performance(tmp_path):
+    config = load_train_config(
+        REPOSITORY / "configs/train/quickstart.yaml", configs=REPOSITORY / "configs"
+    )
+    applied = read_profile("kubernetes").applied_to(config)
+    assert applied.performance.num_processes == "auto"
+    unchanged = {"performance": config.performance}
+    assert applied.model_copy(update=unchanged) == config
+    twin = read_profile(write(tmp_path, performance={"target_epsilon": 100.0}))
+    with pytest.raises(ConfigError, match="target_epsilon"):
+        twin.applied_to(config)
