@@ -1,0 +1,1 @@
+"""The manifests of `infra/k8s`: rendered, checked, completed with secrets."""

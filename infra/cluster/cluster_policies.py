@@ -1,0 +1,220 @@
+"""What a set of manifests must keep as a whole: namespace, network, roles, budgets.
+
+Each policy takes all objects of an overlay and yields pairs of an object's name and
+what is wrong with it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from infra.cluster.manifests import (
+    Manifest,
+    find_objects,
+    find_pods,
+    object_name,
+    selects,
+)
+
+Wrong = tuple[str, str]
+
+_POD_SECURITY = "pod-security.kubernetes.io"
+_RISKY_RESOURCES = {"pods/exec", "pods/attach", "pods/portforward", "nodes", "*"}
+_RISKY_VERBS = {"*", "escalate", "bind", "impersonate", "deletecollection"}
+_READING = {"get", "list", "watch"}
+_PLACEHOLDER = re.compile(
+    r"\bexample\.(com|org)\b|set-by-overlay|set-a-digest|sha256:0{64}"
+)
+_NOWHERE = "192.0.2.0/24"
+_NEEDED_NETWORKS = ("orchestrator-to-kubernetes", "object-store")
+
+
+def namespace_is_restricted(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """The cluster itself enforces the restricted level."""
+    found = find_objects(manifests, "Namespace")
+    if not found:
+        yield "Namespace", "must be among the objects."
+    for manifest in found:
+        labels = manifest["metadata"].get("labels") or {}
+        for mode in ("enforce", "audit", "warn"):
+            if labels.get(f"{_POD_SECURITY}/{mode}") != "restricted":
+                yield object_name(manifest), f"must {mode} the level restricted."
+
+
+def all_objects_are_in_one_namespace(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """Nothing lands elsewhere."""
+    (name, *others) = [
+        manifest["metadata"]["name"]
+        for manifest in find_objects(manifests, "Namespace")
+    ] or ["?"]
+    for other in others:
+        yield f"Namespace/{other}", "must be the only one."
+    for manifest in manifests:
+        namespace = manifest.get("metadata", {}).get("namespace")
+        if manifest["kind"] not in _CLUSTER_KINDS and namespace != name:
+            yield object_name(manifest), f"must be in the namespace {name}."
+
+
+def networks_are_closed(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """Nothing is allowed unless written down, and never the whole world."""
+    policies = find_objects(manifests, "NetworkPolicy")
+    closed = [
+        p["spec"]["policyTypes"]
+        for p in policies
+        if p["spec"]["podSelector"] == {}
+        and not p["spec"].get("ingress")
+        and not p["spec"].get("egress")
+    ]
+    for direction in ("Ingress", "Egress"):
+        if not any(direction in types for types in closed):
+            yield "NetworkPolicy", f"must deny {direction} by default."
+    for policy in policies:
+        yield from _open_rules(policy)
+
+
+def roles_are_least(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """No wildcards, no reading of secrets, nothing for the whole cluster."""
+    for kind in ("ClusterRole", "ClusterRoleBinding"):
+        for manifest in find_objects(manifests, kind):
+            yield object_name(manifest), "must be a Role of the namespace instead."
+    for binding in find_objects(manifests, "RoleBinding"):
+        if binding["roleRef"]["kind"] != "Role":
+            yield object_name(binding), "must name a Role of the namespace."
+    for role in find_objects(manifests, "Role"):
+        for rule in role.get("rules") or []:
+            resources, verbs = set(rule.get("resources") or []), set(rule["verbs"])
+            risky = (resources & _RISKY_RESOURCES) | (verbs & _RISKY_VERBS)
+            if risky or "*" in (rule.get("apiGroups") or []):
+                yield object_name(role), f"must not allow {', '.join(sorted(risky))}."
+            if "secrets" in resources and verbs & _READING:
+                yield object_name(role), "must not read secrets."
+
+
+def secret_writers_are_confined(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """Accounts that may write secrets may write the tokens of runs only."""
+    policies = find_objects(manifests, "ValidatingAdmissionPolicy")
+    bound = {
+        binding["spec"]["policyName"]
+        for binding in find_objects(manifests, "ValidatingAdmissionPolicyBinding")
+        if "Deny" in binding["spec"]["validationActions"]
+    }
+    confined = " ".join(
+        condition["expression"]
+        for policy in policies
+        if policy["metadata"]["name"] in bound
+        and policy["spec"].get("failurePolicy") == "Fail"
+        and "zenml-token-" in json.dumps(policy["spec"]["validations"])
+        for condition in policy["spec"]["matchConditions"]
+    )
+    for role in find_objects(manifests, "Role"):
+        writes = any("secrets" in rule["resources"] for rule in role["rules"])
+        short = role["metadata"]["name"].removeprefix("dptune-")
+        if writes and short not in confined:
+            yield object_name(role), "must be confined to the tokens of runs."
+
+
+def namespace_has_limits(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """The namespace cannot take the whole cluster."""
+    for kind in ("ResourceQuota", "LimitRange"):
+        if not find_objects(manifests, kind):
+            yield kind, "must be among the objects."
+    for quota in find_objects(manifests, "ResourceQuota"):
+        missing = {
+            "limits.cpu",
+            "limits.memory",
+            "pods",
+            "services.loadbalancers",
+        } - set(quota["spec"]["hard"])
+        if missing:
+            yield object_name(quota), f"must limit {', '.join(sorted(missing))}."
+
+
+def servers_survive_drains(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """Each server has a disruption budget that lets nodes be drained."""
+    budgets = find_objects(manifests, "PodDisruptionBudget")
+    for pod in find_pods(manifests):
+        if not pod.owner.startswith(("Deployment/", "StatefulSet/")):
+            continue
+        own = [b for b in budgets if selects(b["spec"]["selector"], pod.labels)]
+        if not own:
+            yield pod.owner, "must have a PodDisruptionBudget."
+        if any(b["spec"].get("maxUnavailable") in (0, "0%") for b in own):
+            yield pod.owner, "must not keep a node from being drained."
+
+
+def tokens_only_where_needed(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """Only pods whose account has a role get a token of the cluster."""
+    accounts = {
+        account["metadata"]["name"]: account.get("automountServiceAccountToken", True)
+        for account in find_objects(manifests, "ServiceAccount")
+    }
+    bound = {
+        subject["name"]
+        for binding in find_objects(manifests, "RoleBinding")
+        for subject in binding["subjects"]
+    }
+    for pod in find_pods(manifests):
+        account = pod.spec.get("serviceAccountName") or "default"
+        own = pod.spec.get("automountServiceAccountToken")
+        mounts = accounts.get(account, True) if own is None else own
+        if mounts and account not in bound:
+            yield pod.owner, f"must not mount a token of {account}."
+    for name, mounts in accounts.items():
+        if mounts and name not in bound:
+            yield f"ServiceAccount/{name}", "must not mount its token."
+
+
+def no_secret_is_written_down(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """Manifests hold references, never values."""
+    for manifest in find_objects(manifests, "Secret"):
+        if manifest.get("data") or manifest.get("stringData"):
+            yield object_name(manifest), "must not be committed with values."
+
+
+def nothing_is_left_to_fill_in(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """No value of the example is left."""
+    for manifest in manifests:
+        for found in sorted(
+            {m[0] for m in _PLACEHOLDER.finditer(json.dumps(manifest))}
+        ):
+            yield object_name(manifest), f"{found} must be replaced by a real value."
+    for policy in find_objects(manifests, "NetworkPolicy"):
+        needed = policy["metadata"]["name"] in _NEEDED_NETWORKS
+        if needed and _NOWHERE in json.dumps(policy):
+            yield object_name(policy), f"{_NOWHERE} must be replaced: it is no network."
+
+
+CLUSTER_POLICIES: tuple[Callable[[list[Manifest]], Iterator[Wrong]], ...] = (
+    namespace_is_restricted,
+    all_objects_are_in_one_namespace,
+    networks_are_closed,
+    roles_are_least,
+    secret_writers_are_confined,
+    namespace_has_limits,
+    servers_survive_drains,
+    tokens_only_where_needed,
+    no_secret_is_written_down,
+    nothing_is_left_to_fill_in,
+)
+
+_CLUSTER_KINDS = {
+    "Namespace",
+    "PriorityClass",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
+
+
+def _open_rules(policy: Manifest) -> Iterator[Wrong]:
+    """Rules of a policy that let everybody in, or out to everywhere."""
+    for direction, peers in (("ingress", "from"), ("egress", "to")):
+        for rule in policy["spec"].get(direction) or []:
+            if not rule.get(peers) or not rule.get("ports"):
+                yield object_name(policy), f"{direction} must name peers and ports."
+            for peer in rule.get(peers) or []:
+                if peer.get("ipBlock", {}).get("cidr") in ("0.0.0.0/0", "::/0"):
+                    yield object_name(policy), f"{direction} must not be the world."
+                if peer in ({"podSelector": {}}, {"namespaceSelector": {}}):
+                    yield object_name(policy), f"{direction} must not be everybody."
