@@ -53,6 +53,7 @@ def build_app() -> typer.Typer:
         evaluate_detector,
         audit,
         gate,
+        verify_decision,
         promote,
         rollback,
         status,
@@ -176,11 +177,39 @@ def gate(
     policy: Annotated[
         str, typer.Option(help="A policy under configs/gates/.")
     ] = "default",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the signed decision, for `verify-decision`."
+        ),
+    ] = None,
 ) -> None:
     """Decide on a registered version. Exit 0 pass, 1 refused, 3 crash."""
     from cli.registry import decide_again
 
-    decide_again(model, version, policy)
+    decide_again(model, version, policy, output=output)
+
+
+def verify_decision(
+    file: Annotated[
+        Path, typer.Argument(help="A decision that `gate --output` wrote.")
+    ],
+    key: Annotated[Path, typer.Option(help="The signer's public key, PEM.")],
+    model: Annotated[
+        Path | None, typer.Option(help="The weights that are to be deployed.")
+    ] = None,
+    digest: Annotated[
+        str | None, typer.Option(help="Their digest, in place of the weights.")
+    ] = None,
+) -> None:
+    """Check a signed decision offline: no server, no project folder.
+
+    Exit 0 if it is genuine, about these weights, and a pass; 1 if not; 2 if a file
+    cannot be read.
+    """
+    from cli.decisions import verify_file
+
+    verify_file(file, key=key, model=model, digest=digest)
 
 
 def promote(

@@ -11,12 +11,21 @@ from dptune.configfile import read_yaml, validate
 from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
+from dptune.gates.signing import UNSIGNED, signer_of
 from steps import _registry, _tracking
-from steps._deciding import decide_on, record_override
+from steps._deciding import ENVELOPE, decide_on, record_override
 
 
-def decide_again(model: str, version: str | None, policy_name: str) -> None:
+def decide_again(
+    model: str, version: str | None, policy_name: str, *, output: Path | None = None
+) -> None:
     """Decide on a registered version under a policy, and record the decision.
+
+    Args:
+        model: as registered.
+        version: its number; the newest by default.
+        policy_name: or path.
+        output: where the signed decision is written, a refusal too.
 
     Raises:
         GateFailedError: the outcome is not PASS.
@@ -28,9 +37,36 @@ def decide_again(model: str, version: str | None, policy_name: str) -> None:
     number = version or newest(model)
     decision, _ = decide_on(model, number, policy=policy)
     print_decision(decision, title=f"{model} version {number}")
+    if output is not None:
+        write_envelope(model, number, output)
     if decision.outcome != "PASS":
         raise GateFailedError(
             f"version {number} of {model}: {decision.outcome}. The champion stays."
+        )
+
+
+def write_envelope(model: str, version: str, file: Path) -> None:
+    """Write the decision as it was signed, for a deploy job.
+
+    Raises:
+        ArtifactError: it is not there any more, or the file cannot be written.
+    """
+    envelope = _tracking.read_file(model, version, ENVELOPE)
+    if envelope is None:
+        raise ArtifactError(f"version {version} of {model} must have {ENVELOPE}.")
+    try:
+        file.write_text(envelope, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            [Problem(path="--output", message=f"must be writable, {error.strerror}.")]
+        ) from None
+    signer = signer_of(envelope)
+    console = Console(highlight=False)
+    console.print(f"written to {file}, signed by {signer}")
+    if signer == UNSIGNED:
+        console.print(
+            "no deploy job will take it: set DPTUNE_SIGNING_KEY_FILE to sign",
+            style="dim",
         )
 
 

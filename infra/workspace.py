@@ -127,6 +127,31 @@ def ensure_review_key(workspace: Workspace) -> bytes:
     return _ensure_key("DPTUNE_REVIEW_KEY", workspace.review_key_file)
 
 
+def read_signing_key() -> bytes | None:
+    """Read the key that signs gate decisions, as PEM; None where none is configured.
+
+    It comes from `DPTUNE_SIGNING_KEY`, such as a mounted secret, or from the file that
+    `DPTUNE_SIGNING_KEY_FILE` names, which only its owner may read.
+
+    Raises:
+        ConfigError: the file is not there, or others may read it.
+    """
+    given = os.environ.get("DPTUNE_SIGNING_KEY")
+    if given:
+        return given.encode()
+    name = os.environ.get("DPTUNE_SIGNING_KEY_FILE")
+    if not name:
+        return None
+    file = Path(name)
+    if not file.is_file():
+        raise ConfigError(
+            f"DPTUNE_SIGNING_KEY_FILE must name a file, got {file.name}, which is not "
+            "there. Mount the key, or unset it to leave decisions unsigned."
+        )
+    _refuse_readable_by_others(file)
+    return file.read_bytes()
+
+
 def llm_access() -> LlmAccess:
     """Collect the keys of language models (`DPTUNE_LLM_KEY...`), and where answers go.
 
@@ -144,13 +169,19 @@ def _read_key(variable: str, file: Path) -> bytes | None:
         return _key(given, variable)
     if not file.is_file():
         return None
+    _refuse_readable_by_others(file)
+    return _key(file.read_text(encoding="ascii", errors="replace"), file.name)
+
+
+def _refuse_readable_by_others(file: Path) -> None:
+    """Refuse a secret that is none."""
     mode = file.stat().st_mode & 0o777
     if mode & 0o077:
         raise ConfigError(
             f"{file.name} must be readable by its owner only, got mode {mode:o}. Run "
-            f"`chmod 600` on it; whoever has read it can tell who is in the data."
+            "`chmod 600` on it; a key of the data tells who is in them, and a signing "
+            "key passes any model."
         )
-    return _key(file.read_text(encoding="ascii", errors="replace"), file.name)
 
 
 def _ensure_key(variable: str, file: Path) -> bytes:

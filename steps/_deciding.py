@@ -7,10 +7,14 @@ from zenml.metadata.metadata_types import MetadataType
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision, decide
 from dptune.gates.policy import GatePolicy
+from dptune.gates.signing import Statement, seal, signer_of
 from dptune.reports.card import PrivacyCard, render_html, render_markdown
 from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier
+from infra.workspace import read_signing_key
 from steps import _registry, _tracking
+
+ENVELOPE = "decision.signed.json"
 
 
 def decide_on(
@@ -36,7 +40,15 @@ def decide_on(
     decision = decide(dossier.evidence(other, decided_at=now), policy)
     override = _tracking.override_of(_tracking.get_version(model_name, version))
     card = dossier.card(registered, decision, override=override)
-    _record(registered, decision, card)
+    statement = Statement(
+        model_name=model_name,
+        model_version=version,
+        decided_at=now,
+        decision=decision,
+        decision_hash=decision.decision_hash,
+    )
+    envelope = seal(statement, private_key=read_signing_key())
+    _record(registered, decision, card, envelope=envelope)
     return decision, card
 
 
@@ -76,15 +88,22 @@ def reasons(decision: GateDecision) -> str:
 
 
 def _record(
-    version: RegisteredVersion, decision: GateDecision, card: PrivacyCard
+    version: RegisteredVersion,
+    decision: GateDecision,
+    card: PrivacyCard,
+    *,
+    envelope: str,
 ) -> None:
     """Write decision and card to MLflow, and the verdict to ZenML's twin."""
+    signer = signer_of(envelope)
     _tracking.record_decision(
         version,
         outcome=decision.outcome.value,
         decision_hash=decision.decision_hash,
         reasons=reasons(decision),
+        signer=signer,
         files={
+            ENVELOPE: envelope,
             "decision.json": decision.model_dump_json(indent=2),
             **_card_files(card),
         },
@@ -96,5 +115,6 @@ def _record(
             "gate": decision.outcome.value,
             "gate_reason": reasons(decision)[:500],
             "decision_hash": decision.decision_hash,
+            "decision_signed_by": signer,
         },
     )

@@ -32,6 +32,7 @@ from dptune.results import RegisteredVersion
 CHAMPION, CHALLENGER = "champion", "challenger"
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
 _HISTORY, _OVERRIDE = "dptune.champions", "dptune.override"
+_SIGNER = "dptune.decision_signed_by"
 _REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
 
 
@@ -209,11 +210,17 @@ def record_decision(
     outcome: str,
     decision_hash: str,
     reasons: str,
+    signer: str,
     files: Mapping[str, str],
 ) -> None:
     """Keep a gate decision on the version, and its files with the run."""
     client = MlflowClient()
-    tags = {_OUTCOME: outcome, _HASH: decision_hash, "dptune.reason": reasons[:4900]}
+    tags = {
+        _OUTCOME: outcome,
+        _HASH: decision_hash,
+        _SIGNER: signer,
+        "dptune.reason": reasons[:4900],
+    }
     for key, value in tags.items():
         client.set_model_version_tag(version.model_name, version.version, key, value)
     run_id = get_version(version.model_name, version.version).run_id

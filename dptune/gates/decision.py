@@ -22,7 +22,14 @@ from dptune.gates.utility import utility
 from dptune.gates.validity import validity
 from dptune.results import Report
 
-__all__ = ["Criterion", "GateDecision", "GateOutcome", "Verdict", "decide"]
+__all__ = [
+    "Criterion",
+    "GateDecision",
+    "GateOutcome",
+    "Verdict",
+    "decide",
+    "worst_outcome",
+]
 
 _WORST_FIRST = (Verdict.INVALID, Verdict.BLOCK, Verdict.INCONCLUSIVE)
 
@@ -83,7 +90,7 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
         utility(evidence, policy),
     )
     return GateDecision(
-        outcome=_outcome(criteria),
+        outcome=worst_outcome(criteria),
         model_digest=evidence.model_digest,
         policy_name=policy.name,
         policy_version=policy.version,
@@ -93,8 +100,8 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
     )
 
 
-def _outcome(criteria: Sequence[Criterion]) -> GateOutcome:
-    """The worst verdict."""
+def worst_outcome(criteria: Sequence[Criterion]) -> GateOutcome:
+    """Return the outcome that follows from criteria: the worst verdict, or a pass."""
     found = {criterion.verdict for criterion in criteria}
     for verdict in _WORST_FIRST:
         if verdict in found:

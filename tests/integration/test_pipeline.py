@@ -14,6 +14,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
 from dptune.data.corpus import Corpus
 from dptune.gates.decision import GateDecision
+from dptune.gates.signing import signer_of
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
 from dptune.privacy import Notion
@@ -33,6 +34,7 @@ from dptune.results import (
     UtilityReport,
 )
 from steps import _registry, _tracking
+from tests.unit.gates.test_signing import PEM, PUBLIC
 
 from .conftest import TINY
 from .scanning import (
@@ -341,6 +343,32 @@ def test_promoting_a_refused_version_needs_a_reason_that_is_kept(trained, projec
     assert _tracking.override_of(_versions()["2"]) == reason
     assert reason in _tracking.read_file(MODEL, "2", "privacy_card.md")
     assert Client().get_model_version(MODEL, "v2").run_metadata["override"] == reason
+
+
+def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
+    trained, project, monkeypatch, tmp_path
+):
+    signing, public = tmp_path / "signing.pem", tmp_path / "signing.pub.pem"
+    decision, policy = tmp_path / "decision.signed.json", tmp_path / "policy.yaml"
+    policy.write_text(yaml.safe_dump(yaml.safe_load(TINY.read_text())["gate"]))
+    public.write_bytes(PUBLIC)
+    version = _tracking.alias(MODEL, "champion")
+    digest = _versions()[version].tags["dptune.digest"]
+    gate = ("gate", MODEL, "--version", version, "--policy", policy, "-o", decision)
+    verify = ("verify-decision", decision, "--key", public)
+    assert _versions()[version].tags["dptune.decision_signed_by"] == "unsigned"
+    code, output = project.run(*gate)
+    assert (code, "unsigned" in output) == (0, True)
+    assert project.run(*verify, "--digest", digest)[0] == 1
+    signing.write_bytes(PEM)
+    signing.chmod(0o600)
+    monkeypatch.setenv("DPTUNE_SIGNING_KEY_FILE", str(signing))
+    assert project.run(*gate)[0] == 0
+    assert project.run(*verify, "--digest", digest)[0] == 0
+    weights = _tracking.fetch_bundle(MODEL, version).path
+    assert project.run(*verify, "--model", weights)[0] == 0
+    tag = _versions()[version].tags["dptune.decision_signed_by"]
+    assert tag == signer_of(decision.read_text())
 
 
 def test_rollback_returns_to_the_last_champion_in_both_registries(trained, project):

@@ -1,0 +1,238 @@
+"""A gate decision that a deploy job can check offline: DSSE with Ed25519.
+
+The envelope is the Dead Simple Signing Envelope, so that other tools can check it too;
+its payload is a `Statement` as canonical JSON.
+
+**Formal guarantee.** `open_envelope` returns only what the holder of the private key
+signed, byte for byte: a changed byte anywhere, another key, or other weights raise.
+
+**References**: DSSE protocol 1.0.2 (secure-systems-lab/dsse), RFC 8032.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from datetime import datetime
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+from pydantic import ValidationError
+
+from dptune.errors import ArtifactError, ConfigError
+from dptune.gates.decision import GateDecision, worst_outcome
+from dptune.results import Report
+
+PAYLOAD_TYPE: Final = "application/vnd.dptune.gate-decision+json"
+UNSIGNED: Final = "unsigned"
+
+
+class Statement(Report):
+    """What is signed: the decision, and which version it is about.
+
+    Args:
+        model_name, model_version: as registered.
+        decided_at: when, in UTC.
+        decision: with every criterion and the digest of the weights.
+        decision_hash: as the registry shows it.
+    """
+
+    model_name: str
+    model_version: str
+    decided_at: datetime
+    decision: GateDecision
+    decision_hash: str
+
+
+def seal(statement: Statement, *, private_key: bytes | None) -> str:
+    """Put a statement into an envelope, signed where there is a key.
+
+    Args:
+        statement: what to sign.
+        private_key: Ed25519 as PEM; None leaves the envelope unsigned, and no deploy
+            job will take it.
+
+    Raises:
+        ConfigError: the key is of another kind. Never quotes it.
+    """
+    payload = _canonical(json.loads(statement.model_dump_json()))
+    signatures = []
+    if private_key is not None:
+        key = _private(private_key)
+        signature = key.sign(_authenticated(payload))
+        name = key_id(key.public_key())
+        signatures = [{"keyid": name, "sig": base64.b64encode(signature).decode()}]
+    return _envelope(payload, signatures)
+
+
+def open_envelope(text: str, *, public_key: bytes, model_digest: str) -> Statement:
+    """Return what was signed, or raise.
+
+    | case | raises |
+    |---|---|
+    | unsigned, or signed with another key | ArtifactError |
+    | a byte of the envelope changed | ArtifactError |
+    | the decision contradicts its own criteria or hash | ArtifactError |
+    | the weights are others | ArtifactError |
+
+    Args:
+        text: the envelope.
+        public_key: Ed25519 as PEM.
+        model_digest: of the weights that are to be deployed.
+
+    Raises:
+        ArtifactError: see above.
+        ConfigError: the key is of another kind.
+    """
+    key = _public(public_key)
+    payload, signatures = _parse(text)
+    if not signatures:
+        raise ArtifactError(
+            "the decision must be signed, but is not: no key was configured where it "
+            "was made. Set DPTUNE_SIGNING_KEY_FILE there and decide again."
+        )
+    mine = [s["sig"] for s in signatures if s["keyid"] == key_id(key)]
+    if not mine:
+        made = ", ".join(s["keyid"] for s in signatures)
+        raise ArtifactError(
+            f"the decision must be signed with key {key_id(key)}, got {made}. Use the "
+            "public key that belongs to the signer, or do not deploy."
+        )
+    try:
+        key.verify(_decode(mine[0]), _authenticated(payload))
+    except InvalidSignature:
+        raise _changed() from None
+    return _checked(payload, model_digest=model_digest)
+
+
+def signer_of(text: str) -> str:
+    """Name the key of an envelope, or `unsigned`; proves nothing."""
+    _, signatures = _parse(text)
+    return signatures[0]["keyid"] if signatures else UNSIGNED
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """Name a public key: the beginning of the SHA-256 of its raw bytes."""
+    raw = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def _checked(payload: bytes, *, model_digest: str) -> Statement:
+    """Read a statement whose signature is right; a signer can err too."""
+    try:
+        statement = Statement.model_validate_json(payload)
+    except ValidationError:
+        raise ArtifactError(
+            "the signed decision must be of this version's format, but is not. Check "
+            "it with the version of dptune that made it."
+        ) from None
+    decision = statement.decision
+    if decision.decision_hash != statement.decision_hash:
+        raise ArtifactError("the decision must have the hash that was signed with it.")
+    if worst_outcome(decision.criteria) is not decision.outcome:
+        raise ArtifactError(
+            f"outcome must follow from the criteria, got {decision.outcome}."
+        )
+    if decision.model_digest != model_digest:
+        raise ArtifactError(
+            "the decision must be about these weights, got digest "
+            f"{model_digest[:16]} and a decision on {decision.model_digest[:16]}. "
+            "Deploy the version that was decided on."
+        )
+    return statement
+
+
+def _parse(text: str) -> tuple[bytes, list[dict[str, str]]]:
+    """Read an envelope; only the very bytes that `seal` writes pass."""
+    try:
+        values: dict[str, Any] = json.loads(text)
+        payload = _decode(values["payload"])
+        signatures = [
+            {"keyid": str(s["keyid"]), "sig": str(s["sig"])}
+            for s in values["signatures"]
+        ]
+    except (ValueError, KeyError, TypeError):
+        raise ArtifactError(
+            "the file must be an envelope that `run.py gate --output` wrote, but is "
+            "not."
+        ) from None
+    if _envelope(payload, signatures) != text:
+        raise _changed()
+    return payload, signatures
+
+
+def _envelope(payload: bytes, signatures: list[dict[str, str]]) -> str:
+    """Write an envelope; the same parts give the same bytes."""
+    values = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": signatures,
+    }
+    return json.dumps(values, indent=1, sort_keys=True) + "\n"
+
+
+def _authenticated(payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding."""
+    kind = PAYLOAD_TYPE.encode()
+    parts = (b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode())
+    return b" ".join((*parts, payload))
+
+
+def _canonical(values: Any) -> bytes:  # noqa: ANN401 - any JSON
+    """Write JSON in one way."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def _decode(text: str) -> bytes:
+    """Read strict base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError):
+        raise _changed() from None
+
+
+def _changed() -> ArtifactError:
+    return ArtifactError(
+        "the decision must be as it was signed, but was changed since. Do not deploy; "
+        "fetch it again from the registry."
+    )
+
+
+def _private(pem: bytes) -> Ed25519PrivateKey:
+    """Read a private key."""
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(
+            "the signing key must be an Ed25519 private key as PEM without password, "
+            "got something else, which is not shown. Make one with "
+            "`openssl genpkey -algorithm ed25519 -out signing.pem`."
+        )
+    return key
+
+
+def _public(pem: bytes) -> Ed25519PublicKey:
+    """Read a public key."""
+    try:
+        key = load_pem_public_key(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise ConfigError(
+            "--key must be an Ed25519 public key as PEM, got something else. Make it "
+            "with `openssl pkey -in signing.pem -pubout -out signing.pub.pem`."
+        )
+    return key
