@@ -105,9 +105,14 @@ class StageSettings(Settings):
         if self.nominal is not None and not self.private:
             raise ValueError("nominal must be null in a stage without noise")
         banded = self.noise is not None and self.noise.correlation != "independent"
-        if self.clipping and self.clipping.moving and banded:
+        if (
+            self.clipping
+            and banded
+            and (self.clipping.moving or self.clipping.transform)
+        ):
             raise ValueError(
-                "noise.correlation must be 'independent' where clipping.moving is set"
+                "noise.correlation must be 'independent' where clipping.moving or "
+                "clipping.transform is set"
             )
         cap = self.sampling.max_batch_size
         if cap is not None and self.noise is None:

@@ -57,6 +57,33 @@ class MovingClipSettings(Settings):
     rate: float = Field(default=0.2, gt=0, le=10)
 
 
+class TransformSettings(Settings):
+    """A space to clip in that follows the noisy gradients of earlier steps.
+
+    Args:
+        rule: `adaclip` scales every coordinate (Pichapati et al. 2019), `geoclip` the
+            leading axes of the covariance (Gilani et al. 2025).
+        mean_decay: of the running mean that gradients are centred at.
+        spread_decay: of the running variance or covariance.
+        floor, ceiling: of variances, in units of the first one.
+        rank: axes of `geoclip`, and exactly for it. Memory holds as many copies of the
+            trained parameters.
+    """
+
+    rule: Literal["adaclip", "geoclip"]
+    mean_decay: float = Field(ge=0, lt=1)
+    spread_decay: float = Field(ge=0, lt=1)
+    floor: float = Field(gt=0, le=1)
+    ceiling: float = Field(ge=1, le=1e12)
+    rank: int | None = Field(default=None, ge=1, le=1024)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if (self.rank is not None) != (self.rule == "geoclip"):
+            raise ValueError("rank must be set exactly when rule is 'geoclip'")
+        return self
+
+
 class ClippingSettings(Settings):
     """How one unit's gradient is bounded.
 
@@ -66,6 +93,8 @@ class ClippingSettings(Settings):
         rule: `threshold` leaves small gradients as they are; `automatic` and `psac`
             bring them near `max_grad_norm` too.
         moving: lets the clip norm follow the gradients, from `max_grad_norm` on.
+        transform: clips and adds noise in another space; at first it is the gradients'
+            own. Gradients of single units are held in memory.
         regularizer: gamma of `automatic`, r of `psac`; None takes the paper's.
     """
 
@@ -74,9 +103,15 @@ class ClippingSettings(Settings):
     rule: Literal["threshold", "automatic", "psac"] = "threshold"
     regularizer: float | None = Field(default=None, gt=0, le=1e3)
     moving: MovingClipSettings | None = None
+    transform: TransformSettings | None = None
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:
+        if self.transform and (self.moving or self.kind != "flat"):
+            raise ValueError(
+                "moving must be null and kind 'flat' where transform is set: one bound "
+                "holds in one space"
+            )
         if self.regularizer is not None and self.rule == "threshold":
             raise ValueError("regularizer must be null when rule is 'threshold'")
         return self

@@ -16,12 +16,15 @@ from dptune.dpsgd.moving_clip import NormRule
 from dptune.dpsgd.plan import CONSTANT, GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import noise_runs
+from dptune.dpsgd.transform import GradientTransform
 from dptune.errors import ConfigError
 from dptune.local.plan import ForwardPlan
+from dptune.mechanisms.adaclip import AdaClip
 from dptune.mechanisms.atdp import rise_and_reset
 from dptune.mechanisms.automatic import Automatic
 from dptune.mechanisms.dc_sgd import DcSgd
 from dptune.mechanisms.ewpba import sampled_epsilon
+from dptune.mechanisms.geoclip import GeoClip
 from dptune.mechanisms.nominal import OPACUS_ORDERS, renyi_epsilon
 from dptune.mechanisms.psac import Psac
 from dptune.mechanisms.quantile_clip import QuantileClip
@@ -114,6 +117,7 @@ class StagePlan(Report):
             scale_rule=_scale_rule(self.settings.clipping),
             norm_rule=_norm_rule(self.settings.clipping),
             count_share=moving.count_share if moving else 0.0,
+            transform=_transform(self.settings.clipping),
             noise_levels=self.noise_levels,
             steps_per_level=math.ceil(self.num_steps / len(self.noise_levels)),
         )
@@ -242,6 +246,29 @@ def _norm_rule(clipping: ClippingSettings) -> NormRule | None:
             )
         case "dc_sgd_error":
             return DcSgd(initial=clipping.max_grad_norm, choice="error")
+
+
+def _transform(clipping: ClippingSettings) -> GradientTransform | None:
+    """Return the space to clip in, if it is not that of the gradients."""
+    chosen = clipping.transform
+    if chosen is None:
+        return None
+    if chosen.rule == "adaclip":
+        return AdaClip(
+            initial_norm=clipping.max_grad_norm,
+            mean_decay=chosen.mean_decay,
+            variance_decay=chosen.spread_decay,
+            floor=chosen.floor,
+            ceiling=chosen.ceiling,
+        )
+    return GeoClip(
+        initial_norm=clipping.max_grad_norm,
+        rank=chosen.rank or 1,
+        mean_decay=chosen.mean_decay,
+        covariance_decay=chosen.spread_decay,
+        floor=chosen.floor,
+        ceiling=chosen.ceiling,
+    )
 
 
 def _noise_levels(stage: StageSettings, *, num_steps: int) -> tuple[float, ...]:

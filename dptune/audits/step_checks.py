@@ -8,7 +8,7 @@ probability 1e-6; what each would miss is in `docs/AUDITS.md`.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,13 +20,14 @@ from scipy import stats
 from torch import Tensor, nn
 
 from dptune.accounting.events import is_non_private, mechanism_counts
+from dptune.audits.step_releases import last_release, releases
 from dptune.audits.step_report import StepCheck
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.moving_clip import StepFigures
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind, UnitIndices, sampling_generator
-from dptune.dpsgd.step import Feed, gradient_source
+from dptune.dpsgd.step import Feed
 
 FALSE_ALARM_RATE: Final = 1e-6
 _LOUD: Final = 1e4
@@ -86,7 +87,9 @@ def check_sensitivity(
 
     Both releases have the same noise, which cancels. The units' losses are taken as
     they are and ten thousand times as large, so that a missing clip cannot hide behind
-    small gradients.
+    small gradients. A transform is led away from its start by some steps on the same
+    batch, with the same noise; the last step is compared in the space that the releases
+    so far determine.
 
     Args:
         model: on the feed's device.
@@ -94,15 +97,15 @@ def check_sensitivity(
         feed: recorded data, at least one unit besides those in `units`.
         units: to be moved, one at a time.
     """
-    others = np.array([i for i in range(feed.data.num_units) if i not in set(units)])
+    others = [i for i in range(feed.data.num_units) if i not in set(units)]
+    batch = np.array(others[:_COMPANY])
     worst = 0.0
     for loss in (feed.record_loss, LoudLoss(loss=feed.record_loss)):
         shouted = replace(feed, record_loss=loss)
+        without = last_release(model, plan, shouted, batch, last=batch)
         for unit in units:
-            batch = others[:_COMPANY]
-            without = _release(model, plan, shouted, batch, seed=0)
             joined = np.sort(np.append(batch, unit))
-            moved = _release(model, plan, shouted, joined, seed=0) - without
+            moved = last_release(model, plan, shouted, batch, last=joined) - without
             size = float(torch.linalg.vector_norm(moved.double()))
             worst = max(worst, size * plan.expected_batch_size)
     limit = plan.max_grad_norm * (1 + _ROUNDING)
@@ -121,7 +124,9 @@ def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCh
     The difference, taken back through the bands, must be independent and of variance
     2 (noise multiplier * C)^2: in all entries, in every parameter, and from one step to
     the next. Where the clip norm moves by noisy counts, it is held still: gradients and
-    counts must have the noise of their shares.
+    counts must have the noise of their shares. Where gradients are transformed, steps
+    after the first draw nobody, so that only noise is left, and it is looked at in the
+    space that the releases so far determine.
     """
     still = Still()
     if plan.norm_rule is not None:
@@ -129,8 +134,9 @@ def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCh
     batch = np.arange(min(2, feed.data.num_units))
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
     steps = _NOISE_STEPS if sum(sizes) < _MANY_PARAMETERS else _FEW_STEPS
+    later = batch if plan.transform is None else batch[:0]
     first, second = (
-        _releases(model, plan, feed, batch, num_steps=steps) for _ in range(2)
+        releases(model, plan, feed, [batch, *[later] * (steps - 1)]) for _ in range(2)
     )
     multipliers = torch.tensor([_multiplier(plan, step) for step in range(steps)])
     if not (multipliers > 0).all():
@@ -223,54 +229,6 @@ def _accounted_noise(mechanism: DpEvent, plan: GradientPlan) -> float:
     rate = min(1.0, plan.sample_rate * len(plan.noise_coefficients))
     same = math.isclose(mechanism.sampling_probability, rate, rel_tol=1e-9)
     return float(mechanism.event.noise_multiplier) if same else math.nan
-
-
-def _release(
-    model: nn.Module,
-    plan: GradientPlan,
-    feed: Feed,
-    indices: UnitIndices,
-    *,
-    seed: int | None,
-) -> Tensor:
-    """Return one step's released gradient as a vector, `(parameters,)`."""
-    return _releases(model, plan, feed, indices, num_steps=1, seed=seed)[0]
-
-
-def _releases(
-    model: nn.Module,
-    plan: GradientPlan,
-    feed: Feed,
-    indices: UnitIndices,
-    *,
-    num_steps: int,
-    seed: int | None = None,
-) -> Tensor:
-    """Return releases of consecutive steps, `(steps, parameters)`; no weight moves."""
-    was_training = model.training
-    model.eval()
-    rows = []
-    try:
-        fixed = replace(plan, adaptive=None)  # a budget would grant nothing here
-        with gradient_source(
-            model, plan=fixed, feed=feed, seed=seed, attempt=0
-        ) as source:
-            for step in range(num_steps):
-                source.compute(indices, step=step)
-                rows.append(torch.cat(list(_gradients(model))).clone())
-    finally:
-        model.train(was_training)
-    return torch.stack(rows)
-
-
-def _gradients(model: nn.Module) -> Iterator[Tensor]:
-    """Flat gradients of trained parameters; one without a release counts as zero."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            grad = parameter.grad
-            yield (
-                torch.zeros_like(parameter) if grad is None else grad.detach()
-            ).flatten()
 
 
 def _unbanded(noise: Tensor, plan: GradientPlan) -> Tensor:

@@ -7,6 +7,7 @@ checkpoint_dir/
     ├── state.json         step, attempt, digest of plan and model, curve
     ├── weights.safetensors
     ├── controller.safetensors   where a controller steers the run
+    ├── transform.safetensors    where gradients are transformed
     └── optimizer.safetensors
 ```
 
@@ -22,7 +23,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ _STATE = "state.json"
 _WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _CONTROLLER = "controller.safetensors"
+_TRANSFORM = "transform.safetensors"
 _PREFIX = "step-"
 
 CurvePoint = tuple[int, float]
@@ -57,6 +59,7 @@ class TrainingState:
         seconds: spent so far.
         curve: (step, mean loss per token). Private.
         max_grad_norm: C of the next step where it moves; a released value.
+        transform: what a gradient transform has learned; released values.
     """
 
     step: int
@@ -66,6 +69,7 @@ class TrainingState:
     seconds: float = 0.0
     curve: tuple[CurvePoint, ...] = field(default=(), repr=False)
     max_grad_norm: float | None = None
+    transform: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
 def claim_attempt(checkpoint_dir: Path) -> int:
@@ -107,6 +111,8 @@ def save_checkpoint(
     }
     if controller is not None:
         files[_CONTROLLER] = dict(controller)
+    if state.transform:
+        files[_TRANSFORM] = _whole(state.transform, ranks)
     ranks.once(lambda: _write_checkpoint(checkpoint_dir, state, files))
 
 
@@ -171,6 +177,8 @@ def load_checkpoint(
             )
         weights = load_file(folder / _WEIGHTS)
         moments = load_file(folder / _OPTIMIZER)
+        if (folder / _TRANSFORM).is_file():
+            state = replace(state, transform=load_file(folder / _TRANSFORM))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ArtifactError(
             f"the checkpoint {folder.name} cannot be read ({type(error).__name__}). "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dptune.accounting.adaptive import AdaptiveTerms
 from dptune.dpsgd.clipping import THRESHOLD
 from dptune.dpsgd.factorization import is_normalized
+from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import ConstantNoise
 from dptune.errors import Problem
@@ -67,6 +68,8 @@ def contradictions(plan: "GradientPlan") -> Iterator[Problem]:
             path="norm_rule",
             message="must be null with banded noise or a noise controller.",
         )
+    if plan.transform is not None:
+        yield from _transform_contradictions(plan)
     if plan.adaptive is not None:
         yield from _adaptive_contradictions(plan, plan.adaptive)
     if plan.num_bands == 1:
@@ -105,6 +108,23 @@ def _steering_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
                 path=name,
                 message="must be adaptive terms, no norm_rule and the threshold rule "
                 "where a controller steers clip norms.",
+            )
+
+
+def _transform_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
+    """Find what has no meaning in a space that moves from step to step."""
+    fits = {
+        "noise_coefficients": plan.num_bands == 1,
+        "grouping": plan.grouping is Grouping.FLAT,
+        "norm_rule": plan.norm_rule is None,
+        "adaptive": plan.adaptive is None,
+    }
+    for name, fitting in fits.items():
+        if not fitting:
+            yield Problem(
+                path=name,
+                message="must be left as it is where gradients are transformed: noise "
+                "of two steps, or bounds of two groups, would be of different spaces.",
             )
 
 

@@ -66,6 +66,7 @@ from dptune.dpsgd.schedule import (
     schedule_event,
 )
 from dptune.dpsgd.steered_clip import SteeredClip
+from dptune.dpsgd.transform import GradientTransform
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
 
@@ -177,6 +178,9 @@ class GradientPlan:
         count_share: f in [0, 1) of the budget that counts get, with a `norm_rule` or
             `steering` and only then; 0 releases them as they are, and nothing is
             private.
+        transform: space to clip and to add noise in, chosen by earlier releases; see
+            `dptune.dpsgd.transform`, whose guarantee leaves the event as it is. C is
+            then the bound in that space.
         adaptive: terms that a controller chooses the noise of every step within;
             `noise_multiplier` is then for the reader alone.
         steering: the controller names the clip norm of every group too, see
@@ -201,6 +205,7 @@ class GradientPlan:
     steps_per_level: int = 1
     norm_rule: NormRule | None = None
     count_share: float = 0.0
+    transform: GradientTransform | None = None
     adaptive: AdaptiveTerms | None = None
     steering: bool = False
 

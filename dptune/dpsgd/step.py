@@ -30,6 +30,7 @@ from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.sharding import ShardedSums, is_sharded
 from dptune.dpsgd.steered_clip import ClipController, SteeredClip
+from dptune.dpsgd.transform import TransformedSums, TransformState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,11 @@ class GradientSource(Protocol):
         """C of the next step, where it moves with what is released."""
         ...
 
+    @property
+    def transform_state(self) -> TransformState:
+        """What a transform has learned from what was released; nothing without one."""
+        ...
+
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
         """Compute the gradients of the units in `indices`; figures are private.
 
@@ -212,6 +218,11 @@ class PrivateGradients:
         """C of the next step where it moves; a released value."""
         return self._moving.max_grad_norm if self._moving else None
 
+    @property
+    def transform_state(self) -> TransformState:
+        """What the transform knows after the last release; nothing without one."""
+        return self._sums.state if isinstance(self._sums, TransformedSums) else {}
+
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
         """Sum clipped gradients over all pieces and ranks, then release."""
         self._sums.clear()
@@ -223,6 +234,9 @@ class PrivateGradients:
         self._sums.combine()
         self._plan.release(self._sums.owned, step=step, noise=self._noise)
         self._sums.hand_out()
+        if isinstance(self._sums, TransformedSums):
+            of_sum = self._plan.noise_stddev(step=step)
+            self._sums.follow(noise_stddev=of_sum / self._plan.expected_batch_size)
         if self._moving is not None:
             gradients, counts = self._plan.noise_shares(step)
             self._moving.release(gradient_multiplier=gradients, stddev=counts)
@@ -235,8 +249,12 @@ class PrivateGradients:
         """Add one piece's clipped gradients to the sums."""
         with self._engine.record(batch.rows_of_unit) as tape:
             losses = self._feed.losses(self._model, batch)
-            factors = partial(self._factors, batch, losses.detach())
-            tape.backward(losses.sum(), factors, self._sums.lent)
+            clip = partial(self._factors, batch, losses.detach())
+            if isinstance(self._sums, TransformedSums):
+                losses.sum().backward()  # type: ignore[no-untyped-call]
+                self._sums.add(tape, clip)
+            else:
+                tape.backward(losses.sum(), clip, self._sums.lent)
         return self._feed.totals(losses, batch)
 
     def _factors(self, batch: PhysicalBatch, losses: Tensor, norms: Tensor) -> Tensor:
@@ -265,6 +283,7 @@ class PlainGradients:
     """The mean gradient, by ordinary backpropagation."""
 
     max_grad_norm: float | None = None
+    transform_state: TransformState = {}  # noqa: RUF012 - nothing is ever put in
 
     def __init__(self, *, model: nn.Module, plan: PlainPlan, feed: Feed) -> None:
         self._model = model
@@ -298,6 +317,7 @@ def gradient_source(
     granted: AdaptiveNoise | None = None,
     max_grad_norm: float | None = None,
     steering: ClipController | None = None,
+    transform_state: TransformState | None = None,
 ) -> Iterator[GradientSource]:
     """Open the source that a plan calls for; on leaving, the model is clean again.
 
@@ -311,6 +331,7 @@ def gradient_source(
         granted: what an adaptive plan takes its multipliers from.
         max_grad_norm: where a moving C was left; None starts with the plan's.
         steering: names the clip norms of a plan that says so.
+        transform_state: where a transform was left; nothing starts it anew.
 
     Raises:
         ConfigError: the plan's banded noise does not fit.
@@ -332,7 +353,7 @@ def gradient_source(
                     engine=engine,
                     plan=plan,
                     feed=feed,
-                    sums=_sums_of(engine, feed.ranks),
+                    sums=_sums_of(plan, engine, feed.ranks, state=transform_state),
                     stream=stream,
                     max_noise_bytes=max_noise_bytes,
                     granted=granted,
@@ -405,8 +426,16 @@ def _of_units(losses: Tensor, rows_of_unit: Tensor) -> Tensor:
     return torch.cat((losses.float(), losses.new_zeros(1).float()))[rows_of_unit].sum(1)
 
 
-def _sums_of(engine: PerUnitGradients, ranks: Ranks) -> GradientSums:
-    """Choose where sums are owned: where their weights are."""
+def _sums_of(
+    plan: GradientPlan,
+    engine: PerUnitGradients,
+    ranks: Ranks,
+    *,
+    state: TransformState | None,
+) -> GradientSums:
+    """Choose where sums are owned: where their weights are, or in a space of theirs."""
+    if plan.transform is not None:
+        return TransformedSums(plan.transform, engine.parameters, state=state)
     if is_sharded(engine.parameters):
         return ShardedSums(engine.parameters)
     return ReplicatedSums(engine.parameters, ranks=ranks)

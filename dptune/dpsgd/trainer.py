@@ -51,6 +51,7 @@ from dptune.dpsgd.schedule import AdaptiveNoise, Controller
 from dptune.dpsgd.sharding import is_sharded, shard_model
 from dptune.dpsgd.steered_clip import ClipController
 from dptune.dpsgd.step import Feed, GradientSource, gradient_source
+from dptune.dpsgd.transform import check_transform
 
 Charge = Callable[[int, int], None]
 Sharding = Literal["none", "fsdp"]
@@ -199,6 +200,13 @@ def train_stage(
         ),
     )
     ranks = Ranks.current()
+    if isinstance(plan, GradientPlan) and plan.transform is not None:
+        check_transform(
+            model,
+            physical_batch_size=physical_batch_size,
+            streams=gradient_checkpointing,
+            num_processes=ranks.size,
+        )
     block_size = plan.whole_block(block_size)
     passes = (block_size, sharding, gradient_checkpointing, checkpoint_dir is None)
     ranks.check_same(f"{state.digest} {passes}")
@@ -353,6 +361,7 @@ class _Run:
             granted=granted,
             max_grad_norm=state.max_grad_norm,
             steering=steering,
+            transform_state=state.transform,
         ) as source:
             has_more = True
             while has_more and state.step < self._num_steps:
@@ -371,6 +380,7 @@ class _Run:
                     state,
                     curve=tuple(self._curve),
                     max_grad_norm=source.max_grad_norm,
+                    transform=source.transform_state,
                 )
                 if checkpoint_dir is not None:
                     save_checkpoint(

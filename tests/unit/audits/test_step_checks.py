@@ -12,12 +12,14 @@ from dptune.audits.step_checks import (
     check_sensitivity,
     loudest_units,
 )
-from dptune.dpsgd import clipping, moving_clip, noise, sampling, step
+from dptune.dpsgd import clipping, moving_clip, noise, sampling, step, transform
 from dptune.dpsgd import plan as plan_module
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import Feed
+from dptune.mechanisms.adaclip import AdaClip
+from dptune.mechanisms.geoclip import GeoClip
 from dptune.mechanisms.quantile_clip import QuantileClip
 from dptune.testing import models, oracles
 
@@ -33,6 +35,9 @@ BANDS = {
 }
 RISING = {"noise_levels": (1.0, 1.5, 2.0), "steps_per_level": 2}
 MOVING = {"norm_rule": QuantileClip(), "count_share": 0.2}
+SHARP = {"initial_norm": 0.3, "mean_decay": 0.5}
+SCALED = {"transform": AdaClip(variance_decay=0.2, **SHARP)}
+TURNED = {"transform": GeoClip(rank=3, covariance_decay=0.2, **SHARP)}
 CAPPED = {"sampling": "truncated_poisson", "max_batch_size": 60, "num_units": 400}
 
 
@@ -67,7 +72,10 @@ def run_all(plan, feed, model=None):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, BANDS, CAPPED, {"sample_rate": 1.0}, RISING, MOVING, MOVING | RISING],
+    [
+        *({}, BANDS, CAPPED, {"sample_rate": 1.0}, RISING, MOVING, MOVING | RISING),
+        *(SCALED, TURNED, SCALED | RISING),
+    ],
 )
 def test_engine_passes(changes, feed):
     model = models.tiny_gpt2().train()
@@ -138,6 +146,67 @@ def test_moving_clip_that_pays_for_one_of_two_is_caught(planted, feed, monkeypat
         monkeypatch.setattr(plan_module, "shares", lambda z, f: (z, z))
         expected = {"noise_variance", "count_noise_variance"}
     assert run_all(plan_of(**MOVING), feed) >= expected
+
+
+def centred_at_the_batch(self, tape, clip):
+    """Planted: a is the mean gradient of the batch that is being released."""
+    gradients = self._rows(tape, torch.zeros(tape.norms().shape[1], dtype=torch.bool))
+    self.state = {**self.state, "mean": gradients.mean(0)}
+    HONEST["add"](self, tape, clip)
+
+
+def clipped_before(self, tape, clip):
+    """Planted: the gradient keeps to C, its transform need not."""
+    gradients = self._rows(tape, torch.zeros(tape.norms().shape[1], dtype=torch.bool))
+    factors = clip(gradients.norm(dim=1)[None])[0]
+    rows = self._transform.forward(factors[:, None] * gradients, self.state)
+    self.owned["transformed"].add_(rows.sum(0))
+
+
+def learned_without_noise(self, *, noise_stddev):
+    """Planted: the next space is that of the sum before its noise."""
+    released = self._transform.back(self.before, self.state)
+    self.state = self._transform.follow(released, self.state, noise_stddev=noise_stddev)
+
+
+def remembers(self):
+    """Keep the sum before its noise for `learned_without_noise`."""
+    self.before = self.owned["transformed"] / FLAT["expected_batch_size"]
+
+
+def noised_after(self):
+    """Planted: noise of plain DP-SGD on what comes back, in the place of b z."""
+    released = self._transform.back(self.before, self.state)
+    stddev = FLAT["noise_multiplier"] * FLAT["max_grad_norm"]
+    released += torch.randn_like(released) * stddev / FLAT["expected_batch_size"]
+    sizes = [p.numel() for p in self._parameters.values()]
+    for parameter, piece in zip(
+        self._parameters.values(), released.split(sizes), strict=True
+    ):
+        parameter.grad = piece.view_as(parameter).clone()
+
+
+HONEST = {"add": transform.TransformedSums.add}
+NOISE = {"noise_variance", "noise_variance_by_parameter"}
+
+
+@pytest.mark.parametrize("space", [SCALED, TURNED], ids=["adaclip", "geoclip"])
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        ({"add": centred_at_the_batch}, {"sensitivity"}),
+        ({"add": clipped_before}, {"sensitivity"}),
+        ({"combine": remembers, "follow": learned_without_noise}, NOISE),
+        ({"combine": remembers, "hand_out": noised_after}, NOISE),
+    ],
+    ids=["unreleased centre", "clip before", "unreleased spread", "noise after"],
+)
+def test_transform_that_looks_or_clips_in_the_wrong_place_is_caught(
+    space, planted, expected, feed, monkeypatch
+):
+    for name, twin in planted.items():
+        monkeypatch.setattr(transform.TransformedSums, name, twin)
+    assert run_all(plan_of(**space), feed) & expected
 
 
 @pytest.mark.parametrize("planted", ["none", "ten times"])
