@@ -48,6 +48,7 @@ def build_app() -> typer.Typer:
     for command in (
         quickstart,
         train,
+        compare,
         calibrate,
         detect,
         evaluate_detector,
@@ -102,6 +103,40 @@ def train(
     from cli.training import train_and_report
 
     train_and_report(config, overrides or [], retrain=retrain, profile=profile)
+
+
+def compare(
+    config: Annotated[
+        Path,
+        typer.Argument(help="A file under configs/compare/.", show_default=False),
+    ],
+    overrides: Overrides = None,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Show every cell's noise and cost, and stop."),
+    ] = False,
+    retrain: Annotated[
+        bool,
+        typer.Option(
+            "--retrain", help="Train (and spend) again, even if finished before."
+        ),
+    ] = False,
+) -> None:
+    """Put recipes side by side on one corpus: budgets x seeds, one table.
+
+    Each combination is a cell, trained and attacked as `train` does; nothing is
+    registered or promoted. All cells are checked before the first one is trained, and
+    all are charged to one data set as one tuning sweep. Killed in the middle? Run the
+    same command again: finished cells are neither trained nor charged again.
+
+    Keys of the file: `base` (a file under configs/train), `recipes`, `budgets` (target
+    epsilons), `seeds` (numbers of repetitions; noise stays secret), `set` (changes of
+    the base, for all or per recipe), `measure`. Exit 2 if some cells failed; the others
+    are reported.
+    """
+    from cli.comparing import compare_and_report
+
+    compare_and_report(config, overrides or [], retrain=retrain, plan_only=plan)
 
 
 def calibrate(

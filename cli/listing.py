@@ -12,6 +12,7 @@ def list_configs() -> None:
     console = Console(highlight=False)
     for folder, hint in (
         ("train", "python run.py train configs/train/{name}.yaml"),
+        ("compare", "python run.py compare configs/compare/{name}.yaml"),
         ("recipes", "--set recipe={name}"),
         ("gates", "--set gate={name}"),
         ("profiles", "--profile {name}"),

@@ -10,16 +10,13 @@
 
 import logging
 import sys
-import traceback
 import warnings
-from datetime import UTC, datetime
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from cli.app import build_app
-from cli.runs import STARTED
+from cli.runs import STARTED, write_trace
 from dptune.errors import DptuneError, GateFailedError, ProblemsError
 from infra.stacks.local import isolate
 from infra.workspace import current_workspace
@@ -42,7 +39,7 @@ def main() -> int:
         _print_problems(errors, error)
         return BAD_INPUT
     except Exception as error:  # noqa: BLE001 - the last line of defence
-        log = _write_trace(workspace.root / "logs")
+        log = write_trace(workspace.root / "logs", error)
         errors.print(
             f"[bold red]crash[/] {type(error).__name__}. The trace is in {log}; it "
             "stays on this machine. Finished stages are kept: run the same command "
@@ -89,14 +86,6 @@ def _print_cost(errors: Console, error: BaseException) -> None:
         )
     else:
         errors.print("Nothing was created and no budget was spent.", style="dim")
-
-
-def _write_trace(folder: Path) -> Path:
-    """Save the current exception for the person at this machine."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"crash-{datetime.now(tz=UTC):%Y%m%dT%H%M%SZ}.txt"
-    file.write_text(traceback.format_exc(), encoding="utf-8")
-    return file
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Start a pipeline run, and read what it left."""
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,3 +134,11 @@ def finished(response: "PipelineRunResponse | None") -> "PipelineRunResponse":
     if response is None:
         raise DptuneError("the orchestrator must run in the foreground, but did not.")
     return Client().get_pipeline_run(response.id)
+
+
+def write_trace(folder: Path, error: Exception) -> Path:
+    """Save an exception for the person at this machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"crash-{datetime.now(tz=UTC):%Y%m%dT%H%M%S%fZ}.txt"
+    file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return file

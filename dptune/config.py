@@ -360,8 +360,9 @@ class AttackSettings(_Settings):
             `mean` per token, as JFT does.
         max_candidates: larger canary spaces are searched, not enumerated.
         max_nodes: how far that search may go.
-        extraction: what is drawn by sampling.
+        extraction: what is drawn by sampling; null leaves it out.
         shadows: null leaves out the attacks that train models of their own.
+        num_checkpoints: how often each stage is measured while it trains.
     """
 
     num_members: int = Field(default=1000, ge=50)
@@ -369,8 +370,9 @@ class AttackSettings(_Settings):
     scoring: Literal["sum", "mean"] = "sum"
     max_candidates: int = Field(default=10_000_000, ge=100, le=20_000_000)
     max_nodes: int = Field(default=20_000, ge=100)
-    extraction: ExtractionSettings = ExtractionSettings()
+    extraction: ExtractionSettings | None = ExtractionSettings()
     shadows: ShadowSettings | None = None
+    num_checkpoints: int = Field(default=0, ge=0, le=50)
 
 
 class PerformanceSettings(_Settings):
@@ -411,10 +413,13 @@ class TrainConfig(_Settings):
     Args:
         seed: fixes every draw, noise included. Only for tests: a claim made with a
             known seed is worth nothing, and the card says so. Leave it null.
+        repetition: tells trainings of one configuration apart, each of which draws and
+            is charged by itself; it seeds nothing.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,60}$")
     seed: int | None = Field(default=None, ge=0)
+    repetition: int = Field(default=0, ge=0)
     data: DataSettings
     canaries: CanarySpec
     detection: DetectionSettings = DetectionSettings()

@@ -143,17 +143,30 @@ def load_train_config(
     Raises:
         ConfigError: with every problem of all files at once.
     """
-    values = apply_overrides(read_yaml(path), overrides)
+    return train_config_of(apply_overrides(read_yaml(path), overrides), configs=configs)
+
+
+def train_config_of(values: Mapping[str, Any], *, configs: Path) -> TrainConfig:
+    """Build a training configuration from what a file of `configs/train` holds.
+
+    Args:
+        values: nested plain values; see `load_train_config`.
+        configs: the folder that holds `recipes/` and `gates/`.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    values = dict(values)
     stages = values.pop("stages", {})
     for key, folder in (("recipe", "recipes"), ("gate", "gates")):
         if isinstance(values.get(key), str):
-            values[key] = read_yaml(_named(configs / folder, values[key], key))
+            values[key] = read_yaml(named_file(configs / folder, values[key], key))
     known = sorted(file.stem for file in (configs / "recipes").glob("*.yaml"))
     problems = _override_stages(values, stages, known)
     return validate(TrainConfig, values, problems=problems)
 
 
-def _named(folder: Path, name: str, key: str) -> Path:
+def named_file(folder: Path, name: str, key: str) -> Path:
     """Return the file of a name, or list the names there are."""
     known = sorted(file.stem for file in folder.glob("*.yaml"))
     if name not in known:
@@ -192,7 +205,7 @@ def _override_stages(
     chosen = stages.get(recipe.get("name")) or {}
     for name, changes in chosen.items() if isinstance(chosen, dict) else ():
         if name in by_name and isinstance(changes, dict):
-            _merge(by_name[name], changes)
+            merge(by_name[name], changes)
         else:
             problems.append(
                 Problem(
@@ -205,12 +218,12 @@ def _override_stages(
     return problems
 
 
-def _merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge nested mappings; anything else replaces."""
+def merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Merge nested mappings, copying those that change; anything else replaces."""
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             into[key] = dict(into[key])
-            _merge(into[key], value)
+            merge(into[key], value)
         else:
             into[key] = value
 

@@ -121,8 +121,36 @@ class StageCurvePoint(Report):
     epsilon: float | None = None
 
 
+class TracePoint(Report):
+    """A stage measured while it trained, on some held-out records.
+
+    Args:
+        step: of the stage, steps done.
+        perplexity: of all tokens; None for a classifier.
+        accuracy: of a classifier.
+        sensitive_perplexity, ordinary_perplexity: of tokens that the detector marks,
+            and of the others; None where there are none.
+        exposure: mean of planted canaries, bits; None without canaries.
+        held_out_exposure: mean of the controls.
+    """
+
+    stage: str
+    step: int
+    perplexity: float | None = None
+    accuracy: float | None = None
+    sensitive_perplexity: float | None = None
+    ordinary_perplexity: float | None = None
+    exposure: float | None = None
+    held_out_exposure: float | None = None
+
+
 class StageReport(Report):
-    """How one training stage went."""
+    """How one training stage went.
+
+    `peak_memory_bytes` is what training took above what was held before; None where the
+    platform does not tell, or several processes trained; `trace` the measurements that
+    were asked for on the way.
+    """
 
     stage: str
     recipe: str
@@ -133,7 +161,9 @@ class StageReport(Report):
     tokens_per_second: float
     resumed_from_step: int | None = None
     fixed_seed: bool = False
+    peak_memory_bytes: int | None = None
     curve: tuple[StageCurvePoint, ...] = ()
+    trace: tuple[TracePoint, ...] = ()
 
 
 class CanaryExposure(Report):

@@ -16,6 +16,7 @@ from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.planning import RunPlan
 from dptune.reports.card import PrivacyCard
+from dptune.reports.cells import CellResult, ComparisonReport
 from dptune.reports.html import render_fragment
 from dptune.results import (
     BudgetReport,
@@ -36,7 +37,9 @@ from dptune.results import (
 _PUBLIC: tuple[type[Any], ...] = (
     BudgetReport,
     BudgetReservation,
+    CellResult,
     ChampionReport,
+    ComparisonReport,
     CorpusReport,
     DetectionReport,
     ExposureReport,

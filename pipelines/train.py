@@ -1,5 +1,6 @@
 """From raw text to a gate decision: the wiring of one training run."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from zenml import pipeline
@@ -47,19 +48,26 @@ def step_names(config: TrainConfig) -> list[str]:
     return [*_BEFORE, *stages, *_AFTER]
 
 
-@pipeline(name="train", enable_step_logs=False, on_failure=remember_failure)
-def train_pipeline(
-    config: dict[str, Any], fingerprint: str, *, retrain: bool, review: str = ""
-) -> None:
-    """Wire one run; every stage of the recipe becomes a step of its own.
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Artifacts of a model that was trained and attacked, as later steps take them."""
+
+    labelled: Any
+    base: Any
+    results: dict[str, Any]
+
+
+def train_and_attack(
+    run: TrainConfig, fingerprint: str, *, retrain: bool, review: str
+) -> Measured:
+    """Wire a run up to the attacks; every stage of the recipe is a step of its own.
 
     Args:
-        config: a `TrainConfig` as JSON values.
+        run: what to train.
         fingerprint: of the corpus as the preflight saw it.
         retrain: train again although an identical run was finished before.
         review: digest of the project's reviews as they are now.
     """
-    run = TrainConfig.model_validate(config)
     corpus, counts = ingest(data=run.data, fingerprint=fingerprint)
     planted, canaries = plant_canaries(corpus, spec=run.canaries, seed=run.seed)
     asks = "llm" in run.detection.recognizers  # another run asks about what failed
@@ -109,6 +117,10 @@ def train_pipeline(
             performance=run.performance,
             seed=run.seed,
             retrain=retrain,
+            repetition=run.repetition,
+            labelled=labelled,
+            canaries=canaries,
+            attacks=run.attack,
             id=f"train_{stage.name}",
         )
     budget = settle_budget(reservation, plan, ledger)
@@ -122,27 +134,46 @@ def train_pipeline(
         detection=run.detection,
         performance=run.performance,
     )
+    return Measured(
+        labelled=labelled,
+        base=base,
+        results={
+            "model": model,
+            "plan": plan,
+            "ledger": ledger,
+            "corpus": counts,
+            "detection": detection,
+            "redaction": redaction,
+            "exposure": exposure,
+            "membership": membership,
+            "extraction": extraction,
+            "utility": utility,
+            "budget": budget,
+        },
+    )
+
+
+@pipeline(name="train", enable_step_logs=False, on_failure=remember_failure)
+def train_pipeline(
+    config: dict[str, Any], fingerprint: str, *, retrain: bool, review: str = ""
+) -> None:
+    """Wire one run, from raw text to a gate decision.
+
+    Args:
+        config: a `TrainConfig` as JSON values.
+        fingerprint: of the corpus as the preflight saw it.
+        retrain: train again although an identical run was finished before.
+        review: digest of the project's reviews as they are now.
+    """
+    run = TrainConfig.model_validate(config)
+    done = train_and_attack(run, fingerprint, retrain=retrain, review=review)
     champion = measure_champion(
-        base,
-        labelled,
+        done.base,
+        done.labelled,
         model_name=run.registry.model_name,
         settings=run.model,
         performance=run.performance,
     )
-    version = register(
-        model,
-        plan,
-        ledger,
-        counts,
-        detection,
-        redaction,
-        exposure,
-        membership,
-        extraction,
-        utility,
-        champion,
-        budget,
-        config=run,
-    )
+    version = register(**done.results, champion=champion, config=run)
     decision, _ = gate(version, policy=run.gate)
     promote(version, decision)

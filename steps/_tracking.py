@@ -10,8 +10,9 @@ records lie in `evidence.json`, inside the trust boundary of the tracking server
 import io
 import json
 import math
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +28,12 @@ from zenml.client import Client
 from dptune.errors import ArtifactError
 from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
+from dptune.reports.cells import ComparisonRow
 from dptune.results import RegisteredVersion
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
+_COMPARISON = "dptune.comparison"
 _HISTORY, _OVERRIDE = "dptune.champions", "dptune.override"
 _SIGNER = "dptune.decision_signed_by"
 _REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
@@ -76,6 +79,44 @@ def log_internal_curve(name: str, points: Mapping[int, float]) -> None:
     for step, value in points.items():
         if math.isfinite(value):
             mlflow.log_metric(f"internal/{name}", value, step=step)
+
+
+def comparison_run(name: str, key: str) -> str:
+    """Return the MLflow run that the cells of a comparison belong to, made if absent.
+
+    Args:
+        name: of the comparison, and of its experiment.
+        key: of what is compared: the same again continues its run.
+    """
+    client = connect()
+    found = client.get_experiment_by_name(name)
+    place = found.experiment_id if found else client.create_experiment(name)
+    runs = client.search_runs([place], f"tags.`{_COMPARISON}` = '{key}'")
+    if runs:
+        return str(runs[0].info.run_id)
+    made = client.create_run(place, tags={_COMPARISON: key}, run_name=name)
+    return str(made.info.run_id)
+
+
+def log_comparison(
+    run_id: str, rows: Sequence[ComparisonRow], *, files: Mapping[str, str]
+) -> None:
+    """Log the rows of a comparison to its own run, as metrics that charts can show."""
+    client = connect()
+    for row in rows:
+        budget = f"_epsilon_{row.target_epsilon:g}" if row.target_epsilon else ""
+        name = re.sub(r"[^\w. /-]", "_", f"{row.label}{budget}")
+        spreads = {
+            "perplexity": row.perplexity,
+            "accuracy": row.accuracy,
+            "exposure": row.exposure,
+        }
+        for metric, value in spreads.items():
+            if value is not None and math.isfinite(value.mean):
+                client.log_metric(run_id, f"{name}/{metric}", value.mean)
+    for file, text in files.items():
+        client.log_text(run_id, text, file)
+    client.set_terminated(run_id)
 
 
 def register_model(

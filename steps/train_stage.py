@@ -9,13 +9,16 @@ from typing import Annotated
 from zenml import step
 
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.config import ModelSettings, PerformanceSettings
+from dptune.attacks.canaries import CanarySet
+from dptune.config import AttackSettings, ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation, StageReport
 from dptune.workflow.budget import release_held, spender
+from dptune.workflow.tracing import Tracer
 from dptune.workflow.training import StageInputs, run_stage
+from dptune.workflow.usage import remembered_peak
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER
 from steps._progress import TrainingProgress
@@ -34,6 +37,10 @@ def train_stage(
     performance: PerformanceSettings,
     seed: int | None,
     retrain: bool,
+    repetition: int,
+    labelled: Corpus,
+    canaries: CanarySet,
+    attacks: AttackSettings,
 ) -> tuple[
     Annotated[ModelBundle, "model"],
     Annotated[PrivacyLedger, "ledger"],
@@ -41,11 +48,30 @@ def train_stage(
 ]:
     """Return the trained model, the longer ledger, and how the stage went."""
     inputs = StageInputs.of(
-        model, corpus, plan, stage, settings, seed=seed, data_root=data_root()
+        model,
+        corpus,
+        plan,
+        stage,
+        settings,
+        seed=seed,
+        data_root=data_root(),
+        repetition=repetition,
     )
     workspace = current_workspace()
+    home = workspace.runs / inputs.key()
+    tracer = Tracer(
+        plan=inputs.plan,
+        corpus=labelled,
+        canaries=canaries,
+        attacks=attacks,
+        max_tokens=settings.max_tokens,
+        performance=performance,
+        file=home / "trace.jsonl",
+        cache=workspace.cache,
+    )
     with (
         release_held(workspace.budget_url, reservation),
+        remembered_peak(home / "peak_memory", performance) as peak,
         TrainingProgress(f"stage {stage}", plan=inputs.plan, run=plan) as on_step,
     ):
         done = run_stage(
@@ -56,6 +82,9 @@ def train_stage(
             retrain=retrain,
             spend=spender(workspace.budget_url, reservation),
             on_step=on_step,
+            watch=tracer.watch if tracer.steps else None,
         )
     log_internal_curve(f"{stage}/loss", {p.step: p.loss for p in done.report.curve})
-    return done.bundle, done.ledger, done.report
+    more = {"peak_memory_bytes": peak.num_bytes, "trace": tracer.points()}
+    report = done.report.model_copy(update=more)
+    return done.bundle, done.ledger, report

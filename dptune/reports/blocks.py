@@ -145,6 +145,8 @@ class Page:
     Args:
         kicker: what kind of page this is, above the title.
         lede: one or two sentences under the title.
+        folds: pages that open on a click, below the sections.
+        folds_title: heading above them.
     """
 
     title: str
@@ -152,6 +154,8 @@ class Page:
     lede: str = ""
     chip: Chip | None = None
     sections: tuple[Section, ...] = ()
+    folds: tuple["Page", ...] = ()
+    folds_title: str = ""
 
 
 def facts(*items: tuple[str, Cell] | tuple[str, Cell, str] | None) -> Facts:

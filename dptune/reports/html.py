@@ -13,6 +13,8 @@ from dptune.reports.audit_page import step_audit_page
 from dptune.reports.blocks import Page
 from dptune.reports.budget_page import budget_page
 from dptune.reports.card_page import card_page
+from dptune.reports.cells import CellResult, ComparisonReport
+from dptune.reports.compare_page import cell_page, compare_page
 from dptune.reports.data_pages import (
     corpus_page,
     detection_page,
@@ -45,6 +47,8 @@ from dptune.results import (
 
 _PAGES: Final[dict[type[Report], Callable[[Any], Page]]] = {
     BudgetReport: budget_page,
+    CellResult: cell_page,
+    ComparisonReport: compare_page,
     CorpusReport: corpus_page,
     DetectionReport: detection_page,
     ExposureReport: exposure_page,

@@ -96,6 +96,8 @@ def run_key(config: TrainConfig, fingerprint: str) -> str:
     values = config.model_dump(mode="json", include=set(_DECIDES))
     for name in _SAYS_HOW_MUCH_IS_MISSED:
         values["detection"].pop(name)
+    if config.repetition:
+        values["repetition"] = config.repetition
     text = json.dumps({**values, "fingerprint": fingerprint}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

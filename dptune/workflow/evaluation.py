@@ -153,24 +153,28 @@ def attack_model(
     )
     if shadows:
         membership = membership.model_copy(update={"shadows": _shadow_report(shadows)})
-    say("extraction of canaries and endings of records by sampling")
-    extraction = Extracting(
-        canaries=canaries,
-        members=members,
-        outsiders=outsiders,
-        max_tokens=max_tokens,
-        settings=attacks.extraction,
-        detection=detection,
-        access=access,
-        batch_size=batch_size,
-        device=device,
-    ).report(
-        loaded,
-        loaded_base,
-        model_digest=model.digest,
-        base_model_digest=base.digest,
-        say=say,
+    extraction = nothing_to_extract(
+        model_digest=model.digest, base_model_digest=base.digest
     )
+    if attacks.extraction is not None:
+        say("extraction of canaries and endings of records by sampling")
+        extraction = Extracting(
+            canaries=canaries,
+            members=members,
+            outsiders=outsiders,
+            max_tokens=max_tokens,
+            settings=attacks.extraction,
+            detection=detection,
+            access=access,
+            batch_size=batch_size,
+            device=device,
+        ).report(
+            loaded,
+            loaded_base,
+            model_digest=model.digest,
+            base_model_digest=base.digest,
+            say=say,
+        )
     say("perplexity on held-out records")
     utility = _utility(
         (model, loaded),

@@ -169,7 +169,7 @@ class Extracting:
 def nothing_to_extract(
     *, model_digest: str, base_model_digest: str
 ) -> ExtractionReport:
-    """Say that a model draws no text: a classifier."""
+    """Say that nothing was drawn: a classifier writes no text, or nobody asked."""
     return ExtractionReport(
         model_digest=model_digest,
         base_model_digest=base_model_digest,

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from dptune.attacks.canaries import CanarySpec
-from dptune.config import PrivacySettings, TrainConfig
+from dptune.config import DataSettings, PrivacySettings, TrainConfig
 from dptune.data.corpus import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
@@ -65,6 +66,7 @@ def check_run(
     data_root: Path,
     budget: BudgetPlace | None = None,
     access: LlmAccess = NO_ACCESS,
+    read: Callable[[DataSettings], Corpus] | None = None,
 ) -> Checked:
     """Check corpus, budget, detector and model of a run; nothing is written.
 
@@ -73,13 +75,15 @@ def check_run(
         data_root: folder that relative paths start from.
         budget: where to look whether the data set can pay; None does not ask.
         access: of language models that the configuration names.
+        read: reads the corpus; from the files by default.
 
     Raises:
         ConfigError, DataError: with all problems of all parts at once.
         DptuneError: a single problem, as it was raised.
     """
     errors: list[DptuneError] = []
-    corpus = _attempt(lambda: read_corpus(config.data, data_root=data_root), errors)
+    reader = read or partial(read_corpus, data_root=data_root)
+    corpus = _attempt(lambda: reader(config.data), errors)
     _attempt(
         lambda: check_detector(config.detection, access),
         errors,
@@ -119,7 +123,7 @@ def check_run(
     if len(errors) == 1:
         raise errors[0]
     if errors or corpus is None or plan is None:
-        raise ConfigError([p for error in errors for p in _problems(error)])
+        raise ConfigError([p for error in errors for p in problems_of(error)])
     return Checked(
         fingerprint=corpus.fingerprint,
         num_units=plan.stages[0].num_units,
@@ -261,7 +265,7 @@ def _attempt(call: Callable[[], ResultT], errors: list[DptuneError]) -> ResultT 
         return None
 
 
-def _problems(error: DptuneError) -> tuple[Problem, ...]:
+def problems_of(error: DptuneError) -> tuple[Problem, ...]:
     """List the problems of any error of ours."""
     if isinstance(error, ProblemsError):
         return error.problems

@@ -59,6 +59,7 @@ class StageInputs:
         max_sequences_per_unit: public contribution bound.
         seed: fixes all randomness; None takes it from the operating system.
         public_text: what a recipe may learn from besides, such as an autoencoder.
+        repetition: tells equal trainings apart; seeds nothing.
     """
 
     model: ModelBundle
@@ -69,6 +70,7 @@ class StageInputs:
     max_sequences_per_unit: int
     seed: int | None
     public_text: PublicText | None = None
+    repetition: int = 0
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class StageInputs:
         *,
         seed: int | None,
         data_root: Path | None = None,
+        repetition: int = 0,
     ) -> Self:
         """Pick one stage out of a run's plan."""
         return cls(
@@ -91,6 +94,7 @@ class StageInputs:
             max_tokens=settings.max_tokens,
             max_sequences_per_unit=settings.max_sequences_per_unit,
             seed=seed,
+            repetition=repetition,
             public_text=None
             if settings.public_text is None
             else PublicText(source=settings.public_text, data_root=data_root or Path()),
@@ -111,6 +115,8 @@ class StageInputs:
         }
         if self.plan.settings.local is not None and self.public_text is not None:
             values["public"] = self.public_text.source.model_dump(mode="json")
+        if self.repetition:
+            values["repetition"] = self.repetition
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -125,6 +131,7 @@ def run_stage(
     spend: Callable[[LedgerEntry], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
     controller: Controller | None = None,
+    watch: Callable[[int, LoadedModel], None] | None = None,
 ) -> StageOutcome:
     """Train one stage, or resume it, or return it if an identical one is finished.
 
@@ -145,6 +152,8 @@ def run_stage(
         on_step: called after every step.
         controller: wishes for the noise of an adaptive plan, which trains in one
             process.
+        watch: called after every step with the model, which it must not change;
+            not for stages that other processes train.
     """
     home = folder / inputs.key()
     if retrain:
@@ -164,6 +173,7 @@ def run_stage(
     )
     loaded, data = _load(job, inputs)
     journal = LedgerJournal(home / "ledger.jsonl")
+    on_step = _watched(on_step, watch, loaded)
     target = home / "model"
     charge = _charge_to(journal, inputs, spend=spend)
     if inputs.plan.settings.local is not None:
@@ -197,6 +207,23 @@ def run_stage(
         ledger=ledger.extend(journal.read()),
         report=_report(inputs, outcome),
     )
+
+
+def _watched(
+    on_step: Callable[[StepProgress], None] | None,
+    watch: Callable[[int, LoadedModel], None] | None,
+    loaded: LoadedModel,
+) -> Callable[[StepProgress], None] | None:
+    """Show the model to `watch` after every step."""
+    if watch is None:
+        return on_step
+
+    def show(now: StepProgress) -> None:
+        if on_step is not None:
+            on_step(now)
+        watch(now.step, loaded)
+
+    return show
 
 
 def _charge_to(

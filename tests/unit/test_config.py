@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
 TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
 TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
+COMPARE = sorted((CONFIGS / "compare").glob("*.yaml"))  # loaded in test_comparing
 RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
 GATES = sorted((CONFIGS / "gates").glob("*.yaml"))
 
@@ -36,11 +37,12 @@ def load(*overrides, path=TINY):
 
 def test_every_file_under_configs_has_a_schema_that_is_tested_here():
     found = {path for path in CONFIGS.rglob("*") if path.is_file()}
-    known = {*TRAIN, *RECIPES, *GATES}
+    known = {*TRAIN, *COMPARE, *RECIPES, *GATES}
     elsewhere = {"profiles", "stacks"}  # in tests/unit/infra/test_profiles.py
     others = {path for path in found - known if path.parent.name not in elsewhere}
     assert others == set()
     assert len(TRAIN) >= 1
+    assert len(COMPARE) >= 1
     assert len(RECIPES) >= 6
     assert len(GATES) >= 3
 

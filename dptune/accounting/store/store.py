@@ -10,7 +10,7 @@ Figures are conditional on the ledger's assumptions; `docs/BUDGET.md` names them
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine
 from dptune.accounting.store import cohorts, entries, log, tables
 from dptune.accounting.store.allowances import Claim, Grant, History, check, claims
 from dptune.accounting.store.cohorts import Touched
-from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.costs import Cost, total
 from dptune.accounting.store.database import (
     connecting,
     exists,
@@ -156,6 +156,35 @@ class BudgetStore:
                 if self._earlier(connection, request, again=again) is not None:
                     return []
                 return self._examine(connection, request, staged=staged)[1]
+
+    def preview_all(
+        self, requests: Sequence[Request], *, again: bool = False
+    ) -> list[Claim]:
+        """Compute what several runs would bring each grant to together.
+
+        Args:
+            requests: of runs on the same units; those that were reserved before ask
+                for nothing.
+            again: as in `reserve`.
+
+        Raises:
+            BudgetExceededError: the last of them would be refused.
+        """
+        with connecting(self._engine) as connection, reading(connection):
+            new = [
+                request
+                for request in requests
+                if self._earlier(connection, request, again=again) is None
+            ]
+        if not new:
+            return []
+        whole = replace(
+            new[0],
+            run_key=uuid.uuid4().hex,
+            planned=total([request.planned for request in new]),
+            spare=total([request.spare for request in new]),
+        )
+        return self.preview(whole)
 
     def reserve(self, request: Request, *, again: bool = False) -> Reservation:
         """Hold a whole run's cost, or find the reservation of the run it resumes.

@@ -1,0 +1,69 @@
+"""Step: what one cell of a comparison came to. Registers nothing, promotes nothing."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from zenml import log_metadata, step
+
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.config import TrainConfig
+from dptune.models.bundle import ModelBundle
+from dptune.planning import RunPlan
+from dptune.reports.cells import CellResult
+from dptune.results import (
+    BudgetReport,
+    ChampionReport,
+    CorpusReport,
+    DetectionReport,
+    ExposureReport,
+    ExtractionReport,
+    MembershipReport,
+    RedactionReport,
+    UtilityReport,
+)
+from dptune.workflow.assessing import assess as assess_dossier
+from dptune.workflow.dossier import Dossier
+from steps._caching import NEVER
+from steps._registering import measured_numbers
+from steps._tracking import log_numbers
+
+
+@step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
+def assess(
+    model: ModelBundle,
+    plan: RunPlan,
+    ledger: PrivacyLedger,
+    corpus: CorpusReport,
+    detection: DetectionReport,
+    redaction: RedactionReport,
+    exposure: ExposureReport,
+    membership: MembershipReport,
+    extraction: ExtractionReport,
+    utility: UtilityReport,
+    budget: BudgetReport,
+    config: TrainConfig,
+    label: str,
+) -> Annotated[CellResult, "cell"]:
+    """Return utility, leakage, claims and what the gate would decide."""
+    dossier = Dossier.of(
+        model_digest=model.digest,
+        base_model=config.model.describe(),
+        recipe=config.recipe,
+        plan=plan,
+        ledger=ledger,
+        corpus=corpus,
+        detection=detection,
+        redaction=redaction,
+        exposure=exposure,
+        membership=membership,
+        extraction=extraction,
+        utility=utility,
+        champion=ChampionReport(),
+        budget=budget,
+        planned_for=config.gate.reference,
+        measured_at=datetime.now(tz=UTC),
+    )
+    numbers = measured_numbers(dossier)
+    log_numbers(numbers)
+    log_metadata({"recipe": label, **{k: f"{v:.4g}" for k, v in numbers.items()}})
+    return assess_dossier(dossier, config.gate, label=label, seed=config.repetition)

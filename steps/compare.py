@@ -1,0 +1,68 @@
+"""Step: put the cells of a comparison together, and log them beside each other."""
+
+from typing import Annotated
+
+from zenml import log_metadata, step
+from zenml.client import Client
+
+from dptune.reports.cells import (
+    CellResult,
+    ComparisonReport,
+    StageUsage,
+    comparison_rows,
+)
+from dptune.reports.compare_csv import cells_csv, rows_csv
+from dptune.reports.html import render_fragment
+from dptune.results import StageReport
+from steps._caching import NEVER
+from steps._tracking import log_comparison
+
+
+@step(enable_cache=False, cache_policy=NEVER)
+def compare(
+    plan: ComparisonReport, runs: dict[str, str], parent_run: str
+) -> Annotated[ComparisonReport, "comparison"]:
+    """Return the comparison with every result that there is.
+
+    Args:
+        plan: the comparison with a cell for each training, failed or without results.
+        runs: pipeline runs of finished cells, by number of the cell.
+        parent_run: MLflow run that those of the cells belong to.
+    """
+    cells = tuple(
+        _finished(cell, runs[str(number)]) if str(number) in runs else cell
+        for number, cell in enumerate(plan.cells)
+    )
+    report = plan.model_copy(update={"cells": cells})
+    files = {
+        "comparison.html": render_fragment(report),
+        "comparison.csv": rows_csv(report),
+        "cells.csv": cells_csv(report),
+    }
+    log_comparison(parent_run, comparison_rows(report), files=files)
+    log_metadata({"cells": len(cells), "failed": len(report.failed)})
+    return report
+
+
+def _finished(cell: CellResult, run_id: str) -> CellResult:
+    """Load one cell, with what its stages took."""
+    run = Client().get_pipeline_run(run_id)
+    found: CellResult = run.steps["assess"].outputs["cell"][0].load()
+    reports: list[StageReport] = [
+        run.steps[name].outputs["stage_report"][0].load()
+        for name in run.steps
+        if name.startswith("train_")
+    ]
+    order = [stage.stage for stage in cell.stages]
+    reports.sort(key=lambda report: order.index(report.stage))
+    usage = [
+        StageUsage(
+            stage=report.stage,
+            num_steps=report.num_steps,
+            seconds=report.seconds,
+            peak_memory_bytes=report.peak_memory_bytes,
+        )
+        for report in reports
+    ]
+    trace = tuple(point for report in reports for point in report.trace)
+    return found.model_copy(update={"stages": tuple(usage), "trace": trace})

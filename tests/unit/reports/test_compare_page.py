@@ -1,0 +1,284 @@
+"""A comparison's arithmetic, its page, its figures and its CSV tables."""
+
+import csv
+import io
+import math
+import statistics
+
+import pytest
+
+from dptune.reports.cells import (
+    CellResult,
+    ComparisonReport,
+    StageUsage,
+    comparison_rows,
+    paired_rows,
+    spread,
+)
+from dptune.reports.compare_csv import cells_csv, rows_csv
+from dptune.reports.compare_page import compare_page, nominal_cell
+from dptune.reports.html import render_fragment
+from dptune.reports.render import page_html
+from dptune.results import Interval, TracePoint
+
+from .checks import check_page
+from .samples import card, exposure_report, membership_report, utility_report
+
+HOSTILE = "<script>alert(1)</script> $x_{1}$"
+FAILED = "the corpus must have a test split, got none."
+
+
+def cell(label="jft", budget=8.0, seed=0, *, nll=1.85, **changes):
+    tokens = (10, 10, 10)
+    utility = utility_report(
+        nll_per_token=nll,
+        perplexity=math.exp(nll),
+        record_nll=tuple(n * nll + d for n, d in zip(tokens, (-1, 0, 1), strict=True)),
+        record_tokens=tokens,
+    )
+    values = {
+        "label": label,
+        "recipe": "jft" if budget else "no_dp",
+        "target_epsilon": budget,
+        "seed": seed,
+        "notion": "selective",
+        "relation": "replace_one",
+        "utility": utility,
+        "exposure": exposure_report(leaked=budget is None),
+        "membership": membership_report(),
+        "card": card("jft" if budget else "none"),
+        "stages": (StageUsage(stage="s", num_steps=10, seconds=4.0),),
+    }
+    return CellResult(**(values | changes))
+
+
+def failed(label="jft", budget=8.0, seed=0):
+    return CellResult(
+        label=label, recipe="jft", target_epsilon=budget, seed=seed, failure=FAILED
+    )
+
+
+def report(*cells, **changes):
+    values = {
+        "name": "quick",
+        "title": "Side by side",
+        "baseline": "no_dp",
+        "reference": "dp_adam",
+        "cells": cells,
+    }
+    return ComparisonReport(**(values | changes))
+
+
+def plain(seed=0, **changes):
+    return cell("no_dp", None, seed, nll=1.0, **changes)
+
+
+def peak(num_bytes, seconds=4.0):
+    usage = StageUsage(
+        stage="s", num_steps=10, seconds=seconds, peak_memory_bytes=num_bytes
+    )
+    return (usage,)
+
+
+# arithmetic
+
+
+def test_spread_is_mean_and_sample_deviation_of_what_was_measured():
+    found = spread([1.0, None, 2.0, 6.0])
+    assert (found.mean, found.count) == (3.0, 3)
+    assert found.std == pytest.approx(statistics.stdev([1.0, 2.0, 6.0]))
+
+
+def test_spread_of_one_seed_has_no_deviation_and_of_none_is_nothing():
+    assert spread([2.0]).std is None
+    assert spread([None]) is None
+
+
+def test_spread_of_a_diverged_seed_says_so():
+    assert math.isinf(spread([2.0, math.inf]).mean)
+    assert math.isnan(spread([2.0, math.nan]).mean)
+
+
+def test_rows_sum_the_seeds_of_each_recipe_and_budget_up():
+    rows = comparison_rows(
+        report(plain(), cell(seed=0), cell(seed=1, nll=1.95), cell(budget=3.0))
+    )
+    assert [(r.label, r.target_epsilon) for r in rows] == [
+        ("no_dp", None),
+        ("jft", 3.0),
+        ("jft", 8.0),
+    ]
+    assert rows[2].perplexity.mean == pytest.approx(
+        (math.exp(1.85) + math.exp(1.95)) / 2
+    )
+    assert rows[2].perplexity.count == 2
+    assert rows[2].exposure.std == 0
+
+
+def test_rows_name_the_claim_of_the_budget_with_its_largest_epsilon():
+    (row,) = comparison_rows(report(cell()))
+    assert row.certificate.notion == "selective"
+    assert row.nominal_epsilon is not None
+
+
+def test_time_and_memory_are_relative_to_the_mean_of_the_baseline():
+    base = [plain(0, stages=peak(100, 2.0)), plain(1, stages=peak(300, 6.0))]
+    row = comparison_rows(report(*base, cell(stages=peak(400, 12.0))))[1]
+    assert (row.relative_time, row.relative_memory) == (3.0, 2.0)
+
+
+def test_without_a_baseline_or_a_measurement_nothing_is_relative():
+    (alone,) = comparison_rows(report(cell(stages=peak(400))))
+    assert (alone.relative_time, alone.relative_memory) == (None, None)
+    row = comparison_rows(report(plain(stages=peak(100)), cell()))[1]
+    assert row.relative_memory is None
+
+
+def test_failed_cells_count_and_do_not_enter_means():
+    (row,) = comparison_rows(report(cell(seed=0), failed(seed=1)))
+    assert (row.num_failed, row.perplexity.count) == (1, 1)
+
+
+def test_paired_difference_is_per_seed_and_signed():
+    pairs = [
+        cell("dp_adam", seed=0, nll=2.0),
+        cell("dp_adam", seed=1, nll=2.1),
+        cell(seed=0, nll=1.8),
+        cell(seed=1, nll=1.7),
+    ]
+    (row,) = paired_rows(report(*pairs))
+    assert row.change.mean == pytest.approx(-0.3)
+    assert row.change.std == pytest.approx(statistics.stdev([-0.2, -0.4]))
+    assert row.interval.low == pytest.approx(-0.3)
+    assert row.interval.high == pytest.approx(-0.3)
+    assert row.beyond_spread is True
+
+
+def test_paired_difference_within_the_spread_says_so():
+    pairs = [
+        cell("dp_adam", seed=0, nll=2.0),
+        cell("dp_adam", seed=1, nll=1.0),
+        cell(seed=0, nll=1.9),
+        cell(seed=1, nll=1.0),
+    ]
+    (row,) = paired_rows(report(*pairs))
+    assert row.beyond_spread is False
+
+
+def test_paired_difference_needs_a_shared_seed_and_budget_and_the_same_records():
+    other = cell("dp_adam", seed=1)
+    assert paired_rows(report(cell(seed=0), other)) == ()
+    assert paired_rows(report(cell(budget=3.0, seed=1), other)) == ()
+    records = utility_report(record_tokens=(5, 5, 20))
+    assert paired_rows(report(cell(seed=1, utility=records), other)) == ()
+
+
+def test_paired_difference_of_one_seed_claims_no_spread():
+    (row,) = paired_rows(report(cell("dp_adam", nll=2.0), cell()))
+    assert row.beyond_spread is None
+
+
+# page
+
+
+def whole():
+    trace = tuple(
+        TracePoint(
+            stage="s",
+            step=step,
+            perplexity=50.0 / step,
+            sensitive_perplexity=60.0 / step,
+            ordinary_perplexity=40.0 / step,
+            exposure=1.4 + step / 10,
+        )
+        for step in (5, 10)
+    )
+    return report(
+        *(plain(seed, trace=trace) for seed in (0, 1)),
+        *(cell("dp_adam", seed=seed, nll=2.0 + seed / 50) for seed in (0, 1)),
+        *(cell(seed=seed, trace=trace) for seed in (0, 1)),
+        failed("geoclip"),
+        private_epsilon=12.5,
+    )
+
+
+def test_page_is_self_contained_and_deterministic():
+    page = render_fragment(whole())
+    check_page(page)
+    assert page == render_fragment(whole())
+
+
+def test_page_shows_claims_leaks_pairs_curves_spending_and_failures():
+    text = check_page(render_fragment(whole())).text
+    for words in (
+        "No fine-tuning",
+        "conditional",
+        "no guarantee",
+        "Nats per token more than dp_adam",
+        "Steps to utility",
+        "Exposure against perplexity: sensitive tokens",
+        "12.5",
+        FAILED,
+        "1 FAILED",
+        "Privacy cards",
+    ):
+        assert words in text
+
+
+def test_page_escapes_labels_and_reasons():
+    page = render_fragment(report(cell(HOSTILE), title=HOSTILE))
+    assert "<script>" not in page
+    check_page(page)
+
+
+def test_page_holds_no_loss_of_a_record():
+    assert "17.5" in str(cell().utility.record_nll)
+    assert "17.5" not in check_page(render_fragment(report(cell()))).text
+
+
+def test_page_of_failures_alone_still_renders():
+    check_page(render_fragment(report(failed())))
+
+
+def test_page_of_one_cell_shows_its_card():
+    assert "What is guaranteed" in check_page(render_fragment(cell())).text
+
+
+def test_page_of_classifiers_shows_accuracies():
+    utility = utility_report(accuracy=0.9, base_accuracy=0.5)
+    text = check_page(page_html(compare_page(report(cell(utility=utility))))).text
+    assert "90 %" in text
+    assert "Test perplexity" not in text
+
+
+def test_nominal_figure_shows_both_ends_of_the_missing_rate():
+    ends = Interval(low=2.5, high=4.5, confidence=0.95)
+    (row,) = comparison_rows(report(cell(nominal_interval=ends)))
+    assert nominal_cell(row).endswith("(2.5 to 4.5)")
+
+
+# tables
+
+
+def table(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_rows_csv_has_means_spreads_and_claims():
+    lines = table(rows_csv(whole()))
+    assert [line["label"] for line in lines] == ["no_dp", "dp_adam", "jft", "geoclip"]
+    assert lines[0]["certified_epsilon"] == "inf"
+    assert float(lines[1]["perplexity_std"]) > 0
+    assert lines[2]["status"] == "conditional"
+    assert lines[3]["num_failed"] == "1"
+
+
+def test_cells_csv_has_every_training_and_the_reason_of_a_failure():
+    lines = table(cells_csv(whole()))
+    assert len(lines) == 7
+    assert lines[-1]["failure"] == FAILED
+    assert lines[-1]["perplexity"] == ""
+
+
+def test_report_survives_the_trip_through_json():
+    assert ComparisonReport.model_validate_json(whole().model_dump_json()) == whole()
