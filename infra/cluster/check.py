@@ -1,6 +1,6 @@
 """All checks of an overlay in one call."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from infra.cluster.cluster_policies import CLUSTER_POLICIES
@@ -30,22 +30,28 @@ class Finding:
     message: str
 
 
-def check_manifests(manifests: list[Manifest]) -> list[Finding]:
+def check_manifests(
+    manifests: list[Manifest], *, made: Mapping[str, frozenset[str]] | None = None
+) -> list[Finding]:
     """Check rendered objects: schemas, types, policies, references.
 
     Args:
         manifests: all objects of one overlay, and those that join them there.
+        made: secrets that a run makes for itself, and their keys.
     """
     return [
         *_findings("schema", schema_problems(manifests)),
         *_findings("round_trip", round_trip_problems(manifests)),
-        *check_policies(manifests),
+        *check_policies(manifests, made=made),
     ]
 
 
-def check_policies(manifests: list[Manifest]) -> list[Finding]:
+def check_policies(
+    manifests: list[Manifest], *, made: Mapping[str, frozenset[str]] | None = None
+) -> list[Finding]:
     """Check rendered objects without the schemas of Kubernetes."""
-    references = unresolved_references(manifests, secrets=known_secrets())
+    made = made or {}
+    references = unresolved_references(manifests, secrets={**known_secrets(), **made})
     return [
         *(
             Finding(policy=policy.__name__, name=pod.owner, message=message)
@@ -59,15 +65,18 @@ def check_policies(manifests: list[Manifest]) -> list[Finding]:
             for finding in _findings(policy.__name__, policy(manifests))
         ),
         *_findings("references", references),
-        *_findings("external_secrets", _missing_in_vault(manifests)),
+        *_findings("external_secrets", _missing_in_vault(manifests, made)),
     ]
 
 
-def _missing_in_vault(manifests: list[Manifest]) -> Iterator[tuple[str, str]]:
+def _missing_in_vault(
+    manifests: list[Manifest], made: Mapping[str, frozenset[str]]
+) -> Iterator[tuple[str, str]]:
     """Values that the vault should bring and does not, where there is one."""
     brought = external_secrets(manifests)
     if not brought:
         return
+    brought |= made
     for reference in secret_references(manifests):
         keys = brought.get(reference.secret, frozenset())
         if reference.key not in keys and not reference.optional:
