@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.budget_app import build_budget_app
+from cli.cluster import build_cluster_app
 from cli.detection_app import detect, evaluate_detector
 from cli.review_app import build_review_app
 from cli.stack import ProfileName, build_stack_app
@@ -66,6 +67,7 @@ def build_app() -> typer.Typer:
     app.add_typer(build_budget_app(), name="budget")
     app.add_typer(build_review_app(), name="review")
     app.add_typer(build_stack_app(), name="stack")
+    app.add_typer(build_cluster_app(), name="cluster")
     return app
 
 

@@ -303,15 +303,23 @@ def _pod(
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        # In snake case: ZenML drops names that are no attribute of its client's type.
         "additional_pod_spec_args": {
-            "securityContext": {
+            "security_context": {
                 "runAsNonRoot": True,
                 "runAsUser": _USER,
                 "runAsGroup": _USER,
                 "fsGroup": _USER,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            **({"priorityClassName": pod.priority_class} if pod.priority_class else {}),
+            "enable_service_links": False,
+            # Only the orchestrator speaks to Kubernetes.
+            **({"automount_service_account_token": False} if with_secrets else {}),
+            **(
+                {"priority_class_name": pod.priority_class}
+                if pod.priority_class
+                else {}
+            ),
         },
     }
 

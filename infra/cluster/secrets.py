@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
+from infra.cluster.manifests import Manifest
+from infra.cluster.references import secret_references
+
 _RANDOM = "openssl rand -hex 32"
 
 SECRETS: Mapping[str, Mapping[str, str]] = {
@@ -34,10 +37,26 @@ SECRETS: Mapping[str, Mapping[str, str]] = {
 }
 """Every secret of `infra/k8s` and `configs/profiles`, its keys, and what goes there."""
 
+OF_RUNS = ("dptune-budget", "dptune-signing", "dptune-alerts")
+"""Secrets that steps ask for, by the profile; servers do not know them."""
+
 
 def known_secrets() -> dict[str, frozenset[str]]:
     """Name the secrets and their keys."""
     return {name: frozenset(keys) for name, keys in SECRETS.items()}
+
+
+def wanted_secrets(manifests: list[Manifest]) -> dict[str, frozenset[str]]:
+    """Name the secrets that servers ask for, and those of runs, with their keys.
+
+    Args:
+        manifests: of an overlay.
+    """
+    wanted = {name: frozenset(SECRETS[name]) for name in OF_RUNS}
+    for reference in secret_references(manifests):
+        known = wanted.get(reference.secret, frozenset())
+        wanted[reference.secret] = known | {reference.key}
+    return wanted
 
 
 def secret_commands(

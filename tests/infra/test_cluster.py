@@ -5,7 +5,9 @@ import subprocess
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from cli.cluster import build_cluster_app
 from dptune.errors import ConfigError
 from infra.cluster.check import check_manifests, check_policies
 from infra.cluster.cluster_policies import CLUSTER_POLICIES
@@ -472,3 +474,42 @@ def test_every_secret_that_servers_name_is_listed(overlays):
     for name in NAMES:
         for reference in secret_references(overlays[name]):
             assert reference.key in SECRETS[reference.secret]
+
+
+# The commands.
+
+
+@pytest.fixture
+def cluster():
+    """Run a `cluster` command; returns its exit code and what it printed."""
+
+    def run(*arguments):
+        outcome = CliRunner().invoke(build_cluster_app(), [str(a) for a in arguments])
+        return outcome.exit_code, " ".join(outcome.output.split())
+
+    return run
+
+
+def test_check_command_lists_what_is_wrong_and_what_to_do(cluster):
+    code, output = cluster("check", "staging")
+    assert code == 1
+    for words in ("NetworkPolicy/object-store", "set-a-digest", "next", "cluster.yaml"):
+        assert words in output
+
+
+def test_secrets_command_prints_commands_or_names_the_vault(cluster):
+    code, output = cluster("secrets", "staging")
+    assert code == 0
+    assert "kubectl --namespace dptune-staging create secret generic" in output
+    assert "store-url" not in output
+    code, output = cluster("secrets", "production")
+    assert code == 0
+    assert "vault" in output
+    assert "store-url" in output
+    assert "dptune-postgres" not in output
+
+
+def test_render_command_prints_every_object(cluster):
+    code, output = cluster("render", "staging")
+    assert code == 0
+    assert output.count("apiVersion:") >= len(render_overlay("staging"))

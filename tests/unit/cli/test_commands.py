@@ -28,6 +28,7 @@ COMMANDS = (
     "dashboard",
     "mlflow",
     "stack",
+    "cluster",
 )
 
 

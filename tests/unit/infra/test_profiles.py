@@ -83,7 +83,7 @@ def test_every_pod_is_restricted_limited_and_holds_no_secret(options):
         context = pod["container_security_context"]
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
-        assert pod["additional_pod_spec_args"]["securityContext"]["runAsNonRoot"]
+        assert pod["additional_pod_spec_args"]["security_context"]["runAsNonRoot"]
         for variable in pod["env"]:
             secret = any(w in variable["name"] for w in ("KEY", "TOKEN", "BUDGET"))
             assert ("valueFrom" in variable) >= secret, variable["name"]

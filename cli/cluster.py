@@ -1,0 +1,101 @@
+"""The `cluster` commands: what goes to Kubernetes, checked before it goes there."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from infra.cluster.manifests import Manifest, find_objects, render_overlay
+
+Overlay = Annotated[
+    str,
+    typer.Argument(
+        help="A folder under infra/k8s/overlays, or the path of your own.",
+        show_default=False,
+    ),
+]
+
+
+def build_cluster_app() -> typer.Typer:
+    """Build the `cluster` commands."""
+    app = typer.Typer(
+        help="Render and check what goes to Kubernetes, and list its secrets.",
+        no_args_is_help=True,
+    )
+    for command in (check, render, secrets):
+        app.command()(command)
+    return app
+
+
+def check(overlay: Overlay) -> None:
+    """Check what an overlay sends: schemas, restricted pods, roles, networks.
+
+    Exit 0 if nothing is wrong, 1 if something is.
+    """
+    from infra.cluster.check import check_manifests
+
+    console = Console(highlight=False)
+    manifests = _render(overlay)
+    found = check_manifests(manifests)
+    if found:
+        table = Table("object", "what is wrong", "policy")
+        for finding in found:
+            cells = (finding.name, finding.message, finding.policy)
+            table.add_row(*map(escape, cells))
+        console.print(table)
+        console.print(
+            "next    edit cluster.yaml and kustomization.yaml of the overlay, and "
+            "check again",
+            style="dim",
+        )
+        raise typer.Exit(code=1)
+    console.print(f"{len(manifests)} objects, nothing wrong")
+    console.print(f"next    python run.py cluster secrets {overlay}", style="dim")
+    console.print(f"next    kubectl apply -k {_shown(overlay)}", style="dim")
+
+
+def render(overlay: Overlay) -> None:
+    """Print what `kubectl apply -k` would send."""
+    text = yaml.safe_dump_all(_render(overlay), sort_keys=False)
+    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def secrets(overlay: Overlay) -> None:
+    """List the secrets that an overlay and its runs need, and how to make them."""
+    from infra.cluster.references import external_secrets
+    from infra.cluster.secrets import SECRETS, secret_commands, wanted_secrets
+
+    console = Console(highlight=False, soft_wrap=True)
+    manifests = _render(overlay)
+    wanted = wanted_secrets(manifests)
+    table = Table("secret", "key", "value")
+    for name, keys in sorted(wanted.items()):
+        for key in sorted(keys):
+            table.add_row(name, key, escape(SECRETS[name][key]))
+    console.print(table)
+    if external_secrets(manifests):
+        console.print(
+            "The vault brings them: put each under dptune/SECRET, key by key."
+        )
+        console.print(f"next    kubectl apply -k {_shown(overlay)}", style="dim")
+        return
+    (namespace,) = find_objects(manifests, "Namespace")
+    console.print("Write each value into a file secrets/SECRET/KEY, then:")
+    for line in secret_commands(wanted, namespace["metadata"]["name"]):
+        console.print(line, markup=False)
+    console.print("next    rm -r secrets", style="dim")
+
+
+def _render(overlay: str) -> list[Manifest]:
+    """Render an overlay by its name or its path."""
+    folder = Path(overlay)
+    return render_overlay(folder if folder.is_dir() else overlay)
+
+
+def _shown(overlay: str) -> str:
+    """Write the folder of an overlay as a user would."""
+    return overlay if Path(overlay).is_dir() else f"infra/k8s/overlays/{overlay}"
