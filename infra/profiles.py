@@ -310,6 +310,8 @@ def _pod(
                 "runAsUser": _USER,
                 "runAsGroup": _USER,
                 "fsGroup": _USER,
+                # Else every start would walk through all of a shared volume.
+                "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "enable_service_links": False,
