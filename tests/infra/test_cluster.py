@@ -484,7 +484,8 @@ def cluster():
     """Run a `cluster` command; returns its exit code and what it printed."""
 
     def run(*arguments):
-        outcome = CliRunner().invoke(build_cluster_app(), [str(a) for a in arguments])
+        wide = {"COLUMNS": "250"}
+        outcome = CliRunner().invoke(build_cluster_app(), arguments, env=wide)
         return outcome.exit_code, " ".join(outcome.output.split())
 
     return run
