@@ -88,7 +88,10 @@ def plan_run(
     """
     _check_plan(recipe, num_units, notion, target_epsilon, target_delta)
     _check_notion(recipe, notion)
-    plans = [plan_stage(stage, num_units=num_units) for stage in recipe.stages]
+    plans = [
+        plan_stage(_in_mode(stage, mode), num_units=num_units)
+        for stage in recipe.stages
+    ]
     released = _nominal_release(
         plans, counts_noise_multiplier, delta=target_delta, relation=relation
     )
@@ -124,6 +127,14 @@ def plan_run(
         counts_nominal_epsilon=released,
         stages=tuple(plan.with_nominal(delta=target_delta) for plan in plans),
     )
+
+
+def _in_mode(stage: StageSettings, mode: Mode) -> StageSettings:
+    """Give a stage the form of its mechanism that the mode asks for."""
+    if stage.tiers is None or mode is not Mode.PAPER:
+        return stage
+    tiers = stage.tiers.model_copy(update={"form": "paper"})
+    return stage.model_copy(update={"tiers": tiers})
 
 
 def _epoch_weighted(
@@ -341,14 +352,14 @@ def _check_plan(
         )
     given = [s for s in recipe.stages if s.noise and s.noise.noise_multiplier]
     noisy = [s for s in recipe.stages if s.private]
-    bare = [s.name for s in recipe.stages if not s.private]
+    bare = [s.name for s in recipe.stages if not s.private or s.tiers is not None]
     claims_selective = recipe.notion is Notion.SELECTIVE
     if noisy and bare and claims_selective and notion is Notion.RECORD:
         problems.append(
             Problem(
                 path="privacy.notion",
                 message=f"must not be record for this recipe: {', '.join(bare)} trains "
-                "without noise, so that no target can be met.",
+                "without noise, in whole or in part, so that no target can be met.",
                 next_step="Use selective, or a recipe whose stages are all noisy.",
             )
         )

@@ -20,6 +20,7 @@ from dptune.settings import (
     RelativeBatchSettings,
     SamplingSettings,
     Settings,
+    TierSettings,
     TokenWeightSettings,
 )
 
@@ -43,6 +44,8 @@ class StageSettings(Settings):
         clipping, noise: both or neither; neither means ordinary training.
         sampling: of a noisy stage.
         token_weights: losses of sensitive tokens count more; None weighs all alike.
+        tiers: sensitive tokens alone are clipped and noised, tier by tier; None
+            protects records as a whole.
         nominal: what the paper would claim for the stage, beside the certificate.
         local: noise in the forward pass, in the place of clipping and noise.
         mask_token: give the vocabulary the mask token although no text is redacted:
@@ -61,6 +64,7 @@ class StageSettings(Settings):
     noise: NoiseSettings | None = None
     sampling: SamplingSettings = SamplingSettings()
     token_weights: TokenWeightSettings | None = None
+    tiers: TierSettings | None = None
     nominal: NominalSettings | None = None
     local: LocalSettings | None = None
     mask_token: bool = False
@@ -93,11 +97,7 @@ class StageSettings(Settings):
             raise ValueError("lora must be set exactly when trains is 'lora'")
         if self.clipping and self.clipping.kind == "per_lora_pair" and not self.lora:
             raise ValueError("clipping.kind must be per_lora_pair only with lora")
-        if self.token_weights is not None and self.view is View.REDACTED:
-            raise ValueError(
-                "token_weights must be null in a stage that reads the redacted text: "
-                "it has no sensitive tokens left"
-            )
+        _check_tokens(self)
         if self.local is not None:
             _check_local(self)
         elif self.nominal is not None and self.nominal.formula == "sampled":
@@ -132,16 +132,44 @@ class StageSettings(Settings):
         return self
 
 
+def _check_tokens(stage: StageSettings) -> None:
+    """Refuse what a stage that tells tokens apart cannot have.
+
+    Raises:
+        ValueError: with one fault.
+    """
+    if stage.token_weights is not None and stage.view is View.REDACTED:
+        raise ValueError(
+            "token_weights must be null in a stage that reads the redacted text: "
+            "it has no sensitive tokens left"
+        )
+    if stage.tiers is None:
+        return
+    if stage.view is not View.ORIGINAL or stage.noise is None or stage.token_weights:
+        raise ValueError(
+            "view must be original, noise set and token_weights null beside tiers: "
+            "the stage hides secrets from itself"
+        )
+    banded = stage.noise.correlation != "independent"
+    moving = stage.clipping is not None and stage.clipping.moving is not None
+    if banded or moving or stage.sampling.kind != "poisson":
+        raise ValueError(
+            "noise.correlation must be independent, sampling poisson and "
+            "clipping.moving null beside tiers, whose parts are sampled one by one"
+        )
+
+
 def _check_local(stage: StageSettings) -> None:
     """Refuse what a stage with forward noise cannot have.
 
     Raises:
         ValueError: with one fault.
     """
-    if stage.noise is not None or stage.trains == "lora" or stage.token_weights:
+    weighed = stage.token_weights or stage.tiers
+    if stage.noise is not None or stage.trains == "lora" or weighed:
         raise ValueError(
-            "clipping, noise, lora and token_weights must be null beside local: the "
-            "noise is in the forward pass, and all of the server's part is trained"
+            "clipping, noise, lora, token_weights and tiers must be null beside local: "
+            "the noise is in the forward pass, all of the server's part is trained"
         )
     if stage.view is not View.ORIGINAL or stage.optimizer.schedule != "constant":
         raise ValueError(
@@ -181,3 +209,8 @@ class Recipe(Settings):
     def uses_redacted_view(self: Self) -> bool:
         """Whether any stage reads the redacted text."""
         return any(stage.view is View.REDACTED for stage in self.stages)
+
+    @property
+    def uses_tiers(self: Self) -> bool:
+        """Whether any stage tells secrets apart by their sensitivity."""
+        return any(stage.tiers is not None for stage in self.stages)

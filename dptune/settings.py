@@ -205,6 +205,20 @@ class TokenWeightSettings(Settings):
     target_share: float = Field(default=0.5, gt=0, lt=1)
 
 
+class TierSettings(Settings):
+    """Groups of a record's tokens, by the sensitivity of what they spell (SA-ADP).
+
+    Args:
+        noise_ratio: noise multiplier of the tier `high` over that of `low`, which is
+            the stage's own.
+        form: `sound` hides each tier from all that another one trains on; `paper`
+            trains on whole texts, where nothing is certified. `privacy.mode` sets it.
+    """
+
+    noise_ratio: float = Field(default=1.5, ge=1, le=100)
+    form: Literal["sound", "paper"] = "sound"
+
+
 class LocalSettings(Settings):
     """Noise on hidden states, against the server that trains (DP-Forward, EW-FT).
 

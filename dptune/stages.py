@@ -28,6 +28,7 @@ from dptune.mechanisms.geoclip import GeoClip
 from dptune.mechanisms.nominal import OPACUS_ORDERS, renyi_epsilon
 from dptune.mechanisms.psac import Psac
 from dptune.mechanisms.quantile_clip import QuantileClip
+from dptune.mechanisms.sa_adp import PROTECTED, summed_noise, tier_shares
 from dptune.recipes import StageSettings
 from dptune.results import Report
 from dptune.settings import (
@@ -103,7 +104,13 @@ class StagePlan(Report):
         if self.settings.clipping is None:
             raise ConfigError(f"stage {self.settings.name} has no clipping.")
         cap = self.settings.sampling.max_batch_size
-        moving = self.settings.clipping.moving
+        moving, tiers = self.settings.clipping.moving, self.settings.tiers
+        shares: tuple[float, ...] = ()
+        if tiers is not None and tiers.form == "sound":
+            shares = tier_shares(tiers.noise_ratio)
+        elif tiers is not None:
+            shares = (1.0,) * len(PROTECTED)
+            noise_multiplier = summed_noise(noise_multiplier, tiers.noise_ratio)
         return GradientPlan(
             noise_multiplier=noise_multiplier,
             sample_rate=self.sample_rate,
@@ -120,6 +127,8 @@ class StagePlan(Report):
             transform=_transform(self.settings.clipping),
             noise_levels=self.noise_levels,
             steps_per_level=math.ceil(self.num_steps / len(self.noise_levels)),
+            part_shares=shares,
+            mixed_parts=tiers is not None and tiers.form == "paper",
         )
 
     def event_at(self: Self, noise_multiplier: float) -> dpe.DpEvent:
@@ -189,8 +198,11 @@ class StagePlan(Report):
             forward = self.forward_plan(self.noise_multiplier or 0.0)
             figure = self.sampled_cost(delta=delta)(forward.noise_multipliers)
             return self.model_copy(update={"nominal_epsilon": figure})
+        steps = self.noise_runs(0, self.num_steps)
+        if self.settings.tiers is not None:  # the least noise of any protected token
+            steps = ((self.noise_multiplier or 0.0, self.num_steps),)
         epsilon = renyi_epsilon(
-            self.noise_runs(0, self.num_steps),
+            steps,
             sample_rate=self.sample_rate * nominal.rate_factor,
             delta=delta,
             orders=OPACUS_ORDERS if nominal.order is None else (nominal.order,),

@@ -43,6 +43,7 @@ def audit_run_pipeline(run_id: str, config: dict[str, Any]) -> None:
             views[stage.view],
             output("calibrate", "plan"),
             output(trained, "ledger"),
+            output("score", "sensitivity"),
             stage=stage.name,
             settings=run.model,
             performance=run.performance,

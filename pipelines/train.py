@@ -88,7 +88,7 @@ def train_and_attack(
         scoring=run.scoring,
     )
     reservation = reserve_budget(corpus, plan, config=run, retrain=retrain)
-    _, ledger = score(
+    sensitivity, ledger = score(
         labelled,
         plan,
         ledger,
@@ -112,6 +112,7 @@ def train_and_attack(
             plan,
             ledger,
             reservation,
+            sensitivity,
             stage=stage.name,
             settings=run.model,
             performance=run.performance,

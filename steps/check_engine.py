@@ -8,6 +8,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.audits.step_report import StepAudit
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
+from dptune.detection.scoring import SensitivityTable
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
 from dptune.workflow.training import StageInputs
@@ -21,12 +22,15 @@ def check_engine(
     corpus: Corpus,
     plan: RunPlan,
     ledger: PrivacyLedger,
+    sensitivity: SensitivityTable,
     stage: str,
     settings: ModelSettings,
     performance: PerformanceSettings,
 ) -> Annotated[StepAudit, "step_audit"]:
     """Return what the engine does, beside what the plan and the ledger say."""
-    inputs = StageInputs.of(model, corpus, plan, stage, settings, seed=None)
+    inputs = StageInputs.of(
+        model, corpus, plan, stage, settings, seed=None, sensitivity=sensitivity
+    )
     audit = audit_stage(inputs, ledger, performance=performance)
     log_metadata({"passed": audit.passed})
     return audit

@@ -12,6 +12,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
 from dptune.config import AttackSettings, ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
+from dptune.detection.scoring import SensitivityTable
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation, StageReport
@@ -32,6 +33,7 @@ def train_stage(
     plan: RunPlan,
     ledger: PrivacyLedger,
     reservation: BudgetReservation,
+    sensitivity: SensitivityTable,
     stage: str,
     settings: ModelSettings,
     performance: PerformanceSettings,
@@ -56,6 +58,7 @@ def train_stage(
         seed=seed,
         data_root=data_root(),
         repetition=repetition,
+        sensitivity=sensitivity,
     )
     workspace = current_workspace()
     home = workspace.runs / inputs.key()

@@ -18,6 +18,7 @@ class Assumption(StrEnum):
     DETECTOR_RECALL_IS_ONE = "detector_recall_is_one"
     REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS = "redacted_view_identical_for_neighbors"
     DEDUPLICATION_SAW_REDACTED_TEXT_ONLY = "deduplication_saw_redacted_text_only"
+    LENGTHS_AND_TYPES_ARE_PUBLIC = "lengths_and_types_are_public"
     PUBLIC_HYPERPARAMETERS = "public_hyperparameters"
     NUM_UNITS_IS_PUBLIC = "num_units_is_public"
     PUBLIC_WORD_LIST = "public_word_list"
@@ -57,6 +58,11 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY: Explanation(
         sentence="Which records were dropped as duplicates was decided on redacted "
         "text, so that it does not depend on secrets.",
+        weakens=_SELECTIVE,
+    ),
+    Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC: Explanation(
+        sentence="How many tokens each secret has, and of which type it is, is not "
+        "hidden: only what it says is. The tokens around it stay as they are.",
         weakens=_SELECTIVE,
     ),
     Assumption.PUBLIC_HYPERPARAMETERS: Explanation(

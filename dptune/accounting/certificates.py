@@ -1,6 +1,7 @@
 """A certificate: one claim about one history, with everything needed to judge it."""
 
 import math
+from collections.abc import Mapping
 from typing import Final, Self
 
 from dp_accounting import DpEvent
@@ -35,6 +36,13 @@ RELATIONS: Final[dict[Notion, tuple[NeighboringRelation, ...]]] = {
 """Relations under which a notion may be claimed, the usual one first."""
 
 
+class TierEpsilon(Report):
+    """What is guaranteed where neighbors differ in one tier of secrets alone."""
+
+    tier: str
+    epsilon: float = Field(ge=0)
+
+
 class Certificate(Report):
     """One claim. Never quote its epsilon without notion, relation, unit and delta.
 
@@ -57,6 +65,8 @@ class Certificate(Report):
         missing_rate: missed sensitive words / all words, where the claim depends on a
             detector that misses nothing and the rate was measured.
         missing_rate_upper: upper confidence bound of that rate.
+        tiers: the same claim, with its delta, for single tiers of what is protected;
+            empty where there are none, and where nothing is guaranteed.
     """
 
     notion: Notion
@@ -75,6 +85,7 @@ class Certificate(Report):
     explanation: str
     missing_rate: float | None = Field(default=None, ge=0, le=1)
     missing_rate_upper: float | None = Field(default=None, ge=0, le=1)
+    tiers: tuple[TierEpsilon, ...] = ()
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:
@@ -155,6 +166,7 @@ def issue_certificate(
     assumptions: tuple[Assumption, ...] = (),
     nominal_epsilon: float | None = None,
     nominal_reference: str = "",
+    tiers: Mapping[str, DpEvent] | None = None,
 ) -> Certificate:
     """Turn an event and its assumptions into a claim.
 
@@ -176,6 +188,17 @@ def issue_certificate(
     nothing was measured. `accounted_epsilon` still says what the same run would have
     cost with secret coins, so that tests and demonstrations can be read.
 
+    Args:
+        event: composed over the history.
+        notion: what is protected.
+        relation: which data sets count as neighbors.
+        privacy_unit: what one neighbor changes.
+        delta: in (0, 1).
+        assumptions: of the entries that the claim rests on.
+        nominal_epsilon: what the papers' formulas say.
+        nominal_reference: where they say it.
+        tiers: events for neighbors that differ in one tier alone, by its name.
+
     Raises:
         PrivacyError: two accountants contradict each other, or the relation is wrong.
         UnsupportedEventError: an event that the accountant does not know.
@@ -187,6 +210,8 @@ def issue_certificate(
     untouched = not seeded and merge_events([event]) == merge_events([])
     status = _status(epsilon, assumptions, notion)
     protected = _protected(notion, relation, privacy_unit)
+    parts = _tier_epsilons(tiers or {}, epsilon, delta=delta, relation=relation)
+    explained = _SEEDED if seeded else _explain(protected, epsilon, delta, status)
     return Certificate(
         notion=notion,
         relation=relation,
@@ -201,8 +226,34 @@ def issue_certificate(
         second_opinion_method=check.second_method,
         nominal_epsilon=nominal_epsilon,
         nominal_reference=nominal_reference,
-        explanation=_SEEDED if seeded else _explain(protected, epsilon, delta, status),
+        explanation=" ".join([explained, *map(_explain_tier, parts)]),
+        tiers=parts,
     )
+
+
+def _tier_epsilons(
+    tiers: Mapping[str, DpEvent],
+    epsilon: float,
+    *,
+    delta: float,
+    relation: NeighboringRelation,
+) -> tuple[TierEpsilon, ...]:
+    """Account single tiers, where all of them together have a guarantee."""
+    if math.isinf(epsilon):
+        return ()
+    checks = {
+        tier: _checked(event, delta=delta, relation=relation)
+        for tier, event in tiers.items()
+    }
+    return tuple(
+        TierEpsilon(tier=tier, epsilon=min(check.epsilon, epsilon))
+        for tier, check in checks.items()
+    )
+
+
+def _explain_tier(part: TierEpsilon) -> str:
+    """Say what a tier alone is worth."""
+    return f"For secrets of tier {part.tier} alone epsilon is {part.epsilon:.3g}."
 
 
 def _checked(

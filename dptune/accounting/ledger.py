@@ -94,12 +94,17 @@ class NotionEvent(Report):
 
     Such as the noisy hidden states of a forward mechanism (`local`), or one whose
     un-noised part is the same for all selective neighbors (`selective`).
+
+    Args:
+        tier: empty for all that the notion protects; else the name of a part of it,
+            for neighbors that differ in that part alone.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     notion: Notion
     dp_event: EventField
+    tier: str = ""
 
 
 class LedgerEntry(Report):
@@ -166,9 +171,16 @@ class LedgerEntry(Report):
         _check_counts(self)
         return self
 
-    def event(self: Self, notion: Notion) -> DpEvent:
-        """Return what this entry costs for a notion, see the table of the module."""
-        given = [e.dp_event for e in self.notion_events if e.notion is notion]
+    def event(self: Self, notion: Notion, *, tier: str = "") -> DpEvent:
+        """Return what this entry costs for a notion, see the table of the module.
+
+        Args:
+            notion: what is protected.
+            tier: neighbors differ in this part of it alone, where the entry knows it.
+        """
+        own = [e for e in self.notion_events if e.notion is notion]
+        given = [e.dp_event for e in own if e.tier == tier]
+        given = given or [e.dp_event for e in own if not e.tier]
         if given:
             return merge_events(given)
         if self.view is DataView.PUBLIC or self.dp_event is None:
@@ -198,7 +210,9 @@ class LedgerEntry(Report):
         return tuple(named)
 
 
-_ABOUT_REDACTION: Final = frozenset(REDACTED_VIEW_ASSUMPTIONS)
+_ABOUT_REDACTION: Final = frozenset(
+    {*REDACTED_VIEW_ASSUMPTIONS, Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC}
+)
 
 
 class PrivacyLedger(Report):
@@ -247,9 +261,9 @@ class PrivacyLedger(Report):
         units += [e.privacy_unit for e in self.entries]
         return units[0] if units else PrivacyUnit.RECORD
 
-    def event(self: Self, notion: Notion) -> DpEvent:
+    def event(self: Self, notion: Notion, *, tier: str = "") -> DpEvent:
         """Compose what all entries cost for a notion, equal mechanisms merged."""
-        return merge_events(entry.event(notion) for entry in self.entries)
+        return merge_events(entry.event(notion, tier=tier) for entry in self.entries)
 
     def certificate(
         self: Self,
@@ -270,6 +284,8 @@ class PrivacyLedger(Report):
                 accountants contradict each other.
         """
         nominal, reference = _nominal(self.entries)
+        given = (n for e in self.entries for n in e.notion_events)
+        tiers = dict.fromkeys(n.tier for n in given if n.notion is notion and n.tier)
         return issue_certificate(
             self.event(notion),
             notion=notion,
@@ -279,6 +295,7 @@ class PrivacyLedger(Report):
             assumptions=_ordered(a for e in self.entries for a in e.claimed(notion)),
             nominal_epsilon=nominal,
             nominal_reference=reference,
+            tiers={tier: self.event(notion, tier=tier) for tier in tiers},
         )
 
     def certificates(self: Self, delta: float) -> tuple[Certificate, ...]:

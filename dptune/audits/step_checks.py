@@ -85,6 +85,8 @@ def check_sensitivity(
 ) -> StepCheck:
     """Move one unit in and out of a batch: the released sum may move by C at most.
 
+    Where units are parts, it may move by the share of C that the plan gives their kind.
+
     Both releases have the same noise, which cancels. The units' losses are taken as
     they are and ten thousand times as large, so that a missing clip cannot hide behind
     small gradients. A transform is led away from its start by some steps on the same
@@ -99,15 +101,18 @@ def check_sensitivity(
     """
     others = [i for i in range(feed.data.num_units) if i not in set(units)]
     batch = np.array(others[:_COMPANY])
+    noised = replace(feed.data, unnoised=None)  # its loud rest would drown the move
     worst = 0.0
     for loss in (feed.record_loss, LoudLoss(loss=feed.record_loss)):
-        shouted = replace(feed, record_loss=loss)
+        shouted = replace(feed, record_loss=loss, data=noised)
         without = last_release(model, plan, shouted, batch, last=batch)
         for unit in units:
             joined = np.sort(np.append(batch, unit))
             moved = last_release(model, plan, shouted, batch, last=joined) - without
             size = float(torch.linalg.vector_norm(moved.double()))
-            worst = max(worst, size * plan.expected_batch_size)
+            worst = max(
+                worst, size * plan.expected_batch_size / _share(plan, feed.data, unit)
+            )
     limit = plan.max_grad_norm * (1 + _ROUNDING)
     return StepCheck(
         name="sensitivity",
@@ -186,9 +191,19 @@ def check_event(plan: GradientPlan, event: DpEvent, *, num_steps: int) -> StepCh
             passed=is_non_private(event),
             detail="counts of norms are released raw: nothing may be claimed",
         )
+    if plan.mixed_parts:
+        return StepCheck(
+            name="event",
+            passed=is_non_private(event),
+            detail="parts depend on one another: nothing may be claimed",
+        )
     counts = [] if is_non_private(event) else mechanism_counts(event)
     needed = math.ceil(num_steps / len(plan.noise_coefficients))
-    planned = Counter(_multiplier(plan, step) for step in range(needed))
+    planned = Counter(
+        multiplier
+        for step in range(needed)
+        for multiplier in _needed(_multiplier(plan, step), plan.part_shares)
+    )
     paid: Counter[float] = Counter()
     for mechanism, count in counts:
         paid[_accounted_noise(mechanism, plan)] += count
@@ -197,7 +212,7 @@ def check_event(plan: GradientPlan, event: DpEvent, *, num_steps: int) -> StepCh
         name="event",
         passed=same and all(paid[m] >= count for m, count in planned.items()),
         measured=float(paid.total()),
-        limit=float(needed),
+        limit=float(planned.total()),
         detail="mechanisms accounted, of the plan's kind"
         if same
         else "the event is not of the plan's sampling and noise",
@@ -208,6 +223,18 @@ def _multiplier(plan: GradientPlan, step: int) -> float:
     """The planned noise multiplier of a step, from the plan's fields alone."""
     level = min(step // plan.steps_per_level, len(plan.noise_levels) - 1)
     return plan.noise_multiplier * plan.noise_levels[level]
+
+
+def _needed(multiplier: float, shares: Sequence[float]) -> tuple[float, ...]:
+    """What a step must pay for: of a unit in parts, one mechanism for every kind."""
+    if not shares:
+        return (multiplier,)
+    return tuple(multiplier / math.sqrt(w * sum(shares)) for w in shares)
+
+
+def _share(plan: GradientPlan, data: UnitDataset, unit: int) -> float:
+    """Bound of a unit as a share of C."""
+    return 1.0 if data.kinds is None else plan.part_shares[data.kinds[unit]]
 
 
 def _accounted_noise(mechanism: DpEvent, plan: GradientPlan) -> float:
@@ -378,6 +405,15 @@ def _turn_check(
 
 
 def loudest_units(data: UnitDataset, *, num: int) -> list[int]:
-    """Return the units with most tokens: public choice of probes, largest gradients."""
-    sizes = [sum(len(data.sequences[i]) for i in rows) for rows in data.units]
-    return [int(i) for i in np.argsort(sizes)[::-1][:num]]
+    """Return units with most tokens: public choice of probes, largest gradients.
+
+    Args:
+        data: whole units or parts.
+        num: units, of every kind where they are parts.
+    """
+    sizes = np.array([sum(len(data.sequences[i]) for i in rows) for rows in data.units])
+    order = np.argsort(sizes)[::-1]
+    if data.kinds is None:
+        return [int(i) for i in order[:num]]
+    kinds = data.kinds[order]
+    return [int(i) for k in np.unique(kinds) for i in order[kinds == k][:num]]

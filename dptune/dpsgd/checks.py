@@ -38,6 +38,10 @@ def out_of_range(plan: "GradientPlan") -> Iterator[Problem]:
         ),
         "steps_per_level": (plan.steps_per_level >= 1, ">= 1"),
         "count_share": (0 <= plan.count_share < 1, "in [0, 1)"),
+        "part_shares": (
+            all(0 < share <= 1 for share in plan.part_shares),
+            "numbers in (0, 1]",
+        ),
     }
     for name, (valid, constraint) in checks.items():
         if not valid:
@@ -70,6 +74,7 @@ def contradictions(plan: "GradientPlan") -> Iterator[Problem]:
         )
     if plan.transform is not None:
         yield from _transform_contradictions(plan)
+    yield from _part_contradictions(plan)
     if plan.adaptive is not None:
         yield from _adaptive_contradictions(plan, plan.adaptive)
     if plan.num_bands == 1:
@@ -126,6 +131,24 @@ def _transform_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
                 message="must be left as it is where gradients are transformed: noise "
                 "of two steps, or bounds of two groups, would be of different spaces.",
             )
+
+
+def _part_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
+    """Find what does not go with units in parts."""
+    if plan.part_shares and (
+        plan.sampling is not SamplingKind.POISSON
+        or plan.num_bands > 1
+        or plan.norm_rule is not None
+        or plan.transform is not None
+        or plan.adaptive is not None
+    ):
+        yield Problem(
+            path="part_shares",
+            message="must come with poisson sampling, independent noise and a clip "
+            "norm that stays, without a controller.",
+        )
+    if plan.mixed_parts and not plan.part_shares:
+        yield Problem(path="mixed_parts", message="must be false without part_shares.")
 
 
 def _adaptive_contradictions(

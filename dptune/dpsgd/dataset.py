@@ -35,6 +35,7 @@ class PhysicalBatch:
         labels: class of each row, `(rows,)`, where the data has classes.
         num_real_units: units in front that are units of the data; the others only fill
             the batch up to a fixed shape, and must get factor 0.
+        kinds: of each unit, where units are parts of privacy units; on the CPU.
     """
 
     input_ids: Tensor = field(repr=False)
@@ -43,6 +44,7 @@ class PhysicalBatch:
     rows_of_unit: Tensor = field(repr=False)
     labels: Tensor | None = field(default=None, repr=False)
     num_real_units: int = field(default=-1, repr=False)
+    kinds: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Take all units for real ones unless told otherwise."""
@@ -80,7 +82,7 @@ class PhysicalBatch:
         mask[self.num_rows :, 0] = 1
         fillers = torch.full((rows, self.rows_of_unit.shape[1]), _PADDING)
         fillers[:, 0] = torch.arange(self.num_rows, num_rows)
-        ids, labels = self.input_ids, self.labels
+        ids, labels, kinds = self.input_ids, self.labels, self.kinds
         return replace(
             self,
             input_ids=functional.pad(ids, (0, time, 0, rows), value=pad_token_id),
@@ -88,6 +90,7 @@ class PhysicalBatch:
             loss_weights=functional.pad(self.loss_weights, (0, time, 0, rows)),
             rows_of_unit=torch.cat([self.rows_of_unit, fillers]),
             labels=None if labels is None else functional.pad(labels, (0, rows)),
+            kinds=None if kinds is None else functional.pad(kinds, (0, rows)),
         )
 
 
@@ -109,6 +112,9 @@ class UnitDataset:
         labels: class of each sequence, from 0, where the data has classes.
         max_sequences_per_unit: public contribution bound.
         num_dropped_sequences: how many sequences the bound cost.
+        kinds: which part of its owner each unit is, from 0; None where units are whole.
+        unnoised: beside parts: what joins every step without clip or noise. It must be
+            the same for all neighbors.
 
     Raises:
         DataError: a sequence is empty, has weights of another length or invalid
@@ -121,6 +127,8 @@ class UnitDataset:
     labels: IntArray | None = field(default=None, repr=False)
     max_sequences_per_unit: int = 1
     num_dropped_sequences: int = field(default=0, repr=False)
+    kinds: IntArray | None = field(default=None, repr=False)
+    unnoised: Self | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check every condition of the guarantee and report all faults at once."""
@@ -141,6 +149,8 @@ class UnitDataset:
         *,
         max_sequences_per_unit: int,
         labels: Sequence[int] | None = None,
+        kinds: Sequence[int] | None = None,
+        unnoised: Self | None = None,
     ) -> Self:
         """Group rows by unit and drop what exceeds the contribution bound.
 
@@ -153,6 +163,9 @@ class UnitDataset:
             unit_ids: owner of each row.
             max_sequences_per_unit: at least 1.
             labels: class of each row, from 0.
+            kinds: part of its owner that each row belongs to; `unit_ids` then name
+                parts, each of one kind.
+            unnoised: see the class.
 
         Raises:
             DataError: the columns differ in length, or see the class.
@@ -184,6 +197,10 @@ class UnitDataset:
             else np.asarray([labels[row] for row in order], np.int64),
             max_sequences_per_unit=max_sequences_per_unit,
             num_dropped_sequences=len(input_ids) - len(order),
+            kinds=None
+            if kinds is None
+            else np.asarray([kinds[rows[0]] for rows in kept], np.int64),
+            unnoised=unnoised,
         )
 
     @property
@@ -231,6 +248,9 @@ class UnitDataset:
             labels=None
             if self.labels is None
             else torch.from_numpy(self.labels[taken]),
+            kinds=None
+            if self.kinds is None
+            else torch.from_numpy(self.kinds[list(unit_indices)]),
         )
 
     def physical_batches(
@@ -264,11 +284,14 @@ class UnitDataset:
         """Hash tokens, weights and units; tells data sets apart. Private."""
         digest = hashlib.sha256()
         labels = () if self.labels is None else (self.labels,)
-        for columns in (self.sequences, self.loss_weights, self.units, labels):
+        kinds = () if self.kinds is None else (self.kinds,)
+        for columns in (self.sequences, self.loss_weights, self.units, labels, kinds):
             lengths = np.asarray([len(column) for column in columns], np.int64)
             digest.update(lengths.tobytes())
             for column in columns:
                 digest.update(np.ascontiguousarray(column).tobytes())
+        if self.unnoised is not None:
+            digest.update(self.unnoised.digest().encode())
         return digest.hexdigest()
 
     def _longest(self, unit: int) -> int:
@@ -328,6 +351,12 @@ class UnitDataset:
                     message="must own every sequence exactly once.",
                     next_step="A sequence of two units has no single owner to protect.",
                 )
+            )
+        if self.kinds is not None and (
+            self.kinds.shape != (len(self.units),) or (self.kinds < 0).any()
+        ):
+            problems.append(
+                Problem(path="kinds", message="must have one kind for each unit.")
             )
         return problems
 

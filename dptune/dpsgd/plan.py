@@ -49,6 +49,7 @@ from dptune.dpsgd.noise import (
     IndependentNoise,
     NoiseMechanism,
 )
+from dptune.dpsgd.parts import part_multipliers
 from dptune.dpsgd.sampling import (
     CyclicPoissonSampler,
     PoissonSampler,
@@ -132,8 +133,9 @@ class GradientPlan:
     | truncated Poisson | 1 | k `TruncatedSubsampledGaussianDpEvent` |
     | cyclic Poisson | any | ceil(k / b) Gaussians, Poisson-sampled with b q |
     | Poisson, with `adaptive` terms | 1 | theirs, whatever k > 0: charged once |
+    | Poisson, in parts | 1 | see `dptune.dpsgd.parts` |
 
-    The last row: condition on all groups, which do not depend on whether a unit is
+    Cyclic Poisson: condition on all groups, which do not depend on whether a unit is
     there. A unit of group g joins only steps t with t mod b = g, at most ceil(k / b) of
     them, by coins of chance b q; what it adds at each is one Gaussian mechanism of
     multiplier `noise_multiplier` (see `BandedNoise`), or of half of it if the unit is
@@ -181,6 +183,10 @@ class GradientPlan:
         transform: space to clip and to add noise in, chosen by earlier releases; see
             `dptune.dpsgd.transform`, whose guarantee leaves the event as it is. C is
             then the bound in that space.
+        part_shares: bounds of the parts that a unit is sampled and clipped in, as
+            shares of C; none where it is clipped as a whole.
+        mixed_parts: the gradient of a part depends on what others hold, or so does what
+            joins without noise: then nothing is private.
         adaptive: terms that a controller chooses the noise of every step within;
             `noise_multiplier` is then for the reader alone.
         steering: the controller names the clip norm of every group too, see
@@ -206,6 +212,8 @@ class GradientPlan:
     norm_rule: NormRule | None = None
     count_share: float = 0.0
     transform: GradientTransform | None = None
+    part_shares: tuple[float, ...] = ()
+    mixed_parts: bool = False
     adaptive: AdaptiveTerms | None = None
     steering: bool = False
 
@@ -375,15 +383,30 @@ class GradientPlan:
     def dp_event(self, num_steps: int, *, first_step: int = 0) -> dp_accounting.DpEvent:
         """Describe `num_steps` consecutive steps; see the table of the class."""
         is_moved = self.norm_rule is not None or self.steering
-        if is_moved and not self.count_share and num_steps:
+        raw_counts = is_moved and not self.count_share
+        if (raw_counts or self.mixed_parts) and num_steps:
             return dp_accounting.NonPrivateDpEvent()
         if self.adaptive is not None:
             return self.adaptive.event if num_steps else dp_accounting.NoOpDpEvent()
         return schedule_event(
             self.noise_schedule(),
-            step_event=self._mechanism,
+            step_event=self._step if self.part_shares else self._mechanism,
             first_step=first_step,
             num_steps=self.num_mechanisms(num_steps),
+        )
+
+    def part_event(
+        self, kind: int, num_steps: int, *, first_step: int = 0
+    ) -> dp_accounting.DpEvent:
+        """Describe steps for neighbors that differ in one part alone, of this kind."""
+        share = self.part_shares[kind]
+        if self.mixed_parts and num_steps:
+            return dp_accounting.NonPrivateDpEvent()
+        return schedule_event(
+            self.noise_schedule(),
+            step_event=lambda multiplier: self._mechanism(multiplier / share),
+            first_step=first_step,
+            num_steps=num_steps,
         )
 
     def release(
@@ -401,6 +424,11 @@ class GradientPlan:
         noise.add(sums, step=step)
         for value in sums.values():
             value.div_(self.expected_batch_size)
+
+    def _step(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """Describe one step of a unit in parts, each with a coin of its own."""
+        multipliers = part_multipliers(noise_multiplier, self.part_shares)
+        return dp_accounting.ComposedDpEvent([self._mechanism(m) for m in multipliers])
 
     def _mechanism(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Describe one chance of a unit to join."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -25,12 +25,14 @@ from dptune.dpsgd.grouping import group_parameters
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.moving_clip import MovingClip
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
+from dptune.dpsgd.parts import bounds_of, check_parts, public_batch
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.sharding import ShardedSums, is_sharded
 from dptune.dpsgd.steered_clip import ClipController, SteeredClip
 from dptune.dpsgd.transform import TransformedSums, TransformState
+from dptune.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +268,8 @@ class PrivateGradients:
             )
         if self._moving is not None:
             self._moving.count(norms[:, : batch.num_real_units])
+        if self._plan.part_shares:
+            norms = norms / bounds_of(batch, self._plan.part_shares).to(norms.device)
         factors = self._clip.factors(norms)
         if batch.num_real_units < len(batch.rows_of_unit):
             factors = factors.clone()
@@ -304,6 +308,40 @@ class PlainGradients:
             add_up_gradients(self._parameters, ranks=self._feed.ranks)
         return totals.over(self._feed.ranks)
 
+    def compute_public(self, step: int) -> StepTotals:
+        """Compute the gradient of the batch that is public at this step."""
+        batch = public_batch(
+            step,
+            num_units=self._feed.data.num_units,
+            batch_size=round(self._divisor),
+        )
+        return self.compute(batch, step=step)
+
+
+class WithUnnoised:
+    """A noisy mean gradient, and beside it the mean of what needs no noise."""
+
+    max_grad_norm: float | None = None
+    transform_state: TransformState = {}  # noqa: RUF012 - nothing is ever put in
+
+    def __init__(
+        self, *, private: PrivateGradients, plain: PlainGradients, model: nn.Module
+    ) -> None:
+        self._private = private
+        self._plain = plain
+        self._parameters = trainable_parameters(model)
+
+    def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
+        """Compute both and add the second to the release of the first."""
+        totals = self._plain.compute_public(step)
+        clear = {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+        totals = totals + self._private.compute(indices, step=step)
+        for name, grad in clear.items():
+            noisy = self._parameters[name].grad
+            if noisy is not None:
+                noisy.add_(grad)
+        return totals
+
 
 @contextmanager
 def gradient_source(
@@ -334,8 +372,11 @@ def gradient_source(
         transform_state: where a transform was left; nothing starts it anew.
 
     Raises:
-        ConfigError: the plan's banded noise does not fit.
+        ConfigError: the plan's banded noise does not fit, or weights are sharded
+            where something joins without noise.
+        PrivacyError: the data are in parts that the plan does not speak of.
     """
+    check_parts(feed.data, () if isinstance(plan, PlainPlan) else plan.part_shares)
     try:
         if isinstance(plan, PlainPlan):
             yield PlainGradients(model=model, plan=plan, feed=feed)
@@ -348,7 +389,7 @@ def gradient_source(
                 rank=feed.ranks.rank,
             )
             with PerUnitGradients(model, parameter_groups=groups.__getitem__) as engine:
-                yield PrivateGradients(
+                private = PrivateGradients(
                     model=model,
                     engine=engine,
                     plan=plan,
@@ -370,9 +411,29 @@ def gradient_source(
                         steering, plan, engine, feed, groups=groups, stream=stream
                     ),
                 )
+                yield _with_unnoised(private, model, plan=plan, feed=feed)
     finally:
         for parameter in model.parameters():
             parameter.grad = None
+
+
+def _with_unnoised(
+    private: PrivateGradients, model: nn.Module, *, plan: GradientPlan, feed: Feed
+) -> GradientSource:
+    """Let what needs no noise join, where the data have such a part."""
+    unnoised = feed.data.unnoised
+    if unnoised is None:
+        return private
+    if is_sharded(trainable_parameters(model)):
+        raise ConfigError(
+            "performance.sharding must be none where a part of the text joins without "
+            "noise."
+        )
+    size = max(1, min(round(plan.expected_batch_size), unnoised.num_units))
+    plain = PlainGradients(
+        model=model, plan=PlainPlan(batch_size=size), feed=replace(feed, data=unnoised)
+    )
+    return WithUnnoised(private=private, plain=plain, model=model)
 
 
 def _moving_clip(

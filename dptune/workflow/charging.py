@@ -2,9 +2,10 @@
 
 from dp_accounting import NonPrivateDpEvent
 
-from dptune.accounting.assumptions import Assumption
+from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
 from dptune.accounting.ledger import DataView, LedgerEntry, NotionEvent
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
+from dptune.mechanisms.sa_adp import PROTECTED
 from dptune.planning import release_events
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import View
@@ -51,6 +52,15 @@ def stage_entry(
             num_steps=num_steps,
             fixed_seed=fixed_seed,
         )
+    if plan.settings.tiers is not None:
+        return _tiered_entry(
+            corpus,
+            plan,
+            recipe=recipe,
+            first_step=first_step,
+            num_steps=num_steps,
+            fixed_seed=fixed_seed,
+        )
     private, training = plan.settings.private, plan.training_plan()
     if isinstance(training, GradientPlan):
         event = training.dp_event(num_steps, first_step=first_step)
@@ -80,6 +90,60 @@ def stage_entry(
         nominal_epsilon=plan.nominal_epsilon,
         nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed and private,
+    )
+
+
+def _tiered_entry(
+    corpus: CorpusReport,
+    plan: StagePlan,
+    *,
+    recipe: str,
+    first_step: int,
+    num_steps: int,
+    fixed_seed: bool,
+) -> LedgerEntry:
+    """Describe steps of a stage in tiers: a record has no guarantee, secrets do.
+
+    What is no secret trains without noise, on a text that neighbors share if the
+    detector found every secret and labels and lengths are theirs too. Without all that
+    this rests on, and in the paper's form, nothing is claimed.
+    """
+    training = plan.with_noise(plan.noise_multiplier or 0.0)
+    assumptions = (
+        *assumptions_of(corpus, plan.settings.view, noisy=True),
+        *_about_secrets(corpus),
+        Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
+    )
+    nominal = plan.settings.nominal
+    is_founded = set(REDACTED_VIEW_ASSUMPTIONS) <= set(assumptions)
+    events = (
+        NotionEvent(
+            notion=Notion.SELECTIVE,
+            dp_event=training.dp_event(num_steps, first_step=first_step),
+        ),
+        *(
+            NotionEvent(
+                notion=Notion.SELECTIVE,
+                dp_event=training.part_event(kind, num_steps, first_step=first_step),
+                tier=tier.name.lower(),
+            )
+            for kind, tier in enumerate(PROTECTED)
+        ),
+    )
+    return LedgerEntry(
+        stage=plan.settings.name,
+        recipe=recipe,
+        data_fingerprint=corpus.fingerprint,
+        privacy_unit=PrivacyUnit(corpus.privacy_unit),
+        view=DataView.ORIGINAL,
+        dp_event=NonPrivateDpEvent(),
+        notion_events=events if is_founded and not training.mixed_parts else (),
+        num_steps=num_steps,
+        max_grad_norm=training.max_grad_norm,
+        assumptions=assumptions,
+        nominal_epsilon=plan.nominal_epsilon,
+        nominal_reference=nominal.reference if nominal else "",
+        fixed_seed=fixed_seed,
     )
 
 
@@ -178,9 +242,22 @@ def assumptions_of(
     if corpus.sampled:
         found.append(Assumption.SAMPLED_CORPUS)
     if view is View.REDACTED and not noisy:
-        found.append(Assumption.DETECTOR_RECALL_IS_ONE)
-        if corpus.redaction in HIDING_OPERATORS:
-            found.append(Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS)
-        if not corpus.deduplicated and not corpus.ids_are_content_hashes:
-            found.append(Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY)
+        hides = corpus.redaction in HIDING_OPERATORS
+        found += [
+            assumption
+            for assumption in _about_secrets(corpus)
+            if hides
+            or assumption is not Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS
+        ]
+    return tuple(found)
+
+
+def _about_secrets(corpus: CorpusReport) -> tuple[Assumption, ...]:
+    """Name what a masked text takes for granted that trains without noise."""
+    found = [
+        Assumption.DETECTOR_RECALL_IS_ONE,
+        Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS,
+    ]
+    if not corpus.deduplicated and not corpus.ids_are_content_hashes:
+        found.append(Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY)
     return tuple(found)

@@ -8,6 +8,7 @@ import importlib.metadata
 from datetime import datetime
 
 import dp_accounting
+from dp_accounting import DpEvent
 from pydantic import AwareDatetime
 
 from dptune import __version__
@@ -18,7 +19,7 @@ from dptune.accounting.events import (
     mechanism_counts,
 )
 from dptune.accounting.groups import group_epsilon
-from dptune.accounting.ledger import PrivacyLedger
+from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.dpsgd.sampling import (
     CyclicPoissonSampler,
     PoissonSampler,
@@ -239,14 +240,18 @@ class Dossier(Report):
             | {
                 "cyclic Poisson" if e.num_bands > 1 else _ACCOUNTED.get(type(mechanism))
                 for e in self.ledger.entries
-                if e.dp_event is not None and not is_non_private(e.dp_event)
-                for mechanism, _ in mechanism_counts(e.dp_event)
+                for event in _noisy_events(e)
+                for mechanism, _ in mechanism_counts(event)
             }
         )
 
     def _sampling_actual(self) -> str:
         """Ask the plans that trained which sampler they make."""
-        private = [stage for stage in self.plan.stages if stage.settings.private]
+        private = [
+            stage
+            for stage in self.plan.stages
+            if stage.settings.private and not is_non_private(stage.dp_event())
+        ]
         return _sampling(
             {
                 _UNSAMPLED
@@ -299,6 +304,14 @@ class Dossier(Report):
             relation=self.plan.relation,
             same_turns=all(entry.num_bands == 1 for entry in self.ledger.entries),
         )
+
+
+def _noisy_events(entry: LedgerEntry) -> list[DpEvent]:
+    """Events of an entry that promise something through noise on gradients."""
+    events = [entry.dp_event] if entry.dp_event is not None else []
+    if all(e.notion is not Notion.LOCAL for e in entry.notion_events):
+        events += [e.dp_event for e in entry.notion_events]
+    return [event for event in events if not is_non_private(event)]
 
 
 def _quoting(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.errors import ConfigError
 
 Message = dict[str, Any]
 
@@ -57,7 +58,15 @@ def write_units(data: UnitDataset, file: BinaryIO) -> None:
     Args:
         data: sequences, with or without classes.
         file: empty.
+
+    Raises:
+        ConfigError: the units are parts.
     """
+    if data.kinds is not None or data.unnoised is not None:
+        raise ConfigError(
+            "performance.num_processes must be 1 for a recipe that trains units in "
+            "parts."
+        )
     bounds = [data.max_sequences_per_unit, data.num_dropped_sequences]
     tensors: dict[str, NDArray[Any]] = {"bounds": np.asarray(bounds, np.int64)}
     columns: dict[str, Sequence[NDArray[Any]]] = {

@@ -64,7 +64,8 @@ def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:
     settings = job.plan.settings
     loaded = load_saved(job.model)
     ignored = None
-    if settings.view is View.REDACTED or settings.mask_token:
+    hides = settings.tiers is not None and settings.tiers.form == "sound"
+    if settings.view is View.REDACTED or settings.mask_token or hides:
         ignored = add_mask_token(loaded.model, loaded.tokenizer)
     if settings.lora is None:
         return loaded, ignored

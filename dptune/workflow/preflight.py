@@ -14,7 +14,7 @@ from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
 from dptune.models.check import check_source
 from dptune.models.classes import class_numbers
 from dptune.planning import RunPlan, plan_run
-from dptune.privacy import Notion
+from dptune.privacy import Mode, Notion
 from dptune.recipes import Recipe
 from dptune.results import CorpusReport
 from dptune.workflow.budget import check_budget
@@ -145,13 +145,14 @@ def _check_labels(config: TrainConfig, corpus: Corpus) -> None:
     class_numbers(corpus.dataset, class_names=config.model.class_names)
     problems = [
         Problem(
-            path=f"stages.{stage.name}.token_weights",
+            path=f"stages.{stage.name}.{name}",
             message="must be null for sequence_classification: a record has one loss, "
             "that of its class.",
             next_step="Choose another recipe.",
         )
         for stage in config.recipe.stages
-        if stage.token_weights is not None
+        for name in ("token_weights", "tiers")
+        if getattr(stage, name) is not None
     ]
     if problems:
         raise ConfigError(problems)
@@ -195,9 +196,13 @@ def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
         ConfigError: original text decides which records stay or how they are known,
             while a stage trains on redacted text without noise.
     """
-    if not config.recipe.uses_redacted_view or config.privacy.notion is Notion.RECORD:
+    recipe = config.recipe
+    trusts = recipe.uses_redacted_view or recipe.uses_tiers
+    if not trusts or config.privacy.notion is Notion.RECORD:
         return
     problems = []
+    if recipe.uses_tiers and config.privacy.mode is Mode.SOUND:
+        problems += _tier_problems(config)
     if corpus.deduplicated:
         problems.append(
             Problem(
@@ -208,7 +213,8 @@ def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
                 "the source on its redacted text.",
             )
         )
-    if config.redaction.operator.value not in HIDING_OPERATORS:
+    operator = config.redaction.operator.value
+    if recipe.uses_redacted_view and operator not in HIDING_OPERATORS:
         problems.append(
             Problem(
                 path="redaction.operator",
@@ -229,6 +235,20 @@ def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _tier_problems(config: TrainConfig) -> list[Problem]:
+    """Report where the tiers of secrets would depend on private counts."""
+    if config.scoring.counts != "corpus" or config.data.corpus_is_public:
+        return []
+    return [
+        Problem(
+            path="scoring.counts",
+            message="must be table or released for a recipe with tiers: which tier a "
+            "secret is in would depend on the records of others.",
+            next_step="Use table, or mode paper, which claims nothing.",
+        )
+    ]
 
 
 def count_units(corpus: CorpusReport, canaries: CanarySpec) -> int:

@@ -19,7 +19,7 @@ from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import Feed
 from dptune.privacy import Notion
 from dptune.workflow.device import pick_device
-from dptune.workflow.training import StageInputs, load_stage
+from dptune.workflow.training import StageInputs, count_tier_leaks, load_stage
 
 _NUM_PROBES = 4
 
@@ -61,6 +61,7 @@ def audit_stage(
             check_sensitivity(model, plan, feed, units=units),
             *check_noise(model, plan, feed),
             *check_sampling(plan, num_units=data.num_units),
+            *_tiers_apart(inputs, plan, performance),
         ]
     return StepAudit(
         stage=inputs.plan.settings.name,
@@ -76,8 +77,29 @@ def _event(inputs: StageInputs, ledger: PrivacyLedger, plan: GradientPlan) -> St
     blocks = [e for e in ledger.entries if (e.recipe, e.stage) == (inputs.recipe, name)]
     if {e.data_fingerprint for e in blocks} != {inputs.corpus.fingerprint}:
         return StepCheck.failed("event", "The ledger is not of this stage and corpus.")
-    event = merge_events(e.event(Notion.RECORD) for e in blocks)
+    tiered = inputs.plan.settings.tiers is not None
+    notion = Notion.SELECTIVE if tiered else Notion.RECORD
+    event = merge_events(e.event(notion) for e in blocks)
     return check_event(plan, event, num_steps=inputs.plan.num_steps)
+
+
+def _tiers_apart(
+    inputs: StageInputs, plan: GradientPlan, performance: PerformanceSettings
+) -> list[StepCheck]:
+    """A secret of one tier must reach no gradient but that of its own part."""
+    if not plan.part_shares or plan.mixed_parts:
+        return []
+    leaks = count_tier_leaks(inputs, performance)
+    return [
+        StepCheck(
+            name="tiers_apart",
+            passed=leaks == 0,
+            measured=float(leaks),
+            limit=0.0,
+            detail="rows in which another value of a secret reaches a part that has "
+            "no noise for it",
+        )
+    ]
 
 
 def _unprotected(inputs: StageInputs, ledger: PrivacyLedger) -> StepCheck:

@@ -1,10 +1,13 @@
 """The engine passes; every bug planted in it is caught."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from dptune.accounting.events import poisson_gaussian_event
+from dptune.audits import step_checks
 from dptune.audits.step_checks import (
     check_event,
     check_noise,
@@ -39,6 +42,9 @@ SHARP = {"initial_norm": 0.3, "mean_decay": 0.5}
 SCALED = {"transform": AdaClip(variance_decay=0.2, **SHARP)}
 TURNED = {"transform": GeoClip(rank=3, covariance_decay=0.2, **SHARP)}
 CAPPED = {"sampling": "truncated_poisson", "max_batch_size": 60, "num_units": 400}
+
+
+PARTS = {"part_shares": (1.0, 0.5)}
 
 
 def plan_of(**changes):
@@ -288,3 +294,46 @@ def test_event_must_pay_for_every_step_of_the_plan():
 
 def test_plan_without_noise_fails(feed):
     assert "noise" in run_all(plan_of(noise_multiplier=0.0), feed)
+
+
+@pytest.fixture
+def parts(feed):
+    """Two parts of each of three units, and what joins without noise."""
+    beside = oracles.random_data(rows_per_unit=(1, 1, 1), seed=4)
+    data = replace(feed.data, kinds=np.arange(6) % 2, unnoised=beside)
+    return replace(feed, data=data)
+
+
+def test_engine_passes_in_parts(parts):
+    assert run_all(plan_of(**PARTS), parts) == set()
+    assert {parts.data.kinds[i] for i in loudest_units(parts.data, num=1)} == {0, 1}
+
+
+def test_noise_of_the_wrong_tier_is_caught(parts):
+    """The tier that is promised more noise is clipped as the other one."""
+    kinds = 1 - parts.data.kinds
+    swapped = replace(parts, data=replace(parts.data, kinds=kinds))
+    units = loudest_units(parts.data, num=2)
+    plan, model = plan_of(**PARTS), models.tiny_gpt2()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_checks, "_share", lambda *_: 0.5)
+        assert not check_sensitivity(model, plan, parts, units=units).passed
+        only = [u for u in units if swapped.data.kinds[u] == 1]
+        assert check_sensitivity(model, plan, swapped, units=only).passed
+
+
+def test_parts_that_are_clipped_to_the_whole_bound_are_caught(parts, monkeypatch):
+    monkeypatch.setattr(
+        step, "bounds_of", lambda batch, shares: torch.ones(len(batch.kinds))
+    )
+    assert run_all(plan_of(**PARTS), parts) == {"sensitivity"}
+
+
+def test_tier_that_is_not_paid_for_is_caught():
+    plan = plan_of(**PARTS)
+    assert check_event(plan, plan.dp_event(5), num_steps=5).passed
+    assert not check_event(plan, plan.part_event(0, 5), num_steps=5).passed
+    assert not check_event(plan, plan_of().dp_event(5), num_steps=5).passed
+    mixed = plan_of(**PARTS, mixed_parts=True)
+    assert not check_event(mixed, plan.dp_event(5), num_steps=5).passed
+    assert check_event(mixed, mixed.dp_event(5), num_steps=5).passed

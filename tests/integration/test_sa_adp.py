@@ -1,0 +1,25 @@
+"""SA-ADP end to end: trained, claimed for secrets alone, and measured again."""
+
+from zenml.client import Client
+
+from .conftest import TINY
+
+
+def test_secrets_are_claimed_tier_by_tier_and_the_audit_agrees(project):
+    changes = ("recipe=sa_adp", "registry.model_name=tiny-tiers")
+    sets = [part for change in changes for part in ("--set", change)]
+    code, text = project.run("train", TINY, *sets)
+    assert code == 0, text
+    (run,) = Client().list_pipeline_runs(sort_by="desc:created", size=1).items
+    steps = Client().get_pipeline_run(run.id).steps
+    ledger = steps["train_private_finetune"].outputs["ledger"][0].load()
+    claims = {(c.notion, c.relation): c for c in ledger.certificates(1e-4)}
+    selective = claims["selective", "replace_one"]
+    assert selective.status == "conditional"
+    assert selective.epsilon <= 8.0
+    assert [tier.tier for tier in selective.tiers] == ["low", "high"]
+    assert selective.nominal_epsilon is not None
+    others = [c for key, c in claims.items() if key[0] == "record"]
+    assert {c.status for c in others} == {"none"}
+    code, text = project.run("audit", "tiny-tiers:1")
+    assert code == 0, text
