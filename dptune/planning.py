@@ -390,6 +390,7 @@ def _check_plan(
         if stage.batch_size(num_units) > num_units
     ]
     problems += _band_problems(noisy, num_units)
+    problems += _action_problems(noisy, num_units)
     if problems:
         raise ConfigError(problems)
 
@@ -423,6 +424,34 @@ def _band_problems(noisy: list[StageSettings], num_units: int) -> list[Problem]:
                     next_step="Set it, for example to 8.",
                 )
             )
+    return problems
+
+
+def _action_problems(noisy: list[StageSettings], num_units: int) -> list[Problem]:
+    """Report stages whose controller would hardly act."""
+    problems = []
+    for stage in noisy:
+        if stage.controller is None:
+            continue
+        plan = plan_stage(stage, num_units=num_units)
+        least, path = stage.controller.min_actions, f"stages.{stage.name}"
+        if plan.num_actions >= least:
+            continue
+        longest = (plan.num_steps - plan.warmup_steps) // least
+        shorten = f"Set {path}.controller.interval to at most {longest}, or to null."
+        lengthen = (
+            f"Raise {path}.epochs, or lower {path}.expected_batch_size or "
+            f"{path}.controller.warmup_steps: there are {plan.num_steps} steps."
+        )
+        problems.append(
+            Problem(
+                path=f"{path}.controller.interval",
+                message=f"must let the controller act at least {least} times after its "
+                f"warm-up of {plan.warmup_steps} steps, got {plan.num_actions} actions "
+                f"at interval={plan.interval}.",
+                next_step=shorten if longest >= 1 else lengthen,
+            )
+        )
     return problems
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from dptune.privacy import Notion
 from dptune.settings import (
     ClippingSettings,
+    ControllerSettings,
     LocalSettings,
     LoraSettings,
     NoiseSettings,
@@ -50,6 +51,7 @@ class StageSettings(Settings):
         local: noise in the forward pass, in the place of clipping and noise.
         mask_token: give the vocabulary the mask token although no text is redacted:
             what that change of the start alone costs a noisy run.
+        controller: steers clip norms of LoRA pairs, and noise (RLDP).
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
@@ -68,6 +70,7 @@ class StageSettings(Settings):
     nominal: NominalSettings | None = None
     local: LocalSettings | None = None
     mask_token: bool = False
+    controller: ControllerSettings | None = None
 
     @property
     def private(self: Self) -> bool:
@@ -130,6 +133,36 @@ class StageSettings(Settings):
                 "relative_batch.at_most"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_controller(self: Self) -> Self:
+        if self.controller is not None:
+            _check_controlled(self)
+        return self
+
+
+def _check_controlled(stage: StageSettings) -> None:
+    """Refuse what a stage with a controller cannot have.
+
+    Raises:
+        ValueError: with the rule.
+    """
+    clipping, noise = stage.clipping, stage.noise
+    if clipping is None or noise is None:
+        raise ValueError("controller must be null in a stage without noise")
+    is_plain = clipping.rule == "threshold" and clipping.moving is None
+    if clipping.kind != "per_lora_pair" or not is_plain:
+        raise ValueError(
+            "clipping must be of kind per_lora_pair, rule threshold and not moving "
+            "beside a controller, which steers it"
+        )
+    if noise.schedule != "constant" or noise.correlation != "independent":
+        raise ValueError(
+            "noise must be constant and independent beside a controller, which asks "
+            "for the noise of every step"
+        )
+    if stage.sampling.kind != "poisson":
+        raise ValueError("sampling must be poisson beside a controller")
 
 
 def _check_tokens(stage: StageSettings) -> None:

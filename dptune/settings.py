@@ -190,6 +190,44 @@ class NoiseSettings(Settings):
         return self
 
 
+class ControllerSettings(Settings):
+    """RLDP's controller: clip norms of LoRA pairs, and noise, while a stage trains.
+
+    Args:
+        count_share: share of the budget that the controller's statistics get. 0 shows
+            it the private batch as it is, as the paper does: then nothing is certified.
+        noise_range: the deck of noise multipliers lies between the calibrated one
+            divided by this, and times this. In a raw run there is no deck.
+        clip_span: largest factor between a clip norm and the median that it follows;
+            null sets it as equation 10 does, min(exp(a), 1).
+        interval: steps between two actions; null takes `longest_interval`, or as many
+            as leave `min_actions` in a shorter run.
+        longest_interval: of runs that are long enough.
+        min_actions: after the warm-up; fewer are refused.
+        warmup_steps: before the first action; null takes 50, or a tenth of the run.
+        discount, temperature, polyak, actor_rate, critic_rate, batch_size, num_updates,
+            replay_capacity: of the Soft Actor-Critic, see `dptune.mechanisms.sac`.
+        largest_loss: lower bound of rewards, negated; the paper gives no figure.
+    """
+
+    count_share: float = Field(default=0.02, ge=0, lt=1)
+    noise_range: float = Field(default=1.25, ge=1, le=2)
+    clip_span: float | None = Field(default=2.0, ge=1, le=1000)
+    interval: int | None = Field(default=None, ge=1, le=1_000_000)
+    longest_interval: int = Field(default=112, ge=1, le=1_000_000)
+    min_actions: int = Field(default=20, ge=20, le=1_000_000)
+    warmup_steps: int | None = Field(default=None, ge=0, le=1_000_000)
+    discount: float = Field(default=0.99, ge=0, lt=1)
+    temperature: float = Field(default=0.04, ge=0, le=100)
+    polyak: float = Field(default=0.01, gt=0, le=1)
+    actor_rate: float = Field(default=2.0e-4, gt=0, le=1)
+    critic_rate: float = Field(default=1.0e-4, gt=0, le=1)
+    batch_size: int = Field(default=4, ge=1, le=10_000)
+    num_updates: int = Field(default=2, ge=1, le=1000)
+    replay_capacity: int = Field(default=10_000, ge=1, le=1_000_000)
+    largest_loss: float = Field(default=5.0, gt=0, le=1000)
+
+
 class TokenWeightSettings(Settings):
     """Weights of a record's token losses (ATDP, section 4.3).
 
@@ -249,14 +287,15 @@ class NominalSettings(Settings):
     """What a paper's own formula yields for a stage. Shown, never relied on.
 
     Args:
-        formula: see `dptune.mechanisms.nominal`; `sampled` is that of EW-FT, see
-            `dptune.mechanisms.ewpba`, for stages with forward noise and only them.
+        formula: see `dptune.mechanisms.nominal`; `gdp` is its central-limit figure;
+            `sampled` is that of EW-FT, see `dptune.mechanisms.ewpba`, for stages with
+            forward noise and only them.
         reference: where the paper says so.
         order: of `rdp_order`.
         rate_factor: factor of the sampling rate that the paper allows itself.
     """
 
-    formula: Literal["rdp", "rdp_order", "sampled"]
+    formula: Literal["rdp", "rdp_order", "gdp", "sampled"]
     reference: str
     order: float | None = Field(default=None, gt=1)
     rate_factor: float = Field(default=1.0, gt=0, le=1)

@@ -9,6 +9,7 @@ import numpy as np
 from dp_accounting import dp_event as dpe
 from pydantic import Field
 
+from dptune.accounting.adaptive import AdaptiveTerms, OpenTerms
 from dptune.dpsgd.clipping import THRESHOLD, ScaleRule
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
 from dptune.dpsgd.grouping import Grouping
@@ -25,15 +26,19 @@ from dptune.mechanisms.automatic import Automatic
 from dptune.mechanisms.dc_sgd import DcSgd
 from dptune.mechanisms.ewpba import sampled_epsilon
 from dptune.mechanisms.geoclip import GeoClip
-from dptune.mechanisms.nominal import OPACUS_ORDERS, renyi_epsilon
+from dptune.mechanisms.nominal import OPACUS_ORDERS, Steps, gdp_epsilon, renyi_epsilon
 from dptune.mechanisms.psac import Psac
 from dptune.mechanisms.quantile_clip import QuantileClip
 from dptune.mechanisms.sa_adp import PROTECTED, summed_noise, tier_shares
+from dptune.mechanisms.rldp import num_actions
+from dptune.mechanisms.rldp_deck import deck, deck_terms
 from dptune.recipes import StageSettings
 from dptune.results import Report
 from dptune.settings import (
     ClippingSettings,
 )
+
+_WARMUP = 50
 
 
 class StagePlan(Report):
@@ -70,6 +75,36 @@ class StagePlan(Report):
         return len(self.noise_coefficients)
 
     @property
+    def warmup_steps(self: Self) -> int:
+        """Steps before a controller acts; 0 without one."""
+        return self._pace()[0]
+
+    @property
+    def interval(self: Self) -> int:
+        """Steps between two actions of a controller; 0 without one."""
+        return self._pace()[1]
+
+    @property
+    def num_actions(self: Self) -> int:
+        """How often a controller acts; 0 without one."""
+        if self.settings.controller is None:
+            return 0
+        return num_actions(
+            self.num_steps, warmup=self.warmup_steps, interval=self.interval
+        )
+
+    def _pace(self: Self) -> tuple[int, int]:
+        """Return warm-up and interval of the controller."""
+        control = self.settings.controller
+        if control is None:
+            return 0, 0
+        warmup = control.warmup_steps
+        if warmup is None:
+            warmup = min(_WARMUP, self.num_steps // 10)
+        most = max(1, (self.num_steps - warmup) // control.min_actions)
+        return warmup, control.interval or min(control.longest_interval, most)
+
+    @property
     def sampling(self: Self) -> SamplingKind:
         """Who joins a noisy step, as the noise and the settings ask for it."""
         if self.num_bands > 1:
@@ -104,7 +139,8 @@ class StagePlan(Report):
         if self.settings.clipping is None:
             raise ConfigError(f"stage {self.settings.name} has no clipping.")
         cap = self.settings.sampling.max_batch_size
-        moving, tiers = self.settings.clipping.moving, self.settings.tiers
+        moving, control = self.settings.clipping.moving, self.settings.controller
+        share, tiers = moving.count_share if moving else 0.0, self.settings.tiers
         shares: tuple[float, ...] = ()
         if tiers is not None and tiers.form == "sound":
             shares = tier_shares(tiers.noise_ratio)
@@ -123,12 +159,35 @@ class StagePlan(Report):
             grouping=Grouping(self.settings.clipping.kind),
             scale_rule=_scale_rule(self.settings.clipping),
             norm_rule=_norm_rule(self.settings.clipping),
-            count_share=moving.count_share if moving else 0.0,
+            count_share=control.count_share if control else share,
             transform=_transform(self.settings.clipping),
             noise_levels=self.noise_levels,
             steps_per_level=math.ceil(self.num_steps / len(self.noise_levels)),
             part_shares=shares,
             mixed_parts=tiers is not None and tiers.form == "paper",
+            adaptive=self._adaptive(noise_multiplier),
+            steering=control is not None,
+        )
+
+    def _adaptive(self: Self, noise_multiplier: float) -> AdaptiveTerms | None:
+        """Return the terms that a controller asks within, if there is one."""
+        control = self.settings.controller
+        if control is None:
+            return None
+        if not control.count_share or not noise_multiplier:
+            return OpenTerms(sample_rate=self.sample_rate)
+        return deck_terms(self._deck(noise_multiplier), sample_rate=self.sample_rate)
+
+    def _deck(self: Self, noise_multiplier: float) -> Steps:
+        """Return the multipliers that a controller has to play, and how many of each.
+
+        In a raw run it is as if sigma_0 were kept, which is how the paper calibrates.
+        """
+        control = self.settings.controller
+        if control is None or not control.count_share:
+            return ((noise_multiplier, self.num_steps),)
+        return deck(
+            noise_multiplier, num_steps=self.num_steps, spread=control.noise_range
         )
 
     def event_at(self: Self, noise_multiplier: float) -> dpe.DpEvent:
@@ -198,11 +257,16 @@ class StagePlan(Report):
             forward = self.forward_plan(self.noise_multiplier or 0.0)
             figure = self.sampled_cost(delta=delta)(forward.noise_multipliers)
             return self.model_copy(update={"nominal_epsilon": figure})
-        steps = self.noise_runs(0, self.num_steps)
+        runs = self.noise_runs(0, self.num_steps)
+        if self.settings.controller is not None:
+            runs = tuple(self._deck(self.noise_multiplier or 0.0))
         if self.settings.tiers is not None:  # the least noise of any protected token
-            steps = ((self.noise_multiplier or 0.0, self.num_steps),)
+            runs = ((self.noise_multiplier or 0.0, self.num_steps),)
+        if nominal.formula == "gdp":
+            figure = gdp_epsilon(runs, sample_rate=self.sample_rate, delta=delta)
+            return self.model_copy(update={"nominal_epsilon": figure})
         epsilon = renyi_epsilon(
-            steps,
+            runs,
             sample_rate=self.sample_rate * nominal.rate_factor,
             delta=delta,
             orders=OPACUS_ORDERS if nominal.order is None else (nominal.order,),

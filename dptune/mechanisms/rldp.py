@@ -137,19 +137,19 @@ def paper_state(norms: Tensor, *, loss: float, epsilon: float) -> Tensor:
     return torch.nan_to_num(torch.cat((quartiles, summaries)).float())
 
 
-def signal_share(released: Tensor, *, noise_stddev: float) -> float:
-    """Return log(1 + signal / noise) of one released entry of gradients.
+def signal_share(squares: float, *, num_entries: int, noise_stddev: float) -> float:
+    """Return log(1 + signal / noise) of the released gradient of one pair.
 
     |g|^2 - d s^2 estimates the squared norm of what was released before its noise.
     Post-processing: it takes the place of the paper's Fisher moments for nothing.
 
     Args:
-        released: noisy mean gradient.
+        squares: |g|^2 of the noisy mean gradient.
+        num_entries: d.
         noise_stddev: s, in its units.
     """
-    noise = released.numel() * noise_stddev**2
-    signal = float(released.square().sum()) - noise
-    return math.log1p(max(signal, 0.0) / max(noise, 1e-30))
+    noise = num_entries * noise_stddev**2
+    return math.log1p(max(squares - noise, 0.0) / max(noise, 1e-30))
 
 
 def due(step: int, *, warmup: int, interval: int) -> bool:

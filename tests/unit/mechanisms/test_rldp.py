@@ -123,10 +123,13 @@ def test_state_of_nobody_is_finite():
 
 def test_signal_share_is_nothing_for_pure_noise():
     noise = 0.1 * torch.randn(200_000, generator=torch.Generator().manual_seed(0))
-    assert signal_share(noise, noise_stddev=0.1) < 0.02
-    assert signal_share(noise + 0.1, noise_stddev=0.1) == pytest.approx(
-        math.log(2.0), abs=0.02
-    )
+
+    def share_of(released):
+        squares = float(released.square().sum())
+        return signal_share(squares, num_entries=200_000, noise_stddev=0.1)
+
+    assert share_of(noise) < 0.02
+    assert share_of(noise + 0.1) == pytest.approx(math.log(2.0), abs=0.02)
 
 
 def test_controller_acts_after_the_warm_up_every_interval():
