@@ -144,6 +144,35 @@ class TracePoint(Report):
     held_out_exposure: float | None = None
 
 
+class ControllerStep(Report):
+    """What one step was clipped and noised with."""
+
+    step: int
+    noise_multiplier: float
+    clip_norms: tuple[float, ...]
+
+
+class ControllerReport(Report):
+    """What a controller did in a stage. Released values, unless it read raw ones.
+
+    Args:
+        pairs: names of the layers whose adapters share a clip norm.
+        num_actions: after the warm-up.
+        start_noise: multiplier that it started at.
+        rewards_from: `private_batch` voids every claim.
+        trace: some of the steps.
+    """
+
+    stage: str
+    pairs: tuple[str, ...]
+    warmup_steps: int
+    interval: int
+    num_actions: int
+    start_noise: float
+    rewards_from: Literal["public_text", "released", "private_batch"]
+    trace: tuple[ControllerStep, ...] = ()
+
+
 class StageReport(Report):
     """How one training stage went.
 
@@ -164,6 +193,7 @@ class StageReport(Report):
     peak_memory_bytes: int | None = None
     curve: tuple[StageCurvePoint, ...] = ()
     trace: tuple[TracePoint, ...] = ()
+    controller: ControllerReport | None = None
 
 
 class CanaryExposure(Report):

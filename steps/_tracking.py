@@ -153,6 +153,8 @@ def register_model(
         mlflow.log_text(evidence, "evidence.json")
         for part in sorted(folder.glob("local_*")):  # the user's and the server's
             mlflow.log_artifact(str(part), "local")
+        for part in sorted(folder.glob("controller_*")):  # its policy and its trace
+            mlflow.log_artifact(str(part), "controller")
     return RegisteredVersion(
         model_name=model_name,
         version=str(found.version),

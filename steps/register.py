@@ -21,6 +21,7 @@ from dptune.results import (
     RegisteredVersion,
     UtilityReport,
 )
+from dptune.workflow.controlling import read_controllers
 from dptune.workflow.dossier import Dossier
 from steps._caching import NEVER
 from steps._registering import register_dossier
@@ -60,5 +61,6 @@ def register(
         budget=budget,
         planned_for=config.gate.reference,
         measured_at=datetime.now(tz=UTC),
+        controllers=read_controllers(model.path),
     )
     return register_dossier(dossier, model.path, model_name=config.registry.model_name)

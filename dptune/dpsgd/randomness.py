@@ -27,6 +27,7 @@ class RandomStream(IntEnum):
     SAMPLING = 0
     NOISE = 1
     MODEL = 2
+    CONTROLLER = 3
 
 
 def seed_sequence(

@@ -24,11 +24,13 @@ References:
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dptune.dpsgd.steered_clip import SteeredStep
+from dptune.errors import PrivacyError
 from dptune.mechanisms.nominal import gdp_to_epsilon
 from dptune.mechanisms.rldp import (
     clip_around,
@@ -42,6 +44,8 @@ from dptune.mechanisms.rldp import (
     utility,
 )
 from dptune.mechanisms.sac import SacSettings, SoftActorCritic
+
+UtilitySource = Literal["public_text", "released", "private_batch"]
 
 _TRACKING_RATE = 0.3
 _LARGEST_FACTOR = 1e6
@@ -143,7 +147,7 @@ class RldpController:
         return tuple(self._actions_at)
 
     @property
-    def utility_source(self) -> str:
+    def utility_source(self) -> UtilitySource:
         """What rewards are computed from."""
         if self._terms.raw:
             return "private_batch"
@@ -210,7 +214,10 @@ class RldpController:
     def observe_raw(self, norms: Tensor, *, loss: float) -> None:
         """Keep the paper's statistics, lines 12 to 15; in a raw run only."""
         if not self._terms.raw:
-            raise RuntimeError("a sound controller must not be shown private norms.")
+            raise PrivacyError(
+                "a controller with a guarantee must not be shown private norms. Set "
+                "count_share to 0 to run RLDP as it is written, with none."
+            )
         norms = torch.nan_to_num(norms.float().cpu())
         self._raw_loss = loss if math.isfinite(loss) else self._raw_loss
         self._raw_state = paper_state(

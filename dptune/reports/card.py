@@ -26,6 +26,7 @@ from dptune.reports.statements import (
 )
 from dptune.results import (
     BudgetReport,
+    ControllerReport,
     DetectionReport,
     ExposureReport,
     MembershipReport,
@@ -72,6 +73,7 @@ def build_card(
     audits: Sequence[AuditEvidence] = (),
     decision: GateDecision | None = None,
     dependency_versions: Mapping[str, str] | None = None,
+    controllers: Sequence[ControllerReport] = (),
     override: str = "",
 ) -> PrivacyCard:
     """Put a card together; what is not given is left out, never invented.
@@ -106,6 +108,7 @@ def build_card(
         audits: lower bounds of epsilon.
         decision: None where the card is written before the gate.
         dependency_versions: by package.
+        controllers: of stages that had one.
         override: why the version was promoted past the gate.
 
     Raises:
@@ -136,6 +139,7 @@ def build_card(
         gate=_gate(decision),
         dependency_versions=dict(sorted((dependency_versions or {}).items())),
         fixed_seed=fixed_seed,
+        controllers=tuple(controllers),
         override=override,
     )
 

@@ -28,6 +28,7 @@ from dptune.reports.card_measurements import (
     membership_section,
     utility_section,
 )
+from dptune.reports.controller_page import controller_section
 from dptune.reports.formatting import count, epsilon, number, sentence_case
 from dptune.reports.ledger_page import assumption_table
 from dptune.reports.model_pages import fixed_seed_notice
@@ -58,6 +59,7 @@ def card_page(card: PrivacyCard) -> Page:
             blocks=(Bullets(items=_outside(card)),),
         ),
         Section(title="What was run", blocks=(_run_facts(card),)),
+        *(controller_section(made, outside=True) for made in card.controllers),
         _budget(card),
         detection_section(card.detection),
         exposure_section(card.exposure),

@@ -9,6 +9,7 @@ from dptune.reports.blocks import (
     Tone,
     facts,
 )
+from dptune.reports.controller_page import controller_section
 from dptune.reports.formatting import (
     count,
     duration,
@@ -61,6 +62,8 @@ def stage_page(report: StageReport) -> Page:
             caption="Spent by this stage alone, up to each step.",
         )
         sections.append(Section(title="Epsilon so far", blocks=(plot,)))
+    if report.controller is not None:
+        sections.append(controller_section(report.controller))
     if report.curve:
         sections.append(_private_losses(report))
     return Page(

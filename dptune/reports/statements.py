@@ -10,7 +10,7 @@ from dptune.accounting.certificates import Certificate
 from dptune.gates.criterion import GateOutcome
 from dptune.gates.evidence import AuditEvidence
 from dptune.privacy import PrivacyUnit
-from dptune.results import BudgetLine, Interval, Report
+from dptune.results import BudgetLine, ControllerReport, Interval, Report
 
 
 class DetectionStatement(Report):
@@ -150,6 +150,7 @@ class PrivacyCard(Report):
         outside_guarantee: one sentence for each thing that no epsilon covers.
         dependency_versions: of everything that the claim rests on.
         fixed_seed: whether noise or sampling came from a known seed.
+        controllers: of stages that had one, for their traces.
         override: why somebody promoted the version past the gate; empty if nobody did.
 
     Raises:
@@ -180,6 +181,7 @@ class PrivacyCard(Report):
     gate: GateStatement | None = None
     dependency_versions: dict[str, str] = Field(default_factory=dict)
     fixed_seed: bool
+    controllers: tuple[ControllerReport, ...] = ()
     override: str = ""
 
     @model_validator(mode="after")

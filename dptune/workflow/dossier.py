@@ -41,6 +41,7 @@ from dptune.reports.card import PrivacyCard, build_card
 from dptune.results import (
     BudgetReport,
     ChampionReport,
+    ControllerReport,
     CorpusReport,
     DetectionReport,
     ExposureReport,
@@ -79,6 +80,7 @@ class Dossier(Report):
         audits: lower bounds of the certificates' epsilons.
         planned_for: the policy of the run's configuration.
         measured_at: when the attacks were put into this dossier.
+        controllers: what controllers of its stages did.
     """
 
     model_digest: str
@@ -100,6 +102,7 @@ class Dossier(Report):
     audits: tuple[AuditEvidence, ...] = ()
     planned_for: PolicyReference | None = None
     measured_at: AwareDatetime | None = None
+    controllers: tuple[ControllerReport, ...] = ()
     dependency_versions: dict[str, str]
 
     @classmethod
@@ -122,6 +125,7 @@ class Dossier(Report):
         budget: BudgetReport | None = None,
         planned_for: PolicyReference | None = None,
         measured_at: datetime | None = None,
+        controllers: tuple[ControllerReport, ...] = (),
     ) -> "Dossier":
         """Put a dossier together, issue every certificate, and audit each."""
         certificates = _quoting(ledger.certificates(plan.target_delta), detection)
@@ -151,6 +155,7 @@ class Dossier(Report):
             ),
             planned_for=planned_for,
             measured_at=measured_at,
+            controllers=controllers,
             dependency_versions={"dptune": __version__}
             | {name: importlib.metadata.version(name) for name in _PACKAGES},
         )
@@ -224,6 +229,7 @@ class Dossier(Report):
             utility=self.utility,
             audits=self.audits,
             decision=decision,
+            controllers=self.controllers,
             override=override,
             dependency_versions=self.dependency_versions,
         )

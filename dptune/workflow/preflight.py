@@ -103,7 +103,7 @@ def check_run(
     if config.model.pretraining is not None:
         public = config.model.pretraining
         _attempt(lambda: read_public(public, data_root=data_root), errors)
-    _attempt(lambda: place_processes(config.performance), errors)
+    _attempt(lambda: _check_processes(config), errors)
     plan = None
     if corpus is not None:
         units = count_units(corpus.report, config.canaries)
@@ -130,6 +130,26 @@ def check_run(
         plan=plan,
         num_records=corpus.report.num_records,
     )
+
+
+def _check_processes(config: TrainConfig) -> None:
+    """Refuse processes that are not there, and several where a controller trains."""
+    placement = place_processes(config.performance)
+    if placement.num_processes == 1:
+        return
+    problems = [
+        Problem(
+            path="performance.num_processes",
+            message=f"must be 1 for stage {stage.name}, whose controller lives in one "
+            f"process, got {placement.num_processes}.",
+            next_step=f"Set it to 1, or choose a recipe other than "
+            f"{config.recipe.name}.",
+        )
+        for stage in config.recipe.stages
+        if stage.controller is not None
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_labels(config: TrainConfig, corpus: Corpus) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -20,6 +20,7 @@ from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
 from dptune.errors import ConfigError, PrivacyError
+from dptune.mechanisms.rldp_controller import RldpController
 from dptune.mechanisms.sa_adp import Tier
 from dptune.models.bundle import ModelBundle
 from dptune.models.classes import encode_classes
@@ -30,6 +31,12 @@ from dptune.planning import RunPlan
 from dptune.results import StageCurvePoint, StageReport
 from dptune.stages import StagePlan
 from dptune.workflow.charging import stage_entry
+from dptune.workflow.controlling import (
+    PREFIX,
+    controller_report,
+    stage_controller,
+    store_controller,
+)
 from dptune.workflow.device import place_processes
 from dptune.workflow.forward import PublicText, train_on_releases
 from dptune.workflow.job import TrainingJob, load_start, run_job
@@ -168,7 +175,7 @@ def run_stage(
             and before its noise is drawn; raises to refuse it. None keeps no budget.
         on_step: called after every step.
         controller: wishes for the noise of an adaptive plan, which trains in one
-            process.
+            process; a stage with `controller` settings builds its own.
         watch: called after every step with the model, which it must not change;
             not for stages that other processes train.
     """
@@ -189,6 +196,15 @@ def run_stage(
         performance=performance,
     )
     loaded, data = _load(job, inputs)
+    steering = None
+    if inputs.plan.settings.controller is not None:
+        steering = stage_controller(
+            inputs.plan,
+            loaded,
+            public=inputs.public_text,
+            max_tokens=inputs.max_tokens,
+            seed=inputs.seed,
+        )
     journal = LedgerJournal(home / "ledger.jsonl")
     on_step = _watched(on_step, watch, loaded)
     target = home / "model"
@@ -215,14 +231,19 @@ def run_stage(
             is_finished=target.is_dir(),
             charge=charge,
             on_step=on_step,
-            controller=controller,
+            controller=controller or steering,
         )
+    report = _report(inputs, outcome)
+    if steering is not None:
+        done = controller_report(inputs.plan, steering, loaded.model)
+        report = report.model_copy(update={"controller": done})
     if not target.is_dir():
-        _store(loaded, target, parts=home / "parts")
+        extras = _extras(home, inputs.model.path)
+        _store(loaded, target, extras=extras, controller=steering, report=report)
     return StageOutcome(
         bundle=ModelBundle(path=target, digest=model_digest(target)),
         ledger=ledger.extend(journal.read()),
-        report=_report(inputs, outcome),
+        report=report,
     )
 
 
@@ -417,20 +438,41 @@ def _train(
     return replace(done, resumed_from_step=resumed_from)
 
 
-def _store(loaded: LoadedModel, target: Path, *, parts: Path) -> None:
-    """Write the model, and its parts, so that a killed process leaves no half of one.
+def _store(
+    loaded: LoadedModel,
+    target: Path,
+    *,
+    extras: Iterable[tuple[Path, str]],
+    controller: RldpController | None,
+    report: StageReport,
+) -> None:
+    """Write the model, so that a killed process leaves no half of one.
 
     Args:
         loaded: the model.
         target: directory that must not be there yet.
-        parts: of a model that was split; need not be there.
+        extras: files to put beside the weights, and their names there.
+        controller: whose policy and trace are kept too.
+        report: of the stage.
     """
     half = target.with_name("model.half")
     shutil.rmtree(half, ignore_errors=True)
     save_model(loaded.model, loaded.tokenizer, half)
-    for part in parts.iterdir() if parts.is_dir() else ():
-        shutil.copy(part, half / f"local_{part.name}")
+    for file, name in extras:
+        shutil.copy(file, half / name)
+    if controller is not None and report.controller is not None:
+        store_controller(controller, report.controller, half)
     half.rename(target)
+
+
+def _extras(home: Path, start: Path) -> list[tuple[Path, str]]:
+    """List parts of a model that was split, and what earlier controllers left."""
+    parts, before = home / "parts", sorted(start.glob(f"{PREFIX}*"))
+    split = sorted(parts.iterdir()) if parts.is_dir() else []
+    return [
+        *((part, f"local_{part.name}") for part in split),
+        *((file, file.name) for file in before),
+    ]
 
 
 def _report(inputs: StageInputs, outcome: TrainingOutcome) -> StageReport:

@@ -446,3 +446,61 @@ def test_record_target_is_refused_where_a_stage_has_no_noise():
     assert plan_run(jft, notion=Notion.SELECTIVE, **asked).epsilon <= 3
     with pytest.raises(ConfigError, match="redacted_finetune trains without noise"):
         plan_run(jft, notion=Notion.RECORD, **asked)
+
+
+STEERED = {
+    "trains": "lora",
+    "lora": {"rank": 4, "alpha": 8},
+    "clipping": {"kind": "per_lora_pair", "max_grad_norm": 1.0},
+    "controller": {},
+}
+
+
+def test_controller_acts_as_often_as_it_must_and_the_deck_is_what_is_charged():
+    """40 steps: warm-up 4, then 36 actions; the pace of the paper from 3,600 on."""
+    (made,) = plan(stage(**STEERED)).stages
+    assert (made.warmup_steps, made.interval, made.num_actions) == (4, 1, 36)
+    (long,) = plan(stage(**STEERED, epochs=180)).stages
+    assert (long.warmup_steps, long.interval, long.num_actions) == (50, 112, 32)
+    cards = made.training_plan().adaptive.cards
+    assert sum(count for _, count in cards) == made.num_steps
+    (flat,) = plan(stage()).stages
+    assert 1.0 < made.noise_multiplier / flat.noise_multiplier < 1.03
+
+
+def test_twin_whose_deck_is_charged_as_its_middle_is_caught():
+    """The bug: the calibrated multiplier stands for all cards."""
+    (made,) = plan(stage(**STEERED)).stages
+    real = epsilon(made.dp_event(), delta=1e-4, relation=ADD)
+    charged = plan(
+        stage(noise={"noise_multiplier": made.noise_multiplier}), target_epsilon=None
+    ).epsilon
+    assert real > charged
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"interval": 3}, "controller.interval to at most 1, or to null"),
+        ({"min_actions": 50}, "Raise stages.s.epochs"),
+        ({"warmup_steps": 39}, "warmup_steps: there are 40 steps"),
+    ],
+)
+def test_controller_that_hardly_acts_is_refused(changes, match):
+    with pytest.raises(ConfigError, match=match):
+        plan(stage(**STEERED | {"controller": changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"clipping": {"kind": "per_layer", "max_grad_norm": 1.0}}, "per_lora_pair"),
+        ({"noise": {"correlation": "banded"}}, "independent"),
+        ({"sampling": CAP}, "poisson"),
+        (PLAIN, "without noise"),
+        ({"controller": {"min_actions": 5}}, "min_actions"),
+    ],
+)
+def test_controller_beside_what_it_cannot_steer_is_refused(changes, match):
+    with pytest.raises(ValidationError, match=match):
+        recipe(stage(**STEERED | changes))
