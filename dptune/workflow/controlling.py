@@ -149,7 +149,7 @@ def _public_loss(
     def measure() -> float:
         device = next(model.parameters()).device
         was_training = model.training
-        model.eval()
+        model.train(mode=False)
         nll = weight = 0.0
         for batch in data.physical_batches(
             everyone, physical_batch_size=_PUBLIC_ROWS, pad_token_id=pad

@@ -19,6 +19,7 @@ from dptune.workflow.training import run_stage
 
 from .conftest import PERFORMANCE
 
+
 class Killed(BaseException):
     pass
 
