@@ -161,8 +161,8 @@ def _check_controlled(stage: StageSettings) -> None:
             "noise must be constant and independent beside a controller, which asks "
             "for the noise of every step"
         )
-    if stage.sampling.kind != "poisson":
-        raise ValueError("sampling must be poisson beside a controller")
+    if stage.sampling.kind != "poisson" or stage.tiers is not None:
+        raise ValueError("sampling must be poisson and tiers null beside a controller")
 
 
 def _check_tokens(stage: StageSettings) -> None:

@@ -29,9 +29,9 @@ from dptune.mechanisms.geoclip import GeoClip
 from dptune.mechanisms.nominal import OPACUS_ORDERS, Steps, gdp_epsilon, renyi_epsilon
 from dptune.mechanisms.psac import Psac
 from dptune.mechanisms.quantile_clip import QuantileClip
-from dptune.mechanisms.sa_adp import PROTECTED, summed_noise, tier_shares
 from dptune.mechanisms.rldp import num_actions
 from dptune.mechanisms.rldp_deck import deck, deck_terms
+from dptune.mechanisms.sa_adp import PROTECTED, summed_noise, tier_shares
 from dptune.recipes import StageSettings
 from dptune.results import Report
 from dptune.settings import (

@@ -106,13 +106,14 @@ def _steering_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
         "adaptive": plan.adaptive is not None,
         "norm_rule": plan.norm_rule is None,
         "scale_rule": plan.scale_rule == THRESHOLD,
+        "part_shares": not plan.part_shares and not plan.mixed_parts,
     }
     for name, is_met in needs.items():
         if not is_met:
             yield Problem(
                 path=name,
-                message="must be adaptive terms, no norm_rule and the threshold rule "
-                "where a controller steers clip norms.",
+                message="must be adaptive terms, no norm_rule, the threshold rule and "
+                "whole units where a controller steers clip norms.",
             )
 
 
