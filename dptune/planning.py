@@ -48,6 +48,11 @@ class RunPlan(Report):
     counts_nominal_epsilon: float | None = None
 
     @property
+    def num_units(self: Self) -> int:
+        """Privacy units in the training split; a stage may see only some of them."""
+        return max(stage.num_units for stage in self.stages)
+
+    @property
     def nominal_epsilon(self: Self) -> float | None:
         """The papers' figures and that of the release, added as papers do."""
         parts = [stage.nominal_epsilon for stage in self.stages]
@@ -379,20 +384,26 @@ def _check_plan(
                 next_step="Keep one of target_epsilon and noise_multiplier.",
             )
         )
-    problems += [
-        Problem(
-            path=f"stages.{stage.name}.expected_batch_size",
-            message=f"must be at most the number of training units ({num_units}), got "
-            f"expected_batch_size={stage.batch_size(num_units)}.",
-            next_step="Choose a smaller batch or add data.",
-        )
-        for stage in recipe.stages
-        if stage.batch_size(num_units) > num_units
-    ]
+    problems += _batch_problems(recipe, num_units)
     problems += _band_problems(noisy, num_units)
     problems += _action_problems(noisy, num_units)
     if problems:
         raise ConfigError(problems)
+
+
+def _batch_problems(recipe: Recipe, num_units: int) -> list[Problem]:
+    """Report batches that are larger than what a stage trains on."""
+    trained = [(stage, stage.trained_units(num_units)) for stage in recipe.stages]
+    return [
+        Problem(
+            path=f"stages.{stage.name}.expected_batch_size",
+            message=f"must be at most the number of training units ({units}), got "
+            f"expected_batch_size={stage.batch_size(units)}.",
+            next_step="Choose a smaller batch or add data.",
+        )
+        for stage, units in trained
+        if stage.batch_size(units) > units
+    ]
 
 
 def _band_problems(noisy: list[StageSettings], num_units: int) -> list[Problem]:

@@ -20,6 +20,7 @@ from dptune.settings import (
     OptimizerSettings,
     RelativeBatchSettings,
     SamplingSettings,
+    ScreenedSettings,
     Settings,
     TierSettings,
     TokenWeightSettings,
@@ -49,6 +50,7 @@ class StageSettings(Settings):
             protects records as a whole.
         nominal: what the paper would claim for the stage, beside the certificate.
         local: noise in the forward pass, in the place of clipping and noise.
+        screened: train on a small part of the redacted text, which people can read.
         mask_token: give the vocabulary the mask token although no text is redacted:
             what that change of the start alone costs a noisy run.
         controller: steers clip norms of LoRA pairs, and noise (RLDP).
@@ -69,6 +71,7 @@ class StageSettings(Settings):
     tiers: TierSettings | None = None
     nominal: NominalSettings | None = None
     local: LocalSettings | None = None
+    screened: ScreenedSettings | None = None
     mask_token: bool = False
     controller: ControllerSettings | None = None
 
@@ -76,6 +79,12 @@ class StageSettings(Settings):
     def private(self: Self) -> bool:
         """Whether the stage clips and adds noise, to gradients or to hidden states."""
         return self.noise is not None or self.local is not None
+
+    def trained_units(self: Self, num_units: int) -> int:
+        """Return how many privacy units of a corpus the stage trains on."""
+        return (
+            num_units if self.screened is None else self.screened.num_units(num_units)
+        )
 
     def batch_size(self: Self, num_units: int) -> int:
         """Return the expected batch size for a corpus of `num_units` privacy units."""
@@ -175,6 +184,11 @@ def _check_tokens(stage: StageSettings) -> None:
         raise ValueError(
             "token_weights must be null in a stage that reads the redacted text: "
             "it has no sensitive tokens left"
+        )
+    if stage.screened is not None and (stage.view is not View.REDACTED or stage.noise):
+        raise ValueError(
+            "screened must be null unless the stage reads the redacted text without "
+            "noise: noise would protect what was missed anyway"
         )
     if stage.tiers is None:
         return

@@ -244,6 +244,30 @@ class TokenWeightSettings(Settings):
     target_share: float = Field(default=0.5, gt=0, lt=1)
 
 
+class ScreenedSettings(Settings):
+    """A small part of the redacted text, for people to read (JFT, section 3.1).
+
+    The part is drawn from the ids of privacy units by public coins, whatever the texts
+    say.
+
+    Args:
+        share: of the privacy units.
+        at_least: units, where there are as many.
+        public_seed: of the draw.
+        screened_by: who read every one of these records and put what the detector had
+            missed on the deny list. Without it the claim rests on the detector.
+    """
+
+    share: float = Field(gt=0, le=1)
+    at_least: int = Field(default=10, ge=1)
+    public_seed: int = Field(default=0, ge=0)
+    screened_by: str = Field(default="", max_length=200)
+
+    def num_units(self: Self, num_units: int) -> int:
+        """Return how many of `num_units` are drawn."""
+        return min(num_units, max(self.at_least, round(self.share * num_units)))
+
+
 class TierSettings(Settings):
     """Groups of a record's tokens, by the sensitivity of what they spell (SA-ADP).
 

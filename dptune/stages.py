@@ -45,7 +45,7 @@ class StagePlan(Report):
     """A stage with every number that the claim depends on.
 
     Args:
-        num_units: privacy units in the training split, taken as public.
+        num_units: privacy units that it trains on, taken as public.
         sample_rate: chance in (0, 1] that a unit joins a noisy step.
         num_steps: noisy updates, or ordinary ones.
         noise_multiplier: noise stddev / max_grad_norm; None without noise.
@@ -278,7 +278,12 @@ def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
     """Derive rate and steps of a stage from the batch size and the epochs.
 
     Its noise is still open unless the settings give it, and so are its bands.
+
+    Args:
+        stage: its settings.
+        num_units: privacy units of the training split; the stage may see fewer.
     """
+    num_units = stage.trained_units(num_units)
     num_steps = planned_steps(stage, num_units)
     if stage.local is not None:
         num_steps = round(stage.epochs)

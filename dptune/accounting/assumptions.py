@@ -5,6 +5,7 @@ the code cannot enforce), or says *what was taken as public* (the claim is then 
 everything else). The table is closed: a card can explain every name it prints.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -18,6 +19,7 @@ class Assumption(StrEnum):
     DETECTOR_RECALL_IS_ONE = "detector_recall_is_one"
     REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS = "redacted_view_identical_for_neighbors"
     DEDUPLICATION_SAW_REDACTED_TEXT_ONLY = "deduplication_saw_redacted_text_only"
+    SCREENED_BY_HAND = "screened_by_hand"
     LENGTHS_AND_TYPES_ARE_PUBLIC = "lengths_and_types_are_public"
     PUBLIC_HYPERPARAMETERS = "public_hyperparameters"
     NUM_UNITS_IS_PUBLIC = "num_units_is_public"
@@ -58,6 +60,11 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY: Explanation(
         sentence="Which records were dropped as duplicates was decided on redacted "
         "text, so that it does not depend on secrets.",
+        weakens=_SELECTIVE,
+    ),
+    Assumption.SCREENED_BY_HAND: Explanation(
+        sentence="A person read every record of the small redacted part that was "
+        "trained on without noise, and marked what the detector had missed in it.",
         weakens=_SELECTIVE,
     ),
     Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC: Explanation(
@@ -104,6 +111,16 @@ REDACTED_VIEW_ASSUMPTIONS: Final = (
     Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY,
 )
 """Without all three, a redacted view is charged like the original one."""
+
+
+def hides_secrets(assumptions: Iterable[Assumption]) -> bool:
+    """Whether a redacted view hides secrets, if these assumptions hold.
+
+    Reading every record by hand may take the place of a detector that misses nothing.
+    """
+    recall = Assumption.DETECTOR_RECALL_IS_ONE
+    named = {recall if a is Assumption.SCREENED_BY_HAND else a for a in assumptions}
+    return set(REDACTED_VIEW_ASSUMPTIONS) <= named
 
 
 def explain(name: str) -> str:

@@ -18,7 +18,8 @@ What one entry costs:
 replace relation implies selective DP, since replacing a record covers changing some of
 its tokens; nothing implies record DP but record DP. The server of the local notion
 sees every text, unless the entry gives an event for that notion. "Nothing, conditional"
-needs all of `REDACTED_VIEW_ASSUMPTIONS`; without them the entry costs what it would on
+needs all of `REDACTED_VIEW_ASSUMPTIONS`, where reading by hand may take the place of
+recall; without them the entry costs what it would on
 the original view.
 
 References:
@@ -41,7 +42,11 @@ from pydantic import (
     model_validator,
 )
 
-from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
+from dptune.accounting.assumptions import (
+    REDACTED_VIEW_ASSUMPTIONS,
+    Assumption,
+    hides_secrets,
+)
 from dptune.accounting.certificates import (
     RELATIONS,
     Certificate,
@@ -194,9 +199,7 @@ class LedgerEntry(Report):
     @property
     def hides_secrets(self: Self) -> bool:
         """Whether the entry read the redacted view and names what that rests on."""
-        return self.view is DataView.REDACTED and set(REDACTED_VIEW_ASSUMPTIONS) <= set(
-            self.assumptions
-        )
+        return self.view is DataView.REDACTED and hides_secrets(self.assumptions)
 
     def claimed(self: Self, notion: Notion) -> tuple[Assumption, ...]:
         """Assumptions on which this entry's cost for a notion rests."""
@@ -211,7 +214,11 @@ class LedgerEntry(Report):
 
 
 _ABOUT_REDACTION: Final = frozenset(
-    {*REDACTED_VIEW_ASSUMPTIONS, Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC}
+    {
+        *REDACTED_VIEW_ASSUMPTIONS,
+        Assumption.SCREENED_BY_HAND,
+        Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
+    }
 )
 
 

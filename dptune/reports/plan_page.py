@@ -77,7 +77,7 @@ def _cost(plan: RunPlan) -> Facts:
         ),
         _nominal(plan),
         _released(plan),
-        ("Privacy units", count(plan.stages[0].num_units) if plan.stages else "0"),
+        ("Privacy units", count(plan.num_units) if plan.stages else "0"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from dp_accounting import NonPrivateDpEvent
 
-from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
+from dptune.accounting.assumptions import Assumption, hides_secrets
 from dptune.accounting.ledger import DataView, LedgerEntry, NotionEvent
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
 from dptune.mechanisms.sa_adp import PROTECTED
@@ -67,6 +67,7 @@ def stage_entry(
     else:
         event = training.dp_event(num_steps)
     runs, nominal = plan.noise_runs(first_step, num_steps), plan.settings.nominal
+    read = plan.settings.screened
     return LedgerEntry(
         stage=plan.settings.name,
         recipe=recipe,
@@ -84,7 +85,12 @@ def stage_entry(
         else None,
         num_bands=plan.num_bands,
         assumptions=(
-            *assumptions_of(corpus, plan.settings.view, noisy=private),
+            *assumptions_of(
+                corpus,
+                plan.settings.view,
+                noisy=private,
+                screened=read is not None and bool(read.screened_by),
+            ),
             *([Assumption.PUBLIC_WORD_LIST] if plan.settings.token_weights else []),
         ),
         nominal_epsilon=plan.nominal_epsilon,
@@ -115,7 +121,7 @@ def _tiered_entry(
         Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
     )
     nominal = plan.settings.nominal
-    is_founded = set(REDACTED_VIEW_ASSUMPTIONS) <= set(assumptions)
+    is_founded = hides_secrets(assumptions)
     events = (
         NotionEvent(
             notion=Notion.SELECTIVE,
@@ -223,7 +229,7 @@ def release_entry(
 
 
 def assumptions_of(
-    corpus: CorpusReport, view: View, *, noisy: bool = False
+    corpus: CorpusReport, view: View, *, noisy: bool = False, screened: bool = False
 ) -> tuple[Assumption, ...]:
     """Name what a stage on this corpus takes for granted, and nothing that is untrue.
 
@@ -234,7 +240,7 @@ def assumptions_of(
     reads off the value, or a number that tells which secrets are equal.
 
     A noisy stage on the redacted view trusts no detector: its noise is charged, and
-    what was missed is covered by it.
+    what was missed is covered by it. A `screened` one trusts those who read it instead.
     """
     found = list(_ALWAYS)
     if corpus.deduplicated:
@@ -245,17 +251,19 @@ def assumptions_of(
         hides = corpus.redaction in HIDING_OPERATORS
         found += [
             assumption
-            for assumption in _about_secrets(corpus)
+            for assumption in _about_secrets(corpus, screened=screened)
             if hides
             or assumption is not Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS
         ]
     return tuple(found)
 
 
-def _about_secrets(corpus: CorpusReport) -> tuple[Assumption, ...]:
+def _about_secrets(
+    corpus: CorpusReport, *, screened: bool = False
+) -> tuple[Assumption, ...]:
     """Name what a masked text takes for granted that trains without noise."""
     found = [
-        Assumption.DETECTOR_RECALL_IS_ONE,
+        Assumption.SCREENED_BY_HAND if screened else Assumption.DETECTOR_RECALL_IS_ONE,
         Assumption.REDACTED_VIEW_IDENTICAL_FOR_NEIGHBORS,
     ]
     if not corpus.deduplicated and not corpus.ids_are_content_hashes:

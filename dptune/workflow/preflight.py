@@ -126,7 +126,7 @@ def check_run(
         raise ConfigError([p for error in errors for p in problems_of(error)])
     return Checked(
         fingerprint=corpus.fingerprint,
-        num_units=plan.stages[0].num_units,
+        num_units=plan.num_units,
         plan=plan,
         num_records=corpus.report.num_records,
     )

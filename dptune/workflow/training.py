@@ -41,6 +41,7 @@ from dptune.workflow.device import place_processes
 from dptune.workflow.forward import PublicText, train_on_releases
 from dptune.workflow.job import TrainingJob, load_start, run_job
 from dptune.workflow.launch import train_on_ranks
+from dptune.workflow.screening import screened_rows
 from dptune.workflow.tiering import count_leaks, in_tiers, tiers_for
 from dptune.workflow.weighting import weighted
 
@@ -383,7 +384,10 @@ def _units(inputs: StageInputs, encoded: Dataset, *, mask: int | None) -> UnitDa
 
 def _encode(inputs: StageInputs, loaded: LoadedModel, ignored: int | None) -> Dataset:
     """Encode the training split, for a classifier with the class of each record."""
-    rows, weights = inputs.corpus.split("train"), inputs.plan.settings.token_weights
+    settings, rows = inputs.plan.settings, inputs.corpus.split("train")
+    weights = settings.token_weights
+    if settings.screened is not None:
+        rows = screened_rows(rows, settings.screened)
     if loaded.class_names:
         return encode_classes(
             rows,

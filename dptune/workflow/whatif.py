@@ -119,7 +119,7 @@ def calibration(
         target_epsilon=plan.target_epsilon,
         target_delta=plan.target_delta,
         epsilon=plan.epsilon,
-        num_units=plan.stages[0].num_units,
+        num_units=plan.num_units,
         stages=tuple(_stage_cost(stage) for stage in plan.stages),
         promises=promises(plan),
         what_if=what_if(plan, on_progress=on_progress),
