@@ -31,7 +31,7 @@ from dptune.reports.cells import (
 )
 from dptune.reports.compare_csv import cells_csv, rows_csv
 from dptune.reports.compare_page import guarantee_table, leakage_table
-from dptune.reports.formatting import duration, epsilon, number
+from dptune.reports.formatting import MISSING, duration, epsilon, number
 from dptune.reports.html import render_fragment
 from dptune.workflow.budget import release_budget
 from dptune.workflow.comparing import CheckedComparison, check_comparison
@@ -334,7 +334,7 @@ def _print_plan(console: Console, job: _Job, *, done: int) -> None:
                 stage.settings.name,
                 str(stage.num_steps),
                 number(stage.noise_multiplier),
-                epsilon(plan.epsilon) if first else "",
+                _planned_epsilon(cell, plan.epsilon) if first else "",
                 number(plan.nominal_epsilon) if first else "",
             )
     console.print(table)
@@ -346,6 +346,11 @@ def _print_plan(console: Console, job: _Job, *, done: int) -> None:
         f"noise ε {epsilon(private)}, all charged to "
         f"{job.cells[0].config.budget.data_set}.",
     )
+
+
+def _planned_epsilon(cell: Cell, planned: float) -> str:
+    """Return what noisy stages will cost; without any, the table has no figure yet."""
+    return epsilon(planned) if cell.config.recipe.private else MISSING
 
 
 def _write(report: ComparisonReport) -> list[Path]:

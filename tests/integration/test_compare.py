@@ -41,9 +41,11 @@ def file(trained, project):
 
 
 def spent(project):
+    """What runs drew; one that drew nothing is left out."""
     store = BudgetStore.open(f"sqlite:///{project.home / 'budget.db'}")
     try:
-        return [(run.recipe, run.status, run.spent) for run in history(store)]
+        runs = [r for r in history(store) if r.spent.tallies]
+        return [(run.recipe, run.status, run.spent) for run in runs]
     finally:
         store.engine.dispose()
 

@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = (
     "quickstart",
     "train",
+    "compare",
     "calibrate",
     "audit",
     "detect",
