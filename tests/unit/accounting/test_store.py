@@ -310,3 +310,17 @@ def test_open_runs_are_those_that_hold_and_when_they_were_heard(store):
     (found,) = open_runs(store)
     assert found.reservation.id == held.id
     assert abs(found.heard_at - datetime.now(tz=UTC)) < timedelta(minutes=5)
+
+
+def test_several_runs_are_previewed_together_and_finished_ones_ask_nothing(lite):
+    lite.grant(grant(spent_epsilon(steps_event(250))))
+    run(lite, HUNDRED, "a", cost(100))
+    repeated, b = request(HUNDRED, "a", cost(100)), request(HUNDRED, "b", cost(100))
+    assert lite.preview_all([repeated]) == []
+    head = lite.head()
+    assert lite.preview_all([repeated, b])
+    with pytest.raises(BudgetExceededError):
+        lite.preview_all([repeated, b, request(HUNDRED, "c", cost(100))])
+    with pytest.raises(BudgetExceededError):
+        lite.preview_all([repeated, b], again=True)
+    assert lite.head() == head
