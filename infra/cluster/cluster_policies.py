@@ -171,6 +171,28 @@ def no_secret_is_written_down(manifests: list[Manifest]) -> Iterator[Wrong]:
             yield object_name(manifest), "must not be committed with values."
 
 
+def jobs_end(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """A job stops trying, ends in time, is cleaned up; preemption is not its fault."""
+    for name, spec in _jobs(manifests):
+        wanted = ("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished")
+        missing = [key for key in wanted if spec.get(key) is None]
+        if missing:
+            yield name, f"must set {', '.join(missing)}."
+        rules = (spec.get("podFailurePolicy") or {}).get("rules") or [{}]
+        ignored = json.dumps(rules[0].get("onPodConditions"))
+        if rules[0].get("action") != "Ignore" or "DisruptionTarget" not in ignored:
+            yield name, "must not count preempted pods: that rule comes first."
+
+
+def schedules_wait_for_each_other(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """A run that is not over keeps the next from starting; a missed one is dropped."""
+    for manifest in find_objects(manifests, "CronJob"):
+        if manifest["spec"].get("concurrencyPolicy") != "Forbid":
+            yield object_name(manifest), "must forbid runs at the same time."
+        if manifest["spec"].get("startingDeadlineSeconds") is None:
+            yield object_name(manifest), "must set startingDeadlineSeconds."
+
+
 def nothing_is_left_to_fill_in(manifests: list[Manifest]) -> Iterator[Wrong]:
     """No value of the example is left."""
     for manifest in manifests:
@@ -194,6 +216,8 @@ CLUSTER_POLICIES: tuple[Callable[[list[Manifest]], Iterator[Wrong]], ...] = (
     servers_survive_drains,
     tokens_only_where_needed,
     no_secret_is_written_down,
+    jobs_end,
+    schedules_wait_for_each_other,
     nothing_is_left_to_fill_in,
 )
 
@@ -205,6 +229,14 @@ _CLUSTER_KINDS = {
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
 }
+
+
+def _jobs(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
+    """Specifications of jobs, those of schedules included."""
+    for manifest in find_objects(manifests, "Job"):
+        yield object_name(manifest), manifest["spec"]
+    for manifest in find_objects(manifests, "CronJob"):
+        yield object_name(manifest), manifest["spec"]["jobTemplate"]["spec"]
 
 
 def _open_rules(policy: Manifest) -> Iterator[Wrong]:

@@ -197,7 +197,52 @@ def rule(manifests, name):
 SECRET = {"kind": "Secret", "apiVersion": "v1", "data": {"key": "YQ=="}}
 SECRET |= {"metadata": {"name": "a", "namespace": "dptune-staging"}}
 
+IGNORE = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
+
+def job(manifests, **changes):
+    """Add a job that keeps every policy, but for what is changed."""
+    spec = {
+        "activeDeadlineSeconds": 60,
+        "backoffLimit": 1,
+        "ttlSecondsAfterFinished": 60,
+        "podFailurePolicy": {"rules": [IGNORE]},
+        "template": copy.deepcopy(
+            find(manifests, "StatefulSet/mlflow")["spec"]["template"]
+        ),
+    }
+    manifests.append(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "train", "namespace": "dptune-staging"},
+            "spec": spec | changes,
+        }
+    )
+
+
+def schedule(manifests, **changes):
+    """Add a schedule that keeps every policy, but for what is changed."""
+    job(manifests)
+    found = manifests.pop()
+    spec = {"schedule": "0 3 * * *", "concurrencyPolicy": "Forbid"}
+    spec |= {"startingDeadlineSeconds": 60, "jobTemplate": {"spec": found["spec"]}}
+    manifests.append(found | {"kind": "CronJob", "spec": spec | changes})
+
+
 TWINS = [
+    ("jobs_end", lambda m: job(m, activeDeadlineSeconds=None)),
+    ("jobs_end", lambda m: job(m, backoffLimit=None)),
+    ("jobs_end", lambda m: job(m, podFailurePolicy=None)),
+    (
+        "jobs_end",
+        lambda m: job(m, podFailurePolicy={"rules": [{"action": "Count"}, IGNORE]}),
+    ),
+    ("schedules_wait_for_each_other", lambda m: schedule(m, concurrencyPolicy="Allow")),
+    (
+        "schedules_wait_for_each_other",
+        lambda m: schedule(m, startingDeadlineSeconds=None),
+    ),
     ("runs_as_somebody", lambda m: pod(m)["securityContext"].pop("runAsNonRoot")),
     ("runs_as_somebody", lambda m: pod(m)["securityContext"].update(runAsUser=0)),
     (
@@ -399,6 +444,12 @@ TWINS = [
 def test_policy_catches_its_broken_twin(staging, policy, spoil):
     spoil(staging)
     assert policy in {finding.policy for finding in check_policies(staging)}
+
+
+def test_jobs_and_schedules_that_keep_every_policy_are_left_alone(staging):
+    job(staging)
+    schedule(staging)
+    assert check_policies(staging) == []
 
 
 def test_every_policy_has_a_broken_twin():

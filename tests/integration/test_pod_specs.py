@@ -87,6 +87,8 @@ def _submit(profile, config, *, schedule=None):
     options["settings"]["orchestrator.kubernetes"] |= {
         "synchronous": False,
         "job_monitoring_interval": 0.01,
+        "concurrency_policy": "Forbid",
+        "starting_deadline_seconds": 600,
     }
     pipeline = train_pipeline.with_options(schedule=schedule, **options)
     pipeline.prepare(
