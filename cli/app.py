@@ -8,7 +8,9 @@ import typer
 from cli.budget_app import build_budget_app
 from cli.cluster import build_cluster_app
 from cli.detection_app import detect, evaluate_detector
+from cli.models import build_models_app
 from cli.review_app import build_review_app
+from cli.schedules import build_schedule_app
 from cli.stack import ProfileName, build_stack_app
 
 ConfigPath = Annotated[
@@ -68,6 +70,8 @@ def build_app() -> typer.Typer:
     app.add_typer(build_review_app(), name="review")
     app.add_typer(build_stack_app(), name="stack")
     app.add_typer(build_cluster_app(), name="cluster")
+    app.add_typer(build_schedule_app(), name="schedule")
+    app.add_typer(build_models_app(), name="models")
     return app
 
 
@@ -97,6 +101,13 @@ def train(
         ),
     ] = False,
     profile: ProfileName = None,
+    if_changed: Annotated[
+        bool,
+        typer.Option(
+            "--if-changed",
+            help="Do nothing if a finished run did the same on the same data.",
+        ),
+    ] = False,
 ) -> None:
     """Run one training configuration, from raw text to a gate decision.
 
@@ -104,7 +115,13 @@ def train(
     """
     from cli.training import train_and_report
 
-    train_and_report(config, overrides or [], retrain=retrain, profile=profile)
+    train_and_report(
+        config,
+        overrides or [],
+        retrain=retrain,
+        profile=profile,
+        if_changed=if_changed,
+    )
 
 
 def compare(

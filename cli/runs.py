@@ -1,5 +1,6 @@
 """Start a pipeline run, and read what it left."""
 
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,8 +46,16 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     return load_train_config(path, configs=CONFIGS, overrides=overrides)
 
 
+class NothingToDo(Exception):  # noqa: N818 - an answer, not a fault
+    """A finished run did the same on the same data."""
+
+
 def run_training(
-    config: TrainConfig, *, retrain: bool = False, profile: str | None = None
+    config: TrainConfig,
+    *,
+    retrain: bool = False,
+    profile: str | None = None,
+    if_changed: bool = False,
 ) -> FinishedRun:
     """Check everything that can be checked beforehand, then run the pipeline.
 
@@ -54,8 +63,10 @@ def run_training(
         config: of the run.
         retrain: train and spend again.
         profile: where to run; None is the default one.
+        if_changed: do nothing if a finished run did the same on the same data.
 
     Raises:
+        NothingToDo: see `if_changed`.
         DptuneError: before anything is created, or from a step, then with the note
             `STARTED`.
     """
@@ -72,12 +83,19 @@ def run_training(
     )
     open_profile(chosen)
     from pipelines.train import failures, step_names, train_pipeline
+    from steps._observing import hooks
+    from steps._scheduling import config_digest, finished_run, work_tag
+
+    tag = work_tag(config_digest(config), checked.fingerprint)
+    if if_changed and (done := finished_run(tag)) is not None:
+        raise NothingToDo(f"nothing changed since {done}; nothing was done or spent")
 
     failures.clear()
     try:
         response = train_pipeline.with_options(
             run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",
-            tags=[config.name, config.recipe.name],
+            tags=[config.name, config.recipe.name, tag],
+            **hooks({**os.environ, **chosen.environment}),
             **run_options(chosen, step_names(config)),
         )(
             config=config.model_dump(mode="json"),

@@ -6,11 +6,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cli.runs import FinishedRun, read_config, run_training
-from dptune.errors import GateFailedError
+from cli.runs import STARTED, FinishedRun, NothingToDo, read_config, run_training
+from dptune.errors import DptuneError, GateFailedError
 from dptune.gates.decision import GateDecision, GateOutcome
 from dptune.reports.page import RunSummary, comparison_page, summary_rows
 from dptune.results import RegisteredVersion
+from infra.alerts import alert_refusal
 from infra.workspace import current_workspace
 from steps._deciding import reasons
 
@@ -21,6 +22,7 @@ def train_and_report(
     *,
     retrain: bool,
     profile: str | None = None,
+    if_changed: bool = False,
 ) -> None:
     """Run one configuration, print the result, and fail if the gate refused.
 
@@ -29,6 +31,8 @@ def train_and_report(
         overrides: `KEY=VALUE` pairs.
         retrain: train and spend again.
         profile: where to run; None is the default one.
+        if_changed: do nothing if a finished run did the same on the same data; nobody
+            watches, so that refusals are alerts.
 
     Raises:
         GateFailedError: the gate's outcome is not PASS.
@@ -36,7 +40,17 @@ def train_and_report(
     console = Console(highlight=False)
     config = read_config(path, overrides)
     console.print(f"[bold]{config.name}[/] with recipe {config.recipe.title}")
-    run = run_training(config, retrain=retrain, profile=profile)
+    try:
+        run = run_training(
+            config, retrain=retrain, profile=profile, if_changed=if_changed
+        )
+    except NothingToDo as answer:
+        console.print(str(answer))
+        return
+    except DptuneError as error:
+        if if_changed and STARTED not in getattr(error, "__notes__", ()):
+            alert_refusal(error, run=f"{config.name}, {config.recipe.name}")
+        raise
     summary = summarize(run, title=config.recipe.title)
     version, decision = _outcome(run)
     name = f"{config.name}-{config.recipe.name}-v{version.version}"

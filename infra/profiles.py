@@ -101,6 +101,10 @@ class AcceleratedPods(PodSettings):
     gpu_resource: str = "nvidia.com/gpu"
     shared_memory: Quantity | None = None
 
+    def wants(self, step: str) -> bool:
+        """Whether a step runs in such a pod."""
+        return any(fnmatch(step, pattern) for pattern in self.steps)
+
 
 class Pods(_Settings):
     """Pods of a run: of its orchestrator, of most steps, and of the heavy ones."""
@@ -191,23 +195,21 @@ def run_options(profile: Profile, step_names: Sequence[str]) -> dict[str, Any]:
     stack, pods = profile.production_stack(), profile.pods
     if stack is None or pods is None:
         return {}
-    heavy = [
-        name
-        for name in step_names
-        if any(fnmatch(name, pattern) for pattern in pods.accelerated.steps)
-    ]
-    accelerated = {
-        "settings": {
-            "orchestrator.kubernetes": _orchestrator(profile, stack, pods.accelerated)
-        }
-    }
+    accelerated, plain = (
+        {"settings": {"orchestrator.kubernetes": _orchestrator(profile, stack, pod)}}
+        for pod in (pods.accelerated, pods.steps)
+    )
+    whole_run = {"active_deadline_seconds": 60 * pods.orchestrator.timeout_minutes}
     return {
         "settings": {
             "docker": _image(stack),
-            "orchestrator.kubernetes": _orchestrator(profile, stack, pods.steps),
+            **{k: s | whole_run for k, s in plain["settings"].items()},
         },
         "retry": {"max_retries": profile.retries, "delay": 0, "backoff": 0},
-        "steps": dict.fromkeys(heavy, accelerated),
+        "steps": {
+            name: accelerated if pods.accelerated.wants(name) else plain
+            for name in step_names
+        },
     }
 
 

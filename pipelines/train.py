@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from zenml import pipeline
+from zenml.config.schedule import Schedule
 
 import materializers  # noqa: F401 - registers the materializers
 from dptune.config import TrainConfig
 from dptune.recipes import View
+from steps._alerting import alert_failure
+from steps._scheduling import config_digest
 from steps.attack import attack
 from steps.calibrate import calibrate
 from steps.detect import detect
@@ -29,8 +32,9 @@ failures: list[BaseException] = []
 
 
 def remember_failure(exception: BaseException) -> None:
-    """Keep the exception of a failed step for the command line."""
+    """Keep the exception of a failed step for the command line, and alert."""
     failures.append(exception)
+    alert_failure(exception)
 
 
 _BEFORE = (
@@ -58,7 +62,12 @@ class Measured:
 
 
 def train_and_attack(
-    run: TrainConfig, fingerprint: str, *, retrain: bool, review: str
+    run: TrainConfig,
+    fingerprint: str,
+    *,
+    retrain: bool,
+    review: str,
+    scheduled: str = "",
 ) -> Measured:
     """Wire a run up to the attacks; every stage of the recipe is a step of its own.
 
@@ -67,8 +76,11 @@ def train_and_attack(
         fingerprint: of the corpus as the preflight saw it.
         retrain: train again although an identical run was finished before.
         review: digest of the project's reviews as they are now.
+        scheduled: digest of the configuration of a scheduled run; see `ingest`.
     """
-    corpus, counts = ingest(data=run.data, fingerprint=fingerprint)
+    corpus, counts = ingest.with_options(enable_cache=not scheduled)(
+        data=run.data, fingerprint=fingerprint, scheduled=scheduled
+    )
     planted, canaries = plant_canaries(corpus, spec=run.canaries, seed=run.seed)
     asks = "llm" in run.detection.recognizers  # another run asks about what failed
     labelled, detection = detect.with_options(enable_cache=not asks)(
@@ -156,7 +168,12 @@ def train_and_attack(
 
 @pipeline(name="train", enable_step_logs=False, on_failure=remember_failure)
 def train_pipeline(
-    config: dict[str, Any], fingerprint: str, *, retrain: bool, review: str = ""
+    config: dict[str, Any],
+    fingerprint: str,
+    *,
+    retrain: bool,
+    review: str = "",
+    scheduled: str = "",
 ) -> None:
     """Wire one run, from raw text to a gate decision.
 
@@ -165,9 +182,12 @@ def train_pipeline(
         fingerprint: of the corpus as the preflight saw it.
         retrain: train again although an identical run was finished before.
         review: digest of the project's reviews as they are now.
+        scheduled: digest of the configuration of a scheduled run; see `ingest`.
     """
     run = TrainConfig.model_validate(config)
-    done = train_and_attack(run, fingerprint, retrain=retrain, review=review)
+    done = train_and_attack(
+        run, fingerprint, retrain=retrain, review=review, scheduled=scheduled
+    )
     champion = measure_champion(
         done.base,
         done.labelled,
@@ -178,3 +198,27 @@ def train_pipeline(
     version = register(**done.results, champion=champion, config=run)
     decision, _ = gate(version, policy=run.gate)
     promote(version, decision)
+
+
+def schedule_pipeline(
+    config: TrainConfig, *, name: str, cron: str, options: dict[str, Any]
+) -> None:
+    """Hand the pipeline to the orchestrator's own scheduler.
+
+    Args:
+        config: of every run.
+        name: of the schedule.
+        cron: when.
+        options: of the pipeline, see `infra.profiles.run_options`.
+    """
+    train_pipeline.with_options(
+        run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",
+        schedule=Schedule(name=name, cron_expression=cron),
+        tags=[config.name, config.recipe.name],
+        **options,
+    )(
+        config=config.model_dump(mode="json"),
+        fingerprint="",  # whatever is there when it runs
+        retrain=False,
+        scheduled=config_digest(config),
+    )

@@ -6,10 +6,11 @@ On a terminal a live bar; elsewhere (a pod's log, CI) one line now and then.
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Protocol, Self
 
+import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +26,7 @@ from dptune.dpsgd.plan import is_adaptive
 from dptune.dpsgd.trainer import StepProgress
 from dptune.planning import RunPlan
 from dptune.stages import StagePlan
+from infra.logs import log_event, wants_json
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -90,14 +92,20 @@ def _lines(title: str, total: int) -> Callable[..., None]:
         now = time.monotonic()
         if done >= total or now - last[0] >= _SECONDS_BETWEEN_LINES:
             last[0] = now
-            terminal.print(f"  {title}: {done}/{total} {note}")
+            if wants_json():
+                log_event(title, done=done, total=total, note=note)
+            else:
+                terminal.print(f"  {title}: {done}/{total} {note}")
 
     return advance
 
 
 def say(message: str) -> None:
     """Print one line for a person to read."""
-    console().print(f"  {message}")
+    if wants_json():
+        log_event(message)
+    else:
+        console().print(f"  {message}")
 
 
 class TrainingProgress:
@@ -107,12 +115,20 @@ class TrainingProgress:
         title: what is trained.
         plan: the stage, for epochs and, where it is private, for epsilon so far.
         run: the run it belongs to, for delta and relation.
+        record: takes figures and the step now and then, for a tracker.
     """
 
     def __init__(
-        self, title: str, *, plan: StagePlan | None = None, run: RunPlan | None = None
+        self,
+        title: str,
+        *,
+        plan: StagePlan | None = None,
+        run: RunPlan | None = None,
+        record: Callable[[Mapping[str, float], int], None] | None = None,
     ) -> None:
         self._title = title
+        self._record = record
+        self._recorded_at = -math.inf
         self._plan = plan
         self._curve = _epsilon_so_far(plan, run) if plan and run else None
         self._stack = ExitStack()
@@ -131,6 +147,22 @@ class TrainingProgress:
                 progress(self._title, progress_now.num_steps)
             )
         self._advance(progress_now.step, self._note(progress_now))
+        self._record_now_and_then(progress_now)
+
+    def _record_now_and_then(self, now: StepProgress) -> None:
+        """Hand figures to the tracker; what depends on the draw is marked internal."""
+        moment = time.monotonic()
+        is_due = moment - self._recorded_at >= _SECONDS_BETWEEN_LINES
+        if self._record is None or not (is_due or now.step == now.num_steps):
+            return
+        self._recorded_at = moment
+        figures = {"internal/tokens_per_second": now.tokens_per_second}
+        if self._curve is not None and self._plan is not None:
+            turns = math.ceil(now.step / self._plan.num_bands)
+            figures["progress/epsilon"] = self._curve.at(turns)
+        if torch.cuda.is_available():
+            figures["internal/gpu_memory_bytes"] = torch.cuda.max_memory_allocated()
+        self._record(figures, now.step)
 
     def _note(self, now: StepProgress) -> str:
         """Epoch, speed, and what has been spent."""

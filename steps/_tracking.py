@@ -9,6 +9,7 @@ records lie in `evidence.json`, inside the trust boundary of the tracking server
 
 import io
 import json
+import logging
 import math
 import re
 import shutil
@@ -31,6 +32,7 @@ from dptune.models.digest import model_digest
 from dptune.reports.cells import ComparisonRow
 from dptune.results import RegisteredVersion
 
+_LOG = logging.getLogger(__name__)
 CHAMPION, CHALLENGER = "champion", "challenger"
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
 _COMPARISON = "dptune.comparison"
@@ -79,6 +81,17 @@ def log_internal_curve(name: str, points: Mapping[int, float]) -> None:
     for step, value in points.items():
         if math.isfinite(value):
             mlflow.log_metric(f"internal/{name}", value, step=step)
+
+
+def log_progress(stage: str, figures: Mapping[str, float], *, step: int) -> None:
+    """Log how a stage goes, while it goes; a tracker that is away stops nothing."""
+    if mlflow.active_run() is None:
+        return
+    finite = {f"{k}/{stage}": v for k, v in figures.items() if math.isfinite(v)}
+    try:
+        mlflow.log_metrics(finite, step=step)
+    except MlflowException as error:
+        _LOG.warning("no progress was logged: %s", type(error).__name__)
 
 
 def comparison_run(name: str, key: str) -> str:

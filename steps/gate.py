@@ -8,15 +8,28 @@ from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
 from dptune.reports.card import PrivacyCard
 from dptune.results import RegisteredVersion
+from steps._alerting import alert_verdict
 from steps._caching import NEVER
 from steps._deciding import decide_on, reasons
 
 
-@step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
+@step(
+    enable_cache=False,
+    cache_policy=NEVER,
+    experiment_tracker=True,
+    on_success=alert_verdict,
+)
 def gate(
     version: RegisteredVersion, policy: GatePolicy
 ) -> tuple[Annotated[GateDecision, "decision"], Annotated[PrivacyCard, "privacy_card"]]:
     """Return the decision with a reason for every criterion, and the privacy card."""
     decision, card = decide_on(version.model_name, version.version, policy=policy)
-    log_metadata({"gate": decision.outcome.value, "gate_reason": reasons(decision)})
+    log_metadata(
+        {
+            "gate": decision.outcome.value,
+            "gate_reason": reasons(decision),
+            "model": f"{version.model_name} version {version.version}",
+            "criteria": ", ".join(c.name for c in decision.failed()) or "all met",
+        }
+    )
     return decision, card

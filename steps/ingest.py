@@ -10,18 +10,25 @@ from dptune.results import CorpusReport
 from dptune.workflow.ingestion import read_corpus
 from infra.workspace import data_root
 from steps._caching import BY_CONTENT
+from steps._scheduling import stop_if_done
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
 def ingest(
     data: DataSettings,
     fingerprint: str,
+    scheduled: str = "",
 ) -> tuple[Annotated[Corpus, "corpus"], Annotated[CorpusReport, "corpus_report"]]:
     """Return the checked corpus and what was found in it.
 
     Args:
         data: where the records are and what a privacy unit is.
-        fingerprint: of the source as it is now, so that changed data miss the cache.
+        fingerprint: of the source as it is now, so that changed data miss the cache;
+            empty where nobody could look before.
+        scheduled: digest of the configuration of a scheduled run, which stops here if
+            the data have not changed; empty for a run that somebody started.
     """
-    corpus = read_corpus(data, data_root=data_root(), expected=fingerprint)
+    corpus = read_corpus(data, data_root=data_root(), expected=fingerprint or None)
+    if scheduled:
+        stop_if_done(scheduled, corpus.fingerprint)
     return corpus, corpus.report

@@ -2,17 +2,18 @@
 
 from typing import Annotated
 
-from zenml import step
+from zenml import log_metadata, step
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.planning import RunPlan
 from dptune.results import BudgetReport, BudgetReservation
 from dptune.workflow.budget import settle_budget as settle
 from infra.workspace import current_workspace
+from steps._alerting import alert_budget, budget_share
 from steps._caching import NEVER
 
 
-@step(enable_cache=False, cache_policy=NEVER)
+@step(enable_cache=False, cache_policy=NEVER, on_success=alert_budget)
 def settle_budget(
     reservation: BudgetReservation, plan: RunPlan, ledger: PrivacyLedger
 ) -> Annotated[BudgetReport, "budget"]:
@@ -21,4 +22,6 @@ def settle_budget(
     The ledger is that of the last stage: nothing of this run is drawn after it.
     """
     url = current_workspace().budget_url
-    return settle(url, reservation, delta=plan.target_delta, ledger=ledger)
+    report = settle(url, reservation, delta=plan.target_delta, ledger=ledger)
+    log_metadata({"data_set": report.data_set, "budget_share": budget_share(report)})
+    return report

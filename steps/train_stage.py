@@ -23,7 +23,7 @@ from dptune.workflow.usage import remembered_peak
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER
 from steps._progress import TrainingProgress
-from steps._tracking import log_internal_curve
+from steps._tracking import log_internal_curve, log_progress
 
 
 @step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
@@ -75,7 +75,12 @@ def train_stage(
     with (
         release_held(workspace.budget_url, reservation),
         remembered_peak(home / "peak_memory", performance) as peak,
-        TrainingProgress(f"stage {stage}", plan=inputs.plan, run=plan) as on_step,
+        TrainingProgress(
+            f"stage {stage}",
+            plan=inputs.plan,
+            run=plan,
+            record=lambda figures, step: log_progress(stage, figures, step=step),
+        ) as on_step,
     ):
         done = run_stage(
             inputs,

@@ -61,7 +61,7 @@ def test_local_profile_changes_nothing(names):
 def test_accelerators_go_to_training_and_attacks_only(options, names):
     heavy = {n for n in names if n.startswith("train_")} | {"attack"}
     assert len(heavy) == 3
-    assert set(options["steps"]) == heavy
+    assert set(options["steps"]) == set(names)
     for name, pod in pods(options).items():
         limits = pod["resources"]["limits"]
         assert ("nvidia.com/gpu" in limits) == (name in heavy), name
@@ -71,7 +71,8 @@ def test_accelerators_go_to_training_and_attacks_only(options, names):
 def test_shared_memory_is_mounted_where_there_are_accelerators(options):
     for name, pod in pods(options).items():
         mounts = [m["mountPath"] for m in pod["volume_mounts"]]
-        assert (SHARED_MEMORY in mounts) == (name in options["steps"])
+        heavy = name == "attack" or name.startswith("train_")
+        assert (SHARED_MEMORY in mounts) == heavy
         assert sorted(m["name"] for m in pod["volume_mounts"]) == sorted(
             v["name"] for v in pod["volumes"]
         )
@@ -111,6 +112,16 @@ def test_settings_are_those_of_the_unmodified_orchestrator(options):
             deserialize_kubernetes_model(volume, "V1Volume")
         for variable in pod["env"]:
             deserialize_kubernetes_model(variable, "V1EnvVar")
+
+
+def test_every_step_has_its_own_deadline_and_the_run_a_longer_one(options):
+    whole = options["settings"][KUBERNETES]["active_deadline_seconds"]
+    steps = {
+        name: step["settings"][KUBERNETES]["active_deadline_seconds"]
+        for name, step in options["steps"].items()
+    }
+    assert max(steps.values()) < whole
+    assert steps["attack"] > steps["ingest"]
 
 
 def test_code_of_the_image_runs_and_no_archive_of_the_folder(options):

@@ -1,0 +1,62 @@
+"""The `models` commands: what pods without a hub need, on a volume."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli.runs import CONFIGS, read_config
+
+Configs = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Files under configs/train/; all of them by default."),
+]
+Folder = Annotated[Path, typer.Option(help="The volume; pods find it as HF_HUB_CACHE.")]
+
+
+def build_models_app() -> typer.Typer:
+    """Build the `models` commands."""
+    app = typer.Typer(
+        help="Fill the volume from which pods without a hub read models.",
+        no_args_is_help=True,
+    )
+    app.command()(fetch)
+    app.command()(check)
+    return app
+
+
+def fetch(to: Folder, configs: Configs = None) -> None:
+    """Fetch models and tokenizers of configurations; what is there stays.
+
+    Safetensors and JSON only: no code, no pickle.
+    """
+    _report(to, configs)
+
+
+def check(folder: Folder, configs: Configs = None) -> None:
+    """Check, without a network, that all of it is there. Exit 2 names what is not."""
+    import huggingface_hub.constants
+
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    _report(folder, configs)
+
+
+def _report(folder: Path, configs: list[Path] | None) -> None:
+    """Fetch, and print what lies there."""
+    from dptune.models.fetching import fetch_models
+
+    console = Console(highlight=False)
+    files = configs or sorted((CONFIGS / "train").glob("*.yaml"))
+    found = fetch_models(
+        [read_config(file).model.source for file in files], folder=folder
+    )
+    for one in found:
+        digest = f", digest {one.digest[:16]}" if one.digest else ", tokenizer only"
+        console.print(
+            f"{one.source.id} at {one.source.revision}: commit {one.commit[:12]}"
+            f"{digest}",
+            soft_wrap=True,
+        )
+    if not found:
+        console.print("these configurations need nothing from a hub")

@@ -1,0 +1,60 @@
+"""A scheduled run of data that have not changed does nothing, and says so."""
+
+import hashlib
+import json
+
+from zenml import add_tags, get_step_context, log_metadata
+from zenml.client import Client
+from zenml.enums import ExecutionStatus
+from zenml.orchestrators.publish_utils import publish_pipeline_run_status_update
+
+from dptune.config import TrainConfig
+from steps._progress import say
+
+
+def config_digest(config: TrainConfig) -> str:
+    """Name what a run computes; performance settings decide nothing."""
+    values = config.model_dump(mode="json", exclude={"performance"})
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def work_tag(digest: str, fingerprint: str) -> str:
+    """Tag of runs that do the same on the same data.
+
+    Args:
+        digest: of the configuration, see `config_digest`.
+        fingerprint: of the corpus.
+    """
+    both = hashlib.sha256(f"{digest}:{fingerprint}".encode())
+    return f"work-{both.hexdigest()[:24]}"
+
+
+def finished_run(tag: str) -> str | None:
+    """Name the newest completed run with a tag. A refusal by the gate completes too."""
+    found = Client().list_pipeline_runs(
+        tags=[tag],
+        status=ExecutionStatus.COMPLETED,
+        sort_by="desc:created",
+        size=1,
+    )
+    return str(found.items[0].name) if found.items else None
+
+
+def stop_if_done(digest: str, fingerprint: str) -> None:
+    """Stop this run if a completed one did the same on the same data.
+
+    Called in the first step, on a CPU: the orchestrator then starts no other, and the
+    server refuses steps of a run that is stopping.
+    """
+    tag = work_tag(digest, fingerprint)
+    run = get_step_context().pipeline_run
+    done = finished_run(tag)
+    if done is None:
+        add_tags(tags=[tag], run=run.id)
+        return
+    reason = f"nothing changed since {done}; nothing was done or spent"
+    say(reason)
+    log_metadata({"schedule": reason}, run_id_name_or_prefix=run.id)
+    publish_pipeline_run_status_update(
+        run.id, ExecutionStatus.STOPPING, status_reason=reason
+    )
