@@ -19,7 +19,7 @@ from zenml.pipelines.run_utils import create_placeholder_run
 
 from dptune.configfile import load_train_config
 from infra.cluster.check import check_manifests, check_policies
-from infra.cluster.manifests import find_objects, find_pods
+from infra.cluster.manifests import find_objects, find_pods, selects
 from infra.profiles import PROFILES, read_profile, run_options
 from infra.stacks.production import register, unregister
 from infra.stacks.settings import STACKS
@@ -166,6 +166,19 @@ def test_accelerators_are_asked_for_by_training_and_attacks_only(sent):
         volumes = {v["name"]: v for v in pod.spec["volumes"]}
         assert ("dshm" in volumes) is heavy, name
         assert bool(pod.spec.get("nodeSelector")) is heavy, name
+
+
+def test_network_policies_select_the_pods_that_are_really_sent(sent, production):
+    every = {"default-deny", "dns", "pipeline-to-servers"}
+    every |= {"object-store", "databases", "endpoints"}
+    for pod in find_pods(sent):
+        found = {
+            policy["metadata"]["name"]
+            for policy in find_objects(production, "NetworkPolicy")
+            if selects(policy["spec"]["podSelector"], pod.labels)
+        }
+        is_step = pod.spec["serviceAccountName"] == "dptune-step"
+        assert found == every | (set() if is_step else {"orchestrator-to-kubernetes"})
 
 
 def test_shared_folders_belong_to_the_user_of_the_pod(sent):
