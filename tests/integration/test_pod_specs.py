@@ -17,6 +17,7 @@ from zenml.integrations.kubernetes.orchestrators import (
 )
 from zenml.pipelines.run_utils import create_placeholder_run
 
+from cli.schedules import with_schedule
 from dptune.configfile import load_train_config
 from infra.cluster.check import check_manifests, check_policies
 from infra.cluster.manifests import find_objects, find_pods, selects
@@ -87,9 +88,9 @@ def _submit(profile, config, *, schedule=None):
     options["settings"]["orchestrator.kubernetes"] |= {
         "synchronous": False,
         "job_monitoring_interval": 0.01,
-        "concurrency_policy": "Forbid",
-        "starting_deadline_seconds": 600,
     }
+    if schedule:
+        options = with_schedule(options, deadline_seconds=3600, start_within_seconds=60)
     pipeline = train_pipeline.with_options(schedule=schedule, **options)
     pipeline.prepare(
         config=config.model_dump(mode="json"), fingerprint="f" * 64, retrain=True
