@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from dptune.reports import _figure as fig
 from dptune.reports._paint import NULL_HIGH, NULL_LOW, note
@@ -227,6 +228,7 @@ def _steps_to_utility(cells: Sequence[CellResult], *, classifies: bool) -> str:
             )
         if not classifies:
             axes.set_yscale("log")
+            _plain_ticks(axes.yaxis)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("steps of the training")
@@ -237,6 +239,13 @@ def _steps_to_utility(cells: Sequence[CellResult], *, classifies: bool) -> str:
         f"{_name(c)} ends at {number(_course(c)[-1][1])}" for c in cells
     )
     return fig.draw(paint, label=label, height=4.0)
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Write a logarithmic axis in plain numbers, a few for each decade."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_locator(NullLocator())
 
 
 def _course(cell: CellResult) -> list[tuple[int, float]]:
@@ -277,6 +286,7 @@ def _exposure_curves(
             axes.plot(xs, ys, label=name, linewidth=1.3, markersize=4, **style)  # type: ignore[arg-type]
             axes.plot(xs[-1:], ys[-1:], markersize=9, **style)  # type: ignore[arg-type]
         axes.set_xscale("log")
+        _plain_ticks(axes.xaxis)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("perplexity (log scale)")
         axes.set_ylabel("mean exposure, planted (bits)")

@@ -206,6 +206,7 @@ def test_page_is_self_contained_and_deterministic():
     page = render_fragment(whole())
     check_page(page)
     assert page == render_fragment(whole())
+    assert "mathdefault" not in page
 
 
 def test_page_shows_claims_leaks_pairs_curves_spending_and_failures():
