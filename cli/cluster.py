@@ -84,7 +84,10 @@ def secrets(overlay: Overlay) -> None:
         console.print(f"next    kubectl apply -k {_shown(overlay)}", style="dim")
         return
     (namespace,) = find_objects(manifests, "Namespace")
-    console.print("Write each value into a file secrets/SECRET/KEY, then:")
+    console.print(
+        "Write each value into a file secrets/SECRET/KEY, with no line break at its end "
+        "(printf %s VALUE), then:"
+    )
     for line in secret_commands(wanted, namespace["metadata"]["name"]):
         console.print(line, markup=False)
     console.print("next    rm -r secrets", style="dim")
