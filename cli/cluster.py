@@ -85,8 +85,8 @@ def secrets(overlay: Overlay) -> None:
         return
     (namespace,) = find_objects(manifests, "Namespace")
     console.print(
-        "Write each value into a file secrets/SECRET/KEY, with no line break at its end "
-        "(printf %s VALUE), then:"
+        "Write each value into a file secrets/SECRET/KEY, with no line break at the "
+        "end (printf %s VALUE), then:"
     )
     for line in secret_commands(wanted, namespace["metadata"]["name"]):
         console.print(line, markup=False)
