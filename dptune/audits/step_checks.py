@@ -179,6 +179,12 @@ def check_sampling(plan: GradientPlan, *, num_units: int) -> list[StepCheck]:
 
 def check_event(plan: GradientPlan, event: DpEvent, *, num_steps: int) -> StepCheck:
     """Compare an event with the numbers of a plan and the steps that it ran."""
+    if plan.steering and not plan.count_share:
+        return StepCheck(
+            name="event",
+            passed=is_non_private(event),
+            detail="a controller sees private batches: nothing may be claimed",
+        )
     if plan.adaptive is not None:
         return StepCheck(
             name="event",

@@ -1,14 +1,20 @@
 """What the engine releases, step by step, in the space in which it adds its noise."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from dptune.accounting.adaptive import OpenTerms
+from dptune.dpsgd.gradients import trainable_parameters
+from dptune.dpsgd.grouping import group_parameters
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import UnitIndices
+from dptune.dpsgd.schedule import AdaptiveNoise
+from dptune.dpsgd.steered_clip import SteeredStep, group_stddevs
 from dptune.dpsgd.step import Feed, gradient_source
 from dptune.dpsgd.transform import TransformState
 
@@ -46,17 +52,89 @@ def releases(
     was_training = model.training
     model.eval()
     rows, replay = [], _Replay(plan)
+    held = _Held(model, plan) if plan.steering else None
     try:
-        fixed = replace(plan, adaptive=None)  # a budget would grant nothing here
         with gradient_source(
-            model, plan=fixed, feed=feed, seed=seed, attempt=0
+            model,
+            plan=replace(plan, adaptive=held.terms if held else None),
+            feed=feed,
+            seed=seed,
+            attempt=0,
+            granted=held.granted if held else None,
+            steering=held,
         ) as source:
             for step, indices in enumerate(batches):
+                if held is not None:
+                    held.granted.ask(step)
                 source.compute(indices, step=step)
-                rows.append(replay.seen(torch.cat(list(_gradients(model))), step=step))
+                flat = torch.cat(list(_gradients(model)))
+                if held is not None:
+                    flat = flat * held.scales.to(flat.device)
+                rows.append(replay.seen(flat, step=step))
     finally:
         model.train(was_training)
     return torch.stack(rows)
+
+
+class _Held:
+    """A controller that holds still: unequal norms, whose squares add up to C^2.
+
+    A recorded run's own budget would grant nothing, so that every wish is granted.
+
+    Args:
+        model: whose parameters are grouped.
+        plan: with steering.
+    """
+
+    def __init__(self, model: nn.Module, plan: GradientPlan) -> None:
+        parameters = trainable_parameters(model)
+        groups = group_parameters(parameters, plan.grouping)
+        sizes = [0] * (1 + max(groups.values()))
+        for name, value in parameters.items():
+            sizes[groups[name]] += value.numel()
+        whole = math.sqrt(sum((1 + i) ** 2 for i in range(len(sizes))))
+        self._norms = [plan.max_grad_norm * (1 + i) / whole for i in range(len(sizes))]
+        self._noise_multiplier = plan.noise_multiplier
+        self.terms = OpenTerms(sample_rate=plan.sample_rate)
+        self.granted = AdaptiveNoise(self, self.terms, sample_rate=plan.sample_rate)
+        self.granted.open(None, lambda: None)
+        stddevs = group_stddevs(self._norms, sizes, multiplier=1.0)
+        self.scales = torch.cat(
+            [
+                torch.full((value.numel(),), plan.max_grad_norm / stddevs[groups[name]])
+                for name, value in parameters.items()
+            ]
+        )
+        """What makes noise that of C in every entry, and bounds what a unit adds by C.
+        """
+
+    def wish(self, step: int) -> float:  # noqa: ARG002 - of the protocol
+        """Return the planned multiplier."""
+        return self._noise_multiplier
+
+    def clip_norms(self, step: int) -> Sequence[float]:  # noqa: ARG002 - of the protocol
+        """Return the same norms."""
+        return self._norms
+
+    def thresholds(self, step: int) -> Sequence[float]:  # noqa: ARG002 - of the protocol
+        """Return what nobody needs."""
+        return [*self._norms, 1.0]
+
+    def observe(self, released: Mapping[str, Tensor], *, step: int) -> None:
+        """Look at nothing."""
+
+    def observe_step(self, figures: SteeredStep) -> None:
+        """Look at nothing."""
+
+    def observe_raw(self, norms: Tensor, *, loss: float) -> None:
+        """Look at nothing."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Need nothing."""
 
 
 class _Replay:

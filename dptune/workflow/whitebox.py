@@ -40,6 +40,8 @@ def audit_stage(
     plan = inputs.plan.training_plan()
     if not isinstance(plan, GradientPlan):
         found = [_unprotected(inputs, ledger)]
+    elif plan.steering and not plan.count_share:
+        found = [_event(inputs, ledger, plan)]
     else:
         loaded, data = load_stage(inputs, performance)
         device = torch.device(pick_device(performance.device))

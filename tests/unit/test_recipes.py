@@ -504,3 +504,20 @@ def test_controller_that_hardly_acts_is_refused(changes, match):
 def test_controller_beside_what_it_cannot_steer_is_refused(changes, match):
     with pytest.raises(ValidationError, match=match):
         recipe(stage(**STEERED | changes))
+
+
+def test_raw_controller_meets_the_papers_figure_and_certifies_nothing():
+    raw = {"controller": {"count_share": 0.0, "clip_span": None}}
+    gdp = {"nominal": {"formula": "gdp", "reference": "RLDP"}}
+    made = plan(stage(**STEERED | raw | gdp), mode=Mode.PAPER)
+    assert made.nominal_epsilon == pytest.approx(3.0, rel=0.02)
+    assert made.epsilon == math.inf
+    with pytest.raises(InfeasibleBudgetError):
+        plan(stage(**STEERED | raw | gdp))
+
+
+def test_sound_controller_in_the_papers_mode_costs_more_than_it_says():
+    gdp = {"nominal": {"formula": "gdp", "reference": "RLDP"}}
+    made = plan(stage(**STEERED | gdp), mode=Mode.PAPER)
+    assert made.nominal_epsilon == pytest.approx(3.0, rel=0.02)
+    assert 3.1 < made.epsilon < math.inf

@@ -1,11 +1,13 @@
 """The engine passes; every bug planted in it is caught."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from dptune.accounting.adaptive import OpenTerms
 from dptune.accounting.events import poisson_gaussian_event
 from dptune.audits import step_checks
 from dptune.audits.step_checks import (
@@ -15,9 +17,18 @@ from dptune.audits.step_checks import (
     check_sensitivity,
     loudest_units,
 )
-from dptune.dpsgd import clipping, moving_clip, noise, sampling, step, transform
+from dptune.dpsgd import (
+    clipping,
+    moving_clip,
+    noise,
+    sampling,
+    steered_clip,
+    step,
+    transform,
+)
 from dptune.dpsgd import plan as plan_module
 from dptune.dpsgd.factorization import band_coefficients
+from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import Feed
@@ -41,6 +52,12 @@ MOVING = {"norm_rule": QuantileClip(), "count_share": 0.2}
 SHARP = {"initial_norm": 0.3, "mean_decay": 0.5}
 SCALED = {"transform": AdaClip(variance_decay=0.2, **SHARP)}
 TURNED = {"transform": GeoClip(rank=3, covariance_decay=0.2, **SHARP)}
+STEERED = {
+    "adaptive": OpenTerms(sample_rate=0.1),
+    "steering": True,
+    "count_share": 0.2,
+    "grouping": Grouping.PER_LAYER,
+}
 CAPPED = {"sampling": "truncated_poisson", "max_batch_size": 60, "num_units": 400}
 
 
@@ -80,7 +97,7 @@ def run_all(plan, feed, model=None):
     "changes",
     [
         *({}, BANDS, CAPPED, {"sample_rate": 1.0}, RISING, MOVING, MOVING | RISING),
-        *(SCALED, TURNED, SCALED | RISING),
+        *(SCALED, TURNED, SCALED | RISING, STEERED),
     ],
 )
 def test_engine_passes(changes, feed):
@@ -91,6 +108,25 @@ def test_engine_passes(changes, feed):
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name])
         assert parameter.grad is None
+
+
+@pytest.mark.parametrize("planted", ["each alone", "of other norms", "raw share"])
+def test_steered_noise_of_another_size_is_caught(planted, feed, monkeypatch):
+    """Noise of every group as if alone; of norms named later; without the counts."""
+    bugs = {
+        "each alone": lambda norms, sizes, *, multiplier: [
+            multiplier * norm for norm in norms
+        ],
+        "of other norms": lambda norms, sizes, *, multiplier: real(
+            [0.5 * norm for norm in norms], sizes, multiplier=multiplier
+        ),
+        "raw share": lambda norms, sizes, *, multiplier: real(
+            norms, sizes, multiplier=multiplier * math.sqrt(1 - 0.2)
+        ),
+    }
+    real = steered_clip.group_stddevs
+    monkeypatch.setattr(steered_clip, "group_stddevs", bugs[planted])
+    assert "noise_variance" in run_all(plan_of(**STEERED), feed)
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.1, 0.95, 1.05, 10.0])

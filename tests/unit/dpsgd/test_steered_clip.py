@@ -24,6 +24,7 @@ from dptune.dpsgd.trainer import train_stage
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
 from dptune.testing import models, oracles
+from dptune.testing.statistics import variance_bounds
 
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
 RATE, NOISE, SHARE = 0.5, 1.5, 0.2
@@ -176,6 +177,24 @@ def test_controller_is_shown_noisy_shares_and_public_figures_only():
     assert figures.noise_multiplier == NOISE
     assert len(figures.shares) == 4
     assert 7.25 not in figures.shares
+
+
+def count_variance(share=SHARE, twin=1.0):
+    """Mean square of noisy counts of nobody, over what the guarantee asks for."""
+    steered = clip(Steers(), share=share)
+    squares = []
+    for step in range(1500):
+        steered.open(step)
+        steered.draw(twin * NOISE)
+        squares += steered._now.counts.square().tolist()
+    return sum(squares) / len(squares) / (NOISE**2 / share)
+
+
+def test_counts_have_the_noise_of_their_share():
+    """6,000 draws within chi-square bounds at 1e-6; a tenth less noise is outside."""
+    low, high = variance_bounds(6000, stddev=1.0)
+    assert low < count_variance() < high
+    assert count_variance(twin=0.9) < low
 
 
 def test_shares_are_those_of_the_units_on_average():
