@@ -147,7 +147,8 @@ class Cluster:
 
     def _variables(self, container: dict, pod: str) -> dict[str, str]:
         """Variables of a container, secrets looked up as a kubelet does."""
-        values = {**os.environ, **self._environment, "FAKE_POD": pod}
+        ours = {k: v for k, v in os.environ.items() if not k.startswith("ZENML_STORE_")}
+        values = {**ours, **self._environment, "FAKE_POD": pod}
         values["PYTHONPATH"] = f"{self._site}:{values.get('PYTHONPATH', '')}"
         for variable in container.get("env") or []:
             reference = (variable.get("valueFrom") or {}).get("secretKeyRef")

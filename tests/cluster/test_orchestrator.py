@@ -154,7 +154,11 @@ def test_scheduled_ingest_is_never_answered_from_the_cache(site):
     profile = ("--profile", site.profile_file)
     assert run("schedule", "create", "a", TINY, "--cron", "0 3 * * 1", *profile) == 0
     schedule = Client().get_schedule("a")
-    (snapshot,) = Client().list_snapshots(schedule_id=schedule.id, hydrate=True).items
+    (snapshot,) = (
+        Client()
+        .list_snapshots(schedule_id=schedule.id, named_only=False, hydrate=True)
+        .items
+    )
     assert snapshot.step_configurations["ingest"].config.enable_cache is False
     assert snapshot.step_configurations["detect"].config.enable_cache is True
     assert run("schedule", "delete", "a", *profile) == 0
