@@ -160,6 +160,8 @@ HARMLESS = {
     "accuracy": "a figure of the card, the losses decide",
     "accuracy_interval": "a figure of the card, the losses decide",
     "base_accuracy": "a figure of the card, the losses decide",
+    "token_accuracy": "a figure of the card, the losses decide",
+    "base_token_accuracy": "a figure of the card, the losses decide",
     "majority_accuracy": "a figure of the card, the losses decide",
 }
 REPEATED = (

@@ -23,6 +23,7 @@ from dptune.recipes import (
     StageSettings,
 )
 from dptune.reports.card import build_card
+from dptune.reports.cells import CellResult, ComparisonReport, StageUsage
 from dptune.results import (
     BudgetLine,
     BudgetReport,
@@ -526,8 +527,34 @@ def card(kind="jft", **changes):
     return build_card(**(values | changes))
 
 
+def cell_result():
+    return CellResult(
+        label="jft",
+        recipe="jft",
+        target_epsilon=8.0,
+        seed=0,
+        notion="selective",
+        relation="replace_one",
+        utility=utility_report(),
+        exposure=exposure_report(),
+        membership=membership_report(),
+        card=card("jft"),
+        stages=(StageUsage(stage="s", num_steps=10, seconds=4.0),),
+        trace=(),
+    )
+
+
+def comparison_report():
+    missing = CellResult(
+        label="no_dp", recipe="no_dp", target_epsilon=None, seed=0, failure="It ended."
+    )
+    return ComparisonReport(name="two", title="Two", cells=(cell_result(), missing))
+
+
 def every_report():
     return (
+        cell_result(),
+        comparison_report(),
         budget_report(),
         blocks_ledger(),
         corpus_report(ids_are_content_hashes=True),
