@@ -321,7 +321,9 @@ def _print_plan(console: Console, job: _Job, *, done: int) -> None:
     config = job.comparison.config
     console.print(f"[bold]{config.title}[/]")
     table = Table(title="plan", title_justify="left")
-    for name in ("recipe", "target ε", "stage", "steps", "noise / C", "ε", "nominal ε"):
+    for name in ("recipe", "target ε", "stage", "steps", "noise / C"):
+        table.add_column(name)
+    for name in ("ε of noisy stages", "nominal ε"):
         table.add_column(name)
     shown = [cell for cell in job.cells if cell.seed == config.seeds[0]]
     for cell in shown:

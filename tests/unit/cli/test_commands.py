@@ -53,6 +53,8 @@ def test_help_of_a_command_teaches_and_creates_nothing(command, run_cli):
     [
         ("tarin",),
         ("train",),
+        ("compare",),
+        ("compare", "absent.yaml"),
         ("train", "x.yaml", "--sett", "a=1"),
         ("gate",),
         ("promote", "m"),
