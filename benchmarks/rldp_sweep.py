@@ -41,7 +41,7 @@ from dptune.workflow.training import StageInputs, run_stage
 DATA = Path(os.environ.get("DPTUNE_DATA_ROOT", "../shared/data"))
 RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
 MODEL = DATA / "stories260k"
-DELTA, TOKENS = 1e-5, 128
+DELTA, TOKENS = 1e-5, 64
 
 
 def corpus(num_units: int) -> Corpus:
@@ -91,7 +91,8 @@ def perplexities(
     data: Corpus, model: LoadedModel, base: LoadedModel
 ) -> tuple[float, float]:
     """Of the trained and of the base model on held-out dialogues."""
-    rows = data.split("validation").select(range(200))
+    held_out = data.split("validation")
+    rows = held_out.select(range(min(200, len(held_out))))
     encoded = encode_corpus(
         rows, model.tokenizer, max_tokens=TOKENS, long_records="truncate"
     )
@@ -176,9 +177,9 @@ def main() -> None:
     """Run every cell for every seed; one JSON line each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epsilon", type=float, default=3.0)
-    parser.add_argument("--units", type=int, default=2000)
-    parser.add_argument("--epochs", type=float, default=5.0)
-    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--units", type=int, default=1500)
+    parser.add_argument("--epochs", type=float, default=4.0)
+    parser.add_argument("--batch", type=int, default=75)
     parser.add_argument("--rate", type=float, default=5e-3)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--intervals", type=int, nargs="*", default=[1, 2, 4])

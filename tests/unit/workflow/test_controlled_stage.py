@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from dp_accounting import NonPrivateDpEvent
@@ -9,12 +10,15 @@ from safetensors.torch import load_file
 
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.configfile import load_train_config
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd.checkpoint import load_controller
+from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import RldpController
 from dptune.models.bundle import ModelBundle
 from dptune.workflow.controlling import read_controllers
 from dptune.workflow.forward import PublicText
+from dptune.workflow.preflight import check_run
 from dptune.workflow.training import run_stage
 
 from .conftest import PERFORMANCE
@@ -129,3 +133,20 @@ def test_raw_stage_has_no_epsilon(steered, tmp_path):
     assert done.ledger.entries[0].dp_event == NonPrivateDpEvent()
     assert done.report.controller.rewards_from == "private_batch"
     assert json.loads(inputs.plan.model_dump_json())["nominal_epsilon"] > 0
+
+
+def test_controller_in_several_processes_is_refused_before_anything_is_made():
+    repository = Path(__file__).resolve().parents[3]
+    config = load_train_config(
+        repository / "tests" / "configs" / "tiny.yaml",
+        configs=repository / "configs",
+        overrides=(
+            "recipe=rldp",
+            "performance.num_processes=2",
+            "performance.device=cpu",
+            "stages.rldp.private_finetune.epochs=6",
+            "stages.rldp.private_finetune.expected_batch_size=32",
+        ),
+    )
+    with pytest.raises(ConfigError, match="must be 1 for stage private_finetune"):
+        check_run(config, data_root=repository)
