@@ -213,7 +213,7 @@ def _rows_there(profile: Profile) -> list[tuple[str, ...]]:
     from zenml.client import Client
 
     open_profile(profile)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for schedule in Client().list_schedules(size=100).items:
         runs = Client().list_pipeline_runs(
             schedule_id=schedule.id, sort_by="desc:created", size=1

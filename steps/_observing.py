@@ -52,8 +52,13 @@ def step_ended(exception: BaseException | None = None) -> None:
     names = {"run": context.pipeline_run.name, "step": context.step_run.name}
     if wants_json():
         seconds = (datetime.now(tz=UTC) - started).total_seconds()
-        fields = {**names, "seconds": round(seconds, 3), "error": error}
-        log_event("step ended", **fields)
+        log_event(
+            "step ended",
+            run=names["run"],
+            step=names["step"],
+            seconds=round(seconds, 3),
+            error=error,
+        )
     if os.environ.get(_ENDPOINT):
         with suppress(ImportError):
             record_span(

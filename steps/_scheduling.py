@@ -54,7 +54,7 @@ def stop_if_done(digest: str, fingerprint: str) -> None:
         return
     reason = f"nothing changed since {done}; nothing was done or spent"
     say(reason)
-    log_metadata({"schedule": reason}, run_id_name_or_prefix=run.id)
+    log_metadata(metadata={"schedule": reason}, run_id_name_or_prefix=run.id)
     publish_pipeline_run_status_update(
         run.id, ExecutionStatus.STOPPING, status_reason=reason
     )
