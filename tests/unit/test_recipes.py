@@ -13,6 +13,8 @@ from dptune.accounting.accountants import epsilon
 from dptune.configfile import read_yaml, validate
 from dptune.dpsgd.factorization import prefix_sum_error
 from dptune.errors import ConfigError, InfeasibleBudgetError
+from dptune.mechanisms.adaclip import AdaClip
+from dptune.mechanisms.geoclip import GeoClip
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Mode, NeighboringRelation, Notion
 from dptune.recipes import Recipe
@@ -128,6 +130,50 @@ def test_plan_divides_by_the_public_expected_batch():
     assert made.expected_batch_size == pytest.approx(50)
     assert made.noise_multiplier == only.noise_multiplier
     assert made.max_grad_norm == 1.0
+
+
+SPACE = {
+    "rule": "adaclip",
+    "mean_decay": 0.9,
+    "spread_decay": 0.8,
+    "floor": 0.5,
+    "ceiling": 2.0,
+}
+
+
+def in_space(**changes):
+    clipping = {"max_grad_norm": 0.5, "transform": SPACE | changes}
+    return {"clipping": clipping}
+
+
+def test_transform_of_a_recipe_reaches_its_plan_and_changes_no_epsilon():
+    without = plan(stage(clipping={"max_grad_norm": 0.5}))
+    numbers = {"initial_norm": 0.5, "mean_decay": 0.9, "floor": 0.5, "ceiling": 2.0}
+    for changes, expected in (
+        ({}, AdaClip(variance_decay=0.8, **numbers)),
+        (
+            {"rule": "geoclip", "rank": 3},
+            GeoClip(rank=3, covariance_decay=0.8, **numbers),
+        ),
+    ):
+        made = plan(stage(**in_space(**changes)))
+        assert made.stages[0].training_plan().transform == expected
+        assert made.epsilon == without.epsilon
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        in_space(rank=3),
+        in_space(rule="geoclip"),
+        in_space() | {"noise": {"correlation": "auto"}},
+        {"clipping": in_space()["clipping"] | {"kind": "per_layer"}},
+        {"clipping": in_space()["clipping"] | {"moving": {"rule": "quantile"}}},
+    ],
+)
+def test_transform_beside_what_it_excludes_is_refused(changes):
+    with pytest.raises(ValidationError, match=r"transform|rank"):
+        recipe(stage(**changes))
 
 
 RELATIVE = {"expected_batch_size": None}
