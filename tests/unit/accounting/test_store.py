@@ -151,6 +151,26 @@ def test_released_run_is_taken_up_again_only_if_the_rest_still_fits(store):
     assert state(store, held).status is ReservationStatus.OPEN
 
 
+def test_retried_step_goes_on_with_its_released_reservation_only_if_it_fits(lite):
+    """A pod that failed has released it; the one that follows reserves nothing."""
+    lite.grant(grant(1.01 * spent_epsilon(steps_event(100))))
+    held = lite.reserve(request(HUNDRED, "a", cost(100)))
+    lite.spend(held.id, cost(40), stage="s", num_steps=40)
+    lite.release(held.id)
+    lite.spend(held.id, cost(20), stage="s", num_steps=20)
+    assert state(lite, held).is_open
+    with pytest.raises(BudgetExceededError):
+        lite.reserve(request(HUNDRED, "b", cost(30)))
+    lite.release(held.id)
+    other = lite.reserve(request(HUNDRED, "b", cost(30)))
+    with pytest.raises(BudgetExceededError):
+        lite.spend(held.id, cost(20), stage="s", num_steps=20)
+    lite.release(other.id)
+    lite.spend(held.id, cost(40), stage="s", num_steps=40)
+    assert len(history(lite)) == 2
+    assert line(lite).spent == pytest.approx(spent_epsilon(steps_event(100)))
+
+
 def test_finished_run_repeats_for_nothing_even_with_an_empty_budget(lite):
     lite.grant(grant(spent_epsilon(steps_event(100))))
     held = run(lite, HUNDRED, "a", cost(100))
