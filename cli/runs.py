@@ -107,9 +107,21 @@ def run_training(
         if chosen.stack is None:  # elsewhere the run may go on without this process
             release_budget(place.url, config, checked.fingerprint)
         cause = failures[0] if failures else error
+        if chosen.stack is not None and not isinstance(cause, DptuneError):
+            cause = _failed_elsewhere(error)
         cause.add_note(STARTED)
         raise cause from None
     return FinishedRun(config=config, response=finished(response))
+
+
+def _failed_elsewhere(error: Exception) -> DptuneError:
+    """Say that a run ended badly in pods, whose errors do not travel."""
+    trace = write_trace(current_workspace().root / "logs", error)
+    return DptuneError(
+        f"the cluster must finish the run, but did not ({type(error).__name__}). The "
+        "dashboard shows the step that failed and its log; what this machine saw is "
+        f"in {trace}."
+    )
 
 
 def budget_place(*, again: bool = False) -> "BudgetPlace":
