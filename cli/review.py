@@ -50,6 +50,7 @@ def export_command(
     jsonl: Path | None,
     share: float,
     size: int | None,
+    screened: bool = False,
     llm: tuple[str | None, str | None] = (None, None),
 ) -> None:
     """Draw a sample and write it where the user says."""
@@ -67,6 +68,7 @@ def export_command(
             generator=np.random.default_rng(),
             share=share,
             size=size,
+            screened=screened,
             access=llm_access(),
         )
     opinions = _ask(endpoint, drawn.excerpts, Tier(record.tier)) if endpoint else {}

@@ -50,6 +50,13 @@ def export(  # noqa: PLR0917 - typer passes them by name
     size: Annotated[
         int | None, typer.Option(help="Number of sentences instead.", min=4)
     ] = None,
+    screened: Annotated[
+        bool,
+        typer.Option(
+            "--screened",
+            help="All sentences that the recipe's screened stage trains on instead.",
+        ),
+    ] = False,
     llm_url: Annotated[
         str | None,
         typer.Option(
@@ -73,6 +80,7 @@ def export(  # noqa: PLR0917 - typer passes them by name
         jsonl=jsonl,
         share=share,
         size=size,
+        screened=screened,
         llm=(llm_url, llm_model),
     )
 

@@ -5,7 +5,7 @@ sentences in which it marked nothing; weights carry both back to the corpus.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -100,6 +100,7 @@ def draw_sample(
     generator: np.random.Generator,
     share: float = 0.01,
     size: int | None = None,
+    rows: Collection[int] | None = None,
 ) -> Drawn:
     """Draw sentences, half of them flagged where there are enough.
 
@@ -110,6 +111,7 @@ def draw_sample(
             beforehand which sentences will be read.
         share: of all sentences, in (0, 1].
         size: number of sentences instead, at least 4.
+        rows: the only ones to draw from; None for every row.
 
     Raises:
         ConfigError: share or size is out of range, or there is no sentence.
@@ -119,7 +121,7 @@ def draw_sample(
             f"share must be in (0, 1] and size at least 4, got share={share}, "
             f"size={size}. Take 0.01 and None."
         )
-    places = _places(labelled)
+    places = _places(labelled, rows)
     sizes = {name: len(places[name]) // 2 for name in STRATA}
     total = sum(sizes.values())
     if total == 0:
@@ -128,12 +130,14 @@ def draw_sample(
         )
     wanted = size or max(FEWEST_SENTENCES, round(share * total))
     chosen = _choose(sizes, min(wanted, total), generator)
-    rows: dict[int, list[int]] = {}
+    drawn: dict[int, list[int]] = {}
     for name in STRATA:
         for index in chosen[name]:
             row, number = places[name][2 * index], places[name][2 * index + 1]
-            rows.setdefault(row, []).append(number)
-    excerpts = [e for row in sorted(rows) for e in _read(labelled, row, rows[row], key)]
+            drawn.setdefault(row, []).append(number)
+    excerpts = [
+        e for row in sorted(drawn) for e in _read(labelled, row, drawn[row], key)
+    ]
     order = generator.permutation(len(excerpts))
     return Drawn(excerpts=tuple(excerpts[i] for i in order), sizes=sizes)
 
@@ -144,14 +148,17 @@ def misses_of(excerpt: Excerpt, missed: Sequence[tuple[int, int]]) -> MissCounts
     return count_misses(excerpt.text, missed, found)
 
 
-def _places(labelled: datasets.Dataset) -> dict[str, "array[int]"]:
-    """Find all sentences: row and number in the row, one behind the other."""
+def _places(
+    labelled: datasets.Dataset, rows: Collection[int] | None
+) -> dict[str, "array[int]"]:
+    """Find the sentences: row and number in the row, one behind the other."""
     places = {name: array("q") for name in STRATA}
     row = 0
     for batch in labelled.select_columns(["text", "spans"]).iter(batch_size=256):
         for text, raw in zip(batch["text"], batch["spans"], strict=True):
             spans = spans_of(raw)
-            for number, (start, end) in enumerate(sentences_of(text, spans)):
+            found = sentences_of(text, spans) if rows is None or row in rows else ()
+            for number, (start, end) in enumerate(found):
                 flagged = any(s.start < end and s.end > start for s in spans)
                 places[STRATA[0] if flagged else STRATA[1]].extend((row, number))
             row += 1

@@ -51,8 +51,12 @@ class _Sealed(Report):
         return self
 
     def _seal(self, key: ListKey) -> str:
-        body = self.model_copy(update={"seal": ""}).model_dump_json()
+        body = self.model_copy(update={"seal": ""})._body()
         return key.name(f"seal {type(self).__name__}", body)
+
+    def _body(self) -> str:
+        """Return what the seal is over."""
+        return self.model_dump_json()
 
 
 class SampleRecord(_Sealed):
@@ -68,6 +72,8 @@ class SampleRecord(_Sealed):
         lists: as they were when the sample was drawn.
         sizes: sentences of each stratum in the training split.
         created: UTC, ISO 8601.
+        screened: these are all sentences of the part that a stage trains on without
+            noise, for people to read. Its rate is that of the part, not of the corpus.
     """
 
     id: str = Field(pattern=r"^[0-9a-f]{16}$")
@@ -81,6 +87,12 @@ class SampleRecord(_Sealed):
     sizes: dict[str, int]
     sentences: tuple[SampledSentence, ...]
     created: str
+    screened: bool = False
+
+    def _body(self) -> str:
+        """Leave the newest field out where it is empty: older seals stay valid."""
+        newest = set() if self.screened else {"screened"}
+        return self.model_dump_json(exclude=newest)
 
 
 class ReviewRecord(_Sealed):
@@ -296,6 +308,7 @@ def measured_rate(
     for review in reversed(state.reviews):
         sample = state.sample(review.sample)
         refusal = _refusal(sample, review, corpus, detector, lists)
+        refusal = refusal or _only_a_part(sample)
         if not refusal:
             size = len(sample.sentences)
             return MeasuredRate(
@@ -307,6 +320,13 @@ def measured_rate(
         refusals.append((sample.corpus == corpus, refusal))
     own = [refusal for is_own, refusal in refusals if is_own]
     return MeasuredRate(refusal=(own or [r for _, r in refusals] or [""])[0])
+
+
+def _only_a_part(sample: SampleRecord) -> str:
+    """Say that a reading of a screened part speaks of that part."""
+    if not sample.screened:
+        return ""
+    return f"review {sample.id} is of the part that was read by hand, not of the corpus"
 
 
 def _refusal(

@@ -19,6 +19,7 @@ from dptune.review.sample import Drawn, draw_sample, reread
 from dptune.review.store import ReviewRecord, ReviewStore, SampleRecord
 from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import read_corpus
+from dptune.workflow.screening import rows_to_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ def export_sample(
     generator: np.random.Generator,
     share: float = 0.01,
     size: int | None = None,
+    screened: bool = False,
     access: LlmAccess = NO_ACCESS,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[SampleRecord, Drawn]:
@@ -63,6 +65,7 @@ def export_sample(
         generator: draws the sample.
         share: of all sentences.
         size: number of sentences instead.
+        screened: take all sentences of what the recipe's screened stage trains on.
         access: of the recognizer `llm`.
         on_progress: called with the number of records that were marked.
     """
@@ -76,7 +79,17 @@ def export_sample(
         num_proc=config.detection.num_processes,
         on_progress=on_progress,
     )
-    drawn = draw_sample(labelled, key=key, generator=generator, share=share, size=size)
+    rows = None
+    if screened:
+        new = config.canaries.num_new_units
+        rows, share, size = (
+            rows_to_read(labelled, config.recipe, num_canaries=new),
+            1.0,
+            None,
+        )
+    drawn = draw_sample(
+        labelled, key=key, generator=generator, share=share, size=size, rows=rows
+    )
     record = SampleRecord(
         id=secrets.token_hex(8),
         config=config.name,
@@ -89,6 +102,7 @@ def export_sample(
         sizes=drawn.sizes,
         sentences=tuple(excerpt.sentence for excerpt in drawn.excerpts),
         created=_now(),
+        screened=screened,
     )
     store.add_sample(record, key)
     return record, drawn

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 from datasets import Dataset
 
+from dptune.errors import ConfigError, Problem
+from dptune.recipes import Recipe
 from dptune.settings import ScreenedSettings
 
 
@@ -28,6 +30,36 @@ def screened_units(units: Iterable[str], settings: ScreenedSettings) -> frozense
         return hashlib.sha256(f"{settings.public_seed} {unit}".encode()).digest()
 
     return frozenset(sorted(known, key=coin)[: settings.num_units(len(known))])
+
+
+def rows_to_read(rows: Dataset, recipe: Recipe, *, num_canaries: int) -> frozenset[int]:
+    """Return the rows of a corpus that people have to read for a recipe.
+
+    Canaries come in later, as units of their own, and can only take the place of units
+    that are drawn here.
+
+    Args:
+        rows: of the training split.
+        recipe: with a stage that is screened.
+        num_canaries: units that canaries will add.
+
+    Raises:
+        ConfigError: no stage is screened.
+    """
+    settings = [stage.screened for stage in recipe.stages if stage.screened is not None]
+    if not settings:
+        problem = Problem(
+            path="recipe",
+            message=f"must have a stage with screened to be read, got {recipe.name}.",
+            next_step="Choose jft_screened.",
+        )
+        raise ConfigError([problem])
+    units = rows["unit_id"]
+    chosen: set[str] = set()
+    for one in settings:
+        count = one.num_units(len(set(units)) + num_canaries)
+        chosen |= screened_units(units, one.model_copy(update={"at_least": count}))
+    return frozenset(i for i, unit in enumerate(units) if unit in chosen)
 
 
 def screened_rows(rows: Dataset, settings: ScreenedSettings) -> Dataset:

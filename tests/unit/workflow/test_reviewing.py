@@ -11,13 +11,16 @@ from dptune.config import DataSettings
 from dptune.configfile import load_train_config
 from dptune.detection.recognizer import Tier
 from dptune.errors import ArtifactError, ConfigError, DataError
+from dptune.recipes import StageSettings
 from dptune.review.lists import ListKey
 from dptune.review.sample import reread
 from dptune.review.store import ReviewStore, measured_rate
+from dptune.settings import ScreenedSettings
 from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import read_corpus
 from dptune.workflow.labelling import label_corpus
 from dptune.workflow.reviewing import export_sample, import_decisions
+from dptune.workflow.screening import screened_units
 from infra.workspace import REPOSITORY
 
 KEY = ListKey(secret=bytes(range(32)))
@@ -248,3 +251,59 @@ def test_sentences_are_of_the_training_split(config, root, store):
     record, _ = export(config, root, store)
     corpus = read_corpus(config.data, data_root=root)
     assert reread(corpus.split("train"), record.sentences, KEY)
+
+
+def test_screened_part_is_read_whole_and_says_nothing_of_the_rest(config, root, store):
+    few = ScreenedSettings(share=0.001, at_least=3)
+    plain = StageSettings(
+        name="redacted",
+        view="redacted",
+        epochs=1,
+        expected_batch_size=1,
+        optimizer={"learning_rate": 0.1},
+        screened=few,
+    )
+    recipe = config.recipe.model_copy(update={"stages": (plain,)})
+    changed = config.model_copy(update={"recipe": recipe})
+    record, drawn = export_sample(
+        changed,
+        data_root=root,
+        store=store,
+        key=KEY,
+        generator=np.random.default_rng(3),
+        screened=True,
+    )
+    rows = read_corpus(config.data, data_root=root).split("train")
+    chosen = screened_units(rows["unit_id"], few)
+    read = {rows["unit_id"][e.sentence.row] for e in drawn.excerpts}
+    assert read == chosen
+    assert len(drawn.excerpts) == sum(record.sizes.values()) >= 2 * len(chosen)
+    imported = take(answers(record, drawn), root, store)
+    assert imported.new_deny == 1
+    state = store.read(KEY)
+    found = measured_rate(
+        state, corpus=record.corpus, detector=record.detector, lists=state.lists
+    )
+    assert found.rate is None
+    assert "read by hand" in found.refusal
+
+
+def test_screened_export_needs_a_screened_stage(config, root, store):
+    with pytest.raises(ConfigError, match="jft_screened"):
+        export_sample(
+            config,
+            data_root=root,
+            store=store,
+            key=KEY,
+            generator=np.random.default_rng(3),
+            screened=True,
+        )
+
+
+def test_seals_of_samples_before_screening_stay_valid(config, root, store):
+    record, _ = export(config, root, store)
+    old = record.sealed(KEY)
+    body = old.model_copy(update={"seal": ""}).model_dump_json(exclude={"screened"})
+    assert old.seal == KEY.name("seal SampleRecord", body)
+    with pytest.raises(ArtifactError):
+        old.model_copy(update={"screened": True}).check_seal(KEY, "sample")
