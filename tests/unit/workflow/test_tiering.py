@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.configfile import load_train_config
 from dptune.detection.scoring import public_counts, score_entity_types
 from dptune.errors import ConfigError, PrivacyError
 from dptune.mechanisms import sa_adp
@@ -15,9 +16,11 @@ from dptune.privacy import NeighboringRelation, Notion
 from dptune.settings import TierSettings
 from dptune.workflow import tiering
 from dptune.workflow.charging import stage_entry
+from dptune.workflow.preflight import check_selective
 from dptune.workflow.tiering import count_leaks, in_tiers, tiers_for
 from dptune.workflow.training import load_stage, run_stage
 from dptune.workflow.whitebox import audit_stage
+from infra.workspace import REPOSITORY
 
 from .conftest import PERFORMANCE
 from .test_training import EMPTY
@@ -195,3 +198,27 @@ def test_several_processes_are_refused(inputs, tmp_path):
     several = PERFORMANCE.model_copy(update={"num_processes": 2})
     with pytest.raises(ConfigError, match="num_processes must be 1"):
         run_stage(inputs, EMPTY, folder=tmp_path, performance=several)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ((), []),
+        (("scoring.counts=corpus",), ["scoring.counts"]),
+        (("scoring.counts=corpus", "privacy.mode=paper"), []),
+    ],
+)
+def test_private_counts_are_refused_before_anything_is_made(changes, refused, labelled):
+    configs = REPOSITORY / "configs"
+    run = load_train_config(
+        REPOSITORY / "tests" / "configs" / "tiny.yaml",
+        configs=configs,
+        overrides=("recipe=sa_adp", *changes),
+    )
+    report = labelled.report.model_copy(update={"ids_are_content_hashes": False})
+    if not refused:
+        check_selective(run, report)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_selective(run, report)
+    assert [problem.path for problem in caught.value.problems] == refused
