@@ -42,6 +42,7 @@ DATA = Path(os.environ.get("DPTUNE_DATA_ROOT", "../shared/data"))
 RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
 MODEL = DATA / "stories260k"
 DELTA, TOKENS = 1e-5, 64
+_RECIPES = ("dp_lora", "autoclip", "rldp_static", "rldp", "rldp_h", "rldp_l")
 
 
 def corpus(num_units: int) -> Corpus:
@@ -159,12 +160,11 @@ def run(
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Baselines, the three recipes, then the grid."""
-    yield from ((name, {}) for name in ("dp_lora", "rldp_static", "rldp"))
+    """Recipes as they are, what the sound form is made of, then the grid."""
+    yield from ((name, {}) for name in options.recipes)
     if options.mechanisms:
         yield "rldp", {"clip_span": 1.0}
         yield "rldp", {"clip_span": 1.0, "noise_range": 1.0}
-    yield from ((name, {}) for name in ("rldp_h", "rldp_l"))
     grid = itertools.product(options.intervals, options.batches, options.updates)
     for interval, batch, updates in grid:
         yield (
@@ -185,12 +185,15 @@ def main() -> None:
     parser.add_argument("--intervals", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--batches", type=int, nargs="*", default=[4, 16])
     parser.add_argument("--updates", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--mechanisms", action="store_true")
+    parser.add_argument("--recipes", nargs="*", default=_RECIPES)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     data = corpus(options.units)
     for seed, (name, changes) in itertools.product(
-        range(options.seeds), list(cells(options))
+        range(options.first_seed, options.first_seed + options.seeds),
+        list(cells(options)),
     ):
         line = json.dumps(run(name, changes, data, seed=seed, options=options))
         print(line, flush=True)
