@@ -229,7 +229,7 @@ def noised_after(self):
 
 
 HONEST = {"add": transform.TransformedSums.add}
-NOISE = {"noise_variance", "noise_variance_by_parameter"}
+NOISE = {"noise_variance", "noise_variance_by_parameter", "noise_independence"}
 
 
 @pytest.mark.parametrize("space", [SCALED, TURNED], ids=["adaclip", "geoclip"])
