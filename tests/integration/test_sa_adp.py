@@ -6,7 +6,8 @@ from .conftest import TINY
 
 
 def test_secrets_are_claimed_tier_by_tier_and_the_audit_agrees(project):
-    changes = ("recipe=sa_adp", "registry.model_name=tiny-tiers")
+    short = "stages.sa_adp.private_finetune.epochs=1"
+    changes = ("recipe=sa_adp", "registry.model_name=tiny-tiers", short)
     sets = [part for change in changes for part in ("--set", change)]
     code, text = project.run("train", TINY, *sets)
     assert code == 0, text
