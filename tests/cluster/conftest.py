@@ -27,6 +27,7 @@ from infra.workspace import REPOSITORY, Workspace
 from .kubernetes_api import Cluster
 
 PASSWORD = "only-for-tests"
+source_utils.set_custom_source_root(str(REPOSITORY))  # tests import steps
 
 
 def pytest_collection_modifyitems(items):

@@ -15,7 +15,6 @@ from cli.main import main
 from cli.runs import read_config
 from infra.profiles import run_options
 from infra.workspace import REPOSITORY
-from pipelines.train import step_names, train_pipeline
 
 TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
 GPU = "nvidia.com/gpu"
@@ -25,6 +24,8 @@ HEAVY = {"train_redacted_finetune", "train_private_finetune", "attack"}
 @pytest.fixture(scope="module")
 def submitted(site):
     """A run that was handed to the cluster; nobody waits for it."""
+    from pipelines.train import step_names, train_pipeline  # noqa: PLC0415 - needs a stack
+
     config = site.profile.applied_to(read_config(TINY))
     options = run_options(site.profile, step_names(config))
     settings = options["settings"]["orchestrator.kubernetes"]

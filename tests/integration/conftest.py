@@ -18,6 +18,7 @@ from infra.stacks.local import ensure_local_stack, isolate
 from infra.workspace import REPOSITORY, Workspace
 
 TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
+source_utils.set_custom_source_root(str(REPOSITORY))  # tests import steps
 
 
 def pytest_collection_modifyitems(items):

@@ -332,19 +332,6 @@ def test_impossible_registry_commands_exit_2_and_move_nothing(
     assert "Traceback" not in text
 
 
-def test_promoting_a_refused_version_needs_a_reason_that_is_kept(trained, project):
-    assert project.run("promote", MODEL, "--version", "2")[0] == 1
-    assert _tracking.alias(MODEL, "champion") == "1"
-    reason = "release manager accepts it"
-    command = ("promote", MODEL, "--version", "2", "--override", reason)
-    assert project.run(*command)[0] == 0
-    assert (_tracking.alias(MODEL, "champion"), _production()) == ("2", {"v2"})
-    assert f"override: {reason}" in _tracking.history(MODEL)[-1]["reason"]
-    assert _tracking.override_of(_versions()["2"]) == reason
-    assert reason in _tracking.read_file(MODEL, "2", "privacy_card.md")
-    assert Client().get_model_version(MODEL, "v2").run_metadata["override"] == reason
-
-
 def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
     trained, project, monkeypatch, tmp_path
 ):
@@ -369,6 +356,19 @@ def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
     assert project.run(*verify, "--model", weights)[0] == 0
     tag = _versions()[version].tags["dptune.decision_signed_by"]
     assert tag == signer_of(decision.read_text())
+
+
+def test_promoting_a_refused_version_needs_a_reason_that_is_kept(trained, project):
+    assert project.run("promote", MODEL, "--version", "2")[0] == 1
+    assert _tracking.alias(MODEL, "champion") == "1"
+    reason = "release manager accepts it"
+    command = ("promote", MODEL, "--version", "2", "--override", reason)
+    assert project.run(*command)[0] == 0
+    assert (_tracking.alias(MODEL, "champion"), _production()) == ("2", {"v2"})
+    assert f"override: {reason}" in _tracking.history(MODEL)[-1]["reason"]
+    assert _tracking.override_of(_versions()["2"]) == reason
+    assert reason in _tracking.read_file(MODEL, "2", "privacy_card.md")
+    assert Client().get_model_version(MODEL, "v2").run_metadata["override"] == reason
 
 
 def test_rollback_returns_to_the_last_champion_in_both_registries(trained, project):
@@ -418,7 +418,9 @@ def test_failed_step_says_that_the_run_had_started_and_quotes_no_text(trained, p
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = f"data.source={{kind: jsonl, path: {data}, id_column: id}}"
     only = "detection={recognizers: [patterns]}"
-    code, text = project.run("train", TINY, "--set", source, "--set", only)
+    plain = "canaries.template=so {secret} so"  # no code, which patterns may mark
+    changes = [word for change in (source, only, plain) for word in ("--set", change)]
+    code, text = project.run("train", TINY, *changes)
     data.unlink()
     assert code == 2, text
     assert "had started" in text

@@ -25,7 +25,6 @@ from infra.profiles import PROFILES, read_profile, run_options
 from infra.stacks.production import register, unregister
 from infra.stacks.settings import STACKS
 from infra.workspace import REPOSITORY
-from pipelines.train import step_names, train_pipeline
 from tests.infra.clusters import DIGEST, filled_overlay
 from tests.integration.recording import Recorder
 
@@ -84,6 +83,8 @@ def _no_cluster(_orchestrator, incluster=None):
 
 def _submit(profile, config, *, schedule=None):
     """Submit a run with ZenML's own orchestrator; returns its snapshot and run."""
+    from pipelines.train import step_names, train_pipeline  # noqa: PLC0415 - needs a stack
+
     options = run_options(profile, step_names(config))
     options["settings"]["orchestrator.kubernetes"] |= {
         "synchronous": False,
@@ -140,6 +141,8 @@ def by_step(manifests):
 
 
 def test_every_step_got_a_job_and_the_run_and_its_schedule_one_each(sent, config):
+    from pipelines.train import step_names  # noqa: PLC0415 - needs a stack
+
     names = step_names(config)
     assert len(names) > 15
     assert sorted(by_step(sent)) == sorted(names)

@@ -38,7 +38,7 @@ def load(*overrides, path=TINY):
 def test_every_file_under_configs_has_a_schema_that_is_tested_here():
     found = {path for path in CONFIGS.rglob("*") if path.is_file()}
     known = {*TRAIN, *COMPARE, *RECIPES, *GATES}
-    elsewhere = {"profiles", "stacks"}  # in tests/unit/infra/test_profiles.py
+    elsewhere = {"profiles", "stacks"}  # in tests/integration/test_profiles.py
     others = {path for path in found - known if path.parent.name not in elsewhere}
     assert others == set()
     assert len(TRAIN) >= 1

@@ -15,14 +15,15 @@ from dptune.errors import ConfigError
 from infra.profiles import PROFILES, read_profile, run_options
 from infra.stacks.settings import STACKS, read_stack
 from infra.workspace import REPOSITORY
-from pipelines.train import step_names
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - in a pod
 KUBERNETES = "orchestrator.kubernetes"
 
 
 @pytest.fixture(scope="module")
-def names() -> list[str]:
+def names(project) -> list[str]:  # ZenML keeps to the test's own folder
+    from pipelines.train import step_names  # noqa: PLC0415 - needs a stack
+
     config = load_train_config(
         REPOSITORY / "configs/train/quickstart.yaml", configs=REPOSITORY / "configs"
     )
