@@ -103,12 +103,20 @@ def comparison_run(name: str, key: str) -> str:
     """
     client = connect()
     found = client.get_experiment_by_name(name)
-    place = found.experiment_id if found else client.create_experiment(name)
+    place = found.experiment_id if found else _experiment(client, name)
     runs = client.search_runs([place], f"tags.`{_COMPARISON}` = '{key}'")
     if runs:
         return str(runs[0].info.run_id)
     made = client.create_run(place, tags={_COMPARISON: key}, run_name=name)
     return str(made.info.run_id)
+
+
+def _experiment(client: MlflowClient, name: str) -> str:
+    """Make an experiment whose files lie where ZenML puts those of its own."""
+    tracker = Client().active_stack.experiment_tracker
+    folder = tracker.local_path if tracker else None
+    location = f"file:{folder}" if folder else None  # else the server's choice
+    return str(client.create_experiment(name, artifact_location=location))
 
 
 def log_comparison(

@@ -127,9 +127,10 @@ def test_comparison_is_an_artifact_with_every_cell(compared):
     assert jft.certificate.epsilon <= 8.0
 
 
-def test_tracker_has_one_parent_with_a_child_for_each_cell(compared):
+def test_tracker_has_one_parent_with_a_child_for_each_cell(compared, project):
     _tracking.connect()
     (place,) = [e for e in mlflow.search_experiments() if e.name == "compare-beside"]
+    assert place.artifact_location.startswith(f"file:{project.home}")
     runs = mlflow.search_runs([place.experiment_id], output_format="list")
     (parent,) = [r for r in runs if "dptune.comparison" in r.data.tags]
     children = [
