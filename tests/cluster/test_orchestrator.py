@@ -16,6 +16,7 @@ from cli.runs import read_config
 from infra.profiles import run_options
 from infra.workspace import REPOSITORY
 
+pytestmark = pytest.mark.slow  # ZenML knows one server in a process
 TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
 GPU = "nvidia.com/gpu"
 HEAVY = {"train_redacted_finetune", "train_private_finetune", "attack"}

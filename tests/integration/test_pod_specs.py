@@ -28,6 +28,8 @@ from infra.workspace import REPOSITORY
 from tests.infra.clusters import DIGEST, filled_overlay
 from tests.integration.recording import Recorder
 
+pytestmark = pytest.mark.slow  # ZenML knows one stack in a process
+
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.e30.never-in-a-manifest"
 REMOTE = {
     "ZENML_STORE_TYPE": "rest",
