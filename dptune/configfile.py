@@ -166,6 +166,20 @@ def train_config_of(values: Mapping[str, Any], *, configs: Path) -> TrainConfig:
     return validate(TrainConfig, values, problems=problems)
 
 
+def named_or_given_file(folder: Path, name: str, key: str) -> Path:
+    """Return the file of a name in a folder, or of the path of a YAML file.
+
+    Raises:
+        ConfigError: there is no such file; lists the names there are.
+    """
+    path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        message = f"must be one of {known} or a YAML file, got {name!r}."
+        raise ConfigError([Problem(path=key, message=message)])
+    return path
+
+
 def named_file(folder: Path, name: str, key: str) -> Path:
     """Return the file of a name, or list the names there are."""
     known = sorted(file.stem for file in folder.glob("*.yaml"))

@@ -7,14 +7,12 @@ performance settings that `PerformanceSettings` already declares harmless.
 import os
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dptune.config import TrainConfig
-from dptune.configfile import read_yaml, validate
-from dptune.errors import ConfigError, Problem
+from dptune.configfile import named_or_given_file, read_yaml, validate
 from infra.stacks.settings import ProductionStack, read_stack
 from infra.workspace import REPOSITORY
 
@@ -172,11 +170,7 @@ def read_profile(name: str) -> Profile:
     Raises:
         ConfigError: there is no such profile, or it cannot be used.
     """
-    path = Path(name) if name.endswith(".yaml") else PROFILES / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.yaml")))
-        message = f"must be one of {known} or a YAML file, got {name!r}."
-        raise ConfigError([Problem(path="--profile", message=message)])
+    path = named_or_given_file(PROFILES, name, "--profile")
     return validate(Profile, read_yaml(path))
 
 

@@ -1,15 +1,43 @@
 """Write one dossier to MLflow and ZenML."""
 
 import math
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from zenml import log_metadata
 from zenml.metadata.metadata_types import MetadataType
 
+from dptune.config import TrainConfig
+from dptune.models.bundle import ModelBundle
 from dptune.reports.formatting import epsilon as format_epsilon
 from dptune.results import RegisteredVersion
+from dptune.workflow.controlling import read_controllers
 from dptune.workflow.dossier import Dossier
 from steps import _registry, _tracking
+
+
+def dossier_of_run(
+    model: ModelBundle,
+    config: TrainConfig,
+    **results: Any,  # noqa: ANN401 - `Dossier.of` checks them
+) -> Dossier:
+    """Put together what a run of a configuration made of a model.
+
+    Args:
+        model: the weights, with the controllers that trained them.
+        config: of the run.
+        results: plan, ledger and reports, by their names in `Dossier.of`.
+    """
+    return Dossier.of(
+        model_digest=model.digest,
+        base_model=config.model.describe(),
+        recipe=config.recipe,
+        planned_for=config.gate.reference,
+        measured_at=datetime.now(tz=UTC),
+        controllers=read_controllers(model.path),
+        **results,
+    )
 
 
 def register_dossier(

@@ -1,6 +1,5 @@
 """Step: what one cell of a comparison came to. Registers nothing, promotes nothing."""
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from zenml import log_metadata, step
@@ -22,9 +21,8 @@ from dptune.results import (
     UtilityReport,
 )
 from dptune.workflow.assessing import assess as assess_dossier
-from dptune.workflow.dossier import Dossier
 from steps._caching import NEVER
-from steps._registering import measured_numbers
+from steps._registering import dossier_of_run, measured_numbers
 from steps._tracking import log_numbers
 
 
@@ -45,10 +43,9 @@ def assess(
     label: str,
 ) -> Annotated[CellResult, "cell"]:
     """Return utility, leakage, claims and what the gate would decide."""
-    dossier = Dossier.of(
-        model_digest=model.digest,
-        base_model=config.model.describe(),
-        recipe=config.recipe,
+    dossier = dossier_of_run(
+        model,
+        config,
         plan=plan,
         ledger=ledger,
         corpus=corpus,
@@ -60,8 +57,6 @@ def assess(
         utility=utility,
         champion=ChampionReport(),
         budget=budget,
-        planned_for=config.gate.reference,
-        measured_at=datetime.now(tz=UTC),
     )
     numbers = measured_numbers(dossier)
     log_numbers(numbers)

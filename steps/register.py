@@ -1,6 +1,5 @@
 """Step: register the model in both registries, with everything that is known of it."""
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from zenml import step
@@ -21,10 +20,8 @@ from dptune.results import (
     RegisteredVersion,
     UtilityReport,
 )
-from dptune.workflow.controlling import read_controllers
-from dptune.workflow.dossier import Dossier
 from steps._caching import NEVER
-from steps._registering import register_dossier
+from steps._registering import dossier_of_run, register_dossier
 
 
 @step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
@@ -44,10 +41,9 @@ def register(
     config: TrainConfig,
 ) -> Annotated[RegisteredVersion, "version"]:
     """Return the version; weights that are registered already keep theirs."""
-    dossier = Dossier.of(
-        model_digest=model.digest,
-        base_model=config.model.describe(),
-        recipe=config.recipe,
+    dossier = dossier_of_run(
+        model,
+        config,
         plan=plan,
         ledger=ledger,
         corpus=corpus,
@@ -59,8 +55,5 @@ def register(
         utility=utility,
         champion=champion,
         budget=budget,
-        planned_for=config.gate.reference,
-        measured_at=datetime.now(tz=UTC),
-        controllers=read_controllers(model.path),
     )
     return register_dossier(dossier, model.path, model_name=config.registry.model_name)

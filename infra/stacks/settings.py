@@ -1,11 +1,8 @@
 """What a production stack is made of: the schema of `configs/stacks`."""
 
-from pathlib import Path
-
 from pydantic import BaseModel, ConfigDict, Field
 
-from dptune.configfile import read_yaml, validate
-from dptune.errors import ConfigError, Problem
+from dptune.configfile import named_or_given_file, read_yaml, validate
 from infra.workspace import REPOSITORY
 
 STACKS = REPOSITORY / "configs" / "stacks"
@@ -97,9 +94,5 @@ def read_stack(name: str) -> ProductionStack:
     Raises:
         ConfigError: there is no such stack, or it cannot be used.
     """
-    path = Path(name) if name.endswith(".yaml") else STACKS / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in STACKS.glob("*.yaml")))
-        message = f"must be one of {known} or a YAML file, got {name!r}."
-        raise ConfigError([Problem(path="stack", message=message)])
+    path = named_or_given_file(STACKS, name, "stack")
     return validate(ProductionStack, read_yaml(path))

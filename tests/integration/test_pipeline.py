@@ -419,7 +419,9 @@ def test_failed_step_says_that_the_run_had_started_and_quotes_no_text(trained, p
     source = f"data.source={{kind: jsonl, path: {data}, id_column: id}}"
     only = "detection={recognizers: [patterns]}"
     plain = "canaries.template=so {secret} so"  # no code, which patterns may mark
-    changes = [word for change in (source, only, plain) for word in ("--set", change)]
+    own = "budget.data_set=failing"  # others count what is drawn on the default
+    sets = (source, only, plain, own)
+    changes = [word for change in sets for word in ("--set", change)]
     code, text = project.run("train", TINY, *changes)
     data.unlink()
     assert code == 2, text
