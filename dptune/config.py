@@ -386,6 +386,8 @@ class PerformanceSettings(_Settings):
         fixed_shapes: fill batches up to one shape, for compilers and graphs.
         num_processes: of this machine that train a stage together; `auto` is one for
             each visible accelerator. Each holds `physical_batch_size` sequences.
+        detection_shards: parts of the corpus that are read by steps of their own, side
+            by side where every step is a pod.
         sharding: `fsdp` spreads weights and optimizer over the processes, for models
             that fit on no single accelerator; `none` gives each of them a copy.
     """
@@ -398,6 +400,7 @@ class PerformanceSettings(_Settings):
     gradient_checkpointing: bool = False
     fixed_shapes: bool = False
     num_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    detection_shards: int = Field(default=1, ge=1, le=256)
     sharding: Literal["none", "fsdp"] = "none"
 
 

@@ -6,5 +6,11 @@ Importing this package registers the materializers with ZenML.
 from materializers.corpus import CorpusMaterializer
 from materializers.model import ModelBundleMaterializer
 from materializers.report import ReportMaterializer
+from materializers.spans import SpanShardMaterializer
 
-__all__ = ["CorpusMaterializer", "ModelBundleMaterializer", "ReportMaterializer"]
+__all__ = [
+    "CorpusMaterializer",
+    "ModelBundleMaterializer",
+    "ReportMaterializer",
+    "SpanShardMaterializer",
+]

@@ -5,14 +5,13 @@ import json
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-import pyarrow as pa
-from datasets import Dataset
 from zenml.enums import ArtifactType
 from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.data.corpus import Corpus
 from dptune.errors import ArtifactError
 from dptune.results import CorpusReport
+from materializers._arrow import read_dataset, rows_digest, write_dataset
 
 _VERSION = 2
 
@@ -25,12 +24,7 @@ class CorpusMaterializer(BaseMaterializer):
 
     def save(self, data: Corpus) -> None:
         """Write both files."""
-        table = data.dataset.with_format("arrow")[:]
-        with (
-            self.artifact_store.open(self._path("records.arrow"), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema) as writer,
-        ):
-            writer.write_table(table)
+        write_dataset(data.dataset, self.artifact_store, self._path("records.arrow"))
         head = {
             "schema_version": _VERSION,
             "fingerprint": data.fingerprint,
@@ -56,10 +50,8 @@ class CorpusMaterializer(BaseMaterializer):
                 f"corpus schema_version must be {_VERSION}, got "
                 f"{head.get('schema_version')}. Run the pipeline again."
             )
-        with self.artifact_store.open(self._path("records.arrow"), "rb") as source:
-            table = pa.ipc.open_file(source).read_all()
         return Corpus(
-            dataset=Dataset(table),
+            dataset=read_dataset(self.artifact_store, self._path("records.arrow")),
             fingerprint=head["fingerprint"],
             report=CorpusReport.model_validate(head["report"]),
             dropped_units=tuple(head["dropped_units"]),
@@ -78,10 +70,7 @@ class CorpusMaterializer(BaseMaterializer):
         """Hash of the rows in order, so that equal corpora share a cache key."""
         digest = hashlib.sha256(data.fingerprint.encode())
         digest.update(repr(data.dropped_units).encode())
-        table = data.dataset.with_format("arrow")[:]
-        for name in sorted(table.column_names):
-            digest.update(name.encode())
-            digest.update(repr(table.column(name).to_pylist()).encode())
+        digest.update(rows_digest(data.dataset))
         return digest.hexdigest()
 
     def _path(self, name: str) -> str:

@@ -14,6 +14,7 @@ from steps._scheduling import config_digest
 from steps.attack import attack
 from steps.calibrate import calibrate
 from steps.detect import detect
+from steps.detect_shard import detect_shard
 from steps.gate import gate
 from steps.ingest import ingest
 from steps.measure_champion import measure_champion
@@ -37,9 +38,9 @@ def remember_failure(exception: BaseException) -> None:
     alert_failure(exception)
 
 
-_BEFORE = (
-    *("ingest", "plant_canaries", "detect", "redact", "calibrate", "reserve_budget"),
-    *("score", "prepare_model"),
+_BEFORE = ("ingest", "plant_canaries")
+_BETWEEN = (
+    *("detect", "redact", "calibrate", "reserve_budget", "score", "prepare_model"),
 )
 _AFTER = (
     *("settle_budget", "attack", "measure_champion", "register", "gate", "promote"),
@@ -49,7 +50,13 @@ _AFTER = (
 def step_names(config: TrainConfig) -> list[str]:
     """Name every step of a run, as `train_pipeline` does."""
     stages = [f"train_{stage.name}" for stage in config.recipe.stages]
-    return [*_BEFORE, *stages, *_AFTER]
+    return [*_BEFORE, *_shards(config), *_BETWEEN, *stages, *_AFTER]
+
+
+def _shards(config: TrainConfig) -> list[str]:
+    """Name the steps that read one part of the corpus each; none if one reads all."""
+    count = config.performance.detection_shards
+    return [f"detect_{index}" for index in range(count)] if count > 1 else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +90,22 @@ def train_and_attack(
     )
     planted, canaries = plant_canaries(corpus, spec=run.canaries, seed=run.seed)
     asks = "llm" in run.detection.recognizers  # another run asks about what failed
+    names = _shards(run)
+    shards = [
+        detect_shard.with_options(enable_cache=not asks)(
+            planted,
+            settings=run.detection,
+            review=review,
+            index=index,
+            num_shards=len(names),
+            id=name,
+        )
+        for index, name in enumerate(names)
+    ]
     labelled, detection = detect.with_options(enable_cache=not asks)(
         planted,
         canaries,
+        shards=shards,
         settings=run.detection,
         corpus_is_public=run.data.corpus_is_public,
         review=review,

@@ -7,6 +7,7 @@ from zenml import step
 from dptune.attacks.canaries import CanarySet
 from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
+from dptune.detection.shards import SpanShard
 from dptune.results import DetectionReport
 from dptune.workflow.labelling import label_corpus
 from infra.workspace import llm_access
@@ -19,6 +20,7 @@ from steps._reviewing import read_review
 def detect(
     corpus: Corpus,
     canaries: CanarySet,
+    shards: list[SpanShard],
     settings: DetectionSettings,
     corpus_is_public: bool,
     review: str,
@@ -30,6 +32,7 @@ def detect(
     Args:
         corpus: with canaries in it.
         canaries: what was planted.
+        shards: of steps that read one part each; without any, all is read here.
         settings: which recognizers.
         corpus_is_public: nothing needs to be found.
         review: digest of the project's reviews, so that an import misses the cache.
@@ -42,6 +45,7 @@ def detect(
             corpus_is_public=corpus_is_public,
             review=read_review(review),
             access=llm_access(),
+            shards=shards,
             on_progress=advance,
         )
     return labelled, report

@@ -233,10 +233,22 @@ def detect_dataset(
         folder=_cache_folder(dataset) if cache_dir is None else cache_dir,
         on_done=add,
     )
+    return with_spans(dataset, spans, engine)
+
+
+def with_spans(
+    dataset: datasets.Dataset, spans: datasets.Dataset, engine: DetectionEngine
+) -> datasets.Dataset:
+    """Put the column `spans` beside the others.
+
+    Args:
+        dataset: the corpus.
+        spans: the one column, a row for each record.
+        engine: that found them; decides the fingerprint with the corpus's own.
+    """
     labelled = datasets.concatenate_datasets([dataset, spans], axis=1)
-    labelled._fingerprint = fingerprint_of((dataset._fingerprint, engine.fingerprint))[
-        :32
-    ]
+    digest = fingerprint_of((dataset._fingerprint, engine.fingerprint))
+    labelled._fingerprint = digest[:32]
     return labelled
 
 
@@ -296,4 +308,5 @@ __all__ = [
     "detection_report",
     "refuse_if_nothing_found",
     "spans_of",
+    "with_spans",
 ]

@@ -1,6 +1,6 @@
 """Detection over a corpus with canaries in it, and how much of the gold it missed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from datasets import Dataset
 
@@ -16,6 +16,7 @@ from dptune.detection.engine import (
     refuse_if_nothing_found,
 )
 from dptune.detection.missing import MissCounts, count_misses, missing_rate
+from dptune.detection.shards import SpanShard, detect_shard, merge_shards
 from dptune.errors import ConfigError
 from dptune.results import DetectionReport, Interval
 from dptune.review.lists import with_lists
@@ -33,6 +34,7 @@ def label_corpus(
     corpus_is_public: bool,
     review: ReviewState | None = None,
     access: LlmAccess = NO_ACCESS,
+    shards: Sequence[SpanShard] = (),
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[Corpus, DetectionReport]:
     """Mark personal data in every record.
@@ -48,6 +50,8 @@ def label_corpus(
         corpus_is_public: nothing needs to be found.
         review: lists and reviews of the project, if there are any.
         access: of the recognizer `llm`.
+        shards: of every part of the corpus, from `label_shard`; without any, all of it
+            is read here.
         on_progress: called with the number of records done.
 
     Returns:
@@ -55,17 +59,20 @@ def label_corpus(
 
     Raises:
         DetectionError: nothing was found although the corpus is not public.
+        ArtifactError: the shards do not fit together, or are of something else.
     """
     base = engine_of(settings, access)
     state = review if settings.use_review else None
-    _check_lists(state, settings)
-    engine = with_lists(base, state.lists, state.key) if state else base
-    labelled = detect_dataset(
-        corpus.dataset,
-        engine,
-        num_proc=settings.num_processes,
-        on_progress=on_progress,
-    )
+    engine = _with_lists(base, state, settings)
+    if shards:
+        labelled = merge_shards(corpus.dataset, engine, shards)
+    else:
+        labelled = detect_dataset(
+            corpus.dataset,
+            engine,
+            num_proc=settings.num_processes,
+            on_progress=on_progress,
+        )
     report = detection_report(labelled, engine, corpus.fingerprint)
     refuse_if_nothing_found(report, corpus_is_public=corpus_is_public)
     measured = _missing_rate(labelled, corpus, base, settings, state)
@@ -85,8 +92,42 @@ def label_corpus(
     return corpus.with_dataset(marked), report
 
 
-def _check_lists(state: ReviewState | None, settings: DetectionSettings) -> None:
-    """Refuse other lists than those that the run was planned and charged with."""
+def label_shard(
+    corpus: Corpus,
+    settings: DetectionSettings,
+    *,
+    index: int,
+    num_shards: int,
+    review: ReviewState | None = None,
+    access: LlmAccess = NO_ACCESS,
+    on_progress: Callable[[int], None] | None = None,
+) -> SpanShard:
+    """Mark personal data in one part of the records; see `label_corpus`.
+
+    Args:
+        corpus: with canaries in it; all of it.
+        settings: which recognizers.
+        index: of the part, in [0, num_shards).
+        num_shards: how many parts there are.
+        review: lists and reviews of the project, if there are any.
+        access: of the recognizer `llm`.
+        on_progress: called with the number of records done.
+    """
+    state = review if settings.use_review else None
+    return detect_shard(
+        corpus.dataset,
+        _with_lists(engine_of(settings, access), state, settings),
+        index=index,
+        num_shards=num_shards,
+        num_proc=settings.num_processes,
+        on_progress=on_progress,
+    )
+
+
+def _with_lists(
+    base: DetectionEngine, state: ReviewState | None, settings: DetectionSettings
+) -> DetectionEngine:
+    """Let the engine keep to the lists; refuse others than the run was planned with."""
     found = state.lists.fingerprint if state else ""
     if settings.review_lists not in ("", found):
         raise ConfigError(
@@ -94,6 +135,7 @@ def _check_lists(state: ReviewState | None, settings: DetectionSettings) -> None
             f"{settings.review_lists[:12]} where they are {found[:12] or 'empty'}. "
             "Leave it out to use them as they are."
         )
+    return with_lists(base, state.lists, state.key) if state else base
 
 
 def _missing_rate(

@@ -39,8 +39,12 @@ def test_store_holds_what_the_journals_hold(store, project):
     assert noisy > sum(c.count(Notion.LOCAL) for c in spent)
 
 
+def runs_of_the_fixture(store):
+    return [run for run in history(store) if run.data_set == "default"]
+
+
 def test_runs_are_settled_and_a_repeated_run_reserves_nothing(store):
-    runs = [r for r in history(store) if r.data_set == "default"]
+    runs = runs_of_the_fixture(store)
     assert [r.recipe for r in runs[:2]] == ["jft", "no_dp"]
     assert {r.status for r in runs[:2]} == {ReservationStatus.SETTLED}
     assert len([r for r in runs if r.recipe == "jft"]) == 1
@@ -48,7 +52,7 @@ def test_runs_are_settled_and_a_repeated_run_reserves_nothing(store):
 
 
 def test_source_units_are_charged_and_canaries_are_not(store):
-    assert {r.num_units for r in history(store)[:2]} == {260}
+    assert {run.num_units for run in runs_of_the_fixture(store)} == {260}
 
 
 def test_report_is_an_artifact_and_reaches_the_dossier(trained):
@@ -175,7 +179,7 @@ def test_required_budget_refuses_a_data_set_without_a_grant(trained, project):
 
 def test_budget_of_the_finished_runs_is_what_the_plan_said(store, trained):
     plan = trained["jft"].run.steps["calibrate"].outputs["plan"][0].load()
-    run = next(r for r in history(store) if r.recipe == "jft")
+    run = next(r for r in runs_of_the_fixture(store) if r.recipe == "jft")
     assert run.spent.covers(run.planned)
     (report,) = budgets(store, delta=plan.target_delta, only="default")
     (line,) = (x for x in report.lines if x.notion == "selective")

@@ -10,6 +10,9 @@ import materializers
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.data.corpus import build_corpus
 from dptune.data.source import SyntheticSource
+from dptune.detection.engine import build_engine
+from dptune.detection.recognizer import Tier
+from dptune.detection.shards import SpanShard, detect_shard
 from dptune.errors import ArtifactError
 from dptune.models.bundle import ModelBundle
 from dptune.models.loading import load_model, model_digest
@@ -174,6 +177,21 @@ def test_corpus_of_another_version_is_refused(corpus, place):
         json.dump(head | {"schema_version": 99}, sink)
     with pytest.raises(ArtifactError, match="schema_version must be 2, got 99"):
         one.load(type(corpus))
+
+
+def test_spans_of_a_part_come_back_exactly(corpus, place):
+    engine = build_engine(tier=Tier.LOW_ENTITY)
+    shard, other = (
+        detect_shard(corpus.dataset, engine, index=i, num_shards=2) for i in range(2)
+    )
+    one = materializers.SpanShardMaterializer(place)
+    one.save(shard)
+    back = materializers.SpanShardMaterializer(place).load(SpanShard)
+    assert back == shard
+    assert back.spans.features == shard.spans.features
+    assert back.spans.to_list() == shard.spans.to_list()
+    assert one.compute_content_hash(back) == one.compute_content_hash(shard)
+    assert one.compute_content_hash(other) != one.compute_content_hash(shard)
 
 
 def test_model_comes_back_exactly_and_the_original_stays(bundle, place):

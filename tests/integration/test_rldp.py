@@ -11,6 +11,7 @@ STAGE = "private_finetune"
 SETTINGS = (
     "recipe=rldp",
     "registry.model_name=tiny-rldp",
+    "budget.data_set=steered",
     f"stages.rldp.{STAGE}.epochs=6",
     f"stages.rldp.{STAGE}.expected_batch_size=32",
 )

@@ -1,0 +1,44 @@
+"""Step: mark personal data in one part of the records."""
+
+from typing import Annotated
+
+from zenml import step
+
+from dptune.config import DetectionSettings
+from dptune.data.corpus import Corpus
+from dptune.detection.shards import SpanShard
+from dptune.workflow.labelling import label_shard
+from infra.workspace import llm_access
+from steps._caching import BY_CONTENT
+from steps._progress import progress
+from steps._reviewing import read_review
+
+
+@step(enable_cache=True, cache_policy=BY_CONTENT)
+def detect_shard(
+    corpus: Corpus,
+    settings: DetectionSettings,
+    review: str,
+    index: int,
+    num_shards: int,
+) -> Annotated[SpanShard, "spans"]:
+    """Return the spans of one part, which `detect` merges with the others.
+
+    Args:
+        corpus: with canaries in it.
+        settings: which recognizers.
+        review: digest of the project's reviews, so that an import misses the cache.
+        index: of the part.
+        num_shards: how many parts there are.
+    """
+    total = -(-len(corpus.dataset) // num_shards)
+    with progress(f"detect, part {index + 1} of {num_shards}", total) as advance:
+        return label_shard(
+            corpus,
+            settings,
+            index=index,
+            num_shards=num_shards,
+            review=read_review(review),
+            access=llm_access(),
+            on_progress=advance,
+        )
