@@ -32,7 +32,7 @@ layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadscope -q -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu"
 
 sbom: $(STAMP)
 	@mkdir -p build
