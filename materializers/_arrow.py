@@ -1,26 +1,78 @@
-"""Data sets as Arrow files of an artifact store."""
+"""What artifacts share that are one table and a few facts about it."""
 
 import hashlib
+import json
+from abc import abstractmethod
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from datasets import Dataset
-from zenml.artifact_stores import BaseArtifactStore
+from zenml.enums import ArtifactType
+from zenml.materializers.base_materializer import BaseMaterializer
+
+from dptune.errors import ArtifactError
 
 
-def write_dataset(dataset: Dataset, store: BaseArtifactStore, path: str) -> None:
-    """Write all rows as one Arrow IPC file."""
-    table = dataset.with_format("arrow")[:]
-    with (
-        store.open(path, "wb") as sink,
-        pa.ipc.new_file(sink, table.schema) as writer,
-    ):
-        writer.write_table(table)
+class ArrowMaterializer(BaseMaterializer):
+    """Stores a type as an Arrow IPC file and a JSON head.
 
+    A subclass names the two files and the version of the head, and takes the type
+    apart and puts it together again.
+    """
 
-def read_dataset(store: BaseArtifactStore, path: str) -> Dataset:
-    """Read what `write_dataset` wrote."""
-    with store.open(path, "rb") as source:
-        return Dataset(pa.ipc.open_file(source).read_all())
+    SKIP_REGISTRATION: ClassVar[bool] = True
+    ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.DATA
+    TABLE: ClassVar[str]
+    HEAD: ClassVar[str]
+    VERSION: ClassVar[int]
+
+    @abstractmethod
+    def take_apart(self, data: Any) -> tuple[Dataset, dict[str, Any]]:  # noqa: ANN401
+        """Return the table, and the head as JSON values."""
+
+    @abstractmethod
+    def put_together(self, table: Dataset, head: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return what was taken apart."""
+
+    def save(self, data: Any) -> None:  # noqa: ANN401
+        """Write both files."""
+        dataset, head = self.take_apart(data)
+        table = dataset.with_format("arrow")[:]
+        with (
+            self.artifact_store.open(self._path(self.TABLE), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
+        with self.artifact_store.open(self._path(self.HEAD), "w") as sink:
+            sink.write(json.dumps({"schema_version": self.VERSION, **head}))
+
+    def load(self, data_type: type[Any]) -> Any:  # noqa: ANN401
+        """Read both files.
+
+        Raises:
+            ArtifactError: the artifact was written by another version, or is asked for
+                as a type that is not of this materializer.
+        """
+        (kind,) = self.ASSOCIATED_TYPES
+        if data_type is not kind:
+            raise ArtifactError(
+                f"artifact type must be {kind.__name__}, got {data_type}."
+            )
+        with self.artifact_store.open(self._path(self.HEAD), "r") as source:
+            head = json.loads(source.read())
+        if (found := head.pop("schema_version", None)) != self.VERSION:
+            raise ArtifactError(
+                f"{kind.__name__} schema_version must be {self.VERSION}, got {found}. "
+                "Run the pipeline again."
+            )
+        with self.artifact_store.open(self._path(self.TABLE), "rb") as source:
+            table = pa.ipc.open_file(source).read_all()
+        return self.put_together(Dataset(table), head)
+
+    def _path(self, name: str) -> str:
+        """Return the path of one of our files."""
+        return str(PurePosixPath(self.uri) / name)
 
 
 def rows_digest(dataset: Dataset) -> bytes:
