@@ -162,6 +162,11 @@ def llm_access() -> LlmAccess:
     return LlmAccess(keys=keys, cache_file=current_workspace().cache / "llm_answers.db")
 
 
+def mlflow_pages() -> str | None:
+    """Where a browser finds MLflow, if not where pods do (`DPTUNE_MLFLOW_PAGES`)."""
+    return os.environ.get("DPTUNE_MLFLOW_PAGES") or None
+
+
 def _read_key(variable: str, file: Path) -> bytes | None:
     """Read a secret from the environment or a file that only its owner may read."""
     given = os.environ.get(variable)

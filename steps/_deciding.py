@@ -9,6 +9,7 @@ from dptune.gates.decision import GateDecision, decide
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import Statement, seal, signer_of
 from dptune.reports.card import PrivacyCard, render_html, render_markdown
+from dptune.reports.summary import at_a_glance, epsilon_words, summary_markdown
 from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
@@ -61,7 +62,10 @@ def record_override(model_name: str, version: str, *, reason: str) -> None:
     kept = _tracking.read_file(model_name, version, "decision.json")
     decision = GateDecision.model_validate_json(kept) if kept else None
     card = read_dossier(model_name, version).card(registered, decision, override=reason)
-    _tracking.record_override(registered, reason=reason, files=_card_files(card))
+    summary = summary_markdown(at_a_glance(card, decision))
+    _tracking.record_override(
+        registered, reason=reason, summary=summary, files=_card_files(card)
+    )
     metadata: dict[str, MetadataType] = {"override": reason}
     _registry.ensure_zenml_version(model_name, version, metadata=metadata)
 
@@ -95,26 +99,30 @@ def _record(
     envelope: str,
 ) -> None:
     """Write decision and card to MLflow, and the verdict to ZenML's twin."""
-    signer = signer_of(envelope)
+    signer, glance = signer_of(envelope), at_a_glance(card, decision)
     _tracking.record_decision(
         version,
         outcome=decision.outcome.value,
         decision_hash=decision.decision_hash,
         reasons=reasons(decision),
         signer=signer,
+        epsilons={
+            f"{c.notion}.{c.relation}": epsilon_words(c) for c in card.certificates
+        },
+        summary=summary_markdown(glance),
         files={
             ENVELOPE: envelope,
             "decision.json": decision.model_dump_json(indent=2),
             **_card_files(card),
         },
     )
-    _registry.ensure_zenml_version(
+    twin = _registry.ensure_zenml_version(
         version.model_name,
         version.version,
         metadata={
-            "gate": decision.outcome.value,
-            "gate_reason": reasons(decision)[:500],
+            **glance,
             "decision_hash": decision.decision_hash,
             "decision_signed_by": signer,
         },
     )
+    _registry.tag_verdict(twin, decision.outcome)

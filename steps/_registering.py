@@ -15,6 +15,7 @@ from dptune.results import RegisteredVersion
 from dptune.workflow.controlling import read_controllers
 from dptune.workflow.dossier import Dossier
 from steps import _registry, _tracking
+from steps._dashboard import link_run
 
 
 def dossier_of_run(
@@ -61,6 +62,7 @@ def register_dossier(
     )
     metadata = dashboard_metadata(dossier, version)
     _registry.ensure_zenml_version(model_name, version.version, metadata=metadata)
+    link_run(version)
     log_metadata(dict(metadata))
     return version
 

@@ -13,6 +13,8 @@ from zenml.models import ModelVersionResponse
 from zenml.utils.metadata_utils import log_metadata
 
 from dptune.errors import ArtifactError, GateFailedError
+from dptune.gates.decision import GateOutcome
+from dptune.reports.summary import verdict_tag
 from steps import _tracking
 
 
@@ -37,6 +39,19 @@ def ensure_zenml_version(
     if metadata:
         log_metadata(metadata=dict(metadata), model_version_id=twin.id)
     return twin
+
+
+def tag_verdict(twin: ModelVersionResponse, outcome: GateOutcome) -> None:
+    """Tag a version with the newest verdict on it, and with no other."""
+    wanted = verdict_tag(outcome)
+    others = {verdict_tag(other) for other in GateOutcome} - {wanted}
+    have = {tag.name for tag in twin.tags}
+    Client().update_model_version(
+        twin.model.id,
+        twin.id,
+        add_tags=[wanted],
+        remove_tags=sorted(others & have),
+    )
 
 
 def promote_version(

@@ -38,6 +38,7 @@ _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash
 _COMPARISON = "dptune.comparison"
 _HISTORY, _OVERRIDE = "dptune.champions", "dptune.override"
 _SIGNER = "dptune.decision_signed_by"
+_RUN, _RUN_URL = "zenml.run", "zenml.run_url"
 _REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
 
 
@@ -210,6 +211,22 @@ def _log_and_register(
     return version
 
 
+def server() -> str | None:
+    """Return the URL of the tracking server; None where there is none."""
+    uri = str(mlflow.get_tracking_uri())
+    return uri if uri.startswith(("http://", "https://")) else None
+
+
+def record_run(version: RegisteredVersion, *, name: str, url: str | None) -> None:
+    """Keep on a version which run of ZenML made it, and where that is shown."""
+    client = MlflowClient()
+    for key, value in {_RUN: name, _RUN_URL: url}.items():
+        if value:
+            client.set_model_version_tag(
+                version.model_name, version.version, key, value
+            )
+
+
 def find_version(model_name: str, *, digest: str) -> ModelVersion | None:
     """Return the version with these weights, if there is one."""
     return next(
@@ -275,28 +292,53 @@ def record_decision(
     decision_hash: str,
     reasons: str,
     signer: str,
+    epsilons: Mapping[str, str],
+    summary: str,
     files: Mapping[str, str],
 ) -> None:
-    """Keep a gate decision on the version, and its files with the run."""
+    """Keep a gate decision on the version, and its files with the run.
+
+    Args:
+        version: that was decided on.
+        outcome: of the gate.
+        decision_hash: of the decision.
+        reasons: why, in one line.
+        signer: of the decision.
+        epsilons: in words, by notion and relation.
+        summary: the version at a glance, in Markdown.
+        files: text by name.
+    """
     client = MlflowClient()
     tags = {
         _OUTCOME: outcome,
         _HASH: decision_hash,
         _SIGNER: signer,
         "dptune.reason": reasons[:4900],
+        **{f"dptune.epsilon.{terms}": words for terms, words in epsilons.items()},
     }
     for key, value in tags.items():
         client.set_model_version_tag(version.model_name, version.version, key, value)
+    _describe(version, summary)
     run_id = get_version(version.model_name, version.version).run_id
     with in_run(str(run_id)):
         for name, text in files.items():
             mlflow.log_text(text, name)
 
 
+def _describe(version: RegisteredVersion, summary: str) -> None:
+    """Write what MLflow shows above a version, with the way to the run that made it."""
+    tags = get_version(version.model_name, version.version).tags
+    name, url = tags.get(_RUN), tags.get(_RUN_URL)
+    run = f"[{name}]({url})" if url else name
+    text = f"{summary}\n**ZenML run**: {run}" if name else summary
+    MlflowClient().update_model_version(version.model_name, version.version, text)
+
+
 def record_override(
-    version: RegisteredVersion, *, reason: str, files: Mapping[str, str]
+    version: RegisteredVersion, *, reason: str, summary: str, files: Mapping[str, str]
 ) -> None:
     """Keep on the version why it was promoted past the gate, and its new card."""
+    _describe(version, summary)
     client = MlflowClient()
     client.set_model_version_tag(
         version.model_name, version.version, _OVERRIDE, reason[:4900]

@@ -7,9 +7,11 @@ from zenml import log_metadata, step
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
 from dptune.reports.card import PrivacyCard
+from dptune.reports.summary import at_a_glance, verdict_tag
 from dptune.results import RegisteredVersion
 from steps._alerting import alert_verdict
 from steps._caching import NEVER
+from steps._dashboard import show_on_run
 from steps._deciding import decide_on, reasons
 
 
@@ -32,4 +34,5 @@ def gate(
             "criteria": ", ".join(c.name for c in decision.failed()) or "all met",
         }
     )
+    show_on_run(at_a_glance(card, decision), version, tag=verdict_tag(decision.outcome))
     return decision, card

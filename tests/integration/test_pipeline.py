@@ -247,8 +247,23 @@ def test_zenml_metadata_tells_verdict_and_epsilon(trained):
         assert steps["gate"].run_metadata["gate"] == verdict
         claims = [k for k in steps["register"].run_metadata if k.startswith("epsilon")]
         assert len(claims) >= 3
+        shown = trained[name].run.run_metadata
+        assert shown["verdict"] == verdict
+        assert any("selective" in label for label in shown["epsilon"])
+        assert ("why it was refused" in shown) == (verdict != "PASS")
+        assert f"verdict:{verdict}" in {tag.name for tag in trained[name].run.tags}
     twin = Client().get_model_version(MODEL, "v1")
-    assert twin.run_metadata["gate"] == "PASS"
+    assert twin.run_metadata["verdict"] == "PASS"
+    assert "verdict:PASS" in {tag.name for tag in twin.tags}
+
+
+def test_mlflow_shows_a_version_at_a_glance_and_the_run_that_made_it(trained):
+    for version, name, verdict in (("1", "jft", "PASS"), ("2", "no_dp", "BLOCK")):
+        shown = _versions()[version]
+        assert shown.description.startswith(f"**verdict**: {verdict}")
+        assert shown.tags["zenml.run"] in shown.description
+        assert shown.tags["zenml.run"].startswith(f"tiny-{name}-")
+        assert shown.tags["dptune.epsilon.selective.replace_one"]
 
 
 def test_every_public_report_has_a_page_and_no_restricted_one_has(trained):
