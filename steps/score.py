@@ -42,6 +42,7 @@ def score(
             folder=workspace.runs,
             seed=seed,
             retrain=retrain,
+            run=reservation.id,
             spend=spender(workspace.budget_url, reservation),
             nominal_epsilon=plan.counts_nominal_epsilon,
             access=llm_access(),

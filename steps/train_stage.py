@@ -88,6 +88,7 @@ def train_stage(
             folder=workspace.runs,
             performance=performance,
             retrain=retrain,
+            run=reservation.id,
             spend=spender(workspace.budget_url, reservation),
             on_step=on_step,
             watch=tracer.watch if tracer.steps else None,

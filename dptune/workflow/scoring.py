@@ -28,7 +28,7 @@ from dptune.detection.scoring import (
     score_entity_types,
 )
 from dptune.workflow.charging import release_entry
-from dptune.workflow.training import put_aside
+from dptune.workflow.retraining import start_again
 
 _JUDGE: Final = "scoring.judge"
 
@@ -43,6 +43,7 @@ def score_corpus(
     folder: Path,
     seed: int | None,
     retrain: bool = False,
+    run: str = "",
     spend: Callable[[LedgerEntry], None] | None = None,
     nominal_epsilon: float | None = None,
     access: LlmAccess = NO_ACCESS,
@@ -71,6 +72,7 @@ def score_corpus(
         folder: home of all runs.
         seed: fixes the noise, for tests; None takes it from the operating system.
         retrain: release again although a finished release is there.
+        run: that releases again, so that it finds its own if it is started again.
         spend: charges the data set's budget; raises to refuse.
         nominal_epsilon: the release's part of the plan's nominal figure.
         access: of the judge.
@@ -89,7 +91,7 @@ def score_corpus(
         return table, ledger
     home = folder / _key(labelled, settings, recipe=recipe, seed=seed)
     if retrain:
-        put_aside(home)
+        start_again(home, run=run)
     journal = LedgerJournal(home / "ledger.jsonl")
     found = home / "counts.json"
     if not found.is_file():

@@ -41,6 +41,7 @@ from dptune.workflow.device import place_processes
 from dptune.workflow.forward import PublicText, train_on_releases
 from dptune.workflow.job import TrainingJob, load_start, run_job
 from dptune.workflow.launch import train_on_ranks
+from dptune.workflow.retraining import start_again
 from dptune.workflow.screening import screened_rows
 from dptune.workflow.tiering import count_leaks, in_tiers, tiers_for
 from dptune.workflow.weighting import weighted
@@ -153,6 +154,7 @@ def run_stage(
     folder: Path,
     performance: PerformanceSettings,
     retrain: bool = False,
+    run: str = "",
     spend: Callable[[LedgerEntry], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
     controller: Controller | None = None,
@@ -172,6 +174,7 @@ def run_stage(
         retrain: charge and train again although a finished result is there. The
             earlier training is put aside with its journal: what it spent stays spent,
             but it is no part of the new model's own claim.
+        run: that retrains, so that it resumes its own training if it is started again.
         spend: charges a block to the data set's budget, before the journal is charged
             and before its noise is drawn; raises to refuse it. None keeps no budget.
         on_step: called after every step.
@@ -182,7 +185,7 @@ def run_stage(
     """
     home = folder / inputs.key()
     if retrain:
-        put_aside(home)
+        start_again(home, run=run)
     home.mkdir(parents=True, exist_ok=True)
     (home / "stage.json").write_text(
         json.dumps({"corpus": inputs.corpus.fingerprint, "recipe": inputs.recipe}),
@@ -287,16 +290,6 @@ def _charge_to(
         journal.charge(entry)
 
     return charge
-
-
-def put_aside(home: Path) -> None:
-    """Keep the journal of a finished training; its weights live in the registry."""
-    if not home.is_dir():
-        return
-    shutil.rmtree(home / "checkpoint", ignore_errors=True)
-    shutil.rmtree(home / "model", ignore_errors=True)
-    number = sum(1 for _ in home.parent.glob(f"{home.name}.*"))
-    home.rename(home.with_name(f"{home.name}.{number + 1}"))
 
 
 def _texts_digest(corpus: Corpus, *, with_spans: bool, with_types: bool) -> str:

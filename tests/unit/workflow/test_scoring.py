@@ -134,6 +134,10 @@ def test_score_release_again_on_demand_is_charged_again(labelled, tmp_path):
     for retrain in (False, True):
         score(labelled, RELEASED, tmp_path, spend=spent.append, retrain=retrain)
     assert len(spent) == 2
+    for _ in range(2):  # the same run, started again after a kill
+        again = {"retrain": True, "run": "a"}
+        score(labelled, RELEASED, tmp_path, spend=spent.append, **again)
+    assert len(spent) == 3
 
 
 def test_score_refused_or_killed_release_draws_nothing_unpaid(

@@ -162,6 +162,27 @@ def kill_at(step):
     return on_step
 
 
+def test_killed_retraining_that_is_started_again_resumes_its_own(make_inputs, tmp_path):
+    inputs = make_inputs()
+    first = run(inputs, tmp_path)
+    with pytest.raises(Killed):
+        run(inputs, tmp_path, retrain=True, run="a", on_step=kill_at(3))
+    second = run(inputs, tmp_path, retrain=True, run="a")
+    assert second.report.resumed_from_step == 2
+    assert second.bundle.digest != first.bundle.digest
+    assert sorted(charged(tmp_path)) == [5, 7]
+    assert run(inputs, tmp_path, retrain=True, run="a").ledger == second.ledger
+    assert paid(run(inputs, tmp_path, retrain=True, run="b")) == 5
+    assert sorted(charged(tmp_path)) == [5, 5, 7]
+
+
+def test_twin_that_knows_no_run_pays_for_everything_again(make_inputs, tmp_path):
+    with pytest.raises(Killed):
+        run(make_inputs(), tmp_path, retrain=True, on_step=kill_at(3))
+    run(make_inputs(), tmp_path, retrain=True)
+    assert sorted(charged(tmp_path)) == [4, 5]
+
+
 @pytest.mark.parametrize(
     ("step", "resumed", "total"), [(1, None, 7), (2, None, 7), (3, 2, 7), (5, 4, 6)]
 )
