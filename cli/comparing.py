@@ -29,7 +29,7 @@ from dptune.reports.cells import (
     comparison_rows,
     finite,
 )
-from dptune.reports.compare_csv import cells_csv, rows_csv
+from dptune.reports.compare_csv import cells_csv, rows_csv, trace_csv
 from dptune.reports.compare_page import guarantee_table, leakage_table
 from dptune.reports.formatting import MISSING, duration, epsilon, number
 from dptune.reports.html import render_fragment
@@ -365,6 +365,8 @@ def _write(report: ComparisonReport) -> list[Path]:
         f"{stem}.csv": rows_csv(report),
         f"{stem}-cells.csv": cells_csv(report),
     }
+    if any(cell.trace for cell in report.cells):
+        files[f"{stem}-trace.csv"] = trace_csv(report)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in files]

@@ -59,11 +59,12 @@ class MeasureSettings(_Settings):
 
     Args:
         extraction: what sampling draws out, which is slow.
-        checkpoints: how often each stage is measured while it trains.
+        checkpoints: how often each stage is measured while it trains; null is
+            `attack.num_checkpoints` of the base.
     """
 
     extraction: bool = False
-    checkpoints: int = Field(default=0, ge=0, le=50)
+    checkpoints: int | None = Field(default=None, ge=0, le=50)
 
 
 class CompareConfig(_Settings):
@@ -223,7 +224,9 @@ def _train_config(
     values = deepcopy(dict(base))
     for changes in (config.set, choice.set):
         merge(values, deepcopy(changes))
-    measured: dict[str, Any] = {"num_checkpoints": config.measure.checkpoints}
+    measured: dict[str, Any] = {}
+    if config.measure.checkpoints is not None:
+        measured["num_checkpoints"] = config.measure.checkpoints
     if not config.measure.extraction:
         measured["extraction"] = None
     comparison = {

@@ -362,7 +362,8 @@ class AttackSettings(_Settings):
         max_nodes: how far that search may go.
         extraction: what is drawn by sampling; null leaves it out.
         shadows: null leaves out the attacks that train models of their own.
-        num_checkpoints: how often each stage is measured while it trains.
+        num_checkpoints: how often each stage is measured while it trains; null is three
+            times, and before, for a stage that weighs tokens, and never for others.
     """
 
     num_members: int = Field(default=1000, ge=50)
@@ -372,7 +373,7 @@ class AttackSettings(_Settings):
     max_nodes: int = Field(default=20_000, ge=100)
     extraction: ExtractionSettings | None = ExtractionSettings()
     shadows: ShadowSettings | None = None
-    num_checkpoints: int = Field(default=0, ge=0, le=50)
+    num_checkpoints: int | None = Field(default=None, ge=0, le=50)
 
 
 class PerformanceSettings(_Settings):

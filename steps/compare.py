@@ -11,7 +11,7 @@ from dptune.reports.cells import (
     StageUsage,
     comparison_rows,
 )
-from dptune.reports.compare_csv import cells_csv, rows_csv
+from dptune.reports.compare_csv import cells_csv, rows_csv, trace_csv
 from dptune.reports.html import render_fragment
 from dptune.results import StageReport
 from steps._caching import NEVER
@@ -39,6 +39,8 @@ def compare(
         "comparison.csv": rows_csv(report),
         "cells.csv": cells_csv(report),
     }
+    if any(cell.trace for cell in cells):
+        files["trace.csv"] = trace_csv(report)
     log_comparison(parent_run, comparison_rows(report), files=files)
     log_metadata({"cells": len(cells), "failed": len(report.failed)})
     return report

@@ -1,4 +1,4 @@
-"""A comparison as two CSV tables: its rows, and every training."""
+"""A comparison as CSV tables: its rows, every training, every checkpoint."""
 
 import csv
 import io
@@ -25,6 +25,12 @@ _SPREADS = (
 )
 
 
+_POINT = (
+    *("stage", "step", "perplexity", "sensitive_perplexity", "ordinary_perplexity"),
+    *("accuracy", "exposure", "held_out_exposure"),
+)
+
+
 def rows_csv(report: ComparisonReport) -> str:
     """Return one line for each recipe and budget; empty cells were not measured."""
     heads = [
@@ -45,6 +51,18 @@ def cells_csv(report: ComparisonReport) -> str:
         *("certified_epsilon", "nominal_epsilon"),
     ]
     return _csv(heads, [_cell(cell) for cell in report.cells])
+
+
+def trace_csv(report: ComparisonReport) -> str:
+    """Return one line for each checkpoint that was measured on the way."""
+    cells = ("label", "recipe", "target_epsilon", "seed")
+    lines = [
+        [getattr(cell, name) for name in cells]
+        + [getattr(point, name) for name in _POINT]
+        for cell in report.cells
+        for point in cell.trace
+    ]
+    return _csv([*cells, *_POINT], lines)
 
 
 def _row(row: ComparisonRow) -> list[object]:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from dptune.reports import _figure as fig
 from dptune.reports._paint import NULL_HIGH, NULL_LOW, note
@@ -18,7 +17,7 @@ from dptune.reports.cells import (
     Spread,
 )
 from dptune.reports.formatting import number
-from dptune.results import TracePoint
+from dptune.reports.trace_page import exposure_plots, plain_ticks, series_style
 
 _NO_GUARANTEE = "no guarantee"
 
@@ -86,20 +85,7 @@ def trace_plots(report: ComparisonReport) -> tuple[Block, ...]:
             "equally dear.",
         )
     ]
-    for title, pick in (
-        ("Sensitive tokens", lambda p: p.sensitive_perplexity),
-        ("Other tokens", lambda p: p.ordinary_perplexity),
-    ):
-        curves = _curves(traced, pick)
-        if curves:
-            plots.append(
-                Plot(
-                    svg=_exposure_curves(curves, title=title),
-                    title=f"Exposure against perplexity: {title.lower()}",
-                    caption="One mark per checkpoint, the last one larger. Lower left "
-                    "is better. ATDP (figure 2) draws the perplexities alone.",
-                )
-            )
+    plots += exposure_plots({_name(cell): cell.trace for cell in traced})
     return (Plots(items=tuple(plots)),)
 
 
@@ -136,15 +122,6 @@ def _base_utility(report: ComparisonReport, *, classifies: bool) -> float | None
     return None
 
 
-def _style(index: int) -> dict[str, object]:
-    """Tell series apart by color, then by mark and dash."""
-    return {
-        "color": fig.SERIES[index % 6],
-        "marker": fig.MARKERS[(index + index // 6) % 6],
-        "linestyle": fig.DASHES[(index // 6) % 6],
-    }
-
-
 def _trade_off(
     series: dict[str, list[_Mark]],
     *,
@@ -179,7 +156,7 @@ def _trade_off(
                 capsize=3,
                 linewidth=1.6,
                 markersize=7,
-                **_style(index),  # type: ignore[arg-type]
+                **series_style(index),  # type: ignore[arg-type]
             )
         axes.set_xlim(0 if not chance else -0.02 * edge, edge)
         axes.margins(y=0.12)
@@ -224,11 +201,11 @@ def _steps_to_utility(cells: Sequence[CellResult], *, classifies: bool) -> str:
                 label=_name(cell),
                 linewidth=1.6,
                 markersize=5,
-                **_style(index),  # type: ignore[arg-type]
+                **series_style(index),  # type: ignore[arg-type]
             )
         if not classifies:
             axes.set_yscale("log")
-            _plain_ticks(axes.yaxis)
+            plain_ticks(axes.yaxis)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("steps of the training")
@@ -241,13 +218,6 @@ def _steps_to_utility(cells: Sequence[CellResult], *, classifies: bool) -> str:
     return fig.draw(paint, label=label, height=4.0)
 
 
-def _plain_ticks(axis: Axis) -> None:
-    """Write a logarithmic axis in plain numbers, a few for each decade."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=8))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    axis.set_minor_locator(NullLocator())
-
-
 def _course(cell: CellResult) -> list[tuple[int, float]]:
     """Return steps, counted through the stages, and utility."""
     start, steps = 0, {}
@@ -258,42 +228,3 @@ def _course(cell: CellResult) -> list[tuple[int, float]]:
         (steps.get(p.stage, 0) + p.step, p.accuracy or p.perplexity or math.nan)
         for p in cell.trace
     ]
-
-
-def _curves(
-    cells: Sequence[CellResult], pick: Callable[[TracePoint], float | None]
-) -> dict[str, list[tuple[float, float]]]:
-    """Return (perplexity, exposure) of every checkpoint where both were measured."""
-    found = {}
-    for cell in cells:
-        points = [(pick(p), p.exposure) for p in cell.trace]
-        known = [(x, y) for x, y in points if x is not None and y is not None]
-        if known:
-            found[_name(cell)] = known
-    return found
-
-
-def _exposure_curves(
-    curves: dict[str, list[tuple[float, float]]], *, title: str
-) -> str:
-    """Draw exposure against perplexity, checkpoint by checkpoint."""
-
-    def paint(axes: Axes) -> None:
-        axes.axhspan(NULL_LOW, NULL_HIGH, color=fig.BAND, zorder=0)
-        for index, (name, points) in enumerate(curves.items()):
-            style = _style(index)
-            xs, ys = [x for x, _ in points], [y for _, y in points]
-            axes.plot(xs, ys, label=name, linewidth=1.3, markersize=4, **style)  # type: ignore[arg-type]
-            axes.plot(xs[-1:], ys[-1:], markersize=9, **style)  # type: ignore[arg-type]
-        axes.set_xscale("log")
-        _plain_ticks(axes.xaxis)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("perplexity (log scale)")
-        axes.set_ylabel("mean exposure, planted (bits)")
-        fig.legend_below(axes, columns=3)
-
-    label = f"Exposure against perplexity, {title.lower()}: " + "; ".join(
-        f"{name} ends at {number(p[-1][0])}, {number(p[-1][1])} bits"
-        for name, p in curves.items()
-    )
-    return fig.draw(paint, label=label, height=4.0)

@@ -26,6 +26,7 @@ from dptune.reports.plots import (
     epsilon_series,
     loss_plot,
 )
+from dptune.reports.trace_page import trace_section
 from dptune.results import (
     RegisteredVersion,
     StageReport,
@@ -64,6 +65,8 @@ def stage_page(report: StageReport) -> Page:
         sections.append(Section(title="Epsilon so far", blocks=(plot,)))
     if report.controller is not None:
         sections.append(controller_section(report.controller))
+    if report.trace:
+        sections.append(trace_section(report.trace))
     if report.curve:
         sections.append(_private_losses(report))
     return Page(

@@ -28,6 +28,7 @@ from dptune.workflow.device import pick_device, place_processes
 from dptune.workflow.evaluation import CanaryRanking
 
 _MOST_RECORDS = 256
+_SCRUB_CHECKPOINTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,8 @@ class Tracer:
         plan: of the stage.
         corpus: the original view with its labels and canaries.
         canaries: what was planted, and controls.
-        attacks: `num_checkpoints` of the stage are measured, the last at its end.
+        attacks: `num_checkpoints` of the stage are measured, the last at its end, and
+            the start of a stage that weighs tokens.
         max_tokens: longest sequence.
         performance: memory and speed.
         file: where the figures are kept, beside the stage's checkpoint.
@@ -60,13 +62,17 @@ class Tracer:
     @property
     def steps(self: Self) -> frozenset[int]:
         """Steps that are measured; none where another process holds the model."""
+        scrubs = self.plan.settings.token_weights is not None
         count = self.attacks.num_checkpoints
+        if count is None:
+            count = _SCRUB_CHECKPOINTS if scrubs else 0
         alone = place_processes(self.performance).num_processes == 1
         if not count or not alone or self.plan.settings.local is not None:
             return frozenset()
         total = self.plan.num_steps
+        first = 0 if scrubs else 1  # a scrub is compared with what it started from
         return frozenset(
-            math.ceil(total * part / count) for part in range(1, count + 1)
+            math.ceil(total * part / count) for part in range(first, count + 1)
         )
 
     def points(self: Self) -> tuple[TracePoint, ...]:

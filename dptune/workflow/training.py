@@ -180,8 +180,8 @@ def run_stage(
         on_step: called after every step.
         controller: wishes for the noise of an adaptive plan, which trains in one
             process; a stage with `controller` settings builds its own.
-        watch: called after every step with the model, which it must not change;
-            not for stages that other processes train.
+        watch: called before the first step and after every step with the model, which
+            it must not change; not for stages that other processes train.
     """
     home = folder / inputs.key()
     if retrain:
@@ -212,6 +212,8 @@ def run_stage(
     journal = LedgerJournal(home / "ledger.jsonl")
     on_step = _watched(on_step, watch, loaded)
     target = home / "model"
+    if watch is not None and not target.is_dir():
+        watch(0, loaded)
     charge = _charge_to(journal, inputs, spend=spend)
     if inputs.plan.settings.local is not None:
         outcome = train_on_releases(

@@ -15,7 +15,7 @@ from dptune.reports.cells import (
     paired_rows,
     spread,
 )
-from dptune.reports.compare_csv import cells_csv, rows_csv
+from dptune.reports.compare_csv import cells_csv, rows_csv, trace_csv
 from dptune.reports.compare_page import compare_page, nominal_cell
 from dptune.reports.html import render_fragment
 from dptune.reports.render import page_html
@@ -283,3 +283,13 @@ def test_cells_csv_has_every_training_and_the_reason_of_a_failure():
 
 def test_report_survives_the_trip_through_json():
     assert ComparisonReport.model_validate_json(whole().model_dump_json()) == whole()
+
+
+def test_trace_csv_has_every_checkpoint_of_every_training():
+    lines = table(trace_csv(whole()))
+    assert len(lines) == 8
+    first = lines[0]
+    assert (first["label"], first["seed"], first["step"]) == ("no_dp", "0", "5")
+    assert float(first["sensitive_perplexity"]) == pytest.approx(12.0)
+    assert first["accuracy"] == ""
+    assert table(trace_csv(report(cell()))) == []

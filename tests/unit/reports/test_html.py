@@ -8,7 +8,7 @@ from dptune.errors import ArtifactError
 from dptune.privacy import Mode
 from dptune.reports.html import render_fragment
 from dptune.reports.model_pages import PRIVATE_HEADING
-from dptune.results import DetectionReport, Expectation, Report
+from dptune.results import DetectionReport, Expectation, Report, TracePoint
 
 from .checks import check_page, outline
 from .samples import (
@@ -75,6 +75,32 @@ def test_fragment_of_stage_puts_losses_under_private_heading():
 
 def test_fragment_of_stage_without_curve_has_no_private_section():
     assert PRIVATE_HEADING not in render_fragment(stage_report(curve=()))
+
+
+def test_fragment_of_stage_shows_its_checkpoints_for_both_kinds_of_token():
+    points = [
+        TracePoint(
+            stage="atdp",
+            step=step,
+            perplexity=6.5 + step,
+            sensitive_perplexity=34.5 + step,
+            ordinary_perplexity=3.5 + step,
+            exposure=5.25 - step,
+            held_out_exposure=1.5,
+        )
+        for step in (0, 2)
+    ]
+    page = render_fragment(stage_report(trace=tuple(points)))
+    found = check_page(page).text
+    assert "Exposure against perplexity: sensitive tokens" in found
+    assert "Exposure against perplexity: other tokens" in found
+    assert all(figure in found for figure in ("34.5", "36.5", "5.25", "3.25"))
+    assert "not covered by epsilon" in found
+    classifier = (TracePoint(stage="atdp", step=2, accuracy=0.75),)
+    found = check_page(render_fragment(stage_report(trace=classifier))).text
+    assert "75 %" in found
+    assert "Exposure" not in found
+    assert "While it trained" not in render_fragment(stage_report())
 
 
 def test_fragment_of_utility_shows_no_record_values():

@@ -202,6 +202,24 @@ def test_nothing_is_measured_unless_asked(make_inputs, tracer):
     assert traced.points() == ()
 
 
+def test_scrub_is_measured_before_it_and_on_the_way_unless_told_otherwise(
+    make_inputs, tracer, corpus, tmp_path
+):
+    rows = corpus.dataset.add_column("spans", [[]] * len(corpus.dataset))
+    weighed = {"token_weights": {"sensitive_share": 0.2}}
+    inputs = make_inputs(seed=3, corpus=corpus.with_dataset(rows), **weighed)
+    traced = tracer(inputs, None)
+    assert traced.steps == {0, 2, 4, 5}
+    settings = {"folder": tmp_path, "performance": PERFORMANCE}
+    run_stage(inputs, PrivacyLedger(), watch=traced.watch, **settings)
+    points = traced.points()
+    assert [p.step for p in points] == [0, 2, 4, 5]
+    assert points[0].perplexity != points[1].perplexity
+    run_stage(inputs, PrivacyLedger(), watch=traced.watch, **settings)
+    assert traced.points() == points  # a finished stage is not measured again
+    assert tracer(inputs, 0).steps == tracer(make_inputs(), None).steps == frozenset()
+
+
 def test_peak_memory_sees_what_was_held():
     with peak_memory("cpu") as found:
         held = bytearray(b"x") * 200_000_000
