@@ -1,0 +1,427 @@
+"""What ATDP's scrub forgets, what it costs, and what it leaves of the language.
+
+    python benchmarks/atdp_scrub.py --seeds 0 1 2
+    python benchmarks/atdp_scrub.py --seeds 90 --results FILE --set
+        atdp.optimizer.learning_rate=1.0e-3
+
+Every seed is a fresh invented corpus with two groups of canaries, planted once and
+planted ten times, beside controls that nobody saw. Four trainings of it:
+
+- `no_dp`, and `no_dp_atdp`: the scrub on its model;
+- `redacted_atdp`: the scrub after redacted text whose detector missed every canary;
+- `jft`: the private stage after the same redacted text.
+
+The scrub and JFT's private stage are told of the canaries (ATDP's protocol: the first
+phase misses them, the second does not), see the same units, and are calibrated to the
+same epsilon. Settings of the scrub were chosen on seed 90. Each stage is measured at
+its checkpoints: perplexity of sensitive and of other tokens, and the rank of every
+canary. Randomness is seeded so that runs repeat: no run here is private.
+
+Prints Markdown; writes `benchmarks/results/atdp_scrub.json`, `atdp_scrub.csv` and
+`atdp_scrub.png`. What the JSON holds already is not measured again.
+"""
+
+import argparse
+import csv
+import json
+import math
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from scipy.stats import mannwhitneyu
+
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
+from dptune.attacks.planting import apply_setting, plant
+from dptune.config import (
+    AttackSettings,
+    DataSettings,
+    DetectionSettings,
+    ModelSettings,
+    PerformanceSettings,
+    RedactionSettings,
+)
+from dptune.configfile import apply_overrides, read_yaml, validate
+from dptune.data.corpus import Corpus
+from dptune.detection.engine import detect_dataset
+from dptune.models.bundle import ModelBundle
+from dptune.models.loading import LoadedModel, load_saved
+from dptune.models.saving import save_model
+from dptune.planning import RunPlan, plan_run
+from dptune.privacy import NeighboringRelation, Notion
+from dptune.recipes import Recipe
+from dptune.reports import _figure as fig
+from dptune.workflow.detectors import engine_of
+from dptune.workflow.evaluation import CanaryRanking
+from dptune.workflow.ingestion import GOLD, read_corpus
+from dptune.workflow.preparation import prepare_base
+from dptune.workflow.redacting import redact_corpus
+from dptune.workflow.tracing import Tracer
+from dptune.workflow.training import StageInputs, run_stage
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULTS = REPOSITORY / "benchmarks" / "results" / "atdp_scrub.json"
+CONFIG = REPOSITORY / "configs" / "train" / "quickstart.yaml"
+SPEED = PerformanceSettings(
+    physical_batch_size=8, evaluation_batch_size=64, block_size=1000
+)
+EPSILON, DELTA = 8.0, 1e-4
+COPIES, DIGITS = 10, 5
+STAGES = (
+    "finetune.epochs=7",
+    "finetune.expected_batch_size=16",
+    "finetune.optimizer.learning_rate=3.0e-3",
+    "redacted_finetune.epochs=7",
+    "redacted_finetune.expected_batch_size=16",
+    "redacted_finetune.optimizer.learning_rate=3.0e-3",
+    "private_finetune.epochs=5",
+    "private_finetune.optimizer.learning_rate=1.0e-3",
+)
+GROUPS = ("once", "ten", "held_out")
+KINDS = ("perplexity", "sensitive_perplexity", "ordinary_perplexity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One seed's text with canaries, in both views, and the model before fine-tuning.
+
+    Args:
+        original: labels of the second phase, which misses no canary.
+        redacted: by the labels of the first phase, which misses all of them.
+        canaries: the first half of the planted ones stands there once.
+    """
+
+    base: ModelBundle
+    model: ModelSettings
+    original: Corpus
+    redacted: Corpus
+    canaries: CanarySet
+
+    @property
+    def num_units(self) -> int:
+        """Privacy units that train, canaries included."""
+        return len(set(self.original.split("train")["unit_id"]))
+
+
+def world(seed: int, options: argparse.Namespace, folder: Path) -> World:
+    """Invent, plant, mark and redact one corpus; train the base model once."""
+    values = read_yaml(CONFIG)
+    values["data"]["source"] |= {"seed": seed, "num_records": options.num_records}
+    counts = {"num_planted": 2 * options.canaries, "num_held_out": options.canaries}
+    counts |= {"length": DIGITS, "insertions": COPIES}
+    spec = validate(CanarySpec, values["canaries"] | counts)
+    model = validate(ModelSettings, values["model"])
+    canaries = draw_canaries(spec, seed=seed)
+    corpus = read_corpus(validate(DataSettings, values["data"]), data_root=REPOSITORY)
+    engine = engine_of(validate(DetectionSettings, values["detection"]))
+    marked = detect_dataset(plant(corpus.dataset, canaries), engine)
+    marked = marked.remove_columns(GOLD)
+    views = {}
+    for setting in ("missed", "not_missed"):
+        told = spec.model_copy(update={"setting": setting})
+        labelled = apply_setting(marked, canaries.model_copy(update={"spec": told}))
+        kept = [i for i, row in enumerate(labelled["id"]) if stays(row, options)]
+        views[setting] = corpus.with_dataset(labelled.select(kept))
+    redacted, _ = redact_corpus(views["missed"], RedactionSettings(), key=bytes)
+    return World(
+        base=prepare_base(model, SPEED, data_root=REPOSITORY, folder=folder / "base"),
+        model=model,
+        original=views["not_missed"],
+        redacted=redacted,
+        canaries=canaries,
+    )
+
+
+def stays(row_id: str, options: argparse.Namespace) -> bool:
+    """Whether a row is no further copy of a canary that is planted once."""
+    name, _, rest = row_id.partition("-")
+    if name != "canary":
+        return True
+    number, _, copy = rest.partition("-")
+    return int(number) >= options.canaries or copy == "0"
+
+
+def recipe_of(name: str, changes: Sequence[str]) -> Recipe:
+    """Read a recipe, with `<stage>.<key>=<value>` changes of stages that it has."""
+    values = read_yaml(REPOSITORY / "configs" / "recipes" / f"{name}.yaml")
+    stages = [
+        apply_overrides(
+            stage,
+            [c.partition(".")[2] for c in changes if c.startswith(stage["name"] + ".")],
+        )
+        for stage in values["stages"]
+    ]
+    return validate(Recipe, values | {"stages": stages})
+
+
+class Probe:
+    """Measures one stage at its checkpoints: both perplexities, and every rank."""
+
+    def __init__(
+        self, made: World, plan: RunPlan, stage: str, *, count: int, home: Path
+    ) -> None:
+        attacks = AttackSettings(num_checkpoints=count)
+        self._tracer = Tracer(
+            plan=next(p for p in plan.stages if p.settings.name == stage),
+            corpus=made.original,
+            canaries=draw_canaries(CanarySpec(num_planted=0, num_held_out=0), seed=0),
+            attacks=attacks,
+            max_tokens=made.model.max_tokens,
+            performance=SPEED,
+            file=home / f"{plan.recipe}-{stage}.jsonl",
+            cache=home.parent,
+        )
+        self._tracer.file.unlink(missing_ok=True)
+        self._ranking = CanaryRanking(
+            canaries=made.canaries, attacks=attacks, device="cpu", cache=home.parent
+        )
+        self._half = len(made.canaries.planted) // 2
+        self.ranks: dict[int, dict[str, list[int]]] = {}
+
+    def watch(self, step: int, loaded: LoadedModel) -> None:
+        """Measure, if this is a checkpoint."""
+        self._tracer.watch(step, loaded)
+        if step not in self._tracer.steps:
+            return
+        groups: dict[str, list[int]] = {name: [] for name in GROUPS}
+        with tempfile.TemporaryDirectory() as copy:  # the model itself is in training
+            save_model(loaded.model, loaded.tokenizer, Path(copy) / "model")
+            found = self._ranking.measure(load_saved(Path(copy) / "model"))
+        for one in found.canaries:
+            first = int(one.canary_id.rpartition("-")[2]) < self._half
+            name = ("once" if first else "ten") if one.planted else "held_out"
+            groups[name].append(one.rank)
+        self.ranks[step] = groups
+
+    def rows(self, seconds: float, steps: int) -> Iterator[dict[str, Any]]:
+        """Return what was measured, with the share of the stage's time until then."""
+        for point in self._tracer.points():
+            yield {
+                "step": point.step,
+                "seconds": round(seconds * point.step / steps, 2),
+                "perplexity": point.perplexity,
+                "sensitive_perplexity": point.sensitive_perplexity,
+                "ordinary_perplexity": point.ordinary_perplexity,
+                "ranks": self.ranks[point.step],
+            }
+
+
+def measure(
+    seed: int, options: argparse.Namespace, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Train all four, and yield a row for each checkpoint of each stage."""
+    made, home = world(seed, options, folder), folder / f"stages-{seed}"
+    home.mkdir(parents=True, exist_ok=True)
+    trained: dict[str, ModelBundle] = {}
+    for name, stage, start, view in (
+        ("no_dp_atdp", "finetune", "", made.original),
+        ("no_dp_atdp", "atdp", "finetune", made.original),
+        ("redacted_atdp", "redacted_finetune", "", made.redacted),
+        ("redacted_atdp", "atdp", "redacted_finetune", made.original),
+        ("jft", "private_finetune", "redacted_finetune", made.original),
+    ):
+        plan = plan_run(
+            recipe_of(name, [*STAGES, *options.changes]),
+            num_units=made.num_units,
+            notion=Notion.SELECTIVE,
+            relation=NeighboringRelation.REPLACE_ONE,
+            target_epsilon=EPSILON,
+            target_delta=DELTA,
+        )
+        probe = Probe(made, plan, stage, count=options.checkpoints, home=home)
+        done = run_stage(
+            StageInputs.of(
+                trained.get(start, made.base), view, plan, stage, made.model, seed=seed
+            ),
+            PrivacyLedger(entries=()),
+            folder=home,
+            performance=SPEED,
+            retrain=True,
+            watch=probe.watch,
+        )
+        trained[stage] = done.bundle
+        noise = next(p for p in plan.stages if p.settings.name == stage)
+        facts = {
+            "seed": seed,
+            "recipe": name,
+            "stage": stage,
+            "steps": done.report.num_steps,
+            "noise_multiplier": noise.noise_multiplier,
+        }
+        for row in probe.rows(done.report.seconds, done.report.num_steps):
+            yield facts | row
+
+
+def exposures(ranks: Sequence[int]) -> list[float]:
+    """Exposure of each rank, bits."""
+    return [DIGITS * math.log2(10) - math.log2(rank) for rank in ranks]
+
+
+def mean_exposure(row: Mapping[str, Any], group: str) -> float:
+    """Mean of one group at one checkpoint, bits."""
+    return statistics.mean(exposures(row["ranks"][group]))
+
+
+def last_rows(
+    rows: Sequence[Mapping[str, Any]],
+) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Collect the end of every stage over the seeds."""
+    found = defaultdict(list)
+    for row in rows:
+        if row["step"] == row["steps"]:
+            found[row["recipe"], row["stage"]].append(row)
+    return found
+
+
+def pooled(rows: Sequence[Mapping[str, Any]], group: str) -> list[float]:
+    """Exposures of one group over all seeds."""
+    return [e for row in rows for e in exposures(row["ranks"][group])]
+
+
+def against_controls(rows: Sequence[Mapping[str, Any]], group: str) -> float:
+    """One-sided Mann-Whitney p-value of a group beside the controls of its seeds."""
+    mine, others = pooled(rows, group), pooled(rows, "held_out")
+    return float(mannwhitneyu(mine, others, alternative="greater").pvalue)
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write the ends of all stages, then what the scrub costs beside JFT's stage."""
+    heads = (
+        "after",
+        *KINDS,
+        "once, bits",
+        "p",
+        "ten times, bits",
+        "p",
+        "held out, bits",
+    )
+    lines = ["| " + " | ".join((*heads, "seconds")) + " |", "|---" * 10 + "|"]
+    ends = last_rows(rows)
+    for (recipe, stage), found in ends.items():
+        cells = [f"{recipe}, {stage}"]
+        cells += [spread([row[key] for row in found]) for key in KINDS]
+        for group in GROUPS:
+            per_seed = [mean_exposure(row, group) for row in found]
+            cells.append(spread(per_seed))
+            if group != "held_out":
+                cells.append(f"{against_controls(found, group):.2g}")
+        cells.append(spread([row["seconds"] for row in found]))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *costs(rows)])
+
+
+def costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say when the scrub has come down to JFT's exposure, and after what share."""
+    for seed in sorted({row["seed"] for row in rows}):
+        mine = [r for r in rows if r["seed"] == seed]
+        scrub, private = (
+            [r for r in mine if (r["recipe"], r["stage"]) == stage]
+            for stage in (("redacted_atdp", "atdp"), ("jft", "private_finetune"))
+        )
+        jft, level = private[-1], mean_exposure(private[-1], "ten")
+        there = next((r for r in scrub if mean_exposure(r, "ten") <= level), None)
+        whole = scrub[-1]["seconds"] / jft["seconds"]
+        reached = (
+            f"is there after {there['seconds'] / jft['seconds']:.2f} of its time "
+            f"(perplexity {there['perplexity']:.2f} beside {jft['perplexity']:.2f})"
+            if there
+            else "does not come down to it"
+        )
+        yield (
+            f"Seed {seed}: JFT's private stage leaves ten-times canaries at "
+            f"{level:.2f} bits; the scrub of the same model {reached}; the whole scrub "
+            f"takes {whole:.2f}."
+        )
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean, and the sample standard deviation where there are several seeds."""
+    mean = f"{statistics.mean(values):.3g}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2g}"
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Write a line for each checkpoint, with mean exposures of the groups."""
+    heads = ("seed", "recipe", "stage", "step", "steps", "seconds", "perplexity")
+    more = ("sensitive_perplexity", "ordinary_perplexity")
+    with file.open("w", newline="", encoding="utf-8") as sink:
+        out = csv.writer(sink, lineterminator="\n")
+        out.writerow([*heads, *more, *(f"exposure_{g}" for g in GROUPS)])
+        for row in rows:
+            means = [mean_exposure(row, group) for group in GROUPS]
+            out.writerow(
+                [*(row[h] for h in (*heads, *more)), *(f"{m:.3f}" for m in means)]
+            )
+
+
+def paint(
+    axes: Axes, *, rows: Sequence[Mapping[str, Any]], key: str, name: str
+) -> None:
+    """Draw exposure of ten-times canaries against one perplexity, by checkpoint."""
+    lines: dict[tuple[str, str], dict[int, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        stage = lines.setdefault((row["recipe"], row["stage"]), {})
+        stage.setdefault(row["step"], []).append(row)
+    for index, (line, points) in enumerate(lines.items()):
+        xs = [statistics.mean(r[key] for r in found) for found in points.values()]
+        ys = [statistics.mean(pooled(found, "ten")) for found in points.values()]
+        style = {"color": fig.SERIES[index], "marker": fig.MARKERS[index]}
+        axes.plot(xs, ys, label=", ".join(line), linewidth=1.4, markersize=5, **style)
+        axes.plot(xs[-1:], ys[-1:], markersize=10, **style)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"perplexity of {name} tokens (log scale)")
+    axes.set_ylabel("mean exposure, planted ten times (bits)")
+    axes.set_ylim(bottom=0)
+    fig.legend_below(axes, columns=2)
+
+
+def figure(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Draw the curve for sensitive and for other tokens apart, means over seeds."""
+    kinds = (("sensitive_perplexity", "sensitive"), ("ordinary_perplexity", "other"))
+    paints: list[Callable[[Axes], None]] = [
+        partial(paint, rows=rows, key=key, name=name) for key, name in kinds
+    ]
+    return fig.draw_png(paints, height=5.0)
+
+
+def main() -> None:
+    """Measure the seeds that are not there yet, and write table, CSV and figure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--num-records", type=int, default=300)
+    parser.add_argument("--canaries", type=int, default=40, help="of each group")
+    parser.add_argument("--checkpoints", type=int, default=4, help="of each stage")
+    parser.add_argument("--set", dest="changes", nargs="+", default=[])
+    parser.add_argument("--folder", type=Path, help="keeps the base model")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    file = options.results
+    rows = json.loads(file.read_text()) if file.is_file() else []
+    with tempfile.TemporaryDirectory(prefix="dptune-scrub-") as temporary:
+        for seed in options.seeds:
+            if any(row["seed"] == seed for row in rows):
+                continue
+            for row in measure(seed, options, options.folder or Path(temporary)):
+                rows.append(row)
+                short = {k: v for k, v in row.items() if k != "ranks"}
+                means = {
+                    g: round(statistics.mean(exposures(row["ranks"][g])), 2)
+                    for g in GROUPS
+                }
+                print(json.dumps(short | means), flush=True)
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(rows) + "\n", encoding="utf-8")
+    write_csv(rows, file.with_suffix(".csv"))
+    file.with_suffix(".png").write_bytes(figure(rows))
+    print("\n" + summary(rows))
+
+
+if __name__ == "__main__":
+    main()
