@@ -40,9 +40,10 @@ from dptune.recipes import Recipe, View
 from dptune.workflow.detectors import engine_of
 from dptune.workflow.evaluation import measure_utility
 from dptune.workflow.ingestion import GOLD, read_corpus
+from dptune.workflow.inputs import StageInputs
 from dptune.workflow.preparation import prepare_base
 from dptune.workflow.redacting import redact_corpus
-from dptune.workflow.training import StageInputs, run_stage
+from dptune.workflow.training import run_stage
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "best_recipe.json"

@@ -74,7 +74,8 @@ from dptune.recipes import Recipe
 from dptune.results import BudgetReservation
 from dptune.workflow import job, training
 from dptune.workflow.budget import planned_costs, settle_budget, spender
-from dptune.workflow.training import StageInputs, run_stage
+from dptune.workflow.inputs import StageInputs
+from dptune.workflow.training import run_stage
 
 STEPS, BLOCK, DELTA, DATA_SET = 26, 4, 1e-3, "people"
 MOST_TWIN_KILLS = 60

@@ -11,7 +11,7 @@ from dptune.data.corpus import Corpus
 from dptune.detection.scoring import SensitivityTable
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
-from dptune.workflow.training import StageInputs
+from dptune.workflow.inputs import StageInputs
 from dptune.workflow.whitebox import audit_stage
 from steps._caching import NEVER
 

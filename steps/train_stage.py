@@ -17,8 +17,9 @@ from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation, StageReport
 from dptune.workflow.budget import release_held, spender
+from dptune.workflow.inputs import StageInputs
 from dptune.workflow.tracing import Tracer
-from dptune.workflow.training import StageInputs, run_stage
+from dptune.workflow.training import run_stage
 from dptune.workflow.usage import remembered_peak
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER

@@ -1,35 +1,24 @@
 """One training stage: encode, plan, charge, train, store, and extend the ledger."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
-
-from datasets import Dataset
 
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
-from dptune.config import ModelSettings, PerformanceSettings
-from dptune.data.corpus import Corpus
-from dptune.detection.scoring import SensitivityTable
+from dptune.config import PerformanceSettings
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
-from dptune.errors import ConfigError, PrivacyError
+from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import RldpController
-from dptune.mechanisms.sa_adp import Tier
 from dptune.models.bundle import ModelBundle
-from dptune.models.classes import encode_classes
-from dptune.models.encode import encode_corpus
 from dptune.models.loading import LoadedModel, model_digest
 from dptune.models.saving import save_model
-from dptune.planning import RunPlan
 from dptune.results import StageCurvePoint, StageReport
-from dptune.stages import StagePlan
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.controlling import (
     PREFIX,
@@ -38,13 +27,11 @@ from dptune.workflow.controlling import (
     store_controller,
 )
 from dptune.workflow.device import place_processes
-from dptune.workflow.forward import PublicText, train_on_releases
-from dptune.workflow.job import TrainingJob, load_start, run_job
+from dptune.workflow.forward import train_on_releases
+from dptune.workflow.inputs import StageInputs, load_job
+from dptune.workflow.job import TrainingJob, run_job
 from dptune.workflow.launch import train_on_ranks
 from dptune.workflow.retraining import start_again
-from dptune.workflow.screening import screened_rows
-from dptune.workflow.tiering import count_leaks, in_tiers, tiers_for
-from dptune.workflow.weighting import weighted
 
 _CURVE_POINTS = 200
 
@@ -56,95 +43,6 @@ class StageOutcome:
     bundle: ModelBundle
     ledger: PrivacyLedger
     report: StageReport
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageInputs:
-    """Everything that decides what one stage computes.
-
-    Args:
-        model: the model it starts from.
-        corpus: the view it reads; only the `train` split is used.
-        plan: the stage with its noise.
-        recipe: name of the recipe, for the ledger.
-        max_tokens: longest sequence; longer records are split within their unit.
-        max_sequences_per_unit: public contribution bound.
-        seed: fixes all randomness; None takes it from the operating system.
-        public_text: what a recipe may learn from besides, such as an autoencoder.
-        repetition: tells equal trainings apart; seeds nothing.
-        sensitivity: of the types of secrets, for a stage with tiers.
-    """
-
-    model: ModelBundle
-    corpus: Corpus
-    plan: StagePlan
-    recipe: str
-    max_tokens: int
-    max_sequences_per_unit: int
-    seed: int | None
-    public_text: PublicText | None = None
-    repetition: int = 0
-    sensitivity: SensitivityTable | None = None
-
-    @classmethod
-    def of(
-        cls,
-        model: ModelBundle,
-        corpus: Corpus,
-        plan: RunPlan,
-        stage: str,
-        settings: ModelSettings,
-        *,
-        seed: int | None,
-        data_root: Path | None = None,
-        repetition: int = 0,
-        sensitivity: SensitivityTable | None = None,
-    ) -> Self:
-        """Pick one stage out of a run's plan."""
-        return cls(
-            model=model,
-            corpus=corpus,
-            plan=next(p for p in plan.stages if p.settings.name == stage),
-            recipe=plan.recipe,
-            max_tokens=settings.max_tokens,
-            max_sequences_per_unit=settings.max_sequences_per_unit,
-            seed=seed,
-            repetition=repetition,
-            public_text=None
-            if settings.public_text is None
-            else PublicText(source=settings.public_text, data_root=data_root or Path()),
-            sensitivity=sensitivity,
-        )
-
-    @property
-    def tier_of(self) -> dict[str, Tier] | None:
-        """Tier of every type of secret, of a stage that tells them apart."""
-        tiers = self.plan.settings.tiers
-        return None if tiers is None else tiers_for(tiers, self.sensitivity)
-
-    def key(self) -> str:
-        """Name this computation: equal keys may share a finished result."""
-        values = {
-            "model": self.model.digest,
-            "corpus": self.corpus.fingerprint,
-            "texts": _texts_digest(
-                self.corpus,
-                with_spans=self.plan.settings.token_weights is not None,
-                with_types=self.plan.settings.tiers is not None,
-            ),
-            "plan": self.plan.model_dump(mode="json"),
-            "recipe": self.recipe,
-            "tokens": [self.max_tokens, self.max_sequences_per_unit],
-            "seed": self.seed,
-        }
-        if self.plan.settings.local is not None and self.public_text is not None:
-            values["public"] = self.public_text.source.model_dump(mode="json")
-        if self.repetition:
-            values["repetition"] = self.repetition
-        if self.tier_of is not None:
-            values["tiers"] = self.tier_of
-        text = json.dumps(values, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def run_stage(
@@ -199,7 +97,7 @@ def run_stage(
         checkpoint_dir=home / "checkpoint",
         performance=performance,
     )
-    loaded, data = _load(job, inputs)
+    loaded, data = load_job(job, inputs)
     steering = None
     if inputs.plan.settings.controller is not None:
         steering = stage_controller(
@@ -292,112 +190,6 @@ def _charge_to(
         journal.charge(entry)
 
     return charge
-
-
-def _texts_digest(corpus: Corpus, *, with_spans: bool, with_types: bool) -> str:
-    """Hash the training texts in order: redacted views keep the corpus fingerprint.
-
-    Spans count where tokens are weighed by them, and their types where they are told
-    apart by those.
-    """
-    digest, rows = hashlib.sha256(), corpus.split("train")
-    for text in rows["text"]:
-        digest.update(hashlib.sha256(text.encode()).digest())
-    for label in rows["label"] if "label" in rows.column_names else ():
-        digest.update(hashlib.sha256(str(label).encode()).digest())
-    for spans in rows["spans"] if with_spans else ():
-        ends = [(span["start"], span["end"]) for span in spans]
-        digest.update(hashlib.sha256(json.dumps(ends).encode()).digest())
-    for spans in rows["spans"] if with_types else ():
-        kinds = [(s["start"], s["end"], s["entity_type"]) for s in spans]
-        digest.update(hashlib.sha256(json.dumps(kinds).encode()).digest())
-    return digest.hexdigest()
-
-
-def load_stage(
-    inputs: StageInputs, performance: PerformanceSettings
-) -> tuple[LoadedModel, UnitDataset]:
-    """Load what a stage starts from: the model, and the units of the training split."""
-    return _load(_unstored(inputs, performance), inputs)
-
-
-def count_tier_leaks(inputs: StageInputs, performance: PerformanceSettings) -> int:
-    """Count rows of a stage with tiers in which one tier reaches another's part."""
-    loaded, mask = load_start(_unstored(inputs, performance))
-    return count_leaks(
-        _encode(inputs, loaded, mask),
-        inputs.corpus.split("train"),
-        tier_of=inputs.tier_of or {},
-        mask=mask,
-    )
-
-
-def _unstored(inputs: StageInputs, performance: PerformanceSettings) -> TrainingJob:
-    """Return the job of a stage that stores nothing."""
-    return TrainingJob(
-        model=inputs.model.path,
-        plan=inputs.plan,
-        max_tokens=inputs.max_tokens,
-        seed=inputs.seed,
-        checkpoint_dir=Path(),
-        performance=performance,
-    )
-
-
-def _load(job: TrainingJob, inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
-    """Load the model and the units of the training split."""
-    loaded, ignored = load_start(job)
-    encoded = _encode(inputs, loaded, ignored)
-    data = _units(inputs, encoded, mask=ignored)
-    num_units = (data.unnoised or data).num_units
-    if num_units != inputs.plan.num_units:
-        raise PrivacyError(
-            "training must see as many units as the plan was made for, got "
-            f"{num_units} and planned {inputs.plan.num_units}. Calibrate again."
-        )
-    return loaded, data
-
-
-def _units(inputs: StageInputs, encoded: Dataset, *, mask: int | None) -> UnitDataset:
-    """Group encoded rows by unit, or by unit and tier."""
-    if inputs.tier_of is not None:
-        return in_tiers(
-            encoded,
-            inputs.corpus.split("train"),
-            tier_of=inputs.tier_of,
-            mask=mask,
-            max_sequences_per_unit=inputs.max_sequences_per_unit,
-        )
-    return UnitDataset.from_columns(
-        encoded["input_ids"],
-        encoded["loss_weights"],
-        encoded["unit_id"],
-        max_sequences_per_unit=inputs.max_sequences_per_unit,
-        labels=encoded["labels"] if "labels" in encoded.column_names else None,
-    )
-
-
-def _encode(inputs: StageInputs, loaded: LoadedModel, ignored: int | None) -> Dataset:
-    """Encode the training split, for a classifier with the class of each record."""
-    settings, rows = inputs.plan.settings, inputs.corpus.split("train")
-    weights = settings.token_weights
-    if settings.screened is not None:
-        rows = screened_rows(rows, settings.screened)
-    if loaded.class_names:
-        return encode_classes(
-            rows,
-            loaded.tokenizer,
-            max_tokens=inputs.max_tokens,
-            class_names=loaded.class_names,
-        )
-    encoded = encode_corpus(
-        rows,
-        loaded.tokenizer,
-        max_tokens=inputs.max_tokens,
-        ignore_token_id=ignored,
-        with_offsets=weights is not None or inputs.tier_of is not None,
-    )
-    return encoded if weights is None else weighted(encoded, rows, weights)
 
 
 def _train(

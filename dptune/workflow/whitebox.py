@@ -19,7 +19,7 @@ from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import Feed
 from dptune.privacy import Notion
 from dptune.workflow.device import pick_device
-from dptune.workflow.training import StageInputs, count_tier_leaks, load_stage
+from dptune.workflow.inputs import StageInputs, count_tier_leaks, load_stage
 
 _NUM_PROBES = 4
 

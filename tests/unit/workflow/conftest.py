@@ -12,7 +12,7 @@ from dptune.models.source import ArchitectureSource
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
-from dptune.workflow.training import StageInputs
+from dptune.workflow.inputs import StageInputs
 
 PERFORMANCE = PerformanceSettings(physical_batch_size=8, block_size=2, device="cpu")
 

@@ -20,8 +20,9 @@ from dptune.testing.encoders import word_tokenizer
 from dptune.workflow.classifying import NO_EXPOSURE
 from dptune.workflow.evaluation import attack_model, measure_utility
 from dptune.workflow.handover import read_units, write_units
+from dptune.workflow.inputs import StageInputs
 from dptune.workflow.preparation import load_base
-from dptune.workflow.training import StageInputs, run_stage
+from dptune.workflow.training import run_stage
 
 from .conftest import PERFORMANCE, run_plan, stage
 

@@ -14,7 +14,8 @@ from dptune.planning import plan_run
 from dptune.privacy import Mode, NeighboringRelation, Notion
 from dptune.recipes import Recipe
 from dptune.workflow.forward import PublicText
-from dptune.workflow.training import StageInputs, run_stage
+from dptune.workflow.inputs import StageInputs
+from dptune.workflow.training import run_stage
 from dptune.workflow.whatif import calibration
 
 from .conftest import PERFORMANCE

@@ -8,8 +8,8 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.privacy import Notion
 from dptune.settings import ScreenedSettings
 from dptune.workflow.charging import stage_entry
+from dptune.workflow.inputs import load_stage
 from dptune.workflow.screening import screened_rows, screened_units
-from dptune.workflow.training import load_stage
 
 from .conftest import PERFORMANCE, run_plan, stage
 

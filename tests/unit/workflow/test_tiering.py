@@ -16,9 +16,10 @@ from dptune.privacy import NeighboringRelation, Notion
 from dptune.settings import TierSettings
 from dptune.workflow import tiering
 from dptune.workflow.charging import stage_entry
+from dptune.workflow.inputs import load_stage
 from dptune.workflow.preflight import check_selective
 from dptune.workflow.tiering import count_leaks, in_tiers, tiers_for
-from dptune.workflow.training import load_stage, run_stage
+from dptune.workflow.training import run_stage
 from dptune.workflow.whitebox import audit_stage
 from infra.workspace import REPOSITORY
 

@@ -8,7 +8,8 @@ from dptune.dpsgd import step as dpsgd_step
 from dptune.errors import PrivacyError
 from dptune.models.loading import load_model, model_digest
 from dptune.workflow import training
-from dptune.workflow.training import load_stage, run_stage
+from dptune.workflow.inputs import load_stage
+from dptune.workflow.training import run_stage
 
 from .conftest import PERFORMANCE
 
