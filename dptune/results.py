@@ -209,6 +209,8 @@ class CanaryExposure(Report):
             a p-value times `space_size`: it may show a leak, never the absence of one.
         exposure_interval: where exposure lies, unless `exact`.
         certified_exposure: exposure is at least this, whatever the sample.
+        marked: whether its secret was marked for redaction, where the setting decided
+            that; None where the detector did, and for controls.
         extrapolated_exposure: what a skew-normal law fitted to random candidates says;
             no evidence, kept for comparison with papers.
     """
@@ -225,6 +227,7 @@ class CanaryExposure(Report):
     exposure_interval: Interval | None = None
     certified_exposure: float | None = None
     extrapolated_exposure: float | None = None
+    marked: bool | None = None
 
 
 class ExposureReport(Report):
@@ -241,7 +244,7 @@ class ExposureReport(Report):
     canary_set_digest: str
     space_size: int
     scoring: Literal["sum", "mean"]
-    setting: Literal["as_detected", "missed", "not_missed"]
+    setting: Literal["as_detected", "missed", "not_missed", "partly_missed"]
     exact: bool
     canaries: tuple[CanaryExposure, ...]
     base_canaries: tuple[CanaryExposure, ...]

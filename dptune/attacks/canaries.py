@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from dptune.errors import ConfigError
 
-Setting = Literal["as_detected", "missed", "not_missed"]
+Setting = Literal["as_detected", "missed", "not_missed", "partly_missed"]
 Placement = Literal["own_record", "appended"]
 
 FIRST_NEW_TOKEN = 0xE000
@@ -78,7 +78,10 @@ class CanarySpec(BaseModel):
         insertions: copies of each planted canary, each in a unit of its own, so that a
             record guarantee for one canary is the group guarantee of that size.
         setting: `as_detected` leaves the detector's spans, `missed` takes the secrets'
-            spans away, `not_missed` forces them.
+            spans away, `not_missed` forces them, `partly_missed` forces those of the
+            first canaries and takes away those of the others (JFT, appendix A.5).
+        recall: share of the planted canaries that are found; exactly for
+            `partly_missed`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,6 +94,7 @@ class CanarySpec(BaseModel):
     num_held_out: int = Field(ge=0)
     insertions: int = Field(default=1, ge=1)
     setting: Setting = "as_detected"
+    recall: float | None = Field(default=None, ge=0, le=1)
     placement: Placement = "own_record"
     fixed: tuple[str, ...] = ()
 
@@ -119,6 +123,8 @@ class CanarySpec(BaseModel):
         """All canaries must be distinct, so the space must be large enough."""
         if (self.num_symbols is not None) != (self.alphabet == "new_tokens"):
             raise ValueError("num_symbols must be set exactly for alphabet new_tokens.")
+        if (self.recall is not None) != (self.setting == "partly_missed"):
+            raise ValueError("recall must be set exactly for setting partly_missed.")
         if self.num_planted + self.num_held_out > self.space_size:
             raise ValueError(
                 "num_planted + num_held_out must be at most the number of candidates, "
@@ -145,6 +151,14 @@ class CanarySpec(BaseModel):
     def num_new_units(self: Self) -> int:
         """Privacy units that planting adds: none where hosts are units already."""
         return self.num_planted * self.insertions * (self.placement == "own_record")
+
+    def is_marked(self: Self, number: int) -> bool | None:
+        """Whether the setting marks a planted canary; None where the detector does."""
+        if self.setting == "as_detected":
+            return None
+        if self.recall is not None:
+            return number < round(self.recall * self.num_planted)
+        return self.setting == "not_missed"
 
     @property
     def space_size(self: Self) -> int:

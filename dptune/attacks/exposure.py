@@ -353,10 +353,23 @@ def exposure_report(
         scoring=scoring,
         setting=canary_set.spec.setting,
         exact=all(c.method == "exact" for c in measured.canaries),
-        canaries=measured.canaries,
-        base_canaries=base.canaries,
+        canaries=_with_marks(measured.canaries, canary_set),
+        base_canaries=_with_marks(base.canaries, canary_set),
         planted_found=planted_found,
         planted_expected=canary_set.num_expected,
         num_token_forwards=measured.num_token_forwards,
         drawn=not canary_set.spec.fixed,
+    )
+
+
+def _with_marks(
+    canaries: tuple[CanaryExposure, ...], canary_set: CanarySet
+) -> tuple[CanaryExposure, ...]:
+    """Say of every planted canary whether the setting marked its secret."""
+    numbers = iter(range(len(canary_set.planted)))
+    return tuple(
+        one.model_copy(update={"marked": canary_set.spec.is_marked(next(numbers))})
+        if one.planted
+        else one
+        for one in canaries
     )

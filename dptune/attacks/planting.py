@@ -158,7 +158,8 @@ def apply_setting(
         dataset: columns `id` and `spans` (list of struct `start, end, entity_type,
             recognizer, confidence`), code points of `text`.
         canaries: what was planted. `missed` cuts the secret out of every span that
-            touches it; `not_missed` adds a span over exactly the secret; `as_detected`
+            touches it; `not_missed` puts a span over exactly the secret in their place;
+            `partly_missed` does one or the other, canary by canary; `as_detected`
             changes nothing.
         entity_type: type of the forced span; `SECRET` counts in every tier.
 
@@ -180,6 +181,7 @@ def apply_setting(
         )
     if spec.setting == "as_detected" or not rows:
         return dataset
+    marked = {s: spec.is_marked(i) for i, s in enumerate(canaries.planted)}
     forced = {"entity_type": entity_type, "recognizer": "canary", "confidence": 1.0}
 
     def edit(row: dict[str, Any]) -> dict[str, Any]:
@@ -187,10 +189,10 @@ def apply_setting(
             return {"spans": row["spans"]}
         spans = row["spans"] or []
         start, end = secret_place(row["text"], spec)
-        if spec.setting == "missed":
-            return {"spans": [p for s in spans for p in _cut(s, start=start, end=end)]}
-        added = {"start": start, "end": end, **forced}
-        return {"spans": sorted([*spans, added], key=lambda s: (s["start"], s["end"]))}
+        kept = [p for s in spans for p in _cut(s, start=start, end=end)]
+        if marked[rows[row["id"]]]:
+            kept.append({"start": start, "end": end, **forced})
+        return {"spans": sorted(kept, key=lambda s: (s["start"], s["end"]))}
 
     return dataset.map(edit, features=dataset.features, load_from_cache_file=False)
 

@@ -110,7 +110,7 @@ def audit_canaries(
     found = [(c, r) for c in tested for r in _refuters(report, c, 1.0)]
     alpha = (1.0 - confidence) / max(1, len(found))
     missed = num_detected is None or num_detected < len(report.planted())
-    missed = missed or report.setting == "missed"
+    missed = missed or report.setting in ("missed", "partly_missed")
     return tuple(
         AuditEvidence(
             model_digest=report.model_digest,

@@ -96,15 +96,16 @@ def _is_tested(claim: ClaimEvidence, report: ExposureReport) -> bool:
     """Whether the planted canaries test this claim.
 
     A canary is a whole record, so it tests record claims. Its secret is random in a
-    fixed template, so it also tests selective claims, unless its spans were taken from
-    the detector on purpose: then the claim's assumption is violated by design. A secret
+    fixed template, so it also tests selective claims, unless spans were taken from the
+    detector on purpose: then the claim's assumption is violated by design. A secret
     that nobody drew tests nothing.
     """
     if claim.status not in _PROVEN or not math.isfinite(claim.epsilon):
         return False
     if not report.drawn:
         return False
-    return claim.notion is not Notion.SELECTIVE or report.setting != "missed"
+    hidden = report.setting in ("missed", "partly_missed")
+    return claim.notion is not Notion.SELECTIVE or not hidden
 
 
 def _p_value(claim: ClaimEvidence, report: ExposureReport) -> float:

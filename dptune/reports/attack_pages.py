@@ -1,8 +1,9 @@
 """Blocks for what attacks found: exposure, membership, extraction."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from dptune.gates.null_law import fisher_p_value
 from dptune.reports.blocks import Block, Notice, Page, Plot, Section, Tone, facts, table
 from dptune.reports.evidence import exposure_means
 from dptune.reports.formatting import (
@@ -165,6 +166,8 @@ def setting_words(setting: str) -> str:
         "overlooked them",
         "not_missed": "not missed: the canaries' spans were forced, as if the detector "
         "had found them all",
+        "partly_missed": "partly missed: the spans of some canaries were forced, those "
+        "of the others taken away, as if the detector had overlooked them",
     }
     return meanings.get(setting, words(setting))
 
@@ -196,6 +199,7 @@ def _exposure_facts(report: ExposureReport) -> Block:
         ("Rank", "exact" if report.exact else "estimated"),
         ("Scoring", f"{report.scoring} of the secret's token losses"),
         ("Setting", setting_words(report.setting)),
+        *_by_mark(report),
         ("Insertions of each canary", ", ".join(map(count, insertions)) or "none"),
         (
             "Insertions found in the training tokens",
@@ -206,6 +210,23 @@ def _exposure_facts(report: ExposureReport) -> Block:
         ("Model", short_digest(report.model_digest)),
         ("Base model", short_digest(report.base_model_digest)),
     )
+
+
+def _by_mark(report: ExposureReport) -> Iterator[tuple[str, str, str]]:
+    """Tell marked canaries from missed ones, where there are both."""
+    groups = [
+        [c for c in report.planted() if c.marked is mark] for mark in (True, False)
+    ]
+    if not all(groups):
+        return
+    for name, found in zip(("marked", "missed"), groups, strict=True):
+        mean = sum(c.exposure for c in found) / len(found)
+        p = fisher_p_value([c.rank for c in found], report.space_size)
+        yield (
+            f"Mean exposure, {name} canaries",
+            f"{number(mean)} bits",
+            f"{count(len(found))} planted, against chance {p_value(p)}",
+        )
 
 
 def _canary_table(report: ExposureReport) -> Block:

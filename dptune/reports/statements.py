@@ -37,7 +37,7 @@ class ExposureStatement(Report):
         p_value: of the planted canaries against chance (Fisher).
     """
 
-    setting: Literal["as_detected", "missed", "not_missed"]
+    setting: Literal["as_detected", "missed", "not_missed", "partly_missed"]
     insertions: int = Field(ge=0)
     num_planted: int = Field(ge=0)
     num_held_out: int = Field(ge=0)

@@ -1,4 +1,4 @@
-"""Drawing, planting, counting canaries; the three settings."""
+"""Drawing, planting, counting canaries; the settings."""
 
 import random
 import unicodedata
@@ -21,6 +21,8 @@ from dptune.attacks.planting import (
     planted_count,
 )
 from dptune.errors import ConfigError, DataError
+from dptune.redaction.engine import redact_dataset
+from dptune.redaction.operators import Operator
 
 
 def spec_of(**changes):
@@ -96,6 +98,9 @@ def test_canary_digest_commits_to_secrets_and_nonce():
         {"insertions": 0},
         {"length": 1, "num_planted": 8},
         {"setting": "sometimes"},
+        {"setting": "partly_missed"},
+        {"setting": "missed", "recall": 0.4},
+        {"setting": "partly_missed", "recall": 1.1},
         {"unknown": 1},
     ],
 )
@@ -186,9 +191,21 @@ def test_apply_setting_edits_canary_rows_only(setting):
     expected = {
         "as_detected": [(3, 9), (start - 4, start + 1)],
         "missed": [(3, 9), (start - 4, start)],
-        "not_missed": [(3, 9), (start - 4, start + 1), (start, start + 3)],
+        "not_missed": [(3, 9), (start - 4, start), (start, start + 3)],
     }
     assert ranges[2:] == [expected[setting]] * 4
+
+
+@pytest.mark.parametrize(("recall", "left"), [(0.0, 10), (0.4, 6), (0.6, 4), (1.0, 0)])
+def test_redaction_leaves_what_a_detector_of_some_recall_misses(recall, left):
+    spec = spec_of(num_planted=10, setting="partly_missed", recall=recall)
+    canaries = draw_canaries(spec, seed=0)
+    start, end = len(spec.prefix), len(spec.prefix) + spec.length
+    marked = apply_setting(labelled(canaries, [span(start, end)]), canaries)
+    redacted = redact_dataset(marked, operator=Operator.MASK)
+    assert planted_count(redacted["text"], canaries) == left
+    first = canaries.model_copy(update={"planted": canaries.planted[: 10 - left]})
+    assert planted_count(redacted["text"], first) == 0
 
 
 def test_apply_setting_missed_cuts_a_span_that_holds_the_secret():

@@ -91,6 +91,7 @@ def test_several_insertions_weaken_the_bound_of_one_unit(simulated):
         (49, "as_detected", True),
         (None, "as_detected", True),
         (50, "missed", True),
+        (50, "partly_missed", True),
     ],
 )
 def test_selective_bound_says_when_the_detector_missed_a_secret(

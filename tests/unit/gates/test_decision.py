@@ -439,7 +439,11 @@ def test_decide_missed_canaries_do_not_test_a_selective_claim(make):
     selective = make.claim(
         notion="selective", relation="replace_one", status="conditional", epsilon=0.5
     )
-    for setting, verdict in (("missed", "NOT_APPLICABLE"), ("not_missed", "BLOCK")):
+    for setting, verdict in (
+        ("missed", "NOT_APPLICABLE"),
+        ("partly_missed", "NOT_APPLICABLE"),
+        ("not_missed", "BLOCK"),
+    ):
         evidence = make.evidence(
             exposure=make.exposure(planted=range(1, 61), setting=setting),
             claims=(selective,),

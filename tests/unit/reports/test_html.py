@@ -12,6 +12,7 @@ from dptune.results import DetectionReport, Expectation, Report, TracePoint
 
 from .checks import check_page, outline
 from .samples import (
+    SPACE,
     corpus_report,
     detection_report,
     every_report,
@@ -120,6 +121,29 @@ def test_fragment_of_exposure_says_when_planted_count_is_off():
     page = render_fragment(exposure_report(planted_found=3))
     assert "do not match the plan" in page
     assert "do not match the plan" not in render_fragment(exposure_report())
+
+
+def test_fragment_of_exposure_tells_missed_canaries_from_marked_ones():
+    def partly(missed_rank):
+        report = exposure_report(setting="partly_missed")
+        told = [
+            c.model_copy(
+                update={
+                    "marked": c.planted and number < 2,
+                    "rank": missed_rank if c.planted and number >= 2 else c.rank,
+                }
+            )
+            for number, c in enumerate(report.canaries)
+        ]
+        return report.model_copy(update={"canaries": tuple(told)})
+
+    leak = check_page(render_fragment(partly(1))).text
+    assert "2 planted, against chance" in leak
+    assert "4 planted, against chance p < 10⁻⁹" in leak
+    assert "Mean exposure, missed canaries" in leak
+    clean = check_page(render_fragment(partly(SPACE // 2))).text
+    assert "4 planted, against chance p = " in clean
+    assert "missed canaries" not in render_fragment(exposure_report(leaked=True))
 
 
 def test_fragment_of_detection_says_when_recall_is_unknown():
