@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test check lint types layers unit clean sbom
+.PHONY: run test check lint types layers unit cluster clean sbom
 .DEFAULT_GOAL := run
 
 $(STAMP): pyproject.toml constraints.txt infra/install.sh
@@ -33,6 +33,9 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not gpu"
+
+cluster: $(STAMP)
+	$(BIN)/python -m pytest tests/cluster -q
 
 sbom: $(STAMP)
 	@mkdir -p build

@@ -79,7 +79,11 @@ def run_training(
     config, digest = with_review(chosen.applied_to(config))
     place = budget_place(again=retrain)
     checked = check_run(
-        config, data_root=data_root(), budget=place, access=llm_access()
+        config,
+        data_root=data_root(),
+        budget=place,
+        access=llm_access(),
+        validate=chosen.stack is None,  # elsewhere the first pod's libraries do
     )
     open_profile(chosen)
     from pipelines.train import failures, step_names, train_pipeline

@@ -9,7 +9,7 @@ from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.errors import ArtifactError
 from dptune.models.bundle import ModelBundle
-from dptune.models.loading import model_digest
+from dptune.models.digest import model_digest
 
 _ALLOWED = (".safetensors", ".json", ".txt", ".model", ".jinja")
 

@@ -10,7 +10,7 @@ from dptune.models.bundle import ModelBundle
 from dptune.workflow.preparation import prepare_base, with_canary_tokens
 from infra.workspace import current_workspace, data_root
 from steps._caching import BY_CONTENT
-from steps._progress import TrainingProgress
+from steps._training_progress import TrainingProgress
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)

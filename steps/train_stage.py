@@ -23,8 +23,8 @@ from dptune.workflow.training import run_stage
 from dptune.workflow.usage import remembered_peak
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER
-from steps._progress import TrainingProgress
 from steps._tracking import log_internal_curve, log_progress
+from steps._training_progress import TrainingProgress
 
 
 @step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dptune.accounting.adaptive import OpenTerms
-from dptune.dpsgd.gradients import trainable_parameters
 from dptune.dpsgd.grouping import group_parameters
+from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise

@@ -31,11 +31,10 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from dptune.dpsgd.parameters import DEFAULT_MATERIALIZE_BYTES, trainable_parameters
 from dptune.dpsgd.rules import GradientRule, as_term, find_gradient_rule
 from dptune.dpsgd.tape import DenseBudget, Tape
 from dptune.errors import ModelError
-
-DEFAULT_MATERIALIZE_BYTES = 1 << 30
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -285,27 +284,6 @@ class PerUnitGradients:
         call = self._calls[name]
         call.inputs = inputs
         call.finish()
-
-
-def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return trainable parameters by name; tied ones once, under their first name.
-
-    Raises:
-        ModelError: there is none, or one is not float32.
-    """
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    if not named:
-        raise ModelError(
-            "the model must have a trainable parameter, got none. "
-            "Set requires_grad_(True) or add LoRA layers."
-        )
-    for name, parameter in named.items():
-        if parameter.dtype != torch.float32:
-            raise ModelError(
-                f"{name} must be float32 to be trained, got {parameter.dtype}. Load "
-                'the model in float32 and choose dtype="bfloat16" to compute.'
-            )
-    return named
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -20,11 +20,12 @@ from dptune.dpsgd.distributed import (
     add_up_gradients,
 )
 from dptune.dpsgd.gaussian import GaussianStream
-from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
+from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.grouping import group_parameters
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.moving_clip import MovingClip
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
+from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.parts import bounds_of, check_parts, public_batch
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import UnitIndices

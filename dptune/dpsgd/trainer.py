@@ -33,10 +33,10 @@ from dptune.dpsgd.checkpoint import (
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.fingerprint import run_fingerprint
-from dptune.dpsgd.gradients import trainable_parameters
 from dptune.dpsgd.loss import CausalLoss, RecordLoss
 from dptune.dpsgd.noise import MAX_NOISE_BYTES
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.prechecks import (
     check_controller,

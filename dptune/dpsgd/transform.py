@@ -32,7 +32,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dptune.dpsgd.gradients import DEFAULT_MATERIALIZE_BYTES, trainable_parameters
+from dptune.dpsgd.parameters import DEFAULT_MATERIALIZE_BYTES, trainable_parameters
 from dptune.dpsgd.tape import Tape
 from dptune.dpsgd.terms import Dense
 from dptune.errors import ConfigError, Problem

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
-from dptune.dpsgd.gradients import trainable_parameters
 from dptune.dpsgd.loss import RecordLoss
+from dptune.dpsgd.parameters import trainable_parameters
 
 Gradients = dict[str, Tensor]
 

@@ -16,7 +16,11 @@ GOLD_FEATURE = List({"start": Value("int32"), "end": Value("int32")})
 
 
 def read_corpus(
-    data: DataSettings, *, data_root: Path, expected: str | None = None
+    data: DataSettings,
+    *,
+    data_root: Path,
+    expected: str | None = None,
+    validate: bool = True,
 ) -> Corpus:
     """Read, check, deduplicate and split the corpus of a configuration.
 
@@ -24,6 +28,7 @@ def read_corpus(
         data: where the records are and what a privacy unit is.
         data_root: folder that relative paths start from.
         expected: fingerprint that the preflight saw.
+        validate: ask Great Expectations too, after all other checks.
 
     Raises:
         DataError: the source cannot be used, or changed since the preflight.
@@ -41,6 +46,7 @@ def read_corpus(
         max_records=data.max_records,
         allow_content_hash_ids=data.allow_content_hash_ids,
         seed=data.seed,
+        validate=validate,
     )
     if expected is not None and corpus.fingerprint != expected:
         raise DataError(

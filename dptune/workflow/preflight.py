@@ -67,6 +67,7 @@ def check_run(
     budget: BudgetPlace | None = None,
     access: LlmAccess = NO_ACCESS,
     read: Callable[[DataSettings], Corpus] | None = None,
+    validate: bool = True,
 ) -> Checked:
     """Check corpus, budget, detector and model of a run; nothing is written.
 
@@ -76,13 +77,14 @@ def check_run(
         budget: where to look whether the data set can pay; None does not ask.
         access: of language models that the configuration names.
         read: reads the corpus; from the files by default.
+        validate: ask Great Expectations about it too, as the run's first step does.
 
     Raises:
         ConfigError, DataError: with all problems of all parts at once.
         DptuneError: a single problem, as it was raised.
     """
     errors: list[DptuneError] = []
-    reader = read or partial(read_corpus, data_root=data_root)
+    reader = read or partial(read_corpus, data_root=data_root, validate=validate)
     corpus = _attempt(lambda: reader(config.data), errors)
     _attempt(
         lambda: check_detector(config.detection, access),
@@ -102,7 +104,9 @@ def check_run(
     )
     if config.model.pretraining is not None:
         public = config.model.pretraining
-        _attempt(lambda: read_public(public, data_root=data_root), errors)
+        _attempt(
+            lambda: read_public(public, data_root=data_root, validate=validate), errors
+        )
     _attempt(lambda: _check_processes(config), errors)
     plan = None
     if corpus is not None:

@@ -91,8 +91,15 @@ def with_canary_tokens(
     return ModelBundle(path=target, digest=model_digest(target))
 
 
-def read_public(settings: PretrainingSettings, *, data_root: Path) -> Corpus:
+def read_public(
+    settings: PretrainingSettings, *, data_root: Path, validate: bool = True
+) -> Corpus:
     """Read the public text of a pre-training.
+
+    Args:
+        settings: where it is.
+        data_root: folder that relative paths start from.
+        validate: see `build_corpus`.
 
     Raises:
         DataError: the source cannot be used.
@@ -103,6 +110,7 @@ def read_public(settings: PretrainingSettings, *, data_root: Path) -> Corpus:
         data_root=data_root,
         near_duplicate_threshold=None,
         allow_content_hash_ids=True,
+        validate=validate,
     )
 
 

@@ -1,8 +1,11 @@
 """A Kubernetes API in memory: enough for ZenML's own orchestrator, over real HTTP.
 
-Objects are kept as they were sent, so that tests see what a cluster would. Where pods
-run, each is a process of this machine with the pod's command, arguments and variables;
-a job starts another pod when one fails, as often as its backoff limit says.
+Objects are kept as they were sent, so that tests see what a cluster would. Each pod is
+a process of this machine with the pod's command, arguments and variables and those of
+the image, and no others; a job starts another pod when one fails, as often as its
+backoff limit says. Paths in variables lead to the pod's volumes: a claim is one folder
+for all, an empty directory one for each pod, and anything else a root that a pod must
+not write to.
 """
 
 import base64
@@ -10,11 +13,15 @@ import json
 import os
 import re
 import subprocess
+import sys
 import threading
+import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import parse_qsl, urlparse
 
 KINDS = {
@@ -29,6 +36,7 @@ KINDS = {
 PATH = re.compile(
     r"^/(?:api/v1|apis/[^/]+/v1)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(?:/(log))?$"
 )
+REPOSITORY = Path(__file__).resolve().parents[2]
 # Read by every Python that a pod starts: a pod's host is called like the pod.
 HOSTNAME = (
     "import os, socket\n"
@@ -41,31 +49,73 @@ def now() -> str:
     return datetime.now(tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+class Started(Protocol):
+    """A process that was started."""
+
+    def wait(self) -> int:
+        """Wait for its end; 0, an exit code, or less for a signal."""
+        ...
+
+    def kill(self) -> None:
+        """End it without a word."""
+        ...
+
+
+def start_process(
+    command: Sequence[str], variables: Mapping[str, str], log: Path
+) -> Started:
+    """Start a Python of its own, as a container does."""
+    site = log.parent / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(HOSTNAME)
+    with log.open("w") as sink:
+        return subprocess.Popen(
+            [sys.executable, *command[1:]],
+            env={**variables, "PYTHONPATH": f"{site}:{REPOSITORY}"},
+            cwd=REPOSITORY,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+
+
 class Cluster:
     """All objects of one cluster, and its pods as processes.
 
     Args:
-        folder: of pods' working files and kubeconfig.
-        workdir: where pods start; None runs none, and jobs stay active.
-        environment: of every pod besides its own.
+        folder: of volumes, logs and roots of pods.
+        image: variables of the image that all pods run.
+        kubeconfig: of pods that ask the cluster, in place of their account's token.
+        start: how a process is started.
+
+    `more_variables` says more variables of a pod, of a test's own.
     """
 
-    def __init__(self, folder: Path, *, workdir: Path | None, environment=None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        image: Mapping[str, str],
+        kubeconfig: Path,
+        start: Callable[..., Started] = start_process,
+    ):
         self.objects: dict[tuple[str, str], dict] = {}
-        self.logs: dict[str, str] = {}
-        self.processes: dict[str, subprocess.Popen] = {}
+        self.processes: dict[str, Started] = {}
         self.lock = threading.RLock()
-        self._workdir, self._environment = workdir, dict(environment or {})
-        self._site = folder / "site"
-        self._site.mkdir(parents=True)
-        (self._site / "sitecustomize.py").write_text(HOSTNAME)
+        self.folder = folder
+        self.more_variables: Callable[[dict], Mapping[str, str]] = lambda _pod: {}
+        self._image, self._start = dict(image), start
+        self._kubeconfig = str(kubeconfig)
+        self._is_closed = False
+        for name in ("claims", "logs", "pods"):
+            (folder / name).mkdir(parents=True)
         handler = type("Handler", (_Handler,), {"cluster": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        for process in self.processes.values():
+        self._is_closed = True
+        for process in list(self.processes.values()):
             process.kill()
         self._server.shutdown()
         self._server.server_close()
@@ -73,6 +123,28 @@ class Cluster:
     def all(self, kind: str) -> list[dict]:
         with self.lock:
             return [o for (k, _), o in self.objects.items() if k == kind]
+
+    def log(self, pod: str) -> str:
+        file = self.folder / "logs" / pod
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def root(self, pod: str) -> Path:
+        """What a pod would write outside of its volumes."""
+        return self.folder / "pods" / pod / "root"
+
+    def fire(self, cronjob: str) -> dict:
+        """Start a job as the cluster's own controller does when its time has come."""
+        known = self.objects["cronjobs", cronjob]
+        template = json.loads(json.dumps(known["spec"]["jobTemplate"]))
+        metadata = {**template.get("metadata", {}), "generateName": f"{cronjob}-"}
+        body = {"metadata": metadata, "spec": template["spec"]}
+        return self.put("jobs", known["metadata"]["namespace"], body)
+
+    def wait(self, job: dict) -> bool:
+        """Wait for a job's end; whether it succeeded."""
+        while not job["status"].get("conditions"):
+            time.sleep(0.1)
+        return bool(job["status"].get("succeeded"))
 
     def put(self, kind: str, namespace: str, body: dict) -> dict:
         """Keep an object, with what a server fills in."""
@@ -87,8 +159,7 @@ class Cluster:
             self.objects[kind, metadata["name"]] = body
         if kind == "jobs":
             body.setdefault("status", {"active": 1, "startTime": now()})
-            if self._workdir is not None:
-                threading.Thread(target=self._run, args=(body,), daemon=True).start()
+            threading.Thread(target=self._run, args=(body,), daemon=True).start()
         return body
 
     def _run(self, job: dict) -> None:
@@ -96,7 +167,8 @@ class Cluster:
         ended = False
         for _ in range(job["spec"].get("backoffLimit", 6) + 1):
             ended = self._run_pod(job)
-            if ended or ("jobs", job["metadata"]["name"]) not in self.objects:
+            known = ("jobs", job["metadata"]["name"]) in self.objects
+            if ended or self._is_closed or not known:
                 break
         condition = {"type": "Complete" if ended else "Failed", "status": "True"}
         job["status"] = {
@@ -125,18 +197,14 @@ class Cluster:
         }
         pod = self.put("pods", job["metadata"]["namespace"], body)
         container, known = template["spec"]["containers"][0], pod["metadata"]["name"]
-        process = subprocess.Popen(
+        process = self._start(
             [*container["command"], *container["args"]],
-            env=self._variables(container, known),
-            cwd=self._workdir,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            self._variables(template["spec"], pod),
+            self.folder / "logs" / known,
         )
-        self.processes[known], self.logs[known] = process, ""
-        for line in process.stdout:
-            self.logs[known] += line
+        self.processes[known] = process
         code = process.wait()
+        code = 128 - code if code < 0 else code
         state = {"terminated": {"exitCode": code, "finishedAt": now()}}
         status = {"name": "main", "ready": False, "restartCount": 0, "image": "x"}
         pod["status"] = {
@@ -145,11 +213,11 @@ class Cluster:
         }
         return code == 0
 
-    def _variables(self, container: dict, pod: str) -> dict[str, str]:
+    def _variables(self, spec: dict, pod: dict) -> dict[str, str]:
         """Variables of a container, secrets looked up as a kubelet does."""
-        ours = {k: v for k, v in os.environ.items() if not k.startswith("ZENML_STORE_")}
-        values = {**ours, **self._environment, "FAKE_POD": pod}
-        values["PYTHONPATH"] = f"{self._site}:{values.get('PYTHONPATH', '')}"
+        name = pod["metadata"]["name"]
+        (container,) = spec["containers"]
+        values = dict(self._image)
         for variable in container.get("env") or []:
             reference = (variable.get("valueFrom") or {}).get("secretKeyRef")
             if reference is None:
@@ -161,7 +229,35 @@ class Cluster:
                 values[variable["name"]] = base64.b64decode(data).decode()
             elif not reference.get("optional"):
                 raise KeyError(f"secret {reference['name']} has no {reference['key']}")
-        return values
+        places = self._places(spec, container, name)
+        values = {key: _placed(value, places) for key, value in values.items()}
+        python = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        ours = {"FAKE_POD": name, "PATH": python, "KUBECONFIG": self._kubeconfig}
+        return {**values, **ours, **self.more_variables(pod), "OMP_NUM_THREADS": "1"}
+
+    def _places(self, spec: dict, container: dict, pod: str) -> dict[str, Path]:
+        """Where the paths that a pod sees are on this machine."""
+        folders = {}
+        for volume in spec.get("volumes") or []:
+            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            empty = self.folder / "pods" / pod / volume["name"]
+            folder = self.folder / "claims" / claim if claim else empty
+            folder.mkdir(parents=True, exist_ok=True)
+            folders[volume["name"]] = folder
+        mounts = container.get("volumeMounts") or []
+        return {m["mountPath"]: folders[m["name"]] for m in mounts} | {
+            "": self.root(pod)
+        }
+
+
+def _placed(value: str, places: Mapping[str, Path]) -> str:
+    """Lead an absolute path into the volume that is mounted there."""
+    if not value.startswith("/"):
+        return value
+    for path, folder in places.items():
+        if path == value or value.startswith(f"{path}/"):
+            return f"{folder}{value[len(path) :]}"
+    raise AssertionError("unreachable: every absolute path is below the root")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -209,7 +305,7 @@ class _Handler(BaseHTTPRequestHandler):
         if known is None:
             return self._refuse(404, "NotFound")
         if log:
-            return self._answer(200, self.cluster.logs.get(name, ""))
+            return self._answer(200, self.cluster.log(name))
         if self.command == "DELETE":
             self.cluster.objects.pop((kind, name))
             return self._answer(200, {"kind": "Status", "status": "Success"})

@@ -138,6 +138,9 @@ def test_build_corpus_that_fails_an_expectation_is_refused(source, monkeypatch):
     monkeypatch.setattr(corpus_module, "validate_corpus", lambda *_, **__: verdict)
     with pytest.raises(DataError, match="row_count"):
         build(source)
+    unasked = build(source, validate=False)
+    assert not unasked.report.validation.success
+    assert not unasked.report.validation.expectations
 
 
 def test_build_corpus_relative_path_starts_at_data_root(source):

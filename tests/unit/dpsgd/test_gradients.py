@@ -10,9 +10,10 @@ from torch import nn
 
 from dptune.dpsgd.clipping import FlatClip, GroupClip
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.gradients import PerUnitGradients, trainable_parameters
+from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.grouping import Grouping, group_parameters
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
+from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.terms import Dense, Outer, Scatter
 from dptune.errors import DataError, ModelError, PrivacyError
 from dptune.testing import models, oracles

@@ -1,0 +1,238 @@
+"""A ZenML server as a real process, our production stack on it, and a cluster."""
+
+import base64
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+import yaml
+from kubernetes.config import kube_config
+from zenml.client import Client
+from zenml.config.global_config import GlobalConfiguration
+from zenml.enums import StackComponentType as Kind
+from zenml.utils import source_utils
+
+from infra.profiles import PROFILES, Profile, read_profile
+from infra.stacks.local import isolate
+from infra.stacks.production import activate, register
+from infra.stacks.settings import STACKS, ProductionStack
+from infra.workspace import REPOSITORY, Workspace
+
+from .kubernetes_api import Cluster, Started, start_process
+
+PASSWORD = "only-for-tests"
+BUDGET_KEY = "5" * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A cluster, and the profile that leads to it.
+
+    Args:
+        cluster: where pods run.
+        profile: as it was read from `profile_file`.
+        budget_url: of the budget store of all pods.
+    """
+
+    cluster: Cluster
+    profile: Profile
+    profile_file: Path
+    budget_url: str
+
+    @property
+    def shared(self) -> Path:
+        """What every pod sees as its project folder."""
+        return self.cluster.folder / "claims" / "dptune-home"
+
+
+@contextmanager
+def open_site(
+    folder: Path, *, start: Callable[..., Started] = start_process
+) -> Iterator[Site]:
+    """Start a server and a cluster, and make this process their client.
+
+    Args:
+        folder: of everything that they keep.
+        start: how pods are started.
+    """
+    before, temporary = dict(os.environ), tempfile.tempdir
+    location = kube_config.KUBE_CONFIG_DEFAULT_LOCATION  # KUBECONFIG at import
+    kubeconfig, budget_url = folder / "kubeconfig", f"sqlite:///{folder}/budget.db"
+    cluster = Cluster(
+        folder / "cluster",
+        image=image_variables(),
+        start=start,
+        kubeconfig=kubeconfig,
+    )
+    kubeconfig.write_text(yaml.safe_dump(_kubeconfig(cluster.url)))
+    secret = {"url": budget_url, "key": BUDGET_KEY}
+    cluster.put("secrets", "dptune", _secret("dptune-budget", secret))
+    try:
+        with zenml_server(folder / "server") as url:
+            kube_config.KUBE_CONFIG_DEFAULT_LOCATION = str(kubeconfig)
+            os.environ |= {
+                "DPTUNE_HOME": str(folder / "home"),
+                "DPTUNE_BUDGET_URL": budget_url,
+                "DPTUNE_BUDGET_KEY": BUDGET_KEY,
+                "KUBECONFIG": str(kubeconfig),
+                "COLUMNS": "200",
+            }
+            isolate(Workspace(root=folder / "home"))
+            os.environ |= {
+                "ZENML_STORE_URL": url,
+                "ZENML_STORE_USERNAME": "default",
+                "ZENML_STORE_PASSWORD": PASSWORD,
+            }
+            forget_client()
+            profile_file = _profile(folder, url)
+            profile = read_profile(str(profile_file))
+            _register(profile.production_stack(), folder / "bucket")
+            yield Site(
+                cluster=cluster,
+                profile=profile,
+                profile_file=profile_file,
+                budget_url=budget_url,
+            )
+            cluster.close()
+    finally:
+        kube_config.KUBE_CONFIG_DEFAULT_LOCATION = location
+        tempfile.tempdir = temporary
+        os.environ.clear()
+        os.environ.update(before)
+        forget_client()
+
+
+def forget_client() -> None:
+    """ZenML keeps one configuration per process; an earlier one may have been made."""
+    GlobalConfiguration._reset_instance()
+    Client._reset_instance()
+    source_utils.set_custom_source_root(str(REPOSITORY))
+
+
+def image_variables() -> dict[str, str]:
+    """Variables that the last stage of our image sets."""
+    text = (REPOSITORY / "infra" / "docker" / "cpu.Dockerfile").read_text()
+    (block,) = re.findall(r"^ENV ((?:.*\\\n)*.*)$", text.split(" AS run", 1)[1], re.M)
+    pairs = (pair.split("=", 1) for pair in block.replace("\\\n", " ").split())
+    return dict(pairs)
+
+
+@contextmanager
+def zenml_server(folder: Path) -> Iterator[str]:
+    """Run a ZenML server with a database of its own; yields its URL."""
+    folder.mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    values = {k: v for k, v in os.environ.items() if not k.startswith("ZENML_")}
+    values |= {
+        "ZENML_SERVER": "true",
+        "ZENML_SERVER_DEPLOYMENT_TYPE": "kubernetes",
+        "ZENML_SERVER_AUTO_ACTIVATE": "true",
+        "ZENML_SERVER_JWT_SECRET_KEY": "0" * 64,
+        "ZENML_DEFAULT_USER_NAME": "default",
+        "ZENML_DEFAULT_USER_PASSWORD": PASSWORD,
+        "ZENML_CONFIG_PATH": str(folder / "config"),
+        "ZENML_STORE_TYPE": "sql",
+        "ZENML_STORE_URL": f"sqlite:///{folder}/zenml.db",
+        "ZENML_ANALYTICS_OPT_IN": "false",
+        "ZENML_LOGGING_VERBOSITY": "ERROR",
+    }
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "uvicorn"),
+                "zenml.zen_server.zen_server_api:app",
+                *("--host", "127.0.0.1", "--port", str(port)),
+            ],
+            env=values,
+            stdout=log,
+            stderr=log,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(f"{url}/health", process, folder / "log")
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
+    for _ in range(600):
+        if process.poll() is not None:
+            break
+        try:
+            with urlopen(url, timeout=2):  # noqa: S310 - ours
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")
+
+
+def _register(stack: ProductionStack, bucket: Path) -> None:
+    """Register the production stack, then keep artifacts and runs on this disk."""
+    client = Client()
+    client.create_secret("dptune-mlflow", {"username": "u", "password": "p"})
+    register(stack)
+    local = {
+        Kind.ARTIFACT_STORE: ("local", {"path": str(bucket)}),
+        Kind.EXPERIMENT_TRACKER: ("mlflow", {}),
+    }
+    made = {
+        kind: client.create_stack_component(
+            name=f"here-{kind}",
+            flavor=flavor,
+            component_type=kind,
+            configuration=settings,
+        ).id
+        for kind, (flavor, settings) in local.items()
+    }
+    client.update_stack_component(
+        f"{stack.name}-orchestrator",
+        Kind.ORCHESTRATOR,
+        configuration={"skip_local_validations": True},
+    )
+    client.update_stack(stack.name, component_updates=made)
+    activate(stack)
+
+
+def _secret(name: str, values: dict[str, str]) -> dict:
+    data = {k: base64.b64encode(v.encode()).decode() for k, v in values.items()}
+    return {"metadata": {"name": name}, "data": data}
+
+
+def _kubeconfig(url: str) -> dict:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+
+
+def _profile(folder: Path, server: str) -> Path:
+    """The repository's own profile and stack, but for where they are; fewer shards."""
+    stack = yaml.safe_load((STACKS / "production.yaml").read_text())
+    stack["kubernetes"]["context"] = "test"
+    stack |= {
+        "zenml_server": server,
+        "image": "registry.test/dptune@sha256:" + "a" * 64,
+    }
+    (folder / "stack.yaml").write_text(yaml.safe_dump(stack))
+    profile = yaml.safe_load((PROFILES / "kubernetes.yaml").read_text())
+    profile["stack"] = str(folder / "stack.yaml")
+    profile["performance"]["detection_shards"] = 2
+    (folder / "profile.yaml").write_text(yaml.safe_dump(profile))
+    return folder / "profile.yaml"

@@ -1,0 +1,75 @@
+"""A schedule's whole life on a cluster: its first run is the story's killed one."""
+
+import time
+
+import pytest
+from zenml.client import Client
+
+from .commands import command
+from .story import TINY, pods_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def profile(site):
+    return ("--profile", site.profile_file)
+
+
+def test_created_schedule_forbids_overlap_and_has_deadlines(story, profile):
+    spec = story.cronjob["spec"]
+    assert spec["schedule"] == "0 3 * * 1"
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert spec["startingDeadlineSeconds"] == 1800
+    assert spec["jobTemplate"]["spec"]["activeDeadlineSeconds"] == 36000
+    again = ("schedule", "create", "weekly", TINY, "--cron", "0 3 * * 1")
+    assert command(*again, *profile) == 2  # the name is taken
+
+
+def test_only_the_first_step_looks_at_the_data_in_every_run(story):
+    steps = story.killed.snapshot.step_configurations
+    assert steps["ingest"].config.enable_cache is False
+    assert steps["detect"].config.enable_cache is True
+
+
+def test_triggered_run_trains_and_the_next_one_says_that_nothing_changed(site, story):
+    assert story.killed.status == "completed"
+    cluster, schedule = site.cluster, Client().get_schedule("weekly")
+    assert cluster.wait(cluster.fire(story.cronjob["metadata"]["name"]))
+    runs = Client().list_pipeline_runs(schedule_id=schedule.id, sort_by="desc:created")
+    assert len(runs.items) == 2
+    again = ended(runs.items[0].id)
+    assert again.status == "stopped"
+    assert story.killed.name in again.run_metadata["schedule"]
+    assert [name for name, _ in pods_of(site, again)] == ["ingest"]
+
+
+def ended(identifier):
+    """A run whose last step may end after the pod that watched it."""
+    for _ in range(600):
+        run = Client().get_pipeline_run(identifier)
+        if run.status.is_finished:
+            break
+        time.sleep(0.5)
+    return run
+
+
+def test_schedule_is_listed_paused_resumed_and_deleted(site, story, profile, capsys):
+    def listed():
+        capsys.readouterr()
+        assert command("schedule", "list", *profile) == 0
+        return capsys.readouterr().out
+
+    assert "active" in listed()
+    for word, is_suspended in (("pause", True), ("resume", False)):
+        assert command("schedule", word, "weekly", *profile) == 0
+        (known,) = site.cluster.all("cronjobs")
+        assert known["spec"]["suspend"] is is_suspended
+        assert ("paused" in listed()) == is_suspended
+    assert "weekly" in listed()
+    assert command("schedule", "delete", "weekly", *profile) == 0
+    assert site.cluster.all("cronjobs") == []
+    assert "weekly" not in listed()
+    assert command("schedule", "delete", "weekly", *profile) == 2
+    kept = Client().get_pipeline_run(story.killed.id)
+    assert kept.status == "completed"
