@@ -4,13 +4,16 @@ ZenML's open dashboard shows runs and no models, so that everything is said on t
 too; MLflow shows the description and the tags of a version.
 """
 
-from zenml import add_tags, get_step_context, log_metadata
+from collections.abc import Mapping
+
+from zenml import add_tags, get_step_context, log_metadata, remove_tags
 from zenml.client import Client
 from zenml.metadata.metadata_types import MetadataType, Uri
 from zenml.models import ModelVersionPipelineRunRequest
 from zenml.utils.dashboard_utils import get_run_url
 
-from dptune.reports.summary import Glance
+from dptune.gates.decision import GateOutcome
+from dptune.reports.summary import verdict_tag
 from dptune.results import RegisteredVersion
 from infra.workspace import mlflow_pages
 from steps import _registry, _tracking
@@ -28,7 +31,9 @@ def link_run(version: RegisteredVersion) -> None:
     )
 
 
-def show_on_run(glance: Glance, version: RegisteredVersion, *, tag: str) -> None:
+def show_on_run(
+    glance: Mapping[str, str], version: RegisteredVersion, *, outcome: GateOutcome
+) -> None:
     """Say on the run what was decided, and lead to the version. Called in a step."""
     run = get_step_context().pipeline_run
     found: dict[str, MetadataType] = {
@@ -37,7 +42,11 @@ def show_on_run(glance: Glance, version: RegisteredVersion, *, tag: str) -> None
         **links(version),
     }
     log_metadata(metadata=found, run_id_name_or_prefix=run.id)
-    add_tags(tags=[tag], run=run.id)
+    others = [verdict_tag(other) for other in GateOutcome if other is not outcome]
+    have = {tag.name for tag in Client().get_pipeline_run(run.id).tags}
+    if gone := sorted(have.intersection(others)):
+        remove_tags(tags=gone, run=run.id)
+    add_tags(tags=[verdict_tag(outcome)], run=run.id)
 
 
 def links(version: RegisteredVersion) -> dict[str, MetadataType]:

@@ -1,7 +1,9 @@
 """Decide on a registered version from what is stored with it, and record it."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from zenml import log_metadata
 from zenml.metadata.metadata_types import MetadataType
 
 from dptune.errors import ArtifactError
@@ -14,8 +16,10 @@ from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
 from steps import _registry, _tracking
+from steps._dashboard import show_on_run
 
 ENVELOPE = "decision.signed.json"
+_POLICY = "policy.json"
 
 
 def decide_on(
@@ -49,8 +53,48 @@ def decide_on(
         decision_hash=decision.decision_hash,
     )
     envelope = seal(statement, private_key=read_signing_key())
-    _record(registered, decision, card, envelope=envelope)
+    files = {ENVELOPE: envelope, _POLICY: policy.model_dump_json(indent=2)}
+    _record(registered, decision, card, beside=champion, files=files)
     return decision, card
+
+
+def decide_beside_champion(
+    version: RegisteredVersion, decision: GateDecision
+) -> GateDecision:
+    """Return a decision, made again if the champion is not the one that it knew.
+
+    Called in a step, while nobody else can move the champion.
+
+    Raises:
+        ArtifactError: the policy is not stored with the version any more.
+    """
+    known = _tracking.get_version(version.model_name, version.version)
+    champion = _tracking.alias(version.model_name, _tracking.CHAMPION)
+    if _tracking.decided_beside(known) == champion:
+        return decision
+    policy = _tracking.read_file(version.model_name, version.version, _POLICY)
+    if policy is None:
+        raise ArtifactError(f"version {version.version} must have {_POLICY}.")
+    again, card = decide_on(
+        version.model_name,
+        version.version,
+        policy=GatePolicy.model_validate_json(policy),
+    )
+    show_on_run(at_a_glance(card, again), version, outcome=again.outcome)
+    log_metadata(decision_metadata(again, version))
+    return again
+
+
+def decision_metadata(
+    decision: GateDecision, version: RegisteredVersion
+) -> dict[str, MetadataType]:
+    """Say on the step what was decided; alerts read it."""
+    return {
+        "gate": decision.outcome.value,
+        "gate_reason": reasons(decision),
+        "model": f"{version.model_name} version {version.version}",
+        "criteria": ", ".join(c.name for c in decision.failed()) or "all met",
+    }
 
 
 def record_override(model_name: str, version: str, *, reason: str) -> None:
@@ -96,10 +140,11 @@ def _record(
     decision: GateDecision,
     card: PrivacyCard,
     *,
-    envelope: str,
+    beside: str | None,
+    files: Mapping[str, str],
 ) -> None:
     """Write decision and card to MLflow, and the verdict to ZenML's twin."""
-    signer, glance = signer_of(envelope), at_a_glance(card, decision)
+    signer, glance = signer_of(files[ENVELOPE]), at_a_glance(card, decision)
     _tracking.record_decision(
         version,
         outcome=decision.outcome.value,
@@ -110,8 +155,9 @@ def _record(
             f"{c.notion}.{c.relation}": epsilon_words(c) for c in card.certificates
         },
         summary=summary_markdown(glance),
+        beside=beside,
         files={
-            ENVELOPE: envelope,
+            **files,
             "decision.json": decision.model_dump_json(indent=2),
             **_card_files(card),
         },

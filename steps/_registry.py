@@ -4,10 +4,12 @@ MLflow is written first and decides; `mend` brings ZenML's stages in line with i
 that a process killed between the two leaves nothing wrong beyond the next call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from zenml.client import Client
 from zenml.enums import ModelStages
+from zenml.exceptions import EntityExistsError
 from zenml.metadata.metadata_types import MetadataType
 from zenml.models import ModelVersionResponse
 from zenml.utils.metadata_utils import log_metadata
@@ -15,6 +17,8 @@ from zenml.utils.metadata_utils import log_metadata
 from dptune.errors import ArtifactError, GateFailedError
 from dptune.gates.decision import GateOutcome
 from dptune.reports.summary import verdict_tag
+from infra.locks import one_at_a_time
+from infra.workspace import current_workspace
 from steps import _tracking
 
 
@@ -31,11 +35,14 @@ def ensure_zenml_version(
     try:
         client.get_model(model_name)
     except KeyError:
-        client.create_model(model_name, license="Apache-2.0")
+        with suppress(EntityExistsError):  # another run was first
+            client.create_model(model_name, license="Apache-2.0")
     try:
         twin = client.get_model_version(model_name, twin_name(version))
     except KeyError:
-        twin = client.create_model_version(model_name, name=twin_name(version))
+        with suppress(EntityExistsError):
+            client.create_model_version(model_name, name=twin_name(version))
+        twin = client.get_model_version(model_name, twin_name(version))
     if metadata:
         log_metadata(metadata=dict(metadata), model_version_id=twin.id)
     return twin
@@ -54,10 +61,21 @@ def tag_verdict(twin: ModelVersionResponse, outcome: GateOutcome) -> None:
     )
 
 
+@contextmanager
+def moving_champion(model_name: str) -> Iterator[None]:
+    """Let nobody else move a model's champion: neither registry can compare and set."""
+    url = current_workspace().budget_url
+    with one_at_a_time(url, f"champion of {model_name}"):
+        yield
+
+
 def promote_version(
     model_name: str, version: str, *, reason: str, action: str = "promote"
 ) -> None:
-    """Make a version the champion in both registries and keep the trail."""
+    """Make a version the champion in both registries and keep the trail.
+
+    Called while `moving_champion`.
+    """
     if _tracking.alias(model_name, _tracking.CHAMPION) != version:
         _tracking.append_history(
             model_name, action=action, version=version, reason=reason
@@ -65,14 +83,17 @@ def promote_version(
         _tracking.set_alias(model_name, _tracking.CHAMPION, version)
     if _tracking.alias(model_name, _tracking.CHALLENGER) == version:
         _tracking.drop_alias(model_name, _tracking.CHALLENGER)
-    mend(model_name)
+    _mend(model_name)
 
 
 def refuse_version(model_name: str, version: str) -> None:
-    """Mark a version as challenger; the champion stays."""
+    """Mark a version as challenger; the champion stays.
+
+    Called while `moving_champion`.
+    """
     if _tracking.alias(model_name, _tracking.CHAMPION) != version:
         _tracking.set_alias(model_name, _tracking.CHALLENGER, version)
-    mend(model_name)
+    _mend(model_name)
 
 
 def roll_back(model_name: str, *, to: str | None, reason: str) -> str:
@@ -86,17 +107,18 @@ def roll_back(model_name: str, *, to: str | None, reason: str) -> str:
     Raises:
         ArtifactError: no earlier champion fits.
     """
-    current = _tracking.alias(model_name, _tracking.CHAMPION)
-    trail = [entry["version"] for entry in _tracking.history(model_name)]
-    earlier = [v for v in reversed(trail) if v != current]
-    if not earlier or (to is not None and to not in earlier):
-        raise ArtifactError(
-            f"rollback needs an earlier champion of {model_name} "
-            f"({', '.join(dict.fromkeys(earlier)) or 'there is none'}), got {to}."
-        )
-    version = to or earlier[0]
-    promote_version(model_name, version, reason=reason, action="rollback")
-    return version
+    with moving_champion(model_name):
+        current = _tracking.alias(model_name, _tracking.CHAMPION)
+        trail = [entry["version"] for entry in _tracking.history(model_name)]
+        earlier = [v for v in reversed(trail) if v != current]
+        if not earlier or (to is not None and to not in earlier):
+            raise ArtifactError(
+                f"rollback needs an earlier champion of {model_name} "
+                f"({', '.join(dict.fromkeys(earlier)) or 'there is none'}), got {to}."
+            )
+        version = to or earlier[0]
+        promote_version(model_name, version, reason=reason, action="rollback")
+        return version
 
 
 def promote_by_hand(model_name: str, version: str, *, override: str | None) -> bool:
@@ -116,12 +138,19 @@ def promote_by_hand(model_name: str, version: str, *, override: str | None) -> b
             "reason stays on record."
         )
     reason = f"override: {override}" if outcome != "PASS" else "gate outcome PASS"
-    promote_version(model_name, version, reason=reason, action="promote by hand")
+    with moving_champion(model_name):
+        promote_version(model_name, version, reason=reason, action="promote by hand")
     return outcome != "PASS"
 
 
 def mend(model_name: str) -> list[str]:
     """Bring ZenML's stages in line with MLflow's aliases; return what was changed."""
+    with moving_champion(model_name):
+        return _mend(model_name)
+
+
+def _mend(model_name: str) -> list[str]:
+    """Do so."""
     champion = _tracking.alias(model_name, _tracking.CHAMPION)
     client = Client()
     changed = []

@@ -36,7 +36,8 @@ _LOG = logging.getLogger(__name__)
 CHAMPION, CHALLENGER = "champion", "challenger"
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
 _COMPARISON = "dptune.comparison"
-_HISTORY, _OVERRIDE = "dptune.champions", "dptune.override"
+_HISTORY, _OVERRIDE = "dptune.champion.", "dptune.override"
+_BESIDE = "dptune.decided_beside_version"
 _SIGNER = "dptune.decision_signed_by"
 _RUN, _RUN_URL = "zenml.run", "zenml.run_url"
 _REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
@@ -294,6 +295,7 @@ def record_decision(
     signer: str,
     epsilons: Mapping[str, str],
     summary: str,
+    beside: str | None,
     files: Mapping[str, str],
 ) -> None:
     """Keep a gate decision on the version, and its files with the run.
@@ -306,6 +308,7 @@ def record_decision(
         signer: of the decision.
         epsilons: in words, by notion and relation.
         summary: the version at a glance, in Markdown.
+        beside: the version that was the champion then.
         files: text by name.
     """
     client = MlflowClient()
@@ -313,6 +316,7 @@ def record_decision(
         _OUTCOME: outcome,
         _HASH: decision_hash,
         _SIGNER: signer,
+        _BESIDE: beside or "",
         "dptune.reason": reasons[:4900],
         **{f"dptune.epsilon.{terms}": words for terms, words in epsilons.items()},
     }
@@ -330,7 +334,7 @@ def _describe(version: RegisteredVersion, summary: str) -> None:
     tags = get_version(version.model_name, version.version).tags
     name, url = tags.get(_RUN), tags.get(_RUN_URL)
     run = f"[{name}]({url})" if url else name
-    text = f"{summary}\n**ZenML run**: {run}" if name else summary
+    text = f"{summary}**ZenML run**: {run}" if name else summary
     MlflowClient().update_model_version(version.model_name, version.version, text)
 
 
@@ -384,21 +388,22 @@ def drop_alias(model_name: str, name: str) -> None:
 
 def history(model_name: str) -> list[dict[str, Any]]:
     """Return the promotions and rollbacks of a model, oldest first."""
-    raw = MlflowClient().get_registered_model(model_name).tags.get(_HISTORY, "[]")
-    entries: list[dict[str, Any]] = json.loads(raw)
-    return entries
+    tags = MlflowClient().get_registered_model(model_name).tags
+    entries = [json.loads(v) for k, v in tags.items() if k.startswith(_HISTORY)]
+    return sorted(entries, key=lambda entry: str(entry["at"]))
 
 
 def append_history(model_name: str, *, action: str, version: str, reason: str) -> None:
-    """Add one line to the trail of a model."""
-    entry = {
-        "at": datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        "action": action,
-        "version": version,
-        "reason": reason,
-    }
-    trail = json.dumps([*history(model_name), entry][-40:])
-    MlflowClient().set_registered_model_tag(model_name, _HISTORY, trail)
+    """Add a line to the trail of a model: a tag of its own, never overwritten."""
+    at = datetime.now(tz=UTC).isoformat(timespec="microseconds")
+    entry = {"at": at, "action": action, "version": version, "reason": reason[:4000]}
+    key = f"{_HISTORY}{at[:26].replace(':', '-')}.{version}"
+    MlflowClient().set_registered_model_tag(model_name, key, json.dumps(entry))
+
+
+def decided_beside(version: ModelVersion) -> str | None:
+    """Return the champion that the newest decision compared with; None for none."""
+    return version.tags.get(_BESIDE) or None
 
 
 def outcome_of(version: ModelVersion) -> str:

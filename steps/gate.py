@@ -7,12 +7,12 @@ from zenml import log_metadata, step
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
 from dptune.reports.card import PrivacyCard
-from dptune.reports.summary import at_a_glance, verdict_tag
+from dptune.reports.summary import at_a_glance
 from dptune.results import RegisteredVersion
 from steps._alerting import alert_verdict
 from steps._caching import NEVER
 from steps._dashboard import show_on_run
-from steps._deciding import decide_on, reasons
+from steps._deciding import decide_on, decision_metadata
 
 
 @step(
@@ -26,13 +26,6 @@ def gate(
 ) -> tuple[Annotated[GateDecision, "decision"], Annotated[PrivacyCard, "privacy_card"]]:
     """Return the decision with a reason for every criterion, and the privacy card."""
     decision, card = decide_on(version.model_name, version.version, policy=policy)
-    log_metadata(
-        {
-            "gate": decision.outcome.value,
-            "gate_reason": reasons(decision),
-            "model": f"{version.model_name} version {version.version}",
-            "criteria": ", ".join(c.name for c in decision.failed()) or "all met",
-        }
-    )
-    show_on_run(at_a_glance(card, decision), version, tag=verdict_tag(decision.outcome))
+    log_metadata(decision_metadata(decision, version))
+    show_on_run(at_a_glance(card, decision), version, outcome=decision.outcome)
     return decision, card

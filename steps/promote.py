@@ -6,20 +6,33 @@ from zenml import log_metadata, step
 
 from dptune.gates.decision import GateDecision, GateOutcome
 from dptune.results import RegisteredVersion
+from steps._alerting import alert_verdict
 from steps._caching import NEVER
-from steps._registry import promote_version, refuse_version
+from steps._deciding import decide_beside_champion
+from steps._registry import moving_champion, promote_version, refuse_version
 
 
-@step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
+@step(
+    enable_cache=False,
+    cache_policy=NEVER,
+    experiment_tracker=True,
+    on_success=alert_verdict,
+)
 def promote(
     version: RegisteredVersion, decision: GateDecision
 ) -> Annotated[bool, "promoted"]:
-    """Return whether the version is the champion now."""
-    passed = decision.outcome is GateOutcome.PASS
-    if passed:
-        reason = f"gate PASS, decision {decision.decision_hash[:16]}"
-        promote_version(version.model_name, version.version, reason=reason)
-    else:
-        refuse_version(version.model_name, version.version)
+    """Return whether the version is the champion now.
+
+    Another run may have moved the champion since the gate: then the gate decides again,
+    and says so on this step, in an alert too.
+    """
+    with moving_champion(version.model_name):
+        newest = decide_beside_champion(version, decision)
+        passed = newest.outcome is GateOutcome.PASS
+        if passed:
+            reason = f"gate PASS, decision {newest.decision_hash[:16]}"
+            promote_version(version.model_name, version.version, reason=reason)
+        else:
+            refuse_version(version.model_name, version.version)
     log_metadata({"promoted": passed})
     return passed

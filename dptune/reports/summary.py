@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from typing import TypeAlias
 
 from dptune.accounting.certificates import Certificate
 from dptune.gates.decision import GateDecision, GateOutcome
-from dptune.reports.formatting import epsilon, number, p_value, share
+from dptune.reports.formatting import epsilon, number, p_value, share, words
 from dptune.reports.statements import (
     ExposureStatement,
     MembershipStatement,
@@ -14,10 +13,8 @@ from dptune.reports.statements import (
     UtilityStatement,
 )
 
-Glance: TypeAlias = dict[str, str | dict[str, str]]
 
-
-def at_a_glance(card: PrivacyCard, decision: GateDecision | None) -> Glance:
+def at_a_glance(card: PrivacyCard, decision: GateDecision | None) -> dict[str, str]:
     """Say what was decided and why, what is claimed, and what was measured.
 
     Args:
@@ -25,18 +22,24 @@ def at_a_glance(card: PrivacyCard, decision: GateDecision | None) -> Glance:
         decision: on it; None where there is none yet.
 
     Returns:
-        Words by heading; groups of them where there are several of a kind. What was
-        not measured is left out.
+        Sentences by what they are about, since dashboards fold what is nested. What
+        was not measured is left out.
     """
-    found: Glance = {"verdict": str(decision.outcome) if decision else "none yet"}
-    if failed := decision.failed() if decision else ():
-        found["why it was refused"] = {c.name: c.reason for c in failed}
-        found["what would change it"] = {
-            c.name: c.what_would_change_it for c in failed if c.what_would_change_it
-        }
+    failed = decision.failed() if decision else ()
+    found = {"verdict": str(decision.outcome) if decision else "none yet"}
+    for criterion in failed:
+        change = criterion.what_would_change_it
+        found[f"refused by {words(criterion.name)}"] = " ".join(
+            filter(None, (criterion.reason, change))
+        )
     if card.override:
         found["promoted all the same"] = card.override
-    found["epsilon"] = {c.label: epsilon_words(c) for c in card.certificates}
+    for notion in dict.fromkeys(c.notion for c in card.certificates):
+        found[f"epsilon, {notion}"] = "; ".join(
+            f"{epsilon_words(c)} ({words(c.relation)} {c.privacy_unit})"
+            for c in card.certificates
+            if c.notion is notion
+        )
     if card.exposure:
         found["exposure"] = _exposure(card.exposure)
     if card.membership:
@@ -52,16 +55,9 @@ def epsilon_words(certificate: Certificate) -> str:
     return f"{claimed} at δ {delta}, {certificate.status}"
 
 
-def summary_markdown(glance: Mapping[str, str | Mapping[str, str]]) -> str:
+def summary_markdown(glance: Mapping[str, str]) -> str:
     """Write the same for a registry that shows Markdown."""
-    lines = []
-    for heading, words in glance.items():
-        if isinstance(words, str):
-            lines += [f"**{heading}**: {words}", ""]
-            continue
-        items = [f"- {name}: {text}" for name, text in words.items()]
-        lines += [f"**{heading}**", "", *items, ""]
-    return "\n".join(lines)
+    return "".join(f"**{about}**: {text}\n\n" for about, text in glance.items())
 
 
 def verdict_tag(outcome: GateOutcome) -> str:
@@ -86,8 +82,8 @@ def _exposure(found: ExposureStatement) -> str:
 def _membership(found: MembershipStatement) -> str:
     """The strongest attack beside guessing."""
     return (
-        f"{found.attack}: AUC {number(found.auc)}, finds {share(found.tpr)} of members "
-        f"at {share(found.low_fpr)} false alarms"
+        f"AUC {number(found.auc)} by {words(found.attack)}, finds {share(found.tpr)} "
+        f"of members at {share(found.low_fpr)} false alarms"
     )
 
 

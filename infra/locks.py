@@ -1,0 +1,58 @@
+"""One process at a time, among all that share a budget store."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, text
+
+from dptune.accounting.store.database import connecting, open_engine
+
+_PATIENCE = "600s"
+
+
+@contextmanager
+def one_at_a_time(url: str, name: str) -> Iterator[None]:
+    """Hold a lock that goes with the process: nobody must free it after a kill.
+
+    Whoever shares budgets shares registries, so that the budget store's database is a
+    place that all of them reach. No charge waits for this lock.
+
+    Args:
+        url: of the budget store; on SQLite, a file beside it is locked.
+        name: of what is done one at a time.
+
+    Raises:
+        ArtifactError: the database cannot be reached, or somebody held on too long.
+    """
+    engine = open_engine(url)
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+    try:
+        if engine.dialect.name == "sqlite":
+            with _file_lock(f"{engine.url.database}.{number & 0xFFFF_FFFF:08x}.lock"):
+                yield
+        else:
+            with connecting(engine) as connection, connection.begin():
+                _lock(connection, number)
+                yield
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _file_lock(file: str) -> Iterator[None]:
+    """Lock a file that is never removed."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(connection: Connection, number: int) -> None:
+    """Take PostgreSQL's advisory lock until the transaction ends."""
+    connection.execute(text(f"SET LOCAL lock_timeout = '{_PATIENCE}'"))
+    connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": number})
