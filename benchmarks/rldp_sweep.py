@@ -36,14 +36,16 @@ from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.workflow.forward import PublicText
-from dptune.workflow.inputs import StageInputs
-from dptune.workflow.training import run_stage
+from dptune.workflow.training import StageInputs, run_stage
 
 DATA = Path(os.environ.get("DPTUNE_DATA_ROOT", "../shared/data"))
 RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
 MODEL = DATA / "stories260k"
 DELTA, TOKENS = 1e-5, 64
-_RECIPES = ("dp_lora", "autoclip", "rldp_static", "rldp", "rldp_h", "rldp_l")
+_RECIPES = (
+    *("dp_lora", "autoclip", "automatic", "dc_sgd_p", "dc_sgd_e", "adaclip"),
+    *("geoclip", "psac", "rldp_static", "rldp", "rldp_h", "rldp_l"),
+)
 
 
 def corpus(num_units: int) -> Corpus:
