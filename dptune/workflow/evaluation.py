@@ -308,6 +308,8 @@ class CanaryRanking:
 
     def measure(self: Self, loaded: LoadedModel) -> Measured:
         """Rank among all candidates, or search where they are too many."""
+        if not self.canaries.planted and not self.canaries.held_out:
+            return Measured(canaries=(), num_token_forwards=0)
         bos = loaded.tokenizer.bos_token_id
         if self.canaries.spec.space_size > self.attacks.max_candidates:
             return measure_large_space(
