@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test check lint types layers unit cluster clean sbom
+.PHONY: run test check lint types layers unit cluster servers clean sbom
 .DEFAULT_GOAL := run
 
 $(STAMP): pyproject.toml constraints.txt infra/install.sh
@@ -36,6 +36,9 @@ unit: $(STAMP)
 
 cluster: $(STAMP)
 	$(BIN)/python -m pytest tests/cluster -q
+
+servers: $(STAMP)
+	$(BIN)/python -m pytest tests/servers -q
 
 sbom: $(STAMP)
 	@mkdir -p build
