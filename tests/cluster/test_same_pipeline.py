@@ -32,12 +32,13 @@ def test_both_runs_complete_in_a_pod_for_each_step(site, story):
     for run, again in ((story.seeded, []), (story.killed, ["train_private_finetune"])):
         assert run.status == "completed", failed_logs(site)
         names = Counter(name for name, _ in pods_of(site, run))
-        assert names == Counter([*computed(run), *again])
+        assert names.keys() <= run.steps.keys()
+        assert {n: names[n] for n in computed(run)} == Counter([*computed(run), *again])
         assert len(run.steps) == 18
 
 
 def computed(run):
-    """Steps of a run that no earlier run's answer stood for."""
+    """Steps of a run that no other run's answer stood for, found before or in a pod."""
     return [name for name, step in run.steps.items() if step.status != "cached"]
 
 
@@ -170,7 +171,7 @@ def test_retries_and_deadlines_reach_every_step(site, story):
         if job["metadata"]["labels"].get("run_id") == str(story.seeded.id)
         and "step_name" in job["metadata"]["labels"]
     }
-    assert set(jobs) == set(computed(story.seeded))
+    assert set(computed(story.seeded)) <= set(jobs) <= set(story.seeded.steps)
     for name, job in jobs.items():
         assert job["backoffLimit"] >= 3
         minutes = 2880 if name in HEAVY else 360
