@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import Connection, text
 
@@ -44,6 +45,7 @@ def one_at_a_time(url: str, name: str) -> Iterator[None]:
 @contextmanager
 def _file_lock(file: str) -> Iterator[None]:
     """Lock a file that is never removed."""
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

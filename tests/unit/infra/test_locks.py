@@ -13,7 +13,7 @@ TIMES = 40
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request, tmp_path):
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/budget.db"
+        return f"sqlite:///{tmp_path}/not/there/yet/budget.db"
     return request.getfixturevalue("postgres").fresh(f"locks-{tmp_path.name}")
 
 
