@@ -255,8 +255,9 @@ def _status(evidence: Evidence, policy: GatePolicy) -> Criterion:
         return Criterion(
             name=name,
             verdict=Verdict.BLOCK,
-            reason=f"A {policy.notion} claim is only {', '.join(sorted(refused))}; "
-            f"accepted: {', '.join(sorted(policy.accepted_statuses))}.",
+            reason=f"A {policy.notion} claim has the status "
+            f"{' and '.join(sorted(refused))}; accepted: "
+            f"{', '.join(sorted(policy.accepted_statuses))}.",
             what_would_change_it="Use a mechanism in its sound mode.",
         )
     conditional = [c for c in found if c.status is CertificateStatus.CONDITIONAL]
