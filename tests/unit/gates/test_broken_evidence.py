@@ -152,6 +152,7 @@ HARMLESS = {
     "assumption_violated": "only chooses the words of a refusal",
     "detail": "words of the card",
     "method": "its report says whether all ranks are exact",
+    "marked": "tells canaries apart on a page; the setting of all of them decides",
     "exposure_interval": "absent where the rank is exact, and else not decisive",
     "certified_exposure": "a figure of the card",
     "extrapolated_exposure": "a figure of the card",
