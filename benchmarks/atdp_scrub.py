@@ -60,6 +60,7 @@ from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe
 from dptune.reports import _figure as fig
+from dptune.reports.trace_page import plain_ticks, series_style
 from dptune.workflow.detectors import engine_of
 from dptune.workflow.evaluation import CanaryRanking
 from dptune.workflow.ingestion import GOLD, read_corpus
@@ -335,7 +336,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Say when the scrub has come down to JFT's exposure, and after what share."""
+    """Say at which checkpoint the scrub is at JFT's exposure, and after what share."""
     for seed in sorted({row["seed"] for row in rows}):
         mine = [r for r in rows if r["seed"] == seed]
         by_stage = defaultdict(list)
@@ -346,7 +347,8 @@ def costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Seed {seed}: JFT's private stage leaves {level:.2f} bits of ten copies."
         for kind in SCRUBS:
             scrub = by_stage["redacted_atdp", f"{kind} atdp"]
-            there = next((r for r in scrub if mean_exposure(r, "ten") <= level), None)
+            low = [r for r in scrub if r["step"] and mean_exposure(r, "ten") <= level]
+            there = next(iter(low), None)
             reached = (
                 f"is there after {there['seconds'] / jft['seconds']:.3f} of its time, "
                 f"perplexity {there['perplexity']:.2f} beside {jft['perplexity']:.2f}"
@@ -354,7 +356,11 @@ def costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 else "does not come down to it"
             )
             whole = scrub[-1]["seconds"] / jft["seconds"]
-            yield f"The {kind} scrub {reached}; all of it takes {whole:.3f}."
+            yield (
+                f"The {kind} scrub {reached}; all of it takes {whole:.3f} and comes to "
+                f"{mean_exposure(scrub[-1], 'ten'):.2f} bits, perplexity "
+                f"{scrub[-1]['perplexity']:.2f}."
+            )
 
 
 def spread(values: Sequence[float]) -> str:
@@ -388,10 +394,11 @@ def paint(
     for index, (line, points) in enumerate(lines.items()):
         xs = [statistics.mean(r[key] for r in found) for found in points.values()]
         ys = [statistics.mean(pooled(found, "ten")) for found in points.values()]
-        style = {"color": fig.SERIES[index], "marker": fig.MARKERS[index]}
+        style = series_style(index)
         axes.plot(xs, ys, label=", ".join(line), linewidth=1.4, markersize=5, **style)
         axes.plot(xs[-1:], ys[-1:], markersize=10, **style)
     axes.set_xscale("log")
+    plain_ticks(axes.xaxis)
     axes.set_xlabel(f"perplexity of {name} tokens (log scale)")
     axes.set_ylabel("mean exposure, planted ten times (bits)")
     axes.set_ylim(bottom=0)
