@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import sys
 import tempfile
@@ -75,7 +76,8 @@ def settings(name: str) -> tuple[Path, list[str]]:
 
 def _few_steps(stage: dict[str, Any]) -> dict[str, str]:
     """Shorten a stage; a controller needs steps enough for its actions."""
-    epochs = "6" if "controller" in stage else "1"
+    actions = stage.get("controller", {}).get("min_actions", 0)
+    epochs = str(max(1, 3 * actions // 10))
     changes = {"epochs": epochs}
     if "screened" in stage:  # trains on ten records
         return changes
@@ -122,13 +124,18 @@ def measure(name: str) -> dict[str, object]:
             "data": run.config.name,
             "notion": str(privacy.notion),
             "relation": str(privacy.relation),
-            "epsilon": round(claim.epsilon, 3),
+            "epsilon": _number(claim.epsilon),
             "status": str(claim.status),
-            "nominal": claim.nominal_epsilon and round(claim.nominal_epsilon, 3),
+            "nominal": claim.nominal_epsilon and _number(claim.nominal_epsilon),
         }
     else:
         line["fault"] = " ".join(text.split())[-600:]
     return line | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def _number(epsilon: float) -> float | str:
+    """Round for a line of JSON, which has no infinity."""
+    return round(epsilon, 3) if math.isfinite(epsilon) else "inf"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from zenml.client import Client
 from zenml.enums import ModelStages
 from zenml.exceptions import EntityExistsError
 from zenml.metadata.metadata_types import MetadataType
-from zenml.models import ModelVersionResponse
+from zenml.models import ModelResponse, ModelVersionResponse
 from zenml.utils.metadata_utils import log_metadata
 
 from dptune.errors import ArtifactError, GateFailedError
@@ -31,21 +31,26 @@ def ensure_zenml_version(
     model_name: str, version: str, *, metadata: Mapping[str, MetadataType]
 ) -> ModelVersionResponse:
     """Return ZenML's twin of an MLflow version, made if absent, with metadata."""
-    client = Client()
+    client, model, name = Client(), _zenml_model(model_name), twin_name(version)
     try:
-        client.get_model(model_name)
+        twin = client.get_model_version(model.id, name)
     except KeyError:
         with suppress(EntityExistsError):  # another run was first
-            client.create_model(model_name, license="Apache-2.0")
-    try:
-        twin = client.get_model_version(model_name, twin_name(version))
-    except KeyError:
-        with suppress(EntityExistsError):
-            client.create_model_version(model_name, name=twin_name(version))
-        twin = client.get_model_version(model_name, twin_name(version))
+            client.create_model_version(model.id, name=name)
+        twin = client.get_model_version(model.id, name)
     if metadata:
         log_metadata(metadata=dict(metadata), model_version_id=twin.id)
     return twin
+
+
+def _zenml_model(model_name: str) -> ModelResponse:
+    """Return ZenML's model, made if absent; its own look-up takes prefixes."""
+    client = Client()
+    if not client.list_models(name=f"equals:{model_name}").items:
+        with suppress(EntityExistsError):  # another run was first
+            client.create_model(model_name, license="Apache-2.0")
+    (model,) = client.list_models(name=f"equals:{model_name}").items
+    return model
 
 
 def tag_verdict(twin: ModelVersionResponse, outcome: GateOutcome) -> None:
