@@ -13,8 +13,8 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp
@@ -57,13 +57,6 @@ def connect() -> MlflowClient:
         )
     tracker.configure_mlflow()  # type: ignore[attr-defined]
     return MlflowClient()
-
-
-@contextmanager
-def in_run(run_id: str) -> Iterator[None]:
-    """Write to an earlier run, keeping the active one active."""
-    with mlflow.start_run(run_id=run_id, nested=mlflow.active_run() is not None):
-        yield
 
 
 def log_numbers(numbers: Mapping[str, float], *, prefix: str = "") -> None:
@@ -172,12 +165,12 @@ def register_model(
     mlflow.log_metrics(
         {k: v for k, v in metrics.items() if math.isfinite(v)}, model_id=model_id
     )
-    with in_run(str(found.run_id)):
-        mlflow.log_text(evidence, "evidence.json")
-        for part in sorted(folder.glob("local_*")):  # the user's and the server's
-            mlflow.log_artifact(str(part), "local")
-        for part in sorted(folder.glob("controller_*")):  # its policy and its trace
-            mlflow.log_artifact(str(part), "controller")
+    run_id = str(found.run_id)
+    client.log_text(run_id, evidence, "evidence.json")
+    for part in sorted(folder.glob("local_*")):  # the user's and the server's
+        client.log_artifact(run_id, str(part), "local")
+    for part in sorted(folder.glob("controller_*")):  # its policy and its trace
+        client.log_artifact(run_id, str(part), "controller")
     return RegisteredVersion(
         model_name=model_name,
         version=str(found.version),
@@ -323,10 +316,14 @@ def record_decision(
     for key, value in tags.items():
         client.set_model_version_tag(version.model_name, version.version, key, value)
     _describe(version, summary)
-    run_id = get_version(version.model_name, version.version).run_id
-    with in_run(str(run_id)):
-        for name, text in files.items():
-            mlflow.log_text(text, name)
+    _keep_files(version, files)
+
+
+def _keep_files(version: RegisteredVersion, files: Mapping[str, str]) -> None:
+    """Keep texts with the run that made a version, whatever run is active."""
+    run_id = str(get_version(version.model_name, version.version).run_id)
+    for name, text in files.items():
+        MlflowClient().log_text(run_id, text, name)
 
 
 def _describe(version: RegisteredVersion, summary: str) -> None:
@@ -347,10 +344,7 @@ def record_override(
     client.set_model_version_tag(
         version.model_name, version.version, _OVERRIDE, reason[:4900]
     )
-    run_id = get_version(version.model_name, version.version).run_id
-    with in_run(str(run_id)):
-        for name, text in files.items():
-            mlflow.log_text(text, name)
+    _keep_files(version, files)
 
 
 def override_of(version: ModelVersion) -> str:

@@ -127,7 +127,7 @@ def test_outputs_tell_the_verdict_and_what_to_do_next(trained, project):
     for name in ("jft", "no_dp"):
         assert "python run.py status" in trained[name].output
         assert "Traceback" not in trained[name].output
-    assert len(list((project.home / "reports").glob("*.html"))) == 2
+    assert len(list((project.home / "reports").glob("tiny-*.html"))) == 2
 
 
 def test_ledger_pays_for_every_noisy_step_of_the_plan(trained):
