@@ -16,6 +16,7 @@ import pytest
 
 _USERS = ("postgres", "nobody")
 _SECONDS = 60
+_PLACE = tempfile.gettempdir()  # before a test has one that only its owner may enter
 _SETTINGS = (
     "-clisten_addresses=",
     "-cmax_connections=200",
@@ -47,7 +48,7 @@ def running_server() -> Iterator[Server]:
     programs = _find() or _install()
     if programs is None:
         pytest.skip("PostgreSQL is not installed and cannot be: needs root and apt-get")
-    folder = Path(tempfile.mkdtemp(prefix="dptune-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="dptune-pg-", dir=_PLACE))
     try:
         yield from _serve(programs, folder)
     finally:
