@@ -196,14 +196,17 @@ def _choose(
 def _fitting(
     tokenizer: Tokenizer, spell: Spell, pattern: Sequence[str], num_places: int
 ) -> list[list[tuple[int, int]]]:
-    """Ids and lengths of the entries that fit at each place."""
+    """Ids and lengths of the entries that fit at each place, by id.
+
+    A vocabulary comes in another order in every process, and a seed must fix the draws.
+    """
     allowed = set("".join(pattern))
     special = {i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
-    entries = [
+    entries = sorted(
         (index, text)
         for entry, index in tokenizer.get_vocab(with_added_tokens=True).items()
         if index not in special and (text := spell(entry)) and set(text) <= allowed
-    ]
+    )
     return [
         [
             (index, len(text))
