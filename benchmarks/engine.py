@@ -36,10 +36,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
-from dptune.dpsgd.step import Feed, gradient_source
+from dptune.dpsgd.step import gradient_source
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"

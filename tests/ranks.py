@@ -21,6 +21,7 @@ from torch import multiprocessing
 from dptune.dpsgd import step as step_module
 from dptune.dpsgd.distributed import Ranks, ReplicatedSums
 from dptune.dpsgd.factorization import band_coefficients
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.noise import noise_stream
@@ -29,7 +30,7 @@ from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.sharding import gathered, shard_model
-from dptune.dpsgd.step import Feed, PrivateGradients, gradient_source
+from dptune.dpsgd.step import PrivateGradients, gradient_source
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import BudgetExceededError, DptuneError
 from dptune.models.lora import add_lora

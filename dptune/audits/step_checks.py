@@ -23,11 +23,11 @@ from dptune.accounting.events import is_non_private, mechanism_counts
 from dptune.audits.step_releases import last_release, releases
 from dptune.audits.step_report import StepCheck
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.moving_clip import StepFigures
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind, UnitIndices, sampling_generator
-from dptune.dpsgd.step import Feed
 
 FALSE_ALARM_RATE: Final = 1e-6
 _LOUD: Final = 1e4

@@ -1,28 +1,26 @@
 """One step's gradients, private and plain: what the optimizer finds in `grad`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dptune.dpsgd.clipping import ClipPolicy
-from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
+from dptune.dpsgd.dataset import PhysicalBatch
 from dptune.dpsgd.distributed import (
-    ALONE,
     GradientSums,
     Ranks,
     ReplicatedSums,
     add_up_gradients,
 )
+from dptune.dpsgd.feed import Feed, StepTotals
 from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.grouping import group_parameters
-from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.moving_clip import MovingClip
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
 from dptune.dpsgd.parameters import trainable_parameters
@@ -34,127 +32,6 @@ from dptune.dpsgd.sharding import ShardedSums, is_sharded
 from dptune.dpsgd.steered_clip import ClipController, SteeredClip
 from dptune.dpsgd.transform import TransformedSums, TransformState
 from dptune.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTotals:
-    """Sums over one logical batch. All private.
-
-    Args:
-        num_tokens: tokens that went through the model, padding excluded.
-        nll: weighted token losses, those that are not finite excluded.
-        weight: weights of their targets.
-    """
-
-    num_tokens: int = field(default=0, repr=False)
-    nll: float = field(default=0.0, repr=False)
-    weight: float = field(default=0.0, repr=False)
-
-    def __add__(self, other: "StepTotals") -> "StepTotals":
-        """Add up two physical batches."""
-        return StepTotals(
-            num_tokens=self.num_tokens + other.num_tokens,
-            nll=self.nll + other.nll,
-            weight=self.weight + other.weight,
-        )
-
-    def over(self, ranks: Ranks) -> "StepTotals":
-        """Add up the figures of all ranks."""
-        num_tokens, nll, weight = ranks.total(self.num_tokens, self.nll, self.weight)
-        return StepTotals(num_tokens=int(num_tokens), nll=nll, weight=weight)
-
-    @property
-    def loss(self) -> float:
-        """Mean loss per token; NaN if there was none."""
-        return self.nll / self.weight if self.weight > 0 else float("nan")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Feed:
-    """Brings the units of a step through the model, piece by piece.
-
-    Args:
-        data: sequences by unit.
-        record_loss: losses of single rows.
-        physical_batch_size: rows per piece.
-        pad_token_id: fills the padding.
-        device: where the model is.
-        autocast: compute in bfloat16.
-        fixed_shapes: fill every piece up to one shape.
-        ranks: this process among those that share a logical batch.
-        in_step: give every rank as many pieces, since their passes meet.
-    """
-
-    data: UnitDataset
-    record_loss: RecordLoss
-    physical_batch_size: int
-    pad_token_id: int
-    device: torch.device
-    autocast: bool
-    fixed_shapes: bool = False
-    ranks: Ranks = ALONE
-    in_step: bool = False
-
-    def batches(self, indices: UnitIndices) -> Iterator[PhysicalBatch]:
-        """Cut this rank's share of a logical batch into pieces on the device."""
-        pieces: Iterable[PhysicalBatch] = self.data.physical_batches(
-            self._share(indices),
-            physical_batch_size=self.physical_batch_size,
-            pad_token_id=self.pad_token_id,
-        )
-        if self.in_step:
-            pieces = list(pieces)
-            missing = self.ranks.greatest(len(pieces)) - len(pieces)
-            pieces += [self._filler()] * missing
-        for piece in pieces:
-            yield self._shaped(piece).to(self.device)
-
-    def _share(self, indices: UnitIndices) -> UnitIndices:
-        """Deal units out to ranks by length, so that all have as much to do."""
-        if self.ranks.is_alone:
-            return indices
-        sequences, units = self.data.sequences, self.data.units
-        lengths = [sum(len(sequences[row]) for row in units[u]) for u in indices]
-        order = np.argsort(lengths, kind="stable")
-        return indices[order][self.ranks.rank :: self.ranks.size]
-
-    def _filler(self) -> PhysicalBatch:
-        """Return a piece without a unit: its one row of padding adds nothing."""
-        row = torch.full((1, 2), self.pad_token_id)
-        return PhysicalBatch(
-            input_ids=row,
-            attention_mask=torch.ones_like(row),
-            loss_weights=torch.zeros(1, 2),
-            rows_of_unit=torch.zeros(1, 1, dtype=torch.long),
-            labels=None if self.data.labels is None else torch.zeros(1).long(),
-            num_real_units=0,
-        )
-
-    def _shaped(self, piece: PhysicalBatch) -> PhysicalBatch:
-        """Fill a piece up if shapes must not change."""
-        if not self.fixed_shapes:
-            return piece
-        return piece.filled(
-            num_rows=self.physical_batch_size,
-            num_tokens=self.data.longest_sequence,
-            pad_token_id=self.pad_token_id,
-        )
-
-    def losses(self, model: nn.Module, batch: PhysicalBatch) -> Tensor:
-        """Return losses of the rows, `(rows,)`."""
-        with torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=self.autocast
-        ):
-            return self.record_loss(model, batch)
-
-    def totals(self, losses: Tensor, batch: PhysicalBatch) -> StepTotals:
-        """Return figures of one piece."""
-        if batch.num_real_units == 0:
-            return StepTotals()
-        nll, weight = self.record_loss.total_nll(losses.detach(), batch)
-        return StepTotals(
-            num_tokens=int(batch.attention_mask.sum()), nll=nll, weight=weight
-        )
 
 
 class GradientSource(Protocol):

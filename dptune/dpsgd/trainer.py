@@ -32,6 +32,7 @@ from dptune.dpsgd.checkpoint import (
 )
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.fingerprint import run_fingerprint
 from dptune.dpsgd.loss import CausalLoss, RecordLoss
 from dptune.dpsgd.noise import MAX_NOISE_BYTES
@@ -50,7 +51,7 @@ from dptune.dpsgd.sampling import UnitIndices, sampling_generator
 from dptune.dpsgd.schedule import AdaptiveNoise, Controller
 from dptune.dpsgd.sharding import is_sharded, shard_model
 from dptune.dpsgd.steered_clip import ClipController
-from dptune.dpsgd.step import Feed, GradientSource, gradient_source
+from dptune.dpsgd.step import GradientSource, gradient_source
 from dptune.dpsgd.transform import check_transform
 
 Charge = Callable[[int, int], None]

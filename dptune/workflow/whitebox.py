@@ -14,9 +14,9 @@ from dptune.audits.step_checks import (
 )
 from dptune.audits.step_report import StepAudit, StepCheck
 from dptune.config import PerformanceSettings
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.step import Feed
 from dptune.privacy import Notion
 from dptune.workflow.device import pick_device
 from dptune.workflow.inputs import StageInputs, count_tier_leaks, load_stage

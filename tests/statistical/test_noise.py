@@ -13,11 +13,12 @@ import torch
 
 from dptune.dpsgd import noise as noise_module
 from dptune.dpsgd.factorization import band_coefficients, normalized
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.noise import BandedNoise, add_gaussian_noise, noise_stream
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind
-from dptune.dpsgd.step import Feed, gradient_source
+from dptune.dpsgd.step import gradient_source
 from dptune.testing import models, oracles
 from dptune.testing.statistics import (
     mean_bound,

@@ -28,10 +28,10 @@ from dptune.dpsgd import (
 )
 from dptune.dpsgd import plan as plan_module
 from dptune.dpsgd.factorization import band_coefficients
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.step import Feed
 from dptune.mechanisms.adaclip import AdaClip
 from dptune.mechanisms.geoclip import GeoClip
 from dptune.mechanisms.quantile_clip import QuantileClip

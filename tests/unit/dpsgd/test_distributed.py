@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from dptune.dpsgd import distributed
 from dptune.dpsgd.distributed import ALONE, Ranks
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.sharding import shard_model
-from dptune.dpsgd.step import Feed
 from dptune.errors import BudgetExceededError, ConfigError, DptuneError
 from dptune.testing import oracles
 from dptune.testing.statistics import (

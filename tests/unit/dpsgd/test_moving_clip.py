@@ -10,12 +10,13 @@ import torch
 
 from dptune.dpsgd import moving_clip
 from dptune.dpsgd.distributed import ALONE
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.moving_clip import MovingClip, shares
 from dptune.dpsgd.noise import noise_stream
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.step import Feed, gradient_source
+from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import BudgetExceededError, ConfigError, PrivacyError
 from dptune.mechanisms.dc_sgd import DcSgd

@@ -12,10 +12,11 @@ from scipy import stats
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.events import is_non_private
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.parts import part_multipliers, public_batch
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
-from dptune.dpsgd.step import Feed, gradient_source
+from dptune.dpsgd.step import gradient_source
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
 from dptune.testing import models, oracles

@@ -6,10 +6,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from dptune.dpsgd.clipping import FlatClip
+from dptune.dpsgd.feed import Feed, StepTotals
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
-from dptune.dpsgd.step import Feed, StepTotals, gradient_source
+from dptune.dpsgd.step import gradient_source
 from dptune.testing import models, oracles
 
 LOSS = CausalLoss(loss_normalizer=8.0)

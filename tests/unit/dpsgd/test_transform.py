@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from dptune.dpsgd.factorization import band_coefficients
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind
-from dptune.dpsgd.step import Feed, gradient_source
+from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.trainer import train_stage
 from dptune.dpsgd.transform import check_transform
 from dptune.errors import BudgetExceededError, ConfigError

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.step import Feed, gradient_source
+from dptune.dpsgd.step import gradient_source
 from dptune.mechanisms.sa_adp import PROTECTED, Tier, group_view
 from dptune.testing import models, oracles
 
