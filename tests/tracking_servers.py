@@ -46,9 +46,8 @@ def running_servers(
         zenml_database: URL; a file of its own by default.
         mlflow_database: URL.
     """
-    database = zenml_database or f"sqlite:///{folder}/zenml.db"
     with (
-        _zenml_server(folder, database) as zenml,
+        zenml_server(folder, database=zenml_database) as zenml,
         _mlflow_server(folder, mlflow_database) as mlflow,
     ):
         made = Servers(zenml=zenml, mlflow=mlflow)
@@ -84,7 +83,13 @@ def register_stack(folder: Path, mlflow: str) -> None:
 
 
 @contextmanager
-def _zenml_server(folder: Path, database: str) -> Iterator[str]:
+def zenml_server(folder: Path, *, database: str | None = None) -> Iterator[str]:
+    """Run ZenML's server alone; yields its URL.
+
+    Args:
+        folder: for its files and log.
+        database: URL; a file of its own by default.
+    """
     port = _free_port()
     values = {
         **_without_zenml(),
@@ -96,7 +101,7 @@ def _zenml_server(folder: Path, database: str) -> Iterator[str]:
         "ZENML_DEFAULT_USER_PASSWORD": PASSWORD,
         "ZENML_CONFIG_PATH": str(folder / "zenml-server"),
         "ZENML_STORE_TYPE": "sql",
-        "ZENML_STORE_URL": database,
+        "ZENML_STORE_URL": database or f"sqlite:///{folder}/zenml.db",
         "ZENML_ANALYTICS_OPT_IN": "false",
         "ZENML_LOGGING_VERBOSITY": "WARNING",
     }

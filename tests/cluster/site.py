@@ -3,16 +3,11 @@
 import base64
 import os
 import re
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import urlopen
 
 import yaml
 from kubernetes.config import kube_config
@@ -26,10 +21,10 @@ from infra.stacks.local import isolate
 from infra.stacks.production import activate, register
 from infra.stacks.settings import STACKS, ProductionStack
 from infra.workspace import REPOSITORY, Workspace
+from tests.tracking_servers import PASSWORD, USER, zenml_server
 
 from .kubernetes_api import Cluster, Started, start_process
 
-PASSWORD = "only-for-tests"
 BUDGET_KEY = "5" * 64
 
 
@@ -77,7 +72,7 @@ def open_site(
     secret = {"url": budget_url, "key": BUDGET_KEY}
     cluster.put("secrets", "dptune", _secret("dptune-budget", secret))
     try:
-        with zenml_server(folder / "server") as url:
+        with zenml_server(folder) as url:
             kube_config.KUBE_CONFIG_DEFAULT_LOCATION = str(kubeconfig)
             os.environ |= {
                 "DPTUNE_HOME": str(folder / "home"),
@@ -89,7 +84,7 @@ def open_site(
             isolate(Workspace(root=folder / "home"))
             os.environ |= {
                 "ZENML_STORE_URL": url,
-                "ZENML_STORE_USERNAME": "default",
+                "ZENML_STORE_USERNAME": USER,
                 "ZENML_STORE_PASSWORD": PASSWORD,
             }
             forget_client()
@@ -124,59 +119,6 @@ def image_variables() -> dict[str, str]:
     (block,) = re.findall(r"^ENV ((?:.*\\\n)*.*)$", text.split(" AS run", 1)[1], re.M)
     pairs = (pair.split("=", 1) for pair in block.replace("\\\n", " ").split())
     return dict(pairs)
-
-
-@contextmanager
-def zenml_server(folder: Path) -> Iterator[str]:
-    """Run a ZenML server with a database of its own; yields its URL."""
-    folder.mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    values = {k: v for k, v in os.environ.items() if not k.startswith("ZENML_")}
-    values |= {
-        "ZENML_SERVER": "true",
-        "ZENML_SERVER_DEPLOYMENT_TYPE": "kubernetes",
-        "ZENML_SERVER_AUTO_ACTIVATE": "true",
-        "ZENML_SERVER_JWT_SECRET_KEY": "0" * 64,
-        "ZENML_DEFAULT_USER_NAME": "default",
-        "ZENML_DEFAULT_USER_PASSWORD": PASSWORD,
-        "ZENML_CONFIG_PATH": str(folder / "config"),
-        "ZENML_STORE_TYPE": "sql",
-        "ZENML_STORE_URL": f"sqlite:///{folder}/zenml.db",
-        "ZENML_ANALYTICS_OPT_IN": "false",
-        "ZENML_LOGGING_VERBOSITY": "ERROR",
-    }
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "uvicorn"),
-                "zenml.zen_server.zen_server_api:app",
-                *("--host", "127.0.0.1", "--port", str(port)),
-            ],
-            env=values,
-            stdout=log,
-            stderr=log,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_for(f"{url}/health", process, folder / "log")
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
-    for _ in range(600):
-        if process.poll() is not None:
-            break
-        try:
-            with urlopen(url, timeout=2):  # noqa: S310 - ours
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")
 
 
 def _register(stack: ProductionStack, bucket: Path) -> None:
