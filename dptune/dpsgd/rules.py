@@ -86,14 +86,14 @@ def as_sequence(values: Tensor) -> Tensor:
 def _linear_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients:
     """Weight `(out, in)`: sum of grad input^T; bias: sum of grad."""
     weight = Outer(as_sequence(grad), as_sequence(inputs))
-    return _with_bias(module, weight, sum_over_time(grad))
+    return _with_bias(module, weight, grad)
 
 
 @register_gradient_rule(Conv1D)
 def _conv1d_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients:
     """Weight `(in, out)`: sum of input grad^T; bias: sum of grad."""
     weight = Outer(as_sequence(inputs), as_sequence(grad))
-    return _with_bias(module, weight, sum_over_time(grad))
+    return _with_bias(module, weight, grad)
 
 
 @register_gradient_rule(nn.Embedding)
@@ -112,7 +112,7 @@ def _layer_norm_rule(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Grad
     shape = module.normalized_shape
     normal = functional.layer_norm(inputs.float(), shape, eps=module.eps)
     weight = sum_over_time(normal.mul_(grad), num_kept=len(shape))
-    return _with_bias(module, weight, sum_over_time(grad, num_kept=len(shape)))
+    return _with_bias(module, weight, grad, num_kept=len(shape))
 
 
 @register_gradient_rule(nn.RMSNorm)
@@ -151,11 +151,13 @@ def _lora_embedding_rule(
     return found
 
 
-def _with_bias(module: nn.Module, weight: Term | Tensor, bias: Tensor) -> Gradients:
-    """Add the bias where the module has one."""
+def _with_bias(
+    module: nn.Module, weight: Term | Tensor, grad: Tensor, *, num_kept: int = 1
+) -> Gradients:
+    """Add the bias, whose gradient is the sum of `grad`, where the module has one."""
     if module._parameters.get("bias") is None:
         return {"weight": weight}
-    return {"weight": weight, "bias": bias}
+    return {"weight": weight, "bias": sum_over_time(grad, num_kept=num_kept)}
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
