@@ -30,53 +30,44 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from invented import (
+    REPOSITORY,
+    World,
+    base_of,
+    marked_corpus,
+    masked,
+    plan_of,
+    quickstart_values,
+    recipe_of,
+    train_stage,
+)
 from matplotlib.axes import Axes
 from scipy.stats import mannwhitneyu
 
-from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.planting import apply_setting, plant
-from dptune.config import (
-    AttackSettings,
-    DataSettings,
-    DetectionSettings,
-    ModelSettings,
-    PerformanceSettings,
-    RedactionSettings,
-)
-from dptune.configfile import apply_overrides, read_yaml, validate
-from dptune.data.corpus import Corpus
-from dptune.detection.engine import detect_dataset
-from dptune.models.bundle import ModelBundle
+from dptune.config import AttackSettings, ModelSettings, PerformanceSettings
+from dptune.configfile import validate
 from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.saving import save_model
-from dptune.planning import RunPlan, plan_run
-from dptune.privacy import NeighboringRelation, Notion
-from dptune.recipes import Recipe
+from dptune.planning import RunPlan
+from dptune.privacy import Notion
 from dptune.reports import _figure as fig
 from dptune.reports.trace_page import plain_ticks, series_style
-from dptune.workflow.detectors import engine_of
 from dptune.workflow.evaluation import CanaryRanking
-from dptune.workflow.ingestion import GOLD, read_corpus
-from dptune.workflow.inputs import StageInputs
-from dptune.workflow.preparation import prepare_base
-from dptune.workflow.redacting import redact_corpus
 from dptune.workflow.tracing import Tracer
-from dptune.workflow.training import run_stage
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "atdp_scrub.json"
-CONFIG = REPOSITORY / "configs" / "train" / "quickstart.yaml"
 SPEED = PerformanceSettings(
     physical_batch_size=8, evaluation_batch_size=64, block_size=1000
 )
-EPSILON, DELTA = 8.0, 1e-4
+EPSILON = 8.0
 COPIES, DIGITS = 10, 5
 STAGES = (
     "finetune.epochs=7",
@@ -90,14 +81,25 @@ STAGES = (
     "atdp.epochs=0.4",
     "atdp.expected_batch_size=32",
 )
-SCRUBS = {"gentle": 3.0e-3, "hard": 1.5e-2}
+SCRUBS = {
+    "gentle": ("atdp.optimizer.learning_rate=3.0e-3",),
+    "hard": ("atdp.optimizer.learning_rate=1.5e-2",),
+}
+RUNS = (
+    ("no_dp_atdp", "finetune", ""),
+    ("no_dp_atdp", "atdp", "finetune"),
+    ("redacted_atdp", "redacted_finetune", ""),
+    ("redacted_atdp", "atdp", "redacted_finetune"),
+    ("jft", "private_finetune", "redacted_finetune"),
+)
+"""Recipe, its stage that is measured, and the stage that it starts from."""
 GROUPS = ("once", "ten", "held_out")
 KINDS = ("perplexity", "sensitive_perplexity", "ordinary_perplexity")
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
-    """One seed's text with canaries, in both views, and the model before fine-tuning.
+class PlantedWorld(World):
+    """A world with canaries.
 
     Args:
         original: labels of the second phase, which misses no canary.
@@ -105,43 +107,31 @@ class World:
         canaries: the first half of the planted ones stands there once.
     """
 
-    base: ModelBundle
-    model: ModelSettings
-    original: Corpus
-    redacted: Corpus
     canaries: CanarySet
 
-    @property
-    def num_units(self) -> int:
-        """Privacy units that train, canaries included."""
-        return len(set(self.original.split("train")["unit_id"]))
 
-
-def world(seed: int, options: argparse.Namespace, folder: Path) -> World:
+def world(seed: int, options: argparse.Namespace, folder: Path) -> PlantedWorld:
     """Invent, plant, mark and redact one corpus; train the base model once."""
-    values = read_yaml(CONFIG)
-    values["data"]["source"] |= {"seed": seed, "num_records": options.num_records}
+    values = quickstart_values(seed, options.num_records)
     counts = {"num_planted": 2 * options.canaries, "num_held_out": options.canaries}
     counts |= {"length": DIGITS, "insertions": COPIES}
     spec = validate(CanarySpec, values["canaries"] | counts)
-    model = validate(ModelSettings, values["model"])
     canaries = draw_canaries(spec, seed=seed)
-    corpus = read_corpus(validate(DataSettings, values["data"]), data_root=REPOSITORY)
-    engine = engine_of(validate(DetectionSettings, values["detection"]))
-    marked = detect_dataset(plant(corpus.dataset, canaries), engine)
-    marked = marked.remove_columns(GOLD)
+    corpus = marked_corpus(values, lambda rows: plant(rows, canaries))
     views = {}
     for setting in ("missed", "not_missed"):
         told = spec.model_copy(update={"setting": setting})
-        labelled = apply_setting(marked, canaries.model_copy(update={"spec": told}))
+        labelled = apply_setting(
+            corpus.dataset, canaries.model_copy(update={"spec": told})
+        )
         kept = [i for i, row in enumerate(labelled["id"]) if stays(row, options)]
         views[setting] = corpus.with_dataset(labelled.select(kept))
-    redacted, _ = redact_corpus(views["missed"], RedactionSettings(), key=bytes)
-    return World(
-        base=prepare_base(model, SPEED, data_root=REPOSITORY, folder=folder / "base"),
+    model = validate(ModelSettings, values["model"])
+    return PlantedWorld(
+        base=base_of(model, SPEED, folder=folder),
         model=model,
         original=views["not_missed"],
-        redacted=redacted,
+        redacted=masked(views["missed"]),
         canaries=canaries,
     )
 
@@ -155,24 +145,11 @@ def stays(row_id: str, options: argparse.Namespace) -> bool:
     return int(number) >= options.canaries or copy == "0"
 
 
-def recipe_of(name: str, changes: Sequence[str]) -> Recipe:
-    """Read a recipe, with `<stage>.<key>=<value>` changes of stages that it has."""
-    values = read_yaml(REPOSITORY / "configs" / "recipes" / f"{name}.yaml")
-    stages = [
-        apply_overrides(
-            stage,
-            [c.partition(".")[2] for c in changes if c.startswith(stage["name"] + ".")],
-        )
-        for stage in values["stages"]
-    ]
-    return validate(Recipe, values | {"stages": stages})
-
-
 class Probe:
     """Measures one stage at its checkpoints: both perplexities, and every rank."""
 
     def __init__(
-        self, made: World, plan: RunPlan, stage: str, *, count: int, home: Path
+        self, made: PlantedWorld, plan: RunPlan, stage: str, *, count: int, home: Path
     ) -> None:
         attacks = AttackSettings(num_checkpoints=count)
         self._tracer = Tracer(
@@ -226,50 +203,59 @@ class Probe:
             } | self.found[point.step]
 
 
+def runs(options: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
+    """Yield recipe, stage, start and, for a scrub, the name of its settings."""
+    for name, stage, start in RUNS:
+        for kind in options.scrubs if stage == "atdp" else [""]:
+            yield name, stage, start, kind
+
+
+def label(stage: str, kind: str) -> str:
+    """Name a stage in results."""
+    return f"{kind} {stage}".strip()
+
+
 def measure(
-    seed: int, options: argparse.Namespace, folder: Path
+    seed: int,
+    options: argparse.Namespace,
+    folder: Path,
+    found: Set[tuple[str, str]],
 ) -> Iterator[dict[str, Any]]:
-    """Train all four, and yield a row for each checkpoint of each stage."""
+    """Train what is not `found`, and yield a row for each checkpoint of each stage."""
     made, home = world(seed, options, folder), folder / f"stages-{seed}"
     home.mkdir(parents=True, exist_ok=True)
-    trained: dict[str, ModelBundle] = {}
-    runs = [
-        ("no_dp_atdp", "finetune", "", "", made.original),
-        *(("no_dp_atdp", "atdp", kind, "finetune", made.original) for kind in SCRUBS),
-        ("redacted_atdp", "redacted_finetune", "", "", made.redacted),
-        *(
-            ("redacted_atdp", "atdp", kind, "redacted_finetune", made.original)
-            for kind in SCRUBS
-        ),
-        ("jft", "private_finetune", "", "redacted_finetune", made.original),
-    ]
-    for name, stage, kind, start, view in runs:
-        rate = [f"atdp.optimizer.learning_rate={SCRUBS[kind]}"] if kind else []
-        plan = plan_run(
-            recipe_of(name, [*STAGES, *rate, *options.changes]),
+    trained = {"": made.base}
+    for name, stage, start, kind in runs(options):
+        is_new = (name, label(stage, kind)) not in found
+        if not is_new and stage not in {start for *_, start in RUNS}:
+            continue
+        changes = [*STAGES, *SCRUBS.get(kind, ()), *options.changes]
+        plan = plan_of(
+            recipe_of(name, changes),
             num_units=made.num_units,
             notion=Notion.SELECTIVE,
-            relation=NeighboringRelation.REPLACE_ONE,
-            target_epsilon=EPSILON,
-            target_delta=DELTA,
+            target=EPSILON,
         )
         probe = Probe(made, plan, stage, count=options.checkpoints, home=home)
-        done = run_stage(
-            StageInputs.of(
-                trained.get(start, made.base), view, plan, stage, made.model, seed=seed
-            ),
-            PrivacyLedger(entries=()),
-            folder=home,
+        done = train_stage(
+            made,
+            trained[start],
+            plan,
+            stage,
+            seed=seed,
+            home=home,
             performance=SPEED,
-            retrain=True,
-            watch=probe.watch,
+            retrain=is_new,
+            watch=probe.watch if is_new else None,
         )
         trained[stage] = done.bundle
+        if not is_new:
+            continue
         noise = next(p for p in plan.stages if p.settings.name == stage)
         facts = {
             "seed": seed,
             "recipe": name,
-            "stage": f"{kind} {stage}".strip(),
+            "stage": label(stage, kind),
             "steps": done.report.num_steps,
             "noise_multiplier": noise.noise_multiplier,
         }
@@ -346,7 +332,7 @@ def costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         level = mean_exposure(jft, "ten")
         yield f"Seed {seed}: JFT's private stage leaves {level:.2f} bits of ten copies."
         for kind in SCRUBS:
-            scrub = by_stage["redacted_atdp", f"{kind} atdp"]
+            scrub = by_stage["redacted_atdp", label("atdp", kind)]
             low = [r for r in scrub if r["step"] and mean_exposure(r, "ten") <= level]
             there = next(iter(low), None)
             reached = (
@@ -421,17 +407,20 @@ def main() -> None:
     parser.add_argument("--num-records", type=int, default=300)
     parser.add_argument("--canaries", type=int, default=40, help="of each group")
     parser.add_argument("--checkpoints", type=int, default=4, help="of each stage")
+    parser.add_argument("--scrubs", nargs="+", choices=SCRUBS, default=list(SCRUBS))
     parser.add_argument("--set", dest="changes", nargs="+", default=[])
-    parser.add_argument("--folder", type=Path, help="keeps the base model")
+    parser.add_argument("--folder", type=Path, help="keeps what scrubs start from")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     file = options.results
     rows = json.loads(file.read_text()) if file.is_file() else []
     with tempfile.TemporaryDirectory(prefix="dptune-scrub-") as temporary:
         for seed in options.seeds:
-            if any(row["seed"] == seed for row in rows):
+            found = {(r["recipe"], r["stage"]) for r in rows if r["seed"] == seed}
+            if found >= {(n, label(s, kind)) for n, s, _, kind in runs(options)}:
                 continue
-            for row in measure(seed, options, options.folder or Path(temporary)):
+            folder = options.folder or Path(temporary)
+            for row in measure(seed, options, folder, found):
                 rows.append(row)
                 short = {k: v for k, v in row.items() if k != "ranks"}
                 means = {

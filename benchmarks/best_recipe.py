@@ -18,43 +18,30 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dptune.accounting.ledger import PrivacyLedger
-from dptune.config import (
-    DataSettings,
-    DetectionSettings,
-    ModelSettings,
-    PerformanceSettings,
-    RedactionSettings,
+from invented import (
+    REPOSITORY,
+    World,
+    base_of,
+    marked_corpus,
+    masked,
+    plan_of,
+    quickstart_values,
+    recipe_of,
+    train_stage,
 )
-from dptune.configfile import apply_overrides, read_yaml, validate
-from dptune.data.corpus import Corpus
-from dptune.detection.engine import detect_dataset
-from dptune.models.bundle import ModelBundle
-from dptune.planning import plan_run
-from dptune.privacy import NeighboringRelation, Notion
-from dptune.recipes import Recipe, View
-from dptune.workflow.detectors import engine_of
-from dptune.workflow.evaluation import measure_utility
-from dptune.workflow.ingestion import GOLD, read_corpus
-from dptune.workflow.inputs import StageInputs
-from dptune.workflow.preparation import prepare_base
-from dptune.workflow.redacting import redact_corpus
-from dptune.workflow.training import run_stage
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from dptune.config import ModelSettings, PerformanceSettings
+from dptune.configfile import validate
+from dptune.privacy import Notion
+from dptune.recipes import Recipe
+from dptune.workflow.evaluation import measure_utility
+
 RESULTS = REPOSITORY / "benchmarks" / "results" / "best_recipe.json"
-CONFIG = REPOSITORY / "configs" / "train" / "quickstart.yaml"
-DELTA = 1e-4
 SHAPE = {"num_layers": 1, "num_heads": 2, "hidden_size": 32, "vocab_size": 512}
 SPEED = PerformanceSettings(physical_batch_size=32, block_size=1000)
-RELATIONS = {
-    Notion.SELECTIVE: NeighboringRelation.REPLACE_ONE,
-    Notion.RECORD: NeighboringRelation.ADD_OR_REMOVE_ONE,
-}
 RECIPES = {
     Notion.SELECTIVE: ("best", "jft", "crt", "dp_adam", "dp_lora", "dp_sgd"),
     Notion.RECORD: ("best_record", "dp_default", "crt", "dp_adam", "dp_lora", "dp_sgd"),
@@ -62,33 +49,21 @@ RECIPES = {
 """A guarantee for records is one for sensitive tokens too, at its replace epsilon."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """One seed's text, in both views, and the model that all recipes start from."""
-
-    base: ModelBundle
-    original: Corpus
-    redacted: Corpus
-    model: ModelSettings
-
-
 @cache
 def world(seed: int, num_records: int, folder: Path) -> World:
     """Invent, mark and redact one corpus; train the base model once."""
-    values = read_yaml(CONFIG)
-    values["data"]["source"] |= {"seed": seed, "num_records": num_records}
+    values = quickstart_values(seed, num_records)
     values["data"]["splits"] = {"validation": 0.0, "test": 0.3}
     values["model"]["source"] |= SHAPE
     values["model"]["pretraining"]["source"]["num_records"] = 1200
     model = validate(ModelSettings, values["model"])
-    data = validate(DataSettings, values["data"])
-    detection = validate(DetectionSettings, values["detection"])
-    corpus = read_corpus(data, data_root=REPOSITORY)
-    marked = detect_dataset(corpus.dataset, engine_of(detection))
-    corpus = corpus.with_dataset(marked.remove_columns(GOLD))
-    redacted, _ = redact_corpus(corpus, RedactionSettings(), key=bytes)
-    base = prepare_base(model, SPEED, data_root=REPOSITORY, folder=folder / "base")
-    return World(base=base, original=corpus, redacted=redacted, model=model)
+    corpus = marked_corpus(values)
+    return World(
+        base=base_of(model, SPEED, folder=folder),
+        model=model,
+        original=corpus,
+        redacted=masked(corpus),
+    )
 
 
 def measure(
@@ -96,27 +71,11 @@ def measure(
 ) -> dict[str, object]:
     """Train one recipe at one target; return its perplexity on held-out originals."""
     started = time.monotonic()
-    plan = plan_run(
-        recipe,
-        num_units=made.original.report.num_units["train"],
-        notion=notion,
-        relation=RELATIONS[notion],
-        target_epsilon=target,
-        target_delta=DELTA,
-    )
+    plan = plan_of(recipe, num_units=made.num_units, notion=notion, target=target)
     model = made.base
-    for stage in plan.stages:
-        is_redacted = stage.settings.view is View.REDACTED
-        inputs = StageInputs.of(
-            model,
-            made.redacted if is_redacted else made.original,
-            plan,
-            stage.settings.name,
-            made.model,
-            seed=seed,
-        )
-        done = run_stage(
-            inputs, PrivacyLedger(entries=()), folder=home, performance=SPEED
+    for stage in recipe.stages:
+        done = train_stage(
+            made, model, plan, stage.name, seed=seed, home=home, performance=SPEED
         )
         model = done.bundle
     utility = measure_utility(
@@ -139,19 +98,6 @@ def measure(
         "steps": noisy.num_steps,
         "seconds": round(time.monotonic() - started),
     }
-
-
-def recipe_of(name: str, changes: Sequence[str]) -> Recipe:
-    """Read a recipe, with `<stage>.<key>=<value>` changes of stages that it has."""
-    values = read_yaml(REPOSITORY / "configs" / "recipes" / f"{name}.yaml")
-    stages = [
-        apply_overrides(
-            stage,
-            [c.partition(".")[2] for c in changes if c.startswith(stage["name"] + ".")],
-        )
-        for stage in values["stages"]
-    ]
-    return validate(Recipe, values | {"stages": stages})
 
 
 def cell(row: dict[str, object]) -> tuple[object, ...]:
