@@ -1,8 +1,9 @@
 """What ATDP's scrub forgets, what it costs, and what it leaves of the language.
 
-    python benchmarks/atdp_scrub.py --seeds 0 1 2
-    python benchmarks/atdp_scrub.py --seeds 90 --results FILE --set
-        atdp.optimizer.learning_rate=1.0e-3
+    python benchmarks/atdp_scrub.py --seeds 0
+    python benchmarks/atdp_scrub.py --seeds 1 2 --scrubs one-step --checkpoints 1
+    python benchmarks/atdp_scrub.py --seeds 90 --scrubs one-step --checkpoints 1
+        --folder FOLDER --results FILE --set atdp.optimizer.learning_rate=1.0e-2
 
 Every seed is a fresh invented corpus with two groups of canaries, planted once and
 planted ten times, beside controls that nobody saw. What is trained on it:
@@ -11,15 +12,17 @@ planted ten times, beside controls that nobody saw. What is trained on it:
 - `redacted_atdp`: the scrub after redacted text whose detector missed every canary;
 - `jft`: the private stage after the same redacted text.
 
-Each scrub is run at two learning rates, gentle and hard, chosen on seed 90. Scrub and
-JFT's private stage are told of the canaries (ATDP's protocol: the first phase misses
-them, the second does not), see the same units, and are calibrated to one epsilon. Every
-stage is measured at its checkpoints: perplexity of sensitive and of other tokens, and
-the rank of every canary; seconds are those of the processor, without the measuring.
+Three scrubs were chosen on seed 90: seven steps at two learning rates, gentle and
+hard, and a single step at the hard one. Scrub and JFT's private stage are told of the
+canaries (ATDP's protocol: the first phase misses them, the second does not), see the
+same units, and are calibrated to one epsilon. Every stage is measured at its
+checkpoints: perplexity of sensitive and of other tokens, and the rank of every canary;
+seconds are those of the processor, without the measuring.
 Randomness is seeded so that runs repeat: no run here is private.
 
 Prints Markdown; writes `benchmarks/results/atdp_scrub.json`, `atdp_scrub.csv` and
-`atdp_scrub.png`. What the JSON holds already is not measured again.
+`atdp_scrub.png`, of the first seed. What the JSON holds is not measured again; with
+`--folder`, what scrubs start from is not trained again either.
 """
 
 import argparse
@@ -84,6 +87,7 @@ STAGES = (
 SCRUBS = {
     "gentle": ("atdp.optimizer.learning_rate=3.0e-3",),
     "hard": ("atdp.optimizer.learning_rate=1.5e-2",),
+    "one-step": ("atdp.optimizer.learning_rate=1.5e-2", "atdp.epochs=0.06"),
 }
 RUNS = (
     ("no_dp_atdp", "finetune", ""),
@@ -333,6 +337,8 @@ def costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Seed {seed}: JFT's private stage leaves {level:.2f} bits of ten copies."
         for kind in SCRUBS:
             scrub = by_stage["redacted_atdp", label("atdp", kind)]
+            if not scrub:
+                continue
             low = [r for r in scrub if r["step"] and mean_exposure(r, "ten") <= level]
             there = next(iter(low), None)
             reached = (
@@ -373,13 +379,12 @@ def paint(
     axes: Axes, *, rows: Sequence[Mapping[str, Any]], key: str, name: str
 ) -> None:
     """Draw exposure of ten-times canaries against one perplexity, by checkpoint."""
-    lines: dict[tuple[str, str], dict[int, list[Mapping[str, Any]]]] = {}
+    lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        stage = lines.setdefault((row["recipe"], row["stage"]), {})
-        stage.setdefault(row["step"], []).append(row)
+        lines.setdefault((row["recipe"], row["stage"]), []).append(row)
     for index, (line, points) in enumerate(lines.items()):
-        xs = [statistics.mean(r[key] for r in found) for found in points.values()]
-        ys = [statistics.mean(pooled(found, "ten")) for found in points.values()]
+        xs = [row[key] for row in points]
+        ys = [mean_exposure(row, "ten") for row in points]
         style = series_style(index)
         axes.plot(xs, ys, label=", ".join(line), linewidth=1.4, markersize=5, **style)
         axes.plot(xs[-1:], ys[-1:], markersize=10, **style)
@@ -392,7 +397,9 @@ def paint(
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Draw the curve for sensitive and for other tokens apart, means over seeds."""
+    """Draw the curve of the first seed, for sensitive and for other tokens apart."""
+    first = min(row["seed"] for row in rows)
+    rows = [row for row in rows if row["seed"] == first]
     kinds = (("sensitive_perplexity", "sensitive"), ("ordinary_perplexity", "other"))
     paints: list[Callable[[Axes], None]] = [
         partial(paint, rows=rows, key=key, name=name) for key, name in kinds
