@@ -3,7 +3,6 @@
 import hashlib
 import json
 from abc import abstractmethod
-from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ from zenml.enums import ArtifactType
 from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.errors import ArtifactError
+from materializers._place import file_of
 
 
 class ArrowMaterializer(BaseMaterializer):
@@ -40,11 +40,11 @@ class ArrowMaterializer(BaseMaterializer):
         dataset, head = self.take_apart(data)
         table = dataset.with_format("arrow")[:]
         with (
-            self.artifact_store.open(self._path(self.TABLE), "wb") as sink,
+            self.artifact_store.open(file_of(self.uri, self.TABLE), "wb") as sink,
             pa.ipc.new_file(sink, table.schema) as writer,
         ):
             writer.write_table(table)
-        with self.artifact_store.open(self._path(self.HEAD), "w") as sink:
+        with self.artifact_store.open(file_of(self.uri, self.HEAD), "w") as sink:
             sink.write(json.dumps({"schema_version": self.VERSION, **head}))
 
     def load(self, data_type: type[Any]) -> Any:  # noqa: ANN401
@@ -59,20 +59,16 @@ class ArrowMaterializer(BaseMaterializer):
             raise ArtifactError(
                 f"artifact type must be {kind.__name__}, got {data_type}."
             )
-        with self.artifact_store.open(self._path(self.HEAD), "r") as source:
+        with self.artifact_store.open(file_of(self.uri, self.HEAD), "r") as source:
             head = json.loads(source.read())
         if (found := head.pop("schema_version", None)) != self.VERSION:
             raise ArtifactError(
                 f"{kind.__name__} schema_version must be {self.VERSION}, got {found}. "
                 "Run the pipeline again."
             )
-        with self.artifact_store.open(self._path(self.TABLE), "rb") as source:
+        with self.artifact_store.open(file_of(self.uri, self.TABLE), "rb") as source:
             table = pa.ipc.open_file(source).read_all()
         return self.put_together(Dataset(table), head)
-
-    def _path(self, name: str) -> str:
-        """Return the path of one of our files."""
-        return str(PurePosixPath(self.uri) / name)
 
 
 def rows_digest(dataset: Dataset) -> bytes:

@@ -1,6 +1,6 @@
 """A model directory (safetensors, JSON, tokenizer files) as an artifact."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar
 
 from zenml.enums import ArtifactType
@@ -10,6 +10,7 @@ from zenml.materializers.base_materializer import BaseMaterializer
 from dptune.errors import ArtifactError
 from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
+from materializers._place import file_of
 
 _ALLOWED = (".safetensors", ".json", ".txt", ".model", ".jinja")
 
@@ -29,7 +30,7 @@ class ModelBundleMaterializer(BaseMaterializer):
         for file in _files(data.path):
             with (
                 file.open("rb") as source,
-                self.artifact_store.open(self._path(file.name), "wb") as sink,
+                self.artifact_store.open(file_of(self.uri, file.name), "wb") as sink,
             ):
                 while block := source.read(1 << 24):
                     sink.write(block)
@@ -46,7 +47,7 @@ class ModelBundleMaterializer(BaseMaterializer):
             return ModelBundle(path=local, digest=model_digest(local))
         with self.get_temporary_directory(delete_at_exit=True) as folder:
             for name in fileio.listdir(self.uri):
-                fileio.copy(self._path(str(name)), str(Path(folder) / str(name)))
+                fileio.copy(file_of(self.uri, str(name)), str(Path(folder) / str(name)))
             return ModelBundle(path=Path(folder), digest=model_digest(Path(folder)))
 
     def extract_metadata(self, data: ModelBundle) -> dict[str, Any]:
@@ -59,10 +60,6 @@ class ModelBundleMaterializer(BaseMaterializer):
     def compute_content_hash(self, data: ModelBundle) -> str:
         """Return the digest of weights, configuration and tokenizer."""
         return data.digest
-
-    def _path(self, name: str) -> str:
-        """Return the path of one of our files."""
-        return str(PurePosixPath(self.uri) / name)
 
 
 def _files(folder: Path) -> list[Path]:

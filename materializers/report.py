@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from zenml.enums import ArtifactType, VisualizationType
@@ -33,6 +32,7 @@ from dptune.results import (
     StageReport,
     UtilityReport,
 )
+from materializers._place import file_of
 
 _PUBLIC: tuple[type[Any], ...] = (
     BudgetReport,
@@ -67,7 +67,7 @@ class ReportMaterializer(BaseMaterializer):
 
     def save(self, data: Report) -> None:
         """Write the report as JSON."""
-        with self.artifact_store.open(self._path("report.json"), "w") as sink:
+        with self.artifact_store.open(file_of(self.uri, "report.json"), "w") as sink:
             sink.write(data.model_dump_json())
 
     def load(self, data_type: type[Any]) -> Any:  # noqa: ANN401 - any report
@@ -78,14 +78,14 @@ class ReportMaterializer(BaseMaterializer):
         """
         if data_type not in self.ASSOCIATED_TYPES:
             raise ArtifactError(f"report type must be on the table, got {data_type}.")
-        with self.artifact_store.open(self._path("report.json"), "r") as source:
+        with self.artifact_store.open(file_of(self.uri, "report.json"), "r") as source:
             return data_type.model_validate_json(source.read())
 
     def save_visualizations(self, data: Report) -> dict[str, VisualizationType]:
         """Write a self-contained page; restricted reports have none."""
         if isinstance(data, _RESTRICTED):
             return {}
-        path = self._path("report.html")
+        path = file_of(self.uri, "report.html")
         with self.artifact_store.open(path, "w") as sink:
             sink.write(render_fragment(data))
         return {path: VisualizationType.HTML}
@@ -103,10 +103,6 @@ class ReportMaterializer(BaseMaterializer):
     def compute_content_hash(self, data: Report) -> str:
         """Hash the JSON form."""
         return hashlib.sha256(data.model_dump_json().encode()).hexdigest()
-
-    def _path(self, name: str) -> str:
-        """Return the path of one of our files."""
-        return str(PurePosixPath(self.uri) / name)
 
 
 def _plain(value: float | str) -> float | str:

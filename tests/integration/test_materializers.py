@@ -29,6 +29,7 @@ from dptune.results import (
     Report,
     UtilityReport,
 )
+from materializers._place import file_of
 from materializers.report import ReportMaterializer
 from tests.unit.reports import samples
 
@@ -252,3 +253,9 @@ def test_metadata_of_a_report_is_its_own_short_values(place):
     assert "fingerprint" in told
     assert "validation" not in told
     assert type(REPORTS[CorpusReport]) is CorpusReport
+
+
+def test_a_file_in_a_bucket_keeps_both_slashes():
+    for uri in ("s3://bucket/ingest/corpus/1", "s3://bucket/ingest/corpus/1/"):
+        assert file_of(uri, "a.json") == "s3://bucket/ingest/corpus/1/a.json"
+    assert file_of("/home/artifacts/1", "a.json") == "/home/artifacts/1/a.json"
