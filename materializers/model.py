@@ -36,7 +36,7 @@ class ModelBundleMaterializer(BaseMaterializer):
                     sink.write(block)
 
     def load(self, data_type: type[Any]) -> ModelBundle:
-        """Copy the files to a folder that lives as long as the process.
+        """Copy the files, unless they are on this machine, to a folder of the step.
 
         Raises:
             ArtifactError: the files are not the ones that were saved.
@@ -45,7 +45,7 @@ class ModelBundleMaterializer(BaseMaterializer):
             raise ArtifactError(f"artifact type must be ModelBundle, got {data_type}.")
         if (local := Path(self.uri)).is_dir():
             return ModelBundle(path=local, digest=model_digest(local))
-        with self.get_temporary_directory(delete_at_exit=True) as folder:
+        with self.get_temporary_directory(delete_at_exit=False) as folder:
             for name in fileio.listdir(self.uri):
                 fileio.copy(file_of(self.uri, str(name)), str(Path(folder) / str(name)))
             return ModelBundle(path=Path(folder), digest=model_digest(Path(folder)))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from zenml.client import Client
@@ -253,6 +254,17 @@ def test_metadata_of_a_report_is_its_own_short_values(place):
     assert "fingerprint" in told
     assert "validation" not in told
     assert type(REPORTS[CorpusReport]) is CorpusReport
+
+
+def test_model_that_is_not_on_this_machine_is_there_after_it_was_loaded(
+    bundle, place, monkeypatch
+):
+    materializers.ModelBundleMaterializer(place).save(bundle)
+    is_dir = Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda p: str(p) != str(place) and is_dir(p))
+    back = materializers.ModelBundleMaterializer(place).load(ModelBundle)
+    assert str(back.path) != str(place)
+    assert model_digest(back.path) == bundle.digest == back.digest
 
 
 def test_a_file_in_a_bucket_keeps_both_slashes():
