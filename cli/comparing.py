@@ -20,7 +20,13 @@ from cli.runs import (
     open_workspace,
     write_trace,
 )
-from dptune.comparing import Cell, Comparison, load_comparison
+from dptune.comparing import (
+    Cell,
+    CompareConfig,
+    Comparison,
+    RecipeChoice,
+    load_comparison,
+)
 from dptune.errors import DptuneError
 from dptune.reports.cells import (
     CellResult,
@@ -164,8 +170,14 @@ def _tag(key: str) -> str:
 
 
 def _run(console: Console, job: _Job, known: Mapping[int, str]) -> ComparisonReport:
-    """Run what is not finished, cell by cell, then put all together."""
+    """Run what is not finished, cell by cell, then put all together.
+
+    Raises:
+        RunInterruptedException: this process was told to end, and not one cell alone.
+    """
     open_workspace()
+    from zenml.exceptions import RunInterruptedException
+
     from pipelines.compare import compare_pipeline
     from pipelines.train import failures
     from steps._tracking import comparison_run
@@ -182,6 +194,8 @@ def _run(console: Console, job: _Job, known: Mapping[int, str]) -> ComparisonRep
         console.print(f"{place}{clock.note()}")
         try:
             run = _run_cell(job, cell, parent)
+        except RunInterruptedException:
+            raise
         except Exception as error:  # noqa: BLE001 - the others go on
             broken[number_] = _reason(error)
             console.print(f"  [bold red]failed[/] {broken[number_]}", markup=True)
@@ -401,12 +415,22 @@ def _next_steps(job: _Job, report: ComparisonReport) -> list[str]:
     if best is None or not isinstance(config.base, str):
         return lines
     choice = next(c for c in config.recipes if c.name == best.label)
-    changes = {"recipe": choice.recipe, **_flat(config.set), **_flat(choice.set)}
+    changes = _changes(config, choice)
     if best.target_epsilon is not None:
         changes["privacy.target_epsilon"] = best.target_epsilon
     sets = " ".join(f"--set '{k}={_inline(v)}'" for k, v in changes.items())
     command = f"python run.py train configs/train/{config.base}.yaml {sets}"
     return [*lines, f"{command}  (registers {best.label}; finished stages are kept)"]
+
+
+def _changes(config: CompareConfig, choice: RecipeChoice) -> dict[str, Any]:
+    """Return what a recipe's training has other than its base, by dotted key."""
+    changes = {"recipe": choice.recipe, **_flat(config.set), **_flat(choice.set)}
+    return {
+        key: value
+        for key, value in changes.items()
+        if key.startswith(f"stages.{choice.recipe}.") or not key.startswith("stages.")
+    }
 
 
 def _best(report: ComparisonReport) -> CellResult | None:

@@ -230,7 +230,10 @@ def comparison_rows(report: ComparisonReport) -> tuple[ComparisonRow, ...]:
 
 
 def paired_rows(report: ComparisonReport) -> tuple[PairedRow, ...]:
-    """Pair every recipe with the reference, at each budget that both have."""
+    """Pair every recipe with the reference, at each budget that both have.
+
+    A budget of another claim is another budget, whatever its figure.
+    """
     groups = _groups(report.finished)
     rows = []
     for (label, budget), cells in groups.items():
@@ -313,6 +316,8 @@ def _paired(
     """Compare two recipes on the seeds and records that they share."""
     mine = {c.seed: c.utility for c in cells if c.utility}
     theirs = {c.seed: c.utility for c in others if c.utility}
+    if (cells[0].notion, cells[0].relation) != (others[0].notion, others[0].relation):
+        return None
     shared = [
         (mine[seed], theirs[seed])
         for seed in sorted(mine.keys() & theirs.keys())

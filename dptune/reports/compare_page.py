@@ -137,10 +137,11 @@ def spread_text(value: Spread | None, *, as_share: bool = False) -> str:
         return MISSING
     form = share if as_share else number
     if value.std is None:
-        return form(value.mean)
+        return _whole(form(value.mean))
     if as_share:
-        return f"{number(100 * value.mean)} ± {number(100 * value.std, digits=2)} %"
-    return f"{number(value.mean)} ± {number(value.std, digits=2)}"
+        text = f"{number(100 * value.mean)} ± {number(100 * value.std, digits=2)} %"
+        return _whole(text)
+    return _whole(f"{number(value.mean)} ± {number(value.std, digits=2)}")
 
 
 def claim_cell(row: ComparisonRow) -> str:
@@ -149,10 +150,8 @@ def claim_cell(row: ComparisonRow) -> str:
         return MISSING
     if math.isinf(row.certificate.epsilon):
         return epsilon(row.certificate.epsilon)
-    return (
-        f"{number(row.certificate.epsilon)}, {row.certificate.label}, "
-        f"δ {number(row.certificate.delta)}"
-    )
+    delta = _whole(f"δ {number(row.certificate.delta)}")
+    return f"{number(row.certificate.epsilon)}, {row.certificate.label}, {delta}"
 
 
 def nominal_cell(row: ComparisonRow) -> str:
@@ -169,7 +168,7 @@ def _leakage_columns(
 ) -> list[_Column]:
     """Name the columns of the first table, and what no fine-tuning comes to."""
     rates = {row.low_fpr for row in rows if row.low_fpr is not None}
-    at = f"at {share(min(rates))} FPR" if len(rates) == 1 else "at a low FPR"
+    at = _whole(f"at {share(min(rates))} FPR") if len(rates) == 1 else "at a low FPR"
     utility = next((c.utility for c in report.finished if c.utility), None)
     base = next((r.base_exposure for r in rows if r.base_exposure), None)
     return [
@@ -207,7 +206,7 @@ def _guarantee_columns() -> list[_Column]:
     return [
         _Column("Certified ε", claim_cell, "0: nothing was learned from the corpus"),
         _Column("Status", _status),
-        _Column("Nominal ε", nominal_cell),
+        _Column(_whole("Nominal ε"), nominal_cell),
         _Column("Gate", _gates),
         _Column("Time", lambda r: _times(r.relative_time), "0"),
         _Column("Memory", lambda r: _times(r.relative_memory)),
@@ -218,7 +217,7 @@ def _row_name(row: ComparisonRow) -> str:
     """Name recipe and budget."""
     if row.target_epsilon is None:
         return row.label
-    return f"{row.label}, ε {number(row.target_epsilon)}"
+    return f"{row.label}, {_whole(f'ε {number(row.target_epsilon)}')}"
 
 
 def _status(row: ComparisonRow) -> Cell:
@@ -245,6 +244,11 @@ def _times(value: float | None) -> str:
 def _count(row: ComparisonRow) -> int:
     """Return how many seeds are behind a row."""
     return row.seconds.count if row.seconds else 0
+
+
+def _whole(text: str) -> str:
+    """Keep a figure and its unit in one line."""
+    return text.replace(" ", "\u00a0")
 
 
 def _text(value: Cell) -> str:

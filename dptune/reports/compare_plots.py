@@ -20,6 +20,8 @@ from dptune.reports.formatting import number
 from dptune.reports.trace_page import exposure_plots, plain_ticks, series_style
 
 _NO_GUARANTEE = "no guarantee"
+_WIDE = 8.0
+"""Perplexities that lie further apart than this factor are drawn on a log scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +33,44 @@ class _Mark:
     error: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _UtilityAxis:
+    """How utility is drawn.
+
+    Args:
+        untuned: of the model before fine-tuning; None where there is nothing to draw.
+        log: whether the scale is logarithmic.
+    """
+
+    label: str
+    untuned: float | None
+    log: bool
+
+
 def trade_off_plots(
     report: ComparisonReport, rows: Sequence[ComparisonRow]
 ) -> tuple[Block, ...]:
-    """Draw utility against certified epsilon, and against exposure."""
-    classifies = any(row.accuracy for row in rows)
-    name = "test accuracy" if classifies else "test perplexity"
-    better = "higher" if classifies else "lower"
-    base = _base_utility(report, classifies=classifies)
+    """Draw utility, best first, then against certified epsilon and exposure.
+
+    At a single budget all private recipes have one epsilon, and the order says all.
+    """
+    axis = _axis_of(report, rows)
     plots = []
+    ranked = {name: of for name, of in _by_label(rows).items() if of}
+    if len(ranked) > 1:
+        plots.append(
+            Plot(
+                svg=_ranking(ranked, axis),
+                title="What each keeps",
+                caption="Best first, with the claim of the largest budget. Bars: "
+                "standard deviation over seeds. Claims of different notions must not "
+                "be compared.",
+            )
+        )
     claims = _series(rows, _epsilon_of)
-    if claims:
+    if len({row.target_epsilon for row in rows if row.target_epsilon}) > 1 and claims:
         svg = _trade_off(
-            claims,
-            x_label="certified ε of the claim that the budget speaks of",
-            y_label=f"{name} ({better} is better)",
-            base=base,
+            claims, axis, x_label="certified ε of the claim that the budget speaks of"
         )
         caption = (
             "Bars: standard deviation over seeds. Claims of different notions share "
@@ -58,9 +82,8 @@ def trade_off_plots(
     if leaks:
         svg = _trade_off(
             leaks,
+            axis,
             x_label="mean exposure of planted canaries (bits)",
-            y_label=f"{name} ({better} is better)",
-            base=base,
             chance=True,
         )
         caption = (
@@ -113,21 +136,111 @@ def _series(
     return found
 
 
-def _base_utility(report: ComparisonReport, *, classifies: bool) -> float | None:
-    """Return what the model was before fine-tuning."""
-    for cell in report.finished:
-        if cell.utility:
-            value = cell.utility
-            return value.base_accuracy if classifies else value.base_perplexity
-    return None
+def _by_label(rows: Sequence[ComparisonRow]) -> dict[str, list[ComparisonRow]]:
+    """Return each recipe's rows that have a utility, the best recipe first."""
+    found: dict[str, list[ComparisonRow]] = {}
+    for row in rows:
+        utility = _utility(row)
+        if utility and math.isfinite(utility.mean):
+            found.setdefault(row.label, []).append(row)
+
+    def best(name: str) -> float:
+        means = [u.mean for u in map(_utility, found[name]) if u]
+        return -max(means) if found[name][0].accuracy else min(means)
+
+    return {name: found[name] for name in sorted(found, key=best)}
+
+
+def _axis_of(report: ComparisonReport, rows: Sequence[ComparisonRow]) -> _UtilityAxis:
+    """Say how utility is drawn in all figures."""
+    classifies = any(row.accuracy for row in rows)
+    base = next((c.utility for c in report.finished if c.utility), None)
+    untuned = None
+    if base is not None:
+        untuned = base.base_accuracy if classifies else base.base_perplexity
+    if untuned is not None and not math.isfinite(untuned):
+        untuned = None
+    means = [u.mean for u in map(_utility, rows) if u and math.isfinite(u.mean)]
+    means += [untuned] if untuned is not None else []
+    log = not classifies and bool(means) and max(means) > _WIDE * min(means)
+    return _UtilityAxis(
+        label="test accuracy, higher is better"
+        if classifies
+        else f"test perplexity, lower is better{' (log)' if log else ''}",
+        untuned=untuned,
+        log=log,
+    )
+
+
+def _ranking(
+    recipes: dict[str, list[ComparisonRow]], utility_axis: _UtilityAxis
+) -> str:
+    """Draw one line for each recipe, a mark for each of its budgets."""
+    budgets = sorted({r.target_epsilon or 0 for of in recipes.values() for r in of})
+    heights = {name: -index for index, name in enumerate(recipes)}
+
+    def paint(axes: Axes) -> None:
+        if utility_axis.untuned is not None:
+            axes.axvline(
+                utility_axis.untuned,
+                color=fig.MUTED,
+                lw=1,
+                ls="--",
+                label="no fine-tuning",
+            )
+        for index, budget in enumerate(budgets):
+            marks = [
+                (heights[name], utility)
+                for name, of in recipes.items()
+                for row in of
+                if (row.target_epsilon or 0) == budget and (utility := _utility(row))
+            ]
+            style = {**series_style(index), "linestyle": "none"}
+            axes.errorbar(
+                [u.mean for _, u in marks],
+                [height for height, _ in marks],
+                xerr=[u.std or 0.0 for _, u in marks],
+                label=f"target ε {number(budget)}" if budget else "without a target ε",
+                capsize=3,
+                markersize=7,
+                **style,  # type: ignore[arg-type]
+            )
+        if utility_axis.log:
+            axes.set_xscale("log")
+            plain_ticks(axes.xaxis)
+        axes.set_yticks(list(heights.values()), list(heights))
+        axes.set_ylim(0.6 - len(recipes), 0.6)
+        axes.margins(x=0.06)
+        claims = axes.secondary_yaxis("right")
+        claims.set_yticks(
+            list(heights.values()), [_claim_note(of[-1]) for of in recipes.values()]
+        )
+        for side in (axes.yaxis, claims.yaxis):
+            side.set_tick_params(length=0, labelsize=10)
+        claims.spines["right"].set_visible(False)
+        axes.set_xlabel(utility_axis.label)
+        fig.legend_below(axes, columns=3)
+
+    label = f"{utility_axis.label}, best first: " + "; ".join(
+        f"{name} {', '.join(number(u.mean) for u in map(_utility, of) if u)}"
+        for name, of in recipes.items()
+    )
+    return fig.draw(paint, label=label, height=1.5 + 0.27 * max(len(recipes), 4))
+
+
+def _claim_note(row: ComparisonRow) -> str:
+    """Name what a recipe guarantees, in a few words."""
+    claim = row.certificate
+    if claim is None or math.isinf(claim.epsilon):
+        return _NO_GUARANTEE
+    return f"ε {number(claim.epsilon)} {claim.notion}, {claim.status}"
 
 
 def _trade_off(
     series: dict[str, list[_Mark]],
+    utility_axis: _UtilityAxis,
     *,
     x_label: str,
-    y_label: str,
-    base: float | None,
     chance: bool = False,
 ) -> str:
     """Draw utility against what is on the x axis; one line for each recipe."""
@@ -139,8 +252,14 @@ def _trade_off(
     def paint(axes: Axes) -> None:
         if chance:
             axes.axvspan(NULL_LOW, NULL_HIGH, color=fig.BAND, zorder=0)
-        if base is not None and math.isfinite(base):
-            axes.axhline(base, color=fig.MUTED, lw=1, ls="--", label="no fine-tuning")
+        if utility_axis.untuned is not None:
+            axes.axhline(
+                utility_axis.untuned,
+                color=fig.MUTED,
+                lw=1,
+                ls="--",
+                label="no fine-tuning",
+            )
         if endless:
             axes.axvline(1.12 * largest, color=fig.MUTED, linewidth=0.9, linestyle=":")
             note(axes, _NO_GUARANTEE, 1.12 * largest, 0.99)
@@ -159,18 +278,23 @@ def _trade_off(
                 **series_style(index),  # type: ignore[arg-type]
             )
         axes.set_xlim(0 if not chance else -0.02 * edge, edge)
+        if utility_axis.log:
+            axes.set_yscale("log")
+            plain_ticks(axes.yaxis)
         axes.margins(y=0.12)
         axes.set_xticks([t for t in axes.get_xticks() if 0 <= t <= 1.1 * largest])
         axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_ylabel(utility_axis.label)
         fig.legend_below(axes, columns=3)
 
-    label = f"{y_label} against {x_label}: " + "; ".join(
+    label = f"{utility_axis.label} against {x_label}: " + "; ".join(
         f"{name} {number(m.y)} at {number(m.x)}"
         for name, marks in series.items()
         for m in marks
     )
-    return fig.draw(paint, label=label, height=4.2)
+    return fig.draw(
+        paint, label=label, height=4.2 + 0.17 * max(0, len(series) // 3 - 2)
+    )
 
 
 def _traced(cells: Sequence[CellResult]) -> list[CellResult]:

@@ -7,6 +7,7 @@ import mlflow
 import pytest
 import yaml
 from zenml.client import Client
+from zenml.exceptions import RunInterruptedException
 
 import cli.comparing
 from dptune.accounting.store.store import BudgetStore
@@ -52,16 +53,24 @@ def spent(project):
 
 @pytest.fixture(scope="module")
 def compared(file, project):
-    """Plan, first run with a cell that fails, second run, third run."""
+    """Plan, a run that is told to end, one with a cell that fails, and another."""
     before = spent(project)
     found = {"plan": project.run("compare", file, "--plan"), "before": before}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli.comparing, "_run_cell", _terminated)
+        found["terminated"] = project.run("compare", file)
+        patch.undo()
         patch.setattr(cli.comparing, "_run_cell", _failing(cli.comparing._run_cell))
         found["first"] = project.run("compare", file)
     found["page"] = (project.home / "reports" / "compare-beside.html").read_text()
     found["second"] = project.run("compare", file)
     found["after"] = spent(project)
     return found
+
+
+def _terminated(job, cell, parent):
+    """As ZenML answers SIGTERM."""
+    raise RunInterruptedException("The execution was interrupted.")
 
 
 def _failing(run_cell):
@@ -88,6 +97,14 @@ def test_plan_shows_noise_and_cost_and_runs_nothing(compared):
     for words in ("private_finetune", "2 cells", "0 finished before", "jft"):
         assert words in text
     assert "cell 1 of 2" not in text
+
+
+def test_comparison_that_is_told_to_end_starts_no_other_cell(compared):
+    code, text = compared["terminated"]
+    assert code == 3, text
+    assert "cell 1 of 2" in text
+    assert "cell 2 of 2" not in text
+    assert "run the same command again" in " ".join(text.split())
 
 
 def test_failed_cell_is_told_and_does_not_lose_the_others(compared):

@@ -173,6 +173,11 @@ def test_paired_difference_needs_a_shared_seed_and_budget_and_the_same_records()
     assert paired_rows(report(cell(seed=1, utility=records), other)) == ()
 
 
+def test_recipes_whose_budgets_speak_of_different_claims_are_not_paired():
+    other = cell("dp_adam", notion="record", relation="add_or_remove_one")
+    assert paired_rows(report(other, cell())) == ()
+
+
 def test_paired_difference_of_one_seed_claims_no_spread():
     (row,) = paired_rows(report(cell("dp_adam", nll=2.0), cell()))
     assert row.beyond_spread is None
@@ -250,6 +255,37 @@ def test_page_of_classifiers_shows_accuracies():
     text = check_page(page_html(compare_page(report(cell(utility=utility))))).text
     assert "90 %" in text
     assert "Test perplexity" not in text
+
+
+def figures(*cells):
+    page = render_fragment(report(*cells))
+    check_page(page)
+    return page
+
+
+def test_figure_ranks_recipes_best_first_with_their_claims():
+    page = figures(plain(), cell("dp_adam", nll=2.5), cell("jft", nll=2.0))
+    assert "best first: no_dp 2.72; jft 7.39; dp_adam 12.2" in page
+    assert ">ε 7.19 selective, conditional</text>" in page
+    assert ">no guarantee</text>" in page
+
+
+def test_figure_ranks_classifiers_by_their_highest_accuracy():
+    cells = [
+        cell(label, utility=utility_report(accuracy=accuracy, base_accuracy=0.5))
+        for label, accuracy in (("low", 0.6), ("high", 0.9))
+    ]
+    assert "best first: high 0.9; low 0.6" in figures(*cells)
+
+
+def test_utility_is_drawn_against_epsilon_where_there_are_several_budgets():
+    assert "What each promises" not in figures(plain(), cell())
+    assert "What each promises" in figures(plain(), cell(), cell(budget=3.0))
+
+
+def test_perplexities_far_apart_are_drawn_on_a_log_scale():
+    assert "lower is better (log)" in figures(plain(), cell("jft", nll=5.0))
+    assert "(log)" not in figures(cell("a", nll=2.0), cell("b", nll=2.1))
 
 
 def test_nominal_figure_shows_both_ends_of_the_missing_rate():
