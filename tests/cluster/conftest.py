@@ -1,6 +1,7 @@
 """One site for all tests of clusters: one ZenML client serves a whole process."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from infra.workspace import REPOSITORY
 
 from .forked_pods import start_forked
 from .site import Site, open_site
-from .story import Story, make_story
+from .story import Killed, Quickstart, Story, make_quickstart, make_story, watched
 
 source_utils.set_custom_source_root(str(REPOSITORY))  # tests import steps
 
@@ -26,6 +27,7 @@ def pytest_collection_modifyitems(items):
 def site(tmp_path_factory) -> Iterator[Site]:
     """The production stack, registered, on a cluster whose pods are processes."""
     with open_site(tmp_path_factory.mktemp("site"), start=start_forked) as made:
+        made.cluster.more_variables = partial(watched, made)
         yield made
 
 
@@ -33,3 +35,15 @@ def site(tmp_path_factory) -> Iterator[Site]:
 def story(site, tmp_path_factory) -> Story:
     """Three finished runs of the whole pipeline."""
     return make_story(site, tmp_path_factory.mktemp("local"))
+
+
+@pytest.fixture(scope="session")
+def quickstart(site) -> Quickstart:
+    """Both finished runs of the quickstart."""
+    return make_quickstart(site)
+
+
+@pytest.fixture(scope="session", params=["story", "quickstart"])
+def killed(request) -> Killed:
+    """A schedule's first run, of which a training pod was killed."""
+    return request.getfixturevalue(request.param).killed

@@ -7,12 +7,19 @@ import os
 import runpy
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from .witness import die_once, watch
+
 FORKS = multiprocessing.get_context("forkserver")
+# An exit code can be read once, and whoever starts a process reads those of all that
+# ended: the thread that waits for one would find nothing, which counts as 255.
+_EXIT_CODES = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +30,9 @@ class Forked:
 
     def wait(self) -> int:
         """Wait for its end."""
-        self.process.join()
-        return self.process.exitcode
+        wait([self.process.sentinel])
+        with _EXIT_CODES:
+            return self.process.exitcode
 
     def kill(self) -> None:
         """End it without a word."""
@@ -37,7 +45,8 @@ def start_forked(
     """Run `python -m MODULE ...` in a fork."""
     FORKS.set_forkserver_preload(["tests.cluster.preloaded"])  # for its first start
     process = FORKS.Process(target=_run, args=(command, dict(variables), log))
-    process.start()
+    with _EXIT_CODES:
+        process.start()
     return Forked(process=process)
 
 
@@ -55,14 +64,14 @@ def _run(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Non
     GlobalConfiguration._reset_instance()
     Client._reset_instance()
     if "WITNESS" in variables:
-        from .witness import watch  # noqa: PLC0415 - of the pods that train
-
         watch(Path(variables["WITNESS"]), twin=variables.get("TWIN", ""))
     python, dash_m, module, *arguments = command
     if (python, dash_m) != ("python", "-m"):
         raise SystemExit(f"a pod must run a module, got {command}")
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if "LOST" in variables:
+        die_once(Path(variables["LOST"]))
 
 
 def _print_to(log: Path) -> None:

@@ -165,17 +165,19 @@ class Cluster:
     def _run(self, job: dict) -> None:
         """Run a job to its end."""
         ended = False
-        for _ in range(job["spec"].get("backoffLimit", 6) + 1):
-            ended = self._run_pod(job)
-            known = ("jobs", job["metadata"]["name"]) in self.objects
-            if ended or self._is_closed or not known:
-                break
-        condition = {"type": "Complete" if ended else "Failed", "status": "True"}
-        job["status"] = {
-            "succeeded" if ended else "failed": 1,
-            "startTime": job["status"]["startTime"],
-            "conditions": [{**condition, "lastTransitionTime": now()}],
-        }
+        try:
+            for _ in range(job["spec"].get("backoffLimit", 6) + 1):
+                ended = self._run_pod(job)
+                known = ("jobs", job["metadata"]["name"]) in self.objects
+                if ended or self._is_closed or not known:
+                    break
+        finally:  # also where a pod could not be started: whoever waits must know
+            condition = {"type": "Complete" if ended else "Failed", "status": "True"}
+            job["status"] = {
+                "succeeded" if ended else "failed": 1,
+                "startTime": job["status"]["startTime"],
+                "conditions": [{**condition, "lastTransitionTime": now()}],
+            }
 
     def _run_pod(self, job: dict) -> bool:
         """Run one pod; whether it succeeded."""

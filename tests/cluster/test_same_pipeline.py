@@ -1,40 +1,40 @@
 """The whole pipeline on a cluster of processes, by ZenML's unmodified orchestrator."""
 
-from collections import Counter
-
 import pytest
 
-from dptune.accounting.ledger import PrivacyLedger
 from dptune.accounting.store.reservations import ReservationStatus
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import history
 from dptune.accounting.store.verify import verify
-from dptune.gates.decision import GateOutcome
 
 from .commands import measured, output
-from .killed import STAGE, gather
-from .story import failed_logs, pods_of, witness_of
-from .witness import KILL_AT
+from .story import LOST, codes_of, container, failed_logs, is_heavy, pods_of
 
 pytestmark = pytest.mark.slow  # ZenML knows one server in a process
-TINY_BLOCK = 2
-GPU = "nvidia.com/gpu"
-TRAINING = {"train_redacted_finetune", "train_private_finetune"}
-HEAVY = TRAINING | {"attack"}
-
-
-def container(pod):
-    (only,) = pod["spec"]["containers"]
-    return only
+# Killed after its step ended; then refused as often as a step may start again.
+LOST_CODES = [137, 1, 1, 1, 1]
 
 
 def test_both_runs_complete_in_a_pod_for_each_step(site, story):
-    for run, again in ((story.seeded, []), (story.killed, ["train_private_finetune"])):
+    for run, others in (
+        (story.seeded, {LOST: LOST_CODES}),
+        (story.killed.run, {"train_private_finetune": [137, 0]}),
+    ):
+        codes = codes_of(site, run)
         assert run.status == "completed", failed_logs(site)
-        names = Counter(name for name, _ in pods_of(site, run))
-        assert names.keys() <= run.steps.keys()
-        assert {n: names[n] for n in computed(run)} == Counter([*computed(run), *again])
+        assert codes.keys() <= run.steps.keys()
+        expected = {name: others.get(name, [0]) for name in computed(run)}
+        assert {name: codes[name] for name in computed(run)} == expected
         assert len(run.steps) == 18
+
+
+def test_pod_lost_after_its_step_ended_does_no_work_again(site, story):
+    first, *again = (p for name, p in pods_of(site, story.seeded) if name == LOST)
+    assert "step ended" in site.cluster.log(first["metadata"]["name"])
+    for pod in again:
+        said = site.cluster.log(pod["metadata"]["name"])
+        assert "A successful step with this name already exists" in said
+        assert "step started" not in said
 
 
 def computed(run):
@@ -62,71 +62,14 @@ def leaves(value, name=""):
 
 
 def test_other_seed_is_told_apart(story):
-    assert leaves(measured(story.killed)) != leaves(measured(story.seeded))
-
-
-def books(site, run):
-    plan = output(run, "calibrate", "plan")
-    return gather(
-        url=site.budget_url,
-        data_set="scheduled",
-        ledger=output(run, "train_private_finetune", "ledger"),
-        witness=witness_of(site, "scheduled"),
-        planned=plan.stages[1].num_steps,
-        block=TINY_BLOCK,
-    )
-
-
-def test_killed_training_resumes_its_checkpoint_and_pays_for_one_block_more(
-    site, story
-):
-    found = books(site, story.killed)
-    assert found.kills == 1
-    assert not found.faults()
-    stored = KILL_AT // TINY_BLOCK * TINY_BLOCK
-    assert found.draws.counts == (KILL_AT, found.planned - stored)
-    assert found.store == (found.planned + TINY_BLOCK,)
-    report = output(story.killed, "train_private_finetune", "stage_report")
-    assert report.resumed_from_step == stored
-    codes = [
-        pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
-        for name, pod in pods_of(site, story.killed)
-        if name == "train_private_finetune"
-    ]
-    assert codes == [137, 0]
-
-
-def test_epsilon_is_that_of_an_undisturbed_run_and_one_block(story):
-    plan = output(story.killed, "calibrate", "plan")
-    ledger = output(story.killed, "train_private_finetune", "ledger")
-
-    def epsilon(entries):
-        claim = PrivacyLedger(entries=tuple(entries)).certificate(
-            plan.notion, delta=plan.target_delta, relation=plan.relation
-        )
-        return claim.epsilon
-
-    charged = [entry for entry in ledger.entries if entry.stage == STAGE]
-    planned, steps = [], 0
-    for entry in charged:
-        if steps < plan.stages[1].num_steps:
-            planned.append(entry)
-            steps += entry.num_steps
-    assert steps == plan.stages[1].num_steps
-    assert epsilon(planned) == pytest.approx(plan.epsilon, rel=1e-3)
-    decision = output(story.killed, "gate", "decision")
-    assert decision.outcome is GateOutcome.PASS
-    assert epsilon(planned) < epsilon(charged) == epsilon(ledger.entries)
-    card = output(story.killed, "gate", "privacy_card")
-    (claim,) = (c for c in card.certificates if c.notion is plan.notion)
-    assert claim.epsilon == epsilon(charged)
+    assert leaves(measured(story.killed.run)) != leaves(measured(story.seeded))
 
 
 def test_budget_store_has_one_settled_reservation_for_each_run_and_verifies(
     site, story
 ):
     store = BudgetStore.open(site.budget_url)
-    for name, run in (("scheduled", story.killed), ("seeded", story.seeded)):
+    for name, run in (("scheduled", story.killed.run), ("seeded", story.seeded)):
         (held,) = history(store, data_set=name)
         assert held.status is ReservationStatus.SETTLED
         assert held.is_complete
@@ -135,24 +78,8 @@ def test_budget_store_has_one_settled_reservation_for_each_run_and_verifies(
     store.engine.dispose()
 
 
-def test_accelerators_go_to_the_named_steps_only(site, story):
-    for name, pod in pods_of(site, story.killed):
-        limits = container(pod)["resources"]["limits"]
-        assert (GPU in limits) == (name in HEAVY), name
-        mounts = {mount["mountPath"] for mount in container(pod)["volumeMounts"]}
-        assert ("/dev/shm" in mounts) == (name in HEAVY), name  # noqa: S108
-        assert bool(pod["spec"].get("nodeSelector")) == (name in HEAVY), name
-
-
-def test_budget_is_held_before_a_pod_with_an_accelerator_starts(site, story):
-    for run in (story.killed, story.seeded):
-        names = [name for name, _ in pods_of(site, run)]
-        first = min(names.index(name) for name in HEAVY)
-        assert names.index("reserve_budget") < first
-
-
 def test_every_step_pod_is_restricted_and_keeps_to_its_volumes(site, story):
-    for name, pod in (*pods_of(site, story.killed), *pods_of(site, story.seeded)):
+    for name, pod in (*pods_of(site, story.killed.run), *pods_of(site, story.seeded)):
         spec = pod["spec"]
         assert spec["serviceAccountName"] == "dptune-step"
         assert spec["securityContext"]["runAsNonRoot"]
@@ -174,7 +101,7 @@ def test_retries_and_deadlines_reach_every_step(site, story):
     assert set(computed(story.seeded)) <= set(jobs) <= set(story.seeded.steps)
     for name, job in jobs.items():
         assert job["backoffLimit"] >= 3
-        minutes = 2880 if name in HEAVY else 360
+        minutes = 2880 if is_heavy(name) else 360
         assert job["activeDeadlineSeconds"] == 60 * minutes
         assert job["podFailurePolicy"]["rules"][0]["action"] == "Ignore"
 

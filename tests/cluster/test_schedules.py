@@ -16,31 +16,31 @@ def profile(site):
     return ("--profile", site.profile_file)
 
 
-def test_created_schedule_forbids_overlap_and_has_deadlines(story, profile):
-    spec = story.cronjob["spec"]
+def test_created_schedule_forbids_overlap_and_has_deadlines(killed, profile):
+    spec = killed.cronjob["spec"]
     assert spec["schedule"] == "0 3 * * 1"
     assert spec["concurrencyPolicy"] == "Forbid"
     assert spec["startingDeadlineSeconds"] == 1800
     assert spec["jobTemplate"]["spec"]["activeDeadlineSeconds"] == 36000
-    again = ("schedule", "create", "weekly", TINY, "--cron", "0 3 * * 1")
+    again = ("schedule", "create", killed.schedule, TINY, "--cron", "0 3 * * 1")
     assert command(*again, *profile) == 2  # the name is taken
 
 
-def test_only_the_first_step_looks_at_the_data_in_every_run(story):
-    steps = story.killed.snapshot.step_configurations
+def test_only_the_first_step_looks_at_the_data_in_every_run(killed):
+    steps = killed.run.snapshot.step_configurations
     assert steps["ingest"].config.enable_cache is False
     assert steps["detect"].config.enable_cache is True
 
 
-def test_triggered_run_trains_and_the_next_one_says_that_nothing_changed(site, story):
-    assert story.killed.status == "completed"
-    cluster, schedule = site.cluster, Client().get_schedule("weekly")
-    assert cluster.wait(cluster.fire(story.cronjob["metadata"]["name"]))
+def test_triggered_run_trains_and_the_next_one_says_that_nothing_changed(site, killed):
+    assert killed.run.status == "completed"
+    cluster, schedule = site.cluster, Client().get_schedule(killed.schedule)
+    assert cluster.wait(cluster.fire(killed.cronjob["metadata"]["name"]))
     runs = Client().list_pipeline_runs(schedule_id=schedule.id, sort_by="desc:created")
     assert len(runs.items) == 2
     again = ended(runs.items[0].id)
     assert again.status == "stopped"
-    assert story.killed.name in again.run_metadata["schedule"]
+    assert killed.run.name in again.run_metadata["schedule"]
     assert [name for name, _ in pods_of(site, again)] == ["ingest"]
 
 
@@ -54,22 +54,25 @@ def ended(identifier):
     return run
 
 
-def test_schedule_is_listed_paused_resumed_and_deleted(site, story, profile, capsys):
+def test_schedule_is_listed_paused_resumed_and_deleted(site, killed, profile, capsys):
+    name = killed.schedule
+    known = ("cronjobs", killed.cronjob["metadata"]["name"])
+
     def listed():
         capsys.readouterr()
         assert command("schedule", "list", *profile) == 0
-        return capsys.readouterr().out
+        lines = capsys.readouterr().out.splitlines()
+        return "\n".join(line for line in lines if name in line)
 
     assert "active" in listed()
     for word, is_suspended in (("pause", True), ("resume", False)):
-        assert command("schedule", word, "weekly", *profile) == 0
-        (known,) = site.cluster.all("cronjobs")
-        assert known["spec"]["suspend"] is is_suspended
+        assert command("schedule", word, name, *profile) == 0
+        assert site.cluster.objects[known]["spec"]["suspend"] is is_suspended
         assert ("paused" in listed()) == is_suspended
-    assert "weekly" in listed()
-    assert command("schedule", "delete", "weekly", *profile) == 0
-    assert site.cluster.all("cronjobs") == []
-    assert "weekly" not in listed()
-    assert command("schedule", "delete", "weekly", *profile) == 2
-    kept = Client().get_pipeline_run(story.killed.id)
+    assert listed()
+    assert command("schedule", "delete", name, *profile) == 0
+    assert known not in site.cluster.objects
+    assert not listed()
+    assert command("schedule", "delete", name, *profile) == 2
+    kept = Client().get_pipeline_run(killed.run.id)
     assert kept.status == "completed"

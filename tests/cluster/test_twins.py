@@ -26,7 +26,9 @@ def found(site, story):
         options = run_options(site.profile, names)
         options["settings"]["orchestrator.kubernetes"]["synchronous"] = False
         twin_pipeline.with_options(run_name=f"twin-{twin}", **options)(
-            run_id=str(story.killed.id), config=config.model_dump(mode="json"), seed=5
+            run_id=str(story.killed.run.id),
+            config=config.model_dump(mode="json"),
+            seed=5,
         )
         runs[twin] = cluster.all("jobs")[before]
         before = len(cluster.all("jobs"))
@@ -39,7 +41,7 @@ def _faults(site, story, twin):
     from zenml.client import Client  # noqa: PLC0415
 
     run = Client().get_pipeline_run(f"twin-{twin}")
-    plan = output(story.killed, "calibrate", "plan")
+    plan = output(story.killed.run, "calibrate", "plan")
     return gather(
         url=site.budget_url,
         data_set=f"twin-{twin}",
