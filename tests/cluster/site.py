@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 from kubernetes.config import kube_config
+from mlflow import MlflowClient
 from zenml.client import Client
 from zenml.config.global_config import GlobalConfiguration
 from zenml.enums import StackComponentType as Kind
@@ -146,6 +147,9 @@ def _register(stack: ProductionStack, bucket: Path) -> None:
     )
     client.update_stack(stack.name, component_updates=made)
     activate(stack)
+    # As a server does before it answers; two pods that made it at once would clash.
+    tracker = client.active_stack.experiment_tracker
+    MlflowClient(tracker.get_tracking_uri()).search_experiments(max_results=1)
 
 
 def _secret(name: str, values: dict[str, str]) -> dict:
