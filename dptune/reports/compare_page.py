@@ -100,7 +100,9 @@ def cell_page(cell: CellResult) -> Page:
 def leakage_table(report: ComparisonReport, rows: Sequence[ComparisonRow]) -> Table:
     """Return what each recipe keeps and what it leaks, beside the untuned model."""
     seeds = max((_count(row) for row in rows), default=1)
-    over = f"Mean ± standard deviation over {seeds} seeds. " if seeds > 1 else ""
+    over = "One seed, which says nothing of the spread. "
+    if seeds > 1:
+        over = f"Mean ± standard deviation over {seeds} seeds. "
     return _table(
         _leakage_columns(report, rows),
         rows,

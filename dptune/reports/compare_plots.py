@@ -62,9 +62,8 @@ def trade_off_plots(
             Plot(
                 svg=_ranking(ranked, axis),
                 title="What each keeps",
-                caption="Best first, with the claim of the largest budget. Bars: "
-                "standard deviation over seeds. Claims of different notions must not "
-                "be compared.",
+                caption="Best first, with the claim of the largest budget. "
+                f"{_bars(rows)}Claims of different notions must not be compared.",
             )
         )
     claims = _series(rows, _epsilon_of)
@@ -73,9 +72,8 @@ def trade_off_plots(
             claims, axis, x_label="certified ε of the claim that the budget speaks of"
         )
         caption = (
-            "Bars: standard deviation over seeds. Claims of different notions share "
-            "the axis, not the meaning: the table names them. Past the dotted line "
-            "there is no guarantee."
+            f"{_bars(rows)}Claims of different notions share the axis, not the "
+            "meaning: the table names them. Past the dotted line there is no guarantee."
         )
         plots.append(Plot(svg=svg, title="What each promises", caption=caption))
     leaks = _series(rows, lambda row: row.exposure.mean if row.exposure else None)
@@ -115,6 +113,12 @@ def trace_plots(report: ComparisonReport) -> tuple[Block, ...]:
 def _utility(row: ComparisonRow) -> Spread | None:
     """Return what a row is good for."""
     return row.accuracy or row.perplexity
+
+
+def _bars(rows: Sequence[ComparisonRow]) -> str:
+    """Say what error bars are, where there are any."""
+    spreads = [u.std for u in map(_utility, rows) if u]
+    return "Bars: standard deviation over seeds. " if any(spreads) else ""
 
 
 def _epsilon_of(row: ComparisonRow) -> float | None:

@@ -270,6 +270,15 @@ def test_figure_ranks_recipes_best_first_with_their_claims():
     assert ">no guarantee</text>" in page
 
 
+def test_page_tells_the_spread_over_seeds_from_a_single_seed():
+    one = check_page(figures(plain(), cell())).text
+    assert "One seed, which says nothing of the spread." in one
+    assert "Bars:" not in one
+    two = check_page(figures(plain(), cell(), cell(seed=1, nll=2.0))).text
+    assert "Mean ± standard deviation over 2 seeds." in two
+    assert "Bars: standard deviation over seeds." in two
+
+
 def test_figure_ranks_classifiers_by_their_highest_accuracy():
     cells = [
         cell(label, utility=utility_report(accuracy=accuracy, base_accuracy=0.5))
