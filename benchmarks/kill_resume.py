@@ -60,7 +60,8 @@ from dptune.accounting.store.summaries import history
 from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
 from dptune.config import PerformanceSettings
-from dptune.data.corpus import Corpus, build_corpus
+from dptune.data.building import build_corpus
+from dptune.data.corpus import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd import trainer
 from dptune.dpsgd.noise import IndependentNoise

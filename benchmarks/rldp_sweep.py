@@ -27,7 +27,8 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.utility import utility_report
 from dptune.config import PerformanceSettings
 from dptune.configfile import read_yaml
-from dptune.data.corpus import Corpus, build_corpus
+from dptune.data.building import build_corpus
+from dptune.data.corpus import Corpus
 from dptune.data.source import JsonlSource, TextSource
 from dptune.models.bundle import ModelBundle
 from dptune.models.encode import encode_corpus

@@ -1,13 +1,16 @@
 """The `quickstart` command: one corpus, two recipes, one page."""
 
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from cli.runs import CONFIGS, FinishedRun, read_config, run_training
 from cli.training import next_steps, print_comparison, summarize, write_report
 from dptune.errors import GateFailedError
-from dptune.reports.page import RunSummary
+
+if TYPE_CHECKING:
+    from dptune.reports.page import RunSummary
 
 _RECIPES = ("no_dp", "jft")
 _INTRO = (
@@ -55,7 +58,7 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
         )
 
 
-def _why(summary: RunSummary) -> str:
+def _why(summary: "RunSummary") -> str:
     """Name the criteria that stand in the way."""
     failed = summary.decision.failed() if summary.decision else ()
     return f"({', '.join(c.name for c in failed)})" if failed else ""

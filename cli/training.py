@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from cli.runs import STARTED, FinishedRun, NothingToDo, read_config, run_training
 from dptune.errors import DptuneError, GateFailedError
-from dptune.gates.decision import GateDecision, GateOutcome
-from dptune.reports.page import RunSummary, comparison_page, summary_rows
-from dptune.results import RegisteredVersion
 from infra.alerts import alert_refusal
 from infra.workspace import current_workspace
-from steps._deciding import reasons
+
+if TYPE_CHECKING:  # drawing takes long to import, and a run may end before it
+    from dptune.gates.decision import GateDecision
+    from dptune.reports.page import RunSummary
+    from dptune.results import RegisteredVersion
 
 
 def train_and_report(
@@ -65,6 +67,9 @@ def train_and_report(
     console.print(f"report  {report}")
     for line in next_steps(version.model_name):
         console.print(f"next    {line}", style="dim")
+    from dptune.gates.decision import GateOutcome
+    from steps._deciding import reasons
+
     if decision.outcome is not GateOutcome.PASS:
         raise GateFailedError(
             f"version {version.version} of {version.model_name}: {decision.outcome}. "
@@ -72,8 +77,10 @@ def train_and_report(
         )
 
 
-def summarize(run: FinishedRun, *, title: str) -> RunSummary:
+def summarize(run: FinishedRun, *, title: str) -> "RunSummary":
     """Read what a finished run measured."""
+    from dptune.reports.page import RunSummary
+
     version, decision = _outcome(run)
     utility, exposure = (
         run.output("attack", "utility"),
@@ -99,11 +106,13 @@ def write_report(
     name: str,
     *,
     title: str,
-    runs: Sequence[RunSummary],
+    runs: Sequence["RunSummary"],
     intro: str,
     next_steps: Sequence[str],
 ) -> Path:
     """Write the self-contained HTML report and return its path."""
+    from dptune.reports.page import comparison_page
+
     folder = current_workspace().reports
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.html"
@@ -112,8 +121,10 @@ def write_report(
     return file
 
 
-def print_comparison(console: Console, runs: Sequence[RunSummary]) -> None:
+def print_comparison(console: Console, runs: Sequence["RunSummary"]) -> None:
     """Print the comparison table of the report in the terminal."""
+    from dptune.reports.page import summary_rows
+
     table = Table(show_lines=False)
     table.add_column("")
     for run in runs:
@@ -138,6 +149,6 @@ def next_steps(model_name: str) -> list[str]:
     ]
 
 
-def _outcome(run: FinishedRun) -> tuple[RegisteredVersion, GateDecision]:
+def _outcome(run: FinishedRun) -> "tuple[RegisteredVersion, GateDecision]":
     """Load the registered version and the decision on it."""
     return run.output("register", "version"), run.output("gate", "decision")

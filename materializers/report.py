@@ -14,9 +14,8 @@ from dptune.detection.scoring import SensitivityTable
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.planning import RunPlan
-from dptune.reports.card import PrivacyCard
 from dptune.reports.cells import CellResult, ComparisonReport
-from dptune.reports.html import render_fragment
+from dptune.reports.statements import PrivacyCard
 from dptune.results import (
     BudgetReport,
     BudgetReservation,
@@ -85,6 +84,9 @@ class ReportMaterializer(BaseMaterializer):
         """Write a self-contained page; restricted reports have none."""
         if isinstance(data, _RESTRICTED):
             return {}
+        # pages draw, and a pod that submits others only names reports
+        from dptune.reports.html import render_fragment  # noqa: PLC0415
+
         path = file_of(self.uri, "report.html")
         with self.artifact_store.open(path, "w") as sink:
             sink.write(render_fragment(data))

@@ -89,10 +89,10 @@ def record_span(
         started: when it started.
         error: kind of its error; None where it succeeded.
     """
-    from opentelemetry import trace  # noqa: PLC0415 - optional
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
+    from opentelemetry import trace
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
     provider = TracerProvider(resource=Resource.create({"service.name": "dptune"}))
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -117,7 +117,7 @@ def record_span(
 def _otlp() -> "SpanExporter":
     """Make the exporter that the environment describes."""
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
             OTLPSpanExporter,
         )
     except ImportError:

@@ -184,7 +184,7 @@ def _log_and_register(
     folder: Path, model_name: str, params: Mapping[str, str], digest: str, recipe: str
 ) -> ModelVersion:
     """Copy the weights into MLflow and make a version of them."""
-    from dptune.models.loading import load_saved  # noqa: PLC0415 - heavy
+    from dptune.models.loading import load_saved
 
     loaded = load_saved(folder)
     task = "text-classification" if loaded.class_names else "text-generation"

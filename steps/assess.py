@@ -20,10 +20,7 @@ from dptune.results import (
     RedactionReport,
     UtilityReport,
 )
-from dptune.workflow.assessing import assess as assess_dossier
 from steps._caching import NEVER
-from steps._registering import dossier_of_run, measured_numbers
-from steps._tracking import log_numbers
 
 
 @step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
@@ -43,6 +40,10 @@ def assess(
     label: str,
 ) -> Annotated[CellResult, "cell"]:
     """Return utility, leakage, claims and what the gate would decide."""
+    from dptune.workflow.assessing import assess as assess_dossier
+    from steps._registering import dossier_of_run, measured_numbers
+    from steps._tracking import log_numbers
+
     dossier = dossier_of_run(
         model,
         config,

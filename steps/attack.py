@@ -19,7 +19,6 @@ from dptune.results import (
     MembershipReport,
     UtilityReport,
 )
-from dptune.workflow.evaluation import attack_model
 from infra.workspace import current_workspace, llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import say
@@ -42,6 +41,8 @@ def attack(
     Annotated[UtilityReport, "utility"],
 ]:
     """Return what four attacks found on a model, each with its controls."""
+    from dptune.workflow.evaluation import attack_model
+
     found = attack_model(
         model,
         base_model,

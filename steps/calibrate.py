@@ -10,7 +10,6 @@ from dptune.config import PrivacySettings, ScoringSettings
 from dptune.planning import RunPlan
 from dptune.recipes import Recipe
 from dptune.results import CorpusReport
-from dptune.workflow.preflight import count_units, plan_for
 from steps._caching import BY_CONTENT
 
 
@@ -23,6 +22,8 @@ def calibrate(
     scoring: ScoringSettings,
 ) -> tuple[Annotated[RunPlan, "plan"], Annotated[PrivacyLedger, "empty_ledger"]]:
     """Return the plan (noise, rate, steps, predicted epsilon) and an empty ledger."""
+    from dptune.workflow.preflight import count_units, plan_for
+
     plan = plan_for(
         recipe,
         privacy,

@@ -9,11 +9,9 @@ from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.shards import SpanShard
 from dptune.results import DetectionReport
-from dptune.workflow.labelling import label_corpus
 from infra.workspace import llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import progress
-from steps._reviewing import read_review
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
@@ -37,6 +35,9 @@ def detect(
         corpus_is_public: nothing needs to be found.
         review: digest of the project's reviews, so that an import misses the cache.
     """
+    from dptune.workflow.labelling import label_corpus
+    from steps._reviewing import read_review
+
     with progress("detect personal data", len(corpus.dataset)) as advance:
         labelled, report = label_corpus(
             corpus,

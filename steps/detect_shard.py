@@ -7,11 +7,9 @@ from zenml import step
 from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.shards import SpanShard
-from dptune.workflow.labelling import label_shard
 from infra.workspace import llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import progress
-from steps._reviewing import read_review
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
@@ -31,6 +29,9 @@ def detect_shard(
         index: of the part.
         num_shards: how many parts there are.
     """
+    from dptune.workflow.labelling import label_shard
+    from steps._reviewing import read_review
+
     total = -(-len(corpus.dataset) // num_shards)
     with progress(f"detect, part {index + 1} of {num_shards}", total) as advance:
         return label_shard(

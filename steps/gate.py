@@ -6,13 +6,10 @@ from zenml import log_metadata, step
 
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
-from dptune.reports.card import PrivacyCard
-from dptune.reports.summary import at_a_glance
+from dptune.reports.statements import PrivacyCard
 from dptune.results import RegisteredVersion
 from steps._alerting import alert_verdict
 from steps._caching import NEVER
-from steps._dashboard import show_on_run
-from steps._deciding import decide_on, decision_metadata
 
 
 @step(
@@ -25,6 +22,10 @@ def gate(
     version: RegisteredVersion, policy: GatePolicy
 ) -> tuple[Annotated[GateDecision, "decision"], Annotated[PrivacyCard, "privacy_card"]]:
     """Return the decision with a reason for every criterion, and the privacy card."""
+    from dptune.reports.summary import at_a_glance
+    from steps._dashboard import show_on_run
+    from steps._deciding import decide_on, decision_metadata
+
     decision, card = decide_on(version.model_name, version.version, policy=policy)
     log_metadata(decision_metadata(decision, version))
     show_on_run(at_a_glance(card, decision), version, outcome=decision.outcome)

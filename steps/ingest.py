@@ -7,7 +7,6 @@ from zenml import step
 from dptune.config import DataSettings
 from dptune.data.corpus import Corpus
 from dptune.results import CorpusReport
-from dptune.workflow.ingestion import read_corpus
 from infra.workspace import data_root
 from steps._caching import BY_CONTENT
 from steps._scheduling import stop_if_done
@@ -28,6 +27,8 @@ def ingest(
         scheduled: digest of the configuration of a scheduled run, which stops here if
             the data have not changed; empty for a run that somebody started.
     """
+    from dptune.workflow.ingestion import read_corpus
+
     corpus = read_corpus(data, data_root=data_root(), expected=fingerprint or None)
     if scheduled:
         stop_if_done(scheduled, corpus.fingerprint)

@@ -8,9 +8,7 @@ from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.models.bundle import ModelBundle
 from dptune.results import ChampionReport
-from dptune.workflow.evaluation import measure_utility
 from steps._caching import NEVER
-from steps._tracking import CHAMPION, alias, connect, fetch_bundle
 
 
 @step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
@@ -22,6 +20,9 @@ def measure_champion(
     performance: PerformanceSettings,
 ) -> Annotated[ChampionReport, "champion"]:
     """Return the champion's loss, so that the gate compares like with like."""
+    from dptune.workflow.evaluation import measure_utility
+    from steps._tracking import CHAMPION, alias, connect, fetch_bundle
+
     connect()
     version = alias(model_name, CHAMPION)
     if version is None:

@@ -7,10 +7,8 @@ from zenml import step
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.models.bundle import ModelBundle
-from dptune.workflow.preparation import prepare_base, with_canary_tokens
 from infra.workspace import current_workspace, data_root
 from steps._caching import BY_CONTENT
-from steps._training_progress import TrainingProgress
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
@@ -18,6 +16,9 @@ def prepare_model(
     model: ModelSettings, performance: PerformanceSettings, canaries: CanarySpec
 ) -> Annotated[ModelBundle, "base_model"]:
     """Return the base model, from the project's cache if it was made before."""
+    from dptune.workflow.preparation import prepare_base, with_canary_tokens
+    from steps._training_progress import TrainingProgress
+
     with TrainingProgress("pre-train on public text") as on_step:
         base = prepare_base(
             model,

@@ -8,8 +8,6 @@ from dptune.gates.decision import GateDecision, GateOutcome
 from dptune.results import RegisteredVersion
 from steps._alerting import alert_verdict
 from steps._caching import NEVER
-from steps._deciding import decide_beside_champion
-from steps._registry import moving_champion, promote_version, refuse_version
 
 
 @step(
@@ -26,6 +24,9 @@ def promote(
     Another run may have moved the champion since the gate: then the gate decides again,
     and says so on this step, in an alert too.
     """
+    from steps._deciding import decide_beside_champion
+    from steps._registry import moving_champion, promote_version, refuse_version
+
     with moving_champion(version.model_name):
         newest = decide_beside_champion(version, decision)
         passed = newest.outcome is GateOutcome.PASS

@@ -7,7 +7,6 @@ from zenml import step
 from dptune.config import RedactionSettings
 from dptune.data.corpus import Corpus
 from dptune.results import RedactionReport
-from dptune.workflow.redacting import redact_corpus
 from infra.workspace import current_workspace, ensure_budget_key
 from steps._caching import BY_CONTENT
 
@@ -19,6 +18,8 @@ def redact(
     Annotated[Corpus, "redacted_corpus"], Annotated[RedactionReport, "redaction"]
 ]:
     """Return the redacted view, row by row aligned with the original."""
+    from dptune.workflow.redacting import redact_corpus
+
     redacted, report = redact_corpus(
         corpus, settings, key=lambda: ensure_budget_key(current_workspace())
     )

@@ -21,7 +21,6 @@ from dptune.results import (
     UtilityReport,
 )
 from steps._caching import NEVER
-from steps._registering import dossier_of_run, register_dossier
 
 
 @step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
@@ -41,6 +40,8 @@ def register(
     config: TrainConfig,
 ) -> Annotated[RegisteredVersion, "version"]:
     """Return the version; weights that are registered already keep theirs."""
+    from steps._registering import dossier_of_run, register_dossier
+
     dossier = dossier_of_run(
         model,
         config,

@@ -8,7 +8,6 @@ from dptune.config import TrainConfig
 from dptune.data.corpus import Corpus
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation
-from dptune.workflow.budget import reserve_budget as reserve
 from infra.workspace import current_workspace, ensure_budget_key
 from steps._caching import NEVER
 
@@ -21,6 +20,8 @@ def reserve_budget(
 
     The corpus is the one that was ingested: canaries are nobody's data.
     """
+    from dptune.workflow.budget import reserve_budget as reserve
+
     workspace = current_workspace()
     return reserve(
         config,

@@ -10,8 +10,6 @@ from dptune.data.corpus import Corpus
 from dptune.detection.scoring import SensitivityTable
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation
-from dptune.workflow.budget import release_held, spender
-from dptune.workflow.scoring import score_corpus
 from infra.workspace import current_workspace, llm_access
 from steps._caching import NEVER
 
@@ -31,6 +29,9 @@ def score(
     Annotated[PrivacyLedger, "scored_ledger"],
 ]:
     """Return rarity, linkability, legal protection and score of each entity type."""
+    from dptune.workflow.budget import release_held, spender
+    from dptune.workflow.scoring import score_corpus
+
     workspace = current_workspace()
     with release_held(workspace.budget_url, reservation):
         table, scored = score_corpus(

@@ -7,7 +7,6 @@ from zenml import log_metadata, step
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.planning import RunPlan
 from dptune.results import BudgetReport, BudgetReservation
-from dptune.workflow.budget import settle_budget as settle
 from infra.workspace import current_workspace
 from steps._alerting import alert_budget, budget_share
 from steps._caching import NEVER
@@ -21,6 +20,8 @@ def settle_budget(
 
     The ledger is that of the last stage: nothing of this run is drawn after it.
     """
+    from dptune.workflow.budget import settle_budget as settle
+
     url = current_workspace().budget_url
     report = settle(url, reservation, delta=plan.target_delta, ledger=ledger)
     log_metadata({"data_set": report.data_set, "budget_share": budget_share(report)})

@@ -16,15 +16,8 @@ from dptune.detection.scoring import SensitivityTable
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation, StageReport
-from dptune.workflow.budget import release_held, spender
-from dptune.workflow.inputs import StageInputs
-from dptune.workflow.tracing import Tracer
-from dptune.workflow.training import run_stage
-from dptune.workflow.usage import remembered_peak
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER
-from steps._tracking import log_internal_curve, log_progress
-from steps._training_progress import TrainingProgress
 
 
 @step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
@@ -50,6 +43,14 @@ def train_stage(
     Annotated[StageReport, "stage_report"],
 ]:
     """Return the trained model, the longer ledger, and how the stage went."""
+    from dptune.workflow.budget import release_held, spender
+    from dptune.workflow.inputs import StageInputs
+    from dptune.workflow.tracing import Tracer
+    from dptune.workflow.training import run_stage
+    from dptune.workflow.usage import remembered_peak
+    from steps._tracking import log_internal_curve, log_progress
+    from steps._training_progress import TrainingProgress
+
     inputs = StageInputs.of(
         model,
         corpus,

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING
 
 from dptune.errors import ModelError
-from dptune.models.loading import load_classifier, load_model
 from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _BY_LONGEST_OF_BATCH = frozenset({"dynamic", "longrope"})
 
@@ -32,10 +33,15 @@ def check_source(
             has fewer positions than `max_tokens`.
         DependencyError: as `load_model`.
     """
+    if isinstance(source, ArchitectureSource) and isinstance(
+        source.tokenizer, TrainedTokenizer
+    ):
+        _check_files(source.tokenizer, data_root or Path())
+        return
+    # transformers takes seconds to import, and nothing is loaded above
+    from dptune.models.loading import load_classifier, load_model  # noqa: PLC0415
+
     if isinstance(source, ArchitectureSource):
-        if isinstance(source.tokenizer, TrainedTokenizer):
-            _check_files(source.tokenizer, data_root or Path())
-            return
         model = load_model(source, data_root=data_root).model
     elif class_names:
         model = load_classifier(
@@ -52,7 +58,7 @@ def check_source(
         )
 
 
-def _positions(config: PreTrainedConfig) -> int | None:
+def _positions(config: "PreTrainedConfig") -> int | None:
     """Return how long a sequence may be, None if there is no limit.
 
     Where rotary frequencies are of type `dynamic` or `longrope`, the longest sequence

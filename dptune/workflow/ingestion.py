@@ -1,15 +1,17 @@
-"""From data settings to a corpus."""
+"""From settings to a corpus, and to the public text of a pre-training."""
 
 from pathlib import Path
 
 from datasets import List, Value
 
-from dptune.config import DataSettings
-from dptune.data.corpus import Corpus, build_corpus
+from dptune.config import DataSettings, PretrainingSettings
+from dptune.data.building import build_corpus
+from dptune.data.corpus import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.data.splitting import SplitSettings
 from dptune.data.synthetic import gold_spans
 from dptune.errors import DataError
+from dptune.privacy import PrivacyUnit
 
 GOLD = "gold_spans"
 GOLD_FEATURE = List({"start": Value("int32"), "end": Value("int32")})
@@ -54,6 +56,29 @@ def read_corpus(
             "Wait until the source is written, then run again."
         )
     return _with_gold(corpus, data)
+
+
+def read_public(
+    settings: PretrainingSettings, *, data_root: Path, validate: bool = True
+) -> Corpus:
+    """Read the public text of a pre-training.
+
+    Args:
+        settings: where it is.
+        data_root: folder that relative paths start from.
+        validate: see `build_corpus`.
+
+    Raises:
+        DataError: the source cannot be used.
+    """
+    return build_corpus(
+        settings.source,
+        privacy_unit=PrivacyUnit.RECORD,
+        data_root=data_root,
+        near_duplicate_threshold=None,
+        allow_content_hash_ids=True,
+        validate=validate,
+    )
 
 
 def _with_gold(corpus: Corpus, data: DataSettings) -> Corpus:

@@ -12,7 +12,6 @@ from dptune.data.corpus import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
 from dptune.models.check import check_source
-from dptune.models.classes import class_numbers
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Mode, Notion
 from dptune.recipes import Recipe
@@ -21,8 +20,7 @@ from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
 from dptune.workflow.detectors import check_detector
 from dptune.workflow.device import place_processes
-from dptune.workflow.ingestion import read_corpus
-from dptune.workflow.preparation import read_public
+from dptune.workflow.ingestion import read_corpus, read_public
 from dptune.workflow.scoring import check_judge
 
 ResultT = TypeVar("ResultT")
@@ -166,6 +164,8 @@ def _check_labels(config: TrainConfig, corpus: Corpus) -> None:
     _check_forward(config)
     if not config.model.class_names:
         return
+    from dptune.models.classes import class_numbers  # noqa: PLC0415 - transformers
+
     class_numbers(corpus.dataset, class_names=config.model.class_names)
     problems = [
         Problem(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
-from dptune.data.corpus import Corpus, build_corpus
+from dptune.data.corpus import Corpus
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import PlainPlan
@@ -27,8 +27,8 @@ from dptune.models.new_tokens import add_new_tokens
 from dptune.models.saving import save_model
 from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
 from dptune.models.tokenizer import train_tokenizer
-from dptune.privacy import PrivacyUnit
 from dptune.workflow.device import pick_device
+from dptune.workflow.ingestion import read_public
 
 _PRETRAINING_VERSION = 1
 
@@ -89,29 +89,6 @@ def with_canary_tokens(
         add_new_tokens(loaded.model, loaded.tokenizer, canaries.symbols)
         _store(loaded, target)
     return ModelBundle(path=target, digest=model_digest(target))
-
-
-def read_public(
-    settings: PretrainingSettings, *, data_root: Path, validate: bool = True
-) -> Corpus:
-    """Read the public text of a pre-training.
-
-    Args:
-        settings: where it is.
-        data_root: folder that relative paths start from.
-        validate: see `build_corpus`.
-
-    Raises:
-        DataError: the source cannot be used.
-    """
-    return build_corpus(
-        settings.source,
-        privacy_unit=PrivacyUnit.RECORD,
-        data_root=data_root,
-        near_duplicate_threshold=None,
-        allow_content_hash_ids=True,
-        validate=validate,
-    )
 
 
 def load_base(

@@ -9,7 +9,7 @@ from zenml.client import Client
 
 import materializers
 from dptune.attacks.canaries import CanarySpec, draw_canaries
-from dptune.data.corpus import build_corpus
+from dptune.data.building import build_corpus
 from dptune.data.source import SyntheticSource
 from dptune.detection.engine import build_engine
 from dptune.detection.recognizer import Tier

@@ -6,6 +6,7 @@ The budget belongs to the data set, over all runs. `docs/BUDGET.md` tells how to
 |---|---|
 | `keys` | names privacy units by keyed hashes |
 | `costs` | events as multisets: add, compare, compose |
+| `purposes` | what a run touches the data for |
 | `reservations` | what a run holds and has spent: pure transitions |
 | `schema`, `migrations`, `database` | tables, their versions, transactions |
 | `log` | the append-only, hash-chained log, from which all else follows |

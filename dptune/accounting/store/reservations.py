@@ -16,13 +16,7 @@ from enum import StrEnum
 from typing import Self
 
 from dptune.accounting.store.costs import Cost
-
-
-class Purpose(StrEnum):
-    """Why a run touches the data. Tuning spends like training, and is told apart."""
-
-    TRAINING = "training"
-    TUNING = "tuning"
+from dptune.accounting.store.purposes import Purpose
 
 
 class ReservationStatus(StrEnum):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dptune.data.corpus import build_corpus
+from dptune.data.building import build_corpus
 from dptune.data.source import parse_source
 from dptune.data.splitting import SplitSettings
 from dptune.errors import ConfigError, DataError, DependencyError, DptuneError

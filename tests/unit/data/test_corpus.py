@@ -7,8 +7,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from dptune.data import corpus as corpus_module
-from dptune.data.corpus import build_corpus, corpus_fingerprint
+from dptune.data import building as corpus_module
+from dptune.data.building import build_corpus, corpus_fingerprint
 from dptune.data.source import JsonlSource, SyntheticSource
 from dptune.data.splitting import SplitSettings
 from dptune.errors import DataError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dptune.data.corpus import build_corpus
+from dptune.data.building import build_corpus
 from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
 from dptune.data.source import parse_source

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, Phi3Config, Phi3ForCausalLM
 
 from dptune.errors import ModelError
-from dptune.models import check
+from dptune.models import loading
 from dptune.models.check import check_source
 from dptune.models.source import PathSource
 
@@ -39,7 +39,7 @@ LONG = {
 def accepts(monkeypatch, tmp_path):
     def run(config, max_tokens):
         loaded = SimpleNamespace(model=SimpleNamespace(config=config))
-        monkeypatch.setattr(check, "load_model", lambda *_, **__: loaded)
+        monkeypatch.setattr(loading, "load_model", lambda *_, **__: loaded)
         check_source(
             PathSource(kind="path", path="m"), data_root=tmp_path, max_tokens=max_tokens
         )

@@ -3,7 +3,7 @@
 import pytest
 
 from dptune.config import PerformanceSettings
-from dptune.data.corpus import build_corpus
+from dptune.data.building import build_corpus
 from dptune.data.source import SyntheticSource
 from dptune.models.bundle import ModelBundle
 from dptune.models.loading import load_model, model_digest

@@ -12,7 +12,7 @@ from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import history
 from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
-from dptune.data.corpus import build_corpus
+from dptune.data.building import build_corpus
 from dptune.data.source import JsonlSource
 from dptune.dpsgd import step as dpsgd_step
 from dptune.errors import BudgetExceededError

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertModel
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.config import AttackSettings, DetectionSettings
-from dptune.data.corpus import build_corpus
+from dptune.data.building import build_corpus
 from dptune.data.source import CsvSource
 from dptune.data.splitting import SplitSettings
 from dptune.dpsgd.dataset import UnitDataset

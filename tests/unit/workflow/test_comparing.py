@@ -11,7 +11,7 @@ from dptune.accounting.store.allowances import Grant
 from dptune.accounting.store.store import BudgetStore
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.config import AttackSettings, PerformanceSettings
-from dptune.data.corpus import build_corpus
+from dptune.data.building import build_corpus
 from dptune.data.source import SyntheticSource
 from dptune.errors import BudgetExceededError, ConfigError
 from dptune.planning import plan_run

@@ -1,0 +1,301 @@
+"""Build a corpus: read, check, deduplicate, split, validate, fingerprint."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from datasets import Dataset
+
+from dptune.data.checks import SPLIT_NAMES, check_records, owner, to_dataset
+from dptune.data.corpus import Corpus
+from dptune.data.deduplication import Deduplication, deduplicate
+from dptune.data.problems import ProblemLog
+from dptune.data.readers import read_records
+from dptune.data.records import MISSING, RawRecord, Record
+from dptune.data.source import SPLITS, DataSource, describe_source
+from dptune.data.splitting import (
+    SplitSettings,
+    assign_splits,
+    check_leaks,
+    check_sizes,
+)
+from dptune.data.units import seeded_fraction
+from dptune.data.validation import validate_corpus
+from dptune.errors import ConfigError, DataError, Problem
+from dptune.privacy import PrivacyUnit
+from dptune.results import CorpusReport, ValidationReport
+
+
+def build_corpus(
+    source: DataSource,
+    *,
+    privacy_unit: PrivacyUnit,
+    data_root: Path | None = None,
+    splits: SplitSettings | None = None,
+    near_duplicate_threshold: float | None = 0.85,
+    drop_exact_duplicates: bool = True,
+    drop_near_duplicates: bool = False,
+    max_characters: int = 100_000,
+    max_mojibake_share: float = 0.01,
+    min_records: int = 10,
+    max_records: int | None = None,
+    allow_content_hash_ids: bool = False,
+    seed: int = 0,
+    validate: bool = True,
+) -> Corpus:
+    """Read a source and make a corpus that training may use.
+
+    Every check runs before anything is returned, and one error tells all that is wrong.
+    Exact duplicates go before splitting; near ones are counted, and go on demand (see
+    `deduplicate` for what that means for a claim).
+
+    Privacy: the data set is private. `report` and `fingerprint` hold no text, but they
+    count private data; errors name rows by file and number.
+
+    Args:
+        source: where the records are.
+        privacy_unit: what one neighbor changes. `RECORD`: the record. `DOCUMENT`: the
+            unit column, else the file of plain text, else the record. `USER`: the unit
+            column, which must be there.
+        data_root: folder that relative paths start from; the working directory if None.
+        splits: expected shares; one tenth each for validation and test if None.
+        near_duplicate_threshold: Jaccard similarity in (0, 1]; None skips the count.
+        drop_exact_duplicates: drop records that repeat the text of another.
+        drop_near_duplicates: drop near duplicates as well.
+        max_characters: longest text, code points.
+        max_mojibake_share: largest share of records with broken characters, in [0, 1].
+        min_records: fewest records, before and after deduplication, at least 1.
+        max_records: take this many at random, by hashed id; None takes all. One unit
+            more then pushes out records of others, so that a claim is about what was
+            taken: the report says so, and the certificate after it.
+        allow_content_hash_ids: let a privacy unit be known by a hash of its text.
+        seed: public; decides splits and which records `max_records` takes.
+        validate: ask Great Expectations as well, which takes seconds to import; the
+            report of a corpus of which it was not asked has no expectations.
+
+    Raises:
+        ConfigError: an argument is out of range.
+        DataError: with every fault of the source.
+        DependencyError: a hub data set cannot be fetched.
+    """
+    _check_arguments(
+        near_duplicate_threshold=near_duplicate_threshold,
+        drop_near_duplicates=drop_near_duplicates,
+        max_characters=max_characters,
+        max_mojibake_share=max_mojibake_share,
+        min_records=min_records,
+        max_records=max_records,
+    )
+    settings = splits or SplitSettings()
+    log = ProblemLog()
+    raw = read_records(source, data_root=data_root, log=log)
+    given = _given_splits(source, raw)
+    if not log.has_file_faults():
+        _check_count(len(raw), min_records, stage="read", log=log)
+        _check_given(given, raw, log=log)
+    records = check_records(
+        raw,
+        log=log,
+        privacy_unit=privacy_unit,
+        max_characters=max_characters,
+        max_mojibake_share=max_mojibake_share,
+        allow_content_hash_ids=allow_content_hash_ids,
+    )
+    check_leaks(records, log=log)
+    log.raise_if_any()
+
+    records = _sample(records, max_records, seed=seed)
+    unique = deduplicate(
+        records,
+        near_duplicate_threshold=near_duplicate_threshold,
+        drop_exact_duplicates=drop_exact_duplicates,
+        drop_near_duplicates=drop_near_duplicates,
+    )
+    kept = [records[i] for i in unique.kept]
+    _check_count(len(kept), min_records, stage="kept after deduplication", log=log)
+    kept = assign_splits(kept, settings=settings, seed=seed)
+    check_sizes(kept, settings=settings, given=given, log=log)
+    log.raise_if_any()
+
+    dataset = to_dataset(kept, with_split=True)
+    validation = ValidationReport(view="ingest", success=False, expectations=())
+    if validate:
+        validation = validate_corpus(
+            dataset,
+            view="ingest",
+            min_records=min_records,
+            max_characters=max_characters,
+            max_duplicate_share=0.0 if drop_exact_duplicates else 1.0,
+            max_mojibake_share=max_mojibake_share,
+            allow_text_leak=not drop_exact_duplicates,
+        )
+        _require_success(validation)
+    fingerprint = corpus_fingerprint(dataset)
+    report = _report(
+        kept,
+        unique,
+        source=describe_source(source),
+        fingerprint=fingerprint,
+        num_read=len(raw),
+        privacy_unit=privacy_unit.value,
+        ids_are_content_hashes=any(row.id is MISSING for row in raw),
+        units_are_content_hashes=any(
+            row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
+        ),
+        deduplicated=drop_exact_duplicates or drop_near_duplicates,
+        sampled=len(records) < len(raw),
+        validation=validation,
+    )
+    dropped = {row.unit_id for row in records} - {row.unit_id for row in kept}
+    return Corpus(
+        dataset=dataset,
+        fingerprint=fingerprint,
+        report=report,
+        dropped_units=tuple(sorted(dropped)),
+    )
+
+
+def corpus_fingerprint(dataset: Dataset) -> str:
+    """Return the SHA-256 over the sorted `(id, unit_id, split, text hash)` of a corpus.
+
+    The order of records does not matter; an edit of a text, owner, split or label does.
+
+    Args:
+        dataset: with the columns of a corpus; a `label`, if there is one, counts too.
+    """
+    columns = ["id", "unit_id", "split", "label"]
+    present = [dataset[name] for name in columns if name in dataset.column_names]
+    hashes = (hashlib.sha256(text.encode()).hexdigest() for text in dataset["text"])
+    lines = sorted(json.dumps(row) for row in zip(*present, hashes, strict=True))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _check_arguments(
+    *,
+    near_duplicate_threshold: float | None,
+    drop_near_duplicates: bool,
+    max_characters: int,
+    max_mojibake_share: float,
+    min_records: int,
+    max_records: int | None,
+) -> None:
+    """Report every argument that is out of range."""
+    threshold = near_duplicate_threshold
+    rules = [
+        ("near_duplicate_threshold", threshold, "in (0, 1] or null",
+         threshold is None or 0 < threshold <= 1),
+        ("drop_near_duplicates", drop_near_duplicates, "false without a threshold",
+         threshold is not None or not drop_near_duplicates),
+        ("max_characters", max_characters, "at least 1", max_characters >= 1),
+        ("max_mojibake_share", max_mojibake_share, "in [0, 1]",
+         0 <= max_mojibake_share <= 1),
+        ("min_records", min_records, "at least 1", min_records >= 1),
+        ("max_records", max_records, f"at least min_records={min_records} or null",
+         max_records is None or max_records >= min_records),
+    ]  # fmt: skip
+    problems = [
+        Problem(path=name, message=f"must be {constraint}, got {name}={value}.")
+        for name, value, constraint, holds in rules
+        if not holds
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_count(count: int, least: int, *, stage: str, log: ProblemLog) -> None:
+    """Report a corpus that is too small."""
+    if count < least:
+        log.add(
+            "corpus",
+            f"must hold at least min_records={least} records, got {count} {stage}.",
+            "Give more data, or lower min_records.",
+        )
+
+
+def _given_splits(source: DataSource, raw: Sequence[RawRecord]) -> set[str]:
+    """Name the splits that the source decides."""
+    named = {row.split for row in raw if isinstance(row.split, str)}
+    for field_name in SPLITS:
+        if getattr(source, field_name, None) is not None:
+            named.add(field_name)
+    return {SPLIT_NAMES[name] for name in named if name in SPLIT_NAMES}
+
+
+def _check_given(given: set[str], raw: Sequence[RawRecord], *, log: ProblemLog) -> None:
+    """Report splits that the source promises and leaves empty."""
+    for split in sorted(given - {SPLIT_NAMES.get(str(row.split)) for row in raw}):
+        log.add(
+            f"split {split}",
+            "must hold a record, got 0.",
+            "Fill its file, or leave it out and let dptune cut it from train.",
+        )
+
+
+def _sample(
+    records: list[Record], max_records: int | None, *, seed: int
+) -> list[Record]:
+    """Take records whose hashed ids are smallest, in their old order."""
+    if max_records is None or len(records) <= max_records:
+        return records
+    chosen = sorted(
+        range(len(records)),
+        key=lambda i: seeded_fraction(records[i].id, seed=seed, purpose="sample"),
+    )
+    return [records[i] for i in sorted(chosen[:max_records])]
+
+
+def _require_success(validation: ValidationReport) -> None:
+    """Refuse a corpus that failed an expectation."""
+    problems = [
+        Problem(
+            path=f"expectation {item.name}",
+            message=f"must hold, got a failure ({item.detail}).",
+            next_step="Report this: the checks before it should have found the rows.",
+        )
+        for item in validation.expectations
+        if not item.success
+    ]
+    if problems:
+        raise DataError(problems)
+
+
+def _report(
+    records: Sequence[Record],
+    unique: Deduplication,
+    *,
+    source: str,
+    fingerprint: str,
+    num_read: int,
+    privacy_unit: str,
+    ids_are_content_hashes: bool,
+    units_are_content_hashes: bool,
+    deduplicated: bool,
+    sampled: bool,
+    validation: ValidationReport,
+) -> CorpusReport:
+    """Count what is in the corpus."""
+    by_split = {
+        split: [record for record in records if record.split == split]
+        for split in SPLITS
+    }
+    return CorpusReport(
+        source=source,
+        fingerprint=fingerprint,
+        num_read=num_read,
+        num_records={split: len(rows) for split, rows in by_split.items()},
+        num_units={
+            split: len({record.unit_id for record in rows})
+            for split, rows in by_split.items()
+        },
+        num_exact_duplicates=unique.num_exact,
+        num_near_duplicates=unique.num_near,
+        num_duplicates_across_units=unique.num_across_units,
+        num_characters=sum(len(record.text) for record in records),
+        privacy_unit=privacy_unit,
+        ids_are_content_hashes=ids_are_content_hashes,
+        units_are_content_hashes=units_are_content_hashes,
+        deduplicated=deduplicated,
+        sampled=sampled,
+        validation=validation,
+    )
