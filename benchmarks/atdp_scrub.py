@@ -1,7 +1,8 @@
 """What ATDP's scrub forgets, what it costs, and what it leaves of the language.
 
     python benchmarks/atdp_scrub.py --seeds 0
-    python benchmarks/atdp_scrub.py --seeds 1 2 --scrubs one-step --checkpoints 1
+    python benchmarks/atdp_scrub.py --seeds 1 2 --scrubs one-step larger-step
+        --checkpoints 1
     python benchmarks/atdp_scrub.py --seeds 90 --scrubs one-step --checkpoints 1
         --folder FOLDER --results FILE --set atdp.optimizer.learning_rate=1.0e-2
 
@@ -12,12 +13,12 @@ planted ten times, beside controls that nobody saw. What is trained on it:
 - `redacted_atdp`: the scrub after redacted text whose detector missed every canary;
 - `jft`: the private stage after the same redacted text.
 
-Three scrubs were chosen on seed 90: seven steps at two learning rates, gentle and
-hard, and a single step at the hard one. Scrub and JFT's private stage are told of the
-canaries (ATDP's protocol: the first phase misses them, the second does not), see the
-same units, and are calibrated to one epsilon. Every stage is measured at its
-checkpoints: perplexity of sensitive and of other tokens, and the rank of every canary;
-seconds are those of the processor, without the measuring.
+Four scrubs were chosen on seed 90: seven steps at two learning rates, gentle and
+hard, and a single step at the hard one and at a larger one. Scrub and JFT's private
+stage are told of the canaries (ATDP's protocol: the first phase misses them, the second
+does not), see the same units, and are calibrated to one epsilon. Every stage is
+measured at its checkpoints: perplexity of sensitive and of other tokens, and the rank
+of every canary; seconds are those of the processor, without the measuring.
 Randomness is seeded so that runs repeat: no run here is private.
 
 Prints Markdown; writes `benchmarks/results/atdp_scrub.json`, `atdp_scrub.csv` and
@@ -88,6 +89,7 @@ SCRUBS = {
     "gentle": ("atdp.optimizer.learning_rate=3.0e-3",),
     "hard": ("atdp.optimizer.learning_rate=1.5e-2",),
     "one-step": ("atdp.optimizer.learning_rate=1.5e-2", "atdp.epochs=0.06"),
+    "larger-step": ("atdp.optimizer.learning_rate=2.0e-2", "atdp.epochs=0.06"),
 }
 RUNS = (
     ("no_dp_atdp", "finetune", ""),
