@@ -1,96 +1,24 @@
-"""Two pipelines at once on real servers: both finish, and the registries agree.
-
-ZenML on MariaDB (on SQLite where it cannot be installed), MLflow and the budget store
-on PostgreSQL, two project folders as of two machines, one registry and one data set.
-"""
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Two pipelines at once on real servers: both finish, and the registries agree."""
 
 import pytest
-import yaml
 
 from dptune.accounting.store.reservations import ReservationStatus
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import export, history
 from dptune.accounting.store.verify import verify
 from dptune.privacy import Notion
-from tests.mariadb import running_mariadb
-from tests.tracking_servers import running_servers
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
-MODEL, DATA_SET = "shared-assistant", "shared-data"
-RECIPES = ("jft", "dp_sgd")
-PATIENCE = 1500
+from .conftest import DATA_SET, RECIPES
 
 pytestmark = pytest.mark.slow
 
 
-def start(folder, environment, recipe):
-    """Start `run.py train` in a project folder of its own."""
-    config = yaml.safe_load(TINY.read_text()) | {
-        "recipe": recipe,
-        "name": recipe.replace("_", "-"),
-        "registry": {"model_name": MODEL},
-        "budget": {"data_set": DATA_SET},
-    }
-    small = {"epochs": 2, "expected_batch_size": 64}
-    config["stages"]["dp_sgd"] = {"private_finetune": small}
-    file = folder / f"{recipe}.yaml"
-    file.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "run.py", "train", str(file)]
-    with (folder / f"{recipe}.log").open("w") as log:
-        return subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log
-        )
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory, postgres):
-    """Exit codes of both, what they said, the budget store, and both registries."""
-    folder = tmp_path_factory.mktemp("servers")
-    budget = postgres.fresh("budget")
-    mlflow = postgres.fresh("mlflow").replace("postgresql:", "postgresql+psycopg:")
-    with (
-        running_mariadb() as zenml,
-        running_servers(
-            folder, zenml_database=zenml, mlflow_database=mlflow
-        ) as servers,
-    ):
-        common = {
-            "DPTUNE_BUDGET_URL": budget,
-            "DPTUNE_BUDGET_KEY": "5a" * 32,
-            "PYTHONPATH": str(REPOSITORY),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        }
-        running = {}
-        for recipe in RECIPES:
-            own = servers.environment(folder / recipe) | common
-            running[recipe] = start(folder, own, recipe)
-        codes = {r: process.wait(PATIENCE) for r, process in running.items()}
-        said = {r: (folder / f"{r}.log").read_text()[-3000:] for r in RECIPES}
-        seen = subprocess.run(
-            [sys.executable, "-m", "tests.servers.look", MODEL],
-            cwd=REPOSITORY,
-            env=servers.environment(folder / RECIPES[0]) | common,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        yield codes, said, budget, json.loads(seen.stdout.splitlines()[-1])
-
-
 def test_both_finish_and_pass(done):
-    codes, said, _, _ = done
-    assert codes == dict.fromkeys(RECIPES, 0), said
+    assert done.codes == dict.fromkeys(RECIPES, 0), done.said
 
 
 def test_each_run_has_a_version_of_its_own(done):
-    *_, seen = done
+    seen = done.seen
     assert sorted(seen["versions"]) == ["1", "2"]
     recipes = {found["tags"]["dptune.recipe"] for found in seen["versions"].values()}
     assert recipes == set(RECIPES)
@@ -100,7 +28,7 @@ def test_each_run_has_a_version_of_its_own(done):
 
 
 def test_registries_agree_on_every_version(done):
-    *_, seen = done
+    seen = done.seen
     for number, found in seen["versions"].items():
         tags, twin, run = found["tags"], found["zenml"], found["run"]
         verdict = tags["dptune.gate"]
@@ -119,7 +47,7 @@ def test_registries_agree_on_every_version(done):
 
 
 def test_each_champion_was_compared_with_the_one_before_it(done):
-    *_, seen = done
+    seen = done.seen
     before = ""
     for entry in seen["trail"]:
         tags = seen["versions"][entry["version"]]["tags"]
@@ -132,7 +60,7 @@ def test_each_champion_was_compared_with_the_one_before_it(done):
 
 
 def test_no_metric_is_lost(done):
-    *_, seen = done
+    seen = done.seen
     for found in seen["versions"].values():
         assert found["metrics"] == pytest.approx(found["measured"])
         curves = {k: v for k, v in found["curves"].items() if "progress/" in k}
@@ -142,8 +70,7 @@ def test_no_metric_is_lost(done):
 
 
 def test_budget_store_verifies_and_holds_both(done):
-    _, _, url, _ = done
-    store = BudgetStore.open(url)
+    store = BudgetStore.open(done.site.budget)
     found = verify(store)
     assert found.success, found.findings
     runs = history(store, data_set=DATA_SET)
