@@ -21,7 +21,8 @@ from dptune.reports.trace_page import exposure_plots, plain_ticks, series_style
 
 _NO_GUARANTEE = "no guarantee"
 _WIDE = 8.0
-"""Perplexities that lie further apart than this factor are drawn on a log scale."""
+"""Perplexities that lie further apart than this factor are drawn on a log scale, and
+that of the model before fine-tuning is not drawn if it is worse than all by as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +163,9 @@ def _axis_of(report: ComparisonReport, rows: Sequence[ComparisonRow]) -> _Utilit
     untuned = None
     if base is not None:
         untuned = base.base_accuracy if classifies else base.base_perplexity
-    if untuned is not None and not math.isfinite(untuned):
-        untuned = None
     means = [u.mean for u in map(_utility, rows) if u and math.isfinite(u.mean)]
+    if untuned is not None and not untuned <= _WIDE * max(means, default=math.inf):
+        untuned = None
     means += [untuned] if untuned is not None else []
     log = not classifies and bool(means) and max(means) > _WIDE * min(means)
     return _UtilityAxis(
@@ -211,7 +212,7 @@ def _ranking(
             )
         if utility_axis.log:
             axes.set_xscale("log")
-            plain_ticks(axes.xaxis)
+            plain_ticks(axes.xaxis, digits=(1.0, 2.0, 5.0))
         axes.set_yticks(list(heights.values()), list(heights))
         axes.set_ylim(0.6 - len(recipes), 0.6)
         axes.margins(x=0.06)

@@ -76,9 +76,14 @@ def exposure_plots(traces: Mapping[str, Sequence[TracePoint]]) -> tuple[Plot, ..
     return tuple(plots)
 
 
-def plain_ticks(axis: Axis) -> None:
-    """Write a logarithmic axis in plain numbers, a few for each decade."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=8))
+def plain_ticks(axis: Axis, *, digits: Sequence[float] = (1.0, 2.0, 3.0, 5.0)) -> None:
+    """Write a logarithmic axis in plain numbers, a few for each decade.
+
+    Args:
+        axis: x or y.
+        digits: those that numbers may begin with.
+    """
+    axis.set_major_locator(LogLocator(subs=digits, numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_locator(NullLocator())
 

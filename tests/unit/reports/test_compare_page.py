@@ -297,6 +297,12 @@ def test_perplexities_far_apart_are_drawn_on_a_log_scale():
     assert "(log)" not in figures(cell("a", nll=2.0), cell("b", nll=2.1))
 
 
+def test_model_before_fine_tuning_is_drawn_unless_it_dwarfs_the_others():
+    assert ">no fine-tuning</text>" in figures(plain(), cell())
+    far = utility_report(base_perplexity=900.0)
+    assert ">no fine-tuning</text>" not in figures(plain(utility=far), cell())
+
+
 def test_nominal_figure_shows_both_ends_of_the_missing_rate():
     ends = Interval(low=2.5, high=4.5, confidence=0.95)
     (row,) = comparison_rows(report(cell(nominal_interval=ends)))
