@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 NUM_PODS = 60
 
 
+@pytest.mark.usefixtures("site")  # what all pods are forked from has read its variables
 def test_no_exit_code_is_lost(tmp_path):
     def run(number):
         return start_forked(["python", "-m", "this"], {}, tmp_path / str(number)).wait()
