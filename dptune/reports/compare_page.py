@@ -46,6 +46,7 @@ _TONES = {
     CertificateStatus.NONE: Tone.BLOCK,
 }
 _NOT_TUNED = "No fine-tuning"
+_NO_CLAIM = "none of this notion"
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def leakage_table(report: ComparisonReport, rows: Sequence[ComparisonRow]) -> Ta
     return _table(
         _leakage_columns(report, rows),
         rows,
-        caption=f"{over}Exposure in bits; against chance: the smallest p-value of any "
-        f"seed. {OUTSIDE_EPSILON}",
+        caption=f"{over}{_majority(report)}Exposure in bits; against chance: the "
+        f"smallest p-value of any seed. {OUTSIDE_EPSILON}",
     )
 
 
@@ -149,7 +150,7 @@ def spread_text(value: Spread | None, *, as_share: bool = False) -> str:
 def claim_cell(row: ComparisonRow) -> str:
     """Return epsilon with the claim that it belongs to."""
     if row.certificate is None:
-        return MISSING
+        return _NO_CLAIM if row.seconds else MISSING
     if math.isinf(row.certificate.epsilon):
         return epsilon(row.certificate.epsilon)
     delta = _whole(f"δ {number(row.certificate.delta)}")
@@ -246,6 +247,15 @@ def _times(value: float | None) -> str:
 def _count(row: ComparisonRow) -> int:
     """Return how many seeds are behind a row."""
     return row.seconds.count if row.seconds else 0
+
+
+def _majority(report: ComparisonReport) -> str:
+    """Say what a classifier gets that looks at nothing."""
+    found = [c.utility.majority_accuracy for c in report.finished if c.utility]
+    known = [value for value in found if value is not None]
+    if not known:
+        return ""
+    return f"Always naming the most frequent class: {share(known[0])} right. "
 
 
 def _whole(text: str) -> str:

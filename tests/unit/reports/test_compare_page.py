@@ -303,6 +303,19 @@ def test_model_before_fine_tuning_is_drawn_unless_it_dwarfs_the_others():
     assert ">no fine-tuning</text>" not in figures(plain(utility=far), cell())
 
 
+def test_recipe_without_a_claim_of_the_budgets_notion_says_so():
+    local = {"notion": "local", "relation": "replace_one"}
+    page = figures(plain(**local), cell(**local), cell(budget=3.0, **local))
+    assert "none of this notion" in check_page(page).text
+    assert "no_dp 2.72 at ∞" in page
+
+
+def test_page_of_classifiers_tells_what_the_most_frequent_class_gets():
+    utility = utility_report(accuracy=0.9, base_accuracy=0.5, majority_accuracy=0.6)
+    text = check_page(figures(cell(utility=utility))).text
+    assert "Always naming the most frequent class: 60 % right." in text
+
+
 def test_nominal_figure_shows_both_ends_of_the_missing_rate():
     ends = Interval(low=2.5, high=4.5, confidence=0.95)
     (row,) = comparison_rows(report(cell(nominal_interval=ends)))
