@@ -8,10 +8,14 @@ and a kubelet would: nothing is imported beforehand. Every round reads other dat
 that no step is answered from the cache. Seconds count from the start of the command's
 process: to the orchestrator's pod, which the command submits, and to the first step's,
 which that pod does. Then the round's processes are killed.
+
+Processor seconds are those of the command until its pod was there, and of that pod's
+process until the step's was. Where a machine is busy they grow far less than the rest.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -51,6 +55,7 @@ def _measure(site: Site, config: Path, number: int) -> dict[str, float]:
     """Start the command once; seconds to both pods."""
     known = {pod["metadata"]["name"] for pod in site.cluster.all("pods")}
     found: dict[str, float] = {}
+    parent = ""
     with (site.cluster.folder / "logs" / f"command-{number}").open("w") as log:
         began = time.monotonic()
         command = subprocess.Popen(
@@ -64,8 +69,16 @@ def _measure(site: Site, config: Path, number: int) -> dict[str, float]:
             stderr=log,
         )
         while "step" not in found:
-            for kind in _kinds(site.cluster, known):
-                found.setdefault(kind, time.monotonic() - began)
+            for pod, kind in _new_pods(site.cluster, known):
+                if kind in found:
+                    continue
+                found[kind] = time.monotonic() - began
+                if kind == "orchestrator":
+                    parent = pod
+                    found["processor of the command"] = _processor_seconds(command.pid)
+                else:
+                    process = site.cluster.processes[parent]
+                    found["processor of its pod"] = _processor_seconds(process.pid)
             if command.poll() is not None or time.monotonic() - began > MOST_SECONDS:
                 raise SystemExit(Path(log.name).read_text())
             time.sleep(0.01)
@@ -75,12 +88,18 @@ def _measure(site: Site, config: Path, number: int) -> dict[str, float]:
     return found
 
 
-def _kinds(cluster: Cluster, known: set[str]) -> Iterator[str]:
-    """Say of every new pod whether it is a step's or an orchestrator's."""
+def _new_pods(cluster: Cluster, known: set[str]) -> Iterator[tuple[str, str]]:
+    """Name every new pod, and say whether it is a step's or an orchestrator's."""
     for pod in cluster.all("pods"):
-        if pod["metadata"]["name"] not in known:
+        if (name := pod["metadata"]["name"]) not in known:
             is_step = "step_name" in (pod["metadata"].get("labels") or {})
-            yield "step" if is_step else "orchestrator"
+            yield name, "step" if is_step else "orchestrator"
+
+
+def _processor_seconds(process: int) -> float:
+    """What a process and the children that it waited for have used so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _kill_all(cluster: Cluster) -> None:
