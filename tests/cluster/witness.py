@@ -90,20 +90,15 @@ def die_once(marker: Path) -> None:
 
 def _anew() -> None:
     """Open a reservation at every start, in place of the run's own."""
-    from zenml.utils import source_utils  # noqa: PLC0415
+    from dptune.workflow import budget  # noqa: PLC0415
 
-    source_utils.set_custom_source_root(
-        str(Path.cwd())
-    )  # as the pod's entry point will
-    import steps.train_stage as step  # noqa: PLC0415
-
-    spender = step.spender
+    spender = budget.spender
 
     def twin(url: str, reservation: Any) -> Callable[..., None]:
         other = _reserve_again(url, reservation.id)
         return spender(url, reservation.model_copy(update={"id": other}))
 
-    step.spender = twin
+    budget.spender = twin
 
 
 def _reserve_again(url: str, identifier: str) -> str:

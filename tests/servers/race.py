@@ -67,8 +67,7 @@ def main(run_id: str, policy: str, folder: Path, twin: str) -> None:
     from zenml.utils import source_utils  # noqa: PLC0415 - must follow `isolate`
 
     source_utils.set_custom_source_root(str(REPOSITORY))
-    import steps.gate as gating  # noqa: PLC0415
-    import steps.promote as promoting  # noqa: PLC0415
+    from steps import _deciding, _registry  # noqa: PLC0415 - steps import them late
     from tests.servers.deciding import decide_pipeline  # noqa: PLC0415
 
     unlocked = twin == "unlocked"
@@ -79,14 +78,14 @@ def main(run_id: str, policy: str, folder: Path, twin: str) -> None:
         patience=SURELY if unlocked else HARDLY,
         needed=unlocked,
     )
-    gating.decide_on = decided.after(gating.decide_on)
-    look = promoting.decide_beside_champion
+    _deciding.decide_on = decided.after(_deciding.decide_on)
+    look = _deciding.decide_beside_champion
     if unlocked:
-        promoting.moving_champion = lambda _model: nullcontext()
+        _registry.moving_champion = lambda _model: nullcontext()
     if twin == "unheeding":
-        promoting.decide_beside_champion = lambda _version, decision: decision
+        _deciding.decide_beside_champion = lambda _version, decision: decision
     else:
-        promoting.decide_beside_champion = looked.after(look)
+        _deciding.decide_beside_champion = looked.after(look)
     decide_pipeline(run_id=run_id, policy=json.loads(policy))
 
 
