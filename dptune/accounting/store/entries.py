@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from dptune.accounting.store.allowances import Claim, Grant
 from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import (
-    Purpose,
     Reservation,
     ReservationStatus,
 )

@@ -30,8 +30,8 @@ from dptune.accounting.store.database import (
 )
 from dptune.accounting.store.keys import UnitSet
 from dptune.accounting.store.log import Head
+from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import (
-    Purpose,
     Reservation,
     ReservationStatus,
 )

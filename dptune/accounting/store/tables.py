@@ -9,8 +9,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 from dptune.accounting.store import log, schema
 from dptune.accounting.store.allowances import Grant
 from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import (
-    Purpose,
     Reservation,
     ReservationStatus,
 )
