@@ -9,7 +9,6 @@
 """
 
 import logging
-import os
 import sys
 import warnings
 
@@ -30,7 +29,6 @@ def main() -> int:
     errors = Console(stderr=True, highlight=False)
     workspace = current_workspace()
     isolate(workspace)
-    _share_cores()
     _be_quiet()
     try:
         build_app()()
@@ -49,16 +47,6 @@ def main() -> int:
         )
         return CRASH
     return 0
-
-
-def _share_cores() -> None:
-    """Let threads that wait for each other sleep soon.
-
-    By default OpenMP's spin for milliseconds. Where anything else wants a core, each
-    then keeps the very core that it waits for, and training is slower on two threads
-    than on one. It is read when torch is loaded.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _be_quiet() -> None:
