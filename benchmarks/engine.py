@@ -4,11 +4,12 @@
     python benchmarks/engine.py --device cuda --size gpt2
 
 `ordinary` is this project's own loop without clip and noise, `plain_torch` what a
-tutorial would write. Every method trains the same model on the same batch, one step
-each in turn, so that a busy machine slows all of them; a ratio compares neighbours in
-time, and the table has medians over rounds. Memory is taken in a process of its own
-for each method, with freed tensors given back at once, so that it is what the method
-needs and not what the allocator keeps. Prints Markdown and writes
+tutorial would write. Every method trains the same model on the same batch in a process
+of its own, as users do: in one process, the tensors of one would decide which memory
+the allocator has at hand for the next. The processes take turns, one step each, so that
+a busy machine slows all of them; a ratio compares neighbours in time, and the table has
+medians over rounds. Memory is taken with freed tensors given back at once, so that it
+is what the method needs and not what the allocator keeps. Prints Markdown and writes
 `benchmarks/results/engine_<device>_<size>.json`.
 """
 
@@ -22,9 +23,11 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
+from typing import Self
 
 import torch
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
@@ -52,6 +55,7 @@ SIZES = {
 }
 TIME = {"small": 128, "gpt2": 512}
 C, NOISE, RATE = 1.0, 1.0, 1e-4
+WARM_UP = 3
 
 Step = Callable[[], object]
 
@@ -236,17 +240,17 @@ def measure_times(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return median seconds and median ratio to the ordinary step by method."""
     methods = [m for m in METHODS if available(m, shape) and m in args.methods]
-    steps = {
-        m: make_step(m, shape, args.size, args.batch, args.device) for m in methods
-    }
     times: dict[str, list[float]] = {m: [] for m in methods}
-    for round_number in range(args.rounds + 2):
-        for method in methods:
-            started = time.perf_counter()
-            steps[method]()
-            synchronize(args.device)
-            if round_number >= 2:  # the first two warm up
-                times[method].append(time.perf_counter() - started)
+    with ExitStack() as stack:
+        processes = {
+            m: stack.enter_context(_Process("--steps", m, shape, args=args))
+            for m in methods
+        }
+        for round_number in range(args.rounds + WARM_UP):
+            for method in methods:
+                seconds = processes[method].ask()
+                if round_number >= WARM_UP:
+                    times[method].append(seconds)
     ratios = {
         m: statistics.median(
             mine / base for mine, base in zip(times[m], times["ordinary"], strict=True)
@@ -254,6 +258,49 @@ def measure_times(
         for m in methods
     }
     return {m: statistics.median(times[m]) for m in methods}, ratios
+
+
+class _Process:
+    """This program in a process of its own, which answers a line with a number."""
+
+    def __init__(
+        self,
+        *words: str,
+        args: argparse.Namespace,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        command = [sys.executable, __file__, *words, "--device", args.device]
+        command += ["--size", args.size, "--batch", str(args.batch)]
+        command += ["--threads", str(args.threads)]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()  # closes its input, at which it ends
+
+    def ask(self) -> float:
+        """Let it go on and return its number."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+
+def steps_on_demand(method: str, shape: str, args: argparse.Namespace) -> None:
+    """Take a step for every line of the input and print its seconds."""
+    step = make_step(method, shape, args.size, args.batch, args.device)
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        step()
+        synchronize(args.device)
+        print(time.perf_counter() - started, flush=True)
 
 
 def available(method: str, shape: str) -> bool:
@@ -268,20 +315,11 @@ def synchronize(device: str) -> None:
 
 
 def measure_memory(method: str, shape: str, args: argparse.Namespace) -> float:
-    """Return the peak memory of steps in a process of their own, in MiB."""
-    command = [sys.executable, __file__, "--peak", method, shape]
-    command += ["--size", args.size, "--batch", str(args.batch)]
-    command += ["--device", args.device]
+    """Return the peak memory of steps, in MiB."""
     # Without this, glibc keeps freed tensors, and the peak shows its habits.
     tuned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run(
-        command,
-        env={**os.environ, **tuned},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return float(done.stdout.split()[-1])
+    with _Process("--peak", method, shape, args=args, environment=tuned) as process:
+        return process.ask()
 
 
 def peak(method: str, shape: str, args: argparse.Namespace) -> float:
@@ -327,6 +365,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="0: torch decides")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--steps", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -337,6 +376,9 @@ def main() -> None:
     args = parse()
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.steps:
+        steps_on_demand(*args.steps, args)
+        return
     if args.peak:
         print(peak(*args.peak, args))
         return
