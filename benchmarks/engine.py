@@ -15,6 +15,7 @@ is what the method needs and not what the allocator keeps. Prints Markdown and w
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -235,10 +236,8 @@ def make_step(method: str, shape: str, size: str, batch: int, device: str) -> St
     return opacus_step(shape, size, batch, device, ghost=method == "opacus_ghost")
 
 
-def measure_times(
-    shape: str, args: argparse.Namespace
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return median seconds and median ratio to the ordinary step by method."""
+def measure_times(shape: str, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Return seconds of every round by method."""
     methods = [m for m in METHODS if available(m, shape) and m in args.methods]
     times: dict[str, list[float]] = {m: [] for m in methods}
     with ExitStack() as stack:
@@ -251,13 +250,14 @@ def measure_times(
                 seconds = processes[method].ask()
                 if round_number >= WARM_UP:
                     times[method].append(seconds)
-    ratios = {
-        m: statistics.median(
-            mine / base for mine, base in zip(times[m], times["ordinary"], strict=True)
-        )
-        for m in methods
-    }
-    return {m: statistics.median(times[m]) for m in methods}, ratios
+    return times
+
+
+def median_ratio(times: Mapping[str, list[float]], method: str, base: str) -> float:
+    """Return the median over rounds of a method's time over that of another."""
+    pairs = zip(times[method], times.get(base, []), strict=False)
+    ratios = [mine / other for mine, other in pairs]
+    return statistics.median(ratios) if ratios else math.nan
 
 
 class _Process:
@@ -342,13 +342,13 @@ def process_bytes(field: str) -> int:
 
 def markdown(rows: list[dict[str, object]]) -> str:
     """Render the table of the README."""
-    lines = [
-        "| shape | method | seconds a step | time ratio | peak MiB | memory ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = ("shape", "method", "seconds", "over plain", "over ordinary")
+    columns += ("peak MiB", "over plain", "over ordinary")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     lines += [
-        "| {shape} | {method} | {seconds:.3f} | {time_ratio:.3f} | {mib:.0f} | "
-        "{memory_ratio:.2f} |".format(**row)
+        "| {shape} | {method} | {seconds:.3f} | {time_over_plain:.2f} | "
+        "{time_over_ordinary:.2f} | {mib:.0f} | {memory_over_plain:.2f} | "
+        "{memory_over_ordinary:.2f} |".format(**row)
         for row in rows
     ]
     return "\n".join(lines)
@@ -384,23 +384,27 @@ def main() -> None:
         return
     rows: list[dict[str, object]] = []
     for shape in args.shapes:
-        seconds, ratios = measure_times(shape, args)
+        times = measure_times(shape, args)
         memory = {
-            m: float("nan") if args.no_memory else measure_memory(m, shape, args)
-            for m in seconds
+            m: math.nan if args.no_memory else measure_memory(m, shape, args)
+            for m in times
         }
         rows += [
             {
                 "shape": shape,
                 "method": method,
-                "seconds": seconds[method],
-                "time_ratio": ratios[method],
+                "seconds": statistics.median(times[method]),
+                "time_over_plain": median_ratio(times, method, "plain_torch"),
+                "time_over_ordinary": median_ratio(times, method, "ordinary"),
                 "mib": memory[method],
-                "memory_ratio": memory[method] / memory["ordinary"],
+                "memory_over_plain": memory[method]
+                / memory.get("plain_torch", math.nan),
+                "memory_over_ordinary": memory[method]
+                / memory.get("ordinary", math.nan),
             }
-            for method in seconds
+            for method in times
         ]
-        print(markdown(rows[-len(seconds) :]), flush=True)
+        print(markdown(rows[-len(times) :]), flush=True)
     machine = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

@@ -41,19 +41,22 @@ def attack(
     Annotated[UtilityReport, "utility"],
 ]:
     """Return what four attacks found on a model, each with its controls."""
+    from dptune.dpsgd.allocator import freed_memory_kept
+    from dptune.workflow.device import pick_device
     from dptune.workflow.evaluation import attack_model
 
-    found = attack_model(
-        model,
-        base_model,
-        corpus,
-        canaries,
-        max_tokens=settings.max_tokens,
-        attacks=attacks,
-        detection=detection,
-        performance=performance,
-        cache=current_workspace().cache,
-        access=llm_access(),
-        say=say,
-    )
+    with freed_memory_kept(pick_device(performance.device)):
+        found = attack_model(
+            model,
+            base_model,
+            corpus,
+            canaries,
+            max_tokens=settings.max_tokens,
+            attacks=attacks,
+            detection=detection,
+            performance=performance,
+            cache=current_workspace().cache,
+            access=llm_access(),
+            say=say,
+        )
     return found.exposure, found.membership, found.extraction, found.utility

@@ -1,14 +1,15 @@
-"""Freed memory stays with the process while it trains on a CPU.
+"""Freed memory stays with the process while a model works on a CPU.
 
 Every step frees hundreds of megabytes and needs them again at once. glibc gives much of
 that back to the operating system in between, which then clears every page anew: a tenth
-to a quarter of a step. PyTorch's guide to training on CPUs exchanges the allocator for
-the same reason, which a library cannot do to a program that already runs.
+to a quarter of a training step. PyTorch's guide to training on CPUs exchanges the
+allocator for the same reason, which a library cannot do to a program that already runs.
 """
 
 import ctypes
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -21,28 +22,40 @@ _NEVER: Final = -1
 _LARGEST_MMAP_THRESHOLD: Final = 32 << 20
 
 
+class _Holders:
+    """How many blocks keep memory at present: the last one gives it back."""
+
+    count = 0
+    lock = threading.Lock()
+
+
 @contextmanager
 def freed_memory_kept(device_type: str) -> Iterator[None]:
     """Keep freed memory for the next step; on leaving, give back what is free.
 
     Does nothing on an accelerator, without glibc, or where the user has set glibc's
     allocator by `MALLOC_*` or `GLIBC_TUNABLES`. The most memory that a process holds at
-    a time does not change, only how long it holds it.
+    a time does not change, only how long it holds it. Blocks may be nested.
 
     Args:
-        device_type: where the model is trained, such as `cpu`.
+        device_type: where the model is, such as `cpu`.
     """
     if device_type != "cpu" or not _is_ours_to_set():
         yield
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-    libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+    with _Holders.lock:
+        _Holders.count += 1
+        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        libc.mallopt(_TRIM_THRESHOLD, _NEVER)
     try:
         yield
     finally:
-        libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
-        libc.malloc_trim(0)
+        with _Holders.lock:
+            _Holders.count -= 1
+            if not _Holders.count:
+                libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
+                libc.malloc_trim(0)
 
 
 def _is_ours_to_set() -> bool:
