@@ -10,7 +10,7 @@ the allocator has at hand for the next. The processes take turns, one step each,
 a busy machine slows all of them; a ratio compares neighbours in time, and the table has
 medians over rounds. Memory is taken with freed tensors given back at once, so that it
 is what the method needs and not what the allocator keeps. Prints Markdown and writes
-`benchmarks/results/engine_<device>_<size>.json`.
+`benchmarks/results/engine_<device>_<size>_<threads>_threads.json`.
 """
 
 import argparse
@@ -415,7 +415,8 @@ def main() -> None:
     }
     result = {"machine": machine, "batch": args.batch, "rows": rows}
     if not args.no_memory and set(args.methods) == set(METHODS):
-        name = f"engine_{args.device}_{args.size}.json"
+        threads = torch.get_num_threads()
+        name = f"engine_{args.device}_{args.size}_{threads}_threads.json"
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / name).write_text(json.dumps(result, indent=1) + "\n")
 
