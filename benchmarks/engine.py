@@ -1,7 +1,7 @@
 """What does a private step cost? Against ordinary steps, Opacus hooks and ghost.
 
-    python benchmarks/engine.py                    # CPU, 6x256, all three shapes
-    python benchmarks/engine.py --device cuda --size gpt2
+    PYTHONPATH=. python benchmarks/engine.py       # CPU, 6x256, all three shapes
+    PYTHONPATH=. python benchmarks/engine.py --device cuda --size gpt2
 
 `ordinary` is this project's own loop without clip and noise, `plain_torch` what a
 tutorial would write. Every method trains the same model on the same batch in a process
@@ -45,6 +45,7 @@ from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.step import gradient_source
+from infra.allocator import freed_memory_kept
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -135,6 +136,7 @@ def our_step(shape: str, size: str, batch: int, device: str, *, private: bool) -
         else PlainPlan(batch_size=batch)
     )
     stack = ExitStack()  # stays open as long as the step
+    stack.enter_context(freed_memory_kept(device))  # as the steps of the pipeline do
     source = stack.enter_context(
         gradient_source(model, plan=plan, feed=feed, seed=0, attempt=0)
     )

@@ -19,6 +19,7 @@ from dptune.results import (
     MembershipReport,
     UtilityReport,
 )
+from infra.allocator import freed_memory_kept
 from infra.workspace import current_workspace, llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import say
@@ -41,7 +42,6 @@ def attack(
     Annotated[UtilityReport, "utility"],
 ]:
     """Return what four attacks found on a model, each with its controls."""
-    from dptune.dpsgd.allocator import freed_memory_kept
     from dptune.workflow.device import pick_device
     from dptune.workflow.evaluation import attack_model
 

@@ -16,6 +16,7 @@ from dptune.detection.scoring import SensitivityTable
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation, StageReport
+from infra.allocator import freed_memory_kept
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER
 
@@ -44,6 +45,7 @@ def train_stage(
 ]:
     """Return the trained model, the longer ledger, and how the stage went."""
     from dptune.workflow.budget import release_held, spender
+    from dptune.workflow.device import pick_device
     from dptune.workflow.inputs import StageInputs
     from dptune.workflow.tracing import Tracer
     from dptune.workflow.training import run_stage
@@ -75,6 +77,7 @@ def train_stage(
         cache=workspace.cache,
     )
     with (
+        freed_memory_kept(pick_device(performance.device)),
         release_held(workspace.budget_url, reservation),
         remembered_peak(home / "peak_memory", performance) as peak,
         TrainingProgress(

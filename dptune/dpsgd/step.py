@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dptune.dpsgd.allocator import freed_memory_kept
 from dptune.dpsgd.clipping import ClipPolicy
 from dptune.dpsgd.dataset import PhysicalBatch
 from dptune.dpsgd.distributed import (
@@ -256,7 +255,7 @@ def gradient_source(
         PrivacyError: the data are in parts that the plan does not speak of.
     """
     check_parts(feed.data, () if isinstance(plan, PlainPlan) else plan.part_shares)
-    with freed_memory_kept(feed.device.type), _gradients_dropped(model):
+    try:
         if isinstance(plan, PlainPlan):
             yield PlainGradients(model=model, plan=plan, feed=feed)
         else:
@@ -291,13 +290,6 @@ def gradient_source(
                     ),
                 )
                 yield _with_unnoised(private, model, plan=plan, feed=feed)
-
-
-@contextmanager
-def _gradients_dropped(model: nn.Module) -> Iterator[None]:
-    """Leave no gradient behind."""
-    try:
-        yield
     finally:
         for parameter in model.parameters():
             parameter.grad = None

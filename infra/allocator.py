@@ -9,7 +9,6 @@ allocator for the same reason, which a library cannot do to a program that alrea
 import ctypes
 import os
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -22,40 +21,28 @@ _NEVER: Final = -1
 _LARGEST_MMAP_THRESHOLD: Final = 32 << 20
 
 
-class _Holders:
-    """How many blocks keep memory at present: the last one gives it back."""
-
-    count = 0
-    lock = threading.Lock()
-
-
 @contextmanager
-def freed_memory_kept(device_type: str) -> Iterator[None]:
+def freed_memory_kept(device: str) -> Iterator[None]:
     """Keep freed memory for the next step; on leaving, give back what is free.
 
     Does nothing on an accelerator, without glibc, or where the user has set glibc's
     allocator by `MALLOC_*` or `GLIBC_TUNABLES`. The most memory that a process holds at
-    a time does not change, only how long it holds it. Blocks may be nested.
+    a time does not change, only how long it holds it.
 
     Args:
-        device_type: where the model is, such as `cpu`.
+        device: where the model is; `cpu` is what this is for.
     """
-    if device_type != "cpu" or not _is_ours_to_set():
+    if device != "cpu" or not _is_ours_to_set():
         yield
         return
     libc = ctypes.CDLL(None)
-    with _Holders.lock:
-        _Holders.count += 1
-        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+    libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    libc.mallopt(_TRIM_THRESHOLD, _NEVER)
     try:
         yield
     finally:
-        with _Holders.lock:
-            _Holders.count -= 1
-            if not _Holders.count:
-                libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
-                libc.malloc_trim(0)
+        libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
+        libc.malloc_trim(0)
 
 
 def _is_ours_to_set() -> bool:

@@ -2,8 +2,11 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is set"
@@ -14,7 +17,7 @@ _PROGRAM = """
 import re, resource, sys
 from pathlib import Path
 import torch
-from dptune.dpsgd.allocator import freed_memory_kept
+from infra.allocator import freed_memory_kept
 
 def resident():
     status = Path("/proc/self/status").read_text()
@@ -26,19 +29,18 @@ def step():
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * 4 // 1024
 
 with freed_memory_kept(sys.argv[1]):
-    with freed_memory_kept(sys.argv[1]):
-        pass
     faults = [step() for _ in range(5)][-1]
     inside = resident()
 print(faults, inside - resident())
 """
 
 
-def run_steps(device_type, **environment):
+def run_steps(device, **environment):
     """Return MiB cleared anew in the fifth step, and MiB given back on leaving."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, device_type],
+        [sys.executable, "-c", _PROGRAM, device],
+        cwd=REPOSITORY,
         env={**clean, **environment},
         capture_output=True,
         text=True,
