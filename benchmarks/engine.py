@@ -257,9 +257,10 @@ def measure_times(shape: str, args: argparse.Namespace) -> dict[str, list[float]
 
 def median_ratio(times: Mapping[str, list[float]], method: str, base: str) -> float:
     """Return the median over rounds of a method's time over that of another."""
-    pairs = zip(times[method], times.get(base, []), strict=False)
-    ratios = [mine / other for mine, other in pairs]
-    return statistics.median(ratios) if ratios else math.nan
+    if base not in times:
+        return math.nan
+    pairs = zip(times[method], times[base], strict=True)
+    return statistics.median(mine / other for mine, other in pairs)
 
 
 class _Process:

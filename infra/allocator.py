@@ -26,8 +26,8 @@ def freed_memory_kept(device: str) -> Iterator[None]:
     """Keep freed memory for the next step; on leaving, give back what is free.
 
     Does nothing on an accelerator, without glibc, or where the user has set glibc's
-    allocator by `MALLOC_*` or `GLIBC_TUNABLES`. The most memory that a process holds at
-    a time does not change, only how long it holds it.
+    allocator by `MALLOC_*` or `GLIBC_TUNABLES`. The peak is that of the work, but kept
+    memory has gaps: a process was seen to hold up to a tenth more.
 
     Args:
         device: where the model is; `cpu` is what this is for.
