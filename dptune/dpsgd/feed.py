@@ -58,6 +58,8 @@ class Feed:
         device: where the model is.
         autocast: compute in bfloat16.
         fixed_shapes: fill every piece up to one shape.
+        max_tokens: time steps of that shape, public. None takes the longest sequence of
+            the data, which is then public too: whoever owns it pads all others.
         ranks: this process among those that share a logical batch.
         in_step: give every rank as many pieces, since their passes meet.
     """
@@ -69,6 +71,7 @@ class Feed:
     device: torch.device
     autocast: bool
     fixed_shapes: bool = False
+    max_tokens: int | None = None
     ranks: Ranks = ALONE
     in_step: bool = False
 
@@ -84,7 +87,7 @@ class Feed:
             missing = self.ranks.greatest(len(pieces)) - len(pieces)
             pieces += [self._filler()] * missing
         for piece in pieces:
-            yield self._shaped(piece).to(self.device)
+            yield self.shaped(piece).to(self.device)
 
     def _share(self, indices: UnitIndices) -> UnitIndices:
         """Deal units out to ranks by length, so that all have as much to do."""
@@ -107,13 +110,18 @@ class Feed:
             num_real_units=0,
         )
 
-    def _shaped(self, piece: PhysicalBatch) -> PhysicalBatch:
+    @property
+    def longest(self) -> int:
+        """Time steps that a piece can have, and has where shapes are fixed."""
+        return self.max_tokens or self.data.longest_sequence
+
+    def shaped(self, piece: PhysicalBatch) -> PhysicalBatch:
         """Fill a piece up if shapes must not change."""
         if not self.fixed_shapes:
             return piece
         return piece.filled(
             num_rows=self.physical_batch_size,
-            num_tokens=self.data.longest_sequence,
+            num_tokens=self.longest,
             pad_token_id=self.pad_token_id,
         )
 

@@ -19,7 +19,12 @@ from dptune.errors import ConfigError, ModelError, PrivacyError, Problem
 
 
 def check_numbers(
-    num_steps: int, block_size: int, physical_batch_size: int, data: UnitDataset
+    num_steps: int,
+    block_size: int,
+    physical_batch_size: int,
+    data: UnitDataset,
+    *,
+    max_tokens: int | None = None,
 ) -> None:
     """Check what no other part checks; report all at once."""
     least = {
@@ -29,6 +34,11 @@ def check_numbers(
             physical_batch_size,
             max(1, data.largest_unit),
             "Raise it to the largest unit, or lower max_sequences_per_unit.",
+        ),
+        "max_tokens": (
+            data.longest_sequence if max_tokens is None else max_tokens,
+            data.longest_sequence if data.num_units else 0,
+            "Cut longer sequences, or raise it.",
         ),
         "num_units": (data.num_units, 1, "Check that the training split is not empty."),
     }

@@ -119,6 +119,7 @@ def train_stage(
     run_digest: str = "",
     gradient_checkpointing: bool = False,
     fixed_shapes: bool = False,
+    max_tokens: int | None = None,
     max_noise_bytes: int = MAX_NOISE_BYTES,
     sharding: Sharding = "none",
     controller: Controller | None = None,
@@ -170,8 +171,10 @@ def train_stage(
         record_loss: instead of `CausalLoss(loss_normalizer=loss_normalizer)`.
         gradient_checkpointing: compute activations again in the backward pass. A
             private step then takes two of them: slower, for the memory of one layer.
-        fixed_shapes: fill every piece up to `physical_batch_size` rows of the longest
-            sequence, with rows that add nothing.
+        fixed_shapes: fill every piece up to `physical_batch_size` rows of `max_tokens`,
+            with rows that add nothing.
+        max_tokens: public length that no sequence exceeds. None takes the longest
+            sequence of the data, which is then taken as public.
         run_digest: ties checkpoints to more than plan, settings, data and model shape.
         max_noise_bytes: memory that past banded noise may take.
         sharding: `fsdp` spreads weights and optimizer over the ranks, for models that
@@ -186,7 +189,9 @@ def train_stage(
         ArtifactError: the checkpoint is damaged or belongs to another run.
         PrivacyError: torch is set to matrix products below float32.
     """
-    check_numbers(num_steps, block_size, physical_batch_size, data)
+    check_numbers(
+        num_steps, block_size, physical_batch_size, data, max_tokens=max_tokens
+    )
     check_controller(plan, controller, sharding=sharding)
     loss = record_loss or CausalLoss(loss_normalizer=loss_normalizer)
     state = TrainingState(
@@ -220,6 +225,7 @@ def train_stage(
         device=torch.device(device),
         autocast=dtype == "bfloat16",
         fixed_shapes=fixed_shapes,
+        max_tokens=max_tokens,
         ranks=ranks,
         in_step=sharding == "fsdp",
     )

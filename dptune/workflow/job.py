@@ -117,6 +117,7 @@ def run_job(
         dtype=performance.dtype,
         gradient_checkpointing=performance.gradient_checkpointing,
         fixed_shapes=performance.fixed_shapes,
+        max_tokens=job.max_tokens,
         sharding=performance.sharding,
         controller=controller,
         record_loss=ClassificationLoss() if data.labels is not None else None,
