@@ -155,6 +155,38 @@ def reserve_command(path: Path, overrides: Sequence[str]) -> None:
     _next(console, f"python run.py budget release {held.id}  (gives it back)")
 
 
+def count_command(
+    path: Path, overrides: Sequence[str], *, noise_multiplier: float
+) -> None:
+    """Release the number of units, and say what to write into the configuration."""
+    from cli.runs import read_config
+    from dptune.configfile import validate
+    from dptune.data.public_units import ReleasedUnits
+    from dptune.workflow.counting import release_units
+    from dptune.workflow.ingestion import read_corpus
+
+    config = read_config(path, overrides)
+    asked = {"number": 1, "noise_multiplier": noise_multiplier}
+    validate(ReleasedUnits, asked)  # before anything is read or spent
+    workspace = current_workspace()
+    found = release_units(
+        config,
+        read_corpus(config.data, data_root=data_root()),
+        noise_multiplier=noise_multiplier,
+        folder=workspace.runs,
+        url=workspace.budget_url,
+        key=ensure_budget_key(workspace),
+    )
+    console = Console(highlight=False)
+    console.print(
+        f"write into {path}, under data:\n"
+        f"  public_units: {{number: {found.number}, "
+        f"noise_multiplier: {found.noise_multiplier:g}}}",
+        soft_wrap=True,
+    )
+    _next(console, f"python run.py calibrate {path}")
+
+
 def release_command(reservation: str) -> None:
     """Give back what a run holds."""
     _require().release(reservation)

@@ -32,7 +32,7 @@ def build_budget_app() -> typer.Typer:
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
     )
-    for command in (show, grant, reserve, release, history, export, verify):
+    for command in (show, grant, count, reserve, release, history, export, verify):
         app.command()(command)
     return app
 
@@ -66,6 +66,22 @@ def grant(  # noqa: PLR0917 - typer passes them by name
         relation=relation,
         reason=reason,
     )
+
+
+def count(
+    config: Annotated[Path, typer.Argument(help="A file under configs/train/.")],
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Stddev of the noise; one unit moves the count by 1.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="As for `train`."),
+    ] = None,
+) -> None:
+    """Count privacy units under noise, once, for `data.public_units`; this spends."""
+    from cli.budget import count_command
+
+    count_command(config, overrides or [], noise_multiplier=noise_multiplier)
 
 
 def reserve(

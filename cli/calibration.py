@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cli.runs import read_config
+from cli.runs import read_config, show_warnings
 from dptune.config import TrainConfig
 from dptune.errors import ConfigError, Problem, ProblemsError
 from dptune.reports import blocks
@@ -66,6 +66,7 @@ def _check(
     try:
         config = read_config(path, overrides)
         checked = check_run(config, data_root=data_root(), access=llm_access())
+        show_warnings(checked)
     except ProblemsError as error:
         if not problems:
             raise

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from cli.stack import open_profile
 from dptune.config import TrainConfig
 from dptune.configfile import load_train_config
@@ -23,7 +25,7 @@ from infra.workspace import (
 if TYPE_CHECKING:
     from zenml.models import PipelineRunResponse
 
-    from dptune.workflow.preflight import BudgetPlace
+    from dptune.workflow.preflight import BudgetPlace, Checked
 
 CONFIGS = REPOSITORY / "configs"
 STARTED = "dptune: the run had started"
@@ -85,6 +87,7 @@ def run_training(
         access=llm_access(),
         validate=chosen.stack is None,  # elsewhere the first pod's libraries do
     )
+    show_warnings(checked)
     open_profile(chosen)
     from pipelines.train import failures, step_names, train_pipeline
     from steps._observing import hooks
@@ -126,6 +129,12 @@ def _failed_elsewhere(error: Exception) -> DptuneError:
         "dashboard shows the step that failed and its log; what this machine saw is "
         f"in {trace}."
     )
+
+
+def show_warnings(checked: "Checked") -> None:
+    """Tell whoever sits here what the data ask for; a log may go elsewhere."""
+    for warning in checked.warnings:
+        Console(stderr=True).print(warning, style="yellow")
 
 
 def budget_place(*, again: bool = False) -> "BudgetPlace":

@@ -10,13 +10,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dptune.accounting.store.purposes import Purpose
 from dptune.attacks.canaries import CanarySpec
+from dptune.data.public_units import ReleasedUnits, RoundedUnits
 from dptune.data.source import DataSource
 from dptune.detection.endpoint import JudgeSettings, LlmSettings
 from dptune.detection.gliner import GlinerSettings
 from dptune.detection.recognizer import Tier
 from dptune.gates.policy import GatePolicy
 from dptune.models.source import HubSource, ModelSource, PackageSource, PathSource
-from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyUnit
+from dptune.privacy import (
+    Mode,
+    NeighboringRelation,
+    Notion,
+    PrivacyUnit,
+)
 from dptune.recipes import Recipe
 from dptune.redaction.operators import Operator
 from dptune.redaction.pseudonyms import Scope
@@ -39,6 +45,10 @@ class DataSettings(_Settings):
     """What is trained on, and what counts as one person's share of it.
 
     Args:
+        public_units: about how many privacy units the training split has, canaries
+            aside: declared, or released under noise. Rates, steps, batches, divisors
+            and the check of delta follow from it. Without it they follow from the
+            exact number, and a claim about who joins or leaves is conditional.
         near_duplicate_threshold: Jaccard similarity from which records are counted as
             near duplicates; they are dropped only with `drop_near_duplicates`.
         corpus_is_public: the corpus holds no personal data, so that a detector that
@@ -48,6 +58,7 @@ class DataSettings(_Settings):
 
     source: DataSource
     privacy_unit: PrivacyUnit
+    public_units: RoundedUnits | ReleasedUnits | None = None
     splits: SplitSettings = SplitSettings()
     max_records: int | None = Field(default=None, ge=10)
     min_records: int = Field(default=100, ge=10)
@@ -245,7 +256,7 @@ class PrivacySettings(_Settings):
         notion, relation: what the target speaks of.
         mode: whether the target is certified, or what the recipe's paper would print.
         target_epsilon: null when every noisy stage of the recipe gives its noise.
-        target_delta: must be below 1 / number of units.
+        target_delta: must be below 1 / number of units, the public one if there is one.
     """
 
     notion: Notion
@@ -452,6 +463,16 @@ class TrainConfig(_Settings):
             raise ValueError(
                 "model.pretraining.source must be public text, got the source of the "
                 "private data: the base model would learn them without noise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_units(self: Self) -> Self:
+        released = isinstance(self.data.public_units, ReleasedUnits)
+        if released and self.privacy.notion is Notion.LOCAL:
+            raise ValueError(
+                "data.public_units must be a declared number for the local notion, "
+                "whose server sees how many send"
             )
         return self
 

@@ -16,7 +16,13 @@ from dptune.dpsgd.banding import candidate_bands, choose_banding
 from dptune.dpsgd.factorization import Coefficients
 from dptune.errors import ConfigError, Problem
 from dptune.mechanisms.ewpba import epoch_shape
-from dptune.privacy import Mode, NeighboringRelation, Notion, PrivacyBudget
+from dptune.privacy import (
+    Mode,
+    NeighboringRelation,
+    Notion,
+    PrivacyBudget,
+    UnitsFrom,
+)
 from dptune.recipes import Recipe, StageSettings
 from dptune.results import Report
 from dptune.stages import StagePlan, plan_stage, planned_steps
@@ -34,6 +40,8 @@ class RunPlan(Report):
             none are released.
         counts_nominal_epsilon: what that release costs alone, to be added to the
             figures of the stages' papers; None where there is neither.
+        units_noise_multiplier: of the released number of units; None where it was not
+            released. The target covers it, papers' figures do not.
     """
 
     recipe: str
@@ -46,6 +54,13 @@ class RunPlan(Report):
     stages: tuple[StagePlan, ...]
     counts_noise_multiplier: float | None = Field(default=None, gt=0)
     counts_nominal_epsilon: float | None = None
+    units_noise_multiplier: float | None = Field(default=None, gt=0)
+
+    @property
+    def releases(self: Self) -> tuple[float, ...]:
+        """Noise multipliers of what is released beside the stages."""
+        known = (self.counts_noise_multiplier, self.units_noise_multiplier)
+        return tuple(multiplier for multiplier in known if multiplier is not None)
 
     @property
     def num_units(self: Self) -> int:
@@ -70,6 +85,8 @@ def plan_run(
     target_delta: float,
     mode: Mode = Mode.SOUND,
     counts_noise_multiplier: float | None = None,
+    units_from: UnitsFrom = UnitsFrom.EXACT,
+    units_noise_multiplier: float | None = None,
 ) -> RunPlan:
     """Fill in every stage's noise so that all noisy stages together meet the target.
 
@@ -86,6 +103,9 @@ def plan_run(
         mode: `paper` calibrates to the sum of what the stages' papers would print, and
             of what a release of counts costs alone, of which the papers do not speak.
         counts_noise_multiplier: of a release of counts that the target must cover too.
+        units_from: where `num_units` comes from.
+        units_noise_multiplier: of the release of `num_units`, if it was released: the
+            target covers that too.
 
     Raises:
         ConfigError: the numbers contradict one another (all problems at once).
@@ -94,9 +114,11 @@ def plan_run(
     _check_plan(recipe, num_units, notion, target_epsilon, target_delta)
     _check_notion(recipe, notion)
     plans = [
-        plan_stage(_in_mode(stage, mode), num_units=num_units)
+        plan_stage(_in_mode(stage, mode), num_units=num_units, units_from=units_from)
         for stage in recipe.stages
     ]
+    known = (counts_noise_multiplier, units_noise_multiplier)
+    releases = tuple(multiplier for multiplier in known if multiplier is not None)
     released = _nominal_release(
         plans, counts_noise_multiplier, delta=target_delta, relation=relation
     )
@@ -110,10 +132,7 @@ def plan_run(
             plans = _calibrated_as_papers_do(plans, budget, released or 0.0)
         else:
             plans = _calibrated(
-                _banded(plans, budget, relation),
-                budget,
-                relation,
-                counts_noise_multiplier,
+                _banded(plans, budget, relation), budget, relation, releases
             )
     return RunPlan(
         recipe=recipe.name,
@@ -126,10 +145,11 @@ def plan_run(
             plans,
             delta=target_delta,
             relation=relation,
-            counts_noise_multiplier=counts_noise_multiplier,
+            releases=releases,
         ),
         counts_noise_multiplier=counts_noise_multiplier,
         counts_nominal_epsilon=released,
+        units_noise_multiplier=units_noise_multiplier,
         stages=tuple(plan.with_nominal(delta=target_delta) for plan in plans),
     )
 
@@ -180,21 +200,19 @@ def spent_epsilon(
     *,
     delta: float,
     relation: NeighboringRelation,
-    counts_noise_multiplier: float | None = None,
+    releases: Sequence[float] = (),
 ) -> float:
-    """Return what noisy stages and released counts spend; infinite without a stage."""
+    """Return what noisy stages and releases spend; infinite without a stage."""
     noisy = [stage.dp_event() for stage in stages if stage.settings.private]
     if not noisy:
         return math.inf
-    events = [*noisy, *release_events(counts_noise_multiplier)]
+    events = [*noisy, *map(release_event, releases)]
     return epsilon(_compose(events), delta=delta, relation=relation)
 
 
-def release_events(counts_noise_multiplier: float | None) -> list[dpe.DpEvent]:
-    """Return the event of releasing counts of entity types, if they are released."""
-    if counts_noise_multiplier is None:
-        return []
-    return [dpe.GaussianDpEvent(noise_multiplier=counts_noise_multiplier)]
+def release_event(noise_multiplier: float) -> dpe.DpEvent:
+    """Return the event of releasing counts beside the stages."""
+    return dpe.GaussianDpEvent(noise_multiplier=noise_multiplier)
 
 
 def recalibrated(
@@ -202,7 +220,7 @@ def recalibrated(
     *,
     budget: PrivacyBudget,
     relation: NeighboringRelation,
-    counts_noise_multiplier: float | None = None,
+    releases: Sequence[float] = (),
 ) -> tuple[StagePlan, ...]:
     """Find the noise of planned stages again, for another target; bands stay.
 
@@ -218,21 +236,21 @@ def recalibrated(
         s if s in kept else s.model_copy(update={"noise_multiplier": None})
         for s in stages
     ]
-    return tuple(_calibrated(plans, budget, relation, counts_noise_multiplier))
+    return tuple(_calibrated(plans, budget, relation, releases))
 
 
 def _calibrated(
     plans: list[StagePlan],
     budget: PrivacyBudget,
     relation: NeighboringRelation,
-    counts_noise_multiplier: float | None = None,
+    releases: Sequence[float] = (),
 ) -> list[StagePlan]:
     """Fill in the multiplier that stages without one of their own share."""
     open_stages = [p for p in plans if _is_open(p)]
     if not open_stages:
         return plans
     fixed = [p.dp_event() for p in plans if p.noise_multiplier]
-    fixed += release_events(counts_noise_multiplier)
+    fixed += map(release_event, releases)
     multiplier = calibrate_noise_multiplier(
         lambda z: _compose([p.event_at(z) for p in open_stages]),
         budget=budget,
@@ -292,10 +310,11 @@ def _nominal_release(
 
     No paper has a figure for it, so it is the accountant's.
     """
-    if not any(plan.settings.nominal for plan in plans):
+    is_nominal = any(plan.settings.nominal for plan in plans)
+    if not is_nominal or counts_noise_multiplier is None:
         return None
-    events = release_events(counts_noise_multiplier)
-    return epsilon(_compose(events), delta=delta, relation=relation) if events else None
+    event = release_event(counts_noise_multiplier)
+    return epsilon(event, delta=delta, relation=relation)
 
 
 def _banded(

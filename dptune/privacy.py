@@ -67,6 +67,19 @@ class CertificateStatus(StrEnum):
     NONE = "none"
 
 
+class UnitsFrom(StrEnum):
+    """Where the number of privacy units that a plan is made for comes from.
+
+    * `EXACT`: counted on the data, so that neighbors differ in it.
+    * `DECLARED`: public knowledge, to two digits.
+    * `RELEASED`: counted under noise, and charged.
+    """
+
+    EXACT = "exact"
+    DECLARED = "declared"
+    RELEASED = "released"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivacyBudget:
     """A target (epsilon, delta).

@@ -32,6 +32,7 @@ from dptune.mechanisms.quantile_clip import QuantileClip
 from dptune.mechanisms.rldp import num_actions
 from dptune.mechanisms.rldp_deck import deck, deck_terms
 from dptune.mechanisms.sa_adp import PROTECTED, summed_noise, tier_shares
+from dptune.privacy import UnitsFrom
 from dptune.recipes import StageSettings
 from dptune.results import Report
 from dptune.settings import (
@@ -46,6 +47,8 @@ class StagePlan(Report):
 
     Args:
         num_units: privacy units that it trains on, taken as public.
+        units_from: where that number comes from. Unless it is `exact`, no number of a
+            plan follows from the exact count.
         sample_rate: chance in (0, 1] that a unit joins a noisy step.
         num_steps: noisy updates, or ordinary ones.
         noise_multiplier: noise stddev / max_grad_norm; None without noise.
@@ -57,6 +60,7 @@ class StagePlan(Report):
 
     settings: StageSettings
     num_units: int = Field(ge=1)
+    units_from: UnitsFrom = UnitsFrom.EXACT
     num_steps: int = Field(ge=1)
     sample_rate: float = Field(gt=0, le=1)
     noise_multiplier: float | None = Field(default=None, gt=0)
@@ -274,7 +278,12 @@ class StagePlan(Report):
         return self.model_copy(update={"nominal_epsilon": epsilon})
 
 
-def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
+def plan_stage(
+    stage: StageSettings,
+    *,
+    num_units: int,
+    units_from: UnitsFrom = UnitsFrom.EXACT,
+) -> StagePlan:
     """Derive rate and steps of a stage from the batch size and the epochs.
 
     Its noise is still open unless the settings give it, and so are its bands.
@@ -282,6 +291,7 @@ def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
     Args:
         stage: its settings.
         num_units: privacy units of the training split; the stage may see fewer.
+        units_from: where that number comes from.
     """
     num_units = stage.trained_units(num_units)
     num_steps = planned_steps(stage, num_units)
@@ -291,6 +301,7 @@ def plan_stage(stage: StageSettings, *, num_units: int) -> StagePlan:
     return StagePlan(
         settings=stage,
         num_units=num_units,
+        units_from=units_from,
         num_steps=num_steps,
         sample_rate=min(1.0, stage.batch_size(num_units) / num_units),
         noise_multiplier=stage.noise.noise_multiplier if stage.noise else None,

@@ -118,6 +118,7 @@ def train_and_attack(
         recipe=run.recipe,
         privacy=run.privacy,
         scoring=run.scoring,
+        data=run.data,
     )
     reservation = reserve_budget(corpus, plan, config=run, retrain=retrain)
     sensitivity, ledger = score(

@@ -45,19 +45,13 @@ def register_dossier(
     dossier: Dossier, folder: Path, *, model_name: str
 ) -> RegisteredVersion:
     """Register weights with their claims as searchable metrics and tags."""
-    numbers = measured_numbers(dossier)
     version = _tracking.register_model(
         folder,
         model_name=model_name,
         digest=dossier.model_digest,
         recipe=dossier.recipe.name,
-        params={
-            "recipe": dossier.recipe.name,
-            "data_fingerprint": dossier.corpus.fingerprint,
-            "privacy_unit": dossier.corpus.privacy_unit,
-            **{k: str(v) for k, v in numbers.items() if not math.isfinite(v)},
-        },
-        metrics=numbers,
+        params=version_parameters(dossier),
+        metrics=measured_numbers(dossier),
         evidence=dossier.model_dump_json(),
     )
     metadata = dashboard_metadata(dossier, version)
@@ -65,6 +59,16 @@ def register_dossier(
     link_run(version)
     log_metadata(dict(metadata))
     return version
+
+
+def version_parameters(dossier: Dossier) -> dict[str, str]:
+    """Say in words what a registry search may ask for; nothing that tells neighbors."""
+    numbers = measured_numbers(dossier).items()
+    return {
+        "recipe": dossier.recipe.name,
+        "privacy_unit": dossier.corpus.privacy_unit,
+        **{name: str(value) for name, value in numbers if not math.isfinite(value)},
+    }
 
 
 def measured_numbers(dossier: Dossier) -> dict[str, float]:

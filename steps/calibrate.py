@@ -6,7 +6,7 @@ from zenml import step
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec
-from dptune.config import PrivacySettings, ScoringSettings
+from dptune.config import DataSettings, PrivacySettings, ScoringSettings
 from dptune.planning import RunPlan
 from dptune.recipes import Recipe
 from dptune.results import CorpusReport
@@ -20,14 +20,16 @@ def calibrate(
     recipe: Recipe,
     privacy: PrivacySettings,
     scoring: ScoringSettings,
+    data: DataSettings,
 ) -> tuple[Annotated[RunPlan, "plan"], Annotated[PrivacyLedger, "empty_ledger"]]:
-    """Return the plan (noise, rate, steps, predicted epsilon) and an empty ledger."""
-    from dptune.workflow.preflight import count_units, plan_for
+    """Return the plan (noise, rate, steps, epsilon) and the ledger it starts with."""
+    from dptune.workflow.counting import ledger_of, units_for
+    from dptune.workflow.preflight import plan_for
 
     plan = plan_for(
         recipe,
         privacy,
-        num_units=count_units(corpus, canaries),
+        units=units_for(data, canaries, corpus),
         counts_noise_multiplier=scoring.noise_multiplier,
     )
-    return plan, PrivacyLedger()
+    return plan, ledger_of(plan, corpus)

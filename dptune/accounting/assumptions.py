@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from dptune.privacy import Notion
+from dptune.privacy import NeighboringRelation, Notion
 
 
 class Assumption(StrEnum):
@@ -23,6 +23,7 @@ class Assumption(StrEnum):
     LENGTHS_AND_TYPES_ARE_PUBLIC = "lengths_and_types_are_public"
     PUBLIC_HYPERPARAMETERS = "public_hyperparameters"
     NUM_UNITS_IS_PUBLIC = "num_units_is_public"
+    NUM_UNITS_WAS_DECLARED = "num_units_was_declared"
     PUBLIC_WORD_LIST = "public_word_list"
     DEDUPLICATED_CORPUS = "deduplicated_corpus"
     SAMPLED_CORPUS = "sampled_corpus"
@@ -37,14 +38,16 @@ class Explanation:
 
     Args:
         sentence: one sentence for a reader who knows no privacy theory.
-        weakens: notions whose claim becomes conditional on it.
+        weakens: claims that become conditional on it, by notion and relation.
     """
 
     sentence: str
-    weakens: frozenset[Notion] = frozenset()
+    weakens: frozenset[tuple[Notion, NeighboringRelation]] = frozenset()
 
 
-_SELECTIVE: Final = frozenset({Notion.SELECTIVE})
+_SELECTIVE: Final = frozenset({(Notion.SELECTIVE, NeighboringRelation.REPLACE_ONE)})
+_PRESENCE: Final = frozenset({(Notion.RECORD, NeighboringRelation.ADD_OR_REMOVE_ONE)})
+"""Neighbors of all other claims have equally many units."""
 
 EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.DETECTOR_RECALL_IS_ONE: Explanation(
@@ -77,8 +80,14 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
         "without looking at this data; tuning on it would cost extra.",
     ),
     Assumption.NUM_UNITS_IS_PUBLIC: Explanation(
-        sentence="How many privacy units the data has is public; only who they are "
-        "and what they hold is protected.",
+        sentence="How many privacy units the data has is public: rates, steps and "
+        "divisors follow from the exact number, so that whoever joins or leaves "
+        "changes them. Only who the units are and what they hold is protected.",
+        weakens=_PRESENCE,
+    ),
+    Assumption.NUM_UNITS_WAS_DECLARED: Explanation(
+        sentence="The number of privacy units that rates, steps and divisors follow "
+        "from was declared, to two digits; nothing was counted for it.",
     ),
     Assumption.PUBLIC_WORD_LIST: Explanation(
         sentence="Word lists and token weights come from public sources, not from "
@@ -113,6 +122,16 @@ REDACTED_VIEW_ASSUMPTIONS: Final = (
 """Without all three, a redacted view is charged like the original one."""
 
 
+ABOUT_REDACTION: Final = frozenset(
+    {
+        *REDACTED_VIEW_ASSUMPTIONS,
+        Assumption.SCREENED_BY_HAND,
+        Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
+    }
+)
+"""What only selective claims rest on, and a measured missing rate speaks of."""
+
+
 def hides_secrets(assumptions: Iterable[Assumption]) -> bool:
     """Whether a redacted view hides secrets, if these assumptions hold.
 
@@ -132,6 +151,8 @@ def explain(name: str) -> str:
     return EXPLANATIONS[Assumption(name)].sentence
 
 
-def weakens(assumption: Assumption, notion: Notion) -> bool:
-    """Whether a claim of this notion is only conditional on the assumption."""
-    return notion in EXPLANATIONS[assumption].weakens
+def weakens(
+    assumption: Assumption, notion: Notion, relation: NeighboringRelation
+) -> bool:
+    """Whether a claim of this kind is only conditional on the assumption."""
+    return (notion, relation) in EXPLANATIONS[assumption].weakens

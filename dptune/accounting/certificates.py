@@ -208,7 +208,7 @@ def issue_certificate(
     seeded = Assumption.FIXED_SEED_RANDOMNESS in assumptions
     epsilon = math.inf if seeded else check.epsilon
     untouched = not seeded and merge_events([event]) == merge_events([])
-    status = _status(epsilon, assumptions, notion)
+    status = _status(epsilon, assumptions, notion, relation)
     protected = _protected(notion, relation, privacy_unit)
     parts = _tier_epsilons(tiers or {}, epsilon, delta=delta, relation=relation)
     explained = _SEEDED if seeded else _explain(protected, epsilon, delta, status)
@@ -281,12 +281,15 @@ _PROTECTED: Final = {
 
 
 def _status(
-    epsilon: float, assumptions: tuple[Assumption, ...], notion: Notion
+    epsilon: float,
+    assumptions: tuple[Assumption, ...],
+    notion: Notion,
+    relation: NeighboringRelation,
 ) -> CertificateStatus:
     """Grade a claim by its weakest leg."""
     if math.isinf(epsilon):
         return CertificateStatus.NONE
-    if any(weakens(assumption, notion) for assumption in assumptions):
+    if any(weakens(assumption, notion, relation) for assumption in assumptions):
         return CertificateStatus.CONDITIONAL
     return CertificateStatus.CERTIFIED
 

@@ -43,7 +43,7 @@ from pydantic import (
 )
 
 from dptune.accounting.assumptions import (
-    REDACTED_VIEW_ASSUMPTIONS,
+    ABOUT_REDACTION,
     Assumption,
     hides_secrets,
 )
@@ -207,19 +207,10 @@ class LedgerEntry(Report):
             return ()
         given = any(e.notion is notion for e in self.notion_events)
         relevant = notion is Notion.SELECTIVE and (self.hides_secrets or given)
-        named = [a for a in self.assumptions if relevant or a not in _ABOUT_REDACTION]
+        named = [a for a in self.assumptions if relevant or a not in ABOUT_REDACTION]
         if self.fixed_seed and _needs_secret_noise(self.event(notion)):
             named.append(Assumption.FIXED_SEED_RANDOMNESS)
         return tuple(named)
-
-
-_ABOUT_REDACTION: Final = frozenset(
-    {
-        *REDACTED_VIEW_ASSUMPTIONS,
-        Assumption.SCREENED_BY_HAND,
-        Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
-    }
-)
 
 
 class PrivacyLedger(Report):

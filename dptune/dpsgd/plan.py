@@ -167,7 +167,8 @@ class GradientPlan:
             of units. It only scales the result.
         sampling: who joins a step.
         max_batch_size: public cap, for truncated sampling and only then.
-        num_units: exact number of units, for truncated sampling and only then.
+        num_units: public bound of the number of units, for truncated sampling and only
+            then.
         noise_coefficients: c of C, of norm 1; several need cyclic sampling.
         grouping: parameters that are clipped by themselves, each group to an equal
             share of C; it changes neither sensitivity nor event.
@@ -241,7 +242,7 @@ class GradientPlan:
         """Return the sampler that `dp_event` describes; one for each process start.
 
         Raises:
-            ConfigError: truncated sampling was accounted for other data.
+            ConfigError: truncated sampling was accounted for fewer units.
         """
         if self.sampling is SamplingKind.CYCLIC_POISSON:
             return CyclicPoissonSampler(
@@ -249,17 +250,13 @@ class GradientPlan:
                 sample_rate=self.sample_rate,
                 num_groups=self.num_bands,
             )
-        if self.max_batch_size is None:
+        if self.max_batch_size is None or self.num_units is None:
             return PoissonSampler(num_units=num_units, sample_rate=self.sample_rate)
-        if num_units != self.num_units:
-            raise ConfigError(
-                "num_units must be the number that truncation was accounted for, got "
-                f"num_units={num_units} and {self.num_units} in the plan. Plan again."
-            )
         return TruncatedPoissonSampler(
             num_units=num_units,
             sample_rate=self.sample_rate,
             max_batch_size=self.max_batch_size,
+            num_places=self.num_units,
         )
 
     def clip_policy(

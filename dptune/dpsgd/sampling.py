@@ -80,18 +80,28 @@ class TruncatedPoissonSampler:
     When more than `max_batch_size` units join, a uniformly random subset of that size
     stays. A batch then fits in memory whatever the coins say.
 
-    **Formal guarantee**: one step is the mechanism of
-    `TruncatedSubsampledGaussianDpEvent` with `dataset_size` = `num_units`. It covers
-    data sets whose larger one has `num_units` units (add or remove), or both of them
-    (replace). `dataset_size` is exact, not a bound: epsilon is not monotone in it. With
-    sample rate .01, cap 26, noise multiplier .8 and 1,000 steps it is 8.1 at 1,600
-    units, 23.6 at 3,200 and 9.0 at 16,000. Truncation lets one unit push another out,
-    which moves the sum by 2C: a cap near the mean is dear.
+    **Formal guarantee**: one step is dominated by the mechanism of
+    `TruncatedSubsampledGaussianDpEvent` with `dataset_size` = `num_places`, for all
+    data sets of at most `num_places` units. Epsilon is not monotone in that size: with
+    sample rate .01, cap 26, noise multiplier .8 and 1,000 steps it is 8.1 at 1,600,
+    23.6 at 3,200 and 9.0 at 16,000. So places that no unit has are drawn, and cut, like
+    the others, and add nothing. Truncation lets one unit push another out, which moves
+    the sum by 2C: a cap near the mean is dear.
+
+    *Proof.* The draw is one over `num_places` places, whoever sits there. Replace: the
+    data sets have as many places, and an empty one is a unit of gradient zero. Add or
+    remove: one place holds g, of norm at most C, or nothing. Fix whether the others
+    that join fill the cap, which does not depend on that place. If not, the step is the
+    Poisson-sampled Gaussian. If so, the kept others are uniform, and one fewer where
+    the place is kept, with chance p: beside the same others, the laws are (1 - p) N(y)
+    + p N(g) and (1 - p) N(y) + p N(0) with some y of norm at most C. Their means are
+    within 2C of that of N(y), so that the replace pair at 2C, which the event charges,
+    dominates them.
 
     | case | result |
     |---|---|
     | at most `max_batch_size` join | all of them, as `PoissonSampler` |
-    | `max_batch_size` of `num_units` or more | never cut |
+    | `max_batch_size` of `num_places` or more | never cut |
 
     **Privacy**: the result, its length included, is private; the cap is public.
 
@@ -99,6 +109,7 @@ class TruncatedPoissonSampler:
         num_units: number of privacy units in the data, at least 1.
         sample_rate: in (0, 1].
         max_batch_size: at least 1.
+        num_places: public bound of `num_units`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -108,23 +119,36 @@ class TruncatedPoissonSampler:
     """
 
     def __init__(
-        self, *, num_units: int, sample_rate: float, max_batch_size: int
+        self,
+        *,
+        num_units: int,
+        sample_rate: float,
+        max_batch_size: int,
+        num_places: int,
     ) -> None:
+        if not 1 <= num_units <= num_places:
+            raise ConfigError(
+                "num_units must be in [1, num_places], which truncation was accounted "
+                f"for, got num_places={num_places} and other num_units. Raise "
+                "data.public_units, or plan again."
+            )
         if max_batch_size < 1:
             raise ConfigError(
                 "max_batch_size must be at least 1, got "
                 f"max_batch_size={max_batch_size}."
             )
-        self._poisson = PoissonSampler(num_units=num_units, sample_rate=sample_rate)
+        self._poisson = PoissonSampler(num_units=num_places, sample_rate=sample_rate)
         self._max_batch_size = max_batch_size
+        self._num_units = num_units
 
     def sample(self, generator: np.random.Generator) -> UnitIndices:
         """Draw one step's units, in ascending order."""
         joined = self._poisson.sample(generator)
-        if len(joined) <= self._max_batch_size:
-            return joined
-        kept = generator.choice(joined, self._max_batch_size, replace=False)
-        return np.sort(kept)
+        if len(joined) > self._max_batch_size:
+            joined = np.sort(
+                generator.choice(joined, self._max_batch_size, replace=False)
+            )
+        return joined[joined < self._num_units]
 
 
 class CyclicPoissonSampler:

@@ -2,6 +2,7 @@
 
 import math
 
+from dptune.accounting.assumptions import ABOUT_REDACTION, Assumption, weakens
 from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
 from dptune.gates.evidence import AuditEvidence, ClaimEvidence, Evidence
 from dptune.gates.null_law import contradiction_p_value
@@ -43,6 +44,8 @@ def _claim_fault(claim: ClaimEvidence) -> str | None:
     numbers = (claim.epsilon, claim.delta, claim.missing_rate, claim.missing_rate_upper)
     if any_nan(numbers):
         return f"A figure of the {claim.notion} claim is NaN."
+    if set(claim.assumptions) - set(Assumption):
+        return f"The {claim.notion} claim rests on what this version does not know."
     if claim.epsilon < 0 or not 0 <= claim.delta <= 1:
         return f"Epsilon or delta of the {claim.notion} claim is out of range."
     if (
@@ -261,13 +264,40 @@ def _status(evidence: Evidence, policy: GatePolicy) -> Criterion:
             what_would_change_it="Use a mechanism in its sound mode.",
         )
     conditional = [c for c in found if c.status is CertificateStatus.CONDITIONAL]
-    if conditional:
-        return _missing_rate(evidence, policy, conditional)
+    founded = {a for claim in conditional for a in _weakening(claim)}
+    unknown = sorted(founded - ABOUT_REDACTION - set(policy.accepted_assumptions))
+    if unknown:
+        return Criterion(
+            name=name,
+            verdict=Verdict.BLOCK,
+            reason=f"A {policy.notion} claim is conditional on {', '.join(unknown)}, "
+            "which no measurement supports and the policy does not accept.",
+            what_would_change_it="Set what makes it unnecessary, such as "
+            "data.public_units, or list it under accepted_assumptions.",
+        )
+    by_detector = [c for c in conditional if _is_about_redaction(c)]
+    if by_detector:
+        return _missing_rate(evidence, policy, by_detector)
+    accepted = ", ".join(sorted(founded))
     return Criterion(
         name=name,
         verdict=Verdict.PASS,
-        reason=f"Every {policy.notion} claim is certified.",
+        reason=f"A {policy.notion} claim is conditional on {accepted}, as accepted."
+        if conditional
+        else f"Every {policy.notion} claim is certified.",
     )
+
+
+def _weakening(claim: ClaimEvidence) -> set[Assumption]:
+    """Name what makes a claim conditional."""
+    known = map(Assumption, claim.assumptions)
+    return {a for a in known if weakens(a, claim.notion, claim.relation)}
+
+
+def _is_about_redaction(claim: ClaimEvidence) -> bool:
+    """Whether a claim rests on the detector, or does not say on what it rests."""
+    named = _weakening(claim)
+    return not named or bool(named & ABOUT_REDACTION)
 
 
 def _missing_rate(

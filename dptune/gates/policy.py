@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from dptune.accounting.assumptions import Assumption
 from dptune.errors import ConfigError, Problem
 from dptune.gates.evidence import PolicyReference
 from dptune.privacy import (
@@ -45,8 +46,10 @@ class GatePolicy(BaseModel):
             others, which are replace relations by definition.
         accepted_statuses: how claims of the notion may be founded. Nominal and
             empirical figures never pass.
-        max_missing_rate: for `conditional` claims, the largest upper bound of the
-            detector's missing rate.
+        max_missing_rate: for claims that are `conditional` on what the detector finds,
+            the largest upper bound of its missing rate.
+        accepted_assumptions: what claims may be `conditional` on besides, taken at its
+            word: nothing that is measured speaks of it.
         require_dataset_budget: whether the data set's budget must be in the evidence.
         require_canaries: whether exposure must be measured, and claims audited by it. A
             classifier writes no text and has none: a policy for it says false here, and
@@ -95,6 +98,7 @@ class GatePolicy(BaseModel):
     relation: NeighboringRelation | None = None
     accepted_statuses: tuple[CertificateStatus, ...] = (CertificateStatus.CERTIFIED,)
     max_missing_rate: float = Field(default=0.01, ge=0, le=1)
+    accepted_assumptions: tuple[Assumption, ...] = ()
     require_dataset_budget: bool = True
 
     require_canaries: bool = True

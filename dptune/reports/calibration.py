@@ -1,6 +1,6 @@
 """What is known of a run's cost before it trains: values only, all of them public."""
 
-from dptune.privacy import CertificateStatus, NeighboringRelation, Notion
+from dptune.privacy import CertificateStatus, NeighboringRelation, Notion, UnitsFrom
 from dptune.results import Report
 
 
@@ -174,6 +174,7 @@ class Calibration(Report):
     target_delta: float
     epsilon: float
     num_units: int
+    units_from: UnitsFrom = UnitsFrom.EXACT
     stages: tuple[StageCost, ...]
     promises: tuple[Promise, ...]
     what_if: WhatIf | None

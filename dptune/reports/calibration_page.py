@@ -67,8 +67,8 @@ def calibration_page(calibration: Calibration) -> Page:
     return Page(
         kicker="Calibration",
         title=f"{calibration.config}: recipe {calibration.recipe}",
-        lede="What a run would cost, computed before any training from public numbers "
-        f"only: {count(calibration.num_units)} privacy units, "
+        lede="What a run would cost, computed before any training: "
+        f"{count(calibration.num_units)} privacy units ({calibration.units_from}), "
         f"δ = {number(calibration.target_delta)}. Nothing was spent.",
         sections=(
             Section(

@@ -61,7 +61,6 @@ def build_card(
     sampling_actual: str,
     fixed_seed: bool,
     deduplicated: bool = True,
-    data_fingerprint: str = "",
     budget: BudgetReport | None = None,
     outside: Sequence[str] = (),
     detection: DetectionReport | None = None,
@@ -94,7 +93,6 @@ def build_card(
         sampling_actual: what ran; the card warns unless it is the same text.
         fixed_seed: whether noise or sampling came from a known seed.
         deduplicated: whether record claims hold for the deduplicated corpus.
-        data_fingerprint: of the corpus.
         budget: of the data set, as the store knew it; None leaves the section out.
         outside: further sentences about what no epsilon covers, such as labels that
             are sent in the clear.
@@ -124,7 +122,6 @@ def build_card(
         recipe_title=recipe.title,
         recipe_reference=recipe.reference,
         privacy_unit=privacy_unit,
-        data_fingerprint=data_fingerprint,
         certificates=tuple(certificates),
         sampling_assumed=sampling_assumed,
         sampling_actual=sampling_actual,

@@ -272,9 +272,6 @@ def _run_facts(card: PrivacyCard) -> Facts:
         ("Sampling that ran", card.sampling_actual),
         _randomness(card),
         ("Model digest", card.model_digest),
-        ("Corpus fingerprint", card.data_fingerprint)
-        if card.data_fingerprint
-        else None,
     )
 
 

@@ -3,6 +3,7 @@
 from typing import Final
 
 from dptune.accounting.assumptions import EXPLANATIONS, Assumption, weakens
+from dptune.accounting.certificates import RELATIONS
 from dptune.accounting.curves import ledger_curves
 from dptune.accounting.events import is_non_private, mechanism_counts
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
@@ -19,7 +20,7 @@ from dptune.reports.blocks import (
     table,
 )
 from dptune.reports.budget_page import curve_plots
-from dptune.reports.formatting import count, epsilon, number, share, short_digest, words
+from dptune.reports.formatting import count, epsilon, number, share, words
 from dptune.reports.plan_page import notion_words
 
 PLOTTED_DELTA: Final = 1e-5
@@ -62,7 +63,13 @@ def assumption_table(assumptions: tuple[Assumption, ...]) -> Table:
             (
                 words(assumption),
                 EXPLANATIONS[assumption].sentence,
-                ", ".join(n for n in Notion if weakens(assumption, n)) or "–",
+                ", ".join(
+                    f"{notion} ({words(relation)})"
+                    for notion, relations in RELATIONS.items()
+                    for relation in relations
+                    if weakens(assumption, notion, relation)
+                )
+                or "–",
             )
             for assumption in assumptions
         ),
@@ -71,11 +78,9 @@ def assumption_table(assumptions: tuple[Assumption, ...]) -> Table:
 
 def _totals(ledger: PrivacyLedger) -> Facts:
     """Return what all entries have in common."""
-    fingerprints = dict.fromkeys(e.data_fingerprint for e in ledger.entries)
     return facts(
         ("Privacy unit", words(ledger.privacy_unit)),
         ("Entries", count(len(ledger.entries))),
-        ("Data", ", ".join(map(short_digest, fingerprints)) or "–"),
     )
 
 

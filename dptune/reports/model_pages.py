@@ -37,7 +37,7 @@ PRIVATE_HEADING = "Private diagnostics: trusted dashboard only"
 
 
 def stage_page(report: StageReport) -> Page:
-    """Describe one training stage; losses stand under a heading of their own."""
+    """Describe one training stage; what is private has a heading of its own."""
     sections = [
         Section(
             title="How it went",
@@ -45,10 +45,6 @@ def stage_page(report: StageReport) -> Page:
                 facts(
                     ("Recipe", report.recipe),
                     ("Steps", count(report.num_steps)),
-                    ("Privacy units", count(report.num_units)),
-                    ("Tokens", count(report.num_tokens)),
-                    ("Time", duration(report.seconds)),
-                    ("Speed", f"{number(report.tokens_per_second)} tokens per second"),
                     _resumed(report),
                     _last_epsilon(report),
                 ),
@@ -67,8 +63,7 @@ def stage_page(report: StageReport) -> Page:
         sections.append(controller_section(report.controller))
     if report.trace:
         sections.append(trace_section(report.trace))
-    if report.curve:
-        sections.append(_private_losses(report))
+    sections.append(_private(report))
     return Page(
         kicker="Training stage",
         title=sentence_case(words(report.stage)),
@@ -201,21 +196,33 @@ def fixed_seed_notice() -> Notice:
     )
 
 
-def _private_losses(report: StageReport) -> Section:
-    """Return the loss curve under a heading that says where it may be seen."""
+def _private(report: StageReport) -> Section:
+    """Return what private batches tell, under a heading that says where to show it."""
     return Section(
         title=PRIVATE_HEADING,
         blocks=(
             Notice(
                 tone=Tone.INCONCLUSIVE,
                 title="Not covered by epsilon.",
-                text="Training losses are computed on private batches without noise. "
-                "They stay inside the trust boundary and are on no card, tag or "
+                text="Losses, tokens and times come from private batches without "
+                "noise. They stay inside the trust boundary and are on no card, tag or "
                 "registry entry.",
             ),
-            Plot(svg=loss_plot([report]), caption="Loss of the training batches."),
+            facts(
+                ("Tokens", count(report.num_tokens)),
+                ("Time", duration(report.seconds)),
+                ("Speed", f"{number(report.tokens_per_second)} tokens per second"),
+            ),
+            *_losses(report),
         ),
     )
+
+
+def _losses(report: StageReport) -> tuple[Plot, ...]:
+    """Return the loss curve, if there is one."""
+    if not report.curve:
+        return ()
+    return (Plot(svg=loss_plot([report]), caption="Loss of the training batches."),)
 
 
 def _signed_share(value: float) -> str:

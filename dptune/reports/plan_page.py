@@ -1,7 +1,7 @@
 """Blocks for a run plan: what a run will do and cost, before any training."""
 
 from dptune.planning import RunPlan
-from dptune.privacy import Mode
+from dptune.privacy import Mode, UnitsFrom
 from dptune.reports.blocks import Facts, Page, Section, facts, table
 from dptune.reports.formatting import count, epsilon, number, share, words
 from dptune.stages import StagePlan
@@ -77,8 +77,18 @@ def _cost(plan: RunPlan) -> Facts:
         ),
         _nominal(plan),
         _released(plan),
-        ("Privacy units", count(plan.num_units) if plan.stages else "0"),
+        _public_units(plan),
     )
+
+
+def _public_units(plan: RunPlan) -> tuple[str, str, str] | None:
+    """Return the number of units that everything follows from, where it is public."""
+    origins = {stage.units_from for stage in plan.stages}
+    if UnitsFrom.EXACT in origins or not origins:
+        return None
+    released = plan.units_noise_multiplier
+    origin = "declared" if released is None else f"noise {number(released)}"
+    return ("Privacy units, public", count(plan.num_units), origin)
 
 
 def _nominal(plan: RunPlan) -> tuple[str, str, str] | None:

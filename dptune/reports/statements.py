@@ -142,6 +142,8 @@ class PrivacyCard(Report):
 
     Args:
         base_model: hub id or name of what training started from.
+        data_fingerprint: empty, but in cards from before: a digest of the corpus tells
+            neighbors apart to whoever knows the rest of it.
         certificates: one for each notion and relation.
         sampling_assumed: what the accountant assumes, such as `Poisson`.
         sampling_actual: what ran, in the same words where it is the same.

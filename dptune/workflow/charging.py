@@ -6,8 +6,8 @@ from dptune.accounting.assumptions import Assumption, hides_secrets
 from dptune.accounting.ledger import DataView, LedgerEntry, NotionEvent
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
 from dptune.mechanisms.sa_adp import PROTECTED
-from dptune.planning import release_events
-from dptune.privacy import Notion, PrivacyUnit
+from dptune.planning import release_event
+from dptune.privacy import Notion, PrivacyUnit, UnitsFrom
 from dptune.recipes import View
 from dptune.redaction.operators import Operator
 from dptune.results import CorpusReport
@@ -16,9 +16,18 @@ from dptune.stages import StagePlan
 HIDING_OPERATORS = frozenset({Operator.MASK.value, Operator.DELETE.value})
 """Redactions whose result does not depend on the value of what was found."""
 
+RELEASED_UNITS = "released_units"
+"""Ledger entry of a release of the number of units."""
+
+_NUM_UNITS = {
+    UnitsFrom.EXACT: (Assumption.NUM_UNITS_IS_PUBLIC,),
+    UnitsFrom.DECLARED: (Assumption.NUM_UNITS_WAS_DECLARED,),
+    UnitsFrom.RELEASED: (),  # an entry of its own pays for it
+}
+"""What a stage on gradients takes for granted, whose rate and steps follow from it."""
+
 _ALWAYS = (
     Assumption.PUBLIC_HYPERPARAMETERS,
-    Assumption.NUM_UNITS_IS_PUBLIC,
     Assumption.BASE_MODEL_IS_PUBLIC,
 )
 
@@ -91,6 +100,7 @@ def stage_entry(
                 noisy=private,
                 screened=read is not None and bool(read.screened_by),
             ),
+            *_NUM_UNITS[plan.units_from],
             *([Assumption.PUBLIC_WORD_LIST] if plan.settings.token_weights else []),
         ),
         nominal_epsilon=plan.nominal_epsilon,
@@ -118,6 +128,7 @@ def _tiered_entry(
     assumptions = (
         *assumptions_of(corpus, plan.settings.view, noisy=True),
         *_about_secrets(corpus),
+        *_NUM_UNITS[plan.units_from],
         Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
     )
     nominal = plan.settings.nominal
@@ -202,8 +213,9 @@ def release_entry(
     noise_multiplier: float,
     fixed_seed: bool,
     nominal_epsilon: float | None = None,
+    what: str = "released_counts",
 ) -> LedgerEntry:
-    """Describe a release of counts of entity types before its noise is drawn.
+    """Describe a release of counts before its noise is drawn.
 
     Args:
         corpus: what is counted.
@@ -211,15 +223,15 @@ def release_entry(
         noise_multiplier: noise stddev / bound of one unit's vector of counts.
         fixed_seed: whether the noise comes from a known seed.
         nominal_epsilon: its part of the plan's nominal figure, if that has one.
+        what: is released: counts of entity types, or `RELEASED_UNITS`.
     """
-    (event,) = release_events(noise_multiplier)
     return LedgerEntry(
-        stage="released_counts",
+        stage=what,
         recipe=recipe,
         data_fingerprint=corpus.fingerprint,
         privacy_unit=PrivacyUnit(corpus.privacy_unit),
         view=DataView.ORIGINAL,
-        dp_event=event,
+        dp_event=release_event(noise_multiplier),
         num_steps=1,
         noise_multiplier=noise_multiplier,
         assumptions=assumptions_of(corpus, View.ORIGINAL),

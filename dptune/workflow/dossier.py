@@ -219,7 +219,6 @@ class Dossier(Report):
             sampling_actual=self._sampling_actual(),
             fixed_seed=any(entry.fixed_seed for entry in self.ledger.entries),
             deduplicated=self.corpus.deduplicated,
-            data_fingerprint=self.corpus.fingerprint,
             budget=self.budget,
             detection=self.detection,
             missing_rate_source=self.missing_rate_source,

@@ -127,7 +127,10 @@ def train_on_releases(
                 num_positions=num_positions,
                 pad_token_id=int(loaded.tokenizer.pad_token_id),
             ),
-            plan=plan.forward_plan(plan.noise_multiplier or 0.0),
+            plan=replace(
+                plan.forward_plan(plan.noise_multiplier or 0.0),
+                num_users=len(data.sequences),  # the server sees who sends
+            ),
             optimizer=settings.build(server.parameters()),
             charge=lambda participation: charge(participation, 1),
             stream=GaussianStream(noise, device=device),

@@ -19,6 +19,7 @@ from dptune.models.classes import encode_classes
 from dptune.models.encode import encode_corpus
 from dptune.models.loading import LoadedModel
 from dptune.planning import RunPlan
+from dptune.privacy import UnitsFrom
 from dptune.stages import StagePlan
 from dptune.workflow.forward import PublicText
 from dptune.workflow.job import TrainingJob, load_start
@@ -152,7 +153,8 @@ def load_job(job: TrainingJob, inputs: StageInputs) -> tuple[LoadedModel, UnitDa
     encoded = _encode(inputs, loaded, ignored)
     data = _units(inputs, encoded, mask=ignored)
     num_units = (data.unnoised or data).num_units
-    if num_units != inputs.plan.num_units:
+    is_exact = inputs.plan.units_from is UnitsFrom.EXACT
+    if is_exact and num_units != inputs.plan.num_units:
         raise PrivacyError(
             "training must see as many units as the plan was made for, got "
             f"{num_units} and planned {inputs.plan.num_units}. Calibrate again."
@@ -184,7 +186,7 @@ def _encode(inputs: StageInputs, loaded: LoadedModel, ignored: int | None) -> Da
     settings, rows = inputs.plan.settings, inputs.corpus.split("train")
     weights = settings.token_weights
     if settings.screened is not None:
-        rows = screened_rows(rows, settings.screened)
+        rows = screened_rows(rows, settings.screened, num_drawn=inputs.plan.num_units)
     if loaded.class_names:
         return encode_classes(
             rows,

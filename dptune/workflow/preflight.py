@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from dptune.attacks.canaries import CanarySpec
 from dptune.config import DataSettings, PrivacySettings, TrainConfig
 from dptune.data.corpus import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
@@ -18,6 +17,7 @@ from dptune.recipes import Recipe
 from dptune.results import CorpusReport
 from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
+from dptune.workflow.counting import PlannedUnits, check_bound, far_off, units_for
 from dptune.workflow.detectors import check_detector
 from dptune.workflow.device import place_processes
 from dptune.workflow.ingestion import read_corpus, read_public
@@ -47,15 +47,17 @@ class Checked:
 
     Args:
         fingerprint: of the corpus as it is now.
-        num_units: privacy units that training will see, canaries included.
+        num_units: privacy units that the run is planned for, canaries included.
         plan: noise and cost of every stage.
         num_records: by split.
+        warnings: for whoever runs it, about private figures: they leave no machine.
     """
 
     fingerprint: str
     num_units: int
     plan: RunPlan
     num_records: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 def check_run(
@@ -108,16 +110,17 @@ def check_run(
     _attempt(lambda: _check_processes(config), errors)
     plan = None
     if corpus is not None:
-        units = count_units(corpus.report, config.canaries)
+        units = units_for(config.data, config.canaries, corpus.report)
         plan = _attempt(
             lambda: plan_for(
                 config.recipe,
                 config.privacy,
-                num_units=units,
+                units=units,
                 counts_noise_multiplier=config.scoring.noise_multiplier,
             ),
             errors,
         )
+        _attempt(lambda: check_bound(config, units, corpus.report), errors)
         _attempt(lambda: check_selective(config, corpus.report), errors)
         _attempt(lambda: _check_labels(config, corpus), errors)
     if corpus is not None and plan is not None and budget is not None:
@@ -131,6 +134,7 @@ def check_run(
         num_units=plan.num_units,
         plan=plan,
         num_records=corpus.report.num_records,
+        warnings=far_off(config, corpus.report),
     )
 
 
@@ -275,22 +279,19 @@ def _tier_problems(config: TrainConfig) -> list[Problem]:
     ]
 
 
-def count_units(corpus: CorpusReport, canaries: CanarySpec) -> int:
-    """Count the privacy units that training will see; each canary copy is one."""
-    return corpus.num_units["train"] + canaries.num_new_units
-
-
 def plan_for(
     recipe: Recipe,
     privacy: PrivacySettings,
     *,
-    num_units: int,
+    units: PlannedUnits,
     counts_noise_multiplier: float | None = None,
 ) -> RunPlan:
     """Fill in the noise of a recipe, beside that of released counts if there are."""
     return plan_run(
         recipe,
-        num_units=num_units,
+        num_units=units.number,
+        units_from=units.origin,
+        units_noise_multiplier=units.noise_multiplier,
         notion=privacy.notion,
         relation=privacy.relation,
         target_epsilon=privacy.target_epsilon if recipe.private else None,

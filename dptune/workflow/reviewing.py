@@ -17,6 +17,7 @@ from dptune.review.findings import Findings, findings
 from dptune.review.lists import ListKey, ReviewLists, extended, with_lists
 from dptune.review.sample import Drawn, draw_sample, reread
 from dptune.review.store import ReviewRecord, ReviewStore, SampleRecord
+from dptune.workflow.counting import units_for
 from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import read_corpus
 from dptune.workflow.screening import rows_to_read
@@ -81,12 +82,9 @@ def export_sample(
     )
     rows = None
     if screened:
-        new = config.canaries.num_new_units
-        rows, share, size = (
-            rows_to_read(labelled, config.recipe, num_canaries=new),
-            1.0,
-            None,
-        )
+        planned = units_for(config.data, config.canaries, corpus.report)
+        rows = rows_to_read(labelled, config.recipe, num_units=planned.number)
+        share, size = 1.0, None
     drawn = draw_sample(
         labelled, key=key, generator=generator, share=share, size=size, rows=rows
     )

@@ -10,7 +10,9 @@ from dptune.recipes import Recipe
 from dptune.settings import ScreenedSettings
 
 
-def screened_units(units: Iterable[str], settings: ScreenedSettings) -> frozenset[str]:
+def screened_units(
+    units: Iterable[str], settings: ScreenedSettings, *, num_drawn: int
+) -> frozenset[str]:
     """Draw the units that are to be read, by public coins.
 
     **Privacy**: the draw looks at ids alone, so that no secret decides it. Ids must not
@@ -19,20 +21,21 @@ def screened_units(units: Iterable[str], settings: ScreenedSettings) -> frozense
     Args:
         units: ids of all privacy units of the training split, in any order, each as
             often as it has records.
-        settings: how many, and the public seed.
+        settings: the public seed.
+        num_drawn: how many, which follows from the planned number of units, as
+            `settings.num_units` has it.
 
     References:
         Shi et al. (2022), "Just Fine-tune Twice", sections 3.1 and 6.2: 0.1 % there.
     """
-    known = set(units)
 
     def coin(unit: str) -> bytes:
         return hashlib.sha256(f"{settings.public_seed} {unit}".encode()).digest()
 
-    return frozenset(sorted(known, key=coin)[: settings.num_units(len(known))])
+    return frozenset(sorted(set(units), key=coin)[:num_drawn])
 
 
-def rows_to_read(rows: Dataset, recipe: Recipe, *, num_canaries: int) -> frozenset[int]:
+def rows_to_read(rows: Dataset, recipe: Recipe, *, num_units: int) -> frozenset[int]:
     """Return the rows of a corpus that people have to read for a recipe.
 
     Canaries come in later, as units of their own, and can only take the place of units
@@ -41,7 +44,7 @@ def rows_to_read(rows: Dataset, recipe: Recipe, *, num_canaries: int) -> frozens
     Args:
         rows: of the training split.
         recipe: with a stage that is screened.
-        num_canaries: units that canaries will add.
+        num_units: units that the run is planned for, canaries included.
 
     Raises:
         ConfigError: no stage is screened.
@@ -57,13 +60,14 @@ def rows_to_read(rows: Dataset, recipe: Recipe, *, num_canaries: int) -> frozens
     units = rows["unit_id"]
     chosen: set[str] = set()
     for one in settings:
-        count = one.num_units(len(set(units)) + num_canaries)
-        chosen |= screened_units(units, one.model_copy(update={"at_least": count}))
+        chosen |= screened_units(units, one, num_drawn=one.num_units(num_units))
     return frozenset(i for i, unit in enumerate(units) if unit in chosen)
 
 
-def screened_rows(rows: Dataset, settings: ScreenedSettings) -> Dataset:
+def screened_rows(
+    rows: Dataset, settings: ScreenedSettings, *, num_drawn: int
+) -> Dataset:
     """Return the records of the units that are to be read, in their order."""
-    chosen = screened_units(rows["unit_id"], settings)
+    chosen = screened_units(rows["unit_id"], settings, num_drawn=num_drawn)
     places = [i for i, unit in enumerate(rows["unit_id"]) if unit in chosen]
     return rows.select(places)

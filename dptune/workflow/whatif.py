@@ -22,6 +22,7 @@ from dptune.privacy import (
     NeighboringRelation,
     Notion,
     PrivacyBudget,
+    UnitsFrom,
 )
 from dptune.recipes import View
 from dptune.reports.calibration import (
@@ -72,7 +73,7 @@ class _Varied:
             self.stages(other),
             delta=self.plan.target_delta,
             relation=self.plan.relation,
-            counts_noise_multiplier=self.plan.counts_noise_multiplier,
+            releases=self.plan.releases,
         )
 
     def needed(
@@ -87,7 +88,7 @@ class _Varied:
                 self.stages(other),
                 budget=budget,
                 relation=relation,
-                counts_noise_multiplier=self.plan.counts_noise_multiplier,
+                releases=self.plan.releases,
             )
         except InfeasibleBudgetError:
             return None
@@ -120,6 +121,7 @@ def calibration(
         target_delta=plan.target_delta,
         epsilon=plan.epsilon,
         num_units=plan.num_units,
+        units_from=plan.stages[0].units_from,
         stages=tuple(_stage_cost(stage) for stage in plan.stages),
         promises=promises(plan),
         what_if=what_if(plan, on_progress=on_progress),
@@ -156,7 +158,9 @@ def promises(plan: RunPlan) -> tuple[Promise, ...]:
     | on redacted text | infinite | of the noisy stages, conditional on the detector |
     | on original text | infinite | infinite |
 
-    Forward noise leaves labels in the clear: no record promise, but a local one.
+    Forward noise leaves labels in the clear: no record promise, but a local one. Where
+    the plan follows from the exact number of units, a record promise under add or
+    remove is conditional.
     """
     if any(stage.settings.local is not None for stage in plan.stages):
         kinds = (Notion.LOCAL, Notion.SELECTIVE)
@@ -166,9 +170,11 @@ def promises(plan: RunPlan) -> tuple[Promise, ...]:
     readable = all(s.settings.view is View.REDACTED for s in plain)
     certified, none = CertificateStatus.CERTIFIED, CertificateStatus.NONE
     record = none if plain else certified
+    counted = any(s.units_from is UnitsFrom.EXACT for s in plan.stages)
+    presence = CertificateStatus.CONDITIONAL if counted and not plain else record
     selective = CertificateStatus.CONDITIONAL if readable else none
     return (
-        _promise(plan, Notion.RECORD, _ADD, record),
+        _promise(plan, Notion.RECORD, _ADD, presence),
         _promise(plan, Notion.RECORD, _REPLACE, record),
         _promise(plan, Notion.SELECTIVE, _REPLACE, selective if plain else certified),
     )
@@ -222,7 +228,7 @@ def changed(
             "noise": _without_bands(stage),
         }
     )
-    made = plan_stage(settings, num_units=stage.num_units)
+    made = plan_stage(settings, num_units=stage.num_units, units_from=stage.units_from)
     fit = min(stage.num_bands, stage.num_units // size, made.num_steps)
     return made.model_copy(
         update={
@@ -271,7 +277,7 @@ def _promise(
             plan.stages,
             delta=plan.target_delta,
             relation=relation,
-            counts_noise_multiplier=plan.counts_noise_multiplier,
+            releases=plan.releases,
         )
     broken = status is CertificateStatus.NONE
     return Promise(

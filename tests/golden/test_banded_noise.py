@@ -16,6 +16,7 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
@@ -240,7 +241,10 @@ def truncated(num_units, cap):
 
 
 def test_number_of_units_is_no_bound_for_truncation():
-    """A larger data set cuts more often and keeps each unit more seldom."""
+    """A larger data set cuts more often and keeps each unit more seldom.
+
+    Unless the sampler draws empty places up to the bound, as it does.
+    """
     values = [
         epsilon(truncated(n, 26).dp_event(1000), delta=1e-5, relation=ADD)
         for n in (1600, 3200, 16_000)
@@ -303,6 +307,52 @@ def test_truncated_event_covers_a_unit_that_pushes_others_out(relation):
     assert found <= charged
     if relation is ADD:
         assert found > forgotten
+
+
+def padded_batch(*, others, places, rate, cap, gradient):
+    """Law of the sum where `places` are drawn, `others` of them with gradient -1.
+
+    One place more holds the unit, or nobody; what is drawn and empty adds nothing.
+    """
+    law = []
+
+    def kept(weight, size, shift):
+        for held in range(min(others, size) + 1):
+            chance = stats.hypergeom.pmf(held, places - 1, others, size)
+            law.append((weight * float(chance), shift - held))
+
+    for drawn in range(places):
+        weight = float(stats.binom.pmf(drawn, places - 1, rate))
+        stays = min(1.0, cap / (drawn + 1))
+        kept(weight * (1 - rate * stays), min(drawn, cap), 0.0)
+        kept(weight * rate * stays, min(drawn, cap - 1), gradient or 0.0)
+    return law
+
+
+@pytest.mark.parametrize("others", [0, 3, 9, 29])
+def test_bound_of_the_number_of_units_covers_fewer_where_empty_places_are_drawn(others):
+    """And the twin that draws the units alone, at the event of the bound, is caught."""
+    places, rate, cap, noise = 30, 0.9, 4, 1.0
+    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
+        dataset_size=places,
+        sampling_probability=rate,
+        truncated_batch_size=cap,
+        noise_multiplier=noise,
+    )
+
+    def found(batch, **options):
+        one, two = (
+            batch(others=others, rate=rate, cap=cap, gradient=g, **options)
+            for g in (1.0, None)
+        )
+        return max(
+            hockey_stick(one, two, noise=noise), hockey_stick(two, one, noise=noise)
+        )
+
+    charged = 1.001 * delta_of_one_step(event, relation=ADD)
+    assert found(padded_batch, places=places) <= charged
+    if others < places - 1:
+        assert found(cut_batch) > 1.5 * charged
 
 
 @pytest.mark.parametrize(("others", "cap"), [(9, 4), (9, 9), (6, 6)])

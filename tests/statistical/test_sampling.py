@@ -186,7 +186,10 @@ TRUNCATED_LAWS = [
 @pytest.mark.parametrize("law", TRUNCATED_LAWS)
 def test_truncated_sampler_follows_the_law(law):
     sampler = TruncatedPoissonSampler(
-        num_units=NUM_UNITS, sample_rate=RATE, max_batch_size=CAP
+        num_units=NUM_UNITS,
+        sample_rate=RATE,
+        max_batch_size=CAP,
+        num_places=NUM_UNITS,
     )
     assert law(draw(sampler))
 
@@ -207,7 +210,10 @@ def test_full_batches_five_percent_off_are_caught():
     """A rate that is 5 % off moves the share of full batches by 27 %."""
     for rate in (0.95 * RATE, 1.05 * RATE):
         sampler = TruncatedPoissonSampler(
-            num_units=NUM_UNITS, sample_rate=rate, max_batch_size=CAP
+            num_units=NUM_UNITS,
+            sample_rate=rate,
+            max_batch_size=CAP,
+            num_places=NUM_UNITS,
         )
         assert not batches_are_full_as_often_as_they_should_be(draw(sampler))
         actual = float(stats.binom.sf(CAP - 1, NUM_UNITS, rate))

@@ -135,8 +135,9 @@ def test_truncated_plan_is_the_truncated_event():
     )
     assert plan.dp_event(3) == dp_accounting.SelfComposedDpEvent(step, 3)
     assert isinstance(plan.sampler(80), TruncatedPoissonSampler)
+    assert isinstance(plan.sampler(79), TruncatedPoissonSampler)
     assert plan.whole_block(7) == 7
-    with pytest.raises(ConfigError, match="got num_units=81 and 80"):
+    with pytest.raises(ConfigError, match="num_places=80"):
         plan.sampler(81)
 
 

@@ -62,8 +62,31 @@ def test_empty_data_and_empty_batches_are_refused():
         ShuffledSampler(num_units=3, batch_size=0)
 
 
+def truncated(num_units, *, cap, num_places=None):
+    return TruncatedPoissonSampler(
+        num_units=num_units,
+        sample_rate=0.5,
+        max_batch_size=cap,
+        num_places=num_places or num_units,
+    )
+
+
+def test_places_that_no_unit_has_are_cut_like_the_others_and_add_nothing():
+    padded, whole = truncated(20, cap=15, num_places=50), truncated(50, cap=15)
+    draws = []
+    for sampler in (padded, whole):
+        generator = sampling_generator(fixed_seed=3)
+        draws.append([sampler.sample(generator) for _ in range(40)])
+    for short, full in zip(*draws, strict=True):
+        assert short.tolist() == [unit for unit in full if unit < 20]
+        assert len(full) <= 15
+    for outside in (0, 51):
+        with pytest.raises(ConfigError, match="public_units"):
+            truncated(outside, cap=15, num_places=50)
+
+
 def test_truncated_batch_is_a_subset_of_the_poisson_batch():
-    cut = TruncatedPoissonSampler(num_units=50, sample_rate=0.5, max_batch_size=9)
+    cut = truncated(50, cap=9)
     whole = PoissonSampler(num_units=50, sample_rate=0.5)
     first, second = (s.sample(sampling_generator(fixed_seed=3)) for s in (cut, whole))
     assert len(first) == 9 < len(second)
@@ -72,7 +95,7 @@ def test_truncated_batch_is_a_subset_of_the_poisson_batch():
 
 
 def test_cap_that_never_binds_changes_nothing():
-    cut = TruncatedPoissonSampler(num_units=50, sample_rate=0.5, max_batch_size=50)
+    cut = truncated(50, cap=50)
     whole = PoissonSampler(num_units=50, sample_rate=0.5)
     draws = []
     for sampler in (cut, whole):
@@ -115,7 +138,7 @@ def test_rate_in_turn_is_at_most_one():
 
 def test_impossible_caps_and_groups_are_refused():
     with pytest.raises(ConfigError, match="max_batch_size"):
-        TruncatedPoissonSampler(num_units=3, sample_rate=0.5, max_batch_size=0)
+        truncated(3, cap=0)
     with pytest.raises(ConfigError, match="num_groups"):
         CyclicPoissonSampler(num_units=3, sample_rate=0.5, num_groups=0)
     with pytest.raises(ConfigError, match="sample_rate"):

@@ -349,6 +349,51 @@ def test_decide_missing_rate_may_come_from_detection(make):
     assert_decides(evidence, policy, "PASS", claim_status="PASS")
 
 
+@pytest.mark.parametrize(
+    ("accepted", "verdict"), [((), "BLOCK"), (("num_units_is_public",), "PASS")]
+)
+def test_decide_missing_rate_supports_no_claim_that_has_no_detector(
+    accepted, verdict, make
+):
+    """The detector misses nothing; who joined can be told all the same."""
+    claim = make.claim(
+        status="conditional",
+        assumptions=("num_units_is_public", "base_model_is_public"),
+        missing_rate=0.0,
+        missing_rate_upper=0.0,
+    )
+    policy = make.policy(
+        accepted_statuses=("certified", "conditional"), accepted_assumptions=accepted
+    )
+    evidence = make.evidence(claims=(claim,))
+    assert_decides(evidence, policy, verdict, claim_status=verdict)
+
+
+def test_decide_accepted_assumption_does_not_stand_in_for_the_detector(make):
+    claim = make.claim(
+        notion="selective",
+        relation="replace_one",
+        status="conditional",
+        assumptions=("detector_recall_is_one",),
+    )
+    policy = make.policy(
+        notion="selective",
+        accepted_statuses=("certified", "conditional"),
+        accepted_assumptions=("detector_recall_is_one",),
+    )
+    evidence = make.evidence(
+        claims=(claim,),
+        dataset_budget=make.budget(notion="selective"),
+        detection=make.detection(missing_rate=None, missing_rate_interval=None),
+    )
+    assert_decides(evidence, policy, "INCONCLUSIVE", claim_status="INCONCLUSIVE")
+
+
+def test_decide_claim_that_rests_on_an_unknown_assumption_is_invalid(make):
+    claims = (make.claim(assumptions=("the_moon_is_public",)),)
+    assert_decides(make.evidence(claims=claims), make.policy(), "INVALID")
+
+
 @pytest.mark.parametrize("spent", [8.1, math.inf])
 def test_decide_dataset_budget_exceeded_blocks(spent, make):
     budget = make.budget(spent_epsilon=spent, budget_epsilon=8.0)

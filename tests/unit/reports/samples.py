@@ -297,7 +297,7 @@ def registered_version():
 GAUSSIAN = dp_accounting.SelfComposedDpEvent(
     dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0)), 50
 )
-PUBLIC = (Assumption.NUM_UNITS_IS_PUBLIC, Assumption.DEDUPLICATED_CORPUS)
+PUBLIC = (Assumption.NUM_UNITS_WAS_DECLARED, Assumption.DEDUPLICATED_CORPUS)
 
 
 def ledger_entry(**changes):
@@ -511,7 +511,6 @@ def card(kind="jft", **changes):
         "sampling_assumed": "Poisson",
         "sampling_actual": "Poisson",
         "fixed_seed": kind == "seeded",
-        "data_fingerprint": "d4" * 32,
         "budget": budget_report(),
         "outside": ("Labels are sent in the clear.",),
         "detection": detection_report(),

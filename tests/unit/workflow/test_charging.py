@@ -94,7 +94,6 @@ def test_original_view_assumes_nothing_of_the_detector(report):
 def test_what_is_always_public_is_always_named(report, view):
     always = {
         Assumption.PUBLIC_HYPERPARAMETERS,
-        Assumption.NUM_UNITS_IS_PUBLIC,
         Assumption.BASE_MODEL_IS_PUBLIC,
     }
     assert always <= set(assumptions_of(report, view))

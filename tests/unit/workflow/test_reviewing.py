@@ -274,7 +274,7 @@ def test_screened_part_is_read_whole_and_says_nothing_of_the_rest(config, root, 
         screened=True,
     )
     rows = read_corpus(config.data, data_root=root).split("train")
-    chosen = screened_units(rows["unit_id"], few)
+    chosen = screened_units(rows["unit_id"], few, num_drawn=3)
     read = {rows["unit_id"][e.sentence.row] for e in drawn.excerpts}
     assert read == chosen
     assert len(drawn.excerpts) == sum(record.sizes.values()) >= 2 * len(chosen)

@@ -37,20 +37,21 @@ def entry_of(inputs, **report):
 def test_paper_reads_a_thousandth_but_ten_records(share, at_least, expected):
     few = ScreenedSettings(share=share, at_least=at_least)
     assert few.num_units(1000) == expected
-    assert len(screened_units(IDS, few)) == expected
+    assert len(screened_units(IDS, few, num_drawn=expected)) == expected
 
 
 def test_draw_looks_at_ids_alone_and_is_public():
     few = ScreenedSettings(share=0.01)
-    chosen = screened_units(IDS, few)
-    assert chosen == screened_units([*reversed(IDS), *IDS], few)
-    assert chosen != screened_units(IDS, few.model_copy(update={"public_seed": 1}))
+    chosen = screened_units(IDS, few, num_drawn=10)
+    assert chosen == screened_units([*reversed(IDS), *IDS], few, num_drawn=10)
+    other = few.model_copy(update={"public_seed": 1})
+    assert chosen != screened_units(IDS, other, num_drawn=10)
 
 
 def test_stage_trains_on_what_was_read(make_inputs, corpus):
     inputs = make_inputs(screened=FEW, **PLAIN)
     rows = corpus.split("train")
-    few = screened_rows(rows, ScreenedSettings(**FEW))
+    few = screened_rows(rows, ScreenedSettings(**FEW), num_drawn=inputs.plan.num_units)
     assert inputs.plan.num_units == len(set(few["unit_id"])) < len(set(rows["unit_id"]))
     _, data = load_stage(inputs, PERFORMANCE)
     assert data.num_units == inputs.plan.num_units

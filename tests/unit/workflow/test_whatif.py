@@ -10,7 +10,7 @@ from dptune.accounting.accountants import epsilon
 from dptune.accounting.events import poisson_gaussian_event
 from dptune.dpsgd.factorization import INDEPENDENT, prefix_sum_error, step_error
 from dptune.planning import plan_run
-from dptune.privacy import NeighboringRelation, Notion
+from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
 from dptune.workflow.whatif import calibration, changed, noise_cost
 
@@ -150,7 +150,7 @@ def test_twin_that_takes_bands_for_independent_noise_is_caught():
 @pytest.mark.parametrize(
     ("stages", "statuses"),
     [
-        ((stage(),), ["certified"] * 3),
+        ((stage(),), ["conditional", "certified", "certified"]),
         ((stage("a", view="redacted", **PLAIN), stage()), [*2 * ["none"], "condi"]),
         ((stage("a", **PLAIN), stage()), ["none"] * 3),
     ],
@@ -163,6 +163,11 @@ def test_promises_follow_from_the_stages_without_noise(stages, statuses):
         assert math.isinf(promise.epsilon) is (promise.status == "none")
     assert found[0].noisy_epsilon < found[1].noisy_epsilon == found[2].noisy_epsilon
     assert [p.is_target for p in found] == [True, False, False]
+
+
+@pytest.mark.parametrize("origin", [UnitsFrom.DECLARED, UnitsFrom.RELEASED])
+def test_public_number_of_units_makes_a_promise_about_presence_certified(origin):
+    assert {p.status for p in ask(stage(), units_from=origin).promises} == {"certified"}
 
 
 def test_redacted_text_alone_promises_nothing_about_records():
