@@ -74,8 +74,9 @@ def test_fragment_of_stage_puts_losses_under_private_heading():
     assert "Not covered by epsilon" in after
 
 
-def test_fragment_of_stage_without_curve_has_no_private_section():
-    assert PRIVATE_HEADING not in render_fragment(stage_report(curve=()))
+def test_fragment_of_stage_without_curve_has_no_plot_of_losses():
+    assert "Loss of the training batches" in render_fragment(stage_report())
+    assert "Loss of the training batches" not in render_fragment(stage_report(curve=()))
 
 
 def test_fragment_of_stage_shows_its_checkpoints_for_both_kinds_of_token():
