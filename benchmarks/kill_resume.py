@@ -62,6 +62,7 @@ from dptune.accounting.store.verify import verify
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
 from dptune.data.corpus import Corpus
+from dptune.data.deduplication import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd import trainer
 from dptune.dpsgd.noise import IndependentNoise
@@ -424,7 +425,7 @@ def _toy(folder: Path) -> Toy:
     corpus = build_corpus(
         SyntheticSource(num_records=40, seed=2),
         privacy_unit=PrivacyUnit.RECORD,
-        drop_exact_duplicates=False,
+        duplicates=Duplicates.KEEP,
     )
     loaded = load_model(ARCHITECTURE)
     save_model(loaded.model, loaded.tokenizer, folder)

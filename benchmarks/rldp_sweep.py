@@ -29,6 +29,7 @@ from dptune.config import PerformanceSettings
 from dptune.configfile import read_yaml
 from dptune.data.building import build_corpus
 from dptune.data.corpus import Corpus
+from dptune.data.deduplication import Duplicates
 from dptune.data.source import JsonlSource, TextSource
 from dptune.models.bundle import ModelBundle
 from dptune.models.encode import encode_corpus
@@ -61,7 +62,7 @@ def corpus(num_units: int) -> Corpus:
         source,
         data_root=DATA,
         privacy_unit=PrivacyUnit.RECORD,
-        drop_exact_duplicates=False,
+        duplicates=Duplicates.KEEP,
         near_duplicate_threshold=None,
         max_records=num_units,
     )

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.runs import read_config
+from dptune.config import BudgetSettings
 from dptune.data.gold import read_gold
 from dptune.detection.engine import DetectionEngine, build_engine
 from dptune.detection.recognizer import Tier
@@ -60,8 +61,11 @@ class DetectorChoice:
         if self.config is not None and any(given):
             message = "must stand alone: it says tier and recognizers itself."
             raise ConfigError([Problem(path="--config", message=message)])
+        data_set = BudgetSettings().data_set
         if self.config is not None:
-            engine = engine_of(read_config(self.config).detection, llm_access())
+            config = read_config(self.config)
+            data_set = config.budget.data_set
+            engine = engine_of(config.detection, llm_access())
         else:
             engine = build_engine(
                 tier=self.tier or Tier.LOW_ENTITY,
@@ -74,7 +78,7 @@ class DetectorChoice:
         if key is None or not workspace.review.is_dir():
             return engine
         state = ReviewStore(workspace.review).read(ListKey(secret=key))
-        return with_lists(engine, state.lists, state.key)
+        return with_lists(engine, state.lists.acting_on(data_set), state.key)
 
 
 def detect_command(source: str, choice: DetectorChoice, *, html: Path | None) -> None:

@@ -104,7 +104,7 @@ def _ask(
         return {e.sentence.id: check_excerpt(checker, e) for e in excerpts}
 
 
-def import_command(file: Path) -> None:
+def import_command(file: Path, *, public: bool = False) -> None:
     """Take decisions back."""
     if not file.is_file():
         message = f"must be a file that the review page saved, got {file.name!r}."
@@ -116,8 +116,9 @@ def import_command(file: Path) -> None:
             data_root=data_root(),
             store=ReviewStore(workspace.review),
             key=key,
+            public=public,
         )
-    _print_imported(Console(highlight=False), done)
+    _print_imported(Console(highlight=False), done, public=public)
 
 
 def status_command() -> None:
@@ -131,11 +132,12 @@ def status_command() -> None:
         return
     state = ReviewStore(workspace.review).read(ListKey(secret=key))
     console.print(_status_table(state, _users()))
-    lists = state.lists
-    console.print(
-        f"lists: {len(lists.deny)} phrases are always marked, {len(lists.allow)} are "
-        "false alarms"
-    )
+    named = {f"data set {name}": own for name, own in state.lists.of_data_set.items()}
+    for name, lists in {**named, "every data set (public)": state.lists.public}.items():
+        console.print(
+            f"lists of {name}: {len(lists.deny)} phrases are always marked, "
+            f"{len(lists.allow)} are false alarms"
+        )
 
 
 def _key() -> ListKey:
@@ -203,7 +205,7 @@ def _print_sample(
     _next(console, f"python run.py review import decisions-{record.id}.json")
 
 
-def _print_imported(console: Console, done: Imported) -> None:
+def _print_imported(console: Console, done: Imported, *, public: bool) -> None:
     """Say what an import changed."""
     total = len(done.sample.sentences)
     console.print(
@@ -225,6 +227,12 @@ def _print_imported(console: Console, done: Imported) -> None:
     console.print(
         f"{found.num_missed:,} words missed, {found.num_false_alarms:,} false alarms; "
         f"lists: {done.new_deny:+,} always marked, {done.new_allow:+,} false alarms"
+    )
+    console.print(
+        "they act on every data set, and claims take them as public"
+        if public
+        else f"they act on data set {done.sample.data_set} alone, and make its claims "
+        "conditional where marks matter: what was read in one record reaches others"
     )
     if found.num_charged:
         console.print(

@@ -87,6 +87,15 @@ def export(  # noqa: PLR0917 - typer passes them by name
 
 def import_(
     file: Annotated[Path, typer.Argument(help="What the page saved.")],
+    *,
+    public: Annotated[
+        bool,
+        typer.Option(
+            help="Declare the phrases public: they act on every data set, and claims "
+            "take them as public. Else they act on the sample's data set alone and "
+            "make its claims conditional."
+        ),
+    ] = False,
 ) -> None:
     """Take decisions back: the missing rate, and the lists of later runs.
 
@@ -94,7 +103,7 @@ def import_(
     """
     from cli.review import import_command
 
-    import_command(file)
+    import_command(file, public=public)
 
 
 def status() -> None:

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dptune.accounting.store.purposes import Purpose
 from dptune.attacks.canaries import CanarySpec
+from dptune.data.deduplication import Duplicates
 from dptune.data.public_units import ReleasedUnits, RoundedUnits
-from dptune.data.source import DataSource
+from dptune.data.source import DataSource, shares_data
 from dptune.detection.endpoint import JudgeSettings, LlmSettings
 from dptune.detection.gliner import GlinerSettings
 from dptune.detection.recognizer import Tier
@@ -49,8 +50,17 @@ class DataSettings(_Settings):
             aside: declared, or released under noise. Rates, steps, batches, divisors
             and the check of delta follow from it. Without it they follow from the
             exact number, and a claim about who joins or leaves is conditional.
+        sample_share: chance that a unit is taken, by a coin of its own, which costs no
+            claim anything.
+        max_records: takes this many. One unit more may push out records of others, so
+            that every claim becomes conditional on `sampled_corpus`.
+        duplicates: which records go that repeat others: `keep`, `drop_within_units`,
+            `drop_exact` or `drop_near` across units too, or `auto`: across units where
+            that costs no claim anything (each unit is one record, without labels), else
+            within units. Wherever it does, claims become conditional on
+            `deduplicated_corpus`.
         near_duplicate_threshold: Jaccard similarity from which records are counted as
-            near duplicates; they are dropped only with `drop_near_duplicates`.
+            near duplicates; they are dropped only with `drop_near`.
         corpus_is_public: the corpus holds no personal data, so that a detector that
             finds nothing is no reason to stop.
         seed: public; decides the splits.
@@ -60,15 +70,29 @@ class DataSettings(_Settings):
     privacy_unit: PrivacyUnit
     public_units: RoundedUnits | ReleasedUnits | None = None
     splits: SplitSettings = SplitSettings()
+    sample_share: float = Field(default=1.0, gt=0, le=1)
     max_records: int | None = Field(default=None, ge=10)
     min_records: int = Field(default=100, ge=10)
     max_characters: int = Field(default=100_000, ge=10)
-    drop_exact_duplicates: bool = True
+    duplicates: Duplicates = Duplicates.AUTO
     near_duplicate_threshold: float | None = Field(default=0.85, gt=0, le=1)
-    drop_near_duplicates: bool = False
     allow_content_hash_ids: bool = False
     corpus_is_public: bool = False
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, values: object) -> object:
+        old = {"drop_exact_duplicates", "drop_near_duplicates"}
+        named = sorted(old & values.keys()) if isinstance(values, dict) else []
+        if named:
+            raise ValueError(
+                f"{' and '.join(named)} must be written as duplicates: what is dropped "
+                "across units is no longer free for every claim. Instead of true write "
+                "duplicates: drop_exact (drop_near for near ones as well), instead of "
+                "false duplicates: keep; or leave it out for what costs no claim"
+            )
+        return values
 
 
 RecognizerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
@@ -459,11 +483,16 @@ class TrainConfig(_Settings):
                 f"got {rows}: a unit is never split over two passes"
             )
         pretraining = self.model.pretraining
-        if pretraining is not None and pretraining.source == self.data.source:
-            raise ValueError(
-                "model.pretraining.source must be public text, got the source of the "
-                "private data: the base model would learn them without noise"
-            )
+        public = {
+            "pretraining.source": pretraining.source if pretraining else None,
+            "public_text": self.model.public_text,
+        }
+        for name, source in public.items():
+            if source is not None and shares_data(source, self.data.source):
+                raise ValueError(
+                    f"model.{name} must be public text, got the source of the private "
+                    "data, or a file of it: they would be learnt without noise"
+                )
         return self
 
     @model_validator(mode="after")

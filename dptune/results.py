@@ -50,7 +50,15 @@ class CorpusReport(Report):
 
     `num_duplicates_across_units` counts dropped records whose kept copy belongs to
     another privacy unit: a dependence between units that a claim has to name. `sampled`
-    is another: whether a limit on the number of records left some out.
+    is another: whether a limit on the number of records may leave some out.
+
+    Args:
+        deduplicated: whether original text decided which records stay, within units
+            or across them.
+        duplicates_are_free: whether dropping them keeps every claim as it is; see
+            `dptune.data.deduplication`. Reports of before do not know.
+        assumes: names of what else makes one unit's data depend on another's.
+        marks_assume: the same of what was marked, for stages that see marks.
     """
 
     source: str
@@ -66,7 +74,10 @@ class CorpusReport(Report):
     ids_are_content_hashes: bool = False
     units_are_content_hashes: bool = False
     deduplicated: bool = True
+    duplicates_are_free: bool = False
     sampled: bool = False
+    assumes: tuple[str, ...] = ()
+    marks_assume: tuple[str, ...] = ()
     redaction: str = ""
     validation: ValidationReport
 

@@ -95,6 +95,7 @@ def train_and_attack(
         detect_shard.with_options(enable_cache=not asks)(
             planted,
             settings=run.detection,
+            data_set=run.budget.data_set,
             review=review,
             index=index,
             num_shards=len(names),
@@ -108,6 +109,7 @@ def train_and_attack(
         shards=shards,
         settings=run.detection,
         corpus_is_public=run.data.corpus_is_public,
+        data_set=run.budget.data_set,
         review=review,
     )
     redacted, redaction = redact(labelled, settings=run.redaction)

@@ -8,7 +8,7 @@ from infra.workspace import current_workspace, read_review_key
 
 
 def with_review(config: TrainConfig) -> tuple[TrainConfig, str]:
-    """Name the project's lists in a configuration, so that they decide what a run is.
+    """Name the data set's lists in a configuration, so that they decide what a run is.
 
     Returns:
         the configuration, and a digest of the project's reviews, empty without any.
@@ -21,7 +21,8 @@ def with_review(config: TrainConfig) -> tuple[TrainConfig, str]:
     state = read_review(digest)
     if state is None or config.detection.review_lists:
         return config, digest
-    lists = {"review_lists": state.lists.fingerprint}
+    own = state.lists.acting_on(config.budget.data_set)
+    lists = {"review_lists": own.fingerprint}
     detection = config.detection.model_copy(update=lists)
     return config.model_copy(update={"detection": detection}), digest
 

@@ -21,6 +21,7 @@ def detect(
     shards: list[SpanShard],
     settings: DetectionSettings,
     corpus_is_public: bool,
+    data_set: str,
     review: str,
 ) -> tuple[
     Annotated[Corpus, "labelled_corpus"], Annotated[DetectionReport, "detection"]
@@ -33,6 +34,7 @@ def detect(
         shards: of steps that read one part each; without any, all is read here.
         settings: which recognizers.
         corpus_is_public: nothing needs to be found.
+        data_set: whose lists act.
         review: digest of the project's reviews, so that an import misses the cache.
     """
     from dptune.workflow.labelling import label_corpus
@@ -44,6 +46,7 @@ def detect(
             canaries,
             settings,
             corpus_is_public=corpus_is_public,
+            data_set=data_set,
             review=read_review(review),
             access=llm_access(),
             shards=shards,

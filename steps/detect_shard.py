@@ -16,6 +16,7 @@ from steps._progress import progress
 def detect_shard(
     corpus: Corpus,
     settings: DetectionSettings,
+    data_set: str,
     review: str,
     index: int,
     num_shards: int,
@@ -25,6 +26,7 @@ def detect_shard(
     Args:
         corpus: with canaries in it.
         settings: which recognizers.
+        data_set: whose lists act.
         review: digest of the project's reviews, so that an import misses the cache.
         index: of the part.
         num_shards: how many parts there are.
@@ -39,6 +41,7 @@ def detect_shard(
             settings,
             index=index,
             num_shards=num_shards,
+            data_set=data_set,
             review=read_review(review),
             access=llm_access(),
             on_progress=advance,

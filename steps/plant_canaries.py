@@ -5,7 +5,7 @@ from typing import Annotated
 from zenml import step
 
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
-from dptune.attacks.planting import plant
+from dptune.attacks.planting import plant, plant_assumes
 from dptune.data.corpus import Corpus
 from steps._caching import BY_CONTENT
 
@@ -20,4 +20,5 @@ def plant_canaries(
     compared on one corpus meets the same canaries.
     """
     canaries = draw_canaries(spec, seed=seed)
-    return corpus.with_dataset(plant(corpus.dataset, canaries)), canaries
+    planted = corpus.with_dataset(plant(corpus.dataset, canaries))
+    return planted.assuming(*plant_assumes(canaries)), canaries

@@ -27,6 +27,11 @@ class Assumption(StrEnum):
     PUBLIC_WORD_LIST = "public_word_list"
     DEDUPLICATED_CORPUS = "deduplicated_corpus"
     SAMPLED_CORPUS = "sampled_corpus"
+    POSITIONS_NAME_RECORDS = "positions_name_records"
+    CANARY_HOSTS_ARE_FIXED = "canary_hosts_are_fixed"
+    PRIVATE_REVIEW_LISTS = "private_review_lists"
+    PUBLIC_REVIEW_LISTS = "public_review_lists"
+    MARKS_FOLLOW_ONE_TEXT = "marks_follow_one_text"
     BASE_MODEL_IS_PUBLIC = "base_model_is_public"
     LABELS_ARE_SENT = "labels_are_sent"
     FIXED_SEED_RANDOMNESS = "fixed_seed_randomness"
@@ -48,6 +53,7 @@ class Explanation:
 _SELECTIVE: Final = frozenset({(Notion.SELECTIVE, NeighboringRelation.REPLACE_ONE)})
 _PRESENCE: Final = frozenset({(Notion.RECORD, NeighboringRelation.ADD_OR_REMOVE_ONE)})
 """Neighbors of all other claims have equally many units."""
+_ALL: Final = frozenset((n, r) for n in Notion for r in NeighboringRelation)
 
 EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.DETECTOR_RECALL_IS_ONE: Explanation(
@@ -96,10 +102,37 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.DEDUPLICATED_CORPUS: Explanation(
         sentence="The claim is about the data set after deduplication: whether two "
         "records were duplicates of each other is not protected.",
+        weakens=_ALL,
     ),
     Assumption.SAMPLED_CORPUS: Explanation(
         sentence="The claim is about the records that were drawn from a larger data "
         "set: that a record kept another one out of the draw is not protected.",
+        weakens=_ALL,
+    ),
+    Assumption.POSITIONS_NAME_RECORDS: Explanation(
+        sentence="Records are known by their place in a file: one that is put in or "
+        "taken out renames all behind it, and moves them between splits.",
+        weakens=_PRESENCE,
+    ),
+    Assumption.CANARY_HOSTS_ARE_FIXED: Explanation(
+        sentence="Which records carry a canary is given: one that is put in or taken "
+        "out would move canaries from record to record.",
+        weakens=_ALL,
+    ),
+    Assumption.PRIVATE_REVIEW_LISTS: Explanation(
+        sentence="Phrases that reviewers read in some records of this data set are "
+        "marked, or left unmarked, in all of them; what this tells of the records that "
+        "were read is not protected.",
+        weakens=_ALL,
+    ),
+    Assumption.PUBLIC_REVIEW_LISTS: Explanation(
+        sentence="Phrases on the review lists were declared public: that they are "
+        "listed tells nothing of a record.",
+    ),
+    Assumption.MARKS_FOLLOW_ONE_TEXT: Explanation(
+        sentence="The language model or foreign program that marks personal data looks "
+        "at one text alone, and remembers no other.",
+        weakens=_ALL,
     ),
     Assumption.BASE_MODEL_IS_PUBLIC: Explanation(
         sentence="The model that training started from knew nothing of this data.",

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dptune.accounting.assumptions import Assumption
 from dptune.attacks.canaries import CanarySet, CanarySpec, canary_ids
 from dptune.errors import DataError, Problem
 
@@ -77,6 +78,17 @@ def plant(dataset: "Dataset", canaries: CanarySet) -> "Dataset":
 
     added = Dataset.from_dict(columns, features=dataset.features)
     return concatenate_datasets([dataset, added])
+
+
+def plant_assumes(canaries: CanarySet) -> tuple[str, ...]:
+    """Name what makes texts depend on which other units there are.
+
+    Records of their own follow from the draw alone. Hosts are those whose keyed hashes
+    are smallest, so that one unit more moves canaries among others.
+    """
+    if canaries.spec.placement == "own_record" or not canary_ids(canaries):
+        return ()
+    return (Assumption.CANARY_HOSTS_ARE_FIXED.value,)
 
 
 def _append(dataset: "Dataset", spec: CanarySpec, rows: dict[str, str]) -> "Dataset":

@@ -7,16 +7,18 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from dptune.accounting.assumptions import Assumption
 from dptune.data.checks import SPLIT_NAMES, check_records, owner, to_dataset
 from dptune.data.corpus import Corpus
-from dptune.data.deduplication import Deduplication, deduplicate
+from dptune.data.deduplication import Deduplication, Duplicates, deduplicate
 from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
 from dptune.data.records import MISSING, RawRecord, Record
-from dptune.data.source import SPLITS, DataSource, describe_source
+from dptune.data.source import SPLITS, DataSource, TextSource, describe_source
 from dptune.data.splitting import (
     SplitSettings,
     assign_splits,
+    check_given_by_column,
     check_leaks,
     check_sizes,
 )
@@ -33,12 +35,12 @@ def build_corpus(
     privacy_unit: PrivacyUnit,
     data_root: Path | None = None,
     splits: SplitSettings | None = None,
+    duplicates: Duplicates = Duplicates.AUTO,
     near_duplicate_threshold: float | None = 0.85,
-    drop_exact_duplicates: bool = True,
-    drop_near_duplicates: bool = False,
     max_characters: int = 100_000,
     max_mojibake_share: float = 0.01,
     min_records: int = 10,
+    sample_share: float = 1.0,
     max_records: int | None = None,
     allow_content_hash_ids: bool = False,
     seed: int = 0,
@@ -47,8 +49,8 @@ def build_corpus(
     """Read a source and make a corpus that training may use.
 
     Every check runs before anything is returned, and one error tells all that is wrong.
-    Exact duplicates go before splitting; near ones are counted, and go on demand (see
-    `deduplicate` for what that means for a claim).
+    Duplicates go after splitting; `dptune.data.deduplication` says what that means for
+    a claim.
 
     Privacy: the data set is private. `report` and `fingerprint` hold no text, but they
     count private data; errors name rows by file and number.
@@ -60,17 +62,18 @@ def build_corpus(
             column, which must be there.
         data_root: folder that relative paths start from; the working directory if None.
         splits: expected shares; one tenth each for validation and test if None.
+        duplicates: which records go that repeat others.
         near_duplicate_threshold: Jaccard similarity in (0, 1]; None skips the count.
-        drop_exact_duplicates: drop records that repeat the text of another.
-        drop_near_duplicates: drop near duplicates as well.
         max_characters: longest text, code points.
         max_mojibake_share: largest share of records with broken characters, in [0, 1].
         min_records: fewest records, before and after deduplication, at least 1.
+        sample_share: chance in (0, 1] that a unit is taken, by its own hashed id: no
+            unit keeps another in or out.
         max_records: take this many at random, by hashed id; None takes all. One unit
-            more then pushes out records of others, so that a claim is about what was
+            more may then push out records of others, so that a claim is about what was
             taken: the report says so, and the certificate after it.
         allow_content_hash_ids: let a privacy unit be known by a hash of its text.
-        seed: public; decides splits and which records `max_records` takes.
+        seed: public; decides splits, and which units and records are taken.
         validate: ask Great Expectations as well, which takes seconds to import; the
             report of a corpus of which it was not asked has no expectations.
 
@@ -80,14 +83,17 @@ def build_corpus(
         DependencyError: a hub data set cannot be fetched.
     """
     _check_arguments(
+        duplicates=duplicates,
         near_duplicate_threshold=near_duplicate_threshold,
-        drop_near_duplicates=drop_near_duplicates,
         max_characters=max_characters,
         max_mojibake_share=max_mojibake_share,
         min_records=min_records,
+        sample_share=sample_share,
         max_records=max_records,
     )
     settings = splits or SplitSettings()
+    has_labels = getattr(source, "label_column", None) is not None
+    kind = duplicates.resolved(privacy_unit=privacy_unit, has_labels=has_labels)
     log = ProblemLog()
     raw = read_records(source, data_root=data_root, log=log)
     given = _given_splits(source, raw)
@@ -105,30 +111,31 @@ def build_corpus(
     check_leaks(records, log=log)
     log.raise_if_any()
 
+    records = _share(records, sample_share, seed=seed)
     records = _sample(records, max_records, seed=seed)
+    if getattr(source, "split_column", None) is not None:
+        check_given_by_column(records, given=given - {"train"}, log=log)
+    placed = assign_splits(records, settings=settings, seed=seed, given=given)
     unique = deduplicate(
-        records,
-        near_duplicate_threshold=near_duplicate_threshold,
-        drop_exact_duplicates=drop_exact_duplicates,
-        drop_near_duplicates=drop_near_duplicates,
+        placed, duplicates=kind, near_duplicate_threshold=near_duplicate_threshold
     )
-    kept = [records[i] for i in unique.kept]
+    kept = [placed[i] for i in unique.kept]
     _check_count(len(kept), min_records, stage="kept after deduplication", log=log)
-    kept = assign_splits(kept, settings=settings, seed=seed)
     check_sizes(kept, settings=settings, given=given, log=log)
     log.raise_if_any()
 
     dataset = to_dataset(kept, with_split=True)
     validation = ValidationReport(view="ingest", success=False, expectations=())
+    drops_copies = kind in {Duplicates.EXACT, Duplicates.NEAR}
     if validate:
         validation = validate_corpus(
             dataset,
             view="ingest",
             min_records=min_records,
             max_characters=max_characters,
-            max_duplicate_share=0.0 if drop_exact_duplicates else 1.0,
+            max_duplicate_share=0.0 if drops_copies else 1.0,
             max_mojibake_share=max_mojibake_share,
-            allow_text_leak=not drop_exact_duplicates,
+            allow_text_leak=not drops_copies,
         )
         _require_success(validation)
     fingerprint = corpus_fingerprint(dataset)
@@ -143,8 +150,13 @@ def build_corpus(
         units_are_content_hashes=any(
             row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
         ),
-        deduplicated=drop_exact_duplicates or drop_near_duplicates,
-        sampled=len(records) < len(raw),
+        deduplicated=drops_copies
+        or (kind is Duplicates.WITHIN_UNITS and privacy_unit is not PrivacyUnit.RECORD),
+        duplicates_are_free=kind.is_free(
+            privacy_unit=privacy_unit, has_labels=has_labels
+        ),
+        sampled=max_records is not None,
+        assumes=_assumes(source, privacy_unit),
         validation=validation,
     )
     dropped = {row.unit_id for row in records} - {row.unit_id for row in kept}
@@ -173,11 +185,12 @@ def corpus_fingerprint(dataset: Dataset) -> str:
 
 def _check_arguments(
     *,
+    duplicates: Duplicates,
     near_duplicate_threshold: float | None,
-    drop_near_duplicates: bool,
     max_characters: int,
     max_mojibake_share: float,
     min_records: int,
+    sample_share: float,
     max_records: int | None,
 ) -> None:
     """Report every argument that is out of range."""
@@ -185,12 +198,13 @@ def _check_arguments(
     rules = [
         ("near_duplicate_threshold", threshold, "in (0, 1] or null",
          threshold is None or 0 < threshold <= 1),
-        ("drop_near_duplicates", drop_near_duplicates, "false without a threshold",
-         threshold is not None or not drop_near_duplicates),
+        ("duplicates", duplicates, "another than drop_near without a threshold",
+         threshold is not None or duplicates is not Duplicates.NEAR),
         ("max_characters", max_characters, "at least 1", max_characters >= 1),
         ("max_mojibake_share", max_mojibake_share, "in [0, 1]",
          0 <= max_mojibake_share <= 1),
         ("min_records", min_records, "at least 1", min_records >= 1),
+        ("sample_share", sample_share, "in (0, 1]", 0 < sample_share <= 1),
         ("max_records", max_records, f"at least min_records={min_records} or null",
          max_records is None or max_records >= min_records),
     ]  # fmt: skip
@@ -232,6 +246,26 @@ def _check_given(given: set[str], raw: Sequence[RawRecord], *, log: ProblemLog) 
         )
 
 
+def _assumes(source: DataSource, privacy_unit: PrivacyUnit) -> tuple[str, ...]:
+    """Name what makes units depend on each other in the source itself."""
+    is_placed = (
+        isinstance(source, TextSource)
+        and source.position_ids
+        and source.record != "document"
+        and privacy_unit is PrivacyUnit.RECORD
+    )
+    return (Assumption.POSITIONS_NAME_RECORDS.value,) if is_placed else ()
+
+
+def _share(records: list[Record], share: float, *, seed: int) -> list[Record]:
+    """Take units by coins of their own."""
+    return [
+        row
+        for row in records
+        if seeded_fraction(row.draw_key, seed=seed, purpose="share") < share
+    ]
+
+
 def _sample(
     records: list[Record], max_records: int | None, *, seed: int
 ) -> list[Record]:
@@ -271,7 +305,9 @@ def _report(
     ids_are_content_hashes: bool,
     units_are_content_hashes: bool,
     deduplicated: bool,
+    duplicates_are_free: bool,
     sampled: bool,
+    assumes: tuple[str, ...],
     validation: ValidationReport,
 ) -> CorpusReport:
     """Count what is in the corpus."""
@@ -296,6 +332,8 @@ def _report(
         ids_are_content_hashes=ids_are_content_hashes,
         units_are_content_hashes=units_are_content_hashes,
         deduplicated=deduplicated,
+        duplicates_are_free=duplicates_are_free,
         sampled=sampled,
+        assumes=assumes,
         validation=validation,
     )

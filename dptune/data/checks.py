@@ -24,7 +24,7 @@ SPLIT_NAMES = {
 }
 _MAX_ID_CHARACTERS = 200
 _MOJIBAKE = re.compile(MOJIBAKE)
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _Fault = tuple[str, str]
 
 
@@ -120,10 +120,13 @@ def _check_record(
         log.add_row(row.location(), message, next_step)
     if found or not isinstance(row.text, str):
         return None
+    owner_id = identifier if unit is MISSING else _text_of(unit)
+    is_content = unit is MISSING and row.id is MISSING
     return Record(
         id=identifier,
         text=row.text,
-        unit_id=identifier if unit is MISSING else _text_of(unit),
+        unit_id=owner_id,
+        draw_key=_content_hash(row.text) if is_content else owner_id,
         split=None if row.split is None else SPLIT_NAMES[_text_of(row.split)],
         label=None if row.label is MISSING else _plain_label(row.label),
         location=row.location(),
@@ -138,11 +141,16 @@ _DUPLICATE_ID = (
 
 def _content_id(text: object, seen: Counter[str]) -> str:
     """Name a record by its text; later copies get a number."""
-    data = str(text).encode("utf-8", "surrogatepass")
-    identifier = f"text-{hashlib.sha256(data).hexdigest()[:32]}"
+    identifier = _content_hash(text)
     seen[identifier] += 1
     count = seen[identifier]
     return identifier if count == 1 else f"{identifier}-{count}"
+
+
+def _content_hash(text: object) -> str:
+    """Hash a text; equal texts share it."""
+    data = str(text).encode("utf-8", "surrogatepass")
+    return f"text-{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def _text_of(value: object) -> str:
@@ -284,7 +292,11 @@ def _check_labels(records: Sequence[Record], *, log: ProblemLog) -> None:
 
 
 def _parse_labels(labels: list[int | str | None]) -> list[object]:
-    """Read labels as integers if all are written as such, as in CSV files."""
+    """Read labels as integers if all are written as such, as in CSV files.
+
+    Only where writing the integer gives the label again: else the label of one record
+    could decide what class another's is.
+    """
     if all(isinstance(item, str) and _WHOLE_NUMBER.fullmatch(item) for item in labels):
         return [int(str(item)) for item in labels]
     return list(labels)

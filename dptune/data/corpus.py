@@ -1,5 +1,6 @@
 """A corpus: records, what is known of them, and views of both."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,20 @@ class Corpus:
     def with_dataset(self, dataset: "Dataset") -> "Corpus":
         """Return another view of the same corpus: its fingerprint and report stay."""
         return replace(self, dataset=dataset)
+
+    def assuming(self, *names: str) -> "Corpus":
+        """Return the corpus with more that every claim about it rests on."""
+        return self._naming("assumes", names)
+
+    def marked(self, dataset: "Dataset", *, assumes: Sequence[str]) -> "Corpus":
+        """Return the corpus with its marks, which know what they rest on."""
+        return self.with_dataset(dataset)._naming("marks_assume", assumes)
+
+    def _naming(self, field_name: str, names: Sequence[str]) -> "Corpus":
+        """Add names to a field of the report."""
+        known = (*getattr(self.report, field_name), *names)
+        more = {field_name: tuple(dict.fromkeys(known))}
+        return replace(self, report=self.report.model_copy(update=more))
 
     def redacted(self, dataset: "Dataset", *, operator: str) -> "Corpus":
         """Return the redacted view, which knows how it was made."""

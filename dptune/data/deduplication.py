@@ -1,21 +1,84 @@
-"""Find exact and near duplicates: SHA-256 of normalised text, then MinHash."""
+"""Find exact and near duplicates: equal texts, then MinHash.
 
-import hashlib
+Dropping a copy lets one unit decide about another's data, unless the rule sees one unit
+alone (`WITHIN_UNITS`), or the copies cannot be told apart in training.
+
+**Lemma.** Let every unit be one record without a label, and let `EXACT` drop, in every
+split, all but one of the records whose texts are equal character by character. Let the
+split of a record follow from its id alone. Then what is trained on is the *set* `T` of
+the texts of training records, and
+
+* adding or removing one record changes `T` by one text at most;
+* replacing one by another, whatever id, split or text it has, gives
+  `T` less one text at most and plus one at most.
+
+*Proof.* `T` is the set of `text(r)` over the records `r` of the training split, since
+copies in other splits never make a training record go. Adding a record adds its text to
+that multiset or leaves it alone, and a set gains one element or none; removal likewise.
+A replacement is a removal and then an addition. ∎
+
+Units are sampled by coins of their own, so that the law of the clipped sums depends on
+`T` alone, and not on which of the equal records stands for a text: the claims of `n`
+units hold as they are, C under add or remove and 2C under replace. (Less one text alone
+is a replacement by a text whose gradient is 0.)
+
+Each condition is needed. With labels the copy that stays brings its own, so that a
+removal exchanges one example for another: 2C where C is claimed. Texts that differ in
+blanks only do the same. Of a unit with several records others may lose or regain as
+many texts. If copies in a test set made training records go, then a record that moves
+from there to the training split would add two texts. Near duplicates form chains: one
+record less may bring back one text, which sends away others. Values that are invented
+per unit tell copies apart, so that a redacted view with such has no lemma.
+"""
+
 import re
-import unicodedata
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from datasketch import MinHash, MinHashLSH
 
 from dptune.data.records import Record
+from dptune.privacy import PrivacyUnit
 
 SHINGLE_WORDS = 3
 NUM_PERMUTATIONS = 128
 _RECALL = 0.99
 _WORD = re.compile(r"\w+")
-_SPACE = re.compile(r"\s+")
+
+
+class Duplicates(StrEnum):
+    """What becomes of records that repeat another one.
+
+    * `AUTO`: `EXACT` where the lemma above holds, else `WITHIN_UNITS`.
+    * `KEEP`: all stay; where rows of a table were written out as text, equal rows are
+      different people.
+    * `WITHIN_UNITS`: a unit's copies of its own texts go.
+    * `EXACT`: copies go, whoever owns them.
+    * `NEAR`: near ones as well; templated dialogues are near duplicates by nature.
+    """
+
+    AUTO = "auto"
+    KEEP = "keep"
+    WITHIN_UNITS = "drop_within_units"
+    EXACT = "drop_exact"
+    NEAR = "drop_near"
+
+    def resolved(self, *, privacy_unit: PrivacyUnit, has_labels: bool) -> "Duplicates":
+        """Say what `AUTO` stands for; both arguments are public."""
+        if self is not Duplicates.AUTO:
+            return self
+        if privacy_unit is PrivacyUnit.RECORD and not has_labels:
+            return Duplicates.EXACT
+        return Duplicates.WITHIN_UNITS
+
+    def is_free(self, *, privacy_unit: PrivacyUnit, has_labels: bool) -> bool:
+        """Whether claims hold for the data as they were before anything was dropped."""
+        known = self.resolved(privacy_unit=privacy_unit, has_labels=has_labels)
+        if known is Duplicates.EXACT:
+            return privacy_unit is PrivacyUnit.RECORD and not has_labels
+        return known is not Duplicates.NEAR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +87,7 @@ class Deduplication:
 
     Args:
         kept: indices of the records that stay, ascending.
-        num_exact: exact duplicates, dropped or not.
+        num_exact: exact duplicates of any record, dropped or not.
         num_near: near duplicates among the rest, dropped or not.
         num_across_units: dropped records whose kept copy belongs to another unit.
     """
@@ -35,45 +98,27 @@ class Deduplication:
     num_across_units: int
 
 
-def normalize_text(text: str) -> str:
-    """Compose Unicode (NFC) and turn every run of white space into one blank."""
-    return _SPACE.sub(" ", unicodedata.normalize("NFC", text)).strip()
-
-
-def text_digest(text: str) -> bytes:
-    """Return the SHA-256 of the normalised text."""
-    return hashlib.sha256(normalize_text(text).encode()).digest()
-
-
 def deduplicate(
     records: Sequence[Record],
     *,
+    duplicates: Duplicates,
     near_duplicate_threshold: float | None,
-    drop_exact_duplicates: bool = True,
-    drop_near_duplicates: bool = False,
 ) -> Deduplication:
-    """Count exact and near duplicates; drop the exact ones, and near ones on demand.
+    """Count exact and near duplicates, and drop some.
 
-    The first copy stays, except that a copy of a split that the source itself decides
-    wins: test before validation before train, so that published test sets stay whole.
-    Near means a Jaccard similarity of word 3-grams of at least the threshold; MinHash
-    with 128 permutations proposes pairs, which are then compared exactly (up to
-    collisions of 32-bit hashes): a reported pair is near, and at most about one in a
-    hundred is missed.
+    The first copy stays, of training before validation before test: what is trained on
+    must not follow from records that are held out, see the module. Near means a Jaccard
+    similarity of word 3-grams of at least the threshold; MinHash with 128 permutations
+    proposes pairs, which are then compared exactly (up to collisions of 32-bit hashes):
+    a reported pair is near, and at most about one in a hundred is missed.
 
-    Privacy: within one unit this is a function of that unit. Across units, dropping
-    makes one unit's data depend on another's: removing the unit that owns the kept copy
-    brings the dropped copy back. For exact copies of one-record units the set of texts
-    stays the same; in every other case a claim under add/remove-one must name
-    `num_across_units` as an assumption or be made for larger groups.
+    **Privacy**: within one unit this is a function of that unit; what it is across
+    units the module says.
 
     Args:
-        records: checked records.
+        records: checked records, with their splits.
+        duplicates: what to drop; not `AUTO`.
         near_duplicate_threshold: Jaccard similarity in (0, 1]; None counts none.
-        drop_exact_duplicates: drop them; keep them where rows of a table were written
-            out as text and equal rows are different people.
-        drop_near_duplicates: drop them; templated dialogues are near duplicates by
-            nature, hence off by default.
 
     References:
         Lee et al. (2022), "Deduplicating training data makes language models better",
@@ -81,13 +126,17 @@ def deduplicate(
         systems", section 4.
     """
     order = sorted(range(len(records)), key=lambda i: _rank(records[i]))
-    copies = _exact_copies(records, order)
+    copies = _copies([row.text for row in records], order)
     rest = [i for i in order if i not in copies]
     near: dict[int, int] = {}
     if near_duplicate_threshold is not None:
         near = _near_copies(records, rest, near_duplicate_threshold)
-    dropped = copies if drop_exact_duplicates else {}
-    dropped = dropped | near if drop_near_duplicates else dropped
+    own = _copies([(row.unit_id, row.text) for row in records], order)
+    dropped = {
+        Duplicates.WITHIN_UNITS: own,
+        Duplicates.EXACT: copies,
+        Duplicates.NEAR: copies | near,
+    }.get(duplicates, {})
     return Deduplication(
         kept=tuple(i for i in range(len(records)) if i not in dropped),
         num_exact=len(copies),
@@ -99,19 +148,15 @@ def deduplicate(
 
 
 def _rank(record: Record) -> int:
-    """Order splits by how much they are worth keeping whole."""
-    return {"test": 0, "validation": 1}.get(record.split or "train", 2)
+    """Order splits: nothing held out decides what is trained on."""
+    return {"test": 2, "validation": 1}.get(record.split or "train", 0)
 
 
-def _exact_copies(records: Sequence[Record], order: Sequence[int]) -> dict[int, int]:
-    """Map each copy to the record it copies."""
-    first: dict[bytes, int] = {}
-    copies = {}
-    for i in order:
-        original = first.setdefault(text_digest(records[i].text), i)
-        if original != i:
-            copies[i] = original
-    return copies
+def _copies(values: Sequence[object], order: Sequence[int]) -> dict[int, int]:
+    """Map each index whose value was there before to the first that has it."""
+    first: dict[object, int] = {}
+    found = {i: first.setdefault(values[i], i) for i in order}
+    return {i: original for i, original in found.items() if i != original}
 
 
 def _near_copies(

@@ -58,11 +58,18 @@ class RawRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Record:
-    """A checked record. Its text is hidden from `repr`."""
+    """A checked record. Its text is hidden from `repr`.
+
+    Args:
+        draw_key: what draws of splits and samples go by: the unit; where that is known
+            by a hash of its content, the hash without the number that tells copies
+            apart, which follows from how many others there are.
+    """
 
     id: str
     text: str
     unit_id: str
+    draw_key: str
     split: str | None
     label: int | str | None
     location: str

@@ -3,6 +3,7 @@
 Paths may be relative; `data_root` of the reader says to what. Nothing is opened here.
 """
 
+import os.path
 import string
 from collections.abc import Mapping
 from pathlib import Path
@@ -368,6 +369,29 @@ def describe_source(source: DataSource) -> str:
         case _:
             names = ", ".join(display_name(path) for _, path in source.files())
     return f"{source.kind}: {names}"
+
+
+def shares_data(one: DataSource, other: DataSource) -> bool:
+    """Tell whether two sources are one, or name a file or a data set in common.
+
+    Looks at names alone: a copy under another name, or a link, is not found.
+    """
+    return one == other or bool(_names_of(one) & _names_of(other))
+
+
+def _names_of(source: DataSource) -> frozenset[str]:
+    """Name the files of a source, or what the hub or the generator calls it."""
+    match source:
+        case HubSource():
+            parts = [part for _, part in source.splits()]
+            return frozenset(f"{source.name}@{source.config}@{p}" for p in parts)
+        case SyntheticSource():
+            return frozenset([f"synthetic@{source.private}@{source.seed}"])
+        case FolderSource():
+            paths = [path / source.pattern for _, path in source.files()]
+        case _:
+            paths = [path for _, path in source.files()]
+    return frozenset(map(os.path.normpath, paths))
 
 
 def display_name(path: Path) -> str:

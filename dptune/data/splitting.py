@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from dptune.data.problems import ProblemLog
@@ -55,7 +56,11 @@ class SplitSettings:
 
 
 def assign_splits(
-    records: Sequence[Record], *, settings: SplitSettings, seed: int
+    records: Sequence[Record],
+    *,
+    settings: SplitSettings,
+    seed: int,
+    given: AbstractSet[str] = frozenset(),
 ) -> list[Record]:
     """Give every record its split.
 
@@ -67,8 +72,8 @@ def assign_splits(
             another split has yet to be cut.
         settings: expected shares.
         seed: public; another seed gives another split.
+        given: splits that the source decides; the others are cut.
     """
-    given = {record.split for record in records}
     shares = {
         "test": 0.0 if "test" in given else settings.test,
         "validation": 0.0 if "validation" in given else settings.validation,
@@ -76,14 +81,14 @@ def assign_splits(
     return [
         record
         if record.split not in (None, "train")
-        else replace(record, split=_draw(record.unit_id, shares, seed))
+        else replace(record, split=_draw(record.draw_key, shares, seed))
         for record in records
     ]
 
 
-def _draw(unit_id: str, shares: dict[str, float], seed: int) -> str:
+def _draw(key: str, shares: dict[str, float], seed: int) -> str:
     """Place a unit by its hashed id."""
-    fraction = seeded_fraction(unit_id, seed=seed, purpose="split")
+    fraction = seeded_fraction(key, seed=seed, purpose="split")
     for split, share in shares.items():
         if fraction < share:
             return split
@@ -102,6 +107,27 @@ def check_leaks(records: Sequence[Record], *, log: ProblemLog) -> None:
                 record.location,
                 "privacy unit must be in one split, got one in several.",
                 "Let dptune split (one path, no split_column), or repair the files.",
+            )
+
+
+def check_given_by_column(
+    records: Sequence[Record], *, given: AbstractSet[str], log: ProblemLog
+) -> None:
+    """Report splits of a column that hang on one unit.
+
+    Whether a split is cut from training or given would be that unit's doing, and its
+    removal would move all others.
+    """
+    units = defaultdict(set)
+    for record in records:
+        units[record.split].add(record.unit_id)
+    for split in sorted(given):
+        if len(units[split]) == 1:
+            log.add(
+                f"split {split}",
+                "must hold at least 2 privacy units, got 1: one unit would decide "
+                "whether the split is given.",
+                "Name more units in split_column, or let dptune split.",
             )
 
 

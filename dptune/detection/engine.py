@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dptune.detection.endpoint import Endpoint
 
 ENTRY_POINTS = "dptune.recognizers"
+READ_ONE_TEXT = frozenset({"patterns", "lexicon", "spacy", "presidio", "gliner"})
+"""Recognizers whose marks of a text follow from that text and public files alone."""
 
 
 class DetectionEngine:

@@ -135,10 +135,16 @@ def extended(
         ConfigError: the lists were made with another key.
     """
     check_key(lists, key)
-    denied = {entry.name: entry for entry in (*lists.deny, *deny)}
+    more = ReviewLists(key_check=key.check, allow=tuple(allow), deny=tuple(deny))
+    return united(lists, more)
+
+
+def united(one: ReviewLists, other: ReviewLists) -> ReviewLists:
+    """Put two lists of one key together."""
+    denied = {entry.name: entry for entry in (*one.deny, *other.deny)}
     return ReviewLists(
-        key_check=key.check,
-        allow=tuple(sorted({*lists.allow, *allow})),
+        key_check=one.key_check or other.key_check,
+        allow=tuple(sorted({*one.allow, *other.allow})),
         deny=tuple(denied[name] for name in sorted(denied)),
     )
 

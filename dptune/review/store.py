@@ -9,7 +9,7 @@ import fcntl
 import hmac
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,19 @@ from typing import Any, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
+from dptune.accounting.assumptions import Assumption
 from dptune.detection.recognizer import fingerprint_of
 from dptune.errors import ArtifactError, ConfigError, Problem
 from dptune.results import Interval, Report
 from dptune.review.decisions import Verdict
-from dptune.review.lists import ListKey, ReviewLists, check_key
+from dptune.review.lists import (
+    DenyEntry,
+    ListKey,
+    ReviewLists,
+    check_key,
+    extended,
+    united,
+)
 from dptune.review.sample import SampledSentence
 
 RecordT = TypeVar("RecordT", bound="_Sealed")
@@ -74,6 +82,8 @@ class SampleRecord(_Sealed):
         created: UTC, ISO 8601.
         screened: these are all sentences of the part that a stage trains on without
             noise, for people to read. Its rate is that of the part, not of the corpus.
+        data_set: whose records these are, as the budget knows them; empty in samples of
+            before lists belonged to a data set.
     """
 
     id: str = Field(pattern=r"^[0-9a-f]{16}$")
@@ -88,10 +98,11 @@ class SampleRecord(_Sealed):
     sentences: tuple[SampledSentence, ...]
     created: str
     screened: bool = False
+    data_set: str = ""
 
     def _body(self) -> str:
-        """Leave the newest field out where it is empty: older seals stay valid."""
-        newest = set() if self.screened else {"screened"}
+        """Leave newer fields out where they are empty: older seals stay valid."""
+        newest = {name for name in ("screened", "data_set") if not getattr(self, name)}
         return self.model_dump_json(exclude=newest)
 
 
@@ -105,6 +116,7 @@ class ReviewRecord(_Sealed):
         lists: with which the rate holds.
         num_missed: words.
         imported: UTC, ISO 8601.
+        public: whoever imported them declared that the phrases are public.
     """
 
     sample: str
@@ -116,6 +128,60 @@ class ReviewRecord(_Sealed):
     num_false_alarms: int = 0
     num_charged: int = 0
     imported: str
+    public: bool = False
+
+    def _body(self) -> str:
+        """Leave the newest field out where it is empty: older seals stay valid."""
+        newest = set() if self.public else {"public"}
+        return self.model_dump_json(exclude=newest)
+
+
+class ListsOfProject(Report):
+    """All lists of a project.
+
+    Phrases that were read in records act on the data set of these records alone:
+    elsewhere they would carry what one data set holds into a model of another, whose
+    budget knows nothing of it.
+
+    Args:
+        of_data_set: by the name that the budget knows the data set by.
+        public: phrases that were declared public; they act everywhere.
+    """
+
+    of_data_set: dict[str, ReviewLists] = Field(default_factory=dict)
+    public: ReviewLists = ReviewLists()
+
+    def acting_on(self, data_set: str) -> ReviewLists:
+        """Return all phrases that act on a data set."""
+        return united(self.of_data_set.get(data_set, ReviewLists()), self.public)
+
+    def assumptions(self, data_set: str) -> tuple[Assumption, ...]:
+        """Name what marks by these lists rest on."""
+        found = []
+        if self.acting_on(data_set).fingerprint != self.public.fingerprint:
+            found.append(Assumption.PRIVATE_REVIEW_LISTS)
+        if self.public.fingerprint:
+            found.append(Assumption.PUBLIC_REVIEW_LISTS)
+        return tuple(found)
+
+    def extended(
+        self,
+        data_set: str,
+        key: ListKey,
+        *,
+        public: bool,
+        allow: Iterable[str],
+        deny: Iterable[DenyEntry],
+    ) -> "ListsOfProject":
+        """Add entries to the list of a data set, or to the public one."""
+        if public:
+            longer = extended(self.public, key, allow=allow, deny=deny)
+            return self.model_copy(update={"public": longer})
+        own = self.of_data_set.get(data_set, ReviewLists())
+        longer = extended(own, key, allow=allow, deny=deny)
+        return self.model_copy(
+            update={"of_data_set": {**self.of_data_set, data_set: longer}}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +189,7 @@ class ReviewState:
     """All that was reviewed, oldest first, and the lists as they are now."""
 
     key: ListKey
-    lists: ReviewLists
+    lists: ListsOfProject
     samples: tuple[SampleRecord, ...] = ()
     reviews: tuple[ReviewRecord, ...] = ()
 
@@ -175,16 +241,20 @@ class ReviewStore:
 
         Raises:
             ArtifactError: a file is damaged, edited, or sealed with another key.
-            ConfigError: the lists were made with another key.
+            ConfigError: the lists were made with another key, or before lists belonged
+                to a data set.
         """
         file = self._folder / "lists.json"
         lists = _Lists()
         if file.is_file():
             lists = _load(_Lists, file).check_seal(key, file.name)
-        check_key(lists.lists, key)
+        _refuse_homeless(lists)
+        check_key(lists.of_project.public, key)
+        for own in lists.of_project.of_data_set.values():
+            check_key(own, key)
         return ReviewState(
             key=key,
-            lists=lists.lists,
+            lists=lists.of_project,
             samples=tuple(
                 sorted(self._all(SampleRecord, "samples", key), key=_created)
             ),
@@ -198,14 +268,14 @@ class ReviewStore:
         self._write("samples", record.id, record.sealed(key))
 
     def add_review(
-        self, record: ReviewRecord, key: ListKey, *, lists: ReviewLists
+        self, record: ReviewRecord, key: ListKey, *, lists: ListsOfProject
     ) -> None:
         """Keep decisions and the lists as they are with them; the lists go first.
 
         A crash between the two leaves more marked or less, and no rate: never a rate
         of lists that are not there.
         """
-        self._write("", "lists", _Lists(lists=lists).sealed(key))
+        self._write("", "lists", _Lists(of_project=lists).sealed(key))
         self._write("reviews", record.sample, record.sealed(key))
 
     @contextmanager
@@ -235,9 +305,26 @@ class ReviewStore:
 
 
 class _Lists(_Sealed):
-    """The file of lists."""
+    """The file of lists; `lists` held them before they belonged to a data set."""
 
     lists: ReviewLists = ReviewLists()
+    of_project: ListsOfProject = ListsOfProject()
+
+    def _body(self) -> str:
+        """Leave the newest field out where it is empty: older seals stay valid."""
+        newest = {"of_project"} if self.of_project == ListsOfProject() else set()
+        return self.model_dump_json(exclude=newest)
+
+
+def _refuse_homeless(file: _Lists) -> None:
+    """Refuse lists of which nobody knows whose records they were read off."""
+    if file.lists.fingerprint:
+        raise ConfigError(
+            "lists.json must say of which data set each list is, but was made before "
+            "lists belonged to one: it acted on every corpus of the project. Move the "
+            "file away, export a new sample (`python run.py review export`) and import "
+            "its decisions; or set detection.use_review: false."
+        )
 
 
 def write_private(file: Path, content: str) -> None:

@@ -8,7 +8,7 @@ from dptune.dpsgd.plan import GradientPlan, is_adaptive
 from dptune.mechanisms.sa_adp import PROTECTED
 from dptune.planning import release_event
 from dptune.privacy import Notion, PrivacyUnit, UnitsFrom
-from dptune.recipes import View
+from dptune.recipes import StageSettings, View
 from dptune.redaction.operators import Operator
 from dptune.results import CorpusReport
 from dptune.stages import StagePlan
@@ -99,6 +99,7 @@ def stage_entry(
                 plan.settings.view,
                 noisy=private,
                 screened=read is not None and bool(read.screened_by),
+                sees_marks=sees_marks(plan.settings),
             ),
             *_NUM_UNITS[plan.units_from],
             *([Assumption.PUBLIC_WORD_LIST] if plan.settings.token_weights else []),
@@ -126,7 +127,12 @@ def _tiered_entry(
     """
     training = plan.with_noise(plan.noise_multiplier or 0.0)
     assumptions = (
-        *assumptions_of(corpus, plan.settings.view, noisy=True),
+        *assumptions_of(
+            corpus,
+            plan.settings.view,
+            noisy=True,
+            sees_marks=sees_marks(plan.settings),
+        ),
         *_about_secrets(corpus),
         *_NUM_UNITS[plan.units_from],
         Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
@@ -197,7 +203,12 @@ def _forward_entry(
         num_steps=num_steps,
         max_grad_norm=forward.max_norm,
         assumptions=(
-            *assumptions_of(corpus, plan.settings.view, noisy=True),
+            *assumptions_of(
+                corpus,
+                plan.settings.view,
+                noisy=True,
+                sees_marks=sees_marks(plan.settings),
+            ),
             Assumption.LABELS_ARE_SENT,
         ),
         nominal_epsilon=plan.nominal_epsilon,
@@ -234,14 +245,33 @@ def release_entry(
         dp_event=release_event(noise_multiplier),
         num_steps=1,
         noise_multiplier=noise_multiplier,
-        assumptions=assumptions_of(corpus, View.ORIGINAL),
+        assumptions=assumptions_of(
+            corpus, View.ORIGINAL, sees_marks=what != RELEASED_UNITS
+        ),
         nominal_epsilon=nominal_epsilon,
         fixed_seed=fixed_seed,
     )
 
 
+def sees_marks(settings: StageSettings) -> bool:
+    """Whether what a stage trains on depends on what was marked in the records.
+
+    Which records are `screened` does not, but that stage reads the redacted view.
+    """
+    return (
+        settings.view is View.REDACTED
+        or settings.token_weights is not None
+        or settings.tiers is not None
+    )
+
+
 def assumptions_of(
-    corpus: CorpusReport, view: View, *, noisy: bool = False, screened: bool = False
+    corpus: CorpusReport,
+    view: View,
+    *,
+    noisy: bool = False,
+    screened: bool = False,
+    sees_marks: bool = False,
 ) -> tuple[Assumption, ...]:
     """Name what a stage on this corpus takes for granted, and nothing that is untrue.
 
@@ -253,12 +283,25 @@ def assumptions_of(
 
     A noisy stage on the redacted view trusts no detector: its noise is charged, and
     what was missed is covered by it. A `screened` one trusts those who read it instead.
+
+    Whatever lets one unit reach the data of others before the clip is named, see the
+    table in docs/GUARANTEES.md. What makes marks depend on other records matters to
+    stages that see marks, noisy ones too: noise is for the sum of one unit.
     """
     found = list(_ALWAYS)
-    if corpus.deduplicated:
+    tells_copies_apart = (
+        view is View.REDACTED
+        and corpus.redaction == Operator.PSEUDONYM.value
+        and corpus.privacy_unit == PrivacyUnit.RECORD
+    )
+    is_free = corpus.duplicates_are_free and not tells_copies_apart
+    if corpus.deduplicated and not is_free:
         found.append(Assumption.DEDUPLICATED_CORPUS)
     if corpus.sampled:
         found.append(Assumption.SAMPLED_CORPUS)
+    found += map(Assumption, corpus.assumes)
+    if sees_marks:
+        found += map(Assumption, corpus.marks_assume)
     if view is View.REDACTED and not noisy:
         hides = corpus.redaction in HIDING_OPERATORS
         found += [

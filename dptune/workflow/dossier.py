@@ -218,7 +218,8 @@ class Dossier(Report):
             sampling_assumed=self._sampling_assumed(),
             sampling_actual=self._sampling_actual(),
             fixed_seed=any(entry.fixed_seed for entry in self.ledger.entries),
-            deduplicated=self.corpus.deduplicated,
+            deduplicated=self.corpus.deduplicated
+            and not self.corpus.duplicates_are_free,
             budget=self.budget,
             detection=self.detection,
             missing_rate_source=self.missing_rate_source,

@@ -7,6 +7,7 @@ from datasets import List, Value
 from dptune.config import DataSettings, PretrainingSettings
 from dptune.data.building import build_corpus
 from dptune.data.corpus import Corpus
+from dptune.data.deduplication import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.data.splitting import SplitSettings
 from dptune.data.synthetic import gold_spans
@@ -40,11 +41,11 @@ def read_corpus(
         privacy_unit=data.privacy_unit,
         data_root=data_root,
         splits=SplitSettings(validation=data.splits.validation, test=data.splits.test),
-        drop_exact_duplicates=data.drop_exact_duplicates,
+        duplicates=data.duplicates,
         near_duplicate_threshold=data.near_duplicate_threshold,
-        drop_near_duplicates=data.drop_near_duplicates,
         max_characters=data.max_characters,
         min_records=data.min_records,
+        sample_share=data.sample_share,
         max_records=data.max_records,
         allow_content_hash_ids=data.allow_content_hash_ids,
         seed=data.seed,
@@ -75,6 +76,7 @@ def read_public(
         settings.source,
         privacy_unit=PrivacyUnit.RECORD,
         data_root=data_root,
+        duplicates=Duplicates.EXACT,
         near_duplicate_threshold=None,
         allow_content_hash_ids=True,
         validate=validate,

@@ -21,6 +21,7 @@ from dptune.models.loading import LoadedModel
 from dptune.planning import RunPlan
 from dptune.privacy import UnitsFrom
 from dptune.stages import StagePlan
+from dptune.workflow.charging import sees_marks
 from dptune.workflow.forward import PublicText
 from dptune.workflow.job import TrainingJob, load_start
 from dptune.workflow.screening import screened_rows
@@ -94,7 +95,7 @@ class StageInputs:
 
     def key(self) -> str:
         """Name this computation: equal keys may share a finished result."""
-        values = {
+        values: dict[str, object] = {
             "model": self.model.digest,
             "corpus": self.corpus.fingerprint,
             "texts": _texts_digest(
@@ -109,12 +110,20 @@ class StageInputs:
         }
         if self.plan.settings.local is not None and self.public_text is not None:
             values["public"] = self.public_text.source.model_dump(mode="json")
+        if rests_on := self._rests_on():
+            values["rests_on"] = rests_on
         if self.repetition:
             values["repetition"] = self.repetition
         if self.tier_of is not None:
             values["tiers"] = self.tier_of
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def _rests_on(self) -> list[str]:
+        """Name what the claim rests on, so that no entry without it is taken over."""
+        report = self.corpus.report
+        marks = report.marks_assume if sees_marks(self.plan.settings) else ()
+        return sorted({*report.assumes, *marks})
 
 
 def load_stage(

@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 
 from datasets import Dataset
 
+from dptune.accounting.assumptions import Assumption
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import apply_setting
 from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.detection.engine import (
+    READ_ONE_TEXT,
     DetectionEngine,
     detect_dataset,
     detection_report,
@@ -19,7 +21,7 @@ from dptune.detection.missing import MissCounts, count_misses, missing_rate
 from dptune.detection.shards import SpanShard, detect_shard, merge_shards
 from dptune.errors import ConfigError
 from dptune.results import DetectionReport, Interval
-from dptune.review.lists import with_lists
+from dptune.review.lists import ReviewLists, with_lists
 from dptune.review.store import MeasuredRate, ReviewState, measured_rate
 from dptune.workflow.auditing import count_detected
 from dptune.workflow.detectors import engine_of
@@ -32,6 +34,7 @@ def label_corpus(
     settings: DetectionSettings,
     *,
     corpus_is_public: bool,
+    data_set: str,
     review: ReviewState | None = None,
     access: LlmAccess = NO_ACCESS,
     shards: Sequence[SpanShard] = (),
@@ -48,6 +51,7 @@ def label_corpus(
         canaries: whose setting is applied to the labels.
         settings: which recognizers.
         corpus_is_public: nothing needs to be found.
+        data_set: whose lists act, beside public ones.
         review: lists and reviews of the project, if there are any.
         access: of the recognizer `llm`.
         shards: of every part of the corpus, from `label_shard`; without any, all of it
@@ -55,7 +59,8 @@ def label_corpus(
         on_progress: called with the number of records done.
 
     Returns:
-        the corpus with a `spans` column, the canaries' setting applied, and the report.
+        the corpus with a `spans` column, the canaries' setting applied, which says what
+        its marks rest on; and the report.
 
     Raises:
         DetectionError: nothing was found although the corpus is not public.
@@ -63,7 +68,7 @@ def label_corpus(
     """
     base = engine_of(settings, access)
     state = review if settings.use_review else None
-    engine = _with_lists(base, state, settings)
+    engine = _with_lists(base, state, settings, data_set)
     if shards:
         labelled = merge_shards(corpus.dataset, engine, shards)
     else:
@@ -75,7 +80,7 @@ def label_corpus(
         )
     report = detection_report(labelled, engine, corpus.fingerprint)
     refuse_if_nothing_found(report, corpus_is_public=corpus_is_public)
-    measured = _missing_rate(labelled, corpus, base, settings, state)
+    measured = _missing_rate(labelled, corpus, base, settings, state, data_set=data_set)
     marked = apply_setting(labelled, canaries)
     report = report.model_copy(
         update={
@@ -89,7 +94,19 @@ def label_corpus(
     )
     if GOLD in marked.column_names:
         marked = marked.remove_columns(GOLD)
-    return corpus.with_dataset(marked), report
+    return corpus.marked(
+        marked, assumes=_assumptions(settings, state, data_set)
+    ), report
+
+
+def _assumptions(
+    settings: DetectionSettings, state: ReviewState | None, data_set: str
+) -> list[str]:
+    """Name what makes the marks of one record depend on others."""
+    found = list(state.lists.assumptions(data_set)) if state else []
+    if not READ_ONE_TEXT.issuperset(settings.recognizers):
+        found.append(Assumption.MARKS_FOLLOW_ONE_TEXT)
+    return [assumption.value for assumption in found]
 
 
 def label_shard(
@@ -98,6 +115,7 @@ def label_shard(
     *,
     index: int,
     num_shards: int,
+    data_set: str,
     review: ReviewState | None = None,
     access: LlmAccess = NO_ACCESS,
     on_progress: Callable[[int], None] | None = None,
@@ -109,6 +127,7 @@ def label_shard(
         settings: which recognizers.
         index: of the part, in [0, num_shards).
         num_shards: how many parts there are.
+        data_set: whose lists act, beside public ones.
         review: lists and reviews of the project, if there are any.
         access: of the recognizer `llm`.
         on_progress: called with the number of records done.
@@ -116,7 +135,7 @@ def label_shard(
     state = review if settings.use_review else None
     return detect_shard(
         corpus.dataset,
-        _with_lists(engine_of(settings, access), state, settings),
+        _with_lists(engine_of(settings, access), state, settings, data_set),
         index=index,
         num_shards=num_shards,
         num_proc=settings.num_processes,
@@ -125,17 +144,21 @@ def label_shard(
 
 
 def _with_lists(
-    base: DetectionEngine, state: ReviewState | None, settings: DetectionSettings
+    base: DetectionEngine,
+    state: ReviewState | None,
+    settings: DetectionSettings,
+    data_set: str,
 ) -> DetectionEngine:
     """Let the engine keep to the lists; refuse others than the run was planned with."""
-    found = state.lists.fingerprint if state else ""
-    if settings.review_lists not in ("", found):
+    lists = state.lists.acting_on(data_set) if state else ReviewLists()
+    if settings.review_lists not in ("", lists.fingerprint):
         raise ConfigError(
-            f"detection.review_lists must be the digest of the project's lists, got "
-            f"{settings.review_lists[:12]} where they are {found[:12] or 'empty'}. "
-            "Leave it out to use them as they are."
+            f"detection.review_lists must be the digest of the data set's lists, got "
+            f"{settings.review_lists[:12]} where they are "
+            f"{lists.fingerprint[:12] or 'empty'}. Leave it out to use them as they "
+            "are."
         )
-    return with_lists(base, state.lists, state.key) if state else base
+    return with_lists(base, lists, state.key) if state else base
 
 
 def _missing_rate(
@@ -144,6 +167,8 @@ def _missing_rate(
     base: DetectionEngine,
     settings: DetectionSettings,
     state: ReviewState | None,
+    *,
+    data_set: str,
 ) -> MeasuredRate:
     """Measure the missing rate on gold spans, or quote a review, or a declaration."""
     if GOLD in labelled.column_names:
@@ -158,7 +183,7 @@ def _missing_rate(
             state,
             corpus=corpus.fingerprint,
             detector=base.fingerprint,
-            lists=state.lists,
+            lists=state.lists.acting_on(data_set),
         )
     declared, upper = settings.missing_rate, settings.missing_rate_upper
     if found.rate is not None or declared is None or upper is None:

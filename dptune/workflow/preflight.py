@@ -234,11 +234,11 @@ def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
     if corpus.deduplicated:
         problems.append(
             Problem(
-                path="data.drop_exact_duplicates",
-                message="must be false for a selective guarantee: which records stay "
+                path="data.duplicates",
+                message="must be keep for a selective guarantee: which records stay "
                 "would depend on their secrets.",
-                next_step="Set it, and drop_near_duplicates, to false; or deduplicate "
-                "the source on its redacted text.",
+                next_step="Set it to keep; or deduplicate the source on its redacted "
+                "text.",
             )
         )
     operator = config.redaction.operator.value

@@ -11,7 +11,7 @@ import numpy as np
 from dptune.config import DataSettings, TrainConfig
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.detection.engine import detect_dataset
-from dptune.errors import DataError
+from dptune.errors import ConfigError, DataError
 from dptune.review.decisions import check_decisions, merged, read_decisions
 from dptune.review.findings import Findings, findings
 from dptune.review.lists import ListKey, ReviewLists, extended, with_lists
@@ -71,7 +71,9 @@ def export_sample(
         on_progress: called with the number of records that were marked.
     """
     corpus = read_corpus(config.data, data_root=data_root)
-    lists = store.read(key).lists if config.detection.use_review else ReviewLists()
+    lists = ReviewLists()
+    if config.detection.use_review:
+        lists = store.read(key).lists.acting_on(config.budget.data_set)
     base = engine_of(config.detection, access)
     engine = with_lists(base, lists, key)
     labelled = detect_dataset(
@@ -101,13 +103,19 @@ def export_sample(
         sentences=tuple(excerpt.sentence for excerpt in drawn.excerpts),
         created=_now(),
         screened=screened,
+        data_set=config.budget.data_set,
     )
     store.add_sample(record, key)
     return record, drawn
 
 
 def import_decisions(
-    content: bytes, *, data_root: Path, store: ReviewStore, key: ListKey
+    content: bytes,
+    *,
+    data_root: Path,
+    store: ReviewStore,
+    key: ListKey,
+    public: bool = False,
 ) -> Imported:
     """Take decisions back. Nothing is stored unless all of them fit.
 
@@ -120,6 +128,9 @@ def import_decisions(
         data_root: folder that relative paths start from.
         store: knows the sample.
         key: that the sample was drawn with.
+        public: the phrases are declared public: they act on every data set, and claims
+            take them as public. Else they act on the sample's data set alone, and make
+            its claims conditional.
 
     Raises:
         ConfigError, DataError: with everything that is wrong, and no text.
@@ -128,16 +139,25 @@ def import_decisions(
     with store.locked():
         state = store.read(key)
         sample = state.sample(file.sample)
+        if not sample.data_set:
+            raise ConfigError(
+                f"sample {sample.id} must say of which data set it is, but was drawn "
+                "before lists belonged to one. Export a new sample."
+            )
         earlier = state.review(sample.id)
         verdicts = merged(
             earlier.verdicts if earlier else {}, check_decisions(file, sample.sentences)
         )
-        record = ReviewRecord(sample=sample.id, verdicts=verdicts, imported=_now())
+        record = ReviewRecord(
+            sample=sample.id, verdicts=verdicts, imported=_now(), public=public
+        )
         if len(verdicts) < len(sample.sentences):
             store.add_review(record, key, lists=state.lists)
             return Imported(sample=sample, num_decided=len(verdicts))
         found = _findings(sample, record, data_root=data_root, key=key)
-        lists = extended(state.lists, key, allow=found.allow, deny=found.deny)
+        lists = state.lists.extended(
+            sample.data_set, key, public=public, allow=found.allow, deny=found.deny
+        )
         measured = {
             "rate": found.rate,
             "interval": found.interval,
@@ -147,12 +167,13 @@ def import_decisions(
             "num_charged": found.num_charged,
         }
         store.add_review(record.model_copy(update=measured), key, lists=lists)
+    before, after = (one.acting_on(sample.data_set) for one in (state.lists, lists))
     return Imported(
         sample=sample,
         num_decided=len(verdicts),
         found=found,
-        new_deny=len(lists.deny) - len(state.lists.deny),
-        new_allow=len(lists.allow) - len(state.lists.allow),
+        new_deny=len(after.deny) - len(before.deny),
+        new_allow=len(after.allow) - len(before.allow),
     )
 
 

@@ -182,6 +182,7 @@ def _key(
         settings.model_dump(mode="json", exclude={"judge"}),  # it reads no counts
         recipe,
         seed,
+        *sorted({*labelled.report.assumes, *labelled.report.marks_assume}),
     ]
     name = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return f"counts-{name[:24]}"

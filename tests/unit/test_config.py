@@ -1,5 +1,6 @@
 """One loader for every file under configs/; what it refuses is in tests/unit/cli."""
 
+import json
 import math
 from pathlib import Path
 
@@ -134,6 +135,31 @@ def test_recipe_files_are_not_changed_by_stage_settings():
 )
 def test_override_changes_one_setting(override, read):
     assert read(load(override))
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("drop_exact_duplicates", "duplicates: drop_exact"),
+        ("drop_near_duplicates", "duplicates: keep"),
+    ],
+)
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_old_keys_of_duplicates_are_refused_with_what_to_write_now(key, says, value):
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(f"data.{key}={value}")
+    assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["pretraining.source", "public_text"])
+def test_public_text_that_is_a_file_of_the_private_data_is_refused(name):
+    private = {"kind": "jsonl", "path": "people/./all.jsonl", "id_column": "id"}
+    public = {"kind": "text", "path": "people/all.jsonl"}
+    source = f"data.source={json.dumps(private)}"
+    with pytest.raises(ConfigError, match="must be public text"):
+        load(source, f"model.{name}={json.dumps(public)}")
+    public["path"] = "public/all.txt"
+    assert load(source, f"model.{name}={json.dumps(public)}")
 
 
 def test_later_override_wins():

@@ -18,6 +18,7 @@ from dptune.attacks.planting import (
     canary_rows,
     held_out_count,
     plant,
+    plant_assumes,
     planted_count,
 )
 from dptune.errors import ConfigError, DataError
@@ -264,6 +265,24 @@ def test_appended_canaries_end_records_of_distinct_training_units():
     assert held_out_count(after["text"], canaries) == 0
     other = canary_rows(before, draw_canaries(spec, seed=1))
     assert set(other) != set(rows)
+
+
+def test_hosts_of_canaries_move_with_one_unit_and_say_so():
+    """A unit that is put in takes a canary, and with it moves those of others."""
+    spec = CanarySpec(num_planted=2, num_held_out=0, insertions=2, placement="appended")
+    canaries = draw_canaries(spec, seed=0)
+    whole = host_corpus()
+    texts = dict(zip(whole["id"], plant(whole, canaries)["text"], strict=True))
+    moved = 0
+    for unit in sorted(set(whole["unit_id"])):
+        rest = whole.select([i for i, u in enumerate(whole["unit_id"]) if u != unit])
+        planted = plant(rest, canaries)
+        pairs = zip(planted["id"], planted["text"], strict=True)
+        moved = max(moved, sum(texts[row_id] != text for row_id, text in pairs))
+    assert moved > 1
+    assert plant_assumes(canaries) == ("canary_hosts_are_fixed",)
+    own = spec.model_copy(update={"placement": "own_record"})
+    assert plant_assumes(draw_canaries(own, seed=0)) == ()
 
 
 def test_appended_canaries_without_enough_units_raise():

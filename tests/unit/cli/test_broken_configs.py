@@ -254,8 +254,8 @@ BROKEN = {
         says=("stages.private_finetune.expected_batch_size", "at most the number"),
     ),
     "deduplication and a selective claim": Broken(
-        edit={"data.drop_exact_duplicates": True},
-        says=("data.drop_exact_duplicates", "must be false for a selective guarantee"),
+        edit={"data.duplicates": "drop_exact"},
+        says=("data.duplicates", "must be keep for a selective guarantee"),
     ),
     "hashes as ids and a selective claim": Broken(
         write=write_rows,
@@ -417,14 +417,12 @@ def test_every_problem_is_told_at_once(values, write_config, run_cli):
 
 def test_problems_of_several_parts_are_told_at_once(values, write_config, run_cli):
     edit = PATH_MODEL | {
-        "data.drop_exact_duplicates": True,
+        "data.duplicates": "drop_exact",
         "privacy.target_delta": 0.5,
         "detection": {"recognizers": ["spacy"], "spacy_pipeline": "xx_none"},
     }
     outcome = run_cli("train", write_config(broken(values, edit)))
-    outcome.assert_refused(
-        "xx_none", "target_delta", "drop_exact_duplicates", "directory"
-    )
+    outcome.assert_refused("xx_none", "target_delta", "data.duplicates", "directory")
 
 
 @pytest.mark.parametrize("override", ["privacy", "=4", "privacy.target_epsilon.x=4"])

@@ -61,6 +61,6 @@ def test_near_empty_corpus_after_deduplication_is_refused(
     rows = [{"id": str(i), "text": SENTINEL} for i in range(300)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "a").write_text(lines)
-    values["data"] |= {"source": JSONL, "drop_exact_duplicates": True}
+    values["data"] |= {"source": JSONL, "duplicates": "drop_exact"}
     outcome = run_cli("train", write_config(values))
     outcome.assert_refused("after deduplication")

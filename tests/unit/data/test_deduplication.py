@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptune.data.deduplication import deduplicate, normalize_text
+from dptune.data.deduplication import Duplicates, deduplicate
 from dptune.data.records import Record
 
 
@@ -12,6 +12,7 @@ def record(text, number, *, split=None, unit=None):
         id=str(number),
         text=text,
         unit_id=unit or str(number),
+        draw_key=unit or str(number),
         split=split,
         label=None,
         location="",
@@ -38,37 +39,36 @@ def brute_force(texts, threshold):
     return near
 
 
-def test_normalize_text_composes_and_collapses():
-    assert normalize_text(" a\t\n b\u00a0 e\u0301 ") == "a b \u00e9"
+def drop(rows, duplicates, *, threshold=None):
+    return deduplicate(rows, duplicates=duplicates, near_duplicate_threshold=threshold)
 
 
 def test_deduplicate_exact_copies_keeps_first():
-    found = deduplicate(
-        records("a b", "c", " a\n b ", "A b", "c"), near_duplicate_threshold=None
-    )
-    assert found.kept == (0, 1, 3)
+    found = drop(records("a b", "c", " a\n b ", "A b", "c", "a b"), Duplicates.EXACT)
+    assert found.kept == (0, 1, 2, 3)  # other blanks are another text
     assert (found.num_exact, found.num_near, found.num_across_units) == (2, 0, 2)
 
 
 def test_deduplicate_within_one_unit_is_not_across():
-    found = deduplicate(records("a", "a", unit="u"), near_duplicate_threshold=None)
-    assert (found.num_exact, found.num_across_units) == (1, 0)
+    rows = [*records("a", "a", unit="u"), record("a", 2, unit="v")]
+    within = drop(rows, Duplicates.WITHIN_UNITS)
+    assert (within.kept, within.num_exact, within.num_across_units) == ((0, 2), 2, 0)
+    across = drop(rows, Duplicates.EXACT)
+    assert (across.kept, across.num_across_units) == ((0,), 1)
 
 
-def test_deduplicate_keeps_copies_of_given_test_split():
+def test_deduplicate_lets_nothing_held_out_decide_what_is_trained_on():
     rows = [
-        record("x", 0, split="train"),
+        record("x", 0, split="test"),
         record("x", 1, split="validation"),
-        record("x", 2, split="test"),
-        record("y", 3, split="train"),
+        record("x", 2, split="train"),
+        record("y", 3, split="test"),
     ]
-    assert deduplicate(rows, near_duplicate_threshold=None).kept == (2, 3)
+    assert drop(rows, Duplicates.EXACT).kept == (2, 3)
 
 
 def test_deduplicate_counting_only_keeps_all():
-    found = deduplicate(
-        records("a", "a"), near_duplicate_threshold=None, drop_exact_duplicates=False
-    )
+    found = drop(records("a", "a"), Duplicates.KEEP)
     assert found.kept == (0, 1)
     assert (found.num_exact, found.num_across_units) == (1, 0)
 
@@ -86,9 +86,7 @@ def test_deduplicate_near_agrees_with_brute_force(threshold):
                 copy[place] = source.choice(words)
             texts.append(" ".join(copy))
     expected = brute_force(texts, threshold)
-    found = deduplicate(
-        records(*texts), near_duplicate_threshold=threshold, drop_near_duplicates=True
-    )
+    found = drop(records(*texts), Duplicates.NEAR, threshold=threshold)
     # MinHash may miss a pair at the very threshold, never invent one.
     assert expected - 3 <= found.num_near <= expected
     assert len(found.kept) == len(texts) - found.num_near - found.num_exact
@@ -96,13 +94,13 @@ def test_deduplicate_near_agrees_with_brute_force(threshold):
 
 
 def test_deduplicate_of_short_and_empty_words_does_not_fail():
-    found = deduplicate(records("!", "?", "a", "a b"), near_duplicate_threshold=0.85)
+    found = drop(records("!", "?", "a", "a b"), Duplicates.NEAR, threshold=0.85)
     assert found.kept == (0, 1, 2, 3)
 
 
 def test_deduplicate_keeps_near_copies_by_default():
     text = " ".join(f"w{i}" for i in range(100))
     rows = records(text, f"{text} more")
-    assert deduplicate(rows, near_duplicate_threshold=0.85).kept == (0, 1)
-    found = deduplicate(rows, near_duplicate_threshold=0.85, drop_near_duplicates=True)
+    assert drop(rows, Duplicates.EXACT, threshold=0.85).kept == (0, 1)
+    found = drop(rows, Duplicates.NEAR, threshold=0.85)
     assert (found.kept, found.num_near, found.num_across_units) == ((0,), 1, 1)

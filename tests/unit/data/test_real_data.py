@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from dptune.data.building import build_corpus
+from dptune.data.deduplication import Duplicates
 from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
 from dptune.data.source import parse_source
@@ -102,7 +103,7 @@ def test_diabetes_rows_become_text_of_patients(shared_data):
         shared_data,
         source,
         privacy_unit=PrivacyUnit.USER,
-        drop_exact_duplicates=False,
+        duplicates=Duplicates.KEEP,
         max_records=2000,
     )
     assert sum(corpus.report.num_records.values()) == 2000

@@ -14,7 +14,13 @@ SETTINGS = SplitSettings(validation=0.2, test=0.1)
 
 def record(number, unit, split=None):
     return Record(
-        id=str(number), text="x", unit_id=unit, split=split, label=None, location="row"
+        id=str(number),
+        text="x",
+        unit_id=unit,
+        draw_key=unit,
+        split=split,
+        label=None,
+        location="row",
     )
 
 
@@ -72,7 +78,8 @@ def test_assign_splits_of_another_seed_differs():
 def test_assign_splits_cuts_only_what_the_source_leaves_open():
     rows = [record(i, str(i), "train") for i in range(500)]
     rows.append(record(500, "500", "test"))
-    splits = [row.split for row in assign_splits(rows, settings=SETTINGS, seed=0)]
+    placed = assign_splits(rows, settings=SETTINGS, seed=0, given={"train", "test"})
+    splits = [row.split for row in placed]
     assert splits.count("test") == 1
     assert 50 < splits.count("validation") < 150
 

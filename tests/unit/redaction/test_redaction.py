@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dptune.errors import DetectionError
 from dptune.redaction.engine import Redaction, redact_dataset, redact_text
-from dptune.redaction.operators import MASK, Operator, normalized
+from dptune.redaction.operators import MASK, Operator, normalized, replacement
 from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import Span
 
@@ -35,6 +35,30 @@ SPANS = [span(0, 7), span(12, 19), span(23, 32, "ADDRESS")]
 )
 def test_redact_text_by_operator(operator, wanted):
     assert redact_text(TEXT, SPANS, operator).text == wanted
+
+
+@pytest.mark.parametrize("operator", list(Operator))
+def test_what_replaces_values_of_a_record_knows_no_other_record(operator, monkeypatch):
+    """A number that goes on counting would tell what other records hold."""
+    rows = [
+        (f"{name} met Ann Lee.", f"u{i}") for i, name in enumerate(("Bo", "Ann Lee"))
+    ]
+    marks = [[span(0, 2), span(7, 14)], [span(0, 7), span(12, 19)]]
+
+    def redacted(order):
+        texts = {}
+        for i in order:
+            text, unit = rows[i]
+            texts[unit] = redact_text(
+                text, marks[i], operator, pseudonyms=PSEUDONYMS, unit_id=unit
+            ).text
+        return texts
+
+    assert redacted([0, 1]) == redacted([1, 0]) == redacted([0]) | redacted([1])
+    if operator is Operator.NUMBERED:
+        counting = replacement(operator)
+        monkeypatch.setattr("dptune.redaction.engine.replacement", lambda _: counting)
+        assert redacted([0, 1]) != redacted([1, 0]), "the twin numbers the corpus"
 
 
 def test_redact_text_adjacent_masks_become_one_unless_told():

@@ -4,6 +4,7 @@ import pytest
 
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
+from dptune.data.deduplication import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.models.bundle import ModelBundle
 from dptune.models.loading import load_model, model_digest
@@ -22,7 +23,7 @@ def corpus():
     return build_corpus(
         SyntheticSource(num_records=40, seed=2),
         privacy_unit=PrivacyUnit.RECORD,
-        drop_exact_duplicates=False,
+        duplicates=Duplicates.KEEP,
     )
 
 

@@ -9,7 +9,7 @@ from dptune.accounting.events import mechanism_counts
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.privacy import Notion
 from dptune.recipes import View
-from dptune.workflow.charging import assumptions_of, stage_entry
+from dptune.workflow.charging import assumptions_of, release_entry, stage_entry
 
 from .conftest import run_plan, stage
 
@@ -68,16 +68,86 @@ def test_anything_that_reads_secrets_makes_the_redacted_stage_cost_everything(
 
 
 def test_deduplicated_corpus_is_named_and_never_assumed_away(report):
-    bad = report.model_copy(update={"deduplicated": True})
+    bad = report.model_copy(update={"deduplicated": True, "duplicates_are_free": False})
     found = assumptions_of(bad, View.REDACTED)
     assert Assumption.DEDUPLICATED_CORPUS in found
     assert Assumption.DEDUPLICATION_SAW_REDACTED_TEXT_ONLY not in found
+
+
+def status(entry, notion=Notion.RECORD):
+    return PrivacyLedger(entries=(entry,)).certificate(notion, delta=1e-3).status
+
+
+def test_duplicates_across_units_make_every_claim_conditional(report):
+    """The twin is the rule of before: it named the assumption and weakened nothing."""
+    free = report.model_copy(update={"deduplicated": True, "duplicates_are_free": True})
+    assert Assumption.DEDUPLICATED_CORPUS not in entry(free).assumptions
+    bad = free.model_copy(update={"duplicates_are_free": False})
+    for notion in (Notion.RECORD, Notion.SELECTIVE):
+        assert status(entry(bad), notion) == "conditional"
+
+
+def test_values_invented_per_unit_tell_copies_apart(report):
+    """The lemma of deduplication needs texts that do not show whose copy stayed."""
+    free = {"deduplicated": True, "duplicates_are_free": True}
+    invented = report.model_copy(update={**free, "redaction": "pseudonym"})
+    assert (
+        Assumption.DEDUPLICATED_CORPUS in entry(invented, view="redacted").assumptions
+    )
+    assert Assumption.DEDUPLICATED_CORPUS not in entry(invented).assumptions
+    masked = report.model_copy(update=free)
+    assert (
+        Assumption.DEDUPLICATED_CORPUS not in entry(masked, view="redacted").assumptions
+    )
 
 
 def test_sampled_corpus_is_named(report):
     assert Assumption.SAMPLED_CORPUS not in assumptions_of(report, View.ORIGINAL)
     drawn = report.model_copy(update={"sampled": True})
     assert Assumption.SAMPLED_CORPUS in entry(drawn).assumptions
+    assert status(entry(drawn)) == "conditional"
+
+
+MARKS = ("private_review_lists", "marks_follow_one_text")
+
+
+@pytest.mark.parametrize("name", MARKS)
+@pytest.mark.parametrize(
+    ("changes", "sees"),
+    [
+        ({}, False),
+        ({"view": "redacted"}, True),
+        ({"token_weights": {"sensitive_share": 0.1}}, True),
+        ({"mask_token": True}, False),
+    ],
+    ids=str,
+)
+def test_stages_that_see_marks_rest_on_what_marks_rest_on(report, name, changes, sees):
+    marked = report.model_copy(update={"marks_assume": (name,)})
+    one = entry(marked, **changes)
+    assert (Assumption(name) in one.assumptions) is sees
+    for notion in (Notion.RECORD, Notion.SELECTIVE):
+        assert (status(one, notion) == "conditional") is sees
+
+
+def test_released_counts_rest_on_what_marks_rest_on(report):
+    marked = report.model_copy(update={"marks_assume": MARKS[:1]})
+    release = release_entry(marked, recipe="r", noise_multiplier=2.0, fixed_seed=False)
+    assert Assumption.PRIVATE_REVIEW_LISTS in release.assumptions
+
+
+def test_lists_that_were_declared_public_are_printed_and_weaken_nothing(report):
+    marked = report.model_copy(update={"marks_assume": ("public_review_lists",)})
+    one = entry(marked, view="redacted")
+    assert Assumption.PUBLIC_REVIEW_LISTS in one.assumptions
+    assert status(one) == "certified"
+
+
+@pytest.mark.parametrize("name", ["positions_name_records", "canary_hosts_are_fixed"])
+def test_what_the_corpus_rests_on_is_named_by_every_stage(report, name):
+    found = entry(report.model_copy(update={"assumes": (name,)}))
+    assert Assumption(name) in found.assumptions
+    assert status(found) == "conditional"
 
 
 def test_weights_of_tokens_take_word_list_and_share_as_public(report):

@@ -8,6 +8,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.config import AttackSettings, DetectionSettings
 from dptune.data.building import build_corpus
+from dptune.data.deduplication import Duplicates
 from dptune.data.source import CsvSource
 from dptune.data.splitting import SplitSettings
 from dptune.dpsgd.dataset import UnitDataset
@@ -52,7 +53,7 @@ def reviews(tmp_path_factory):
         privacy_unit=PrivacyUnit.RECORD,
         splits=SplitSettings(validation=0.0, test=0.4),
         min_records=10,
-        drop_exact_duplicates=False,
+        duplicates=Duplicates.KEEP,
     )
 
 

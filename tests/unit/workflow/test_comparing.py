@@ -12,6 +12,7 @@ from dptune.accounting.store.store import BudgetStore
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.config import AttackSettings, PerformanceSettings
 from dptune.data.building import build_corpus
+from dptune.data.deduplication import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.errors import BudgetExceededError, ConfigError
 from dptune.planning import plan_run
@@ -60,7 +61,7 @@ def reads(monkeypatch):
         return build_corpus(
             SyntheticSource(num_records=120, seed=2, private=True),
             privacy_unit=PrivacyUnit.RECORD,
-            drop_exact_duplicates=False,
+            duplicates=Duplicates.KEEP,
         )
 
     monkeypatch.setattr(comparing, "read_corpus", read)

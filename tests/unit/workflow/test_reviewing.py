@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from dptune.accounting.assumptions import Assumption
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.planting import plant
 from dptune.config import DataSettings
@@ -12,13 +13,20 @@ from dptune.configfile import load_train_config
 from dptune.detection.recognizer import Tier
 from dptune.errors import ArtifactError, ConfigError, DataError
 from dptune.recipes import StageSettings
-from dptune.review.lists import ListKey
+from dptune.redaction.engine import redact_dataset
+from dptune.redaction.operators import Operator
+from dptune.review.lists import ListKey, ReviewLists, extended
 from dptune.review.sample import reread
-from dptune.review.store import ReviewStore, measured_rate
+from dptune.review.store import (
+    ListsOfProject,
+    ReviewRecord,
+    ReviewStore,
+    measured_rate,
+)
 from dptune.settings import ScreenedSettings
 from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import read_corpus
-from dptune.workflow.labelling import label_corpus
+from dptune.workflow.labelling import _assumptions, label_corpus
 from dptune.workflow.reviewing import export_sample, import_decisions
 from dptune.workflow.screening import screened_units
 from infra.workspace import REPOSITORY
@@ -97,17 +105,22 @@ def answers(record, drawn, *, missed="frank rose", upto=None):
     return json.dumps(values).encode()
 
 
-def take(content, root, store):
-    return import_decisions(content, data_root=root, store=store, key=KEY)
+def take(content, root, store, **more):
+    return import_decisions(content, data_root=root, store=store, key=KEY, **more)
 
 
-def label(config, root, state, **changes):
+def label(config, root, state, *, data_set="default", **changes):
     corpus = read_corpus(config.data, data_root=root)
     canaries = draw_canaries(CANARIES, seed=1)
     planted = corpus.with_dataset(plant(corpus.dataset, canaries))
     settings = config.detection.model_copy(update=changes)
     return label_corpus(
-        planted, canaries, settings, corpus_is_public=False, review=state
+        planted,
+        canaries,
+        settings,
+        corpus_is_public=False,
+        data_set=data_set,
+        review=state,
     )
 
 
@@ -190,11 +203,10 @@ def test_rate_is_refused_once_more_is_allowed_and_stays_when_more_is_denied(
         "corpus": record.corpus,
         "detector": engine_of(config.detection).fingerprint,
     }
-    more = state.lists.model_copy(
-        update={"deny": (*state.lists.deny, KEY.deny_entry("someone else"))}
-    )
+    own = state.lists.acting_on("default")
+    more = own.model_copy(update={"deny": (*own.deny, KEY.deny_entry("someone else"))})
     assert measured_rate(state, lists=more, **where).rate is not None
-    looser = state.lists.model_copy(update={"allow": (KEY.allow_name("Berlin"),)})
+    looser = own.model_copy(update={"allow": (KEY.allow_name("Berlin"),)})
     refused = measured_rate(state, lists=looser, **where)
     assert refused.rate is None
     assert "allow list since" in refused.refusal
@@ -282,7 +294,10 @@ def test_screened_part_is_read_whole_and_says_nothing_of_the_rest(config, root, 
     assert imported.new_deny == 1
     state = store.read(KEY)
     found = measured_rate(
-        state, corpus=record.corpus, detector=record.detector, lists=state.lists
+        state,
+        corpus=record.corpus,
+        detector=record.detector,
+        lists=state.lists.acting_on("default"),
     )
     assert found.rate is None
     assert "read by hand" in found.refusal
@@ -303,7 +318,88 @@ def test_screened_export_needs_a_screened_stage(config, root, store):
 def test_seals_of_samples_before_screening_stay_valid(config, root, store):
     record, _ = export(config, root, store)
     old = record.sealed(KEY)
-    body = old.model_copy(update={"seal": ""}).model_dump_json(exclude={"screened"})
+    assert old.data_set == "default"
+    old = old.model_copy(update={"data_set": ""}).sealed(KEY)
+    newer = {"screened", "data_set"}
+    body = old.model_copy(update={"seal": ""}).model_dump_json(exclude=newer)
     assert old.seal == KEY.name("seal SampleRecord", body)
     with pytest.raises(ArtifactError):
         old.model_copy(update={"screened": True}).check_seal(KEY, "sample")
+
+
+def others_changed(config, root, store, **where):
+    """Count records whose masked text follows from a word that was read in one."""
+    state = store.read(KEY)
+    views = []
+    for review in (None, state):
+        labelled, _ = label(config, root, review, **where)
+        masked = redact_dataset(labelled.dataset, operator=Operator.MASK)
+        views.append(dict(zip(masked["id"], masked["text"], strict=True)))
+    assumed = [Assumption(name) for name in labelled.report.marks_assume]
+    return sum(views[0][name] != views[1][name] for name in views[0]), assumed
+
+
+def test_word_that_was_read_in_one_record_reaches_others_and_is_named(
+    config, root, store, monkeypatch
+):
+    """The attack of the issue: 120 texts follow from one unit, `certified` before."""
+    record, drawn = export(config, root, store)
+    assert record.data_set == "default"
+    take(answers(record, drawn), root, store)
+    changed, assumed = others_changed(config, root, store)
+    assert changed == 120
+    assert assumed == [Assumption.PRIVATE_REVIEW_LISTS]
+    monkeypatch.setattr(ListsOfProject, "assumptions", lambda *_: ())
+    assert others_changed(config, root, store) == (120, []), "the twin says nothing"
+
+
+def test_lists_of_a_data_set_act_on_no_other(config, root, store, monkeypatch):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    assert others_changed(config, root, store, data_set="other") == (0, [])
+    monkeypatch.setattr(
+        ListsOfProject,
+        "acting_on",
+        lambda self, _: next(iter(self.of_data_set.values())),
+    )
+    changed, _ = others_changed(config, root, store, data_set="other")
+    assert changed == 120, "the twin is the rule of before"
+
+
+def test_lists_that_are_declared_public_act_everywhere_and_weaken_nothing(
+    config, root, store
+):
+    record, drawn = export(config, root, store)
+    take(answers(record, drawn), root, store)
+    done = take(answers(record, drawn), root, store, public=True)
+    assert done.new_deny == 0  # it acted on this data set already
+    for data_set in ("default", "other"):
+        changed, assumed = others_changed(config, root, store, data_set=data_set)
+        assert changed == 120
+        assert assumed == [Assumption.PUBLIC_REVIEW_LISTS]
+    (review,) = store.read(KEY).reviews
+    assert review.public
+
+
+def test_lists_of_before_they_belonged_to_a_data_set_are_refused(store, tmp_path):
+    lists = extended(ReviewLists(), KEY, deny=[KEY.deny_entry("frank rose")])
+    store.add_review(
+        ReviewRecord(sample="0" * 16, verdicts={}, imported="2026"),
+        KEY,
+        lists=ListsOfProject(),
+    )
+    file = tmp_path / "review" / "lists.json"
+    body = {"schema_version": 1, "seal": "", "lists": lists.model_dump(mode="json")}
+    seal = KEY.name("seal _Lists", json.dumps(body, separators=(",", ":")))
+    file.write_text(json.dumps(body | {"seal": seal}))
+    with pytest.raises(ConfigError, match="Move the file away"):
+        store.read(KEY)
+
+
+def test_model_that_is_asked_is_taken_at_its_word_about_one_text(config, root):
+    """Whether what it says of a text follows from that text alone nobody can see."""
+    assert _assumptions(config.detection, None, "default") == []
+    asks = config.detection.model_copy(update={"recognizers": ("patterns", "llm")})
+    foreign = config.detection.model_copy(update={"recognizers": ("of_a_package",)})
+    for settings in (asks, foreign):
+        assert _assumptions(settings, None, "default") == ["marks_follow_one_text"]

@@ -1,5 +1,7 @@
 """A stage is charged before its noise, once per noise, and never for an answer."""
 
+from dataclasses import replace
+
 import pytest
 
 from dptune.accounting.journal import LedgerJournal
@@ -122,6 +124,27 @@ def test_one_changed_text_is_another_stage(make_inputs, corpus):
     other = make_inputs()
     object.__setattr__(other, "corpus", corpus.with_dataset(changed))
     assert other.key() != inputs.key()
+
+
+@pytest.mark.parametrize(
+    ("changes", "weighs", "is_other"),
+    [
+        ({"assumes": ("canary_hosts_are_fixed",)}, False, True),
+        ({"marks_assume": ("private_review_lists",)}, False, False),
+        ({"marks_assume": ("private_review_lists",)}, True, True),
+    ],
+)
+def test_finished_stage_is_not_taken_over_by_one_that_rests_on_more(
+    make_inputs, corpus, changes, weighs, is_other
+):
+    """The entry of the finished stage would not name it, and stay certified."""
+    weights = {"token_weights": {"sensitive_share": 0.1}} if weighs else {}
+    rows = corpus.dataset.add_column("spans", [[] for _ in corpus.dataset])
+    marked = replace(corpus, dataset=rows)
+    report = corpus.report.model_copy(update=changes)
+    resting = replace(marked, report=report)
+    one, other = (make_inputs(corpus=c, **weights) for c in (marked, resting))
+    assert (one.key() != other.key()) is is_other
 
 
 def test_speed_settings_are_the_same_stage(make_inputs, tmp_path):
