@@ -41,7 +41,6 @@ PRIVACY = {
     "local": ("replace_one", "classifier_local"),
 }
 SLICE = (
-    "data.max_records=260",
     "model.max_sequences_per_unit=1",
     "attack.num_members=50",
     "attack.num_bootstrap=100",
@@ -52,8 +51,9 @@ SLICE = (
 LANGUAGE = (
     *("model.max_tokens=64", "canaries.length=2"),
     *("canaries.num_planted=4", "canaries.num_held_out=4"),
+    "data.sample_share=0.022",  # of 12,000 records
 )
-CLASSES = ("model.max_tokens=16",)
+CLASSES = ("model.max_tokens=16", "data.sample_share=0.004")  # of 67,349
 
 
 def settings(name: str) -> tuple[Path, list[str]]:
