@@ -29,6 +29,7 @@ class Assumption(StrEnum):
     SAMPLED_CORPUS = "sampled_corpus"
     POSITIONS_NAME_RECORDS = "positions_name_records"
     CANARY_HOSTS_ARE_FIXED = "canary_hosts_are_fixed"
+    REPLACEMENT_KEEPS_NUM_UNITS = "replacement_keeps_num_units"
     PRIVATE_REVIEW_LISTS = "private_review_lists"
     PUBLIC_REVIEW_LISTS = "public_review_lists"
     MARKS_FOLLOW_ONE_TEXT = "marks_follow_one_text"
@@ -117,6 +118,12 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.CANARY_HOSTS_ARE_FIXED: Explanation(
         sentence="Which records carry a canary is given: one that is put in or taken "
         "out would move canaries from record to record.",
+        weakens=_ALL,
+    ),
+    Assumption.REPLACEMENT_KEEPS_NUM_UNITS: Explanation(
+        sentence="The number of units stays as it is where one of them holds something "
+        "else: here another text may repeat one that is there, or fall into another "
+        "split, and rates and steps follow from the number.",
         weakens=_ALL,
     ),
     Assumption.PRIVATE_REVIEW_LISTS: Explanation(

@@ -265,6 +265,16 @@ def sees_marks(settings: StageSettings) -> bool:
     )
 
 
+def replacement_moves_number(corpus: CorpusReport) -> bool:
+    """Whether units that hold something else may be more units, or fewer.
+
+    Neighbors of a replacement are else as many: then no rate, number of steps or
+    divisor that follows from the number differs between them.
+    """
+    drops_units = corpus.deduplicated and corpus.privacy_unit == PrivacyUnit.RECORD
+    return drops_units or corpus.units_are_content_hashes
+
+
 def assumptions_of(
     corpus: CorpusReport,
     view: View,
@@ -297,6 +307,8 @@ def assumptions_of(
     is_free = corpus.duplicates_are_free and not tells_copies_apart
     if corpus.deduplicated and not is_free:
         found.append(Assumption.DEDUPLICATED_CORPUS)
+    if replacement_moves_number(corpus):
+        found.append(Assumption.REPLACEMENT_KEEPS_NUM_UNITS)
     if corpus.sampled:
         found.append(Assumption.SAMPLED_CORPUS)
     found += map(Assumption, corpus.assumes)

@@ -300,6 +300,21 @@ def _named(row):
     return replace(row, draw_key=row.unit_id)
 
 
+def test_replaced_text_moves_the_number_of_units_where_texts_decide_it():
+    """What `replacement_keeps_num_units` is named for; with ids and `keep` it stays."""
+    rows = [{"id": f"r{i}", "text": f"text {i}"} for i in range(20)]
+    neighbors = [[*rows[1:], {"id": "r0", "text": f"text {i}"}] for i in range(1, 12)]
+
+    def numbers(**arguments):
+        found = (read(r, **arguments).report.num_units for r in (rows, *neighbors))
+        return len({number["train"] for number in found})
+
+    assert numbers(duplicates=Duplicates.KEEP) == 1
+    assert numbers(duplicates=Duplicates.EXACT) > 1
+    hashed = {"columns": {"id_column": None}, "allow_content_hash_ids": True}
+    assert numbers(duplicates=Duplicates.KEEP, **hashed) > 1
+
+
 @pytest.mark.parametrize(
     ("unit", "record", "named"),
     [

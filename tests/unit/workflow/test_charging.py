@@ -87,6 +87,22 @@ def test_duplicates_across_units_make_every_claim_conditional(report):
         assert status(entry(bad), notion) == "conditional"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"deduplicated": True, "duplicates_are_free": True},
+        {"units_are_content_hashes": True},
+    ],
+)
+def test_replacement_that_moves_the_number_of_units_is_named(report, changes):
+    """Rates and steps follow from the number, which may not be the same then."""
+    plain = entry(report)
+    assert Assumption.REPLACEMENT_KEEPS_NUM_UNITS not in plain.assumptions
+    found = entry(report.model_copy(update=changes))
+    assert Assumption.REPLACEMENT_KEEPS_NUM_UNITS in found.assumptions
+    assert status(found, Notion.SELECTIVE) == "conditional"
+
+
 def test_values_invented_per_unit_tell_copies_apart(report):
     """The lemma of deduplication needs texts that do not show whose copy stayed."""
     free = {"deduplicated": True, "duplicates_are_free": True}
