@@ -50,15 +50,13 @@ class DataSettings(_Settings):
             aside: declared, or released under noise. Rates, steps, batches, divisors
             and the check of delta follow from it. Without it they follow from the
             exact number, and a claim about who joins or leaves is conditional.
-        sample_share: chance that a unit is taken, by a coin of its own, which costs no
-            claim anything.
-        max_records: takes this many. One unit more may push out records of others, so
+        sample_share: chance that a unit is taken, by a coin of its own.
+        max_records: takes this many; one unit more may push out records of others, so
             that every claim becomes conditional on `sampled_corpus`.
-        duplicates: which records go that repeat others: `keep`, `drop_within_units`,
-            `drop_exact` or `drop_near` across units too, or `auto`: across units where
-            that costs no claim anything (each unit is one record, without labels), else
-            within units. Wherever it does, claims become conditional on
-            `deduplicated_corpus`.
+        duplicates: which records go that repeat others, see `Duplicates`. `auto` drops
+            across units where claims stay as they are (each unit is one record, without
+            labels), else within units; other dropping across units makes them
+            conditional on `deduplicated_corpus`.
         near_duplicate_threshold: Jaccard similarity from which records are counted as
             near duplicates; they are dropped only with `drop_near`.
         corpus_is_public: the corpus holds no personal data, so that a detector that
@@ -83,14 +81,14 @@ class DataSettings(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, values: object) -> object:
-        old = {"drop_exact_duplicates", "drop_near_duplicates"}
-        named = sorted(old & values.keys()) if isinstance(values, dict) else []
+        old = ("drop_exact_duplicates", "drop_near_duplicates")
+        named = [n for n in old if isinstance(values, dict) and n in values]
         if named:
             raise ValueError(
-                f"{' and '.join(named)} must be written as duplicates: what is dropped "
-                "across units is no longer free for every claim. Instead of true write "
-                "duplicates: drop_exact (drop_near for near ones as well), instead of "
-                "false duplicates: keep; or leave it out for what costs no claim"
+                f"{' and '.join(named)} must be written as duplicates. Instead of true "
+                "write duplicates: drop_exact (drop_near for near ones as well), which "
+                "makes claims conditional where units are not single records without "
+                "labels; instead of false, duplicates: keep"
             )
         return values
 
@@ -483,16 +481,13 @@ class TrainConfig(_Settings):
                 f"got {rows}: a unit is never split over two passes"
             )
         pretraining = self.model.pretraining
-        public = {
-            "pretraining.source": pretraining.source if pretraining else None,
-            "public_text": self.model.public_text,
-        }
-        for name, source in public.items():
-            if source is not None and shares_data(source, self.data.source):
-                raise ValueError(
-                    f"model.{name} must be public text, got the source of the private "
-                    "data, or a file of it: they would be learnt without noise"
-                )
+        sources = (pretraining and pretraining.source, self.model.public_text)
+        if any(source and shares_data(source, self.data.source) for source in sources):
+            raise ValueError(
+                "model.pretraining.source and model.public_text must be public text, "
+                "got the source of the private data, or a file of it: they would be "
+                "learnt without noise"
+            )
         return self
 
     @model_validator(mode="after")
