@@ -53,7 +53,8 @@ class Explanation:
 
 _SELECTIVE: Final = frozenset({(Notion.SELECTIVE, NeighboringRelation.REPLACE_ONE)})
 _PRESENCE: Final = frozenset({(Notion.RECORD, NeighboringRelation.ADD_OR_REMOVE_ONE)})
-"""Neighbors of all other claims have equally many units."""
+"""Neighbors of all other claims have equally many units, or say otherwise."""
+_REPLACED: Final = frozenset((n, NeighboringRelation.REPLACE_ONE) for n in Notion)
 _ALL: Final = frozenset((n, r) for n in Notion for r in NeighboringRelation)
 
 EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
@@ -124,7 +125,7 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
         sentence="The number of units stays as it is where one of them holds something "
         "else: here another text may repeat one that is there, or fall into another "
         "split, and rates and steps follow from the number.",
-        weakens=_ALL,
+        weakens=_REPLACED,
     ),
     Assumption.PRIVATE_REVIEW_LISTS: Explanation(
         sentence="Phrases that reviewers read in some records of this data set are "

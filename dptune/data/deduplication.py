@@ -21,8 +21,8 @@ Units are sampled by coins of their own, so that the law of the clipped sums dep
 `T` alone, and not on which of the equal records stands for a text: the claims of `|T|`
 units hold as they are, C under add or remove and 2C under replace. (Less one text alone
 is a replacement by a text whose gradient is 0.) That `|T|` may move by one under
-replacement too is named where rates and steps follow from it, see
-`replacement_moves_number` of `dptune.workflow.charging`.
+replacement too is named where rates and steps follow from it, in
+`dptune.workflow.charging`.
 
 Each condition is needed. With labels the copy that stays brings its own, so that a
 removal exchanges one example for another: 2C where C is claimed. Texts that differ in

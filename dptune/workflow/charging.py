@@ -101,7 +101,7 @@ def stage_entry(
                 screened=read is not None and bool(read.screened_by),
                 sees_marks=sees_marks(plan.settings),
             ),
-            *_NUM_UNITS[plan.units_from],
+            *_about_number(corpus, plan.units_from),
             *([Assumption.PUBLIC_WORD_LIST] if plan.settings.token_weights else []),
         ),
         nominal_epsilon=plan.nominal_epsilon,
@@ -134,7 +134,7 @@ def _tiered_entry(
             sees_marks=sees_marks(plan.settings),
         ),
         *_about_secrets(corpus),
-        *_NUM_UNITS[plan.units_from],
+        *_about_number(corpus, plan.units_from),
         Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
     )
     nominal = plan.settings.nominal
@@ -265,14 +265,19 @@ def sees_marks(settings: StageSettings) -> bool:
     )
 
 
-def replacement_moves_number(corpus: CorpusReport) -> bool:
-    """Whether units that hold something else may be more units, or fewer.
+def _about_number(
+    corpus: CorpusReport, units_from: UnitsFrom
+) -> tuple[Assumption, ...]:
+    """Name what rates, steps and divisors take for granted.
 
-    Neighbors of a replacement are else as many: then no rate, number of steps or
-    divisor that follows from the number differs between them.
+    Neighbors of a replacement have equally many units, unless texts decide how many
+    there are: another text may repeat one that is there, or fall into another split.
     """
     drops_units = corpus.deduplicated and corpus.privacy_unit == PrivacyUnit.RECORD
-    return drops_units or corpus.units_are_content_hashes
+    is_exact = units_from is UnitsFrom.EXACT
+    if is_exact and (drops_units or corpus.units_are_content_hashes):
+        return (*_NUM_UNITS[units_from], Assumption.REPLACEMENT_KEEPS_NUM_UNITS)
+    return _NUM_UNITS[units_from]
 
 
 def assumptions_of(
@@ -307,8 +312,6 @@ def assumptions_of(
     is_free = corpus.duplicates_are_free and not tells_copies_apart
     if corpus.deduplicated and not is_free:
         found.append(Assumption.DEDUPLICATED_CORPUS)
-    if replacement_moves_number(corpus):
-        found.append(Assumption.REPLACEMENT_KEEPS_NUM_UNITS)
     if corpus.sampled:
         found.append(Assumption.SAMPLED_CORPUS)
     found += map(Assumption, corpus.assumes)

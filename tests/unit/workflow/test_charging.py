@@ -1,13 +1,14 @@
 """No entry takes for granted what is not so; it then costs what it would unmasked."""
 
 import math
+from functools import partial
 
 import pytest
 
 from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
 from dptune.accounting.events import mechanism_counts
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.privacy import Notion
+from dptune.privacy import Notion, UnitsFrom
 from dptune.recipes import View
 from dptune.workflow.charging import assumptions_of, release_entry, stage_entry
 
@@ -28,11 +29,15 @@ def report(corpus):
     )
 
 
-def entry(report, **changes):
+def entry(report, *, units_from=UnitsFrom.EXACT, **changes):
     plan = run_plan(stage(**changes), num_units=32).stages[0]
+    plan = plan.model_copy(update={"units_from": units_from})
     return stage_entry(
         report, plan, recipe="r", first_step=0, num_steps=5, fixed_seed=False
     )
+
+
+declared = partial(entry, units_from=UnitsFrom.DECLARED)
 
 
 def selective(*entries):
@@ -81,10 +86,10 @@ def status(entry, notion=Notion.RECORD):
 def test_duplicates_across_units_make_every_claim_conditional(report):
     """The twin is the rule of before: it named the assumption and weakened nothing."""
     free = report.model_copy(update={"deduplicated": True, "duplicates_are_free": True})
-    assert Assumption.DEDUPLICATED_CORPUS not in entry(free).assumptions
+    assert Assumption.DEDUPLICATED_CORPUS not in declared(free).assumptions
     bad = free.model_copy(update={"duplicates_are_free": False})
     for notion in (Notion.RECORD, Notion.SELECTIVE):
-        assert status(entry(bad), notion) == "conditional"
+        assert status(declared(bad), notion) == "conditional"
 
 
 @pytest.mark.parametrize(
@@ -96,32 +101,31 @@ def test_duplicates_across_units_make_every_claim_conditional(report):
 )
 def test_replacement_that_moves_the_number_of_units_is_named(report, changes):
     """Rates and steps follow from the number, which may not be the same then."""
-    plain = entry(report)
-    assert Assumption.REPLACEMENT_KEEPS_NUM_UNITS not in plain.assumptions
-    found = entry(report.model_copy(update=changes))
-    assert Assumption.REPLACEMENT_KEEPS_NUM_UNITS in found.assumptions
-    assert status(found, Notion.SELECTIVE) == "conditional"
+    named = Assumption.REPLACEMENT_KEEPS_NUM_UNITS
+    moved = report.model_copy(update=changes)
+    assert named not in entry(report).assumptions
+    assert named not in declared(moved).assumptions
+    assert named in entry(moved).assumptions
+    assert status(entry(moved), Notion.SELECTIVE) == "conditional"
+    assert status(entry(report), Notion.SELECTIVE) == "certified"
 
 
 def test_values_invented_per_unit_tell_copies_apart(report):
     """The lemma of deduplication needs texts that do not show whose copy stayed."""
     free = {"deduplicated": True, "duplicates_are_free": True}
     invented = report.model_copy(update={**free, "redaction": "pseudonym"})
-    assert (
-        Assumption.DEDUPLICATED_CORPUS in entry(invented, view="redacted").assumptions
-    )
-    assert Assumption.DEDUPLICATED_CORPUS not in entry(invented).assumptions
     masked = report.model_copy(update=free)
-    assert (
-        Assumption.DEDUPLICATED_CORPUS not in entry(masked, view="redacted").assumptions
-    )
+    named = Assumption.DEDUPLICATED_CORPUS
+    assert named in declared(invented, view="redacted").assumptions
+    assert named not in declared(invented).assumptions
+    assert named not in declared(masked, view="redacted").assumptions
 
 
 def test_sampled_corpus_is_named(report):
     assert Assumption.SAMPLED_CORPUS not in assumptions_of(report, View.ORIGINAL)
     drawn = report.model_copy(update={"sampled": True})
-    assert Assumption.SAMPLED_CORPUS in entry(drawn).assumptions
-    assert status(entry(drawn)) == "conditional"
+    assert Assumption.SAMPLED_CORPUS in declared(drawn).assumptions
+    assert status(declared(drawn)) == "conditional"
 
 
 MARKS = ("private_review_lists", "marks_follow_one_text")
@@ -140,7 +144,7 @@ MARKS = ("private_review_lists", "marks_follow_one_text")
 )
 def test_stages_that_see_marks_rest_on_what_marks_rest_on(report, name, changes, sees):
     marked = report.model_copy(update={"marks_assume": (name,)})
-    one = entry(marked, **changes)
+    one = declared(marked, **changes)
     assert (Assumption(name) in one.assumptions) is sees
     for notion in (Notion.RECORD, Notion.SELECTIVE):
         assert (status(one, notion) == "conditional") is sees
@@ -154,14 +158,14 @@ def test_released_counts_rest_on_what_marks_rest_on(report):
 
 def test_lists_that_were_declared_public_are_printed_and_weaken_nothing(report):
     marked = report.model_copy(update={"marks_assume": ("public_review_lists",)})
-    one = entry(marked, view="redacted")
+    one = declared(marked, view="redacted")
     assert Assumption.PUBLIC_REVIEW_LISTS in one.assumptions
     assert status(one) == "certified"
 
 
 @pytest.mark.parametrize("name", ["positions_name_records", "canary_hosts_are_fixed"])
 def test_what_the_corpus_rests_on_is_named_by_every_stage(report, name):
-    found = entry(report.model_copy(update={"assumes": (name,)}))
+    found = declared(report.model_copy(update={"assumes": (name,)}))
     assert Assumption(name) in found.assumptions
     assert status(found) == "conditional"
 
