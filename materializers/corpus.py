@@ -36,11 +36,9 @@ class CorpusMaterializer(ArrowMaterializer):
         )
 
     def extract_metadata(self, data: Corpus) -> dict[str, Any]:
-        """Counts and the restriction mark; never text."""
+        """Columns and the restriction mark; never text, counts or a digest."""
         return {
             "restricted": True,
-            "fingerprint": data.fingerprint,
-            "num_records": len(data.dataset),
             "columns": sorted(data.dataset.column_names),
         }
 

@@ -56,6 +56,14 @@ _PUBLIC: tuple[type[Any], ...] = (
     UtilityReport,
 )
 _RESTRICTED: tuple[type[Any], ...] = (CanarySet,)
+_TOLD: tuple[type[Any], ...] = (
+    GateDecision,
+    PrivacyCard,
+    PrivacyLedger,
+    RegisteredVersion,
+    RunPlan,
+)
+"""Reports all of whose figures may leave the trust boundary."""
 
 
 class ReportMaterializer(BaseMaterializer):
@@ -93,9 +101,15 @@ class ReportMaterializer(BaseMaterializer):
         return {path: VisualizationType.HTML}
 
     def extract_metadata(self, data: Report) -> dict[str, Any]:
-        """Return the report's own numbers and short strings, at the top level only."""
+        """Return numbers and short strings of what is told outside; else nothing.
+
+        Counts of people, records and tokens, and digests of a corpus, tell neighbors
+        apart: they stay in the report.
+        """
         if isinstance(data, _RESTRICTED):
             return {"restricted": True}
+        if not isinstance(data, _TOLD):
+            return {}
         return {
             name: _plain(value)
             for name, value in data.model_dump(mode="python").items()

@@ -32,7 +32,6 @@ class SpanShardMaterializer(ArrowMaterializer):
         return {
             "restricted": True,
             "part": f"{data.index + 1} of {data.num_shards}",
-            "num_records": len(data.spans),
         }
 
     def compute_content_hash(self, data: SpanShard) -> str:

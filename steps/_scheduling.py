@@ -1,6 +1,7 @@
 """A scheduled run of data that have not changed does nothing, and says so."""
 
 import hashlib
+import hmac
 import json
 
 from zenml import add_tags, get_step_context, log_metadata
@@ -9,6 +10,7 @@ from zenml.enums import ExecutionStatus
 from zenml.orchestrators.publish_utils import publish_pipeline_run_status_update
 
 from dptune.config import TrainConfig
+from infra.workspace import current_workspace, ensure_budget_key
 from steps._progress import say
 
 
@@ -21,11 +23,15 @@ def config_digest(config: TrainConfig) -> str:
 def work_tag(digest: str, fingerprint: str) -> str:
     """Tag of runs that do the same on the same data.
 
+    It is keyed with the project's secret: whoever knows all records but one could
+    compute a plain digest with and without it, and see in the tag which it was.
+
     Args:
         digest: of the configuration, see `config_digest`.
         fingerprint: of the corpus.
     """
-    both = hashlib.sha256(f"{digest}:{fingerprint}".encode())
+    key = ensure_budget_key(current_workspace())
+    both = hmac.new(key, f"{digest}:{fingerprint}".encode(), hashlib.sha256)
     return f"work-{both.hexdigest()[:24]}"
 
 

@@ -16,8 +16,8 @@ from dptune.stages import StagePlan
 HIDING_OPERATORS = frozenset({Operator.MASK.value, Operator.DELETE.value})
 """Redactions whose result does not depend on the value of what was found."""
 
-RELEASED_UNITS = "released_units"
-"""Ledger entry of a release of the number of units."""
+RELEASED_COUNTS, RELEASED_UNITS = "released_counts", "released_units"
+"""Ledger entries of releases beside the stages: of counts of entity types, of units."""
 
 _NUM_UNITS = {
     UnitsFrom.EXACT: (Assumption.NUM_UNITS_IS_PUBLIC,),
@@ -224,7 +224,7 @@ def release_entry(
     noise_multiplier: float,
     fixed_seed: bool,
     nominal_epsilon: float | None = None,
-    what: str = "released_counts",
+    what: str = RELEASED_COUNTS,
 ) -> LedgerEntry:
     """Describe a release of counts before its noise is drawn.
 
@@ -234,7 +234,7 @@ def release_entry(
         noise_multiplier: noise stddev / bound of one unit's vector of counts.
         fixed_seed: whether the noise comes from a known seed.
         nominal_epsilon: its part of the plan's nominal figure, if that has one.
-        what: is released: counts of entity types, or `RELEASED_UNITS`.
+        what: is released: `RELEASED_COUNTS` or `RELEASED_UNITS`.
     """
     return LedgerEntry(
         stage=what,

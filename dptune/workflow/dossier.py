@@ -53,6 +53,7 @@ from dptune.results import (
     UtilityReport,
 )
 from dptune.workflow.auditing import audit_run
+from dptune.workflow.charging import RELEASED_COUNTS, RELEASED_UNITS
 
 _PACKAGES = ("dp-accounting", "torch", "transformers", "opacus")
 _ACCOUNTED: dict[type, str] = {
@@ -236,16 +237,21 @@ class Dossier(Report):
 
     def _sampling_assumed(self) -> str:
         """Read off the ledger's events what the accountant took sampling to be."""
+        stages = [
+            e
+            for e in self.ledger.entries
+            if e.stage not in {RELEASED_COUNTS, RELEASED_UNITS}  # which sample nobody
+        ]
         released: set[str | None] = {
             _UNSAMPLED
-            for e in self.ledger.entries
+            for e in stages
             if any(n.notion is Notion.LOCAL for n in e.notion_events)
         }
         return _sampling(
             released
             | {
                 "cyclic Poisson" if e.num_bands > 1 else _ACCOUNTED.get(type(mechanism))
-                for e in self.ledger.entries
+                for e in stages
                 for event in _noisy_events(e)
                 for mechanism, _ in mechanism_counts(event)
             }

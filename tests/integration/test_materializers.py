@@ -25,7 +25,6 @@ from dptune.results import (
     BudgetReport,
     BudgetReservation,
     ChampionReport,
-    CorpusReport,
     Interval,
     Report,
     UtilityReport,
@@ -250,10 +249,24 @@ def test_public_report_has_one_page_without_outside_parts(kind, place):
 
 
 def test_metadata_of_a_report_is_its_own_short_values(place):
-    told = ReportMaterializer(place).extract_metadata(samples.corpus_report())
-    assert "fingerprint" in told
-    assert "validation" not in told
-    assert type(REPORTS[CorpusReport]) is CorpusReport
+    told = ReportMaterializer(place).extract_metadata(samples.run_plan())
+    assert told["target_delta"] == samples.run_plan().target_delta
+    assert "stages" not in told
+
+
+@pytest.mark.parametrize(
+    "kind", ReportMaterializer.ASSOCIATED_TYPES, ids=lambda kind: kind.__name__
+)
+def test_metadata_counts_nobody_and_names_no_corpus(kind, place):
+    """A dashboard says what the card says: no count tells who joined."""
+    told = ReportMaterializer(place).extract_metadata(REPORTS[kind])
+    private = ("num_", "fingerprint", "tokens", "seconds", "characters")
+    assert not [name for name in told if name.startswith(private)]
+
+
+def test_metadata_of_a_corpus_counts_nobody_and_does_not_name_it(corpus, place):
+    told = materializers.CorpusMaterializer(place).extract_metadata(corpus)
+    assert set(told) == {"restricted", "columns"}
 
 
 def test_model_that_is_not_on_this_machine_is_there_after_it_was_loaded(

@@ -1,16 +1,25 @@
 """Neighbors differ in noise alone: nothing public follows from the number of units."""
 
+import json
 import math
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent
+from pydantic import ValidationError
 
 from dptune.accounting.assumptions import Assumption
+from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.accounting.store.store import BudgetStore
+from dptune.accounting.store.summaries import history
+from dptune.comparing import load_comparison
+from dptune.config import DataSettings
 from dptune.configfile import load_train_config, read_yaml, validate
-from dptune.data.public_units import ReleasedUnits
+from dptune.data.public_units import ReleasedUnits, round_units
 from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.plan import GradientPlan
 from dptune.errors import ConfigError
@@ -21,14 +30,21 @@ from dptune.reports.model_pages import PRIVATE_HEADING, stage_page
 from dptune.results import ChampionReport
 from dptune.workflow import counting
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.counting import PlannedUnits, check_bound, ledger_of, units_for
+from dptune.workflow.counting import (
+    PlannedUnits,
+    check_bound,
+    ledger_of,
+    release_units,
+    units_for,
+)
 from dptune.workflow.dossier import Dossier
 from steps._registering import dashboard_metadata, version_parameters
 from tests.unit.reports import samples
 
 from .conftest import stage
 
-RECIPES = sorted((Path(__file__).resolve().parents[3] / "configs/recipes").glob("*"))
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+RECIPES = sorted((CONFIGS / "recipes").glob("*"))
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
 PUBLIC = {
     "declared": 2000,
@@ -53,8 +69,9 @@ def settings(config):
 
 @pytest.fixture
 def config():
-    root = Path(__file__).resolve().parents[3]
-    return load_train_config(root / "tests/configs/tiny.yaml", configs=root / "configs")
+    return load_train_config(
+        CONFIGS.parent / "tests/configs/tiny.yaml", configs=CONFIGS
+    )
 
 
 def given_noise(recipe):
@@ -360,10 +377,11 @@ def test_operator_is_told_of_a_number_that_is_far_off_and_nothing_is_refused(
     assert not counting.far_off(config, with_units(corpus.report, actual))
 
 
-def leaving(corpus, *, count):
+def leaving(corpus, *, count, noise=None):
     """What leaves the trust boundary, of a corpus of so many units."""
     report = with_units(corpus.report, count)
-    units = PlannedUnits(number=200, origin=UnitsFrom.DECLARED)
+    origin = UnitsFrom.RELEASED if noise else UnitsFrom.DECLARED
+    units = PlannedUnits(number=200, origin=origin, noise_multiplier=noise)
     recipe = Recipe.model_validate({"name": "r", "title": "R", "stages": [stage()]})
     plan, _ = everything(recipe, report, units)
     entry = stage_entry(
@@ -379,7 +397,7 @@ def leaving(corpus, *, count):
         base_model="gpt2",
         recipe=recipe,
         plan=plan,
-        ledger=PrivacyLedger(entries=(entry,)),
+        ledger=ledger_of(plan, report).append(entry),
         corpus=report,
         detection=samples.detection_report().model_copy(
             update={"fingerprint": report.fingerprint, "num_records": count}
@@ -419,3 +437,102 @@ def test_page_of_a_stage_shows_counts_of_private_batches_as_private_alone():
     hidden = ("Tokens", "Speed", "Time", "Privacy units")
     assert not [word for word in hidden if word in str(public)]
     assert "Tokens" in str(private)
+
+
+def test_release_beside_the_stages_does_not_change_what_a_card_says_of_sampling(corpus):
+    card = json.loads(leaving(corpus, count=150, noise=20.0)["card"])
+    assert card["sampling_assumed"] == card["sampling_actual"]
+    assert card["sampling_assumed"].startswith("Poisson")
+
+
+def released(config, corpus, folder, url, *, draws, noise_multiplier=20.0):
+    class Draws(random.Random):
+        """Remembers how often it was asked, and with which stddev."""
+
+        def gauss(self, mu=0.0, sigma=1.0):
+            draws.append(sigma)
+            return super().gauss(mu, sigma)
+
+    return release_units(
+        config,
+        corpus,
+        noise_multiplier=noise_multiplier,
+        folder=folder,
+        url=url,
+        key=b"k" * 32,
+        generator=Draws(5),
+    )
+
+
+def test_units_are_counted_once_charged_once_and_rounded(
+    config, corpus, tmp_path, sqlite_budget
+):
+    url, draws = sqlite_budget(), []
+    found = [released(config, corpus, tmp_path, url, draws=draws) for _ in range(3)]
+    assert len(set(map(str, found))) == 1
+    assert found[0].number == round_units(found[0].number)
+    assert draws == [20.0]
+    store = BudgetStore.open(url)
+    (held,) = history(store)
+    (entry,) = LedgerJournal(next(tmp_path.glob("units-*/ledger.jsonl"))).read().entries
+    assert held.spent.count(Notion.RECORD) == entry.num_steps == 1
+    assert entry.dp_event == GaussianDpEvent(20.0)
+    released(config, corpus, tmp_path, url, draws=draws, noise_multiplier=5.0)
+    assert draws == [20.0, 5.0]  # another release, and paid for
+    assert len(history(store)) == 2
+    store.engine.dispose()
+
+
+def test_count_is_charged_before_its_noise_is_drawn(
+    config, corpus, tmp_path, sqlite_budget
+):
+    url = sqlite_budget()
+
+    class Killed(random.Random):
+        def gauss(self, mu=0.0, sigma=1.0):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        release_units(
+            config,
+            corpus,
+            noise_multiplier=20.0,
+            folder=tmp_path,
+            url=url,
+            key=b"k" * 32,
+            generator=Killed(),
+        )
+    released(config, corpus, tmp_path, url, draws=[])
+    store = BudgetStore.open(url)
+    (held,) = history(store)
+    assert held.spent.count(Notion.RECORD) == 2
+    store.engine.dispose()
+
+
+@pytest.mark.parametrize("number", [992, 1001, 12_345, 0, -5, 10.5])
+def test_number_that_is_finer_than_two_digits_is_refused(number, config):
+    values = config.data.model_dump() | {"public_units": number}
+    with pytest.raises(ValidationError):
+        DataSettings.model_validate(values)
+    for rounded in (1, 99, 990, 1000, 12_000):
+        values["public_units"] = rounded
+        assert DataSettings.model_validate(values).public_units == rounded
+
+
+def shipped():
+    """Every configuration that is shipped, cells of comparisons included."""
+    for path in sorted((CONFIGS / "train").glob("*.yaml")):
+        yield load_train_config(path, configs=CONFIGS)
+    for path in sorted((CONFIGS / "compare").glob("*.yaml")):
+        for cell in load_comparison(path, configs=CONFIGS).cells:
+            yield cell.config
+
+
+def test_shipped_configurations_that_promise_presence_say_how_many_units_there_are():
+    found = [
+        (made.name, made.data.public_units is not None)
+        for made in shipped()
+        if (made.privacy.notion, made.privacy.relation) == (Notion.RECORD, ADD)
+    ]
+    assert len(found) > 10
+    assert all(public for _, public in found), found
