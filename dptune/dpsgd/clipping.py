@@ -9,11 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dptune.dpsgd.rounding import rounded_up
 from dptune.errors import ConfigError
 from dptune.privacy import NeighboringRelation
 
 # Squares of smaller gradients would vanish in float32, and their norms with them.
 SMALLEST_MAX_GRAD_NORM = 1e-12
+# What a rule wants of a tiny norm must not carry a factor of a gradient to infinity.
+_LARGEST_FACTOR = 2.0**40
 
 
 class ClipPolicy(Protocol):
@@ -99,7 +102,9 @@ class FlatClip:
 
     def factors(self, norms: Tensor) -> Tensor:
         """Return one factor per unit, the same for every group."""
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms, dim=0)
+        norm = norms[0]
+        if len(norms) > 1:
+            norm = rounded_up(torch.linalg.vector_norm(norms.double(), dim=0))
         return _factors(norm, self._bound, self._rule).expand_as(norms)
 
     def sensitivity(self, relation: NeighboringRelation) -> float:
@@ -204,6 +209,7 @@ def _factors(norms: Tensor, bound: float, rule: ScaleRule) -> Tensor:
     largest = torch.where(norms * largest > limit, smaller, largest)
     factors = rule.wanted(norms, max_norm=bound)
     factors = torch.where(norms * factors > limit, largest, factors)
+    factors = factors.clamp(max=_LARGEST_FACTOR)
     factors = torch.where(norms > 0, factors, torch.ones_like(factors))
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 

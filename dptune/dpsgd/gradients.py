@@ -32,6 +32,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dptune.dpsgd.parameters import DEFAULT_MATERIALIZE_BYTES, trainable_parameters
+from dptune.dpsgd.rounding import check_float32_products, full_precision
 from dptune.dpsgd.rules import GradientRule, as_term, find_gradient_rule
 from dptune.dpsgd.tape import DenseBudget, Tape
 from dptune.errors import ModelError
@@ -65,7 +66,8 @@ class _Call:
         """Hand gradients to the tape as soon as both are there."""
         if self.inputs is None or self.grad is None:
             return
-        gradients = self.rule(self.module, self.inputs, self.grad)
+        with full_precision(self.grad.device):
+            gradients = self.rule(self.module, self.inputs, self.grad)
         self.grad = None
         if not self.keeps_inputs:  # the graph outlives the pass, and its hooks
             self.inputs = None
@@ -162,7 +164,12 @@ class PerUnitGradients:
             rows_of_unit: rows of each unit, padded with -1, `(units, largest unit)`.
             skip_autograd: keep autograd from computing the gradient of the batch as
                 well.
+
+        Raises:
+            ModelError: gradient checkpointing is reentrant.
+            PrivacyError: torch is set to matrix products below float32.
         """
+        check_float32_products()
         device = next(iter(self.parameters.values())).device
         self._checkpointed = _checkpointed_modules(self._model)
         tape = Tape(

@@ -142,8 +142,8 @@ def _lora_embedding_rule(
         if adapter not in factors:
             continue
         down, up = factors[adapter], module.lora_embedding_B[adapter]
-        scaled = as_sequence(grad) * module.scaling[adapter]
-        values = scaled @ up.to(scaled.dtype)  # (rows, time, rank)
+        scaled = as_sequence(grad).float() * module.scaling[adapter]
+        values = scaled @ up.float()  # (rows, time, rank)
         found[f"lora_embedding_A.{adapter}"] = Scatter(
             ids, values, down.shape[1], by_column=True
         )

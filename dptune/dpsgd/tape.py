@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from dptune.dpsgd.terms import Dense, Outer, Term, merge, squared_norm_of_sum
+from dptune.dpsgd.rounding import LARGEST_NORM, full_precision, rounded_up
+from dptune.dpsgd.terms import Dense, Outer, Term, merge, norm_of_sum
 from dptune.errors import PrivacyError
 
 # Writing gradients down costs passes over memory, Gram matrices multiplications. On one
 # CPU core T^2 (m + n) multiplications were measured to cost as much as the passes over
-# m n entries at about 32 m n, at 70 m n where a unit's entries exceed the cache.
-_DENSE_PASS_COST = 32
-_LARGE_PASS_COST = 80
+# m n entries at about 32 m n, at 80 m n where a unit's entries exceed the cache; adding
+# up Gram matrices a few columns at a time made them 1.4 times dearer.
+_DENSE_PASS_COST = 22
+_LARGE_PASS_COST = 56
 _LARGE_ENTRIES = 1 << 19
 _FLOAT32_BYTES = 4
 
@@ -40,7 +42,9 @@ class Tape:
 
     A tape *keeps* terms until the factors are known, or it *streams* them: the first
     backward pass leaves nothing but norms, a second one on the same graph adds up. Only
-    the latter holds the memory that gradient checkpointing saves.
+    the latter holds the memory that gradient checkpointing saves. Kernels may round the
+    second pass otherwise, so what it is about to add is measured again, and scaled down
+    where it is larger than what was measured before.
 
     **Privacy**: everything here is private, counts included.
 
@@ -80,46 +84,56 @@ class Tape:
         plain = largest == 1 and bool((rows_of_part[:-1] < rows_of_part[1:]).all())
         self._rows_of_part = None if plain else rows_of_part.to(device)
         self._terms: dict[str, list[Term]] = {}
-        self._squares = torch.zeros(self._num_groups, len(rows_of_part), device=device)
+        self._num_parts = len(rows_of_part)
+        self._bounds: dict[str, list[Tensor]] = {}
         self._nonfinite: Tensor | None = None
         self._spoilt: Tensor | None = None
         self._adding: tuple[Tensor, Mapping[str, Tensor]] | None = None
 
     def add(self, name: str, term: Term) -> None:
         """Add the gradient of one use of a parameter, `(rows, ...)`."""
-        if self._rows_of_part is not None:
-            term = term.regroup(self._rows_of_part)
-        if not self.streams or name in self._shared:
-            if self._adding is None:
-                self._keep(name, term)
-        elif self._adding is None:
-            self._squares[self._group_of[name]] += term.squared_norm()
-        else:
-            self._add_weighted(name, [term], *self._adding)
+        with full_precision(self._device):
+            if self._rows_of_part is not None:
+                term = term.regroup(self._rows_of_part)
+            if not self.streams or name in self._shared:
+                if self._adding is None:
+                    self._keep(name, term)
+            elif self._adding is None:
+                self._bounds.setdefault(name, []).append(norm_of_sum([term]))
+            else:
+                self._add_again(name, term, *self._adding)
 
     def norms(self) -> Tensor:
-        """Return the L2 norm of each unit's gradient within each group.
+        """Return bounds on the L2 norm of each unit's gradient within each group.
 
-        **Formal guarantee**: computed in float32 from the same numbers that
-        `add_clipped_sum` adds up, uses of tied weights summed before squaring.
+        **Formal guarantee**: a norm times a factor bounds the norm of what
+        `add_clipped_sum` adds for that unit, in the arithmetic that runs, for every
+        unit: see `dptune.dpsgd.rounding`. It exceeds the exact norm by rounding only,
+        unless the summands of a unit cancel. Uses of tied weights are summed before
+        squaring; where they stream, their norms are added.
 
         | case | norm |
         |---|---|
-        | a unit with a NaN or infinite entry, or overflow | inf in every group |
+        | a unit with a NaN or infinite entry, or above 2^63 | inf in every group |
         | a parameter that no unit used | adds 0 |
+        | summands that cancel | what rounding may leave of them, not 0 |
 
         Returns:
             `(groups, units)`, float32; with tiers, `(groups * tiers, units)`, the tiers
             of a group one after the other.
         """
-        squares = self._squares.clone()
-        for name, terms in self._terms.items():
-            terms[:] = merge(terms)
-            squares[self._group_of[name]] += squared_norm_of_sum(terms)
-        nonfinite = ~torch.isfinite(squares).view(-1, self._num_units).all(0)
+        shape = self._num_groups, self._num_parts
+        squares = torch.zeros(shape, dtype=torch.float64, device=self._device)
+        with full_precision(self._device):
+            for name, bounds in self._bounds.items():
+                squares[self._group_of[name]] += torch.stack(bounds).sum(0).square()
+            for name, terms in self._terms.items():
+                terms[:] = merge(terms)
+                squares[self._group_of[name]] += norm_of_sum(terms).square()
+        norms = rounded_up(squares.sqrt()).view(-1, self._num_units)
+        nonfinite = ~(norms <= LARGEST_NORM).all(0)
         self._nonfinite = nonfinite
         self._spoilt = nonfinite.repeat(self._num_tiers) if nonfinite.any() else None
-        norms = squares.clamp_(min=0).sqrt_().view(-1, self._num_units)
         return norms.masked_fill_(nonfinite, torch.inf)
 
     @property
@@ -183,7 +197,8 @@ class Tape:
                 "per-unit gradients must be kept to be read, but gradient "
                 "checkpointing streams them. Turn gradient checkpointing off."
             )
-        return {name: _written(terms) for name, terms in self._terms.items()}
+        with full_precision(self._device):
+            return {name: _written(terms) for name, terms in self._terms.items()}
 
     def _keep(self, name: str, term: Term) -> None:
         """Hold a term until the factors are known."""
@@ -212,6 +227,17 @@ class Tape:
         for name, terms in self._terms.items():
             self._add_weighted(name, terms, factors, sums)
 
+    def _add_again(
+        self, name: str, term: Term, factors: Tensor, sums: Mapping[str, Tensor]
+    ) -> None:
+        """Add a term of the second pass, at most as large as that of the first."""
+        bound, again = self._bounds[name].pop(0), norm_of_sum([term])
+        lost = ~torch.isfinite(again)
+        if lost.any():
+            term = term.without(lost)
+        shrink = torch.where(again > bound, bound / again, 1.0).masked_fill(lost, 0)
+        self._add_weighted(name, [term], factors * shrink.float(), sums)
+
     def _add_weighted(
         self,
         name: str,
@@ -221,9 +247,10 @@ class Tape:
     ) -> None:
         """Add the terms of one parameter."""
         factor = factors[self._group_of[name]].contiguous()
-        for term in terms:
-            clean = term if self._spoilt is None else term.without(self._spoilt)
-            clean.add_weighted_sum(factor, sums[name])
+        with full_precision(self._device):
+            for term in terms:
+                clean = term if self._spoilt is None else term.without(self._spoilt)
+                clean.add_weighted_sum(factor, sums[name])
 
 
 def _written(terms: Sequence[Term]) -> Tensor:

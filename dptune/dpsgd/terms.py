@@ -4,7 +4,8 @@ A *term* is the gradient of one parameter for every unit of a batch. The dense f
 holds it as it is. The two factored forms hold activations and output gradients, from
 which norms and weighted sums follow without ever writing the gradients down. Summing
 terms is exact: a tied weight has one term per use, and its norm includes their inner
-product.
+product. What rounding can do to norms and sums is bounded in `dptune.dpsgd.rounding`;
+here every form says how large it and its summands are, and by how much it is rounded.
 
 Symbols: m x n is the shape of the weight, T the time steps of a unit.
 
@@ -14,6 +15,7 @@ References:
     https://arxiv.org/abs/2210.00038v2 (one backward pass, book-keeping).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
@@ -21,10 +23,27 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from dptune.dpsgd.rounding import (
+    ALLOWANCE,
+    SMALLEST_NORMAL,
+    UNIT_ROUNDOFF,
+    UNIT_ROUNDOFF_64,
+    Size,
+    floor,
+    norm_bound,
+    spread_of,
+)
+
 _RUN = 256
 _SMALL = 4096
 _LARGE_COPY = 1 << 22
 _COLUMNS = 4096
+_GRAM_COLUMNS = 64
+_GRAM_PIECES = 16
+_ROWS = 256
+_FEWEST_PIECES = 64
+_MOST_UNITS = 256
+_FEW_ENTRIES = 1 << 14
 
 
 class Term(Protocol):
@@ -48,8 +67,8 @@ class Term(Protocol):
         """Set the gradients of the marked units, `(units,)` bool, to zero."""
         ...
 
-    def squared_norm(self) -> Tensor:
-        """Return squared L2 norms, float32, `(units,)`."""
+    def size(self) -> Size:
+        """Return squared L2 norms, and what rounding may hide of them."""
         ...
 
     def add_into(self, dense: Tensor) -> None:
@@ -85,9 +104,19 @@ class Dense:
         """Overwrite, for 0 * NaN is NaN."""
         return replace(self, values=_zero_where(units, self.values))
 
-    def squared_norm(self) -> Tensor:
-        """Sum of squares."""
-        return _sum_of_squares(self.values)
+    def size(self) -> Size:
+        """Sum of squares; what is measured is what is added."""
+        square = _sum_of_squares(self.values)
+        few = self.values[0].numel() <= _FEW_ENTRIES
+        return Size(
+            square=square,
+            spread=square.sqrt(),
+            doubt=_doubt_of_squares(self.values),
+            rounding=4 * UNIT_ROUNDOFF
+            if few
+            else (max(len(self.values), _MOST_UNITS) + 3) * UNIT_ROUNDOFF,
+            allowance=0.0 if few else ALLOWANCE,
+        )
 
     def add_into(self, dense: Tensor) -> None:
         """Add entry by entry."""
@@ -95,8 +124,11 @@ class Dense:
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """One matrix-vector product."""
-        flat = self.values.flatten(1).float()
-        total.view(-1).addmv_(flat.t(), factors)
+        flat = self.values.flatten(1)
+        if total.numel() <= _FEW_ENTRIES:
+            total.add_((factors.double() @ flat.double()).float().view_as(total))
+        else:
+            total.view(-1).addmv_(flat.float().t(), factors)
 
 
 @dataclass(frozen=True)
@@ -142,18 +174,44 @@ class Outer:
             right=_zero_where(units, self.right),
         )
 
-    def squared_norm(self) -> Tensor:
+    def size(self) -> Size:
         """Use Gram matrices or one unit's dense form at a time, the cheaper."""
-        time, m = self.left.shape[1:]
-        if self.ghost_cost <= time * m * self.right.shape[2]:
-            return (_gram(self.left) * _gram(self.right)).sum((1, 2))
+        units, time, m = self.left.shape
+        n = self.right.shape[2]
+        rounding = _addition_depth(units * time, m * n) * UNIT_ROUNDOFF
+        if m * n <= _FEW_ENTRIES:
+            return self._size_by_gram(rounding, width=None)
+        if self.ghost_cost <= time * m * n:
+            return self._size_by_gram(rounding, width=_GRAM_COLUMNS)
+        spread = spread_of(_row_norms(self.left), _row_norms(self.right))
         left, right = self.left.float(), self.right.float()
-        scratch = left.new_empty(m, right.shape[2])
-        squares = [
-            _sum_of_squares(torch.mm(x.t(), y, out=scratch)[None])
-            for x, y in zip(left, right, strict=True)
+        scratch = left.new_empty(m, n)
+        squares = []
+        for x, y in zip(left, right, strict=True):
+            _add_products(x, y, scratch.zero_())
+            squares.append(_sum_of_squares(scratch[None]))
+        return Size(
+            square=torch.cat(squares),
+            spread=spread,
+            doubt=_doubt_of_squares(scratch[None]),
+            rounding=rounding + _addition_depth(time, m * n) * UNIT_ROUNDOFF,
+            allowance=ALLOWANCE,
+        )
+
+    def _size_by_gram(self, rounding: float, *, width: int | None) -> Size:
+        """Multiply Gram matrices entry by entry; in float64 without `width`."""
+        grams = [_products(x, x, width=width) for x in (self.left, self.right)]
+        norms = [
+            gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() + floor(x.shape[2])
+            for gram, x in zip(grams, (self.left, self.right), strict=True)
         ]
-        return torch.cat(squares)
+        return Size(
+            square=(grams[0] * grams[1]).sum((1, 2)),
+            spread=spread_of(*norms) * (1 + 3 * _GRAM_COLUMNS * UNIT_ROUNDOFF),
+            doubt=_doubt_of_products(self.left, self.right, width=width),
+            rounding=rounding,
+            allowance=0.0 if width is None else ALLOWANCE,
+        )
 
     def dense(self) -> Dense:
         """Write the gradients down."""
@@ -165,16 +223,21 @@ class Outer:
         dense.baddbmm_(self.left.float().transpose(1, 2), self.right.float())
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """Scale the narrower factor, then one product."""
-        wide, narrow, rows = self.left, self.right.float(), total
+        """Scale the narrower factor, then one product of every few rows."""
+        wide, narrow, entries = self.left, self.right, total
         if self.left.shape[2] <= self.right.shape[2]:
-            wide, narrow, rows = self.right, self.left.float(), total.t()
-        narrow = (narrow * factors[:, None, None]).flatten(0, 1)
+            wide, narrow, entries = self.right, self.left, total.t()
+        if total.numel() <= _FEW_ENTRIES:
+            scaled = narrow.double() * factors.double()[:, None, None]
+            product = wide.double().flatten(0, 1).t() @ scaled.flatten(0, 1)
+            entries.add_(product.float())
+            return
+        scaled = (narrow.float() * factors[:, None, None]).flatten(0, 1)
         pieces = _columns(wide)
         for piece, part in zip(
-            pieces, torch.split(rows, pieces[0].shape[2]), strict=True
+            pieces, torch.split(entries, pieces[0].shape[2]), strict=True
         ):
-            part.addmm_(piece.flatten(0, 1).float().t(), narrow)
+            _add_products(piece.flatten(0, 1).float(), scaled, part)
 
 
 @dataclass(frozen=True)
@@ -218,15 +281,22 @@ class Scatter:
         """Overwrite the values."""
         return replace(self, values=_zero_where(units, self.values))
 
-    def squared_norm(self) -> Tensor:
+    def size(self) -> Size:
         """Sum values of equal ids within a unit, then square."""
         keys, slots = torch.unique(self._flat_ids(), return_inverse=True)
-        values = self.values.flatten(0, 1).float()
-        rows = values.new_zeros(len(keys), values.shape[1])
-        squares = _sum_of_squares(rows.index_add_(0, slots, values))
-        total = squares.new_zeros(len(self.ids))
+        values = self.values.flatten(0, 1).double()
+        rows = values.new_zeros(len(keys), values.shape[1]).index_add_(0, slots, values)
+        square = values.new_zeros(len(self.ids))
         units = keys.div(self.num_rows, rounding_mode="floor")
-        return total.index_add_(0, units, squares)
+        square.index_add_(0, units, rows.square().sum(1))
+        spread = self.values.double().square().sum(2).sqrt().sum(1)
+        return Size(
+            square=square,
+            spread=spread,
+            doubt=_doubt_64(self.values),
+            rounding=4 * UNIT_ROUNDOFF,
+            allowance=0.0,
+        )
 
     def add_into(self, dense: Tensor) -> None:
         """Scatter into the flattened dense form."""
@@ -239,12 +309,15 @@ class Scatter:
         dense.view(-1, values.shape[1]).index_add_(0, self._flat_ids(), values)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """Scatter scaled values."""
-        scaled = (self.values.float() * factors[:, None, None]).flatten(0, 1)
+        """Sum scaled values of equal ids, then add every row once."""
+        keys, slots = torch.unique(self.ids.flatten(), return_inverse=True)
+        scaled = self.values.double() * factors.double()[:, None, None]
+        rows = scaled.new_zeros(len(keys), scaled.shape[2])
+        rows = rows.index_add_(0, slots, scaled.flatten(0, 1)).float()
         if self.by_column:
-            total.index_add_(1, self.ids.flatten(), scaled.t())
+            total.index_add_(1, keys, rows.t())
         else:
-            total.index_add_(0, self.ids.flatten(), scaled)
+            total.index_add_(0, keys, rows)
 
     def _flat_ids(self) -> Tensor:
         """Number of the pair (unit, id), `(units * T,)`."""
@@ -286,22 +359,22 @@ def merge(terms: Sequence[Term]) -> list[Term]:
     return merged
 
 
-def squared_norm_of_sum(terms: Sequence[Term]) -> Tensor:
-    """Return squared norms of the sum of merged terms, cross terms included.
+def norm_of_sum(terms: Sequence[Term]) -> Tensor:
+    """Bound the norms of the sum of merged terms, cross terms included.
 
     **Formal guarantee**: |a + b|^2 = |a|^2 + |b|^2 + 2 <a, b>. Leaving out the last
     part for a tied weight gives norms that are too small, and gradients above C,
-    silently.
+    silently. Rounding is bounded as `dptune.dpsgd.rounding` says.
 
     Returns:
-        `(units,)`, float32.
+        `(units,)`, float64.
     """
-    total = torch.stack([term.squared_norm() for term in terms]).sum(0)
     outer = next((term for term in terms if isinstance(term, Outer)), None)
     scatter = next((term for term in terms if isinstance(term, Scatter)), None)
+    cross = None
     if outer is not None and scatter is not None:
-        total = total + 2 * inner_product(outer, scatter)
-    return total.clamp(min=0)
+        cross = 2 * inner_product(outer, scatter)
+    return norm_bound([term.size() for term in terms], cross=cross)
 
 
 def inner_product(outer: Outer, scatter: Scatter) -> Tensor:
@@ -310,31 +383,74 @@ def inner_product(outer: Outer, scatter: Scatter) -> Tensor:
     It is the sum over s, t of left[s, ids[t]] (right[s] . values[t]).
 
     Returns:
-        `(units,)`, float32.
+        `(units,)`, float64; off by no more than E times both spreads.
     """
-    similarity = torch.bmm(
-        outer.right.float(), scatter.values.float().transpose(1, 2)
-    )  # (units, S, T)
+    few = outer.left.shape[2] * outer.right.shape[2] <= _FEW_ENTRIES
+    width = None if few else _GRAM_COLUMNS
+    similarity = _products(outer.right, scatter.values, width=width)  # (units, S, T)
     ids = scatter.ids[:, None, :].expand_as(similarity)
-    picked = outer.left.gather(2, ids).float()  # (units, S, T)
-    return (similarity * picked).sum((1, 2))
+    picked = outer.left.gather(2, ids)  # (units, S, T)
+    return similarity.mul_(picked).sum((1, 2))
 
 
 def _sum_of_squares(values: Tensor) -> Tensor:
-    """Return sums over all but the first dimension, `(units,)`, float32.
+    """Return sums over all but the first dimension, `(units,)`, float64.
 
     torch's vector norm adds up one by one: over eight million entries it lost 2e-4 of
-    the norm, more than the clip may be off. Short runs of it, summed pairwise, lose
-    1e-7.
+    the norm. Short runs of it lose 8e-6 at worst, and float64 adds them up. What is
+    lost where a square underflows is added.
     """
-    flat = values.flatten(1).float()
+    flat = values.flatten(1)
     if flat.shape[1] <= _SMALL:
-        return flat.square().sum(1)
+        return flat.double().square().sum(1)
     num_runs = flat.shape[1] // _RUN
-    even, rest = flat[:, : num_runs * _RUN], flat[:, num_runs * _RUN :]
+    even, rest = flat[:, : num_runs * _RUN].float(), flat[:, num_runs * _RUN :]
     runs = torch.linalg.vector_norm(even.view(len(flat), num_runs, _RUN), dim=2)
-    total: Tensor = runs.square().sum(1) + rest.square().sum(1)
-    return total
+    total: Tensor = runs.double().square().sum(1) + rest.double().square().sum(1)
+    return total + flat.shape[1] * SMALLEST_NORMAL
+
+
+def _doubt_of_squares(values: Tensor) -> float:
+    """Return E of `_sum_of_squares`."""
+    runs = (_RUN + 4) * UNIT_ROUNDOFF if values[0].numel() > _SMALL else 0.0
+    return runs + _doubt_64(values)
+
+
+def _doubt_64(values: Tensor) -> float:
+    """Return E of sums over the entries of a unit in float64, twice over."""
+    return (2 * values[0].numel() + 8) * UNIT_ROUNDOFF_64
+
+
+def _doubt_of_products(left: Tensor, right: Tensor, *, width: int | None) -> float:
+    """Return E of a norm from two of `_products`, and of an inner product from one."""
+    products = 0.0
+    if width is not None:
+        products = 2 * (width + _GRAM_PIECES + 2) * UNIT_ROUNDOFF
+    square = left.shape[1] ** 2 * UNIT_ROUNDOFF_64
+    return products + square + _doubt_64(left) + _doubt_64(right)
+
+
+def _addition_depth(num_rows: int, num_entries: int) -> int:
+    """Return how often a product is rounded on its way into a sum, see `Outer`.
+
+    It is the same for all batches of up to 16,384 rows and time steps.
+    """
+    if num_entries <= _FEW_ENTRIES:
+        return 4
+    return _ROWS + max(_FEWEST_PIECES, math.ceil(num_rows / _ROWS)) + 4
+
+
+def _add_products(left: Tensor, right: Tensor, total: Tensor) -> None:
+    """Add left^T right, `(m, n)`, a few rows at a time, for rounding to stay small."""
+    for x, y in zip(torch.split(left, _ROWS), torch.split(right, _ROWS), strict=True):
+        total.addmm_(x.t(), y)
+
+
+def _row_norms(values: Tensor) -> Tensor:
+    """Return norms over the last dimension, `(units, T)`, float64, not too small."""
+    width = values.shape[2]
+    norms: Tensor = torch.linalg.vector_norm(values, dim=2, dtype=torch.float32)
+    return norms.double() * (1 + (width + 2) * UNIT_ROUNDOFF) + floor(width)
 
 
 def _gather_rows(values: Tensor, rows_of_unit: Tensor) -> Tensor:
@@ -349,13 +465,26 @@ def _zero_where(units: Tensor, values: Tensor) -> Tensor:
     return values.masked_fill(mask, 0)
 
 
-def _gram(values: Tensor) -> Tensor:
-    """Return the inner products of all pairs of time steps, `(units, T, T)`."""
-    first, *rest = _columns(values)
-    total = torch.bmm(first.float(), first.float().transpose(1, 2))
-    for piece in rest:
-        total.baddbmm_(piece.float(), piece.float().transpose(1, 2))
-    return total
+def _products(left: Tensor, right: Tensor, *, width: int | None) -> Tensor:
+    """Return inner products of all pairs of time steps, `(units, S, T)`, float64.
+
+    Args:
+        left: `(units, S, n)`.
+        right: `(units, T, n)`.
+        width: of pieces that are multiplied in float32; None takes float64.
+    """
+    if width is None:
+        return torch.bmm(left.double(), right.double().transpose(1, 2))
+    shape = len(left), left.shape[1], right.shape[1]
+    total = torch.zeros(shape, dtype=torch.float64, device=left.device)
+    pieces = torch.split(left, width, dim=2), torch.split(right, width, dim=2)
+    some = total.new_zeros(shape, dtype=torch.float32)
+    for number, (x, y) in enumerate(zip(*pieces, strict=True), start=1):
+        some.baddbmm_(x.float(), y.float().transpose(1, 2))
+        if number % _GRAM_PIECES == 0:
+            total += some
+            some.zero_()
+    return total.add_(some)
 
 
 def _columns(values: Tensor) -> tuple[Tensor, ...]:

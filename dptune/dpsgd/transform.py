@@ -33,8 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from dptune.dpsgd.parameters import DEFAULT_MATERIALIZE_BYTES, trainable_parameters
+from dptune.dpsgd.rounding import rounded_up
 from dptune.dpsgd.tape import Tape
-from dptune.dpsgd.terms import Dense
+from dptune.dpsgd.terms import Dense, norm_of_sum
 from dptune.errors import ConfigError, Problem
 
 TransformState = Mapping[str, Tensor]
@@ -124,7 +125,7 @@ class TransformedSums:
         """
         spoilt = ~torch.isfinite(tape.norms()[0])
         rows = self._transform.forward(self._rows(tape, spoilt), self.state)
-        norms = Dense(rows).squared_norm().sqrt()
+        norms = rounded_up(norm_of_sum([Dense(rows)]))
         spoilt |= ~torch.isfinite(norms)
         rows.masked_fill_(spoilt[:, None], 0)
         factors = clip(norms.masked_fill(spoilt, torch.inf)[None])[0]
