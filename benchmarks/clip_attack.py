@@ -5,6 +5,9 @@
 Units that cancel, are huge, subnormal, not finite, repeated or stagnate, and a search
 that climbs from the worst of them, go alone through a real step without noise. What it
 leaves in `grad` is measured in float64 and divided by C. Prints the worst of each path.
+
+With `--others` it measures how far a unit that adds nothing moves 128 others by
+rounding: the distance of clipped sums with and without it, over C.
 """
 
 import argparse
@@ -13,12 +16,18 @@ import time
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.grouping import Grouping
+from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.step import PrivateGradients, gradient_source
 from dptune.mechanisms.adaclip import AdaClip
 from dptune.mechanisms.automatic import Automatic
+from dptune.testing import models
 from dptune.testing.clip_attack import KINDS, PATHS, Arena, make_unit, mutated
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -67,14 +76,66 @@ def attack(arena: Arena, num_units: int, seed: int) -> dict[str, float]:
     return worst
 
 
+def influence(*, length: int, size: int, autocast: bool, fixed: bool) -> float:
+    """Return how far a unit without targets moves the sum of 128 others, over C."""
+    draws = np.random.default_rng(0)
+    lengths = [*draws.integers(8, 33, size=128), length]
+    weights = [np.ones(n, np.float32) for n in lengths]
+    weights[-1][:] = 0
+    data = UnitDataset(
+        sequences=tuple(draws.integers(2, 512, size=n) for n in lengths),
+        loss_weights=tuple(weights),
+        units=tuple(np.arange(129)[:, None]),
+    )
+    feed = Feed(
+        data=data,
+        record_loss=CausalLoss(loss_normalizer=1.0),
+        physical_batch_size=size,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+        autocast=autocast,
+        fixed_shapes=fixed,
+        max_tokens=64,
+    )
+    model = models.tiny_gpt2(vocabulary=512, width=64, num_layers=2, positions=64)
+    sums = []
+    with gradient_source(model, plan=plan(1.0), feed=feed, seed=0, attempt=0) as source:
+        if not fixed and isinstance(source, PrivateGradients):
+            source._feed = feed  # the twin: a step in bfloat16 would fix its shapes
+        for last in (128, 129):
+            source.compute(np.arange(last), step=0)
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            sums.append(torch.cat([grad.flatten() for grad in grads]).double())
+    return float((sums[1] - sums[0]).norm())
+
+
+def print_influences() -> None:
+    """Measure others in both types, with and without fixed shapes."""
+    print("| dtype | shapes | rows at once | length of the unit | others move by |")
+    print("|---" * 5 + "|")
+    for autocast, fixed in product((False, True), (False, True)):
+        for size, length in product((32, 129), (64,)):
+            moved = influence(length=length, size=size, autocast=autocast, fixed=fixed)
+            print(
+                f"| {'bfloat16' if autocast else 'float32'} | "
+                f"{'fixed' if fixed else 'as long as the longest'} | {size} | {length} "
+                f"| {moved:.1e} C |",
+                flush=True,
+            )
+
+
 def main() -> None:
     """Attack every path in every mode."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--units", type=int, default=1000)
     parser.add_argument("--paths", nargs="+", default=list(PATHS))
     parser.add_argument("--modes", nargs="+", default=list(MODES))
+    parser.add_argument("--others", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.others:
+        print_influences()
+        return
     rows = []
     print(f"| path | mode | {' | '.join((*KINDS, 'climbing'))} | seconds |")
     print("|---" * (len(KINDS) + 4) + "|")

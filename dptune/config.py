@@ -417,6 +417,8 @@ class PerformanceSettings(_Settings):
         block_size: steps that are charged, and stored, together.
         gradient_checkpointing: compute activations again in the backward pass, of which
             a private step then takes two: slower, in much less memory.
+        dtype: of the forward and backward pass. Private stages in bfloat16 fill batches
+            up to one shape, since kernels round by it.
         fixed_shapes: fill batches up to one shape, for compilers and graphs.
         num_processes: of this machine that train a stage together; `auto` is one for
             each visible accelerator. Each holds `physical_batch_size` sequences.

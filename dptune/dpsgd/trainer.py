@@ -53,6 +53,7 @@ from dptune.dpsgd.sharding import is_sharded, shard_model
 from dptune.dpsgd.steered_clip import ClipController
 from dptune.dpsgd.step import GradientSource, gradient_source
 from dptune.dpsgd.transform import check_transform
+from dptune.errors import ConfigError
 
 Charge = Callable[[int, int], None]
 Sharding = Literal["none", "fsdp"]
@@ -172,9 +173,10 @@ def train_stage(
         gradient_checkpointing: compute activations again in the backward pass. A
             private step then takes two of them: slower, for the memory of one layer.
         fixed_shapes: fill every piece up to `physical_batch_size` rows of `max_tokens`,
-            with rows that add nothing.
+            with rows that add nothing. A private stage in bfloat16 always does.
         max_tokens: public length that no sequence exceeds. None takes the longest
-            sequence of the data, which is then taken as public.
+            sequence of the data, which is then taken as public; a private stage in
+            bfloat16 needs a number.
         run_digest: ties checkpoints to more than plan, settings, data and model shape.
         max_noise_bytes: memory that past banded noise may take.
         sharding: `fsdp` spreads weights and optimizer over the ranks, for models that
@@ -193,6 +195,11 @@ def train_stage(
         num_steps, block_size, physical_batch_size, data, max_tokens=max_tokens
     )
     check_controller(plan, controller, sharding=sharding)
+    if isinstance(plan, GradientPlan) and dtype == "bfloat16" and max_tokens is None:
+        raise ConfigError(
+            "max_tokens must be given for a private stage in bfloat16, got None: its "
+            "shapes are fixed, and the longest sequence is private."
+        )
     loss = record_loss or CausalLoss(loss_normalizer=loss_normalizer)
     state = TrainingState(
         step=0,

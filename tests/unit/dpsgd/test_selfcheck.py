@@ -4,8 +4,8 @@ from torch import nn
 
 from dptune.dpsgd import rules
 from dptune.dpsgd.loss import CausalLoss
-from dptune.dpsgd.rules import as_sequence, register_gradient_rule
 from dptune.dpsgd.rounding import norm_bound
+from dptune.dpsgd.rules import as_sequence, register_gradient_rule
 from dptune.dpsgd.selfcheck import check_model
 from dptune.dpsgd.terms import Outer
 from dptune.errors import ModelError

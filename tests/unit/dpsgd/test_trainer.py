@@ -296,10 +296,15 @@ def test_model_keeps_its_mode_and_loses_its_hooks():
 
 
 def test_bfloat16_keeps_weights_in_float32():
-    weights, outcome = run(dtype="bfloat16", num_steps=2)
+    weights, outcome = run(dtype="bfloat16", num_steps=2, max_tokens=16)
     assert all(value.dtype == torch.float32 for value in weights.values())
     assert all(value.isfinite().all() for value in weights.values())
     assert outcome.num_steps == 2
+
+
+def test_private_bfloat16_without_a_public_length_is_refused():
+    with pytest.raises(ConfigError, match="max_tokens must be given"):
+        run(dtype="bfloat16", num_steps=1)
 
 
 def test_global_randomness_is_left_alone():
