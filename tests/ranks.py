@@ -9,21 +9,25 @@ import json
 import traceback
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import multiprocessing
 
+from dptune.accounting.adaptive import DeckTerms
+from dptune.accounting.filters import Card
 from dptune.dpsgd import step as step_module
 from dptune.dpsgd.distributed import Ranks, ReplicatedSums
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.moving_clip import MovingClip
 from dptune.dpsgd.noise import noise_stream
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
@@ -33,6 +37,10 @@ from dptune.dpsgd.sharding import gathered, shard_model
 from dptune.dpsgd.step import PrivateGradients, gradient_source
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import BudgetExceededError, DptuneError
+from dptune.mechanisms.automatic import Automatic
+from dptune.mechanisms.dc_sgd import DcSgd
+from dptune.mechanisms.psac import Psac
+from dptune.mechanisms.quantile_clip import QuantileClip
 from dptune.models.lora import add_lora
 from dptune.testing import models, oracles
 
@@ -54,9 +62,32 @@ CAPPED = replace(
     max_batch_size=3,
     num_units=DATA.num_units,
 )
+MOVED = replace(PLAN, norm_rule=QuantileClip(), count_share=0.1)
+GRANTED = replace(
+    PLAN,
+    adaptive=DeckTerms(
+        cards=tuple(
+            (Card(sample_rate=0.5, noise_multiplier=noise), 2)
+            for noise in (0.7, 1.1, 1.3)
+        )
+    ),
+)
 PLAIN = PlainPlan(batch_size=3)
 SGD = OptimizerSettings(name="sgd", learning_rate=0.5, momentum=0.5)
 DRAWN = {"uneven": (0, 1, 3, 4, 6), "one": (3,), "nobody": ()}
+
+
+class Follower:
+    """A controller whose wish follows from what was released."""
+
+    def __init__(self):
+        self.norm = 0.0
+
+    def wish(self, step):
+        return 0.5 + self.norm % 1.0
+
+    def observe(self, released, *, step):
+        self.norm = sum(float(v.square().sum()) for v in released.values()) ** 0.5
 
 
 class NanWhereLong(CausalLoss):
@@ -151,7 +182,7 @@ def wide():
 
 def trained(**changes):
     """Train a tiny model; returns whole weights, charges and private figures."""
-    charges = []
+    charges, norms = [], []
     settings = {
         "plan": PLAN,
         "num_steps": 6,
@@ -166,16 +197,30 @@ def trained(**changes):
     } | changes
     model = settings.pop("model", models.tiny_gpt2)()
     data = settings.pop("data", DATA)
-    outcome = train_stage(model, data, **settings)
+    if isinstance(plan := settings["plan"], GradientPlan) and plan.adaptive:
+        settings["controller"] = Follower()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MovingClip, "release", partialmethod(_watched_release, norms))
+        outcome = train_stage(model, data, **settings)
     parameters = step_module.trainable_parameters(model)
     weights = {name: gathered(p.detach()).clone() for name, p in parameters.items()}
     figures = {
         "charges": charges,
+        "clip_norms": norms,
         "num_tokens": outcome.num_tokens,
         "resumed_from_step": outcome.resumed_from_step,
         "curve": [loss for _, loss in outcome.curve],
     }
     return weights, figures
+
+
+_honest_release = MovingClip.release
+
+
+def _watched_release(self, norms, **noise):
+    """Move C, and write it down."""
+    _honest_release(self, **noise)
+    norms.append(self.max_grad_norm)
 
 
 def stop_at(start):
@@ -309,10 +354,79 @@ RUNS = {
     "noisy": {},
     "banded": {"plan": CYCLIC},
     "capped": {"plan": CAPPED},
+    "moving": {"plan": MOVED},
+    "moving-fsdp": {
+        "plan": replace(MOVED, noise_multiplier=0.0),
+        "sharding": "fsdp",
+    },
+    "granted": {"plan": GRANTED},
     "quiet-fsdp": {"plan": QUIET, "sharding": "fsdp"},
     "plain": {"plan": PLAIN},
     "plain-fsdp": {"plan": PLAIN, "sharding": "fsdp"},
 }
+
+
+CROSSED_PLANS = {
+    "flat": PLAN,
+    "layers": replace(PLAN, grouping=Grouping.PER_LAYER),
+    "automatic": replace(PLAN, scale_rule=Automatic()),
+    "psac": replace(PLAN, scale_rule=Psac()),
+    "quantile": MOVED,
+    "layers-quantile": replace(MOVED, grouping=Grouping.PER_LAYER),
+    "dc-error": replace(MOVED, norm_rule=DcSgd(initial=0.3, choice="error")),
+    "dc-share": replace(MOVED, norm_rule=DcSgd(initial=0.3, choice="percentile")),
+    "rising": replace(PLAN, noise_levels=(1.0, 0.5, 2.0), steps_per_level=2),
+    "banded": CYCLIC,
+    "capped": CAPPED,
+    "parts": replace(PLAN, part_shares=(1.0, 0.5)),
+    "granted": GRANTED,
+    "plain": PLAIN,
+}
+CROSSED_MODES = {
+    "tied": {},
+    "untied": {"model": partial(models.tiny_gpt2, tied=False)},
+    "llama": {"model": models.tiny_llama},
+    "lora": {"model": lora},
+    "checkpointing": {"gradient_checkpointing": True},
+    "bfloat16": {"dtype": "bfloat16"},
+    "shapes": {"fixed_shapes": True},
+    "bfloat16-checkpointing-shapes": {
+        "dtype": "bfloat16",
+        "gradient_checkpointing": True,
+        "fixed_shapes": True,
+    },
+}
+
+
+def crossed(plan, mode, sharding):
+    """Changes for `trained`; None where the two are refused together.
+
+    Shards have noise of their own, so that sharded runs are compared without.
+    """
+    changes = {"plan": CROSSED_PLANS[plan], **CROSSED_MODES[mode]}
+    if plan == "parts":
+        kinds = np.arange(DATA.num_units, dtype=np.int64) % 2
+        rest = None if sharding == "fsdp" else oracles.random_data(seed=9)
+        changes["data"] = replace(DATA, kinds=kinds, unnoised=rest)
+    if sharding == "fsdp":
+        if plan == "granted":
+            return None
+        if plan != "plain":
+            changes["plan"] = replace(changes["plan"], noise_multiplier=0.0)
+        changes["sharding"] = "fsdp"
+    return changes
+
+
+def every_mode(folder, ranks):
+    """Train under every plan in every mode, replicated and sharded."""
+    for plan in CROSSED_PLANS:
+        for mode in CROSSED_MODES:
+            for sharding in ("none", "fsdp"):
+                changes = crossed(plan, mode, sharding)
+                if changes is not None:
+                    weights, figures = trained(**changes)
+                    name = f"cross-{plan}-{mode}-{sharding}"
+                    _save(folder, name, ranks, tensors=weights, figures=figures)
 
 
 def _resuming(folder, ranks):
@@ -424,18 +538,18 @@ def _save(folder: Path, name, ranks, *, tensors=None, figures=None):
     Path(f"{stem}.json").write_text(json.dumps(figures), encoding="utf-8")
 
 
-def _work(rank: int, port: int, folder: Path, size: int) -> None:
+def _work(rank: int, port: int, folder: Path, scenarios) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(
         "gloo",
         store=store,
         rank=rank,
-        world_size=size,
+        world_size=2,
         timeout=timedelta(minutes=5),
     )
     ranks = Ranks.current()
-    for scenario in SCENARIOS:
+    for scenario in scenarios:
         try:
             scenario(folder, ranks)
         except Exception as error:
@@ -444,7 +558,7 @@ def _work(rank: int, port: int, folder: Path, size: int) -> None:
     dist.destroy_process_group()
 
 
-def run_scenarios(folder: Path, *, size: int = 2) -> None:
-    """Run every scenario on `size` ranks."""
+def run_scenarios(folder: Path, scenarios=SCENARIOS) -> None:
+    """Run scenarios on two ranks."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    multiprocessing.spawn(_work, (store.port, folder, size), nprocs=size)
+    multiprocessing.spawn(_work, (store.port, folder, scenarios), nprocs=2)

@@ -61,10 +61,12 @@ from dptune.errors import ConfigError, PrivacyError, UnsupportedEventError
 from dptune.privacy import NeighboringRelation
 
 _COARSEST: Final = 5e-3
+_COARSEST_SHARE: Final = 1e-4
 _ACCURACY: Final = 1e-3
 _NEGLIGIBLE: Final = 1e-6
 _MAX_REFINEMENTS: Final = 6
 _FLOAT_ERROR: Final = 1e-15
+_NOTICEABLE: Final = 1e-2
 _AGREEMENT: Final = 2e-3
 _RDP_ORDERS: Final = tuple(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 
@@ -244,7 +246,8 @@ def _pld_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) ->
     levels = composition_levels(_used_mechanisms(event))
     if not levels:
         return 0.0
-    usable = delta - _FLOAT_ERROR * sum(level.count for level in levels)
+    rounding = _FLOAT_ERROR * sum(level.count for level in levels)
+    usable = delta - rounding
     if usable < delta / 2:
         return _beyond_precision(event, delta, relation)
     sizes = [
@@ -259,9 +262,13 @@ def _pld_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) ->
             levels, delta=usable, relation=relation, interval=interval, spread=spread
         )
 
-    interval = max(min(0.1 * single, _COARSEST), 10 * floor)
+    coarsest = max(_COARSEST, _COARSEST_SHARE * spread)
+    interval = max(min(0.1 * single, coarsest), 10 * floor)
     interval = 2.0 ** math.floor(math.log2(interval))
-    return refine(on_grid, interval=interval, floor=floor)
+    found = refine(on_grid, interval=interval, floor=floor)
+    if rounding > _NOTICEABLE * delta:
+        return min(found, _rdp_bound(event, delta, relation))
+    return found
 
 
 def _used_mechanisms(event: DpEvent) -> tuple[tuple[DpEvent, int], ...]:
@@ -277,12 +284,21 @@ def _beyond_precision(
     event: DpEvent, delta: float, relation: NeighboringRelation
 ) -> float:
     """Where rounding in the convolution is as large as delta, fall back or refuse."""
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        return _rdp_epsilon(event, delta, relation)
+    bound = _rdp_bound(event, delta, relation)
+    if math.isfinite(bound):
+        return bound
     raise PrivacyError(
         f"delta must be above 2e-15 times the number of steps, got delta={delta}. "
         "Choose a larger delta or fewer steps."
     )
+
+
+def _rdp_bound(event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
+    """Return the bound by Renyi composition, infinity where it knows none."""
+    try:
+        return _rdp_epsilon(event, delta, relation)
+    except UnsupportedEventError:
+        return math.inf
 
 
 def _rdp_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) -> float:

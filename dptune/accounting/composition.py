@@ -47,8 +47,8 @@ from dptune.privacy import NeighboringRelation
 
 _CUT: Final = 80.0
 _TAIL: Final = 1e-4
-_OCTAVES_BELOW: Final = 16
-_OCTAVES_ABOVE: Final = 3
+_OCTAVES: Final = np.arange(-16, 4)
+_OCTAVES_DOWN: Final = np.concatenate((np.arange(-16, -5, 2), np.arange(-5, 4)))
 _MAX_CACHED_BYTES: Final = 128 * 2**20
 
 Spectrum = NDArray[np.complex128]
@@ -167,9 +167,11 @@ def _grid_size(needed: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _orders(scale: float) -> Floats:
-    """Orders of the moments, an octave apart, around the one that Gaussians ask for."""
-    octaves = np.arange(-_OCTAVES_BELOW, _OCTAVES_ABOVE + 1)
-    return scale * np.concatenate((2.0**octaves, -(2.0 ** octaves[-9:])))
+    """Orders of the moments, around the one that Gaussians ask for.
+
+    Rare losses far below the others ask for much smaller ones, on either side.
+    """
+    return scale * np.concatenate((2.0**_OCTAVES, -(2.0**_OCTAVES_DOWN)))
 
 
 @functools.lru_cache(maxsize=16384)

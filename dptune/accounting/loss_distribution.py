@@ -123,10 +123,15 @@ def _gaussian(
     relation: NeighboringRelation,
     interval: float,
 ) -> tuple[LossAtoms, ...]:
-    """Build the distribution of one sampled Gaussian, both directions if needed."""
+    """Build the distribution of one sampled Gaussian, both directions if needed.
+
+    Without sampling both have one law of losses, by reflection.
+    """
     pairs = gaussian_pairs(
         sample_rate=sample_rate, noise_multiplier=noise_multiplier, relation=relation
     )
+    if sample_rate == 1.0:
+        return (_connect_the_dots(pairs[0], interval),) * len(pairs)
     return tuple(_connect_the_dots(pair, interval) for pair in pairs)
 
 
@@ -191,7 +196,8 @@ def _connect_the_dots(pair: GaussianPair, interval: float) -> LossAtoms:
     upper = _hockey_stick(pair.upper, x[split - 1 :], losses[split - 1 :], flip=False)
     lower = _hockey_stick(pair.lower, x[: split + 1], losses[: split + 1], flip=True)
     gaps = np.diff(losses)
-    rise, fall = np.expm1(gaps), -np.expm1(-gaps)
+    with np.errstate(over="ignore"):
+        rise, fall = np.expm1(gaps), -np.expm1(-gaps)
     mass = np.concatenate(
         (
             [(lower[1] - lower[0]) / rise[0] - lower[0]],

@@ -47,6 +47,7 @@ _MAX_NODES: Final = 250_000
 _MAX_EPSILON: Final = 500.0
 _MIN_NOISE: Final = 0.1
 _NEVER: Final = 1e-30
+_LARGEST_ORDER: Final = 9.0
 _MAX_CORRECTIONS: Final = 8
 _Weighted = tuple[float, GaussianPair]
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -260,9 +261,13 @@ def _saddle_point(steps: tuple[_Step, ...], epsilon: float) -> float:
         moments = sum(step.count * _log_moment(step, c) for step in steps)
         return moments - c * epsilon - log_c - math.log1p(c)
 
+    noises = [pair.noise_multiplier for step in steps for _, pair in step.pairs]
+    last = max(_LARGEST_ORDER, math.log(_MAX_NODES * min(noises, default=1.0) / 40))
     found = optimize.minimize_scalar(
-        height, bounds=(-5.0, 9.0), method="bounded", options={"xatol": 1e-5}
+        height, bounds=(-5.0, last), method="bounded", options={"xatol": 1e-5}
     )
+    if noises and found.x > last - 0.01:  # beyond it, where the integrand has no bump of its own
+        raise QuadratureError("the losses are too small for the quadrature.")
     return math.exp(float(found.x))
 
 
@@ -336,7 +341,7 @@ def _moment_ratio(
         keep = log_weights > log_weights.max() - 38
         weights = weight * np.exp(log_weights[keep] - base)
         total += np.exp(1j * np.outer(u, losses[keep])) @ weights
-        work += len(u) * int(keep.sum())
+        work += len(u) * int(keep.sum()) + 3 * len(losses)
     return total, work
 
 
@@ -345,9 +350,10 @@ def _tilted(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Log weights of P exp(cL) and the losses, on nodes that hold its mass."""
     s = pair.noise_multiplier
-    x = np.arange(-12 * s - 1.0, _reach(pair, c) + 12 * s + spacing, spacing)
-    if x.size > _MAX_NODES:
+    first, last = -12 * s - 1.0, _reach(pair, c) + 12 * s + spacing
+    if last - first > _MAX_NODES * spacing:
         raise QuadratureError("the quadrature did not settle for so few steps.")
+    x = np.arange(first, last, spacing)
     losses = pair.loss(x)
     log_density = pair.log_p(x) - math.log(s) - 0.5 * math.log(2 * math.pi)
     return log_density + c * losses + math.log(spacing), losses

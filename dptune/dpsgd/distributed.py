@@ -79,7 +79,7 @@ class Ranks:
         """Let the first rank act while the others wait.
 
         Returns:
-            The action's result on every rank; 0 for None.
+            The action's result, the same bits on every rank; 0 for None.
 
         Raises:
             Exception: that of the action, on the first rank.
@@ -90,11 +90,11 @@ class Ranks:
         if not self.is_first:
             return _outcome(_broadcast(b""))
         try:
-            result = action() or 0
+            result = float(action() or 0)
         except Exception as error:
             _broadcast(json.dumps(describe_error(error)).encode())
             raise
-        _broadcast(json.dumps(result).encode())
+        _broadcast(json.dumps({"result": result.hex()}).encode())
         return result
 
     def drawn(self, draw: Callable[[], UnitIndices]) -> UnitIndices:
@@ -244,11 +244,11 @@ def revive_error(description: Mapping[str, str], *, who: str) -> DptuneError:
     )
 
 
-def _outcome(reply: bytes) -> int:
+def _outcome(reply: bytes) -> float:
     """Return what the first rank's action returned, or raise what it raised."""
     content = json.loads(reply)
-    if isinstance(content, int):
-        return content
+    if "result" in content:
+        return float.fromhex(content["result"])
     raise revive_error(content, who="rank 0")
 
 

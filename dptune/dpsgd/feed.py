@@ -108,6 +108,7 @@ class Feed:
             rows_of_unit=torch.zeros(1, 1, dtype=torch.long),
             labels=None if self.data.labels is None else torch.zeros(1).long(),
             num_real_units=0,
+            kinds=None if self.data.kinds is None else torch.zeros(1).long(),
         )
 
     @property

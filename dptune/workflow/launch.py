@@ -72,7 +72,7 @@ def train_on_ranks(
 
     Args:
         job: what to compute.
-        data: sequences by privacy unit, without classes.
+        data: sequences by privacy unit, not in parts.
         placement: how many processes, on what.
         charge: see `train_stage`.
         on_step: see `train_stage`.

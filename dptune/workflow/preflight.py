@@ -1,6 +1,6 @@
 """Everything that can go wrong before a run, checked before anything is created."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
 from dptune.models.check import check_source
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Mode, Notion
-from dptune.recipes import Recipe
+from dptune.recipes import Recipe, StageSettings
 from dptune.results import CorpusReport
 from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
@@ -139,23 +139,33 @@ def check_run(
 
 
 def _check_processes(config: TrainConfig) -> None:
-    """Refuse processes that are not there, and several where a controller trains."""
+    """Refuse processes that are not there, and several for what trains in one."""
     placement = place_processes(config.performance)
     if placement.num_processes == 1:
         return
     problems = [
         Problem(
             path="performance.num_processes",
-            message=f"must be 1 for stage {stage.name}, whose controller lives in one "
-            f"process, got {placement.num_processes}.",
+            message=f"must be 1 for stage {stage.name}, whose {reason}, got "
+            f"{placement.num_processes}.",
             next_step=f"Set it to 1, or choose a recipe other than "
             f"{config.recipe.name}.",
         )
         for stage in config.recipe.stages
-        if stage.controller is not None
+        for reason in _needs_one_process(stage)
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _needs_one_process(stage: StageSettings) -> Iterator[str]:
+    """Name what of a stage several processes cannot share."""
+    if stage.controller is not None:
+        yield "controller lives in one process"
+    if stage.clipping is not None and stage.clipping.transform is not None:
+        yield "gradients are transformed in one process"
+    if stage.tiers is not None:
+        yield "units are in parts"
 
 
 def _check_labels(config: TrainConfig, corpus: Corpus) -> None:

@@ -3,9 +3,11 @@
 The ranks are two processes on the CPU, started once for all tests, see tests/ranks.py.
 """
 
+import itertools
 import json
 import math
 import shutil
+import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -206,8 +208,53 @@ def test_training_is_that_of_one_rank(two, name):
 
 @pytest.mark.parametrize("name", scenarios.RUNS)
 def test_blocks_are_charged_once_by_the_first_rank(two, name):
-    assert two.figures(f"train-{name}", 0)["charges"] == [[0, 2], [2, 2], [4, 2]]
+    blocks = [[0, 6]] if name == "granted" else [[0, 2], [2, 2], [4, 2]]
+    assert two.figures(f"train-{name}", 0)["charges"] == blocks
     assert two.figures(f"train-{name}", 1)["charges"] == []
+
+
+@pytest.mark.parametrize("name", ["moving", "moving-fsdp"])
+def test_clip_norm_moves_alike_on_all_ranks(two, name):
+    """C is decided once: the ranks hold the same bits, and those of one process."""
+    changes = {k: v for k, v in scenarios.RUNS[name].items() if k != "sharding"}
+    _, alone = scenarios.trained(**changes)
+    first, second = (two.figures(f"train-{name}", rank) for rank in (0, 1))
+    assert first["clip_norms"] == second["clip_norms"]
+    assert len(set(first["clip_norms"])) > 1
+    assert first["clip_norms"] == pytest.approx(alone["clip_norms"], rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.1 + 0.2, 1e-300, math.inf, math.nan, 7])
+def test_decision_of_the_first_rank_arrives_in_all_bits(monkeypatch, value):
+    sent = []
+    monkeypatch.setattr(distributed, "_broadcast", lambda b: sent.append(b) or sent[0])
+    told = Ranks(rank=0, size=2).once(lambda: value)
+    heard = Ranks(rank=1, size=2).once(lambda: 0.0)
+    assert struct.pack("d", told) == struct.pack("d", heard) == struct.pack("d", value)
+
+
+@pytest.mark.slow
+def test_every_plan_in_every_mode_is_that_of_one_rank(tmp_path):
+    """Some 200 runs; bfloat16 rounds otherwise where pieces are cut otherwise."""
+    scenarios.run_scenarios(tmp_path, (scenarios.every_mode,))
+    two, count = Two(folder=tmp_path), 0
+    for plan, mode, sharding in itertools.product(
+        scenarios.CROSSED_PLANS, scenarios.CROSSED_MODES, ("none", "fsdp")
+    ):
+        changes = scenarios.crossed(plan, mode, sharding)
+        if changes is None:
+            continue
+        expected, figures = scenarios.trained(**{**changes, "sharding": "none"})
+        tolerance = 2e-2 if "bfloat16" in mode else 2e-5
+        name, count = f"cross-{plan}-{mode}-{sharding}", count + 1
+        for rank in (0, 1):
+            found = two.figures(name, rank)
+            assert relative(two.tensors(name, rank), expected) <= tolerance, name
+            assert found["num_tokens"] == figures["num_tokens"], name
+            assert found["clip_norms"] == two.figures(name, 0)["clip_norms"], name
+            norms = pytest.approx(figures["clip_norms"], rel=tolerance)
+            assert found["clip_norms"] == norms, name
+    assert count == 2 * len(scenarios.CROSSED_PLANS) * len(scenarios.CROSSED_MODES) - 8
 
 
 def test_progress_is_reported_once_with_the_tokens_of_all(two):
