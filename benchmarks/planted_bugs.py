@@ -3,97 +3,83 @@
     PYTHONPATH=. python benchmarks/planted_bugs.py [--jobs 2] [--only NAME ...]
     PYTHONPATH=. python benchmarks/planted_bugs.py --write     the list in docs
 
-Every mutation of `mutations.py` is planted in a throwaway copy of the tree. There its
-tests run until one fails, and, where the bug acts in a run, tiny stages are trained and
-audited as the pipeline does it. Text that is no longer there is reported as stale.
+Every mutation of `planted_bugs.yaml` is planted in a throwaway copy of the tree. Its
+tests run there until one fails, and, where the bug acts in a run, tiny stages are
+trained and audited as the pipeline does it. Text that is not there is told as stale.
 Results are kept under `benchmarks/results/` and taken up by the next start; without any
 mutation, tests and audit must pass.
 """
 
 import argparse
 import hashlib
+import importlib
+import itertools
 import json
 import os
 import re
+import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, Self
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from mutations import (
-    BANDED,
-    CAPPED,
-    LAYERS,
-    MOVING,
-    MUTATIONS,
-    PLAIN,
-    RISING,
-    STEERED,
-    TIERS,
-    TRANSFORMED,
-    Mutation,
-)
+import pytest
+import yaml
 
 REPOSITORY: Final = Path(__file__).parents[1]
+BUGS: Final = REPOSITORY / "benchmarks" / "planted_bugs.yaml"
 RESULTS: Final = REPOSITORY / "benchmarks" / "results" / "planted_bugs.json"
 LIST: Final = REPOSITORY / "docs" / "PLANTED_BUGS.md"
 START, END = "<!-- mutations: begin -->", "<!-- mutations: end -->"
 SECONDS: Final = 900
+LIBRARIES: Final = ["torch", "transformers", "dp_accounting", "datasets", "scipy.stats"]
+_times: Final = itertools.count(2_000_000_000)
 
-STAGES: Final[dict[str, dict[str, Any]]] = {
-    PLAIN: {},
-    BANDED: {
-        "noise": {"noise_multiplier": 1.0, "correlation": "banded", "num_bands": 2}
-    },
-    CAPPED: {"sampling": {"kind": "truncated_poisson", "max_batch_size": 9}},
-    MOVING: {
-        "clipping": {
-            "max_grad_norm": 0.5,
-            "moving": {"rule": "quantile", "count_share": 0.1},
-        }
-    },
-    LAYERS: {"clipping": {"kind": "per_layer", "max_grad_norm": 0.5}},
-    RISING: {
-        "epochs": 3,
-        "noise": {
-            "noise_multiplier": 1.0,
-            "schedule": "rise_reset",
-            "rise_reset": {"growth": 2.0, "ceiling": 3.0},
-        },
-        "token_weights": None,
-    },
-    TRANSFORMED: {
-        "trains": "lora",
-        "lora": {"rank": 2, "alpha": 4},
-        "clipping": {
-            "max_grad_norm": 0.5,
-            "transform": {
-                "rule": "adaclip",
-                "mean_decay": 0.9,
-                "spread_decay": 0.9,
-                "floor": 1e-12,
-                "ceiling": 10.0,
-            },
-        },
-    },
-    TIERS: {"tiers": {"noise_ratio": 1.5}},
-    STEERED: {
-        "trains": "lora",
-        "lora": {"rank": 2, "alpha": 4},
-        "epochs": 6.0,
-        "optimizer": {"name": "adamw", "learning_rate": 0.01},
-        "clipping": {"kind": "per_lora_pair", "max_grad_norm": 0.5},
-        "controller": {"interval": 1},
-    },
-}
+STAGE_KINDS: Final = (
+    "plain", "banded", "capped", "moving", "layers", "rising", "transformed", "tiers",
+    "steered",
+)  # fmt: skip
+"""What `audited_stages.py` can train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """One planted bug; `planted_bugs.yaml` says what the fields are."""
+
+    name: str
+    room: str
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    stages: tuple[str, ...] = ()
+    unseen: str = ""
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """Read one entry; exactly one of `stages` and `unseen` must be given."""
+        made = cls(
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        )
+        if bool(made.stages) == bool(made.unseen) or {*made.stages} - {*STAGE_KINDS}:
+            raise ValueError(f"{made.name} must have stages or say why it is unseen.")
+        return made
+
+
+MUTATIONS: Final = tuple(
+    map(Mutation.of, yaml.safe_load(BUGS.read_text(encoding="utf-8")))
+)
+
+
+Task = tuple[Mutation | None, str]
 
 
 def key_of(mutation: Mutation | None) -> str:
@@ -120,184 +106,80 @@ def copied() -> Iterator[Path]:
         yield tree
 
 
-@contextmanager
-def planted(tree: Path, mutation: Mutation | None) -> Iterator[bool]:
-    """Plant a bug in a copy, and take it out again; says whether its text is there."""
-    if mutation is None:
-        yield True
-        return
-    path = tree / mutation.file
-    text = path.read_text(encoding="utf-8")
-    found = text.count(mutation.old) == 1
+def plant(tree: Path, mutation: Mutation) -> str | None:
+    """Plant a bug in a copy; returns the source as it was, None if it has no place."""
+    text = (tree / mutation.file).read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        return None
+    _write(tree / mutation.file, text.replace(mutation.old, mutation.new))
+    return text
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a source at a time of its own: no stale bytecode is taken for it."""
+    path.write_text(text, encoding="utf-8")
+    os.utime(path, (now := next(_times), now))
+
+
+def forked(tree: Path, program: str, arguments: tuple[str, ...], output: Path) -> int:
+    """Run a program, or pytest, in a copy, in a fork of this process; returns its id.
+
+    The libraries are loaded by then, which would take most of the time, and modules of
+    the copy are not.
+    """
+    if process := os.fork():
+        return process
+    with output.open("w", encoding="utf-8") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    signal.alarm(SECONDS)
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.path[:] = [str(tree), *(p for p in sys.path if Path(p).resolve() != REPOSITORY)]
+    code = 0
     try:
-        if found:
-            changed = text.replace(mutation.old, mutation.new)
-            path.write_text(changed, encoding="utf-8")
-        yield found
+        if program == "pytest":
+            code = int(pytest.main(list(arguments)))
+        else:
+            sys.argv = [program, *arguments]
+            runpy.run_path(program, run_name="__main__")
+    except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
+        traceback.print_exc()
+        code = 3
     finally:
-        path.write_text(text, encoding="utf-8")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
-def run_in(tree: Path, *arguments: str) -> tuple[int, str]:
-    """Run this Python in a copy, on one thread."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(tree),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return -1, f"no end after {SECONDS} seconds"
-    return done.returncode, done.stdout + done.stderr
-
-
-def tested(tree: Path, tests: tuple[str, ...]) -> dict[str, str]:
-    """Run tests until one fails: which one it is, or what else happened."""
-    flags = ("-q", "-x", "--no-header", "-p", "no:cacheprovider", "--tb=line")
-    code, output = run_in(tree, "-m", "pytest", *flags, *tests)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    if code == 1 and failed:
-        return {"caught_by": failed[1]}
-    return {} if code == 0 else {"broken": output[-400:]}
-
-
-def audited(tree: Path, stages: tuple[str, ...]) -> dict[str, list[str]]:
-    """Train and audit stages in a copy: checks that fail, or the error, by stage."""
-    code, output = run_in(tree, "benchmarks/planted_bugs.py", "--audit", *stages)
-    line = output.rpartition("AUDIT ")[2].partition("\n")[0]
-    if code or not line:
-        return {stage: ["error: " + output.strip()[-300:]] for stage in stages}
-    found: dict[str, list[str]] = json.loads(line)
-    return found
-
-
-def audit_here(stages: list[str]) -> dict[str, list[str]]:
-    """Train tiny stages with the code that is imported, and audit what they left."""
-    from dptune.accounting.ledger import PrivacyLedger
-    from dptune.config import PerformanceSettings
-    from dptune.errors import DptuneError
-    from dptune.workflow.training import run_stage
-    from dptune.workflow.whitebox import audit_stage
-
-    found: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        corpus, bundle = _start(Path(folder) / "model")
-        performance = PerformanceSettings(
-            physical_batch_size=8, block_size=2, device="cpu"
-        )
-        for stage in stages:
-            inputs = _inputs(corpus, bundle, STAGES[stage])
-            try:
-                done = run_stage(
-                    inputs,
-                    PrivacyLedger(),
-                    folder=Path(folder) / stage,
-                    performance=performance,
-                )
-                audit = audit_stage(inputs, done.ledger, performance=performance)
-            except (DptuneError, ValueError) as error:
-                found[stage] = [f"refused: {error}"[:200]]
-                continue
-            found[stage] = [c.name for c in audit.checks if not c.passed]
-    return found
-
-
-def _start(target: Path) -> tuple[Any, Any]:
-    """Some forty invented records, and a tiny model."""
-    from dptune.data.building import build_corpus
-    from dptune.data.source import SyntheticSource
-    from dptune.models.bundle import ModelBundle
-    from dptune.models.loading import load_model, model_digest
-    from dptune.models.saving import save_model
-    from dptune.models.source import ArchitectureSource
-    from dptune.privacy import PrivacyUnit
-
-    corpus = build_corpus(
-        SyntheticSource(num_records=40, seed=2),
-        privacy_unit=PrivacyUnit.RECORD,
-        drop_exact_duplicates=False,
-    )
-    spans = [
-        [
-            {"start": 0, "end": 8, "entity_type": "TIME"},
-            {"start": 8, "end": 16, "entity_type": "PERSON"},
-        ]
-        for _ in corpus.dataset
-    ]
-    corpus = corpus.with_dataset(corpus.dataset.add_column("spans", spans))
-    source = ArchitectureSource.model_validate(
-        {
-            "kind": "architecture",
-            "num_layers": 1,
-            "num_heads": 2,
-            "hidden_size": 16,
-            "max_tokens": 32,
-            "vocab_size": 258,
-            "tokenizer": {"kind": "trained"},
-        }
-    )
-    loaded = load_model(source)
-    save_model(loaded.model, loaded.tokenizer, target)
-    return corpus, ModelBundle(path=target, digest=model_digest(target))
-
-
-def _inputs(corpus: Any, bundle: Any, changes: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Inputs of a stage of a few steps."""
-    from dptune.detection.scoring import public_counts, score_entity_types
-    from dptune.planning import plan_run
-    from dptune.privacy import NeighboringRelation, Notion
-    from dptune.recipes import Recipe
-    from dptune.workflow.inputs import StageInputs
-
-    stage = {
-        "name": "private",
-        "view": "original",
-        "epochs": 1.25,
-        "expected_batch_size": 8,
-        "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        "clipping": {"max_grad_norm": 0.5},
-        "noise": {"noise_multiplier": 1.0},
-    } | changes
-    recipe = Recipe.model_validate({"name": "r", "title": "R", "stages": [stage]})
-    plan = plan_run(
-        recipe,
-        num_units=corpus.report.num_units["train"],
-        notion=Notion.RECORD,
-        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-        target_epsilon=None,
-        target_delta=1e-3,
-    )
-    return StageInputs(
-        model=bundle,
-        corpus=corpus,
-        plan=plan.stages[0],
-        recipe="r",
-        max_tokens=24,
-        max_sequences_per_unit=8,
-        seed=None,
-        sensitivity=score_entity_types(public_counts(), counts_are_public=True),
-    )
-
-
-def outcome(tree: Path, mutation: Mutation | None, part: str) -> dict[str, Any]:
-    """What the tests, or the audit, make of one bug, or of none."""
+def started(tree: Path, mutation: Mutation | None, part: str, output: Path) -> int:
+    """Start the tests, or the audit, of one bug, or of none."""
+    if part == "audit":
+        stages = mutation.stages if mutation else STAGE_KINDS
+        return forked(tree, "benchmarks/audited_stages.py", stages, output)
     tests = tuple(dict.fromkeys(t for m in MUTATIONS for t in m.tests))
-    with planted(tree, mutation) as found:
-        if not found:
-            return {"stale": True}
-        if part == "tests":
-            return tested(tree, mutation.tests if mutation else tests)
-        return audited(tree, mutation.stages if mutation else tuple(STAGES))
+    flags = ("-q", "-x", "--no-header", "-p", "no:cacheprovider", "--tb=line")
+    loaded = ("-W", "ignore:Module already imported")  # by the process we fork
+    return forked(
+        tree,
+        "pytest",
+        (*flags, *loaded, *(mutation.tests if mutation else tests)),
+        output,
+    )
+
+
+def read(part: str, code: int, output: str) -> dict[str, Any]:
+    """Read what was found: the first test that failed, or failed checks by stage."""
+    if part == "tests":
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        if code == 1 and failed:
+            return {"caught_by": failed[1]}
+        return {} if code == 0 else {"broken": f"{code}: {output[-400:]}"}
+    line = output.rpartition("AUDIT ")[2].partition("\n")[0]
+    if code or "AUDIT " not in output:
+        return {"broken": f"{code}: {output[-400:]}"}
+    found: dict[str, Any] = json.loads(line)
+    return found
 
 
 def summary(results: dict[str, Any]) -> str:
@@ -333,34 +215,56 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def waiting(names: list[str], parts: list[str], results: dict[str, Any]) -> list[Task]:
+    """List what is asked for, or all that has no result yet."""
+    tasks = []
+    for part in parts:
+        for mutation in (*MUTATIONS, None):
+            if part == "audit" and mutation and not mutation.stages:
+                continue
+            name = mutation.name if mutation else "none"
+            done = results.get(f"{name} {part}", {}).get("key") == key_of(mutation)
+            if name in names or not (names or done):
+                tasks.append((mutation, part))
+    return tasks
+
+
 def plant_all(names: list[str], parts: list[str], jobs: int) -> dict[str, Any]:
-    """Plant what is asked for, or all that has no result yet."""
+    """Plant bugs, several at a time, and keep what was found."""
     results: dict[str, Any] = {}
     if RESULTS.exists():
         results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    waiting: SimpleQueue[tuple[Mutation | None, str]] = SimpleQueue()
-    for part in parts:
-        for mutation in (*MUTATIONS, None):
-            name = mutation.name if mutation else "none"
-            if part == "audit" and mutation and not mutation.stages:
-                continue
-            done = results.get(f"{name} {part}", {}).get("key") == key_of(mutation)
-            if name in names or not (names or done):
-                waiting.put((mutation, part))
 
-    def work(_: int) -> None:
-        with copied() as tree:
-            while not waiting.empty():
-                mutation, part = waiting.get()
-                name = f"{mutation.name if mutation else 'none'} {part}"
-                found = outcome(tree, mutation, part)
-                results[name] = {"key": key_of(mutation), "found": found}
-                text = json.dumps(results, indent=1, sort_keys=True)
-                RESULTS.write_text(text + "\n", encoding="utf-8")
-                print(name, json.dumps(found), flush=True)
+    def keep(task: Task, found: dict[str, Any]) -> None:
+        mutation, part = task
+        name = f"{mutation.name if mutation else 'none'} {part}"
+        results[name] = {"key": key_of(mutation), "found": found}
+        text = json.dumps(results, indent=1, sort_keys=True)
+        RESULTS.write_text(text + "\n", encoding="utf-8")
+        print(name, json.dumps(found), flush=True)
 
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(work, range(jobs)))
+    tasks = waiting(names, parts, results)[::-1]
+    running: dict[int, tuple[Task, Path, str]] = {}
+    with ExitStack() as stack:
+        free = [stack.enter_context(copied()) for _ in range(jobs)]
+        while tasks or running:
+            while tasks and free:
+                mutation, part = task = tasks.pop()
+                source = plant(free[-1], mutation) if mutation else ""
+                if source is None:
+                    keep(task, {"stale": True})
+                else:
+                    tree = free.pop()
+                    process = started(tree, mutation, part, tree.parent / "output")
+                    running[process] = (task, tree, source)
+            if running:
+                process, status = os.wait()
+                task, tree, source = running.pop(process)
+                output = (tree.parent / "output").read_text(encoding="utf-8")
+                keep(task, read(task[1], os.waitstatus_to_exitcode(status), output))
+                if task[0] is not None:
+                    _write(tree / task[0].file, source)
+                free.append(tree)
     return results
 
 
@@ -371,11 +275,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--parts", nargs="*", default=["tests", "audit"])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--audit", nargs="*")
     options = parser.parse_args()
-    if options.audit is not None:
-        print("AUDIT " + json.dumps(audit_here(options.audit)))
-        return 0
     if options.write:
         results = json.loads(RESULTS.read_text(encoding="utf-8"))
         head, _, rest = LIST.read_text(encoding="utf-8").partition(START)
@@ -383,6 +283,9 @@ def main() -> int:
         text = f"{head}{START}\n{table(results)}\n{END}{tail}"
         LIST.write_text(text, encoding="utf-8")
         return 0
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for library in LIBRARIES:
+        importlib.import_module(library)
     report = summary(plant_all(options.only, options.parts, options.jobs))
     print(report)
     return 1 if report.count("\n") else 0

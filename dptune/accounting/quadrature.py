@@ -266,7 +266,9 @@ def _saddle_point(steps: tuple[_Step, ...], epsilon: float) -> float:
     found = optimize.minimize_scalar(
         height, bounds=(-5.0, last), method="bounded", options={"xatol": 1e-5}
     )
-    if noises and found.x > last - 0.01:  # beyond it, where the integrand has no bump of its own
+    if (
+        noises and found.x > last - 0.01
+    ):  # beyond it, where the integrand has no bump of its own
         raise QuadratureError("the losses are too small for the quadrature.")
     return math.exp(float(found.x))
 

@@ -7,6 +7,7 @@ import dp_accounting as dpa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from dptune.accounting import accountants
 from dptune.accounting.accountants import (
@@ -264,3 +265,50 @@ def test_cross_check_catches_a_pld_above_rdp(forgetful, monkeypatch):
 
 def test_accountant_version_names_the_library():
     assert accountant_version()[0].isdigit()
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize(("noise", "count"), [(0.2, 1), (0.3, 30_000), (0.8, 100_000)])
+def test_epsilon_of_plain_gaussians_is_finite_beyond_exp(noise, count, relation):
+    """Their losses overflow exp(); epsilon is mu^2 / 2 + z mu, or little above."""
+    mu = math.sqrt(count) / noise * (1 if relation is ADD else 2)
+    event = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(noise), count)
+    found = epsilon(event, delta=1e-6, relation=relation)
+    assert gaussian_delta(mu, found) <= 1e-6
+    assert found <= 1.01 * (mu**2 / 2 + 4.76 * mu)
+
+
+def gaussian_delta(mu, at):
+    """Balle and Wang (2018), theorem 8."""
+    further = math.exp(at + special.log_ndtr(-at / mu - mu / 2))
+    return special.ndtr(mu / 2 - at / mu) - further
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_epsilon_of_truncated_batches_at_a_tiny_delta_says_so(relation):
+    event = dpa.SelfComposedDpEvent(
+        dpa.TruncatedSubsampledGaussianDpEvent(
+            dataset_size=100,
+            sampling_probability=0.1,
+            truncated_batch_size=12,
+            noise_multiplier=1.0,
+        ),
+        1000,
+    )
+    with pytest.raises(PrivacyError, match="delta must be above 2e-15"):
+        epsilon(event, delta=1e-13, relation=relation)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "count", "delta", "relation"),
+    [
+        (0.0112, 0.257, 1, 2.28e-15, ADD),  # RDP is nearer where rounding is felt
+        (0.0041, 933.4, 86, 8.38e-12, REPLACE),  # too flat for the quadrature
+        (1.18e-6, 33.1, 1, 5.75e-15, REPLACE),  # five gigabytes of nodes
+    ],
+)
+def test_cross_check_at_the_edge_of_precision_contradicts_nobody(
+    rate, noise, count, delta, relation
+):
+    found = cross_check(steps(rate, noise, count), delta=delta, relation=relation)
+    assert 0 < found.epsilon < 32

@@ -49,6 +49,23 @@ def test_plan_without_noise_is_not_private():
     assert plan.dp_event(1) == dp_accounting.NonPrivateDpEvent()
 
 
+@pytest.mark.parametrize("shares", [(), (1.0, 0.5)])
+@pytest.mark.parametrize(("first", "level"), [(0, 1.0), (2, 0.5), (4, 2.0), (9, 2.0)])
+def test_block_of_a_schedule_costs_what_its_own_steps_draw(shares, first, level):
+    """Two steps from `first` on are two steps of a plan of that level alone."""
+    levels = {"noise_levels": (1.0, 0.5, 2.0), "steps_per_level": 2}
+    plan = GradientPlan(**NUMBERS, **levels, part_shares=shares)
+    alike = NUMBERS | {"noise_multiplier": 1.5 * level}
+    constant = GradientPlan(**alike, part_shares=shares)
+    assert plan.dp_event(2, first_step=first) == constant.dp_event(2)
+    for kind in range(len(shares)):
+        assert plan.part_event(kind, 2, first_step=first) == constant.part_event(
+            kind, 2
+        )
+    drawn = {plan.noise_stddev(step=step) for step in (first, first + 1)}
+    assert drawn == {constant.noise_stddev()}
+
+
 def test_plain_plan_is_not_private():
     plan = PlainPlan(batch_size=4)
     assert plan.dp_event(1) == dp_accounting.NonPrivateDpEvent()

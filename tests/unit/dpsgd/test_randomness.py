@@ -16,6 +16,17 @@ def draws(sequence):
     return torch.rand(64, generator=torch_generator(sequence))
 
 
+def test_secret_streams_have_all_bits_of_their_entropy():
+    """Of 40 numbers of 256 bits, all below 2^236 has a chance of 2^-800."""
+    entropies = [
+        seed_sequence(stream, seed=None).entropy
+        for stream in RandomStream
+        for _ in range(10)
+    ]
+    assert len(set(entropies)) == len(entropies)
+    assert max(entropies).bit_length() > randomness.ENTROPY_BITS - 20 == 236
+
+
 def test_torch_seed_alone_has_32_bits():
     """Why the state is filled word by word; this is the twin."""
     first = torch.Generator().manual_seed(7)

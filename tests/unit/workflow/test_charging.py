@@ -236,3 +236,44 @@ def test_noisy_redacted_stage_trusts_no_detector_and_costs_its_noise(report):
     assert both.status == "certified"
     assert math.isfinite(both.epsilon)
     assert both.epsilon > alone.epsilon
+
+
+RISING = {
+    "noise_multiplier": 1.0,
+    "schedule": "rise_reset",
+    "rise_reset": {"growth": 2.0, "ceiling": 3.0},
+}
+
+
+def block(report, plan, first, count):
+    return stage_entry(
+        report, plan, recipe="r", first_step=first, num_steps=count, fixed_seed=False
+    )
+
+
+def noise_of(event):
+    """Multipliers of the mechanisms of an event, in order of size."""
+    return sorted(m.event.noise_multiplier for m, n in mechanism_counts(event))
+
+
+@pytest.mark.parametrize("first", [0, 4, 8])
+def test_block_is_charged_for_the_noise_of_its_own_steps(report, first):
+    plan = run_plan(stage(epochs=3, noise=RISING), num_units=32).stages[0]
+    ((drawn, _),) = plan.noise_runs(first, 4)
+    entry = block(report, plan, first, 4)
+    assert noise_of(entry.dp_event) == [drawn]
+    assert entry.noise_multiplier == drawn
+    assert len({noise for noise, _ in plan.noise_runs(0, 12)}) == 3
+
+
+@pytest.mark.parametrize("first", [0, 4, 8])
+def test_block_of_tiers_is_charged_for_the_noise_of_its_own_steps(report, first):
+    tiers = {"tiers": {"noise_ratio": 1.5}}
+    plan = run_plan(stage(epochs=3, noise=RISING, **tiers), num_units=32).stages[0]
+    training = plan.training_plan()
+    whole, *parts = block(report, plan, first, 4).notion_events
+    assert whole.dp_event == training.dp_event(4, first_step=first)
+    least = training.noise_shares(first)[0]
+    for kind, part in enumerate(parts):
+        share = training.part_shares[kind]
+        assert noise_of(part.dp_event) == pytest.approx([least / share])

@@ -10,21 +10,24 @@ import threading
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.config import PerformanceSettings
+from dptune.config import PerformanceSettings, TrainConfig
 from dptune.dpsgd.distributed import Ranks
 from dptune.errors import BudgetExceededError, ConfigError, DptuneError, ModelError
+from dptune.recipes import Recipe
 from dptune.testing import oracles
-from dptune.workflow import launch
+from dptune.workflow import launch, preflight
 from dptune.workflow import rank as rank_module
 from dptune.workflow.device import Placement, place_processes
 from dptune.workflow.handover import Channel, read_units, write_units
 from dptune.workflow.job import TrainingJob
 from dptune.workflow.launch import cause_of_failure
 from dptune.workflow.training import run_stage
+from infra.workspace import REPOSITORY
 
 from .conftest import PERFORMANCE
 
@@ -261,6 +264,32 @@ def test_controller_and_ranks_of_others_are_refused_before_a_charge(
     monkeypatch.setattr(Ranks, "current", lambda: Ranks(rank=1, size=2))
     with pytest.raises(ConfigError, match="in place of torchrun"):
         run(make_inputs(), tmp_path, PERFORMANCE, spend=spend)
+
+
+ONE_PROCESS = {
+    "adaclip": "gradients are transformed",
+    "geoclip": "gradients are transformed",
+    "rldp": "controller lives in one",
+    "rldp_h": "controller lives in one",
+    "rldp_l": "controller lives in one",
+    "sa_adp": "units are in parts",
+}
+RECIPES = sorted(path.stem for path in (REPOSITORY / "configs/recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_that_trains_in_one_process_is_refused_with_two(recipe):
+    """Before anything is made; every other recipe is let through."""
+    several = PerformanceSettings(num_processes=2, device="cpu")
+    path = REPOSITORY / "configs/recipes" / f"{recipe}.yaml"
+    made = Recipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    config = TrainConfig.model_construct(recipe=made, performance=several)
+    reason = ONE_PROCESS.get(recipe)
+    if reason is None:
+        preflight._check_processes(config)
+        return
+    with pytest.raises(ConfigError, match=f"must be 1 for stage .* whose {reason}"):
+        preflight._check_processes(config)
 
 
 def test_units_survive_the_handover(tmp_path):
