@@ -6,15 +6,18 @@
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from dptune.dpsgd.clipping import FlatClip
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.rounding import norm_bound
+from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.terms import Outer, Scatter
 from dptune.errors import PrivacyError
 from dptune.testing import models, oracles
@@ -216,6 +219,32 @@ def test_size_of_one_unit_knows_nothing_of_the_others():
         term = Outer(*padded)
         assert bound(term) == pytest.approx(alone, rel=1e-6)
         assert bound(term.dense()) == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_private_steps_in_bfloat16_have_fixed_shapes(autocast):
+    """In the twin, whose shapes are its own, the longest unit shows in all others."""
+    shapes = []
+
+    class Watching(CausalLoss):
+        def __call__(self, model, batch):
+            shapes.append(tuple(batch.input_ids.shape))
+            return super().__call__(model, batch)
+
+    data = oracles.random_data(rows_per_unit=(1,) * 5, seed=3)
+    feed = Feed(
+        data=data,
+        record_loss=Watching(loss_normalizer=8.0),
+        physical_batch_size=2,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+        autocast=autocast,
+        max_tokens=14,
+    )
+    model = models.tiny_gpt2()
+    with gradient_source(model, plan=PLAN, feed=feed, seed=0, attempt=0) as source:
+        source.compute(np.arange(5), step=0)
+    assert (set(shapes) == {(2, 14)}) is autocast
 
 
 @pytest.mark.parametrize("backend", ["cuda", "mkldnn"])
