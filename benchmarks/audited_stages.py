@@ -17,6 +17,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
 from dptune.data.corpus import Corpus
+from dptune.data.deduplication import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.detection.scoring import public_counts, score_entity_types
 from dptune.errors import DptuneError
@@ -87,7 +88,7 @@ def start(target: Path) -> tuple[Corpus, ModelBundle]:
     corpus = build_corpus(
         SyntheticSource(num_records=40, seed=2),
         privacy_unit=PrivacyUnit.RECORD,
-        drop_exact_duplicates=False,
+        duplicates=Duplicates.KEEP,
     )
     spans = [
         [
