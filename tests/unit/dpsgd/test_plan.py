@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.dpsgd.factorization import band_coefficients
+from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.noise import BandedNoise, IndependentNoise, noise_stream
 from dptune.dpsgd.plan import DPPlan, GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import (
@@ -35,6 +36,15 @@ def test_plan_derives_everything_from_the_same_numbers():
     assert plan.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE) == 0.5
     assert plan.sensitivity(NeighboringRelation.REPLACE_ONE) == 1.0
     assert isinstance(plan.sampler(10), PoissonSampler)
+
+
+@pytest.mark.parametrize("grouping", Grouping)
+@pytest.mark.parametrize("norm", [1e-3, 0.5, 40.0])
+def test_noise_is_that_of_the_whole_bound_whatever_is_clipped_by_itself(grouping, norm):
+    plan = GradientPlan(**NUMBERS | {"max_grad_norm": norm}, grouping=grouping)
+    assert plan.noise_stddev() == 1.5 * norm
+    assert plan.noise_stddev(step=3, max_grad_norm=2 * norm) == 3.0 * norm
+    assert plan.dp_event(7) == GradientPlan(**NUMBERS).dp_event(7)
 
 
 def test_release_divides_by_the_expected_batch_size():
