@@ -38,7 +38,7 @@ BUGS: Final = REPOSITORY / "benchmarks" / "planted_bugs.yaml"
 RESULTS: Final = REPOSITORY / "benchmarks" / "results" / "planted_bugs.json"
 LIST: Final = REPOSITORY / "docs" / "PLANTED_BUGS.md"
 START, END = "<!-- mutations: begin -->", "<!-- mutations: end -->"
-SECONDS: Final = 900
+SECONDS: Final = 1800
 LIBRARIES: Final = ["torch", "transformers", "dp_accounting", "datasets", "scipy.stats"]
 _times: Final = itertools.count(2_000_000_000)
 
@@ -132,6 +132,7 @@ def forked(tree: Path, program: str, arguments: tuple[str, ...], output: Path) -
     with output.open("w", encoding="utf-8") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+    os.setsid()
     signal.alarm(SECONDS)
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
