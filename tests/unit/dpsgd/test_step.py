@@ -1,5 +1,7 @@
 """One private step: physical batches, empty batches, NaN, precision, LoRA."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,11 @@ def gradients(
         autocast=options.pop("autocast", False),
     )
     with gradient_source(
-        model, plan=plan, feed=feed, seed=options.pop("seed", 0), attempt=0
+        model,
+        plan=plan,
+        feed=feed,
+        seed=options.pop("seed", 0),
+        attempt=options.pop("attempt", 0),
     ) as source:
         totals = source.compute(np.array(list(indices), np.int64), step=0)
         result = {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -59,6 +65,16 @@ def test_step_is_the_clipped_sum_over_the_expected_batch_size():
     expected = oracles.naive_clipped_sum(naive, max_grad_norm=0.3)
     scaled = {name: value / 3.0 for name, value in expected.items()}
     assert oracles.distance(released, scaled) <= 1e-5 * oracles.norm(scaled)
+
+
+def test_attempts_under_one_seed_draw_noise_of_their_own():
+    """A resumed run would else release old noise again, on another sum."""
+    plan = replace(PLAN, noise_multiplier=2.0)
+    first, again, resumed = (
+        gradients(plan, indices=[], attempt=attempt)[0] for attempt in (0, 0, 1)
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], resumed[name]) for name in first)
 
 
 def test_empty_batch_is_noise_only():
