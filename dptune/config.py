@@ -440,6 +440,17 @@ class PerformanceSettings(_Settings):
     sharding: Literal["none", "fsdp"] = "none"
 
 
+class StepAuditSettings(_Settings):
+    """How a stage with noise is audited after it trained; see docs/AUDITS.md.
+
+    Args:
+        num_steps: of the training that is run again; 0 leaves the audit out, and a gate
+            that asks for it is inconclusive.
+    """
+
+    num_steps: int = Field(default=6, ge=0, le=100)
+
+
 class RegistrySettings(_Settings):
     """The name under which versions are registered in MLflow and ZenML."""
 
@@ -469,6 +480,7 @@ class TrainConfig(_Settings):
     privacy: PrivacySettings
     budget: BudgetSettings = BudgetSettings()
     attack: AttackSettings = AttackSettings()
+    audit: StepAuditSettings = StepAuditSettings()
     gate: GatePolicy
     registry: RegistrySettings
     performance: PerformanceSettings = PerformanceSettings()

@@ -66,6 +66,7 @@ class Measured:
     labelled: Any
     base: Any
     results: dict[str, Any]
+    step_audits: list[Any]
 
 
 def train_and_attack(
@@ -139,9 +140,9 @@ def train_and_attack(
         canaries=run.canaries,
         after=[reservation],
     )
-    model = base
+    model, step_audits = base, []
     for stage in run.recipe.stages:
-        model, ledger, _ = train_stage(
+        model, ledger, _, step_audit = train_stage(
             model,
             views[stage.view],
             plan,
@@ -157,8 +158,10 @@ def train_and_attack(
             labelled=labelled,
             canaries=canaries,
             attacks=run.attack,
+            audit=run.audit,
             id=f"train_{stage.name}",
         )
+        step_audits.append(step_audit)
     budget = settle_budget(reservation, plan, ledger)
     exposure, membership, extraction, utility = attack(
         model,
@@ -173,6 +176,7 @@ def train_and_attack(
     return Measured(
         labelled=labelled,
         base=base,
+        step_audits=step_audits,
         results={
             "model": model,
             "plan": plan,
@@ -218,7 +222,12 @@ def train_pipeline(
         settings=run.model,
         performance=run.performance,
     )
-    version = register(**done.results, champion=champion, config=run)
+    version = register(
+        **done.results,
+        step_audits=done.step_audits,
+        champion=champion,
+        config=run,
+    )
     decision, _ = gate(version, policy=run.gate)
     promote(version, decision)
 

@@ -88,6 +88,9 @@ def measured_numbers(dossier: Dossier) -> dict[str, float]:
         numbers["accuracy"] = dossier.utility.accuracy
     if dossier.utility.token_accuracy is not None:
         numbers["token_accuracy"] = dossier.utility.token_accuracy
+    checks = [check for audit in dossier.step_audits for check in audit.checks]
+    if checks:
+        numbers["step_checks_failed"] = float(sum(not c.passed for c in checks))
     return numbers | {
         "delta": dossier.plan.target_delta,
         "perplexity": dossier.utility.perplexity,

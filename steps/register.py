@@ -5,6 +5,7 @@ from typing import Annotated
 from zenml import step
 
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.audits.step_report import StepAudit
 from dptune.config import TrainConfig
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
@@ -37,6 +38,7 @@ def register(
     utility: UtilityReport,
     champion: ChampionReport,
     budget: BudgetReport,
+    step_audits: list[StepAudit],
     config: TrainConfig,
 ) -> Annotated[RegisteredVersion, "version"]:
     """Return the version; weights that are registered already keep theirs."""
@@ -56,5 +58,6 @@ def register(
         utility=utility,
         champion=champion,
         budget=budget,
+        step_audits=tuple(step_audits),
     )
     return register_dossier(dossier, model.path, model_name=config.registry.model_name)

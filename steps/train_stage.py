@@ -6,11 +6,17 @@ charge lies beside the weights.
 
 from typing import Annotated
 
-from zenml import step
+from zenml import log_metadata, step
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
-from dptune.config import AttackSettings, ModelSettings, PerformanceSettings
+from dptune.audits.step_report import StepAudit
+from dptune.config import (
+    AttackSettings,
+    ModelSettings,
+    PerformanceSettings,
+    StepAuditSettings,
+)
 from dptune.data.corpus import Corpus
 from dptune.detection.scoring import SensitivityTable
 from dptune.models.bundle import ModelBundle
@@ -38,18 +44,25 @@ def train_stage(
     labelled: Corpus,
     canaries: CanarySet,
     attacks: AttackSettings,
+    audit: StepAuditSettings,
 ) -> tuple[
     Annotated[ModelBundle, "model"],
     Annotated[PrivacyLedger, "ledger"],
     Annotated[StageReport, "stage_report"],
+    Annotated[StepAudit, "step_audit"],
 ]:
-    """Return the trained model, the longer ledger, and how the stage went."""
+    """Return the trained model, the longer ledger, how the stage went, and its audit.
+
+    The audit is of this very run: what was recorded while it trained, and a few steps
+    run again on its own data.
+    """
     from dptune.workflow.budget import release_held, spender
     from dptune.workflow.device import pick_device
     from dptune.workflow.inputs import StageInputs
     from dptune.workflow.tracing import Tracer
     from dptune.workflow.training import run_stage
     from dptune.workflow.usage import remembered_peak
+    from dptune.workflow.whitebox import kept_audit
     from steps._tracking import log_internal_curve, log_progress
     from steps._training_progress import TrainingProgress
 
@@ -98,7 +111,15 @@ def train_stage(
             on_step=on_step,
             watch=tracer.watch if tracer.steps else None,
         )
+        audited = kept_audit(
+            inputs,
+            done.ledger,
+            performance=performance,
+            num_steps=audit.num_steps,
+            home=home,
+        )
+    log_metadata({"audit": audited.summary})
     log_internal_curve(f"{stage}/loss", {p.step: p.loss for p in done.report.curve})
     more = {"peak_memory_bytes": peak.num_bytes, "trace": tracer.points()}
     report = done.report.model_copy(update=more)
-    return done.bundle, done.ledger, report
+    return done.bundle, done.ledger, report, audited

@@ -45,15 +45,17 @@ def releases(
     batches: Sequence[UnitIndices],
     *,
     seed: int | None = None,
+    entries: Tensor | None = None,
 ) -> Tensor:
-    """Return releases of consecutive steps, `(steps, parameters)`; no weight moves.
+    """Return releases of consecutive steps, `(steps, entries)`; no weight moves.
 
-    They are in the space in which the plan clips and adds noise.
+    They are in the space in which the plan clips and adds noise. All entries are kept
+    unless some are named.
     """
     was_training = model.training
     model.eval()
     rows, replay = [], _Replay(plan)
-    held = _Held(model, plan) if plan.steering else None
+    held = HeldClip(model, plan) if plan.steering else None
     try:
         with gradient_source(
             model,
@@ -71,13 +73,14 @@ def releases(
                 flat = torch.cat(list(_gradients(model)))
                 if held is not None:
                     flat = flat * held.scales.to(flat.device)
-                rows.append(replay.seen(flat, step=step))
+                row = replay.seen(flat, step=step)
+                rows.append(row if entries is None else row[entries.to(row.device)])
     finally:
         model.train(was_training)
     return torch.stack(rows)
 
 
-class _Held:
+class HeldClip:
     """A controller that holds still: unequal norms, whose squares add up to C^2.
 
     A recorded run's own budget would grant nothing, so that every wish is granted.

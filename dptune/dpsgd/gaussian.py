@@ -19,13 +19,14 @@ References:
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from dptune.dpsgd.randomness import torch_generator
+from dptune.dpsgd.randomness import identity_of, torch_generator
 
 _PIECE = 1 << 16
 _HALF = _PIECE // 2
@@ -54,6 +55,9 @@ class GaussianStream:
         self, sequence: np.random.SeedSequence, *, device: str | torch.device = "cpu"
     ) -> None:
         self._device = torch.device(device)
+        self.identity = identity_of(sequence)
+        self.listener: Callable[[int, float], None] | None = None
+        """Told how many numbers are asked for, and with what stddev."""
         if self._device.type != "cpu":
             self._generator = torch_generator(sequence, device=device)
             return
@@ -77,6 +81,8 @@ class GaussianStream:
             stddev: at least 0 and finite.
         """
         flat = values.view(-1)
+        if self.listener is not None:
+            self.listener(len(flat), stddev)
         if self._device.type != "cpu":
             for piece in torch.split(flat, _DOUBLE_PIECE):
                 noise = torch.empty_like(piece, dtype=torch.float64)

@@ -226,6 +226,12 @@ class GradientPlan:
             raise ConfigError(problems)
 
     @property
+    def claims_something(self) -> bool:
+        """Whether nothing is released raw beside the noise; it may still have none."""
+        is_moved = self.norm_rule is not None or self.steering
+        return not self.mixed_parts and (not is_moved or self.count_share > 0)
+
+    @property
     def num_bands(self) -> int:
         """Number b of steps over which noise is correlated; 1 is independent noise."""
         return len(self.noise_coefficients)
@@ -379,9 +385,7 @@ class GradientPlan:
 
     def dp_event(self, num_steps: int, *, first_step: int = 0) -> dp_accounting.DpEvent:
         """Describe `num_steps` consecutive steps; see the table of the class."""
-        is_moved = self.norm_rule is not None or self.steering
-        raw_counts = is_moved and not self.count_share
-        if (raw_counts or self.mixed_parts) and num_steps:
+        if not self.claims_something and num_steps:
             return dp_accounting.NonPrivateDpEvent()
         if self.adaptive is not None:
             return self.adaptive.event if num_steps else dp_accounting.NoOpDpEvent()

@@ -5,10 +5,12 @@ attacker can try out in minutes. Generators made here have their whole Mersenne 
 filled from a `numpy.random.SeedSequence`, so that 256 bits of entropy reach the noise.
 """
 
+import hashlib
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +30,28 @@ class RandomStream(IntEnum):
     NOISE = 1
     MODEL = 2
     CONTROLLER = 3
+
+
+class StreamIdentity(NamedTuple):
+    """Tells streams apart, and guessable ones from secret ones.
+
+    Args:
+        digest: one-way; equal for equal streams.
+        entropy_bits: length of the entropy as a number.
+    """
+
+    digest: str
+    entropy_bits: int
+
+
+def identity_of(sequence: np.random.SeedSequence) -> StreamIdentity:
+    """Return what may be kept of a stream's secret: nobody gets back from it."""
+    state = sequence.generate_state(ENTROPY_BITS // 32)
+    entropy = sequence.entropy
+    return StreamIdentity(
+        digest=hashlib.sha256(state.tobytes()).hexdigest()[:32],
+        entropy_bits=entropy.bit_length() if isinstance(entropy, int) else 0,
+    )
 
 
 def seed_sequence(

@@ -188,6 +188,10 @@ class AdaptiveNoise:
         self._granted = {step: granted} if granted else {}
         return bool(granted)
 
+    def of_step(self, step: int) -> float:
+        """Return what was granted for `step` and was not taken yet; 0 for nothing."""
+        return self._granted.get(step, 0.0)
+
     def take(self, step: int) -> float:
         """Return the multiplier that was granted for `step`, once.
 

@@ -31,6 +31,7 @@ from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.sharding import ShardedSums, is_sharded
 from dptune.dpsgd.steered_clip import ClipController, SteeredClip
 from dptune.dpsgd.transform import TransformedSums, TransformState
+from dptune.dpsgd.witness import UNWATCHED, StepWitness
 from dptune.errors import ConfigError
 
 
@@ -75,9 +76,11 @@ class PrivateGradients:
         granted: AdaptiveNoise | None,
         moving: MovingClip | None,
         steered: SteeredClip | None,
+        witness: StepWitness,
     ) -> None:
         self._model = model
         self._engine = engine
+        self._witness = witness
         self._plan = plan
         self._feed = feed
         self._moving = moving
@@ -112,7 +115,9 @@ class PrivateGradients:
         for batch in self._feed.batches(indices):
             totals = totals + self._add(batch)
         self._sums.combine()
+        self._witness.summed(self._sums.owned)
         self._plan.release(self._sums.owned, step=step, noise=self._noise)
+        self._witness.released(self._sums.owned)
         self._sums.hand_out()
         if isinstance(self._sums, TransformedSums):
             of_sum = self._plan.noise_stddev(step=step)
@@ -152,6 +157,7 @@ class PrivateGradients:
         if batch.num_real_units < len(batch.rows_of_unit):
             factors = factors.clone()
             factors[:, batch.num_real_units :] = 0
+        self._witness.clipped(norms, factors)
         return factors
 
     def _clip_now(self) -> ClipPolicy:
@@ -234,6 +240,7 @@ def gradient_source(
     max_grad_norm: float | None = None,
     steering: ClipController | None = None,
     transform_state: TransformState | None = None,
+    witness: StepWitness = UNWATCHED,
 ) -> Iterator[GradientSource]:
     """Open the source that a plan calls for; on leaving, the model is clean again.
 
@@ -250,6 +257,7 @@ def gradient_source(
         max_grad_norm: where a moving C was left; None starts with the plan's.
         steering: names the clip norms of a plan that says so.
         transform_state: where a transform was left; nothing starts it anew.
+        witness: looks on.
 
     Raises:
         ConfigError: the plan's banded noise does not fit, or weights are sharded
@@ -269,6 +277,7 @@ def gradient_source(
                 attempt=attempt,
                 rank=feed.ranks.rank,
             )
+            witness.opened(stream)
             with PerUnitGradients(model, parameter_groups=groups.__getitem__) as engine:
                 private = PrivateGradients(
                     model=model,
@@ -291,6 +300,7 @@ def gradient_source(
                     else _steered_clip(
                         steering, plan, engine, feed, groups=groups, stream=stream
                     ),
+                    witness=witness,
                 )
                 yield _with_unnoised(private, model, plan=plan, feed=feed)
     finally:

@@ -53,6 +53,7 @@ from dptune.dpsgd.sharding import is_sharded, shard_model
 from dptune.dpsgd.steered_clip import ClipController
 from dptune.dpsgd.step import GradientSource, gradient_source
 from dptune.dpsgd.transform import check_transform
+from dptune.dpsgd.witness import UNWATCHED, StepWitness
 from dptune.errors import ConfigError
 
 Charge = Callable[[int, int], None]
@@ -124,6 +125,7 @@ def train_stage(
     max_noise_bytes: int = MAX_NOISE_BYTES,
     sharding: Sharding = "none",
     controller: Controller | None = None,
+    witness: StepWitness = UNWATCHED,
 ) -> TrainingOutcome:
     """Train a language model in place for one stage.
 
@@ -184,6 +186,7 @@ def train_stage(
             this in one process, with the same `checkpoint_dir`.
         controller: wishes for the noise of every step; an adaptive plan needs one. One
             that steers clip norms is stored with every checkpoint and goes on from it.
+        witness: looks on where a private stage trains, on the first rank.
 
     Raises:
         ConfigError: a number is out of range, or ranks differ in what they would do.
@@ -248,6 +251,7 @@ def train_stage(
             on_step=on_step or (lambda _: None),
             max_noise_bytes=max_noise_bytes,
             controller=controller,
+            witness=witness if ranks.is_first else UNWATCHED,
         )
         return run.train(
             state,
@@ -294,8 +298,10 @@ class _Run:
         on_step: Callable[[StepProgress], None],
         max_noise_bytes: int,
         controller: Controller | None,
+        witness: StepWitness,
     ) -> None:
         self._controller = controller
+        self._witness = witness
         self._model = model
         self._plan = plan
         self._settings = settings
@@ -376,19 +382,31 @@ class _Run:
             max_grad_norm=state.max_grad_norm,
             steering=steering,
             transform_state=state.transform,
+            witness=self._witness,
         ) as source:
+            self._witness.started(
+                self._model,
+                self._optimizer,
+                generator,
+                step=state.step,
+                attempt=state.attempt,
+            )
             has_more = True
             while has_more and state.step < self._num_steps:
                 size = min(block_size, self._num_steps - state.step)
                 if granted is None:
                     ranks.once(partial(charge, state.step, size))
+                    self._witness.charged(state.step, size)
                 for _ in range(size):
                     has_more = granted is None or granted.ask(
                         state.step, once=ranks.once
                     )
                     if not has_more:
                         break
+                    if granted is not None:
+                        self._witness.granted(granted.of_step(state.step))
                     indices = ranks.drawn(partial(sampler.sample, generator))
+                    self._witness.drawn(indices, step=state.step)
                     state = self._step(state, source, indices)
                 state = replace(
                     state,
@@ -405,6 +423,7 @@ class _Run:
                         ranks=ranks,
                         controller=steering.state() if steering else None,
                     )
+                self._witness.stored(self._model, step=state.step)
         return state
 
     def _steering(self) -> ClipController | None:
@@ -457,7 +476,9 @@ class _Run:
         rate = self._settings.learning_rate_at(state.step, num_steps=self._num_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        self._witness.offered(self._parameters)
         self._optimizer.step()
+        self._witness.stepped(self._parameters)
         seconds = time.perf_counter() - started
         state = replace(
             state,

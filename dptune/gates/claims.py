@@ -7,6 +7,7 @@ from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
 from dptune.gates.evidence import AuditEvidence, ClaimEvidence, Evidence
 from dptune.gates.null_law import contradiction_p_value
 from dptune.gates.policy import GatePolicy
+from dptune.gates.steps import step_audit
 from dptune.gates.validity import asks_for_canaries, exposure_fault, no_canaries
 from dptune.privacy import (
     CertificateStatus,
@@ -28,6 +29,7 @@ def claims(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     return [
         _contradiction(evidence, policy),
         _audits(evidence, policy),
+        step_audit(evidence, policy),
         _budget(evidence, policy),
         _status(evidence, policy),
         _dataset_budget(evidence, policy),

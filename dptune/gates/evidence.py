@@ -100,6 +100,29 @@ class AuditEvidence(Report):
     detail: str = ""
 
 
+class StepAuditEvidence(Report):
+    """What the audit of one stage's steps found.
+
+    Args:
+        stage: its name.
+        is_private: whether it has noise to look at.
+        num_checks: that were made; 0 says that nobody looked.
+        failed: names of those that failed.
+        num_steps: of the stage.
+        num_recorded: steps that were looked at while the stage trained; None where
+            nobody could, which `unrecorded` explains.
+        unrecorded: why nobody could.
+    """
+
+    stage: str
+    is_private: bool
+    num_checks: int
+    failed: tuple[str, ...] = ()
+    num_steps: int = 0
+    num_recorded: int | None = None
+    unrecorded: str = ""
+
+
 class PolicyReference(Report):
     """One version of a policy.
 
@@ -127,6 +150,7 @@ class Evidence(Report):
         champion_utility: its loss on the same held-out records.
         dataset_budget: what the data set has spent.
         audits: lower bounds of epsilon.
+        step_audits: of every stage; empty in evidence from before they were made.
         detection: of the corpus; its missing rate stands in where a claim has none.
         planned_for: the policy that canaries and attacks were planned for. Another
             policy may decide on the evidence, another version of the same one may not.
@@ -143,6 +167,7 @@ class Evidence(Report):
     champion_utility: UtilityReport | None = None
     dataset_budget: BudgetEvidence | None = None
     audits: tuple[AuditEvidence, ...] = ()
+    step_audits: tuple[StepAuditEvidence, ...] = ()
     detection: DetectionReport | None = None
     planned_for: PolicyReference | None = None
     measured_at: AwareDatetime | None = None

@@ -71,6 +71,9 @@ class GatePolicy(BaseModel):
         contradiction_level: level at which exposures contradict a claim.
         min_audit_capacity: epsilon that an audit of the claim must be able to refute;
             None asks for none.
+        require_step_audit: whether every stage with noise must have been audited, step
+            by step, while it trained and after. A check that failed blocks all the
+            same.
         max_evidence_age_days: from the attacks to the decision; older evidence is not
             about what attackers can do today.
         max_membership_tpr: largest upper bound of the true-positive rate at 1 % false
@@ -114,6 +117,7 @@ class GatePolicy(BaseModel):
     base_level: float = Field(default=0.01, gt=0, lt=0.5)
     contradiction_level: float = Field(default=0.01, gt=0, lt=0.5)
     min_audit_capacity: float | None = Field(default=None, gt=0)
+    require_step_audit: bool = True
     max_evidence_age_days: float = Field(default=180, gt=0)
 
     max_membership_tpr: float = Field(default=0.10, gt=0, le=1)

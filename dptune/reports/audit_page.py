@@ -2,7 +2,7 @@
 
 from dptune.audits.step_report import StepAudit, StepCheck
 from dptune.reports.blocks import Chip, Page, Section, facts, table, verdict_chip
-from dptune.reports.formatting import number, short_digest, words
+from dptune.reports.formatting import count, number, short_digest, words
 
 
 def step_audit_page(audit: StepAudit) -> Page:
@@ -11,8 +11,10 @@ def step_audit_page(audit: StepAudit) -> Page:
     return Page(
         kicker="Step-level audit",
         title=f"{audit.recipe}, stage {words(audit.stage)}",
-        chip=verdict_chip("PASS" if audit.passed else "BLOCK"),
-        lede="The engine does what the plan of this stage says."
+        chip=verdict_chip(_verdict(audit)),
+        lede="Nobody looked at the steps of this stage."
+        if not audit.checks
+        else "The engine does what the plan of this stage says."
         if audit.passed
         else "The engine does not do what the plan of this stage says: its epsilon "
         "means nothing.",
@@ -24,17 +26,35 @@ def step_audit_page(audit: StepAudit) -> Page:
                         ("Check", "Verdict", "Measured", "Limit", "What it is"),
                         map(_row, ordered),
                         numeric=(2, 3),
-                        caption="Measured on recorded data, through the functions that "
-                        "train. A sound engine fails one check in a million.",
+                        caption="`Run`: while the stage trained. `Again`: in a few "
+                        "steps of training run again. The others: on the stage's own "
+                        "data, through the functions that train. A sound engine fails "
+                        "one check in a million. Figures of private data are left out.",
                     ),
                 ),
             ),
             Section(
                 title="What was checked",
-                blocks=(facts(("Corpus", short_digest(audit.data_fingerprint))),),
+                blocks=(
+                    facts(
+                        ("Corpus", short_digest(audit.data_fingerprint)),
+                        ("Steps of the stage", count(audit.num_steps)),
+                        (
+                            "Recorded while it trained",
+                            audit.unrecorded or count(audit.num_recorded or 0),
+                        ),
+                    ),
+                ),
             ),
         ),
     )
+
+
+def _verdict(audit: StepAudit) -> str:
+    """What the checks say together."""
+    if not audit.checks:
+        return "INCONCLUSIVE"
+    return "PASS" if audit.passed else "BLOCK"
 
 
 def _row(check: StepCheck) -> tuple[str | Chip, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from dptune.accounting.certificates import Certificate
 from dptune.gates.decision import GateDecision
-from dptune.gates.evidence import AuditEvidence
+from dptune.gates.evidence import AuditEvidence, StepAuditEvidence
 from dptune.privacy import PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.reports.card_page import card_page
@@ -70,6 +70,7 @@ def build_card(
     membership: MembershipReport | None = None,
     utility: UtilityReport | None = None,
     audits: Sequence[AuditEvidence] = (),
+    step_audits: Sequence[StepAuditEvidence] = (),
     decision: GateDecision | None = None,
     dependency_versions: Mapping[str, str] | None = None,
     controllers: Sequence[ControllerReport] = (),
@@ -104,6 +105,7 @@ def build_card(
         membership: the strongest attack and the blind one are kept.
         utility: both perplexities are kept.
         audits: lower bounds of epsilon.
+        step_audits: of every stage.
         decision: None where the card is written before the gate.
         dependency_versions: by package.
         controllers: of stages that had one.
@@ -133,6 +135,7 @@ def build_card(
         membership=_membership(membership),
         utility=_utility(utility),
         audits=tuple(audits),
+        step_audits=tuple(a for a in step_audits if a.is_private),
         gate=_gate(decision),
         dependency_versions=dict(sorted((dependency_versions or {}).items())),
         fixed_seed=fixed_seed,

@@ -162,34 +162,58 @@ def membership_section(found: MembershipStatement | None) -> Section | None:
 
 def audit_section(card: PrivacyCard) -> Section | None:
     """Return lower bounds of epsilon with what they could have shown."""
-    if not card.audits:
+    if not card.audits and not card.step_audits:
         return None
     return Section(
         title="Measured: audits",
         blocks=(
-            table(
-                ("Audit", "Notion", "ε at least", "δ", "Confidence", "Could show", "m"),
-                (
-                    (
-                        words(a.method),
-                        f"{a.notion} ({words(a.relation)})",
-                        number(a.epsilon_lower_bound),
-                        number(a.delta),
-                        share(a.confidence),
-                        number(a.capacity),
-                        count(a.num_canaries),
-                    )
-                    for a in card.audits
-                ),
-                numeric=range(2, 7),
-                caption="A lower bound above the certified ε proves a fault. `Could "
-                "show` is the largest bound that so many canaries (m) can give."
-                + (
-                    " Some bounds hold only if canaries are independent."
-                    if any(a.assumes_independent_canaries for a in card.audits)
-                    else ""
-                ),
-            ),
+            *([_lower_bounds(card)] if card.audits else []),
+            *([_of_steps(card)] if card.step_audits else []),
+        ),
+    )
+
+
+def _of_steps(card: PrivacyCard) -> Block:
+    """Say of every stage with noise whether its steps were looked at."""
+    return facts(
+        *(
+            (
+                f"Steps of {words(audit.stage)}",
+                "not audited"
+                if not audit.num_checks
+                else f"failed: {', '.join(map(words, audit.failed))}"
+                if audit.failed
+                else f"{count(audit.num_checks)} checks passed",
+                audit.unrecorded or "recorded while it trained, and run again after",
+            )
+            for audit in card.step_audits
+        )
+    )
+
+
+def _lower_bounds(card: PrivacyCard) -> Block:
+    """Lower bounds of epsilon from canaries."""
+    return table(
+        ("Audit", "Notion", "ε at least", "δ", "Confidence", "Could show", "m"),
+        (
+            (
+                words(a.method),
+                f"{a.notion} ({words(a.relation)})",
+                number(a.epsilon_lower_bound),
+                number(a.delta),
+                share(a.confidence),
+                number(a.capacity),
+                count(a.num_canaries),
+            )
+            for a in card.audits
+        ),
+        numeric=range(2, 7),
+        caption="A lower bound above the certified ε proves a fault. `Could "
+        "show` is the largest bound that so many canaries (m) can give."
+        + (
+            " Some bounds hold only if canaries are independent."
+            if any(a.assumes_independent_canaries for a in card.audits)
+            else ""
         ),
     )
 

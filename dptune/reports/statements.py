@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from dptune.accounting.assumptions import Assumption
 from dptune.accounting.certificates import Certificate
 from dptune.gates.criterion import GateOutcome
-from dptune.gates.evidence import AuditEvidence
+from dptune.gates.evidence import AuditEvidence, StepAuditEvidence
 from dptune.privacy import PrivacyUnit
 from dptune.results import BudgetLine, ControllerReport, Interval, Report
 
@@ -180,6 +180,7 @@ class PrivacyCard(Report):
     membership: MembershipStatement | None = None
     utility: UtilityStatement | None = None
     audits: tuple[AuditEvidence, ...] = ()
+    step_audits: tuple[StepAuditEvidence, ...] = ()
     gate: GateStatement | None = None
     dependency_versions: dict[str, str] = Field(default_factory=dict)
     fixed_seed: bool

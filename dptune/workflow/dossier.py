@@ -20,6 +20,7 @@ from dptune.accounting.events import (
 )
 from dptune.accounting.groups import group_epsilon
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.audits.step_report import StepAudit
 from dptune.dpsgd.sampling import (
     CyclicPoissonSampler,
     PoissonSampler,
@@ -33,6 +34,7 @@ from dptune.gates.evidence import (
     ClaimEvidence,
     Evidence,
     PolicyReference,
+    StepAuditEvidence,
 )
 from dptune.planning import RunPlan
 from dptune.privacy import Notion, PrivacyUnit
@@ -82,6 +84,7 @@ class Dossier(Report):
         planned_for: the policy of the run's configuration.
         measured_at: when the attacks were put into this dossier.
         controllers: what controllers of its stages did.
+        step_audits: of every stage; none in dossiers from before they were made.
     """
 
     model_digest: str
@@ -104,6 +107,7 @@ class Dossier(Report):
     planned_for: PolicyReference | None = None
     measured_at: AwareDatetime | None = None
     controllers: tuple[ControllerReport, ...] = ()
+    step_audits: tuple[StepAudit, ...] = ()
     dependency_versions: dict[str, str]
 
     @classmethod
@@ -127,6 +131,7 @@ class Dossier(Report):
         planned_for: PolicyReference | None = None,
         measured_at: datetime | None = None,
         controllers: tuple[ControllerReport, ...] = (),
+        step_audits: tuple[StepAudit, ...] = (),
     ) -> "Dossier":
         """Put a dossier together, issue every certificate, and audit each."""
         certificates = _quoting(ledger.certificates(plan.target_delta), detection)
@@ -157,6 +162,7 @@ class Dossier(Report):
             planned_for=planned_for,
             measured_at=measured_at,
             controllers=controllers,
+            step_audits=step_audits,
             dependency_versions={"dptune": __version__}
             | {name: importlib.metadata.version(name) for name in _PACKAGES},
         )
@@ -194,6 +200,7 @@ class Dossier(Report):
             champion_utility=beside,
             dataset_budget=self._dataset_budget(),
             audits=self.audits,
+            step_audits=self._step_audits(),
             detection=self.detection,
             planned_for=self.planned_for,
             measured_at=self.measured_at,
@@ -229,10 +236,28 @@ class Dossier(Report):
             membership=self.membership,
             utility=self.utility,
             audits=self.audits,
+            step_audits=self._step_audits(),
             decision=decision,
             controllers=self.controllers,
             override=override,
             dependency_versions=self.dependency_versions,
+        )
+
+    def _step_audits(self) -> tuple[StepAuditEvidence, ...]:
+        """Restate the audit of every stage of the plan; of none, that there is none."""
+        found = {audit.stage: audit for audit in self.step_audits}
+        return tuple(
+            StepAuditEvidence(
+                stage=stage.settings.name,
+                is_private=stage.settings.private,
+                num_checks=len(audit.checks) if audit else 0,
+                failed=audit.failed if audit else (),
+                num_steps=audit.num_steps if audit else 0,
+                num_recorded=audit.num_recorded if audit else None,
+                unrecorded=audit.unrecorded if audit else "",
+            )
+            for stage in self.plan.stages
+            for audit in [found.get(stage.settings.name)]
         )
 
     def _sampling_assumed(self) -> str:

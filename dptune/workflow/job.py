@@ -7,10 +7,14 @@ from typing import cast
 from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel
 
+from dptune.audits.recorder import StepRecorder
+from dptune.audits.step_checks import unit_lengths
 from dptune.config import PerformanceSettings
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.loss import ClassificationLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.trainer import (
     Charge,
@@ -18,6 +22,7 @@ from dptune.dpsgd.trainer import (
     TrainingOutcome,
     train_stage,
 )
+from dptune.dpsgd.witness import UNWATCHED, StepWitness
 from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.lora import add_lora
 from dptune.models.mask import add_mask_token
@@ -91,20 +96,12 @@ def run_job(
 ) -> TrainingOutcome:
     """Hand the numbers of a job to the trainer; see `train_stage`."""
     plan, performance = job.plan, job.performance
-    optimizer = plan.settings.optimizer
     return train_stage(
         loaded.model,
         data,
         plan=plan.training_plan(),
         num_steps=plan.num_steps,
-        optimizer=OptimizerSettings(
-            name=optimizer.name,
-            learning_rate=optimizer.learning_rate,
-            weight_decay=optimizer.weight_decay,
-            momentum=optimizer.momentum,
-            warmup_steps=round(optimizer.warmup_share * plan.num_steps),
-            schedule=optimizer.schedule,
-        ),
+        optimizer=optimizer_of(plan),
         physical_batch_size=performance.physical_batch_size,
         pad_token_id=int(loaded.tokenizer.pad_token_id),
         loss_normalizer=float(job.max_tokens),
@@ -121,4 +118,42 @@ def run_job(
         sharding=performance.sharding,
         controller=controller,
         record_loss=ClassificationLoss() if data.labels is not None else None,
+        witness=_recorder(job, data),
+    )
+
+
+def optimizer_of(plan: StagePlan) -> OptimizerSettings:
+    """Return the optimizer of a stage."""
+    optimizer = plan.settings.optimizer
+    return OptimizerSettings(
+        name=optimizer.name,
+        learning_rate=optimizer.learning_rate,
+        weight_decay=optimizer.weight_decay,
+        momentum=optimizer.momentum,
+        warmup_steps=round(optimizer.warmup_share * plan.num_steps),
+        schedule=optimizer.schedule,
+    )
+
+
+def record_file(checkpoint_dir: Path) -> Path:
+    """Where verdicts of a run on its own steps are kept."""
+    return checkpoint_dir / "record.json"
+
+
+def _recorder(job: TrainingJob, data: UnitDataset) -> StepWitness:
+    """Look on at a stage that claims something."""
+    plan = job.plan.training_plan()
+    if not isinstance(plan, GradientPlan) or not plan.claims_something:
+        return UNWATCHED
+    performance = job.performance
+    return StepRecorder(
+        plan,
+        settings=optimizer_of(job.plan),
+        num_steps=job.plan.num_steps,
+        num_units=data.num_units,
+        lengths=unit_lengths(data),
+        is_secret=job.seed is None,
+        counts_units=Ranks.current().is_alone and not performance.fixed_shapes,
+        adds_unnoised=data.unnoised is not None,
+        file=record_file(job.checkpoint_dir),
     )

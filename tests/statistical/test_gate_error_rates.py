@@ -20,7 +20,12 @@ from scipy import stats
 from dptune.attacks.roc import RocSettings, membership_signal
 from dptune.audits.canary_audit import AuditedClaim, audit_canaries
 from dptune.gates.decision import decide
-from dptune.gates.evidence import BudgetEvidence, ClaimEvidence, Evidence
+from dptune.gates.evidence import (
+    BudgetEvidence,
+    ClaimEvidence,
+    Evidence,
+    StepAuditEvidence,
+)
 from dptune.gates.policy import GatePolicy
 from dptune.results import (
     CanaryExposure,
@@ -35,6 +40,9 @@ NAMES = ("loss", "zlib", "min_k", "min_k_plus_plus", "calibrated_loss")
 POLICY = GatePolicy(notion="record", max_epsilon=8.0, max_delta=1e-5)
 AUDITED = AuditedClaim(
     notion=POLICY.notion, relation=POLICY.neighboring_relation, delta=1e-6
+)
+STEPS_AUDITED = StepAuditEvidence(
+    stage="finetune", is_private=True, num_checks=20, num_steps=40, num_recorded=40
 )
 DETECTION = DetectionReport(
     fingerprint="f",
@@ -180,6 +188,7 @@ def evidence(generator, planted, others):
             notion="record", spent_epsilon=8.0, budget_epsilon=8.0, delta=1e-6
         ),
         audits=audit_canaries(report, [AUDITED]),
+        step_audits=(STEPS_AUDITED,),
         detection=DETECTION,
         planned_for=POLICY.reference,
         measured_at=NOW,

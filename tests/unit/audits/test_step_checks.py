@@ -10,13 +10,10 @@ import torch
 from dptune.accounting.adaptive import OpenTerms
 from dptune.accounting.events import poisson_gaussian_event
 from dptune.audits import step_checks
-from dptune.audits.step_checks import (
-    check_event,
-    check_noise,
-    check_sampling,
-    check_sensitivity,
-    loudest_units,
-)
+from dptune.audits.event_checks import check_blocks
+from dptune.audits.noise_checks import check_noise, check_streams
+from dptune.audits.sampling_checks import check_sampling
+from dptune.audits.step_checks import check_sensitivity, probe_units
 from dptune.dpsgd import (
     clipping,
     moving_clip,
@@ -82,12 +79,16 @@ def feed():
     )
 
 
+def check_event(plan, event, num_steps):
+    return check_blocks(plan, [(event, num_steps)], num_steps=num_steps)
+
+
 def run_all(plan, feed, model=None):
     model = model or models.tiny_gpt2()
-    units = loudest_units(feed.data, num=2)
     checks = [
-        check_sensitivity(model, plan, feed, units=units),
+        *check_sensitivity(model, plan, feed, units=probe_units(feed.data)),
         *check_noise(model, plan, feed),
+        check_streams(device=torch.device("cpu")),
         *check_sampling(plan, num_units=400),
     ]
     return {check.name for check in checks if not check.passed}
@@ -342,20 +343,20 @@ def parts(feed):
 
 def test_engine_passes_in_parts(parts):
     assert run_all(plan_of(**PARTS), parts) == set()
-    assert {parts.data.kinds[i] for i in loudest_units(parts.data, num=1)} == {0, 1}
+    assert {parts.data.kinds[i] for i in probe_units(parts.data)} == {0, 1}
 
 
 def test_noise_of_the_wrong_tier_is_caught(parts):
     """The tier that is promised more noise is clipped as the other one."""
     kinds = 1 - parts.data.kinds
     swapped = replace(parts, data=replace(parts.data, kinds=kinds))
-    units = loudest_units(parts.data, num=2)
+    units = probe_units(parts.data)
     plan, model = plan_of(**PARTS), models.tiny_gpt2()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_checks, "_share", lambda *_: 0.5)
-        assert not check_sensitivity(model, plan, parts, units=units).passed
+        assert not check_sensitivity(model, plan, parts, units=units)[0].passed
         only = [u for u in units if swapped.data.kinds[u] == 1]
-        assert check_sensitivity(model, plan, swapped, units=only).passed
+        assert check_sensitivity(model, plan, swapped, units=only)[0].passed
 
 
 def test_parts_that_are_clipped_to_the_whole_bound_are_caught(parts, monkeypatch):

@@ -12,6 +12,7 @@ from dptune.gates.evidence import (
     ClaimEvidence,
     Evidence,
     PolicyReference,
+    StepAuditEvidence,
 )
 from dptune.gates.policy import GatePolicy
 from dptune.results import (
@@ -155,6 +156,17 @@ def audit(**changes):
     return AuditEvidence(**{**values, **changes})
 
 
+def step_audit(**changes):
+    values = {
+        "stage": "finetune",
+        "is_private": True,
+        "num_checks": 20,
+        "num_steps": 40,
+        "num_recorded": 40,
+    }
+    return StepAuditEvidence(**{**values, **changes})
+
+
 def detection(**changes):
     values = {
         "fingerprint": "f",
@@ -179,6 +191,7 @@ def evidence(**changes):
         "claims": (claim(),),
         "dataset_budget": budget(),
         "audits": (audit(), audit(notion="selective", relation="replace_one")),
+        "step_audits": (step_audit(),),
         "detection": detection(),
         "planned_for": PolicyReference(name="plan", version=1, digest="p"),
         "measured_at": NOW - timedelta(days=2),
@@ -199,6 +212,7 @@ class Make:
     even_ranks = staticmethod(even_ranks)
     exposure = staticmethod(exposure)
     audit = staticmethod(audit)
+    step_audit = staticmethod(step_audit)
     detection = staticmethod(detection)
     now = NOW
     interval = staticmethod(interval)

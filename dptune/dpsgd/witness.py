@@ -1,0 +1,67 @@
+"""Who looks on while a private stage trains: shown everything, changing nothing.
+
+The engine calls a witness at the points where its claim is made or kept. What a witness
+is shown is private, noise before all; it may keep verdicts, never values.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dptune.dpsgd.gaussian import GaussianStream
+from dptune.dpsgd.sampling import UnitIndices
+
+
+class StepWitness:
+    """Looks away. A step is shown in the order of the methods from `drawn` on."""
+
+    def started(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        generator: np.random.Generator,
+        *,
+        step: int,
+        attempt: int,
+    ) -> None:
+        """A process is about to train from `step` on."""
+
+    def opened(self, stream: GaussianStream) -> None:
+        """The noise of the process comes from this stream, whatever it is for."""
+
+    def charged(self, first_step: int, num_steps: int) -> None:
+        """A block was charged."""
+
+    def granted(self, noise_multiplier: float) -> None:
+        """An adaptive budget granted the next step this."""
+
+    def drawn(self, indices: UnitIndices, *, step: int) -> None:
+        """These units join the step."""
+
+    def clipped(self, norms: Tensor, factors: Tensor) -> None:
+        """Norms of some units, as shares of their bounds in parts, and their factors.
+
+        Args:
+            norms: `(groups, units)`.
+            factors: of that shape.
+        """
+
+    def summed(self, sums: Mapping[str, Tensor]) -> None:
+        """Clipped sums, before their noise."""
+
+    def released(self, means: Mapping[str, Tensor]) -> None:
+        """The same tensors after noise and divisor."""
+
+    def offered(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """The optimizer is about to look at `grad`."""
+
+    def stepped(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """The optimizer has moved the weights."""
+
+    def stored(self, model: nn.Module, *, step: int) -> None:
+        """A block has ended; where there are checkpoints, it is on disk."""
+
+
+UNWATCHED = StepWitness()
