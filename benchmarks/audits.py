@@ -24,13 +24,10 @@ from torch import nn
 
 from dptune.accounting.accountants import epsilon
 from dptune.audits.canary_audit import AuditedClaim, audit_canaries
-from dptune.audits.step_checks import (
-    check_event,
-    check_noise,
-    check_sampling,
-    check_sensitivity,
-    loudest_units,
-)
+from dptune.audits.event_checks import check_blocks
+from dptune.audits.noise_checks import check_noise
+from dptune.audits.sampling_checks import check_sampling
+from dptune.audits.step_checks import check_sensitivity, probe_units
 from dptune.audits.tails import guess_tail
 from dptune.dpsgd import clipping, noise, sampling
 from dptune.dpsgd.dataset import UnitDataset
@@ -268,8 +265,8 @@ def failed_checks(data: UnitDataset) -> list[str]:
         autocast=False,
     )
     checks = [
-        check_event(PLAN, PLAN.dp_event(STEPS), num_steps=STEPS),
-        check_sensitivity(model, PLAN, feed, units=loudest_units(data, num=4)),
+        check_blocks(PLAN, [(PLAN.dp_event(STEPS), STEPS)], num_steps=STEPS),
+        *check_sensitivity(model, PLAN, feed, units=probe_units(data)),
         *check_noise(model, PLAN, feed),
         *check_sampling(PLAN, num_units=data.num_units),
     ]

@@ -44,6 +44,7 @@ class StepAudit(Report):
         num_recorded: steps that were looked at while the stage trained; None where
             nobody could.
         unrecorded: why nobody could.
+        seconds: that the checks took after the stage had trained.
     """
 
     stage: str
@@ -54,6 +55,7 @@ class StepAudit(Report):
     num_steps: int = 0
     num_recorded: int | None = None
     unrecorded: str = ""
+    seconds: float = 0.0
 
     @property
     def failed(self: Self) -> tuple[str, ...]:

@@ -104,23 +104,27 @@ class StepAuditEvidence(Report):
     """What the audit of one stage's steps found.
 
     Args:
+        model_digest: the model that was trained by the run.
         stage: its name.
         is_private: whether it has noise to look at.
         num_checks: that were made; 0 says that nobody looked.
-        failed: names of those that failed.
+        num_passed: of them.
+        failed: names of the others.
         num_steps: of the stage.
         num_recorded: steps that were looked at while the stage trained; None where
             nobody could, which `unrecorded` explains.
         unrecorded: why nobody could.
     """
 
+    model_digest: str
     stage: str
     is_private: bool
     num_checks: int
-    failed: tuple[str, ...] = ()
-    num_steps: int = 0
-    num_recorded: int | None = None
-    unrecorded: str = ""
+    num_passed: int
+    failed: tuple[str, ...]
+    num_steps: int
+    num_recorded: int | None
+    unrecorded: str
 
 
 class PolicyReference(Report):

@@ -12,12 +12,13 @@ _NAME = "step_audit"
 def step_audit(evidence: Evidence, policy: GatePolicy) -> Criterion:
     """Block if a check failed, whatever the policy; ask for checks where it does."""
     found = evidence.step_audits
-    failed = [f"{check} ({a.stage})" for a in found for check in a.failed]
-    if failed:
+    count = sum(audit.num_checks - audit.num_passed for audit in found)
+    if count:
+        failed = [f"{check} ({a.stage})" for a in found for check in a.failed]
         return Criterion(
             name=_NAME,
             verdict=Verdict.BLOCK,
-            measured=float(len(failed)),
+            measured=float(count),
             threshold=0.0,
             reason="Claim contradicted: the engine did not do what its plan says: "
             f"{', '.join(failed)}.",

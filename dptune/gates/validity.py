@@ -219,6 +219,8 @@ def _digests(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield "claims", claim.model_digest
     for audit in evidence.audits:
         yield "audits", audit.model_digest
+    for steps in evidence.step_audits:
+        yield "step audits", steps.model_digest
 
 
 def _planted_count(report: ExposureReport) -> Criterion:

@@ -39,6 +39,7 @@ def step_audit_page(audit: StepAudit) -> Page:
                     facts(
                         ("Corpus", short_digest(audit.data_fingerprint)),
                         ("Steps of the stage", count(audit.num_steps)),
+                        ("Seconds that the checks took", number(audit.seconds)),
                         (
                             "Recorded while it trained",
                             audit.unrecorded or count(audit.num_recorded or 0),

@@ -248,9 +248,11 @@ class Dossier(Report):
         found = {audit.stage: audit for audit in self.step_audits}
         return tuple(
             StepAuditEvidence(
+                model_digest=self.model_digest,
                 stage=stage.settings.name,
                 is_private=stage.settings.private,
                 num_checks=len(audit.checks) if audit else 0,
+                num_passed=sum(c.passed for c in audit.checks) if audit else 0,
                 failed=audit.failed if audit else (),
                 num_steps=audit.num_steps if audit else 0,
                 num_recorded=audit.num_recorded if audit else None,

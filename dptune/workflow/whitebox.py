@@ -1,5 +1,6 @@
 """The audit of a stage: its ledger, its record, and its steps measured once more."""
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -76,9 +77,11 @@ def audit_stage(
         place_processes(performance).num_processes > 1
     )
     claims = plan.claims_something
+    ran = max((s.first_step + s.num_steps for s in segments), default=0)
     return _report(
         inputs,
         [*merged_checks(segments), *found],
+        num_steps=ran if plan.adaptive is not None and ran else None,
         num_recorded=count_steps(segments) if claims and not sharded else None,
         unrecorded="" if claims and not sharded else _SHARDED,
     )
@@ -107,9 +110,11 @@ def kept_audit(
     if num_steps == 0:
         is_private = inputs.plan.settings.private
         return _report(inputs, [], is_private=is_private)
+    started = time.perf_counter()
     audit = audit_stage(
         inputs, ledger, performance=performance, num_steps=num_steps, home=home
     )
+    audit = audit.model_copy(update={"seconds": time.perf_counter() - started})
     file.write_text(audit.model_dump_json(), encoding="utf-8")
     return audit
 
@@ -119,6 +124,7 @@ def _report(
     checks: Sequence[StepCheck],
     *,
     is_private: bool = True,
+    num_steps: int | None = None,
     num_recorded: int | None = None,
     unrecorded: str = "",
 ) -> StepAudit:
@@ -129,7 +135,7 @@ def _report(
         data_fingerprint=inputs.corpus.fingerprint,
         checks=tuple(checks),
         is_private=is_private,
-        num_steps=inputs.plan.num_steps,
+        num_steps=inputs.plan.num_steps if num_steps is None else num_steps,
         num_recorded=num_recorded,
         unrecorded=unrecorded,
     )

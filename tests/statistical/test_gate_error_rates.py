@@ -42,7 +42,15 @@ AUDITED = AuditedClaim(
     notion=POLICY.notion, relation=POLICY.neighboring_relation, delta=1e-6
 )
 STEPS_AUDITED = StepAuditEvidence(
-    stage="finetune", is_private=True, num_checks=20, num_steps=40, num_recorded=40
+    model_digest="m",
+    stage="finetune",
+    is_private=True,
+    num_checks=20,
+    num_passed=20,
+    failed=(),
+    num_steps=40,
+    num_recorded=40,
+    unrecorded="",
 )
 DETECTION = DetectionReport(
     fingerprint="f",

@@ -1,4 +1,4 @@
-"""A run looked at from inside: a sound one passes, and every bug planted in it shows."""
+"""A run looked at from inside: a sound one passes, every planted bug shows."""
 
 import gc
 import json
@@ -365,7 +365,7 @@ def sticky(self, generator):
 
 
 def favourites(self, generator):
-    """Planted: every tenth unit is three times as likely, such as those of high loss."""
+    """Planted: every tenth unit is three times as likely, such as of high loss."""
     rates = np.full(self._num_units, self._sample_rate * 7 / 9)
     rates[::10] = 3 * self._sample_rate
     return np.flatnonzero(generator.random(self._num_units) < rates)

@@ -158,11 +158,15 @@ def audit(**changes):
 
 def step_audit(**changes):
     values = {
+        "model_digest": "m",
         "stage": "finetune",
         "is_private": True,
         "num_checks": 20,
+        "num_passed": 20,
+        "failed": (),
         "num_steps": 40,
         "num_recorded": 40,
+        "unrecorded": "",
     }
     return StepAuditEvidence(**{**values, **changes})
 

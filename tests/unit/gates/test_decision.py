@@ -36,6 +36,7 @@ def test_decide_clean_evidence_passes_with_every_criterion(make):
         "budget",
         "claim_status",
         "dataset_budget",
+        "step_audit",
         "memorization",
         "assurance",
         "membership",

@@ -10,17 +10,25 @@ from dptune.gates.steps import step_audit
     ("audits", "asked", "verdict"),
     [
         ([{}], True, "PASS"),
-        ([{}, {"is_private": False, "num_checks": 1}], True, "PASS"),
-        ([{"is_private": False, "num_checks": 1}], True, "NOT_APPLICABLE"),
+        ([{}, {"is_private": False, "num_checks": 1, "num_passed": 1}], True, "PASS"),
+        (
+            [{"is_private": False, "num_checks": 1, "num_passed": 1}],
+            True,
+            "NOT_APPLICABLE",
+        ),
         ([], True, "INCONCLUSIVE"),
         ([], False, "NOT_APPLICABLE"),
-        ([{}, {"stage": "b", "num_checks": 0}], True, "INCONCLUSIVE"),
+        ([{}, {"stage": "b", "num_checks": 0, "num_passed": 0}], True, "INCONCLUSIVE"),
         ([{"num_recorded": 39}], True, "INCONCLUSIVE"),
         ([{"num_recorded": None}], True, "INCONCLUSIVE"),
         ([{"num_recorded": None, "unrecorded": "Sharded."}], True, "PASS"),
-        ([{"failed": ("run_noise_variance",)}], True, "BLOCK"),
-        ([{"failed": ("run_noise_variance",)}], False, "BLOCK"),
-        ([{"is_private": False, "failed": ("event",)}], True, "BLOCK"),
+        ([{"num_passed": 19, "failed": ("run_noise_variance",)}], True, "BLOCK"),
+        ([{"num_passed": 19, "failed": ("run_noise_variance",)}], False, "BLOCK"),
+        (
+            [{"is_private": False, "num_passed": 19, "failed": ("event",)}],
+            True,
+            "BLOCK",
+        ),
     ],
 )
 def test_step_audit_says_what_was_looked_at(audits, asked, verdict, make):

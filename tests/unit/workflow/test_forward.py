@@ -10,6 +10,9 @@ import yaml
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.data.source import TextSource
 from dptune.errors import ConfigError
+from dptune.local import release as local_release
+from dptune.local import training as local_training
+from dptune.local.release import release as local_release_release
 from dptune.planning import plan_run
 from dptune.privacy import Mode, NeighboringRelation, Notion
 from dptune.recipes import Recipe
@@ -17,6 +20,7 @@ from dptune.workflow.forward import PublicText
 from dptune.workflow.inputs import StageInputs
 from dptune.workflow.training import run_stage
 from dptune.workflow.whatif import calibration
+from dptune.workflow.whitebox import audit_stage
 
 from .conftest import PERFORMANCE
 from .test_classifying import MAX_TOKENS, WORDS, base, reviews  # noqa: F401 - fixtures
@@ -210,3 +214,28 @@ def test_autoencoder_without_public_text_is_refused(inputs, tmp_path):
 def test_fixed_seed_has_no_certificate(inputs, tmp_path):
     done = run(inputs("dp_forward", seed=1), tmp_path / "runs")
     assert claims(done.ledger)[Notion.LOCAL, REPLACE] == math.inf
+
+
+def forward_audit(made, folder):
+    done = run(made, folder)
+    found = audit_stage(made, done.ledger, performance=PERFORMANCE)
+    return {check.name for check in found.checks if not check.passed}
+
+
+def test_audit_of_releases_passes_and_its_twins_do_not(inputs, tmp_path, monkeypatch):
+    assert forward_audit(inputs(), tmp_path / "sound") == set()
+    for name, twin, expected in (
+        ("normalize", lambda hidden, *, max_norm: hidden * 2, "release_norm"),
+        ("release", clean, "releases_as_planned"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_release, name, twin)
+            patch.setattr(local_training, name, twin)
+            assert expected in forward_audit(inputs(), tmp_path / name)
+
+
+def clean(hidden, *, max_norm, noise_stddev, stream):
+    """Planted: half the noise."""
+    return local_release_release(
+        hidden, max_norm=max_norm, noise_stddev=noise_stddev / 2, stream=stream
+    )

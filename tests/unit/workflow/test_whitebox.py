@@ -1,11 +1,15 @@
 """A recorded stage is measured again: by its own data, plan and ledger."""
 
+import dataclasses
+
 import pytest
 
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.dpsgd import noise
+from dptune.dpsgd import gaussian, noise
+from dptune.workflow import whitebox
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.whitebox import audit_stage
+from dptune.workflow.training import run_stage
+from dptune.workflow.whitebox import audit_stage, kept_audit
 
 from .conftest import PERFORMANCE
 
@@ -34,7 +38,8 @@ def test_recorded_stage_passes(recorded):
     assert failed(*recorded) == set()
 
 
-def test_ledger_of_another_run_or_with_too_few_steps_fails(recorded):
+def test_ledger_of_another_run_or_with_too_few_steps_fails(recorded, monkeypatch):
+    monkeypatch.setattr(whitebox, "_steps_again", lambda *_, **__: [])
     inputs, ledger = recorded
     (entry,) = ledger.entries
     short = stage_entry(
@@ -56,3 +61,68 @@ def test_ledger_of_another_run_or_with_too_few_steps_fails(recorded):
 def test_engine_without_noise_fails_on_a_recorded_stage(recorded, monkeypatch):
     monkeypatch.setattr(noise, "add_gaussian_noise", lambda *_, **__: None)
     assert "noise_variance" in failed(*recorded)
+
+
+def audited(inputs, folder):
+    done = run_stage(inputs, PrivacyLedger(), folder=folder, performance=PERFORMANCE)
+    home = folder / inputs.key()
+    kept = kept_audit(
+        inputs, done.ledger, performance=PERFORMANCE, num_steps=1, home=home
+    )
+    assert (home / "audit.json").is_file()
+    return kept
+
+
+def test_run_is_audited_by_what_was_seen_while_it_trained(
+    make_inputs, tmp_path, monkeypatch
+):
+    """The engine was broken while the stage trained, and is mended when it is asked."""
+    monkeypatch.setattr(whitebox, "_steps_again", lambda *_, **__: [])
+    sound = audited(make_inputs(), tmp_path / "sound")
+    assert (sound.failed, sound.num_recorded) == ((), 5)
+    real = gaussian.GaussianStream.add_to
+
+    def smaller(self, values, *, stddev):
+        real(self, values, stddev=stddev)
+        values.mul_(0.9)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gaussian.GaussianStream, "add_to", smaller)
+        done = run_stage(
+            make_inputs(),
+            PrivacyLedger(),
+            folder=tmp_path / "broken",
+            performance=PERFORMANCE,
+        )
+    assert done.report.num_steps == 5
+    assert "run_noise_variance" in audited(make_inputs(), tmp_path / "broken").failed
+
+
+def test_block_charged_from_the_wrong_step_is_caught(make_inputs, monkeypatch):
+    monkeypatch.setattr(whitebox, "_steps_again", lambda *_, **__: [])
+    inputs = make_inputs()
+    levels = inputs.plan.model_copy(update={"noise_levels": (1.0, 1.5, 2.0, 2.5, 3.0)})
+    inputs = dataclasses.replace(inputs, plan=levels)
+
+    def entry(first_step, num_steps):
+        return stage_entry(
+            inputs.corpus.report,
+            levels,
+            recipe=inputs.recipe,
+            first_step=first_step,
+            num_steps=num_steps,
+            fixed_seed=False,
+        )
+
+    right = (entry(0, 2), entry(2, 2), entry(4, 1))
+    killed = (entry(0, 2), entry(2, 2), entry(2, 2), entry(4, 1))
+    wrong = (entry(0, 2), entry(0, 2), entry(4, 1))
+    late = (entry(0, 2), entry(3, 2), entry(4, 1))
+    for entries, fails in (
+        (right, False),
+        (killed, False),
+        (wrong, True),
+        (late, True),
+    ):
+        found = failed(inputs, PrivacyLedger(entries=entries))
+        assert found == ({"event"} if fails else set())
