@@ -152,7 +152,12 @@ def found_in(inputs: StageInputs, folder: Path) -> list[str]:
         done = run_stage(
             inputs, PrivacyLedger(), folder=folder, performance=PERFORMANCE
         )
-        audit = audit_stage(inputs, done.ledger, performance=PERFORMANCE)
+        audit = audit_stage(
+            inputs,
+            done.ledger,
+            performance=PERFORMANCE,
+            home=folder / inputs.key(),
+        )
     except (DptuneError, ValueError) as error:
         return [f"refused: {error}"[:200]]
     return [check.name for check in audit.checks if not check.passed]

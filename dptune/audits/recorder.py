@@ -31,6 +31,7 @@ from dptune.audits.noise_checks import (
 )
 from dptune.audits.sampling_checks import SamplingTally
 from dptune.audits.step_report import StepCheck
+from dptune.dpsgd.checkpoint import TrainingState
 from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.grouping import group_parameters
 from dptune.dpsgd.optimizer import OptimizerSettings
@@ -38,6 +39,7 @@ from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.randomness import StreamIdentity
 from dptune.dpsgd.sampling import UnitIndices
+from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.sharding import is_sharded
 from dptune.dpsgd.witness import StepWitness
 from dptune.results import Report
@@ -162,17 +164,15 @@ class StepRecorder(StepWitness):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         generator: np.random.Generator,
-        *,
-        step: int,
-        attempt: int,
+        state: TrainingState,
     ) -> None:
         """Choose entries, copy the optimizer's state of them, and sum up the rest."""
         parameters = trainable_parameters(model)
         self._is_off = is_sharded(parameters)
         if self._is_off:
             return
-        self._first = self._done = self._paid_until = step
-        self._attempt = attempt
+        self._attempt = state.attempt
+        self._first = self._done = self._paid_until = state.step
         self._streams.append(generator_identity(generator))
         self._groups = group_parameters(parameters, self._plan.grouping)
         each = max(_FEWEST, min(_MOST, _ENTRIES // len(parameters)))
@@ -199,10 +199,10 @@ class StepRecorder(StepWitness):
             self._faults["every_step"] += 1
         self._paid_until = first_step + num_steps
 
-    def granted(self, noise_multiplier: float) -> None:
+    def granted(self, budget: AdaptiveNoise | None, *, step: int) -> None:
         """Note a grant, which is paid."""
-        if not self._is_off:
-            self._grants.append(noise_multiplier)
+        if budget is not None and not self._is_off:
+            self._grants.append(budget.of_step(step))
             self._paid_until = self._done + 1
 
     def drawn(self, indices: UnitIndices, *, step: int) -> None:

@@ -157,7 +157,8 @@ class PrivateGradients:
         if batch.num_real_units < len(batch.rows_of_unit):
             factors = factors.clone()
             factors[:, batch.num_real_units :] = 0
-        self._witness.clipped(norms, factors)
+        seen = slice(batch.num_real_units)
+        self._witness.clipped(norms[:, seen], factors[:, seen])
         return factors
 
     def _clip_now(self) -> ClipPolicy:

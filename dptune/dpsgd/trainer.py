@@ -358,8 +358,7 @@ class _Run:
     ) -> TrainingState:
         """Run the blocks that are left, each charged before it is drawn."""
         ranks = self._feed.ranks
-        private = isinstance(self._plan, GradientPlan)
-        if private and not is_sharded(self._parameters):  # else it was before
+        if isinstance(self._plan, GradientPlan) and not is_sharded(self._parameters):
             _check(self._model, self._feed, seed=self._seed)
         if checkpoint_dir is not None:
             attempt = int(ranks.once(lambda: claim_attempt(checkpoint_dir)))
@@ -384,13 +383,7 @@ class _Run:
             transform_state=state.transform,
             witness=self._witness,
         ) as source:
-            self._witness.started(
-                self._model,
-                self._optimizer,
-                generator,
-                step=state.step,
-                attempt=state.attempt,
-            )
+            self._witness.started(self._model, self._optimizer, generator, state)
             has_more = True
             while has_more and state.step < self._num_steps:
                 size = min(block_size, self._num_steps - state.step)
@@ -398,13 +391,11 @@ class _Run:
                     ranks.once(partial(charge, state.step, size))
                     self._witness.charged(state.step, size)
                 for _ in range(size):
-                    has_more = granted is None or granted.ask(
-                        state.step, once=ranks.once
-                    )
+                    if granted is not None:
+                        has_more = granted.ask(state.step, once=ranks.once)
                     if not has_more:
                         break
-                    if granted is not None:
-                        self._witness.granted(granted.of_step(state.step))
+                    self._witness.granted(granted, step=state.step)
                     indices = ranks.drawn(partial(sampler.sample, generator))
                     self._witness.drawn(indices, step=state.step)
                     state = self._step(state, source, indices)

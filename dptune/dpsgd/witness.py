@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dptune.dpsgd.checkpoint import TrainingState
 from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.sampling import UnitIndices
+from dptune.dpsgd.schedule import AdaptiveNoise
 
 
 class StepWitness:
@@ -22,11 +24,9 @@ class StepWitness:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         generator: np.random.Generator,
-        *,
-        step: int,
-        attempt: int,
+        state: TrainingState,
     ) -> None:
-        """A process is about to train from `step` on."""
+        """A process is about to train on from `state`."""
 
     def opened(self, stream: GaussianStream) -> None:
         """The noise of the process comes from this stream, whatever it is for."""
@@ -34,8 +34,8 @@ class StepWitness:
     def charged(self, first_step: int, num_steps: int) -> None:
         """A block was charged."""
 
-    def granted(self, noise_multiplier: float) -> None:
-        """An adaptive budget granted the next step this."""
+    def granted(self, budget: AdaptiveNoise | None, *, step: int) -> None:
+        """A step may run: an adaptive budget, if there is one, has granted it."""
 
     def drawn(self, indices: UnitIndices, *, step: int) -> None:
         """These units join the step."""

@@ -145,7 +145,6 @@ def _recorder(job: TrainingJob, data: UnitDataset) -> StepWitness:
     plan = job.plan.training_plan()
     if not isinstance(plan, GradientPlan) or not plan.claims_something:
         return UNWATCHED
-    performance = job.performance
     return StepRecorder(
         plan,
         settings=optimizer_of(job.plan),
@@ -153,7 +152,7 @@ def _recorder(job: TrainingJob, data: UnitDataset) -> StepWitness:
         num_units=data.num_units,
         lengths=unit_lengths(data),
         is_secret=job.seed is None,
-        counts_units=Ranks.current().is_alone and not performance.fixed_shapes,
+        counts_units=Ranks.current().is_alone,
         adds_unnoised=data.unnoised is not None,
         file=record_file(job.checkpoint_dir),
     )
