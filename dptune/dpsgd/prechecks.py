@@ -9,7 +9,9 @@ from torch import nn
 
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
-from dptune.dpsgd.loss import RecordLoss
+from dptune.dpsgd.feed import Feed
+from dptune.dpsgd.grouping import Grouping, group_parameters
+from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.plan import GradientPlan, PlainPlan, is_adaptive
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.schedule import Controller
@@ -83,17 +85,17 @@ def check_controller(
 
 def check_private(
     model: nn.Module,
-    record_loss: RecordLoss,
+    feed: Feed,
     *,
-    pad_token_id: int,
+    grouping: Grouping = Grouping.FLAT,
     seed: int | None,
 ) -> None:
-    """Check precision, gradient rules and loss on made-up data.
+    """Check precision, gradient rules and company on made-up data, as the run trains.
 
     Args:
         model: whole, not sharded.
-        record_loss: loss to train with.
-        pad_token_id: id of padding.
+        feed: of the run.
+        grouping: of the run's clip.
         seed: None for dropout that nobody can repeat.
 
     Raises:
@@ -107,18 +109,11 @@ def check_private(
             f"gradients, got precision {precision!r}. Call "
             'torch.set_float32_matmul_precision("highest").'
         )
-    fields: Any = model
     device = next(model.parameters()).device
     randomness = seed_sequence(RandomStream.MODEL, seed=seed)
+    groups = group_parameters(trainable_parameters(model), grouping)
     with scoped_randomness(randomness, device=device), training_mode(model):
-        check_model(
-            model,
-            record_loss,
-            num_tokens=fields.config.vocab_size,
-            pad_token_id=pad_token_id,
-            num_classes=getattr(fields.config, "num_labels", 1),
-            device=device,
-        )
+        check_model(model, feed, parameter_groups=groups.__getitem__)
 
 
 @contextmanager

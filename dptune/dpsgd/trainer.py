@@ -274,13 +274,10 @@ def _place(
         model.to(feed.device)
         return
     if isinstance(plan, GradientPlan):  # check while the model is in one piece
-        feed.ranks.once(partial(_check, model, feed, seed=seed))
+        feed.ranks.once(
+            partial(check_private, model, feed, grouping=plan.grouping, seed=seed)
+        )
     shard_model(model, ranks=feed.ranks, device=feed.device)
-
-
-def _check(model: nn.Module, feed: Feed, *, seed: int | None) -> None:
-    """Check before anything is charged what the claim rests on."""
-    check_private(model, feed.record_loss, pad_token_id=feed.pad_token_id, seed=seed)
 
 
 class _Run:
@@ -358,8 +355,12 @@ class _Run:
     ) -> TrainingState:
         """Run the blocks that are left, each charged before it is drawn."""
         ranks = self._feed.ranks
-        if isinstance(self._plan, GradientPlan) and not is_sharded(self._parameters):
-            _check(self._model, self._feed, seed=self._seed)
+        plan = self._plan
+        is_whole = not is_sharded(self._parameters)  # else it was checked before
+        if isinstance(plan, GradientPlan) and is_whole:
+            check_private(
+                self._model, self._feed, grouping=plan.grouping, seed=self._seed
+            )
         if checkpoint_dir is not None:
             attempt = int(ranks.once(lambda: claim_attempt(checkpoint_dir)))
             state = replace(state, attempt=attempt)

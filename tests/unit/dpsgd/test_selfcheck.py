@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from dptune.dpsgd import rules
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.rounding import norm_bound
 from dptune.dpsgd.rules import as_sequence, register_gradient_rule
@@ -10,13 +11,22 @@ from dptune.dpsgd.selfcheck import check_model
 from dptune.dpsgd.terms import Outer
 from dptune.errors import ModelError
 from dptune.models.lora import add_lora
-from dptune.testing import models
+from dptune.testing import models, oracles
 
 LOSS = CausalLoss(loss_normalizer=4.0)
 
 
-def check(model, loss=LOSS):
-    check_model(model, loss, num_tokens=models.VOCABULARY, pad_token_id=0)
+def check(model, loss=LOSS, **changes):
+    feed = {
+        "data": oracles.random_data(),
+        "record_loss": loss,
+        "physical_batch_size": 8,
+        "max_tokens": models.POSITIONS,
+        "pad_token_id": 0,
+        "device": torch.device("cpu"),
+        "autocast": False,
+    }
+    check_model(model.train(), Feed(**feed | changes))
 
 
 @pytest.mark.parametrize(

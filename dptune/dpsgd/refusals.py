@@ -1,0 +1,186 @@
+"""Why a model is refused, and the way out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dptune.dpsgd.dataset import PhysicalBatch
+from dptune.dpsgd.gradients import PerUnitGradients
+from dptune.dpsgd.isolation import Isolation
+from dptune.dpsgd.probes import COMPARED, Probe
+from dptune.dpsgd.untouched import Snapshot
+from dptune.errors import DptuneError, ModelError
+
+_LONGEST_MESSAGE = 300
+_SHORT = COMPARED[-1]
+
+
+def model_name(model: nn.Module) -> str:
+    """Return the class of a model, or of what adapters were added to."""
+    base = getattr(model, "get_base_model", lambda: model)()
+    return type(base).__name__
+
+
+@contextmanager
+def explained(
+    model: nn.Module, what: str, *, short: Probe | None = None
+) -> Iterator[None]:
+    """Turn any error of a model's code into one that says what the model cannot do.
+
+    Messages may be quoted, since they are about made-up rows.
+
+    Args:
+        model: that computes.
+        what: it was to do.
+        short: asked for a short row, which may do with fixed shapes, or with a token
+            that ends the text.
+
+    Raises:
+        ModelError: instead of what is no error of ours.
+    """
+    try:
+        yield
+    except DptuneError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ModelError(
+            f"{model_name(model)} needs more memory than there is for made-up rows. "
+            "Lower performance.physical_batch_size or model.max_tokens."
+        ) from error
+    except Exception as error:  # code of a model can raise anything
+        if short is not None and _needs_shapes(model, short):
+            raise ModelError(
+                f"{model_name(model)} cannot compute a row of {short.length(_SHORT)} "
+                "tokens without padding, and any record may be as short. Set "
+                "performance.fixed_shapes to true: every batch is then padded to "
+                "model.max_tokens."
+            ) from error
+        if short is not None and _needs_ends(model, short):
+            raise ModelError(
+                f"{model_name(model)} reads a row off its end-of-text token and needs "
+                "the same number of them in every row of a batch: one record could "
+                "stop a batch of others. Use a classifier that reads another position."
+            ) from error
+        message = " ".join(str(error).split())[:_LONGEST_MESSAGE]
+        raise ModelError(
+            f"{model_name(model)} cannot {what}: {type(error).__name__}: {message}. "
+            "Use a model that takes any rows of token ids with an attention mask, and "
+            "nothing else."
+        ) from error
+
+
+def company_error(
+    model: nn.Module,
+    engine: PerUnitGradients,
+    probe: Probe,
+    snapshot: Snapshot,
+    *,
+    allowed: float,
+    is_rounding: bool,
+) -> ModelError:
+    """Find out through what others reach a unit, and whether fixed shapes cure it.
+
+    Args:
+        model: at the weights where units were not apart.
+        engine: hooked into it.
+        probe: that found it.
+        snapshot: of the model before.
+        allowed: distance that passes.
+        is_rounding: whether rounding explains what was seen.
+
+    Returns:
+        What to raise.
+    """
+    isolation = Isolation(model, engine, probe)
+    name = model_name(model)
+    fresh = isolation.gradient(COMPARED[0])
+    each = isolation.each()
+    if not each.distance < float("inf"):
+        return ModelError(
+            f"{name} must have finite gradients on made-up rows, got others in "
+            f"{each.parameter}. Use a model that survives padding tokens inside a row, "
+            "and one token again and again."
+        )
+    left = isolation.distance(fresh, COMPARED[0])
+    if left > allowed:
+        fields = ", ".join(snapshot.changed_fields()[:3]) or "something"
+        return ModelError(
+            f"{name} must compute a record alike whatever came before, but keeps "
+            f"{fields} from earlier batches: a record of {probe.length(COMPARED[0])} "
+            f"tokens then moves by {left:.2g} of its norm. Fix that in the model's "
+            "configuration, so that no batch changes it."
+        )
+    unit = max(each.units, key=each.units.__getitem__)
+    moved = f"{each.units[unit]:.2g} of its norm (most in {each.parameter})"
+    record = f"a made-up record of {probe.length(unit)} tokens"
+    cure = _cure(model, engine, probe, snapshot, allowed=allowed)
+    if is_rounding:
+        return ModelError(
+            f"the gradient of {record} moves by {moved} beside others, which is more "
+            f"rounding in {name} than a bound can carry. {cure}"
+        )
+    padded = max(map(isolation.padding, COMPARED))
+    if not probe.feed.fixed_shapes and padded > allowed:
+        return ModelError(
+            f"padding must not reach the loss of a record, but in {name} the gradient "
+            f"of {record} moves by {moved} when longer ones join its batch. {cure}"
+        )
+    return ModelError(
+        "the loss of a record must not depend on the other records of its batch, but "
+        f"in {name} the gradient of {record} moves by {moved} beside others. {cure} "
+        "Use a fixed public normalizer, and no layer that mixes rows."
+    )
+
+
+def _cure(
+    model: nn.Module,
+    engine: PerUnitGradients,
+    probe: Probe,
+    snapshot: Snapshot,
+    *,
+    allowed: float,
+) -> str:
+    """Say whether fixed shapes help."""
+    if probe.feed.fixed_shapes:
+        return "Fixed shapes, which are on, do not help: use another model."
+    snapshot.restore()
+    fixed = Isolation(model, engine, probe.with_fixed_shapes()).apart()
+    if fixed.distance <= allowed:
+        return (
+            "Set performance.fixed_shapes to true: every batch is then padded to "
+            "model.max_tokens."
+        )
+    return "Fixed shapes do not help: use another model."
+
+
+def _needs_ends(model: nn.Module, probe: Probe) -> bool:
+    """Whether a row computes as soon as it ends in the token that ends a text."""
+    fields: Any = model
+    end: Any = getattr(getattr(fields, "config", None), "eos_token_id", None)
+    end = end[0] if isinstance(end, list) and end else end
+    if end is None:
+        return False
+    batch = probe.batch((_SHORT,))
+    batch.input_ids[batch.input_ids == end] = batch.input_ids.max()
+    batch.input_ids[:, -1] = end
+    return _computes(model, probe, batch)
+
+
+def _needs_shapes(model: nn.Module, probe: Probe) -> bool:
+    """Whether a row computes as soon as it is padded to the longest."""
+    if probe.feed.fixed_shapes:
+        return False
+    return _computes(model, probe, probe.with_fixed_shapes().batch((_SHORT,)))
+
+
+def _computes(model: nn.Module, probe: Probe, batch: PhysicalBatch) -> bool:
+    """Whether a model can compute a batch."""
+    try:
+        with torch.no_grad():
+            probe.feed.losses(model, batch)
+    except Exception:  # noqa: BLE001 - code of a model can raise anything
+        return False
+    return True
