@@ -204,7 +204,7 @@ def summary(results: dict[str, Any]) -> str:
 
 def table(results: dict[str, Any]) -> str:
     """Write the list for the docs."""
-    lines = ["| room | planted bug | caught by | the audit |", "|---|---|---|---|"]
+    lines = ["| room | planted bug | the audit | caught by |", "|---|---|---|---|"]
     for mutation in MUTATIONS:
         test = results[f"{mutation.name} tests"]["found"].get("caught_by", "nothing")
         audit = results.get(f"{mutation.name} audit", {}).get("found", {})
@@ -212,7 +212,7 @@ def table(results: dict[str, Any]) -> str:
         told = ", ".join(sorted({"an error" if " " in c else f"`{c}`" for c in checks}))
         told = told or ("nothing" if mutation.stages else mutation.unseen)
         test = test.partition("[")[0]
-        lines.append(f"| {mutation.room} | {mutation.what} | `{test}` | {told} |")
+        lines.append(f"| {mutation.room} | {mutation.what} | {told} | `{test}` |")
     return "\n".join(lines)
 
 
