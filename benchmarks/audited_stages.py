@@ -38,7 +38,7 @@ PERFORMANCE: Final = PerformanceSettings(
 STAGES: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
     "banded": {
-        "noise": {"noise_multiplier": 1.0, "correlation": "banded", "num_bands": 2}
+        "noise": {"noise_multiplier": 1.0, "correlation": "banded", "num_bands": 3}
     },
     "capped": {"sampling": {"kind": "truncated_poisson", "max_batch_size": 9}},
     "moving": {
