@@ -140,6 +140,7 @@ class Coins:
         self._names = names
         self._seed = seed
         self._round = 0
+        self.bit_generator = np.random.default_rng().bit_generator  # who looks on asks
 
     def random(self, size: int) -> np.ndarray:
         """Return a number in [0, 1) for each unit, by its name and the round."""
@@ -351,7 +352,7 @@ def coupled(
         (controlling, "seed_sequence", known),
     ]
     if not checked:
-        changes.append((trainer, "_check", lambda *_, **__: None))
+        changes.append((trainer, "check_private", lambda *_, **__: None))
     with ExitStack() as stack:
         for owner, name, value in changes:
             stack.enter_context(mock.patch.object(owner, name, value))
