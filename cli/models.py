@@ -1,5 +1,6 @@
 """The `models` commands: what pods without a hub need, on a volume."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +30,10 @@ def build_models_app() -> typer.Typer:
 def fetch(to: Folder, configs: Configs = None) -> None:
     """Fetch models and tokenizers of configurations; what is there stays.
 
-    Safetensors and JSON only: no code, no pickle.
+    Safetensors and JSON only: no code, no pickle. Any account may read them: they are
+    public, and pods run as another one.
     """
+    os.umask(0o022)
     _report(to, configs)
 
 

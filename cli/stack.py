@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from infra.private import keep_temporary_files_in
 from infra.profiles import Profile, default_profile, read_profile
 from infra.stacks.local import ensure_local_stack
 from infra.workspace import current_workspace
@@ -102,6 +103,7 @@ def open_profile(profile: Profile) -> None:
     Raises:
         ConfigError: the stack is not registered.
     """
+    keep_temporary_files_in(current_workspace())
     stack = profile.production_stack()
     if stack is None:
         ensure_local_stack(current_workspace())

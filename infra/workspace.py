@@ -46,6 +46,11 @@ class Workspace:
         return self.root / "cache"
 
     @property
+    def temporary(self) -> Path:
+        """Temporary copies of weights and records; a folder for each process."""
+        return self.root / "tmp"
+
+    @property
     def budget_url(self) -> str:
         """The budget store: `DPTUNE_BUDGET_URL`, or a file in the project folder."""
         given = os.environ.get("DPTUNE_BUDGET_URL")

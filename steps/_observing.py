@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zenml import get_step_context
 
 from infra.logs import FORMAT, log_event, use_json_logs, wants_json
+from infra.private import write_for_owner_only
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -26,14 +27,15 @@ _SHORT = 2**64 - 1
 
 
 def hooks(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the hooks that the environment of steps asks for; often none."""
+    """Return the hooks of steps: what guards their files, and what is asked for."""
     if environment.get(FORMAT) != "json" and not environment.get(_ENDPOINT):
-        return {}
+        return {"on_start": step_started}
     return {"on_start": step_started, "on_end": step_ended}
 
 
 def step_started() -> None:
     """Hook: a step starts, in its own process on a cluster."""
+    write_for_owner_only()
     if not wants_json():
         return
     use_json_logs()

@@ -13,11 +13,11 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlflow
@@ -248,6 +248,8 @@ def read_evidence(model_name: str, version: str) -> str:
     run_id = get_version(model_name, version).run_id
     try:
         return str(mlflow.artifacts.load_text(f"runs:/{run_id}/evidence.json"))
+    except UnicodeDecodeError:
+        return ""  # bytes that are no text: nothing that anybody could read
     except (MlflowException, OSError):
         raise ArtifactError(
             f"version {version} of {model_name} must have evidence.json, but has none. "
@@ -357,6 +359,8 @@ def read_file(model_name: str, version: str, name: str) -> str | None:
     run_id = get_version(model_name, version).run_id
     try:
         return str(mlflow.artifacts.load_text(f"runs:/{run_id}/{name}"))
+    except UnicodeDecodeError:
+        return ""  # bytes that are no text: nothing that anybody could read
     except (MlflowException, OSError):
         return None
 
@@ -415,25 +419,30 @@ def recipe_of(version: ModelVersion) -> str:
     return str(version.tags.get("dptune.recipe", "unknown"))
 
 
-def fetch_bundle(model_name: str, version: str) -> ModelBundle:
-    """Download a version's weights and tokenizer into one directory.
+@contextmanager
+def fetched_bundle(model_name: str, version: str) -> Iterator[ModelBundle]:
+    """Hold a copy of a version's weights and tokenizer in one directory, then drop it.
 
     Raises:
         ArtifactError: there is no such version, or its weights are not what was
             registered.
     """
     known = describe(model_name, version)
-    source = Path(mlflow.artifacts.download_artifacts(known.model_uri))
-    folder = Path(mkdtemp(prefix="dptune-version-"))
-    for part in (source / "model", source / "components" / "tokenizer"):
-        shutil.copytree(part, folder, dirs_exist_ok=True)
-    bundle = ModelBundle(path=folder, digest=model_digest(folder))
-    if bundle.digest != known.model_digest:
-        raise ArtifactError(
-            f"weights of version {version} of {model_name} must have digest "
-            f"{known.model_digest[:16]}, got {bundle.digest[:16]}. Restore them."
+    with TemporaryDirectory(prefix="dptune-version-") as home:
+        folder, download = Path(home, "bundle"), Path(home, "download")
+        download.mkdir()
+        source = Path(
+            mlflow.artifacts.download_artifacts(known.model_uri, dst_path=str(download))
         )
-    return bundle
+        for part in (source / "model", source / "components" / "tokenizer"):
+            shutil.copytree(part, folder, dirs_exist_ok=True, copy_function=shutil.move)
+        bundle = ModelBundle(path=folder, digest=model_digest(folder))
+        if bundle.digest != known.model_digest:
+            raise ArtifactError(
+                f"weights of version {version} of {model_name} must have digest "
+                f"{known.model_digest[:16]}, got {bundle.digest[:16]}. Restore them."
+            )
+        yield bundle
 
 
 def describe(model_name: str, version: str) -> RegisteredVersion:

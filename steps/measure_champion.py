@@ -21,18 +21,18 @@ def measure_champion(
 ) -> Annotated[ChampionReport, "champion"]:
     """Return the champion's loss, so that the gate compares like with like."""
     from dptune.workflow.evaluation import measure_utility
-    from steps._tracking import CHAMPION, alias, connect, fetch_bundle
+    from steps._tracking import CHAMPION, alias, connect, fetched_bundle
 
     connect()
     version = alias(model_name, CHAMPION)
     if version is None:
         return ChampionReport()
-    bundle = fetch_bundle(model_name, version)
-    utility = measure_utility(
-        bundle,
-        base_model,
-        corpus,
-        max_tokens=settings.max_tokens,
-        performance=performance,
-    )
+    with fetched_bundle(model_name, version) as bundle:
+        utility = measure_utility(
+            bundle,
+            base_model,
+            corpus,
+            max_tokens=settings.max_tokens,
+            performance=performance,
+        )
     return ChampionReport(model_digest=bundle.digest, utility=utility)

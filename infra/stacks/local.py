@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from infra.private import write_for_owner_only
 from infra.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ TRACKER = "dptune-mlflow"
 
 
 def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
-    """Point ZenML, MLflow and friends at `workspace`, with no telemetry."""
+    """Point ZenML, MLflow and friends at `workspace`, with no telemetry.
+
+    What they write there is for its owner only.
+    """
+    write_for_owner_only()
     os.environ.update(
         {
             "ZENML_CONFIG_PATH": str(workspace.zenml),
@@ -48,6 +53,7 @@ def ensure_local_stack(workspace: Workspace) -> None:
     Args:
         workspace: where all state goes; made if absent.
     """
+    workspace.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     workspace.zenml.mkdir(parents=True, exist_ok=True)
     workspace.stores.mkdir(parents=True, exist_ok=True)
     from zenml.client import Client  # noqa: PLC0415 - must follow `isolate`

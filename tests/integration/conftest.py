@@ -87,6 +87,7 @@ def project(tmp_path_factory) -> Iterator[Project]:
     made = Project(home=root / "home", outside=root / "outside")
     made.outside.mkdir()
     before, temporary = dict(os.environ), tempfile.tempdir
+    umask = os.umask(0o022)
     os.environ["DPTUNE_HOME"] = str(made.home)
     os.environ["COLUMNS"] = "160"
     tempfile.tempdir = str(made.outside)
@@ -96,6 +97,7 @@ def project(tmp_path_factory) -> Iterator[Project]:
     ensure_local_stack(workspace)
     yield made
     tempfile.tempdir = temporary
+    os.umask(umask)
     os.environ.clear()
     os.environ.update(before)
 

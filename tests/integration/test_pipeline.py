@@ -367,8 +367,9 @@ def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
     monkeypatch.setenv("DPTUNE_SIGNING_KEY_FILE", str(signing))
     assert project.run(*gate)[0] == 0
     assert project.run(*verify, "--digest", digest)[0] == 0
-    weights = _tracking.fetch_bundle(MODEL, version).path
-    assert project.run(*verify, "--model", weights)[0] == 0
+    with _tracking.fetched_bundle(MODEL, version) as bundle:
+        assert project.run(*verify, "--model", bundle.path)[0] == 0
+    assert not bundle.path.exists()
     tag = _versions()[version].tags["dptune.decision_signed_by"]
     assert tag == signer_of(decision.read_text())
 

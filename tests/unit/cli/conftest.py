@@ -43,11 +43,13 @@ RunCli = Callable[..., Outcome]
 
 @pytest.fixture
 def keep_process() -> Iterator[None]:
-    """Give environment and log levels back as they were."""
+    """Give environment, umask and log levels back as they were."""
     environment = dict(os.environ)
     names = ("", "alembic", "mlflow", "great_expectations", "datasets", "zenml")
     levels = {name: logging.getLogger(name).level for name in names}
+    umask = os.umask(0o022)
     yield
+    os.umask(umask)
     os.environ.clear()
     os.environ.update(environment)
     for name, level in levels.items():
