@@ -12,6 +12,7 @@ DptuneError                     one of ours: the message says what to do next
 ├── DetectionError              a detector failed or found what it cannot find
 ├── ModelError                  a model or tokenizer cannot be trained or attacked
 ├── ArtifactError               a stored file is not what its name says
+│   └── MalformedEvidenceError  what a decision rests on cannot be read
 └── GateFailedError             the gate refused a version (a verdict, not a fault)
 ```
 
@@ -94,6 +95,10 @@ class ModelError(DptuneError):
 
 class ArtifactError(DptuneError):
     """A stored file is not what its name says."""
+
+
+class MalformedEvidenceError(ArtifactError):
+    """What a decision rests on cannot be read: the version is INVALID."""
 
 
 class GateFailedError(DptuneError):

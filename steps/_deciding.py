@@ -2,12 +2,19 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import TypeVar
 
+from pydantic import BaseModel, ValidationError
 from zenml import log_metadata
 from zenml.metadata.metadata_types import MetadataType
 
-from dptune.errors import ArtifactError
-from dptune.gates.decision import GateDecision, decide
+from dptune.errors import (
+    ArtifactError,
+    ConfigError,
+    MalformedEvidenceError,
+    PrivacyError,
+)
+from dptune.gates.decision import GateDecision, decide, unreadable
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import Statement, seal, signer_of
 from dptune.reports.card import PrivacyCard, render_html, render_markdown
@@ -18,33 +25,49 @@ from infra.workspace import read_signing_key
 from steps import _registry, _tracking
 from steps._dashboard import show_on_run
 
+StoredT = TypeVar("StoredT", bound=BaseModel)
 ENVELOPE = "decision.signed.json"
 _POLICY = "policy.json"
+_NO_EVIDENCE = (
+    *(MalformedEvidenceError, PrivacyError),
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+)
+"""What nonsense in stored evidence raises; an ArtifactError says that there is none."""
 
 
 def decide_on(
     model_name: str, version: str, *, policy: GatePolicy
-) -> tuple[GateDecision, PrivacyCard]:
+) -> tuple[GateDecision, PrivacyCard | None]:
     """Gate one version against the current champion; keep decision and card with it.
+
+    Evidence that cannot be read, the champion's as well, is INVALID, and has no card.
 
     Raises:
         ArtifactError: the stored evidence is of other weights than the version's.
     """
     registered = _tracking.describe(model_name, version)
-    dossier = read_dossier(model_name, version)
-    if dossier.model_digest != registered.model_digest:
-        raise ArtifactError(
-            f"evidence of version {version} must be of its own weights, but the "
-            "digests differ. Run the attacks on this version again."
-        )
+    text = _tracking.read_evidence(model_name, version)
     champion = _tracking.alias(model_name, _tracking.CHAMPION)
-    other = (
-        read_dossier(model_name, champion) if champion not in (None, version) else None
-    )
     now = datetime.now(tz=UTC)
-    decision = decide(dossier.evidence(other, decided_at=now), policy)
     override = _tracking.override_of(_tracking.get_version(model_name, version))
-    card = dossier.card(registered, decision, override=override)
+    card = None
+    try:
+        dossier = parse_dossier(text, version)
+        _refuse_other_weights(dossier, registered)
+        other = (
+            read_dossier(model_name, champion)
+            if champion not in (None, version)
+            else None
+        )
+        decision = decide(dossier.evidence(other, decided_at=now), policy)
+        card = dossier.card(registered, decision, override=override)
+    except (ConfigError, *_NO_EVIDENCE) as error:
+        decision = unreadable(
+            text,
+            policy,
+            model_digest=registered.model_digest,
+            reason=_what_is_wrong(error),
+        )
     statement = Statement(
         model_name=model_name,
         model_version=version,
@@ -56,6 +79,29 @@ def decide_on(
     files = {ENVELOPE: envelope, _POLICY: policy.model_dump_json(indent=2)}
     _record(registered, decision, card, beside=champion, files=files)
     return decision, card
+
+
+def _refuse_other_weights(dossier: Dossier, version: RegisteredVersion) -> None:
+    """Refuse evidence of another model.
+
+    Raises:
+        ArtifactError: the digests differ.
+    """
+    if dossier.model_digest != version.model_digest:
+        raise ArtifactError(
+            f"evidence of version {version.version} must be of its own weights, but "
+            "the digests differ. Run the attacks on this version again."
+        )
+
+
+def _what_is_wrong(error: Exception) -> str:
+    """Say why evidence cannot be read; only our own words may quote it."""
+    if isinstance(error, MalformedEvidenceError | ConfigError):
+        return str(error)
+    return (
+        f"evidence must be what the attacks wrote, but reading it ends in "
+        f"{type(error).__name__}."
+    )
 
 
 def decide_beside_champion(
@@ -78,11 +124,33 @@ def decide_beside_champion(
     again, card = decide_on(
         version.model_name,
         version.version,
-        policy=GatePolicy.model_validate_json(policy),
+        policy=_as_written(GatePolicy, policy, _POLICY),
     )
-    show_on_run(at_a_glance(card, again), version, outcome=again.outcome)
+    show_on_run(glance(again, card), version, outcome=again.outcome)
     log_metadata(decision_metadata(again, version))
     return again
+
+
+def glance(decision: GateDecision, card: PrivacyCard | None) -> dict[str, str]:
+    """Say on a page what was decided; what cannot be read has no card."""
+    if card is not None:
+        return at_a_glance(card, decision)
+    return {"verdict": str(decision.outcome), "refused by evidence": reasons(decision)}
+
+
+def _as_written(schema: type[StoredT], text: str, name: str) -> StoredT:
+    """Read a stored file of ours.
+
+    Raises:
+        ArtifactError: it is not what was written.
+    """
+    try:
+        return schema.model_validate_json(text)
+    except ValidationError:
+        raise ArtifactError(
+            f"{name} must be what `gate` wrote, but cannot be read. Run `python run.py "
+            "gate` on the version again."
+        ) from None
 
 
 def decision_metadata(
@@ -104,7 +172,7 @@ def record_override(model_name: str, version: str, *, reason: str) -> None:
     """
     registered = _tracking.describe(model_name, version)
     kept = _tracking.read_file(model_name, version, "decision.json")
-    decision = GateDecision.model_validate_json(kept) if kept else None
+    decision = _as_written(GateDecision, kept, "decision.json") if kept else None
     card = read_dossier(model_name, version).card(registered, decision, override=reason)
     summary = summary_markdown(at_a_glance(card, decision))
     _tracking.record_override(
@@ -114,8 +182,11 @@ def record_override(model_name: str, version: str, *, reason: str) -> None:
     _registry.ensure_zenml_version(model_name, version, metadata=metadata)
 
 
-def _card_files(card: PrivacyCard) -> dict[str, str]:
-    """The card, for reading in two ways."""
+def _card_files(card: PrivacyCard | None) -> dict[str, str]:
+    """The card, for reading in two ways; an old one would contradict the decision."""
+    if card is None:
+        no = "There is no card: the evidence of this version cannot be read."
+        return {"privacy_card.md": f"{no}\n", "privacy_card.html": f"<p>{no}</p>\n"}
     return {
         "privacy_card.md": render_markdown(card),
         "privacy_card.html": render_html(card),
@@ -123,9 +194,34 @@ def _card_files(card: PrivacyCard) -> dict[str, str]:
 
 
 def read_dossier(model_name: str, version: str | None) -> Dossier:
-    """Read the dossier that is stored with a version."""
-    return Dossier.model_validate_json(
-        _tracking.read_evidence(model_name, str(version))
+    """Read the dossier that is stored with a version.
+
+    Raises:
+        ArtifactError: there is none.
+        MalformedEvidenceError: it is not what was written.
+    """
+    return parse_dossier(
+        _tracking.read_evidence(model_name, str(version)), str(version)
+    )
+
+
+def parse_dossier(text: str, version: str) -> Dossier:
+    """Read a dossier from what is stored with a version.
+
+    Raises:
+        MalformedEvidenceError: it is not what was written; names fields, no values.
+    """
+    try:
+        return Dossier.model_validate_json(text)
+    except ValidationError as error:
+        found = [
+            ".".join(map(str, one["loc"])) or "the whole file"
+            for one in error.errors(include_url=False, include_input=False)
+        ]
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    raise MalformedEvidenceError(
+        f"evidence of version {version} must be what the attacks wrote, but cannot be "
+        f"read at {', '.join(one[:80] for one in found[:3])}{more}."
     )
 
 
@@ -138,13 +234,13 @@ def reasons(decision: GateDecision) -> str:
 def _record(
     version: RegisteredVersion,
     decision: GateDecision,
-    card: PrivacyCard,
+    card: PrivacyCard | None,
     *,
     beside: str | None,
     files: Mapping[str, str],
 ) -> None:
     """Write decision and card to MLflow, and the verdict to ZenML's twin."""
-    signer, glance = signer_of(files[ENVELOPE]), at_a_glance(card, decision)
+    signer, page = signer_of(files[ENVELOPE]), glance(decision, card)
     _tracking.record_decision(
         version,
         outcome=decision.outcome.value,
@@ -152,9 +248,10 @@ def _record(
         reasons=reasons(decision),
         signer=signer,
         epsilons={
-            f"{c.notion}.{c.relation}": epsilon_words(c) for c in card.certificates
+            f"{c.notion}.{c.relation}": epsilon_words(c)
+            for c in (card.certificates if card else ())
         },
-        summary=summary_markdown(glance),
+        summary=summary_markdown(page),
         beside=beside,
         files={
             **files,
@@ -166,7 +263,7 @@ def _record(
         version.model_name,
         version.version,
         metadata={
-            **glance,
+            **page,
             "decision_hash": decision.decision_hash,
             "decision_signed_by": signer,
         },

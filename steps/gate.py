@@ -22,11 +22,16 @@ def gate(
     version: RegisteredVersion, policy: GatePolicy
 ) -> tuple[Annotated[GateDecision, "decision"], Annotated[PrivacyCard, "privacy_card"]]:
     """Return the decision with a reason for every criterion, and the privacy card."""
-    from dptune.reports.summary import at_a_glance
+    from dptune.errors import GateFailedError
     from steps._dashboard import show_on_run
-    from steps._deciding import decide_on, decision_metadata
+    from steps._deciding import decide_on, decision_metadata, glance, reasons
 
     decision, card = decide_on(version.model_name, version.version, policy=policy)
     log_metadata(decision_metadata(decision, version))
-    show_on_run(at_a_glance(card, decision), version, outcome=decision.outcome)
+    show_on_run(glance(decision, card), version, outcome=decision.outcome)
+    if card is None:
+        raise GateFailedError(
+            f"version {version.version} of {version.model_name}: {decision.outcome}. "
+            f"{reasons(decision)}"
+        )
     return decision, card

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from dptune.gates.claims import claims
-from dptune.gates.criterion import Criterion, GateOutcome, Verdict
+from dptune.gates.criterion import Criterion, GateOutcome, Verdict, broken
 from dptune.gates.evidence import Evidence
 from dptune.gates.leakage import leakage
 from dptune.gates.policy import GatePolicy
@@ -28,6 +28,7 @@ __all__ = [
     "GateOutcome",
     "Verdict",
     "decide",
+    "unreadable",
     "worst_outcome",
 ]
 
@@ -96,6 +97,29 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
         policy_version=policy.version,
         policy_digest=policy.digest,
         evidence_digest=canonical_digest(evidence),
+        criteria=criteria,
+    )
+
+
+def unreadable(
+    text: str, policy: GatePolicy, *, model_digest: str, reason: str
+) -> GateDecision:
+    """Decide on evidence that cannot be read: it is INVALID, whatever the policy asks.
+
+    Args:
+        text: the evidence as it is stored; only its digest enters the decision.
+        policy: that was asked for.
+        model_digest: the model that the evidence should be about.
+        reason: what is wrong with it, without quoting it.
+    """
+    criteria = (broken("evidence", reason),)
+    return GateDecision(
+        outcome=worst_outcome(criteria),
+        model_digest=model_digest,
+        policy_name=policy.name,
+        policy_version=policy.version,
+        policy_digest=policy.digest,
+        evidence_digest=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
         criteria=criteria,
     )
 
