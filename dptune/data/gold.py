@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from dptune.data.files import read_up_to
 from dptune.errors import DataError, DetectionError, Problem
 from dptune.text import Span
 
 _MOST_PROBLEMS: Final = 20
+_MAX_BYTES: Final = 1 << 30
 _TEXTS: Final = ("text", "full_text")
 _SPANS: Final = ("spans", "entities", "label", "labels")
 _STARTS: Final = ("start", "start_position", "start_offset")
@@ -63,11 +65,14 @@ def read_gold(path: Path) -> list[GoldText]:
 
 def _content(path: Path) -> str:
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            raw = read_up_to(stream, _MAX_BYTES)
+        if raw is not None:
+            return raw.decode("utf-8")
+        message = f"must hold at most {_MAX_BYTES:,} bytes when unpacked, got more."
     except (OSError, EOFError, zlib.error, UnicodeDecodeError):
         message = "must be a readable file of UTF-8 text, plain or .gz, but is not."
-        raise DataError([Problem(path=path.name, message=message)]) from None
+    raise DataError([Problem(path=path.name, message=message)])
 
 
 def _read_rows(content: str) -> tuple[list[GoldText], list[Problem]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import datasets
 
+from dptune.data.files import locate
 from dptune.data.parsers import check_columns
 from dptune.data.problems import ProblemLog
 from dptune.data.source import HubSource, describe_source
@@ -29,6 +30,8 @@ def read_hub(
     Raises:
         DependencyError: the data set cannot be fetched, here or now.
     """
+    if not _stays_inside(source, data_root, log):
+        return
     for split, name in source.splits():
         dataset = _load(source, split=name, data_root=data_root)
         location = f"{describe_source(source)} split {name}"
@@ -39,6 +42,15 @@ def read_hub(
             log.add(location, "must not be empty, got 0 rows.", "Choose another split.")
         for number, row in enumerate(dataset.select_columns(list(wanted)), start=1):
             yield split, number, row
+
+
+def _stays_inside(source: HubSource, data_root: Path | None, log: ProblemLog) -> bool:
+    """Whether a data set's name is no directory outside the data root."""
+    local = Path(source.name) if data_root is None else data_root / source.name
+    if not local.is_dir():
+        return True
+    name = describe_source(source)
+    return locate(Path(source.name), data_root, name=name, log=log) is not None
 
 
 def _load(source: HubSource, *, split: str, data_root: Path | None) -> datasets.Dataset:

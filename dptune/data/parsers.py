@@ -10,11 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dptune.data.files import check_file
+from dptune.data.files import check_file, too_large
 from dptune.data.problems import ProblemLog
 from dptune.data.source import TextUnit
 
 Row = tuple[int, Mapping[str, object]]
+_ROWS_AT_ONCE = 1024
+"""A page of one long value, repeated, unpacks to this many of it before it is seen."""
 
 
 def check_columns(
@@ -105,9 +107,17 @@ def parse_csv(
 
 
 def parse_parquet(
-    path: Path, *, name: str, columns: Sequence[str], log: ProblemLog
+    path: Path,
+    *,
+    name: str,
+    columns: Sequence[str],
+    max_bytes: int,
+    log: ProblemLog,
 ) -> Iterator[Row]:
-    """Yield one row of a Parquet file, with the wanted columns only."""
+    """Yield one row of a Parquet file, with the wanted columns only.
+
+    What they hold when unpacked is counted as it is read: a file may say anything.
+    """
     if not check_file(path, name=name, log=log):
         return
     try:
@@ -115,8 +125,12 @@ def parse_parquet(
             present = file.schema_arrow.names
             if not check_columns(present, columns, name=name, log=log):
                 return
-            number = 0
-            for batch in file.iter_batches(columns=list(columns)):
+            number = size = 0
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns)):
+                size += batch.nbytes
+                if size > max_bytes:
+                    too_large(name, max_bytes=max_bytes, log=log)
+                    return
                 for values in batch.to_pylist():
                     number += 1
                     yield number, values

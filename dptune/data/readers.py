@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 
 from dptune.data.checks import check_records, to_dataset
-from dptune.data.files import read_text, resolve
+from dptune.data.files import locate, read_text
 from dptune.data.hub import read_hub
 from dptune.data.parsers import (
     check_columns,
@@ -35,6 +35,7 @@ from dptune.data.source import (
 )
 from dptune.data.synthetic import generate_dialogues
 
+_FILE_FIELDS = {"text_column", "text_template", "encoding", "max_bytes"}
 _COLUMN_FIELDS = {"id_column", "unit_column", "split_column", "label_column"}
 _TABLE_KINDS: dict[str, type[JsonlSource | CsvSource | ParquetSource]] = {
     "jsonl": JsonlSource,
@@ -92,16 +93,16 @@ def read_records(
         case FolderSource():
             return list(_read_folder(source, data_root=data_root, log=log))
         case _:
+            places = [
+                (split, name, locate(path, data_root, name=name, log=log))
+                for split, path in source.files()
+                for name in (display_name(path),)
+            ]
             return [
                 record
-                for split, path in source.files()
-                for record in _read_file(
-                    source,
-                    resolve(path, data_root),
-                    name=display_name(path),
-                    split=split,
-                    log=log,
-                )
+                for split, name, place in places
+                if place is not None
+                for record in _read_file(source, place, name=name, split=split, log=log)
             ]
 
 
@@ -125,7 +126,7 @@ def _read_file(
 ) -> Iterator[RawRecord]:
     """Read one file of a known format."""
     if isinstance(source, TextSource):
-        text = read_text(path, name=name, encoding=source.encoding, log=log)
+        text = _text_of(source, path, name=name, log=log)
         document = name if split is None else f"{split}/{name}"
         for row, value in parse_text(text or "", record=source.record):
             yield RawRecord(
@@ -141,6 +142,19 @@ def _read_file(
         yield _to_record(values, source, file=name, row=row, split=split)
 
 
+def _text_of(
+    source: FileSource, path: Path, *, name: str, log: ProblemLog
+) -> str | None:
+    """Read a file's text as its source says."""
+    return read_text(
+        path,
+        name=name,
+        encoding=source.encoding,
+        max_bytes=source.max_bytes,
+        log=log,
+    )
+
+
 def _text_id(source: TextSource, document: str, row: int) -> object:
     """Name a record of plain text, if the source lets it have a name."""
     if source.record == "document":
@@ -153,9 +167,15 @@ def _rows(
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Read rows of columns."""
     if isinstance(source, ParquetSource):
-        yield from parse_parquet(path, name=name, columns=source.columns(), log=log)
+        yield from parse_parquet(
+            path,
+            name=name,
+            columns=source.columns(),
+            max_bytes=source.max_bytes,
+            log=log,
+        )
         return
-    text = read_text(path, name=name, encoding=source.encoding, log=log)
+    text = _text_of(source, path, name=name, log=log)
     if text is None:
         return
     if isinstance(source, JsonlSource):
@@ -197,7 +217,10 @@ def _read_folder(
 ) -> Iterator[RawRecord]:
     """Read the files of one folder, or of one folder a split."""
     for split, path in source.files():
-        folder, name = resolve(path, data_root), display_name(path)
+        name = display_name(path)
+        folder = locate(path, data_root, name=name, log=log)
+        if folder is None:
+            continue
         try:
             is_folder = folder.is_dir()
             files = _list_files(folder, source.pattern)
@@ -215,6 +238,8 @@ def _read_folder(
             )
         for file in files:
             relative = file.relative_to(folder).as_posix()
+            if locate(file, data_root, name=relative, log=log) is None:
+                continue
             part = _file_source(source, file)
             yield from _read_file(part, file, name=relative, split=split, log=log)
 
@@ -232,9 +257,15 @@ def _list_files(folder: Path, pattern: str) -> list[Path]:
 def _file_source(source: FolderSource, file: Path) -> FileSource:
     """Describe one file of a folder as a source of its own."""
     if source.format == "text":
-        return TextSource(path=file, encoding=source.encoding, record=source.record)
+        return TextSource(
+            path=file,
+            encoding=source.encoding,
+            record=source.record,
+            max_bytes=source.max_bytes,
+        )
     shared = source.model_dump(
-        include=_COLUMN_FIELDS | {"text_column", "text_template", "encoding"}
+        include=_COLUMN_FIELDS
+        | {"text_column", "text_template", "encoding", "max_bytes"}
     )
     if source.format == "csv":
         shared |= source.model_dump(include={"delimiter", "quote_character"})

@@ -159,6 +159,8 @@ class _Files(_Model):
         validation: path of the validation split.
         test: path of the test split.
         encoding: of text, `utf-8` with or without a byte order mark by default.
+        max_bytes: of one file, unpacked; a longer one is refused before it fills the
+            memory.
     """
 
     path: SourcePath | None = None
@@ -166,6 +168,7 @@ class _Files(_Model):
     validation: SourcePath | None = None
     test: SourcePath | None = None
     encoding: Encoding = "utf-8"
+    max_bytes: int = Field(default=1 << 30, ge=1)
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:

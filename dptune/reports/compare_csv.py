@@ -25,6 +25,7 @@ _SPREADS = (
 )
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _POINT = (
     *("stage", "step", "perplexity", "sensitive_perplexity", "ordinary_perplexity"),
     *("accuracy", "exposure", "held_out_exposure"),
@@ -108,5 +109,19 @@ def _csv(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(heads)
-    writer.writerows(["" if v is None else v for v in row] for row in rows)
+    writer.writerows([_cell_text(value) for value in row] for row in rows)
     return sink.getvalue()
+
+
+def _cell_text(value: object) -> object:
+    """Write text so that no spreadsheet computes it: as a formula it could send data.
+
+    Numbers stay numbers, negative ones too.
+
+    References: OWASP, CSV Injection,
+    https://owasp.org/www-community/attacks/CSV_Injection.
+    """
+    if not isinstance(value, str):
+        return "" if value is None else value
+    plain = value.replace("\r", " ")  # it ends a row, and is not quoted
+    return f"'{plain}" if value.startswith(_FORMULA) else plain
