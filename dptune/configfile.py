@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from dptune.config import TrainConfig
 from dptune.errors import ConfigError, Problem
+from dptune.recipes import Recipe
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
@@ -161,8 +162,7 @@ def train_config_of(values: Mapping[str, Any], *, configs: Path) -> TrainConfig:
     for key, folder in (("recipe", "recipes"), ("gate", "gates")):
         if isinstance(values.get(key), str):
             values[key] = read_yaml(named_file(configs / folder, values[key], key))
-    known = sorted(file.stem for file in (configs / "recipes").glob("*.yaml"))
-    problems = _override_stages(values, stages, known)
+    problems = _override_stages(values, stages, configs / "recipes")
     return validate(TrainConfig, values, problems=problems)
 
 
@@ -198,28 +198,69 @@ def named_file(folder: Path, name: str, key: str) -> Path:
 
 
 def _override_stages(
-    values: dict[str, Any], stages: object, known: Sequence[str]
+    values: dict[str, Any], stages: object, folder: Path
 ) -> list[Problem]:
-    """Merge `stages.<recipe>.<stage>` into the chosen recipe; name what it lacks."""
+    """Merge `stages.<recipe>.<stage>` into the chosen recipe; name what it lacks.
+
+    Changes of other recipes are tried on them: a mistake there is found today.
+    """
     recipe = values.get("recipe")
     if not stages or not isinstance(recipe, dict):
         return []
     if not isinstance(stages, dict):
         return [Problem(path="stages", message="must map recipe names to stages.")]
-    strange = [name for name in stages if name not in {*known, recipe.get("name")}]
+    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    name = recipe.get("name")
     problems = [
         Problem(
-            path=f"stages.{name}",
+            path=f"stages.{other}",
             message=f"must be the name of a recipe, one of {', '.join(known)}.",
         )
-        for name in strange
+        for other in stages
+        if other not in {*known, name}
     ]
+    for other in known:
+        if other in stages and other != name:
+            problems += _problems_of_changes(folder / f"{other}.yaml", stages[other])
+    values["recipe"], found = _with_changes(recipe, stages.get(name))
+    return problems + found
+
+
+def _problems_of_changes(file: Path, changes: object) -> list[Problem]:
+    """Try changes on a recipe that is not chosen."""
+    recipe, problems = _with_changes(read_yaml(file), changes)
+    try:
+        validate(Recipe, recipe)
+    except ConfigError as error:
+        names = [str(stage.get("name")) for stage in recipe["stages"]]
+        problems += [
+            Problem(
+                path=f"stages.{file.stem}.{_with_name(problem.path, names)}",
+                message=problem.message,
+                next_step=problem.next_step,
+            )
+            for problem in error.problems
+            if problem.path != "stages"  # says that stages are broken, which follow
+        ]
+    return problems
+
+
+def _with_name(path: str, names: Sequence[str]) -> str:
+    """Turn `stages.0.noise` into the stage's name and `noise`."""
+    match = re.fullmatch(r"stages\.(\d+)(\..*)?", path)
+    return f"{names[int(match[1])]}{match[2] or ''}" if match else path
+
+
+def _with_changes(
+    recipe: Mapping[str, Any], changes: object
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return a recipe with changes of its stages, and what they do not fit."""
     listed = [dict(s) for s in recipe.get("stages", []) if isinstance(s, dict)]
     by_name = {s.get("name"): s for s in listed}
-    chosen = stages.get(recipe.get("name")) or {}
-    for name, changes in chosen.items() if isinstance(chosen, dict) else ():
-        if name in by_name and isinstance(changes, dict):
-            merge(by_name[name], changes)
+    problems = []
+    for name, change in changes.items() if isinstance(changes, dict) else ():
+        if name in by_name and isinstance(change, dict):
+            merge(by_name[name], change)
         else:
             problems.append(
                 Problem(
@@ -228,8 +269,7 @@ def _override_stages(
                     f"one of {', '.join(map(str, by_name))}.",
                 )
             )
-    values["recipe"] = {**recipe, "stages": listed}
-    return problems
+    return {**recipe, "stages": listed}, problems
 
 
 def merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from dptune.workflow.detectors import check_detector
 from dptune.workflow.device import place_processes
 from dptune.workflow.ingestion import read_corpus, read_public
 from dptune.workflow.scoring import check_judge
+from dptune.workflow.whatif import promises
 
 ResultT = TypeVar("ResultT")
 
@@ -68,6 +69,7 @@ def check_run(
     access: LlmAccess = NO_ACCESS,
     read: Callable[[DataSettings], Corpus] | None = None,
     validate: bool = True,
+    gated: bool = False,
 ) -> Checked:
     """Check corpus, budget, detector and model of a run; nothing is written.
 
@@ -78,6 +80,7 @@ def check_run(
         access: of language models that the configuration names.
         read: reads the corpus; from the files by default.
         validate: ask Great Expectations about it too, as the run's first step does.
+        gated: the run ends before its gate, which must be able to pass it.
 
     Raises:
         ConfigError, DataError: with all problems of all parts at once.
@@ -123,6 +126,8 @@ def check_run(
         _attempt(lambda: check_bound(config, units, corpus.report), errors)
         _attempt(lambda: check_selective(config, corpus.report), errors)
         _attempt(lambda: _check_labels(config, corpus), errors)
+    if gated:
+        _attempt(lambda: check_gate(config, plan), errors)
     if corpus is not None and plan is not None and budget is not None:
         _attempt(lambda: _check_budget(config, corpus, plan, budget), errors)
     if len(errors) == 1:
@@ -136,6 +141,59 @@ def check_run(
         num_records=corpus.report.num_records,
         warnings=far_off(config, corpus.report),
     )
+
+
+def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
+    """Refuse to train for hours towards what the run's own gate will refuse.
+
+    Recipes without noise, and what a paper would print, are trained to be looked at.
+
+    Args:
+        config: of the run.
+        plan: its noise and cost; None where it has none, and only the target is known.
+
+    Raises:
+        ConfigError: epsilon or delta is above the policy's.
+    """
+    privacy, policy = config.privacy, config.gate
+    promised = privacy.notion is policy.notion and privacy.mode is Mode.SOUND
+    if not config.recipe.private or not promised:
+        return
+    problems = []
+    epsilon = privacy.target_epsilon or (plan.epsilon if plan else 0.0)
+    same = privacy.relation is policy.neighboring_relation
+    if plan is not None and not same:
+        epsilon = max(
+            (
+                promise.epsilon
+                for promise in promises(plan)
+                if (promise.notion, promise.relation)
+                == (policy.notion, policy.neighboring_relation)
+            ),
+            default=epsilon,
+        )
+    if epsilon > policy.max_epsilon:
+        terms = f"{policy.notion}, {policy.neighboring_relation}"
+        problems.append(
+            Problem(
+                path="privacy.target_epsilon",
+                message=f"must lead to at most gate.max_epsilon "
+                f"({policy.max_epsilon:g}; {terms}), got {epsilon:.4g}: the gate would "
+                "refuse what the run trains.",
+                next_step="Lower it, or let `gate` name a policy that accepts it.",
+            )
+        )
+    if privacy.target_delta > policy.max_delta:
+        problems.append(
+            Problem(
+                path="privacy.target_delta",
+                message=f"must be at most gate.max_delta ({policy.max_delta:g}), got "
+                f"{privacy.target_delta:g}: the gate would refuse what the run trains.",
+                next_step="Lower it, or let `gate` name a policy that accepts it.",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_processes(config: TrainConfig) -> None:

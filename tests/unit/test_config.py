@@ -259,3 +259,27 @@ def test_noise_of_dp_sgd_can_be_given_in_the_place_of_a_target(sigma):
     assert only.noise_multiplier == sigma
     assert math.isfinite(made.epsilon)
     assert only.nominal_epsilon is not None
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("stages.no_dp.finetune.epochs=.nan", "stages.no_dp.finetune.epochs"),
+        ("stages.no_dp.finetune.epochs=.inf", "stages.no_dp.finetune.epochs"),
+        ("stages.no_dp.finetune.epocs=1", "stages.no_dp.finetune.epocs"),
+        ("stages.no_dp.finetun.epochs=1", "stages.no_dp.finetun"),
+        (
+            "stages.dp_adam.private_finetune.clipping.max_grad_norm=.nan",
+            "stages.dp_adam.private_finetune.clipping.max_grad_norm",
+        ),
+    ],
+)
+def test_settings_of_a_recipe_that_is_not_chosen_are_checked(override, path):
+    with pytest.raises(ConfigError) as refusal:
+        load(override)
+    assert [problem.path for problem in refusal.value.problems] == [path]
+
+
+def test_twin_that_looks_at_the_chosen_recipe_only_is_caught(monkeypatch):
+    monkeypatch.setattr("dptune.configfile._problems_of_changes", lambda *_: [])
+    load("stages.no_dp.finetune.epochs=.nan")

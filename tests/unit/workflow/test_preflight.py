@@ -1,0 +1,94 @@
+"""A run is not trained for hours towards what its own gate refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from cli import runs
+from dptune.configfile import load_train_config
+from dptune.errors import ConfigError
+from dptune.workflow.counting import PlannedUnits
+from dptune.workflow.preflight import check_gate, plan_for
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+UNITS = PlannedUnits(number=2000)
+TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
+
+
+def config(*overrides):
+    return load_train_config(
+        TINY, configs=REPOSITORY / "configs", overrides=list(overrides)
+    )
+
+
+def check(made, *, plan=True):
+    planned = plan_for(made.recipe, made.privacy, units=UNITS) if plan else None
+    check_gate(made, planned)
+
+
+def test_target_above_the_gates_epsilon_is_refused():
+    with pytest.raises(ConfigError, match=r"gate.max_epsilon \(8; selective"):
+        check(config("privacy.target_epsilon=8.01"))
+
+
+def test_target_is_refused_where_the_corpus_cannot_be_read_either():
+    with pytest.raises(ConfigError, match="got 9"):
+        check(config("privacy.target_epsilon=9"), plan=False)
+
+
+def test_epsilon_and_delta_are_told_at_once():
+    made = config("privacy.target_epsilon=9", "gate.max_delta=1.0e-5")
+    with pytest.raises(ConfigError) as refusal:
+        check(made)
+    paths = [problem.path for problem in refusal.value.problems]
+    assert paths == ["privacy.target_epsilon", "privacy.target_delta"]
+
+
+def test_given_noise_that_costs_more_than_the_gate_accepts_is_refused():
+    """There is no target to compare: what the plan will spend is."""
+    noise = "stages.jft.private_finetune.noise.noise_multiplier"
+    target = "privacy.target_epsilon=null"
+    check(config(target, f"{noise}=4.0"))
+    with pytest.raises(ConfigError, match=r"gate.max_epsilon"):
+        check(config(target, f"{noise}=0.3"))
+
+
+def test_gate_of_the_other_relation_is_compared_under_its_own():
+    """Epsilon under add or remove may hold where that of a replacement does not."""
+    record = ("recipe=dp_sgd", "privacy.notion=record", "gate.notion=record")
+    loose = (*record, "privacy.relation=add_or_remove_one", "privacy.target_epsilon=7")
+    check(config(*loose))
+    with pytest.raises(ConfigError, match="replace_one"):
+        check(config(*loose, "gate.relation=replace_one"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("privacy.target_epsilon=100", "recipe=no_dp"),
+        ("privacy.target_epsilon=100", "privacy.mode=paper"),
+    ],
+)
+def test_what_the_gate_may_pass_or_nobody_claims_is_trained(overrides):
+    check(config(*overrides))
+
+
+def test_train_refuses_before_anything_is_created(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPTUNE_HOME", str(tmp_path / "home"))
+    with pytest.raises(ConfigError) as refusal:
+        runs.run_training(config("privacy.target_epsilon=9", "gate.max_delta=1.0e-5"))
+    assert {"privacy.target_epsilon", "privacy.target_delta"} <= {
+        problem.path for problem in refusal.value.problems
+    }
+    assert not (tmp_path / "home").exists()
+
+
+def test_twin_without_the_check_starts_to_train(monkeypatch):
+    def opened(profile):
+        raise RuntimeError("training starts")
+
+    monkeypatch.setattr("dptune.workflow.preflight.check_gate", lambda *_: None)
+    monkeypatch.setattr(runs, "open_profile", opened)
+    with pytest.raises(RuntimeError, match="training starts"):
+        runs.run_training(config("privacy.target_epsilon=9"))
