@@ -34,8 +34,9 @@ leakage, and promote only what passes both.
 Begin with `python run.py quickstart`. Then copy configs/train/own_text.yaml, point it
 at your data, see what a budget costs with `calibrate`, and `train`.
 
-Exit codes: 0 done or passed, 1 refused by the gate, 2 input that cannot be used
-(nothing was created or spent), 3 crash.
+Exit codes: 0 done or passed, 1 refused by the gate, 2 input that cannot be used, 3
+crash, 4 a fault of the machine (disk, memory, rights, a server), 128 + n ended by
+signal n. All but 0 and 1 say what was created and spent.
 """
 
 

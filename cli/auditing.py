@@ -100,7 +100,7 @@ def _run(pipeline: Any, **parameters: object) -> "PipelineRunResponse":  # noqa:
     except Exception as error:  # noqa: BLE001 - it is raised again below
         cause = failures[0] if failures else error
         cause.add_note(STARTED)
-        raise cause from None
+    raise cause  # outside of the handler, so that it keeps what it was raised from
 
 
 def _recorded(target: str) -> tuple["PipelineRunResponse", TrainConfig]:

@@ -11,6 +11,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from cli import account
 from cli.runs import (
     CONFIGS,
     STARTED,
@@ -235,6 +236,7 @@ def _run_cell(job: _Job, cell: Cell, parent: str) -> FinishedRun:
         "tags": {"mlflow.parentRunId": parent},
     }
     key = job.key_of(cell)
+    account.begin(config, checked.fingerprint, url=budget_place().url)
     options = run_options(job.profile, step_names(config))
     options["settings"] = {
         **options.get("settings", {}),

@@ -4,49 +4,156 @@
 |---|---|
 | 0 | done; for `gate` and `train`: the version passed |
 | 1 | a verdict: the gate refused the version |
-| 2 | the input cannot be used; every problem is listed, nothing was created or spent |
+| 2 | the input cannot be used; every problem is listed |
 | 3 | a crash: the trace is in the project folder's `logs/` |
+| 4 | a fault of the machine: disk, memory, rights, a database or server |
+| 128 + n | ended by signal n: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP; 141, no reader |
+
+Every one but 0 and 1 says what was created and spent.
 """
 
 import logging
+import signal
 import sys
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 
 from rich.console import Console
 from rich.markup import escape
 
+from cli import account
 from cli.app import build_app
+from cli.faults import (
+    Fault,
+    Stopped,
+    fault_of,
+    full_disk,
+    is_closed_pipe,
+    signals_raised,
+)
 from cli.runs import STARTED, write_trace
 from dptune.errors import DptuneError, GateFailedError, ProblemsError
+from infra.private import close_to_others, drop_temporary_files
 from infra.stacks.local import isolate
 from infra.workspace import current_workspace
 
-REFUSED, BAD_INPUT, CRASH = 1, 2, 3
+REFUSED, BAD_INPUT, CRASH, FAULT = 1, 2, 3, 4
+_CLOSED_PIPE = 128 + signal.SIGPIPE
 
 
 def main() -> int:
     """Run one command and return its exit code."""
     errors = Console(stderr=True, highlight=False)
+    account.forget()
+    try:
+        with signals_raised():
+            return _answered(_command, errors)
+    except Stopped as stop:  # while the end of the command was being told
+        return stop.exit_code
+    finally:
+        drop_temporary_files()
+
+
+def _command(errors: Console) -> None:
+    """Prepare the process, then do what the arguments say."""
     workspace = current_workspace()
     isolate(workspace)
     _be_quiet()
-    try:
-        build_app()()
-    except GateFailedError as refusal:
-        errors.print(f"[bold red]refused[/] {escape(str(refusal))}", soft_wrap=True)
-        return REFUSED
-    except DptuneError as error:
-        _print_problems(errors, error)
-        return BAD_INPUT
-    except Exception as error:  # noqa: BLE001 - the last line of defence
-        log = write_trace(workspace.root / "logs", error)
+    closed = close_to_others(workspace.root)
+    if closed.changed:
         errors.print(
-            f"[bold red]crash[/] {type(error).__name__}. The trace is in {log}; it "
-            "stays on this machine. Finished stages are kept: run the same command "
-            "again."
+            f"The project folder was open to other users of this machine: "
+            f"{closed.changed} files and folders are their owner's alone now.",
+            style="dim",
         )
-        return CRASH
+    if closed.left:
+        errors.print(
+            f"[bold]{closed.left} files or folders of the project folder belong to "
+            "another account[/] and stay open to others; let their owner run "
+            "`chmod -R go= ` on them."
+        )
+    build_app()()
+    sys.stdout.flush()
+
+
+def _answered(command: Callable[[Console], None], errors: Console) -> int:
+    """Run a command, and turn whatever ends it into a message and an exit code."""
+    try:
+        command(errors)
+    except SystemExit as end:
+        if is_closed_pipe(end.__context__):
+            return _CLOSED_PIPE
+        raise
+    except GateFailedError as refusal:
+        with suppress(OSError):
+            errors.print(f"[bold red]refused[/] {escape(str(refusal))}", soft_wrap=True)
+        return REFUSED
+    except (Exception, KeyboardInterrupt, Stopped) as error:  # noqa: BLE001
+        with suppress(OSError):  # standard error may be what is full
+            _explain(errors, error)
+        return _exit_code(error)
     return 0
+
+
+def _exit_code(error: BaseException) -> int:
+    """Choose the code of an end that is no verdict."""
+    if isinstance(error, Stopped):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if is_closed_pipe(error):
+        return _CLOSED_PIPE
+    if _fault(error) is not None:
+        return FAULT
+    return BAD_INPUT if isinstance(error, DptuneError) else CRASH
+
+
+def _explain(errors: Console, error: BaseException) -> None:
+    """Say in one message what happened, what is there and what was spent."""
+    if isinstance(error, Stopped | KeyboardInterrupt):
+        name = error.signal.name if isinstance(error, Stopped) else "SIGINT"
+        errors.print(f"[bold red]stopped[/] by {name}.")
+    elif isinstance(error, DptuneError):
+        _print_problems(errors, error)
+    elif is_closed_pipe(error):
+        return
+    elif (fault := _fault(error)) is not None:
+        _print_fault(errors, fault, error)
+    else:
+        _print_crash(errors, error)
+    started = STARTED in getattr(error, "__notes__", ())
+    errors.print(account.statement(started=started), style="dim")
+
+
+def _fault(error: BaseException) -> Fault | None:
+    """Find the machine's part in an error; libraries may drop what they met."""
+    return fault_of(error) or full_disk(current_workspace().root)
+
+
+def _print_fault(errors: Console, fault: Fault, error: BaseException) -> None:
+    """Say what the machine did, and keep the trace where there is room for it."""
+    errors.print(
+        f"[bold red]stopped[/] {escape(fault.what)}. {escape(fault.advice)}",
+        soft_wrap=True,
+    )
+    if current_workspace().root.is_dir():
+        with suppress(OSError):
+            write_trace(current_workspace().root / "logs", error)
+
+
+def _print_crash(errors: Console, error: BaseException) -> None:
+    """Name the kind of an error that is ours to mend; its text may quote data."""
+    name = type(error).__name__
+    try:
+        log = write_trace(current_workspace().root / "logs", error)
+    except OSError:
+        errors.print(f"[bold red]crash[/] {name}. Its trace could not be written.")
+        return
+    errors.print(
+        f"[bold red]crash[/] {name}. The trace is in {log}; it stays on this machine. "
+        "Finished stages are kept: run the same command again."
+    )
 
 
 def _be_quiet() -> None:
@@ -63,7 +170,6 @@ def _print_problems(errors: Console, error: DptuneError) -> None:
     if not isinstance(error, ProblemsError):
         message = escape(str(error))
         errors.print(f"[bold red]cannot do that[/] {message}", soft_wrap=True)
-        _print_cost(errors, error)
         return
     count = len(error.problems)
     errors.print(f"[bold red]{count} problem{'s' if count > 1 else ''}[/]")
@@ -73,19 +179,6 @@ def _print_problems(errors: Console, error: DptuneError) -> None:
         if problem.next_step:
             step = escape(problem.next_step)
             errors.print(f"    {step}", style="dim", soft_wrap=True)
-    _print_cost(errors, error)
-
-
-def _print_cost(errors: Console, error: BaseException) -> None:
-    """Say whether anything was created or spent before the error."""
-    if STARTED in getattr(error, "__notes__", ()):
-        errors.print(
-            "The run had started: finished steps are kept and what was charged stays "
-            "charged. Mend the cause and run the same command again.",
-            style="dim",
-        )
-    else:
-        errors.print("Nothing was created and no budget was spent.", style="dim")
 
 
 if __name__ == "__main__":

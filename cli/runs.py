@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from cli import account
 from cli.stack import open_profile
 from dptune.config import TrainConfig
 from dptune.configfile import load_train_config
@@ -86,6 +87,7 @@ def run_training(
         budget=place,
         access=llm_access(),
         validate=chosen.stack is None,  # elsewhere the first pod's libraries do
+        gated=True,
     )
     show_warnings(checked)
     open_profile(chosen)
@@ -98,6 +100,7 @@ def run_training(
         raise NothingToDo(f"nothing changed since {done}; nothing was done or spent")
 
     failures.clear()
+    account.begin(config, checked.fingerprint, url=place.url)
     try:
         response = train_pipeline.with_options(
             run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",
@@ -117,8 +120,9 @@ def run_training(
         if chosen.stack is not None and not isinstance(cause, DptuneError):
             cause = _failed_elsewhere(error)
         cause.add_note(STARTED)
-        raise cause from None
-    return FinishedRun(config=config, response=finished(response))
+    else:
+        return FinishedRun(config=config, response=finished(response))
+    raise cause  # outside of the handler, so that it keeps what it was raised from
 
 
 def _failed_elsewhere(error: Exception) -> DptuneError:
@@ -179,7 +183,7 @@ def finished(response: "PipelineRunResponse | None") -> "PipelineRunResponse":
     return Client().get_pipeline_run(response.id)
 
 
-def write_trace(folder: Path, error: Exception) -> Path:
+def write_trace(folder: Path, error: BaseException) -> Path:
     """Save an exception for the person at this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"crash-{datetime.now(tz=UTC):%Y%m%dT%H%M%S%fZ}.txt"

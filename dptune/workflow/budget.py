@@ -10,10 +10,11 @@ from typing import Final
 
 from dptune.accounting.curves import charged_event, ledger_curves
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.accounting.store.allowances import History, worst
 from dptune.accounting.store.costs import Cost, total
 from dptune.accounting.store.keys import KEY_BYTES, UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
-from dptune.accounting.store.summaries import budgets
+from dptune.accounting.store.summaries import budgets, history
 from dptune.accounting.store.tables import IdKind
 from dptune.config import BudgetSettings, TrainConfig
 from dptune.data.corpus import Corpus
@@ -267,6 +268,42 @@ def release_budget(url: str, config: TrainConfig, fingerprint: str) -> None:
             return
         store.release_run(config.budget.data_set, run_key(config, fingerprint))
         store.engine.dispose()
+
+
+def charged_so_far(url: str, config: TrainConfig, fingerprint: str) -> str:
+    """Say in a sentence or two what a run has cost its data set up to now.
+
+    Args:
+        url: of the budget store.
+        config: of the run.
+        fingerprint: of its corpus, before canaries.
+
+    Raises:
+        ArtifactError: the store does not answer.
+    """
+    name, key = config.budget.data_set, run_key(config, fingerprint)
+    store = BudgetStore.find(url)
+    runs = [] if store is None else history(store, data_set=name)
+    if store is not None:
+        store.engine.dispose()
+    held = next((run for run in reversed(runs) if run.run_key == key), None)
+    if held is None:
+        return "No budget was reserved or spent."
+    privacy = config.privacy
+    drawn, planned = (c.count(privacy.notion) for c in (held.spent, held.planned))
+    if not drawn:
+        return f"Nothing was spent of data set {name!r}."
+    spent = worst(
+        [History.of([held.spent], num_units=held.num_units)],
+        notion=privacy.notion,
+        delta=privacy.target_delta,
+        relation=privacy.relation,
+    )
+    return (
+        f"Data set {name!r} has paid for {drawn} of {planned} planned releases: "
+        f"epsilon {spent.epsilon:.4g} ({privacy.notion}, {privacy.relation}, delta "
+        f"{privacy.target_delta:g})."
+    )
 
 
 def _require_none(settings: BudgetSettings) -> None:

@@ -1,0 +1,74 @@
+"""What a command has created and spent so far: the last line of every bad end."""
+
+from dataclasses import dataclass
+
+from dptune.config import TrainConfig
+from infra.private import is_project_open
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run that began, and where its budget is kept."""
+
+    url: str
+    config: TrainConfig
+    fingerprint: str
+
+
+_began: list[_Run] = []
+"""The runs of this command, in order; a command is a process."""
+
+
+def begin(config: TrainConfig, fingerprint: str, *, url: str) -> None:
+    """Say that from now on a run creates and spends.
+
+    Args:
+        config: of the run.
+        fingerprint: of its corpus.
+        url: of the budget store.
+    """
+    _began.append(_Run(url=url, config=config, fingerprint=fingerprint))
+
+
+def forget() -> None:
+    """Begin a command anew."""
+    _began.clear()
+
+
+def statement(*, started: bool) -> str:
+    """Say what this command has created and spent.
+
+    Args:
+        started: whether the error says that a run had started.
+    """
+    if _began:
+        return (
+            f"The run had started: finished steps are kept. {_spent(_began[-1])} What "
+            "was charged stays charged. Mend the cause and run the same command again: "
+            "it goes on from there."
+        )
+    if started:
+        return (
+            "The run had started: finished steps are kept and what was charged stays "
+            "charged. Mend the cause and run the same command again."
+        )
+    if is_project_open():
+        return (
+            "No budget was spent. What was recorded so far stays, and the same command "
+            "completes it."
+        )
+    return "Nothing was created and no budget was spent."
+
+
+def _spent(run: _Run) -> str:
+    """Ask the budget store about one run."""
+    from dptune.errors import DptuneError
+    from dptune.workflow.budget import charged_so_far
+
+    try:
+        return charged_so_far(run.url, run.config, run.fingerprint)
+    except DptuneError:
+        return (
+            "The budget store does not answer now: `python run.py budget show` will "
+            "say what was spent."
+        )

@@ -1,0 +1,306 @@
+"""Full disks, signals, garbage: one message, a code of the table, no record text."""
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import requests
+import torch
+from safetensors.torch import save_file
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from cli import main as entry
+from cli.faults import Stopped, fault_of
+from dptune.accounting.store.store import BudgetStore
+from dptune.errors import ArtifactError, ConfigError, GateFailedError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def full_device(folder):
+    with Path("/dev/full").open("w") as sink:
+        sink.write("x")
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Let no file of this process grow: what a full disk does to a write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def full_weights(folder):
+    with files_of_at_most(4096):
+        save_file({"a": torch.zeros(100_000)}, folder / "a.safetensors")
+
+
+def full_database(folder):
+    connection = sqlite3.connect(folder / "a.db")
+    connection.execute("PRAGMA max_page_count = 2")
+    connection.execute("CREATE TABLE t (x)")
+    connection.execute("INSERT INTO t VALUES (zeroblob(100000))")
+
+
+def garbage(folder):
+    (folder / "a.db").write_bytes(b"garbage " * 1000)
+    return folder / "a.db"
+
+
+def garbage_database(folder):
+    sqlite3.connect(garbage(folder)).execute("SELECT * FROM sqlite_master")
+
+
+def garbage_through_sqlalchemy(folder):
+    with create_engine(f"sqlite:///{garbage(folder)}").connect() as connection:
+        connection.execute(text("SELECT 1 FROM t"))
+
+
+def garbage_budget(folder):
+    BudgetStore.open(f"sqlite:///{garbage(folder)}")
+
+
+def read_only_database(folder):
+    sqlite3.connect(folder / "a.db").execute("CREATE TABLE t (x)").connection.close()
+    connection = sqlite3.connect(f"file:{folder}/a.db?mode=ro", uri=True)
+    connection.execute("INSERT INTO t VALUES (1)")
+
+
+def no_memory(folder):
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def no_server(folder):
+    requests.get("http://127.0.0.1:9/", timeout=1)
+
+
+def too_many_files(folder):
+    raise OSError(errno.EMFILE, "Zebediah")
+
+
+def wrapped(folder):
+    try:
+        full_device(folder)
+    except OSError as error:
+        raise RuntimeError("Zebediah") from error
+
+
+FAULTS = {
+    full_device: "the disk is full",
+    full_weights: "the disk is full",
+    full_database: "the disk is full",
+    wrapped: "the disk is full",
+    garbage_database: "a database is damaged",
+    garbage_through_sqlalchemy: "a database is damaged",
+    garbage_budget: "budget store must answer",
+    read_only_database: "read-only",
+    no_memory: "not enough memory",
+    no_server: "a server cannot be reached",
+    too_many_files: "too many files",
+}
+
+
+def raising(error):
+    """A command line that ends in an error, or in what a function raises."""
+
+    def command():
+        if isinstance(error, BaseException):
+            raise error
+        error()
+
+    return lambda: command
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_one_message_and_code_4(fault, run_cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(entry, "build_app", raising(lambda: fault(tmp_path)))
+    outcome = run_cli()
+    assert outcome.code == 4, outcome.err
+    assert FAULTS[fault] in outcome.err
+    assert "no budget was spent" in " ".join(outcome.err.split())
+    assert "Traceback" not in outcome.out + outcome.err
+    assert "Zebediah" not in outcome.err
+
+
+def test_twin_that_knows_no_faults_calls_a_full_disk_a_crash(run_cli, monkeypatch):
+    monkeypatch.setattr(entry, "build_app", raising(lambda: full_device(None)))
+    monkeypatch.setattr(entry, "fault_of", lambda error: None)
+    assert run_cli().code == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shape [4, 5] is not 6"),
+        ValueError("Zebediah"),
+        KeyError("x"),
+        OSError("disk"),
+        ArtifactError("weights must have a digest"),
+    ],
+)
+def test_mistakes_of_ours_are_no_faults(error):
+    assert fault_of(error) is None
+
+
+def test_input_that_cannot_be_opened_stays_bad_input(tmp_path):
+    """`raise ... from None` says that the system's error was answered."""
+
+    def read():
+        try:
+            full_device(tmp_path)
+        except OSError:
+            raise ConfigError("path must be readable.") from None
+
+    with pytest.raises(ConfigError) as refusal:
+        read()
+    assert fault_of(refusal.value) is None
+
+
+def test_error_that_refers_to_itself_ends(tmp_path):
+    error = RuntimeError("a")
+    error.__cause__ = ValueError("b")
+    error.__cause__.__context__ = error
+    assert fault_of(error) is None
+
+
+def test_error_that_names_nothing_on_a_full_disk_is_a_fault(run_cli, monkeypatch):
+    """ZenML wraps what it meets, and drops it."""
+    monkeypatch.setattr(entry, "build_app", raising(RuntimeError("Zebediah")))
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda folder: SimpleNamespace(free=0, total=1, used=1)
+    )
+    outcome = run_cli()
+    assert outcome.code == 4
+    assert "the disk is full" in outcome.err
+
+
+def test_installation_that_cannot_be_imported_is_no_verdict(tmp_path):
+    (tmp_path / "run.py").write_text((REPOSITORY / "run.py").read_text())
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli" / "__init__.py").touch()
+    (tmp_path / "cli" / "main.py").write_text("import no_such_package\n")
+    command = [sys.executable, "run.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 3
+    assert b"Traceback" not in done.stderr
+
+
+def test_crash_whose_trace_has_no_room_is_still_one_message(
+    run_cli, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(entry, "build_app", raising(RuntimeError("Zebediah")))
+
+    def full(folder, error):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(entry, "write_trace", full)
+    outcome = run_cli()
+    assert outcome.code == 3
+    assert "could not be written" in outcome.err
+    assert "Zebediah" not in outcome.err
+
+
+SLEEPING = """
+import sys, time
+from cli import main as entry
+def command():
+    print("ready", flush=True)
+    time.sleep(60)
+entry.build_app = lambda: command
+sys.exit(entry.main())
+"""
+
+
+def test_signal_from_outside_says_what_was_spent():
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", SLEEPING]
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "stopped by SIGTERM" in err
+    assert "no budget was spent" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
+def test_every_signal_has_its_own_code(number, code, run_cli, monkeypatch):
+    monkeypatch.setattr(
+        entry, "build_app", raising(lambda: os.kill(os.getpid(), number))
+    )
+    outcome = run_cli()
+    assert outcome.code == code
+    assert f"stopped by {signal.Signals(number).name}" in outcome.err
+
+
+def test_signal_passes_through_zenml_and_broad_handlers(run_cli, monkeypatch):
+    """What is told to end must not be taken for a step that failed."""
+
+    def command():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        except Exception:  # noqa: BLE001 - what libraries write
+            return
+
+    monkeypatch.setattr(entry, "build_app", lambda: command)
+    assert run_cli().code == 143
+
+
+def test_command_in_a_thread_sets_no_signals(run_cli, monkeypatch):
+    monkeypatch.setattr(entry, "build_app", raising(GateFailedError("no")))
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(run_cli().code))
+    thread.start()
+    thread.join()
+    assert codes == [1]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_output_to_a_full_device_is_a_fault(run_cli, monkeypatch):
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - it cannot be closed in peace
+    monkeypatch.setattr(sys, "stdout", full)
+    outcome = run_cli("configs")
+    with contextlib.suppress(OSError):
+        full.close()
+    assert outcome.code == 4
+    assert "the disk is full" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_output_that_nobody_reads_is_no_verdict(run_cli, monkeypatch):
+    def listing():
+        raise BrokenPipeError(errno.EPIPE, "closed")
+
+    monkeypatch.setattr("cli.listing.list_configs", listing)
+    out, err = sys.stdout, sys.stderr
+    try:
+        assert run_cli("configs").code == 141
+    finally:
+        sys.stdout, sys.stderr = out, err
+
+
+def test_stopped_is_no_exception():
+    assert not issubclass(Stopped, Exception)
+    assert issubclass(DBAPIError, Exception)
