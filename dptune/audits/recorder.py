@@ -44,8 +44,8 @@ from dptune.dpsgd.sharding import is_sharded
 from dptune.dpsgd.witness import StepWitness
 from dptune.results import Report
 
-_ENTRIES: Final = 2048
-_MOST, _FEWEST = 32, 4
+_ENTRIES: Final = 8192
+_MOST, _FEWEST = 512, 4
 _REMEMBERED: Final = 128
 _ROUNDING: Final = 1e-5
 _ORDER: Final = ("drawn", "summed", "released", "offered", "stepped")
@@ -91,7 +91,8 @@ def merged_checks(segments: Sequence[Segment]) -> list[StepCheck]:
     """Return one check of each name: the first that failed, or the last."""
     found: dict[str, StepCheck] = {}
     for check in (check for segment in segments for check in segment.checks):
-        if found.get(check.name, check).passed:
+        earlier = found.get(check.name)
+        if earlier is None or earlier.passed:
             found[check.name] = check
     return [c.model_copy(update={"name": f"run_{n}"}) for n, c in found.items()]
 

@@ -84,7 +84,7 @@ def test_run_is_audited_by_what_was_seen_while_it_trained(
 
     def smaller(self, values, *, stddev):
         real(self, values, stddev=stddev)
-        values.mul_(0.9)
+        values.mul_(0.7)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gaussian.GaussianStream, "add_to", smaller)
