@@ -12,6 +12,7 @@ from zenml.enums import ExecutionStatus, ModelStages
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
+from dptune.audits.step_report import StepAudit
 from dptune.data.corpus import Corpus
 from dptune.gates.decision import GateDecision
 from dptune.gates.signing import signer_of
@@ -69,7 +70,12 @@ OUTPUTS = {
     "gate": {"decision": GateDecision, "privacy_card": PrivacyCard},
     "promote": {"promoted": bool},
 }
-STAGE = {"model": ModelBundle, "ledger": PrivacyLedger, "stage_report": StageReport}
+STAGE = {
+    "model": ModelBundle,
+    "ledger": PrivacyLedger,
+    "stage_report": StageReport,
+    "step_audit": StepAudit,
+}
 STAGES = {
     "jft": ("redacted_finetune", "private_finetune"),
     "no_dp": ("finetune",),
@@ -424,7 +430,10 @@ def test_infinite_numbers_are_no_metric(trained):
 # a run that fails in the middle
 
 
-def test_failed_step_says_that_the_run_had_started_and_quotes_no_text(trained, project):
+def test_failed_step_says_that_the_run_had_started_and_quotes_no_text(
+    trained, project, monkeypatch
+):
+    monkeypatch.setenv("DPTUNE_DATA_ROOT", str(project.outside))
     words = ("quiet", "meadow", "lantern", "harbour", "pebble", "willow")
     rows = [
         {"id": f"r{i}", "text": f"unquotable {words[i % 6]} {words[i % 5]} {'so ' * i}"}
@@ -432,7 +441,7 @@ def test_failed_step_says_that_the_run_had_started_and_quotes_no_text(trained, p
     ]
     data = project.outside / "corpus.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = f"data.source={{kind: jsonl, path: {data}, id_column: id}}"
+    source = f"data.source={{kind: jsonl, path: {data.name}, id_column: id}}"
     only = "detection={recognizers: [patterns]}"
     plain = "canaries.template=so {secret} so"  # no code, which patterns may mark
     own = "budget.data_set=failing"  # others count what is drawn on the default

@@ -263,7 +263,8 @@ def test_clip_that_does_not_bound_is_caught(planted, feed, monkeypatch):
         return real(wide, norms)
 
     monkeypatch.setattr(clipping.FlatClip, "factors", factors)
-    assert run_all(plan_of(), feed) == {"sensitivity"}
+    # sums without any clip are so large that their rounding shows as well
+    assert run_all(plan_of(), feed) - {"sums_add_up"} == {"sensitivity"}
 
 
 def with_replacement(self, generator):

@@ -297,7 +297,7 @@ def registered_version():
 GAUSSIAN = dp_accounting.SelfComposedDpEvent(
     dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0)), 50
 )
-PUBLIC = (Assumption.NUM_UNITS_WAS_DECLARED, Assumption.DEDUPLICATED_CORPUS)
+PUBLIC = (Assumption.NUM_UNITS_WAS_DECLARED, Assumption.BASE_MODEL_IS_PUBLIC)
 
 
 def ledger_entry(**changes):

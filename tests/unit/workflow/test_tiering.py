@@ -185,7 +185,7 @@ def test_audit_finds_the_stage_sound_and_its_twins_not(inputs, monkeypatch):
     ledger = PrivacyLedger(
         entries=(entry.model_copy(update={"notion_events": (low,)}),)
     )
-    assert failed() == {"tiers_apart", "event"}
+    assert failed() == {"tiers_apart", "event", "event_of_high"}
 
 
 def test_leaks_are_counted(labelled, bundle):
