@@ -248,9 +248,9 @@ def read_evidence(model_name: str, version: str) -> str:
     run_id = get_version(model_name, version).run_id
     try:
         return str(mlflow.artifacts.load_text(f"runs:/{run_id}/evidence.json"))
-    except UnicodeDecodeError:
-        return ""  # bytes that are no text: nothing that anybody could read
-    except (MlflowException, OSError):
+    except (MlflowException, OSError) as error:
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return ""  # bytes that are no text: nothing that anybody could read
         raise ArtifactError(
             f"version {version} of {model_name} must have evidence.json, but has none. "
             "Run the audit on it, or train it with this project."
@@ -359,10 +359,9 @@ def read_file(model_name: str, version: str, name: str) -> str | None:
     run_id = get_version(model_name, version).run_id
     try:
         return str(mlflow.artifacts.load_text(f"runs:/{run_id}/{name}"))
-    except UnicodeDecodeError:
-        return ""  # bytes that are no text: nothing that anybody could read
-    except (MlflowException, OSError):
-        return None
+    except (MlflowException, OSError) as error:
+        # Bytes that are no text are there all the same: nobody can read them.
+        return "" if isinstance(error.__cause__, UnicodeDecodeError) else None
 
 
 def alias(model_name: str, name: str) -> str | None:
