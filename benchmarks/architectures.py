@@ -303,9 +303,16 @@ def _sum(
     sums = engine.zeros()
     with scoped_randomness(seed_sequence(RandomStream.MODEL, seed=3)):
         for batch in feed.batches(units):
+            real = slice(batch.num_real_units)  # others only fill a fixed shape
+
+            def of_real(norms: torch.Tensor, real: slice = real) -> torch.Tensor:
+                factors = torch.zeros_like(norms)
+                factors[:, real] = clip(norms[:, real])
+                return factors
+
             with engine.record(batch.rows_of_unit) as tape:
                 losses = feed.losses(model, batch)
-                tape.backward(losses.sum(), clip, sums)
+                tape.backward(losses.sum(), of_real, sums)
     return sums
 
 

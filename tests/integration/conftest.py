@@ -111,11 +111,16 @@ def _forget_other_projects() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One `train` command: exit code, output, and the pipeline run it left."""
+    """One `train` command: exit code, output, and the pipeline run it left.
+
+    Args:
+        copies: weights that it left outside of the project folder.
+    """
 
     code: int
     output: str
     run: object
+    copies: frozenset[Path]
 
 
 @pytest.fixture(scope="session")
@@ -129,6 +134,12 @@ def trained(project) -> dict[str, Trained]:
 
 
 def _train(project: Project, recipe: str) -> Trained:
+    before = frozenset(project.outside.rglob("*.safetensors"))
     code, output = project.run("train", TINY, "--set", f"recipe={recipe}")
     (run,) = Client().list_pipeline_runs(sort_by="desc:created", size=1).items
-    return Trained(code=code, output=output, run=Client().get_pipeline_run(run.id))
+    return Trained(
+        code=code,
+        output=output,
+        run=Client().get_pipeline_run(run.id),
+        copies=frozenset(project.outside.rglob("*.safetensors")) - before,
+    )

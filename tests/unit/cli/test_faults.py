@@ -249,7 +249,12 @@ def test_every_signal_has_its_own_code(number, code, run_cli, monkeypatch):
     monkeypatch.setattr(
         entry, "build_app", raising(lambda: os.kill(os.getpid(), number))
     )
-    outcome = run_cli()
+    # tests that run in the background, or under nohup, inherit ignored signals
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        outcome = run_cli()
+    finally:
+        signal.signal(number, before)
     assert outcome.code == code
     assert f"stopped by {signal.Signals(number).name}" in outcome.err
 
