@@ -106,27 +106,21 @@ def brute_force(
     spec, bos = trie.spec, tokenizer.bos_token_id
     drawn = np.random.default_rng(0).integers(0, spec.space_size, SAMPLE)
     texts = [spec.record(spec.secret_at(int(i))) for i in drawn]
-    encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-    start = len(spec.prefix)
-    rows = []
-    for ids, spans in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        scored = [b > start and a < start + spec.length for a, b in spans]
-        rows.append(([bos, *ids], [False, *scored]))
+    rows = [[bos, *ids] for ids in tokenizer(texts)["input_ids"]]
+    first = len(trie.context)  # the template ends with the secret: up to the end
     losses, begun = np.empty(SAMPLE), time.perf_counter()
     with torch.inference_mode():
-        for first in range(0, SAMPLE, 64):
-            batch = rows[first : first + 64]
-            width = max(len(ids) for ids, _ in batch)
-            tokens = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch])
+        for start in range(0, SAMPLE, 64):
+            batch = rows[start : start + 64]
+            width = max(map(len, batch))
+            tokens = torch.tensor([ids + [0] * (width - len(ids)) for ids in batch])
             logp = model(input_ids=tokens).logits[:, :-1].log_softmax(-1)
-            for row, (ids, scored) in enumerate(batch):
-                losses[first + row] = -sum(
-                    logp[row, t - 1, ids[t]].item()
-                    for t in range(1, len(ids))
-                    if scored[t]
+            for row, ids in enumerate(batch):
+                losses[start + row] = -sum(
+                    logp[row, t - 1, ids[t]].item() for t in range(first, len(ids))
                 )
     seconds = (time.perf_counter() - begun) / SAMPLE
-    return seconds, float(np.mean([len(ids) for ids, _ in rows])), drawn, losses
+    return seconds, float(np.mean([len(ids) for ids in rows])), drawn, losses
 
 
 def exposure() -> dict[str, object]:

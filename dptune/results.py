@@ -8,6 +8,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MissingRateOrigin = Literal["", "gold", "review", "declared"]
+
 
 class Report(BaseModel):
     """Base of everything that is measured: frozen, closed, versioned."""
@@ -91,6 +93,9 @@ class DetectionReport(Report):
     Args:
         missing_rate: missed sensitive words / all words, if it was measured.
         missing_rate_source: how it was measured, as a card quotes it.
+        missing_rate_origin: what it was measured by, or that somebody declared it;
+            empty in reports from before, and without a rate.
+        missing_rate_texts: records or sentences that it was measured on.
         missing_rate_refusal: why an imported rate does not hold here.
         review: id of the reviewed sample, if the rate comes from one.
     """
@@ -106,6 +111,8 @@ class DetectionReport(Report):
     missing_rate_interval: Interval | None = None
     num_canaries_detected: int | None = None
     missing_rate_source: str = ""
+    missing_rate_origin: MissingRateOrigin = ""
+    missing_rate_texts: int = 0
     missing_rate_refusal: str = ""
     review: str = ""
 
@@ -207,6 +214,20 @@ class StageReport(Report):
     controller: ControllerReport | None = None
 
 
+class TrainedCanaries(Report):
+    """How often one stage trained on each planted canary, by tokens. Holds no secret.
+
+    Args:
+        stage: its name.
+        copies: of each planted canary, in their order: those whose context and whole
+            secret lie in one sequence of the stage, every token of the secret with a
+            loss, after redaction, cutting and weighing.
+    """
+
+    stage: str
+    copies: tuple[int, ...]
+
+
 class CanaryExposure(Report):
     """Rank of one canary among all candidates under one model. Holds no secret.
 
@@ -215,7 +236,7 @@ class CanaryExposure(Report):
         planted: False for a held-out control of the same law.
         rank: 1 is the most likely of `space_size` candidates.
         exposure: `log2(space_size) - log2(rank)`, bits (Carlini et al. 2019, eq. 2).
-        nll: total negative log likelihood of the secret, nats.
+        nll: total negative log likelihood of the tokens that are scored, nats.
         method: how the rank was found. Unless `exact`, rank is an upper bound of it or
             a p-value times `space_size`: it may show a leak, never the absence of one.
         exposure_interval: where exposure lies, unless `exact`.
@@ -224,6 +245,8 @@ class CanaryExposure(Report):
             that; None where the detector did, and for controls.
         extrapolated_exposure: what a skew-normal law fitted to random candidates says;
             no evidence, kept for comparison with papers.
+        trained: copies whose whole secret had a loss in some stage, see
+            `TrainedCanaries`; None where nobody counted, and for controls.
     """
 
     canary_id: str
@@ -239,6 +262,7 @@ class CanaryExposure(Report):
     certified_exposure: float | None = None
     extrapolated_exposure: float | None = None
     marked: bool | None = None
+    trained: int | None = None
 
 
 class ExposureReport(Report):
@@ -247,7 +271,9 @@ class ExposureReport(Report):
     `not_measurable` says why a report holds no canary where there can be none.
     `drawn` says that the planted secrets were drawn at random. Those that were given,
     or of which nobody knows, follow no uniform law: no test of a leak, and no audit,
-    uses them.
+    uses them. `scored` says which tokens of a candidate are, and `ties` where a canary
+    comes among equals; reports from before scored those that overlap the secret, and
+    put it first.
     """
 
     model_digest: str
@@ -264,10 +290,18 @@ class ExposureReport(Report):
     num_token_forwards: int
     not_measurable: str = ""
     drawn: bool = False
+    scored: str = ""
+    ties: str = ""
 
     def planted(self: Self) -> tuple[CanaryExposure, ...]:
         """Canaries that were in the training data."""
         return tuple(c for c in self.canaries if c.planted)
+
+    def trained(self: Self) -> tuple[CanaryExposure, ...]:
+        """Planted canaries all of whose copies were trained on: those that measure."""
+        return tuple(
+            c for c in self.planted() if c.trained and c.trained >= c.insertions
+        )
 
     def held_out(self: Self) -> tuple[CanaryExposure, ...]:
         """Controls of the same law that were not."""

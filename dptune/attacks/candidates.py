@@ -32,24 +32,49 @@ _BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Token ids of every candidate, cut behind the last token of the secret.
+    """Token ids of every candidate's whole record, and where they differ.
+
+    ```
+    my access code| is 4|1|7.| thanks
+    <- shared ---> <- differs -> <- shared
+    ```
+
+    A secret changes more than the tokens that overlap it: one before may join its first
+    symbol, one behind its last.
 
     Args:
         tokens: padded with -1.
-        first_scored: column of the first token that overlaps the secret.
-        end: one past the column of the last token that overlaps it.
+        num_tokens: of each record.
+        first: column of the first token that overlaps the secret.
+        last: one past the column of the last token that overlaps it.
     """
 
     tokens: NDArray[np.int32]  # (candidates, columns)
-    first_scored: NDArray[np.int32]  # (candidates,)
-    end: NDArray[np.int32]  # (candidates,)
+    num_tokens: NDArray[np.int32]  # (candidates,)
+    first: NDArray[np.int32]  # (candidates,)
+    last: NDArray[np.int32]  # (candidates,)
 
     @property
     def num_shared(self: Self) -> int:
-        """Leading tokens that every candidate shares and none is scored for."""
-        limit = int(self.first_scored.min())
+        """Leading tokens that every candidate shares, none of them of a secret."""
+        limit = int(self.first.min())
         same = (self.tokens[:, :limit] == self.tokens[0, :limit]).all(axis=0)
         return int(limit if same.all() else np.argmin(same))
+
+    @property
+    def end(self: Self) -> NDArray[np.int32]:
+        """One past the last token that differs between candidates. Shape (candidates,).
+
+        What comes behind is the same in all, none of it of a secret.
+        """
+        rows, num = np.arange(len(self.tokens)), 0
+        limit = int((self.num_tokens - self.last).min())
+        while num < limit:
+            column = self.tokens[rows, self.num_tokens - num - 1]
+            if (column != column[0]).any():
+                break
+            num += 1
+        return self.num_tokens - np.int32(num)
 
 
 def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -135,27 +160,32 @@ def _encode(
         secrets_at(spec, indices[start : start + _CHUNK])
         for start in range(0, len(indices), _CHUNK)
     ]
-    return _join([_encode_chunk(spec, tokenizer, c, prefix=prefix) for c in chunks])
+    return _join([encode_secrets(spec, tokenizer, c, prefix=prefix) for c in chunks])
 
 
 def encode_secrets(
-    spec: CanarySpec, tokenizer: Tokenizer, drawn: Sequence[str], *, prefix: str
+    spec: CanarySpec,
+    tokenizer: Tokenizer,
+    drawn: Sequence[str],
+    *,
+    prefix: str,
+    tail: int = 0,
 ) -> Candidates:
     """Tokenize `prefix + secret + suffix` for some candidates of any space.
+
+    Args:
+        spec: template and candidate space.
+        tokenizer: from `plain_tokenizer`.
+        drawn: candidates.
+        prefix: text before the secret.
+        tail: code points of the suffix that count as the secret's for `last`.
 
     Raises:
         ModelError: a candidate has no token of its own.
     """
-    return _encode_chunk(spec, tokenizer, drawn, prefix=prefix)
-
-
-def _encode_chunk(
-    spec: CanarySpec, tokenizer: Tokenizer, drawn: Sequence[str], *, prefix: str
-) -> Candidates:
-    """Tokenize whole records, and find their scored tokens."""
     texts = [prefix + secret + spec.suffix for secret in drawn]
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
-    return _to_arrays(encodings, start=len(prefix), length=spec.length)
+    return _to_arrays(encodings, start=len(prefix), length=spec.length + tail)
 
 
 def _join(parts: Sequence[Candidates]) -> Candidates:
@@ -164,8 +194,9 @@ def _join(parts: Sequence[Candidates]) -> Candidates:
     tokens = [_pad(part.tokens, width) for part in parts]
     return Candidates(
         tokens=np.concatenate(tokens),
-        first_scored=np.concatenate([part.first_scored for part in parts]),
-        end=np.concatenate([part.end for part in parts]),
+        num_tokens=np.concatenate([part.num_tokens for part in parts]),
+        first=np.concatenate([part.first for part in parts]),
+        last=np.concatenate([part.last for part in parts]),
     )
 
 
@@ -187,16 +218,18 @@ def _to_arrays(encodings: list[Encoding], *, start: int, length: int) -> Candida
         [np.asarray(e.offsets, np.int32).reshape(-1, 2) for e in encodings]
     )
     lo, hi = spans[..., 0], spans[..., 1]
-    scored = inside & (hi > lo) & (hi > start) & (lo < start + length)
-    if not scored.any(axis=1).all():
+    own = inside & (hi > lo) & (hi > start) & (lo < start + length)
+    if not own.any(axis=1).all():
         raise ModelError(
             "the tokenizer drops whole candidates, so they cannot be ranked. Choose "
             "an alphabet that it knows."
         )
-    first = np.argmax(scored, axis=1).astype(np.int32)
-    end = (width - np.argmax(scored[:, ::-1], axis=1)).astype(np.int32)
-    tokens[np.arange(width) >= end[:, None]] = -1
-    return Candidates(tokens=tokens[:, : int(end.max())], first_scored=first, end=end)
+    return Candidates(
+        tokens=tokens,
+        num_tokens=widths.astype(np.int32),
+        first=np.argmax(own, axis=1).astype(np.int32),
+        last=(width - np.argmax(own[:, ::-1], axis=1)).astype(np.int32),
+    )
 
 
 def _by_symbol(
@@ -208,22 +241,25 @@ def _by_symbol(
     """A table of one token per symbol, or None if the tokenizer merges symbols."""
     if _merges_symbols(tokenizer, spec.symbols):
         return None
-    first, end = int(expected.first_scored[0]), int(expected.end[0])
+    first, last = int(expected.first[0]), int(expected.last[0])
     base, length = len(spec.symbols), spec.length
-    if end - first != length:
+    if last - first != length:
         return None
     probes = (np.arange(base)[:, None] * _places(spec)).ravel()  # (base * length,)
-    table = _encode(spec, tokenizer, probes, prefix=spec.prefix).tokens
-    if table.shape[1] != end:
+    encoded = _encode(spec, tokenizer, probes, prefix=spec.prefix)
+    width = encoded.tokens.shape[1]
+    if (encoded.num_tokens != width).any() or (encoded.last != last).any():
         return None
-    context, table = table[0, :first], table[:, first:].reshape(base, length, length)
+    table = encoded.tokens[:, first:last].reshape(base, length, length)
     columns = table[:, np.arange(length), np.arange(length)]  # (base, length)
     digits = _digits(spec, np.arange(spec.space_size))
-    tokens = np.empty((spec.space_size, end), np.int32)
-    tokens[:, :first] = context
-    tokens[:, first:] = columns[digits, np.arange(length)]
+    tokens = np.empty((spec.space_size, width), np.int32)
+    tokens[:] = encoded.tokens[0]
+    tokens[:, first:last] = columns[digits, np.arange(length)]
     ones = np.ones(spec.space_size, np.int32)
-    found = Candidates(tokens=tokens, first_scored=first * ones, end=end * ones)
+    found = Candidates(
+        tokens=tokens, num_tokens=width * ones, first=first * ones, last=last * ones
+    )
     return found if _agrees(found, sample, expected) else None
 
 
@@ -259,21 +295,23 @@ def _by_tail(
 
 def _head(part: Candidates, expected: Candidates) -> NDArray[np.int32] | None:
     """Tokens that whole records have before those of `part`, the only difference."""
-    extra = int(expected.end[0] - part.end[0])
+    extra = int(expected.last[0] - part.last[0])
     if extra < 0:
         return None
     head = expected.tokens[0, :extra]
     found = _prepend(part, head)
-    return head if _agrees(found, np.arange(len(found.end)), expected) else None
+    return head if _agrees(found, np.arange(len(found.last)), expected) else None
 
 
 def _prepend(part: Candidates, head: NDArray[np.int32]) -> Candidates:
     """Put the same tokens before every candidate."""
     left = np.broadcast_to(head, (len(part.tokens), len(head)))
+    more = np.int32(len(head))
     return Candidates(
         tokens=np.concatenate([left, part.tokens], axis=1),
-        first_scored=part.first_scored + np.int32(len(head)),
-        end=part.end + np.int32(len(head)),
+        num_tokens=part.num_tokens + more,
+        first=part.first + more,
+        last=part.last + more,
     )
 
 
@@ -291,7 +329,8 @@ def _agrees(
     width = max(found.tokens.shape[1], expected.tokens.shape[1])
     pairs: tuple[tuple[NDArray[Any], NDArray[Any]], ...] = (
         (_pad(found.tokens[indices], width), _pad(expected.tokens, width)),
-        (found.first_scored[indices], expected.first_scored),
-        (found.end[indices], expected.end),
+        (found.num_tokens[indices], expected.num_tokens),
+        (found.first[indices], expected.first),
+        (found.last[indices], expected.last),
     )
     return all(np.array_equal(left, right) for left, right in pairs)

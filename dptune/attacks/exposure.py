@@ -1,14 +1,24 @@
 """Exact exposure: the rank of a canary among all candidates, from one pass.
 
 Exposure is `log2 |R| - log2 rank` (Carlini et al. 2019, equation 2). The score of a
-candidate is the negative log likelihood, in nats, of the tokens of the secret.
+candidate is the negative log likelihood, in nats, of its record from the first to the
+last token that differs between candidates: their log-perplexity (definition 2 there),
+less what all share before, and without what all share behind the last difference, which
+would take a forward of every candidate in the place of one in ten. Tokens that overlap
+the secret are too few: where one before depends on it, ranks differ by up to 8 bits.
+
+Where candidates tie, the canary takes a place among them that a hash of the set's nonce
+draws, whatever the model. The rank of a canary that the model never saw is then exactly
+uniform; were it the first of them, ties would pass for a leak.
+
 Every internal node of the candidates' trie is forwarded once, as one token with the
 keys and values of its ancestors; planted and held-out canaries are read off the same
 scores.
 """
 
+import hmac
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -25,6 +35,9 @@ from dptune.results import CanaryExposure, ExposureReport
 
 Scoring = Literal["sum", "mean"]
 
+SCORED = "tokens from the first to the last that differs between candidates"
+TIES = "a place among them, drawn by the set's nonce"
+
 _CACHE_ROWS = 4
 _MAX_LOGITS = 1 << 23
 
@@ -34,8 +47,8 @@ class CandidateScores:
     """Negative log likelihood of every candidate under one model. Restricted.
 
     Args:
-        nll: total over the tokens of the secret, nats.
-        num_scored: tokens of the secret.
+        nll: total over the tokens behind the context, nats.
+        num_scored: how many there are.
         num_token_forwards: tokens that went through the model.
         trie_key: the trie that was scored.
     """
@@ -195,7 +208,7 @@ class _Walk:
         children = first[nodes][rows] + offsets
         tokens = level.token[children].astype(np.int64)
         losses = _losses(logits, rows, tokens)
-        self.nll[depth + 1][children] = scores[rows] + losses * level.scored[children]
+        self.nll[depth + 1][children] = scores[rows] + losses
         inner = level.internal[children]
         if not inner.any():
             return []
@@ -255,9 +268,8 @@ def rank_canaries(
 ) -> tuple[CanaryExposure, ...]:
     """Rank every planted and held-out canary among all candidates.
 
-    `rank = 1 + number of candidates with a strictly smaller score`. The canary is not
-    compared with itself, and ties count as if the canary came first, so that exposure
-    is never understated.
+    `rank = 1 + number of candidates with a strictly smaller score`, plus its place
+    among those with the same one, see `tie_place`.
 
     Args:
         scores: of all candidates under one model.
@@ -286,7 +298,9 @@ def rank_canaries(
     for group, drawn in groups:
         for number, secret in enumerate(drawn):
             index = spec.index_of(secret)
-            rank = 1 + int(np.searchsorted(ordered, values[index], side="left"))
+            better = int(np.searchsorted(ordered, values[index], side="left"))
+            tied = int(np.searchsorted(ordered, values[index], side="right")) - better
+            rank = 1 + better + tie_place(canary_set, secret, tied)
             found.append(
                 CanaryExposure(
                     canary_id=f"{group}-{number}",
@@ -298,6 +312,17 @@ def rank_canaries(
                 )
             )
     return tuple(found)
+
+
+def tie_place(canary_set: CanarySet, secret: str, num_tied: int) -> int:
+    """Draw the place of a canary among `num_tied` equals, itself one of them, from 0.
+
+    The draw is a keyed hash of the secret: the same again for the same set, uniform,
+    and nothing that a model depends on.
+    """
+    text = f"place among ties {secret}".encode()
+    drawn = hmac.digest(canary_set.nonce.encode(), text, "sha256")[:8]
+    return int.from_bytes(drawn) * num_tied >> 64
 
 
 def measure_exposure(
@@ -328,6 +353,7 @@ def exposure_report(
     model_digest: str,
     base_model_digest: str,
     planted_found: int,
+    trained: Sequence[int] | None = None,
     scoring: Scoring = "sum",
 ) -> ExposureReport:
     """Put exposures under a model and under its base on one report.
@@ -338,7 +364,9 @@ def exposure_report(
         canary_set: what was planted.
         model_digest: digest of the model's weights.
         base_model_digest: digest of the base model's weights.
-        planted_found: `planted_count` of the training view.
+        planted_found: `planted_count` of the corpus.
+        trained: copies of every planted canary that were trained on, by tokens; None
+            where nobody counted.
         scoring: what ranks were made from.
 
     Privacy:
@@ -353,23 +381,29 @@ def exposure_report(
         scoring=scoring,
         setting=canary_set.spec.setting,
         exact=all(c.method == "exact" for c in measured.canaries),
-        canaries=_with_marks(measured.canaries, canary_set),
-        base_canaries=_with_marks(base.canaries, canary_set),
+        canaries=_with_marks(measured.canaries, canary_set, trained),
+        base_canaries=_with_marks(base.canaries, canary_set, trained),
         planted_found=planted_found,
         planted_expected=canary_set.num_expected,
         num_token_forwards=measured.num_token_forwards,
         drawn=not canary_set.spec.fixed,
+        scored=SCORED,
+        ties=TIES,
     )
 
 
 def _with_marks(
-    canaries: tuple[CanaryExposure, ...], canary_set: CanarySet
+    canaries: tuple[CanaryExposure, ...],
+    canary_set: CanarySet,
+    trained: Sequence[int] | None,
 ) -> tuple[CanaryExposure, ...]:
-    """Say of every planted canary whether the setting marked its secret."""
-    numbers = iter(range(len(canary_set.planted)))
+    """Say of every planted canary whether it was marked, and how often trained on."""
+    copies: Sequence[int | None] = trained or [None] * len(canary_set.planted)
+    known = iter(enumerate(copies))
     return tuple(
-        one.model_copy(update={"marked": canary_set.spec.is_marked(next(numbers))})
-        if one.planted
-        else one
+        one.model_copy(
+            update={"marked": canary_set.spec.is_marked(number), "trained": count}
+        )
         for one in canaries
+        for number, count in [next(known) if one.planted else (-1, None)]
     )

@@ -251,7 +251,7 @@ def secret_chances(
         model,
         [
             [*opening, *encoded.tokens[i, : int(end)].tolist()]
-            for i, end in enumerate(encoded.end)
+            for i, end in enumerate(encoded.last)
         ],
         [len(context)] * len(drawn),
         decoding=decoding or Decoding(),

@@ -3,17 +3,17 @@
 A best-first search ranks exactly what the model is fond of. For all others the rank is
 the smallest of three upper ones:
 
-* certified: fewer than `H exp(T)` candidates have a loss below `T`, because together
-  they have a probability of at most one for each of the `H` ways to spell the text
-  before the secret;
+* certified: at most `exp(T)` candidates have a loss of `T` or less, because together
+  they have a probability of at most one;
 * `(k + 1) / (n + 1)` of the space, where `k` of `n` uniform candidates are better;
 * the upper end of a weighted count of candidates drawn from the model.
 """
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -24,7 +24,12 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.candidates import encode_secrets, plain_tokenizer, with_bos
-from dptune.attacks.exposure import CandidateScores, Measured, score_candidates
+from dptune.attacks.exposure import (
+    CandidateScores,
+    Measured,
+    score_candidates,
+    tie_place,
+)
 from dptune.attacks.pieces import Spelling
 from dptune.attacks.sampling import (
     WeightedSample,
@@ -84,15 +89,15 @@ class _Known:
 def certified_rank(score: float, *, spelling: Spelling, scoring: Scoring) -> int:
     """Largest rank that a score can have, from one forward pass of the canary.
 
-    `1 + floor(H exp(T))` for a total of `T` nats, hence exposure of at least
+    `1 + floor(exp(T))` for a total of `T` nats, hence exposure of at least
     `log2 |R| - T / ln 2` up to rounding. A mean of `M` nats is a total of at most
-    `M L`, where `L` symbols have at most `L` tokens.
+    `M L`, where `L` code points have at most `L` tokens.
     """
     space = spelling.spec.space_size
-    total = score * (spelling.spec.length if scoring == "mean" else 1)
-    if total + math.log(spelling.num_heads) >= math.log(space):
+    total = score * (spelling.end if scoring == "mean" else 1)
+    if total >= math.log(space):
         return space
-    return min(space, 1 + math.floor(spelling.num_heads * math.exp(total)))
+    return min(space, 1 + math.floor(math.exp(total)))
 
 
 def measure_large_space(
@@ -240,7 +245,8 @@ def _exposure(
     planted = number < num_planted
     drawn = (*canary_set.planted, *canary_set.held_out)[number]
     own = known.found.by_path.get(known.spelling.tokens_of(drawn), score)
-    rank, exact = known.found.rank(own)
+    place = partial(tie_place, canary_set, drawn)
+    rank, _ = known.found.rank(own)
     name = f"planted-{number}" if planted else f"held-out-{number - num_planted}"
     bits = math.log2(spec.space_size)
     common = {
@@ -251,9 +257,10 @@ def _exposure(
         "certified_exposure": bits - math.log2(known.certified_rank(score)),
         "extrapolated_exposure": extrapolated_exposure(known.uniform, score),
     }
-    if exact:
+    if own < known.found.complete_below:
+        rank += place(max(1, known.found.num_tied(own)))
         return CanaryExposure(rank=rank, exposure=bits - math.log2(rank), **common)
-    method, largest, interval = _bounded_rank(known, score, smallest=rank)
+    method, largest, interval = _bounded_rank(known, score, smallest=rank, place=place)
     return CanaryExposure(
         rank=largest,
         exposure=bits - math.log2(largest),
@@ -264,12 +271,16 @@ def _exposure(
 
 
 def _bounded_rank(
-    known: _Known, score: float, *, smallest: int
+    known: _Known, score: float, *, smallest: int, place: Callable[[int], int]
 ) -> tuple[str, int, Interval]:
     """The smallest of the upper ranks, its name, and where exposure lies."""
     space, settings = known.spelling.spec.space_size, known.settings
     uniform, low, high = uniform_rank(
-        known.uniform, score, space_size=space, confidence=settings.confidence
+        known.uniform,
+        score,
+        space_size=space,
+        confidence=settings.confidence,
+        place=place,
     )
     ranks = {"certified_bound": known.certified_rank(score), "uniform_sample": uniform}
     weighted = _weighted_rank(known, score)

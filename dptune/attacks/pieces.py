@@ -1,14 +1,15 @@
 """Which tokens can spell a secret, for spaces too large to be enumerated.
 
 ```
-prefix            secret        suffix
-... code is|       4 1 7 ...    |, thanks
-context    |<- head ->  pattern of one place per code point  ->|
+prefix              secret           suffix
+... code| is         4 1 7 ...     .| thanks
+context |<- head ->|<- secret ->|tail|
 ```
 
-The context are the tokens that every candidate shares. From there on a candidate is
-spelt by pieces: vocabulary entries that fit the pattern at their place, where a place
-of the head or the suffix takes one character and a place of the secret any symbol.
+The context are the tokens that every candidate shares; behind the tail they share all
+tokens again. Between, a candidate is spelt by pieces: vocabulary entries that fit the
+pattern at their place, where a place of head or suffix takes one character and a place
+of the secret any symbol.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,9 +39,9 @@ class Spelling:
         bos: token that opens a record, or None.
         context: tokens that all candidates share.
         head: text between the context and the secret.
-        pieces: token ids that fit at each place of head and secret.
+        tail: code points of the suffix up to the last token that differs.
+        pieces: token ids that fit at each place of head, secret and tail.
         lengths: their lengths in code points.
-        num_heads: ways to spell the head before the first scored token.
     """
 
     spec: CanarySpec = field(repr=False)
@@ -48,15 +49,15 @@ class Spelling:
     bos: int | None
     context: tuple[int, ...] = field(repr=False)
     head: str = field(repr=False)
+    tail: int
     pieces: tuple[NDArray[np.int64], ...] = field(repr=False)
     lengths: tuple[NDArray[np.int64], ...] = field(repr=False)
-    num_heads: int
     spell: Spell = field(repr=False)
 
     @property
     def end(self: Self) -> int:
-        """The place behind the last symbol of the secret."""
-        return len(self.head) + self.spec.length
+        """The place behind the last token that differs."""
+        return len(self.head) + self.spec.length + self.tail
 
     @classmethod
     def of(
@@ -81,11 +82,11 @@ class Spelling:
         """
         plain = plain_tokenizer(tokenizer)
         encoded = encode_secrets(spec, plain, sample, prefix=spec.prefix)
-        shared, end = encoded.num_shared, _context_end(spec, plain, encoded, sample[0])
-        head = spec.prefix[end:]
+        shared, ends = encoded.num_shared, _context_end(spec, plain, encoded, sample[0])
+        head, tail = spec.prefix[ends[0] :], ends[1] - len(spec.prefix) - spec.length
         spell = _choose(plain, spec, sample, encoded, head=head)
         pattern = [*head, *([spec.symbols] * spec.length), *spec.suffix]
-        fitting = _fitting(plain, spell, pattern, len(head) + spec.length)
+        fitting = _fitting(plain, spell, pattern, len(head) + spec.length + tail)
         ids = tuple(np.array([i for i, _ in found], np.int64) for found in fitting)
         sizes = tuple(np.array([n for _, n in found], np.int64) for found in fitting)
         opening = () if bos is None else (bos,)
@@ -95,44 +96,53 @@ class Spelling:
             bos=bos,
             context=(*opening, *map(int, encoded.tokens[0, :shared])),
             head=head,
+            tail=tail,
             pieces=ids,
             lengths=sizes,
-            num_heads=_num_heads(sizes, len(head)),
             spell=spell,
         )
 
     def read(self: Self, path: Sequence[int]) -> str:
         """The secret that a complete path spells."""
         parts = [self.spell(self.tokenizer.id_to_token(token) or "") for token in path]
-        return "".join(map(str, parts))[len(self.head) : self.end]
+        return "".join(map(str, parts))[len(self.head) :][: self.spec.length]
 
     def tokens_of(self: Self, secret: str) -> tuple[int, ...]:
-        """Tokens of a candidate behind the context, up to its last scored one.
+        """Tokens of a candidate behind the context, up to its last one that differs.
 
         Raises:
             ModelError: its context is another one.
         """
+        return self.paths_of([secret])[0]
+
+    def paths_of(self: Self, secrets: Sequence[str]) -> list[tuple[int, ...]]:
+        """`tokens_of` for many candidates."""
         encoded = encode_secrets(
-            self.spec, self.tokenizer, [secret], prefix=self.spec.prefix
+            self.spec,
+            self.tokenizer,
+            secrets,
+            prefix=self.spec.prefix,
+            tail=self.tail,
         )
         num = len(self.context) - (self.bos is not None)
-        row = encoded.tokens[0, : int(encoded.end[0])].tolist()
-        if tuple(row[:num]) != self.context[len(self.context) - num :]:
+        rows = [
+            r[:n].tolist() for r, n in zip(encoded.tokens, encoded.last, strict=True)
+        ]
+        if any(tuple(r[:num]) != self.context[len(self.context) - num :] for r in rows):
             raise ModelError(
-                "all candidates must share the tokens before the secret, and a "
-                "sampled one does not. Put a space or a line end before {secret}."
+                "all candidates must share the tokens before the secret, and one "
+                "does not. Put a space or a line end before {secret}."
             )
-        return tuple(row[num:])
+        return [tuple(row[num:]) for row in rows]
 
 
 def _context_end(
     spec: CanarySpec, tokenizer: Tokenizer, encoded: Candidates, secret: str
-) -> int:
-    """Code points of the prefix that the shared tokens cover."""
-    if encoded.num_shared == 0:
-        return 0
-    encoding = tokenizer.encode(spec.record(secret), add_special_tokens=False)
-    return int(encoding.offsets[encoded.num_shared - 1][1])
+) -> tuple[int, int]:
+    """Code points that the shared tokens in front cover, and those up to the tail."""
+    offsets = tokenizer.encode(spec.record(secret), add_special_tokens=False).offsets
+    shared, end = encoded.num_shared, int(encoded.end[0])
+    return int(offsets[shared - 1][1]) if shared else 0, int(offsets[end - 1][1])
 
 
 def _tables(tokenizer: Tokenizer) -> tuple[Spell, ...]:
@@ -216,13 +226,3 @@ def _fitting(
         ]
         for place in range(num_places)
     ]
-
-
-def _num_heads(lengths: Sequence[NDArray[np.int64]], num_head: int) -> int:
-    """Ways to tile the head, or a part of it, with unscored pieces."""
-    ways = [1] + [0] * num_head
-    for place in range(num_head):
-        for length in lengths[place]:
-            if place + length <= num_head:
-                ways[place + int(length)] += ways[place]
-    return sum(ways)

@@ -1,7 +1,7 @@
 """How many candidates a model likes better than a score, from samples of candidates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -12,7 +12,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 from dptune.attacks._inference import KeyValues, evaluating, next_logits, place
-from dptune.attacks.candidates import encode_secrets
 from dptune.attacks.pieces import Spelling
 from dptune.statistics import resampled_indices
 
@@ -28,7 +27,7 @@ class WeightedSample:
 
     Args:
         losses: total nats of each drawn candidate.
-        num_scored: its scored tokens.
+        num_scored: its tokens.
         weights: one over the chance to draw it; 0 for a spelling that the tokenizer
             does not give.
         num_token_forwards: tokens that went through the model.
@@ -47,7 +46,7 @@ class WeightedSample:
         None where fewer than 30 draws fell below it: the weights of those that did not
         show up may be the largest.
         """
-        weights = np.where(scores < score, self.weights, 0.0)
+        weights = np.where(scores <= score, self.weights, 0.0)
         if (weights > 0).sum() < _FEWEST_HITS:
             return None
         generator = np.random.default_rng(seed)
@@ -131,9 +130,8 @@ class _Draw:
                 rows = np.flatnonzero(before == at)
                 pieces, loss, chance = self._step(logits[rows], int(at))
                 places[rows] = at + self.spelling.lengths[at][pieces]
-                counts = places[rows] > len(self.spelling.head)
-                losses[rows] += np.where(counts, loss, 0.0)
-                scored[rows] += counts
+                losses[rows] += loss
+                scored[rows] += 1
                 chances[rows] += chance
                 for row, piece in zip(rows, pieces, strict=True):
                     paths[row] = (*paths[row], int(self.spelling.pieces[at][piece]))
@@ -176,30 +174,32 @@ class _Draw:
 
     def canonical(self) -> NDArray[np.bool_]:
         """Whether each path is the tokenizer's own spelling of its text."""
-        spelling = self.spelling
-        texts = [spelling.read(path) for path in self.paths]
-        encoded = encode_secrets(
-            spelling.spec, spelling.tokenizer, texts, prefix=spelling.spec.prefix
-        )
-        opening = len(spelling.context) - (spelling.bos is not None)
-        return np.array(
-            [
-                tuple(encoded.tokens[row, opening : int(encoded.end[row])].tolist())
-                == path
-                for row, path in enumerate(self.paths)
-            ]
-        )
+        own = self.spelling.paths_of([self.spelling.read(path) for path in self.paths])
+        return np.array([a == b for a, b in zip(own, self.paths, strict=True)])
 
 
 def uniform_rank(
-    sample: Floats, score: float, *, space_size: int, confidence: float
+    sample: Floats,
+    score: float,
+    *,
+    space_size: int,
+    confidence: float,
+    place: Callable[[int], int],
 ) -> tuple[int, float, float]:
     """Rank by `(k + 1) / (n + 1)`, and Clopper-Pearson's bounds of exposure in bits.
 
-    `k` of `n` uniform candidates are below the score. `(k + 1) / (n + 1)` is a valid
+    `k` of `n` uniform candidates come before the canary. `(k + 1) / (n + 1)` is a valid
     p-value of a canary of the same law that the model never saw, for any `n`.
+
+    Args:
+        sample: scores of the candidates.
+        score: of the canary.
+        space_size: candidates in all.
+        confidence: of the bounds.
+        place: draws the canary's place, from 0, among so many equals, itself included.
     """
-    count, below = len(sample), int((sample < score).sum())
+    count, tied = len(sample), int((sample == score).sum())
+    below = int((sample < score).sum()) + place(tied + 1)
     tail = (1.0 - confidence) / 2.0
     rank = -(-space_size * (below + 1) // (count + 1))
     low = float(stats.beta.ppf(tail, below, count - below + 1)) if below else 0.0

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dptune.attacks._inference import KeyValues, evaluating, next_logits, place
-from dptune.attacks.candidates import encode_secrets
 from dptune.attacks.pieces import Spelling
 from dptune.errors import ModelError
 
 Scoring = Literal["sum", "mean"]
 Path = tuple[int, ...]
+
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,11 @@ class Found:
         better = int(np.searchsorted(self.scores, score, side="left"))
         return 1 + better, score <= self.complete_below
 
+    def num_tied(self: Self, score: float) -> int:
+        """Candidates with this very score: all of them, if it is below what is open."""
+        left, right = (np.searchsorted(self.scores, score, side=s) for s in _SIDES)
+        return int(right - left)
+
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class _Node:
@@ -60,7 +66,6 @@ class _Node:
     bound: float
     path: Path = field(repr=False)
     loss: float
-    scored: int
     place: int
 
 
@@ -136,7 +141,7 @@ class _Hunt:
         logits, key_values = next_logits(
             self.model, root, [], past=0, device=self.device
         )
-        start = _Node(bound=-1.0, path=(), loss=0.0, scored=0, place=0)
+        start = _Node(bound=-1.0, path=(), loss=0.0, place=0)
         self._expand([start], logits)
         num_nodes = 1
         while self.open and num_nodes < max_nodes:
@@ -179,16 +184,15 @@ class _Hunt:
         """Open the children of one node, or close those that end a secret."""
         lengths = self.spelling.lengths[node.place]
         places = node.place + lengths
-        scored = node.scored + (places > len(self.spelling.head))
-        totals = node.loss + np.where(scored > node.scored, losses, 0.0)
-        bounds = self._bounds(totals, scored, self.spelling.end - places)
+        totals = node.loss + losses
+        num_tokens = len(node.path) + 1
+        bounds = self._bounds(totals, num_tokens, self.spelling.end - places)
         for child in np.flatnonzero(bounds < self.limit):
             piece = int(self.spelling.pieces[node.place][child])
             found = _Node(
                 bound=float(bounds[child]),
                 path=(*node.path, piece),
                 loss=float(totals[child]),
-                scored=int(scored[child]),
                 place=int(places[child]),
             )
             if found.place >= self.spelling.end:
@@ -199,40 +203,23 @@ class _Hunt:
     def _bounds(
         self,
         totals: NDArray[np.float64],
-        scored: NDArray[np.int64],
+        num_tokens: int,
         missing: NDArray[np.int64],
     ) -> NDArray[np.float64]:
         """Smallest scores below nodes that miss so many code points."""
         if self.scoring == "sum":
             return totals
         # the most tokens, one for each missing code point, none of them a loss
-        bounds: NDArray[np.float64] = totals / np.maximum(
-            scored + np.maximum(missing, 0), 1
-        )
+        bounds: NDArray[np.float64] = totals / (num_tokens + np.maximum(missing, 0))
         return bounds
 
     def _canonical(self) -> list[_Node]:
         """Ends whose pieces are the tokens that the tokenizer gives their text."""
         if not self.ends:
             return []
-        spelling = self.spelling
-        texts = [spelling.read(node.path) for node in self.ends]
-        encoded = encode_secrets(
-            spelling.spec, spelling.tokenizer, texts, prefix=spelling.spec.prefix
-        )
-        opening = len(spelling.context) - (spelling.bos is not None)
-        context = spelling.context[len(spelling.context) - opening :]
-        kept = []
-        for row, node in enumerate(self.ends):
-            tokens = tuple(encoded.tokens[row, : int(encoded.end[row])].tolist())
-            if tokens[:opening] != context:
-                raise ModelError(
-                    "all candidates must share the tokens before the secret, and one "
-                    "does not. Put a space or a line end before {secret}."
-                )
-            if tokens[opening:] == node.path:
-                kept.append(node)
-        return kept
+        paths = self.spelling.paths_of([self.spelling.read(n.path) for n in self.ends])
+        own = zip(self.ends, paths, strict=True)
+        return [node for node, path in own if path == node.path]
 
 
 def _repeat(tensor: Tensor, count: int) -> Tensor:

@@ -6,8 +6,9 @@ my access code   " 4" ───── "1" ────── "7"        leaf of 
                        └─── "2" ────── "0"        leaf of candidate 420
 ```
 
-Candidates are tokenized in context, prefix and suffix included. A node is *scored* if
-its token overlaps the secret. A candidate ends at its last scored token.
+Candidates are tokenized in context, prefix and suffix included. The context are the
+tokens that all of them share, and a candidate ends at its last token that differs:
+every node is scored.
 """
 
 import hashlib
@@ -31,9 +32,9 @@ from dptune.attacks.candidates import (
 )
 from dptune.errors import ArtifactError, ModelError
 
-_FORMAT = "dptune-candidate-trie-1"
+_FORMAT = "dptune-candidate-trie-2"
 _TOKEN_BITS = 22
-_LEVEL_FIELDS = ("parent", "token", "scored")
+_LEVEL_FIELDS = ("parent", "token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +44,11 @@ class TrieLevel:
     Args:
         parent: index of the parent in the level above (0 is the context at level 0).
         token: token id.
-        scored: whether the token overlaps the secret.
         internal: whether the node has children.
     """
 
     parent: NDArray[np.int32]  # (nodes,)
     token: NDArray[np.int32]  # (nodes,)
-    scored: NDArray[np.bool_]  # (nodes,)
     internal: NDArray[np.bool_]  # (nodes,)
 
 
@@ -62,9 +61,9 @@ class CandidateTrie:
         key: digest of tokenizer, template, candidate space and BOS; see `trie_key`.
         context: tokens that all candidates share, never empty.
         levels: nodes by depth.
-        leaf_level: level of each candidate's last scored token.
+        leaf_level: level of each candidate's last token.
         leaf_node: its index in that level.
-        num_scored: scored tokens of each candidate.
+        num_scored: tokens of each candidate behind the context.
     """
 
     spec: CanarySpec
@@ -215,23 +214,21 @@ def trie_key(
 
 def _fold(candidates: Candidates) -> dict[str, object]:
     """Group equal token prefixes, level by level."""
-    tokens, first, end = candidates.tokens, candidates.first_scored, candidates.end
+    tokens, end = candidates.tokens, candidates.end
     num_shared = _num_shared(candidates)
-    num, width = tokens.shape
+    num, width = len(tokens), int(end.max())
     node = np.zeros(num, np.int64)
     leaf_level, leaf_node = np.zeros(num, np.uint8), np.zeros(num, np.int32)
-    tables = []
+    tables: list[dict[str, NDArray[np.generic]]] = []
     for column in range(num_shared, width):
         rows = np.flatnonzero(end > column)
-        scored = (first[rows] <= column).astype(np.int64)
         token = tokens[rows, column].astype(np.int64)
-        key = ((node[rows] << _TOKEN_BITS) | token) << 1 | scored
+        key = (node[rows] << _TOKEN_BITS) | token
         unique, index = np.unique(key, return_inverse=True)
         tables.append(
             {
-                "parent": (unique >> (_TOKEN_BITS + 1)).astype(np.int32),
-                "token": (unique >> 1 & ((1 << _TOKEN_BITS) - 1)).astype(np.int32),
-                "scored": (unique & 1).astype(np.bool_),
+                "parent": (unique >> _TOKEN_BITS).astype(np.int32),
+                "token": (unique & ((1 << _TOKEN_BITS) - 1)).astype(np.int32),
             }
         )
         node[rows] = index
@@ -243,12 +240,12 @@ def _fold(candidates: Candidates) -> dict[str, object]:
         "levels": _with_internal(tables),
         "leaf_level": leaf_level,
         "leaf_node": leaf_node,
-        "num_scored": (end - first).astype(np.uint8),
+        "num_scored": (end - num_shared).astype(np.uint8),
     }
 
 
 def _num_shared(candidates: Candidates) -> int:
-    """Leading tokens that every candidate shares and none is scored for."""
+    """Leading tokens that every candidate shares, at least one."""
     shared = candidates.num_shared
     if shared == 0:
         raise ModelError(

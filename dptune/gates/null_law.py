@@ -31,8 +31,9 @@ the m secrets are independent.
 
 Secrets are drawn distinct, that is, independent given that they are distinct: every
 probability above is divided by that of distinct secrets, which is 0.999 for 50 of 10^6.
-Nothing assumes that canaries do not influence each other in training. Ties would make
-|A| larger than r; exact fp32 ranks have next to none, and controls reveal them.
+Nothing assumes that canaries do not influence each other in training. Candidates that
+tie are put in order by a draw that is independent of the model, so that |A| is r: given
+the model, a uniform secret has rank r with probability 1 / N exactly.
 
 References:
     Carlini et al. (2019), "The secret sharer", equation 2. Steinke, Nasr, Jagielski

@@ -180,9 +180,9 @@ def _planted_count(report: ExposureReport) -> tuple[Notice, ...]:
         Notice(
             tone=Tone.INVALID,
             title="Planted canaries do not match the plan.",
-            text=f"{count(report.planted_found)} insertions were found in the training "
-            f"tokens, {count(report.planted_expected)} were planned. Exposure of a "
-            "canary that was never trained on says nothing.",
+            text=f"{count(report.planted_found)} insertions were found in the corpus, "
+            f"{count(report.planted_expected)} were planned. Exposure of a canary that "
+            "was never trained on says nothing.",
         ),
     )
 
@@ -197,13 +197,22 @@ def _exposure_facts(report: ExposureReport) -> Block:
             f"at most {number(math.log2(report.space_size))} bits",
         ),
         ("Rank", "exact" if report.exact else "estimated"),
-        ("Scoring", f"{report.scoring} of the secret's token losses"),
+        (
+            "Scoring",
+            f"{report.scoring} of losses",
+            report.scored or "tokens that overlap the secret",
+        ),
+        ("Ties", report.ties or "the canary comes first"),
         ("Setting", setting_words(report.setting)),
         *_by_mark(report),
         ("Insertions of each canary", ", ".join(map(count, insertions)) or "none"),
         (
-            "Insertions found in the training tokens",
+            "Insertions found in the corpus",
             f"{count(report.planted_found)} of {count(report.planted_expected)}",
+        ),
+        (
+            "Canaries trained on, the whole secret of each copy",
+            f"{count(len(report.trained()))} of {count(len(report.planted()))}",
         ),
         ("Token forwards", count(report.num_token_forwards)),
         ("Canary set", short_digest(report.canary_set_digest)),

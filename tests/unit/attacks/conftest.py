@@ -73,6 +73,28 @@ def make_model(kind: str, *, vocab_size: int, seed: int = 0):
         return LlamaForCausalLM(config)
 
 
+def make_crossing_tokenizer():
+    """Tokens that reach over blanks and signs: BPE without words, as some have it."""
+    tokenizer = Tokenizer(models.BPE())
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = whole
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=264,
+        special_tokens=["<s>"],
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(["s 1", "s 4", "7. ", "3. "] * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+
+
+@pytest.fixture(scope="session")
+def crossing_tokenizer():
+    """The tokens before and behind a secret depend on it."""
+    return make_crossing_tokenizer()
+
+
 @pytest.fixture(scope="session", name="make_model")
 def make_model_fixture():
     """Factory of tiny random models of two architectures."""

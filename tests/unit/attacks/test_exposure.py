@@ -9,7 +9,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer
 
+from dptune.attacks import exposure as module
 from dptune.attacks.canaries import CanarySpec, draw_canaries
+from dptune.attacks.candidates import encode_secrets, plain_tokenizer
 from dptune.attacks.exposure import (
     CandidateScores,
     Measured,
@@ -20,28 +22,41 @@ from dptune.attacks.exposure import (
 )
 from dptune.attacks.trie import CandidateTrie
 from dptune.errors import ModelError
+from dptune.gates.null_law import uniform_p_value
+
+
+def num_alike(sequences):
+    """Leading tokens that all sequences share."""
+    return next(
+        (
+            i
+            for i, column in enumerate(zip(*sequences, strict=False))
+            if len(set(column)) > 1
+        ),
+        min(map(len, sequences)),
+    )
 
 
 def brute_force(model, spec, tokenizer, *, bos, indices=None):
-    """Forward every whole record on its own, without a cache."""
+    """Forward every whole record on its own; score what differs between records."""
     model.eval()
+    opening = [] if bos is None else [bos]
+    every = [
+        opening
+        + tokenizer(spec.record(spec.secret_at(i)), add_special_tokens=False)[
+            "input_ids"
+        ]
+        for i in range(spec.space_size)
+    ]
+    start = num_alike(every)
+    behind = num_alike([ids[::-1] for ids in every])
     totals = []
-    start, end = len(spec.prefix), len(spec.prefix) + spec.length
     for i in range(spec.space_size) if indices is None else indices:
-        encoded = tokenizer(
-            spec.record(spec.secret_at(int(i))),
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-        )
-        ids = encoded["input_ids"]
-        scored = [b > start and a < end and b > a for a, b in encoded["offset_mapping"]]
-        if bos is not None:
-            ids, scored = [bos, *ids], [False, *scored]
+        ids = every[int(i)]
         with torch.inference_mode():
             logp = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-        totals.append(
-            -sum(logp[t - 1, ids[t]].item() for t in range(len(ids)) if scored[t])
-        )
+        scored = range(start, len(ids) - behind)
+        totals.append(-sum(logp[t - 1, ids[t]].item() for t in scored))
     return np.array(totals)
 
 
@@ -86,6 +101,43 @@ def test_exposure_any_template_equals_brute_force(
     spec = CanarySpec(template=template, length=2, num_planted=3, num_held_out=3)
     model = make_model("gpt2", vocab_size=len(merging_tokenizer))
     assert_same_as_brute_force(model, spec, merging_tokenizer, bos=0)
+
+
+@pytest.mark.parametrize("template", ["code is {secret}. so", "code is {secret}"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_exposure_scores_tokens_beside_the_secret_that_depend_on_it(
+    make_model, template, kind, crossing_tokenizer
+):
+    """The twin scores tokens that overlap the secret, and ranks by other sums."""
+    spec = CanarySpec(template=template, length=2, num_planted=40, num_held_out=40)
+    tokenizer, model = crossing_tokenizer, make_model(kind, vocab_size=330)
+    assert_same_as_brute_force(model, spec, tokenizer, bos=0)
+    trie = CandidateTrie.build(spec, tokenizer, bos=0)
+    parts = encode_secrets(
+        spec,
+        plain_tokenizer(tokenizer),
+        [spec.secret_at(i) for i in range(100)],
+        prefix=spec.prefix,
+    )
+    assert len(set(parts.first.tolist())) > 1
+    assert trie.num_scored.max() > (parts.last - parts.first).max()
+    narrow = np.array(
+        [
+            overlapping(model, parts.tokens[i], int(parts.first[i]), int(parts.last[i]))
+            for i in range(100)
+        ]
+    )
+    whole = score_candidates(model, trie).nll
+    ranks = [1 + (v < v[:, None]).sum(axis=1) for v in (whole, narrow)]
+    assert np.abs(np.log2(ranks[0]) - np.log2(ranks[1])).max() > 1
+
+
+def overlapping(model, tokens, first, last):
+    """The loss of the tokens that overlap the secret, no others."""
+    ids = [0, *tokens[:last].tolist()]
+    with torch.inference_mode():
+        logp = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    return -sum(logp[t, ids[t + 1]].item() for t in range(first, last))
 
 
 def test_exposure_alphanumeric_equals_brute_force(make_model, merging_tokenizer):
@@ -166,12 +218,36 @@ def made_up(spec, trie, nll):
     )
 
 
-def test_rank_ties_count_only_strictly_better_candidates(digit_tokenizer):
+def test_rank_of_ties_is_uniform_and_that_of_the_twin_is_not(
+    digit_tokenizer, monkeypatch
+):
+    """A model that likes all alike, or in blocks, has not memorised anything."""
+    spec = CanarySpec(length=3, num_planted=40, num_held_out=0)
+    trie = CandidateTrie.build(spec, digit_tokenizer, bos=0)
+
+    def p_values():
+        for block in (1, 250, 1000):
+            scores = made_up(spec, trie, np.arange(1000) // block)
+            ranks = [
+                canary.rank
+                for seed in range(50)
+                for canary in rank_canaries(
+                    scores, trie, draw_canaries(spec, seed=seed)
+                )
+            ]
+            assert (min(ranks) >= 1, max(ranks) <= 1000) == (True, True)
+            yield uniform_p_value(ranks, 1000)
+
+    assert min(p_values()) > 1e-3
+    monkeypatch.setattr(module, "tie_place", lambda *_: 0)
+    untied, *tied = p_values()
+    assert (untied > 1e-3, max(tied) < 1e-6) == (True, True)
+
+
+def test_rank_counts_better_candidates(digit_tokenizer):
     spec = CanarySpec(length=1, num_planted=1, num_held_out=9)
     trie = CandidateTrie.build(spec, digit_tokenizer, bos=0)
     canaries = draw_canaries(spec, seed=0)
-    tied = rank_canaries(made_up(spec, trie, np.zeros(10)), trie, canaries)
-    assert {c.rank for c in tied} == {1}
     ordered = rank_canaries(made_up(spec, trie, np.arange(10)), trie, canaries)
     secrets = canaries.planted + canaries.held_out
     assert [c.rank for c in ordered] == [1 + int(secret) for secret in secrets]
@@ -277,6 +353,8 @@ def test_exposure_report_holds_counts_and_no_secret():
         planted_found=5,
     )
     assert (report.planted_found, report.planted_expected) == (5, 6)
+    assert report.scored == module.SCORED
+    assert "drawn" in report.ties
     assert report.space_size == 10**6
     dumped = report.model_dump_json()
     assert not any(s in dumped for s in canaries.planted + canaries.held_out)

@@ -102,14 +102,29 @@ def test_search_real_tokenizer_equals_enumeration(
     np.testing.assert_allclose(found.scores, every[:61], atol=1e-4)
 
 
+@pytest.mark.parametrize("scoring", ["sum", "mean"])
+@pytest.mark.parametrize("template", ["code is {secret}. so", "code is {secret}"])
+def test_search_equals_enumeration_where_tokens_beside_the_secret_depend_on_it(
+    make_model, template, scoring, crossing_tokenizer
+):
+    spec = CanarySpec(template=template, length=3, num_planted=0, num_held_out=0)
+    model = make_model("gpt2", vocab_size=330)
+    every, found, spelling = both(
+        model, spec, crossing_tokenizer, bos=0, scoring=scoring
+    )
+    np.testing.assert_allclose(found.scores, every, atol=1e-4)
+    assert spelling.head.endswith(" ")
+    assert (spelling.tail > 0) == template.endswith("so")
+
+
 def test_search_total_probability_bounds_how_many_are_better(
     make_model, merging_tokenizer
 ):
     spec = CanarySpec(length=3, num_planted=0, num_held_out=0)
     model = make_model("llama", vocab_size=len(merging_tokenizer))
-    scores, _, spelling = both(model, spec, merging_tokenizer, bos=0)
+    scores, *_ = both(model, spec, merging_tokenizer, bos=0)
     better = np.arange(len(scores))
-    assert (better <= spelling.num_heads * np.exp(scores)).all()
+    assert (better < np.exp(scores)).all()
 
 
 def test_spelling_of_unknown_symbols_raises(shared_data):

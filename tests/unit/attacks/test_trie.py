@@ -26,7 +26,8 @@ def test_tokenize_shortcut_equals_whole_records(tokenizer, request):
     found = tokenize_candidates(spec, plain_tokenizer(tokenizer), bos=None)
     expected = whole(spec, tokenizer)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_array_equal(found.first_scored, expected.first_scored)
+    np.testing.assert_array_equal(found.first, expected.first)
+    np.testing.assert_array_equal(found.last, expected.last)
     np.testing.assert_array_equal(found.end, expected.end)
 
 
@@ -65,7 +66,7 @@ def test_trie_saved_and_loaded_is_the_same(merging_tokenizer, tmp_path):
     np.testing.assert_array_equal(again.leaf_node, trie.leaf_node)
     np.testing.assert_array_equal(again.leaf_level, trie.leaf_level)
     for left, right in zip(again.levels, trie.levels, strict=True):
-        for name in ("parent", "token", "scored", "internal"):
+        for name in ("parent", "token", "internal"):
             np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
 
 

@@ -62,6 +62,7 @@ def canary(name, *, planted, rank):
         rank=rank,
         exposure=math.log2(SPACE) - math.log2(rank),
         nll=12.5,
+        trained=4 if planted else None,
     )
 
 
@@ -239,6 +240,8 @@ def detection_report(**changes):
         "masked_character_share": 0.113,
         "missing_rate": 0.004,
         "missing_rate_interval": Interval(low=0.001, high=0.012, confidence=0.95),
+        "missing_rate_origin": "gold",
+        "missing_rate_texts": 1000,
     }
     return DetectionReport(**(values | changes))
 
