@@ -29,6 +29,7 @@ from dptune.results import (
     RegisteredVersion,
     Report,
     StageReport,
+    TrainedCanaries,
     UtilityReport,
 )
 from materializers._place import file_of
@@ -53,6 +54,7 @@ _PUBLIC: tuple[type[Any], ...] = (
     SensitivityTable,
     StageReport,
     StepAudit,
+    TrainedCanaries,
     UtilityReport,
 )
 _RESTRICTED: tuple[type[Any], ...] = (CanarySet,)

@@ -140,9 +140,9 @@ def train_and_attack(
         canaries=run.canaries,
         after=[reservation],
     )
-    model, step_audits = base, []
+    model, step_audits, trained = base, [], []
     for stage in run.recipe.stages:
-        model, ledger, _, step_audit = train_stage(
+        model, ledger, _, step_audit, trained_canaries = train_stage(
             model,
             views[stage.view],
             plan,
@@ -162,12 +162,14 @@ def train_and_attack(
             id=f"train_{stage.name}",
         )
         step_audits.append(step_audit)
+        trained.append(trained_canaries)
     budget = settle_budget(reservation, plan, ledger)
     exposure, membership, extraction, utility = attack(
         model,
         base,
         labelled,
         canaries,
+        trained=trained,
         settings=run.model,
         attacks=run.attack,
         detection=run.detection,

@@ -17,6 +17,7 @@ from dptune.results import (
     ExposureReport,
     ExtractionReport,
     MembershipReport,
+    TrainedCanaries,
     UtilityReport,
 )
 from infra.allocator import freed_memory_kept
@@ -31,6 +32,7 @@ def attack(
     base_model: ModelBundle,
     corpus: Corpus,
     canaries: CanarySet,
+    trained: list[TrainedCanaries],
     settings: ModelSettings,
     attacks: AttackSettings,
     detection: DetectionSettings,
@@ -51,6 +53,7 @@ def attack(
             base_model,
             corpus,
             canaries,
+            trained=trained,
             max_tokens=settings.max_tokens,
             attacks=attacks,
             detection=detection,

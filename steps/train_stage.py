@@ -21,7 +21,7 @@ from dptune.data.corpus import Corpus
 from dptune.detection.scoring import SensitivityTable
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
-from dptune.results import BudgetReservation, StageReport
+from dptune.results import BudgetReservation, StageReport, TrainedCanaries
 from infra.allocator import freed_memory_kept
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER
@@ -50,8 +50,11 @@ def train_stage(
     Annotated[PrivacyLedger, "ledger"],
     Annotated[StageReport, "stage_report"],
     Annotated[StepAudit, "step_audit"],
+    Annotated[TrainedCanaries, "trained_canaries"],
 ]:
     """Return the trained model, the longer ledger, how the stage went, and its audit.
+
+    Last comes which canaries the stage trained on, by their tokens.
 
     The audit is of this very run: what was recorded while it trained, and a few steps
     run again on its own data.
@@ -110,6 +113,7 @@ def train_stage(
             spend=spender(workspace.budget_url, reservation),
             on_step=on_step,
             watch=tracer.watch if tracer.steps else None,
+            canaries=canaries,
         )
         audited = kept_audit(
             inputs,
@@ -122,4 +126,4 @@ def train_stage(
     log_internal_curve(f"{stage}/loss", {p.step: p.loss for p in done.report.curve})
     more = {"peak_memory_bytes": peak.num_bytes, "trace": tracer.points()}
     report = done.report.model_copy(update=more)
-    return done.bundle, done.ledger, report, audited
+    return done.bundle, done.ledger, report, audited, done.trained

@@ -65,7 +65,8 @@ class _Refuter:
     Args:
         method: its name.
         observed: whether an epsilon is refuted.
-        perfect: whether it would have been, had every guess been right.
+        perfect: whether it would have been, had the model known every canary that it
+            was trained on.
         num_canaries: that were used.
         detail: what was observed.
     """
@@ -97,7 +98,12 @@ def audit_canaries(
     | ranks that are not exact | no exposure audit |
     | a secret that the detector missed | a selective bound is marked as such |
     | several insertions | the group's bound, restated for one unit |
+    | canaries that were not trained on | used, but for nothing in the capacity |
+    | no canary that was trained on | no bound |
     | local claims | no bound: canaries do not test them |
+
+    Canaries that redaction or cutting kept from training stay in: whether one is left
+    could follow from its secret or its coin, which must be as they were drawn.
 
     Args:
         report: of planted and held-out canaries, under the model and its base.
@@ -117,16 +123,17 @@ def audit_canaries(
             method=refuter.method,
             notion=claim.notion,
             relation=claim.relation,
-            epsilon_lower_bound=largest_refuted(refuter.observed),
+            epsilon_lower_bound=lower,
             delta=claim.delta,
             confidence=confidence,
-            capacity=largest_refuted(refuter.perfect),
+            capacity=max(lower, largest_refuted(refuter.perfect)),
             num_canaries=refuter.num_canaries,
             assumption_violated=claim.notion is Notion.SELECTIVE and missed,
             detail=refuter.detail,
         )
         for claim in tested
         for refuter in _refuters(report, claim, alpha)
+        for lower in [largest_refuted(refuter.observed)]
     )
 
 
@@ -155,6 +162,7 @@ def planned_capacity(
             rank=1,
             exposure=math.log2(space_size),
             nll=0.0,
+            trained=insertions if planted else None,
         )
         for planted, num in ((True, num_planted), (False, num_held_out))
         for i in range(num)
@@ -182,19 +190,22 @@ def _refuters(
 ) -> Iterator[_Refuter]:
     """Every method that tests a claim, each at level `alpha`."""
     planted = report.planted()
-    if not planted or not report.drawn:
+    known = sum(c.trained is None or c.trained >= c.insertions for c in planted)
+    if not known or not report.drawn:
         return
     size = max(canary.insertions for canary in planted)
     group = partial(_group, delta=claim.delta, size=size)
     guesses = _guesses(report, claim.relation)
     if guesses:
-        yield _one_run(guesses, group, alpha)
+        coins = 2 * known if claim.relation is _ADD else known
+        yield _one_run(guesses, group, alpha, coins)
         if claim.has_curve:
-            yield _f_dp(guesses, claim, size, alpha)
+            yield _f_dp(guesses, claim, size, alpha, coins)
     if not report.exact:
         return
     pair = 1 if claim.relation is _REPLACE else 2
-    yield _exposure(report, partial(_group, delta=claim.delta, size=pair * size), alpha)
+    group = partial(_group, delta=claim.delta, size=pair * size)
+    yield _exposure(report, group, alpha, known)
 
 
 def _group(epsilon: float, *, delta: float, size: int) -> tuple[float, float]:
@@ -226,6 +237,7 @@ def _one_run(
     guesses: tuple[Guesses, ...],
     group: Callable[[float], tuple[float, float]],
     alpha: float,
+    num_known: int,
 ) -> _Refuter:
     """Count right guesses against randomized response."""
 
@@ -243,11 +255,15 @@ def _one_run(
             for g in counts
         )
 
-    return _guess_refuter("one_run", guesses, refutes)
+    return _guess_refuter("one_run", guesses, refutes, num_known)
 
 
 def _f_dp(
-    guesses: tuple[Guesses, ...], claim: AuditedClaim, size: int, alpha: float
+    guesses: tuple[Guesses, ...],
+    claim: AuditedClaim,
+    size: int,
+    alpha: float,
+    num_known: int,
 ) -> _Refuter:
     """Count right guesses against the claimed curve, all its epsilons scaled."""
     claimed = claim.guarantees[0][0]
@@ -268,19 +284,20 @@ def _f_dp(
             for g in counts
         )
 
-    return _guess_refuter("f_dp", guesses, refutes)
+    return _guess_refuter("f_dp", guesses, refutes, num_known)
 
 
 def _guess_refuter(
     method: str,
     guesses: tuple[Guesses, ...],
     refutes: Callable[[tuple[Guesses, ...], float], bool],
+    num_known: int,
 ) -> _Refuter:
-    """Observe the guesses that were made, and perfect ones."""
+    """Observe the guesses that were made, and the best ones."""
     return _Refuter(
         method=method,
         observed=partial(refutes, guesses),
-        perfect=partial(refutes, tuple(g.perfect for g in guesses)),
+        perfect=partial(refutes, tuple(g.best(num_known=num_known) for g in guesses)),
         num_canaries=guesses[0].canaries,
         detail=", ".join(f"{g.correct} of {g.guesses}" for g in guesses)
         + " guesses right",
@@ -291,6 +308,7 @@ def _exposure(
     report: ExposureReport,
     group: Callable[[float], tuple[float, float]],
     alpha: float,
+    num_known: int,
 ) -> _Refuter:
     """Count canaries among the best candidates."""
     size, planted = report.space_size, report.planted()
@@ -311,7 +329,7 @@ def _exposure(
     return _Refuter(
         method="exposure",
         observed=partial(refutes, observed),
-        perfect=partial(refutes, [num] * len(tops)),
+        perfect=partial(refutes, [num_known] * len(tops)),
         num_canaries=num,
         detail=", ".join(
             f"{count} of {num} among the best {top:,}"

@@ -80,6 +80,8 @@ def _contradiction(evidence: Evidence, policy: GatePolicy) -> Criterion:
     p_value, claim = min(zip(p_values, tested, strict=True), key=lambda pair: pair[0])
     p_value = min(1.0, p_value)
     contradicted = p_value <= policy.contradiction_level
+    if not contradicted and not report.trained():
+        return no_canaries(name, report, policy)
     what = f"{claim.notion} epsilon {claim.epsilon:.3g} at delta {claim.delta:.2g}"
     reason = f"If {what} holds, such ranks have probability {p_value:.2g} at most."
     if contradicted and claim.status is CertificateStatus.CONDITIONAL:
@@ -310,6 +312,8 @@ def _missing_rate(
     known = [pair for pair in rates if pair is not None]
     if len(known) < len(rates):
         return _unaudited(evidence)
+    if not policy.accept_declared_missing_rate and not _is_measured(evidence):
+        return _declared(evidence)
     rate, upper = max(known, key=lambda pair: pair[1])
     if any_nan([rate, upper]) or not 0 <= rate <= upper <= 1:
         return broken("claim_status", "The missing rate is not a rate below its bound.")
@@ -323,10 +327,39 @@ def _missing_rate(
         measured=upper,
         threshold=limit,
         reason=f"The {policy.notion} claim is conditional; the detector misses "
-        f"{rate:.2%} of sensitive tokens, at most {upper:.2%}.",
+        f"{rate:.2%} of sensitive tokens, at most {upper:.2%}{_by(evidence)}.",
         what_would_change_it=""
         if verdict is Verdict.PASS
         else "Review a larger sample, or use a wider detector.",
+    )
+
+
+def _by(evidence: Evidence) -> str:
+    """How the missing rate is known, for the end of a sentence."""
+    source = evidence.detection.missing_rate_source if evidence.detection else ""
+    return f", by {source}" if source else ""
+
+
+def _is_measured(evidence: Evidence) -> bool:
+    """Whether the missing rate was measured on texts, by gold spans or a review."""
+    detection = evidence.detection
+    return (
+        detection is not None
+        and detection.missing_rate_origin in ("gold", "review")
+        and detection.missing_rate_texts > 0
+    )
+
+
+def _declared(evidence: Evidence) -> Criterion:
+    """Say that the missing rate is somebody's word."""
+    source = evidence.detection.missing_rate_source if evidence.detection else ""
+    return Criterion(
+        name="claim_status",
+        verdict=Verdict.INCONCLUSIVE,
+        reason="The evidence does not say that the missing rate was measured, by gold "
+        f"spans or a review: it is {source or 'of unknown origin'}.",
+        what_would_change_it="Review a sample: `python run.py review export`; or take "
+        "the word for it: `accept_declared_missing_rate: true` in the policy.",
     )
 
 

@@ -1,5 +1,7 @@
 """Did this model memorize? Exposure of canaries and membership of records."""
 
+import math
+
 from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
 from dptune.gates.evidence import Evidence
 from dptune.gates.null_law import (
@@ -38,35 +40,45 @@ def _exposure(report: ExposureReport | None, policy: GatePolicy) -> list[Criteri
 
 def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """Block a leak that is significant by Holm and of the policy's size."""
-    ranks = [canary.rank for canary in report.planted()]
-    size, mean = report.space_size, _mean_exposure(report)
+    size, trained = report.space_size, [canary.rank for canary in report.trained()]
+    # one that is said not to have been trained on leaks all the same if it is known
+    every = [canary.rank for canary in report.planted()]
+    mean = _mean_exposure(report)
     p_values = {
-        "all": fisher_p_value(ranks, size),
-        "single": single_p_value(ranks, size),
+        "all": fisher_p_value(trained, size),
+        "single": single_p_value(every, size),
     }
     leaks = holm(p_values, level=policy.memorization_level)
-    share = min(ranks) / size
+    share = min(every) / size
     all_leak = "all" in leaks and mean >= policy.effect_size_bits
     one_leaks = "single" in leaks and share <= policy.single_canary_share
-    low, high = mean_exposure_bounds(mean, len(ranks), level=0.025)
+    if not trained and not one_leaks:
+        return no_canaries("memorization", report, policy)
+    low, high = mean_exposure_bounds(mean, max(1, len(trained)), level=0.025)
+    verdict = Verdict.BLOCK if all_leak or one_leaks else Verdict.PASS
+    if verdict is Verdict.PASS and len(trained) < policy.min_canaries:
+        verdict = Verdict.INCONCLUSIVE
     return Criterion(
         name="memorization",
-        verdict=Verdict.BLOCK if all_leak or one_leaks else Verdict.PASS,
+        verdict=verdict,
         measured=mean,
         interval=Interval(low=low, high=high, confidence=0.95),
         threshold=policy.effect_size_bits,
-        reason=f"Mean exposure of {len(ranks)} planted canaries is {mean:.2f} bits "
+        reason=f"Mean exposure of {len(trained)} planted canaries is {mean:.2f} bits "
         f"(1.44 without a leak, Fisher p {p_values['all']:.2g}); the best is among "
         f"the first {share:.2g} of candidates (corrected p {p_values['single']:.2g}).",
-        what_would_change_it="Train with more noise, fewer steps, or on redacted text."
-        if all_leak or one_leaks
-        else "",
+        what_would_change_it={
+            Verdict.BLOCK: "Train with more noise, fewer steps, or on redacted text.",
+            Verdict.INCONCLUSIVE: "Plant more canaries that are trained on.",
+        }.get(verdict, ""),
     )
 
 
 def _assurance(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """Say INCONCLUSIVE where a leak of the policy's size cannot be ruled out."""
-    mean, num = _mean_exposure(report), len(report.planted())
+    mean, num = _mean_exposure(report), len(report.trained())
+    if not num:
+        return no_canaries("assurance", report, policy)
     low, high = mean_exposure_bounds(mean, num, level=policy.assurance_level)
     lacks = _lacks(report, policy)
     passed = not lacks and high <= policy.assurance_bound_bits
@@ -91,13 +103,18 @@ def _assurance(report: ExposureReport, policy: GatePolicy) -> Criterion:
 
 def _lacks(report: ExposureReport, policy: GatePolicy) -> list[str]:
     """What the exposure report has too little of."""
+    planted = len(report.planted())
     counts = (
-        ("planted canaries", len(report.planted()), policy.min_canaries),
+        (
+            "planted canaries that were trained on",
+            len(report.trained()),
+            policy.min_canaries,
+        ),
         ("held-out canaries", len(report.held_out()), policy.min_held_out),
-        ("candidates", report.space_size, policy.min_space_size),
+        ("candidates", report.space_size, needed_candidates(policy, planted)),
     )
     lacks = [
-        f"There are {found} {name}, the policy asks for {least}."
+        f"There are {found} {name}, {least} are needed."
         for name, found, least in counts
         if found < least
     ]
@@ -106,10 +123,20 @@ def _lacks(report: ExposureReport, policy: GatePolicy) -> list[str]:
     return lacks
 
 
+def needed_candidates(policy: GatePolicy, num_planted: int) -> int:
+    """Fewest candidates among which one canary at rank 1 of so many blocks by itself.
+
+    Holm's procedure asks it for half of the level, corrected for their number.
+    """
+    by_level = math.ceil(num_planted / (policy.memorization_level / 2))
+    by_share = math.ceil(1 / policy.single_canary_share)
+    return max(policy.min_space_size, by_level, by_share)
+
+
 def _mean_exposure(report: ExposureReport) -> float:
-    """Mean over planted canaries, bits."""
-    planted = report.planted()
-    return sum(canary.exposure for canary in planted) / len(planted)
+    """Mean over canaries that were trained on, bits; of all where none was."""
+    canaries = report.trained() or report.planted()
+    return sum(canary.exposure for canary in canaries) / len(canaries)
 
 
 def _membership(report: MembershipReport | None, policy: GatePolicy) -> Criterion:

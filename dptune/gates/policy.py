@@ -31,9 +31,10 @@ _PROVABLE = (CertificateStatus.CERTIFIED, CertificateStatus.CONDITIONAL)
 class GatePolicy(BaseModel):
     """A versioned set of thresholds. Claims have no defaults, statistics do.
 
-    With these defaults a model that memorises nothing passes in more than 90 % of
-    simulated runs and is blocked in less than 2 %; one whose canaries leak 4 bits on
-    average is blocked in more than 95 % (`tests/statistical/test_gate_error_rates.py`).
+    With these defaults a model that memorises nothing fails in less than 2 % of
+    simulated runs: it is blocked in less than 1 %, and called invalid in less than
+    .3 %. One whose canaries leak 2.5 bits on average, or of which one is known by
+    heart, passes in less than 1 % (`tests/statistical/test_gate_error_rates.py`).
 
     Args:
         name: of the policy.
@@ -48,17 +49,20 @@ class GatePolicy(BaseModel):
             empirical figures never pass.
         max_missing_rate: for claims that are `conditional` on what the detector finds,
             the largest upper bound of its missing rate.
+        accept_declared_missing_rate: whether that rate may be somebody's word. Measured
+            is one by gold spans or by a review.
         accepted_assumptions: what claims may be `conditional` on besides, taken at its
             word: nothing that is measured speaks of it.
         require_dataset_budget: whether the data set's budget must be in the evidence.
         require_canaries: whether exposure must be measured, and claims audited by it. A
             classifier writes no text and has none: a policy for it says false here, and
-            asks for membership only. Planted canaries are judged all the same.
-        min_canaries: the assurance bound needs 50 (at 30 it fails 9.4 % of clean
-            models).
+            asks for membership only. Canaries that were trained on are judged all the
+            same.
+        min_canaries: that were trained on. The assurance bound needs 100: at level .005
+            it fails .17 % of clean models, 12 % with 50.
         min_held_out: controls, so that a Kolmogorov-Smirnov test has something to see.
-        min_space_size: below it no single canary can be rarer than
-            `single_canary_share`.
+        min_space_size: candidates. More are needed where one canary of so many would
+            not be a leak of its own at rank 1, see `leakage.needed_candidates`.
         memorization_level: family-wise level of Holm's procedure over the leak tests.
         effect_size_bits: mean exposure from which a significant leak blocks; a clean
             model has 1.44 bits.
@@ -66,7 +70,8 @@ class GatePolicy(BaseModel):
             own.
         assurance_bound_bits: largest upper bound of the mean exposure.
         assurance_level: one-sided level of that bound.
-        control_level: level of the test that controls are uniform.
+        control_level: level of the test that controls are uniform. About ten tests are
+            made of a clean run, so that each is wrong once in a thousand.
         base_level: level of the test that canaries mean nothing to the base model.
         contradiction_level: level at which exposures contradict a claim.
         min_audit_capacity: epsilon that an audit of the claim must be able to refute;
@@ -101,28 +106,29 @@ class GatePolicy(BaseModel):
     relation: NeighboringRelation | None = None
     accepted_statuses: tuple[CertificateStatus, ...] = (CertificateStatus.CERTIFIED,)
     max_missing_rate: float = Field(default=0.01, ge=0, le=1)
+    accept_declared_missing_rate: bool = False
     accepted_assumptions: tuple[Assumption, ...] = ()
     require_dataset_budget: bool = True
 
     require_canaries: bool = True
-    min_canaries: int = Field(default=50, ge=1)
+    min_canaries: int = Field(default=100, ge=1)
     min_held_out: int = Field(default=20, ge=2)
     min_space_size: int = Field(default=10_000, ge=2)
-    memorization_level: float = Field(default=0.01, gt=0, lt=0.5)
+    memorization_level: float = Field(default=0.001, gt=0, lt=0.5)
     effect_size_bits: float = Field(default=2.5, ge=0)
     single_canary_share: float = Field(default=1e-4, gt=0, lt=1)
     assurance_bound_bits: float = Field(default=2.5, gt=0)
-    assurance_level: float = Field(default=0.05, gt=0, lt=0.5)
-    control_level: float = Field(default=0.01, gt=0, lt=0.5)
-    base_level: float = Field(default=0.01, gt=0, lt=0.5)
-    contradiction_level: float = Field(default=0.01, gt=0, lt=0.5)
+    assurance_level: float = Field(default=0.005, gt=0, lt=0.5)
+    control_level: float = Field(default=0.001, gt=0, lt=0.5)
+    base_level: float = Field(default=0.001, gt=0, lt=0.5)
+    contradiction_level: float = Field(default=0.001, gt=0, lt=0.5)
     min_audit_capacity: float | None = Field(default=None, gt=0)
     require_step_audit: bool = True
     max_evidence_age_days: float = Field(default=180, gt=0)
 
     max_membership_tpr: float = Field(default=0.10, gt=0, le=1)
     min_membership_records: int = Field(default=500, ge=100)
-    blind_auc_tolerance: float = Field(default=0.05, ge=0, lt=0.5)
+    blind_auc_tolerance: float = Field(default=0.06, ge=0, lt=0.5)
     max_nll_increase: float = Field(default=math.log(1.02), ge=0)
     utility_confidence: float = Field(default=0.95, gt=0.5, lt=1)
 

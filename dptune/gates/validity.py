@@ -41,8 +41,8 @@ def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
 
 
 def asks_for_canaries(report: ExposureReport | None, policy: GatePolicy) -> bool:
-    """Whether canaries are needed: by the policy, or because there are some."""
-    return policy.require_canaries or report is None or bool(report.canaries)
+    """Whether canaries are needed: by the policy, or because some were trained on."""
+    return policy.require_canaries or report is None or bool(report.trained())
 
 
 def no_canaries(
@@ -57,7 +57,7 @@ def no_canaries(
     A report with some canaries, but not those that are needed, is always missing them.
     """
     asked = asks_for_canaries(report, policy)
-    reason = report.not_measurable if report else ""
+    reason = (report.not_measurable or _untrained(report)) if report else ""
     if asked and not reason:
         return missing(name, what)
     if asked:
@@ -65,13 +65,28 @@ def no_canaries(
             name=name,
             verdict=Verdict.INCONCLUSIVE,
             reason=f"There is no {what}. {reason}",
-            what_would_change_it="Decide under a policy with require_canaries: false, "
-            "which asks for membership only.",
+            what_would_change_it="Plant canaries that are trained on, with setting "
+            "missed if redaction takes them; or decide under a policy with "
+            "require_canaries: false, which asks for membership only.",
         )
     return Criterion(
         name=name,
         verdict=Verdict.NOT_APPLICABLE,
         reason=f"Policy {policy.name} asks for membership only. {reason}".strip(),
+    )
+
+
+def _untrained(report: ExposureReport) -> str:
+    """Why planted canaries measure nothing; empty if they do, or there are none."""
+    planted = report.planted()
+    if not planted or report.trained():
+        return ""
+    if all(canary.trained is None for canary in planted):
+        return "Nobody counted which of the planted canaries were trained on."
+    return (
+        f"None of {len(planted)} planted canaries was trained on with its whole "
+        "secret: redaction or cutting took it. What no loss saw cannot be memorized, "
+        "and its exposure says nothing of what can."
     )
 
 
@@ -224,7 +239,7 @@ def _digests(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _planted_count(report: ExposureReport) -> Criterion:
-    """The canaries must be in the training data as often as planned."""
+    """The canaries must be in the corpus as often as planned."""
     planned = sum(canary.insertions for canary in report.planted())
     same = report.planted_found == report.planted_expected == planned
     return Criterion(
@@ -232,8 +247,9 @@ def _planted_count(report: ExposureReport) -> Criterion:
         verdict=Verdict.PASS if same else Verdict.INVALID,
         measured=report.planted_found,
         threshold=planned,
-        reason=f"{report.planted_found} of {planned} canary records are in the "
-        "training data.",
+        reason=f"{report.planted_found} of {planned} canary records are in the corpus; "
+        f"{len(report.trained())} of {len(report.planted())} canaries were trained on, "
+        "each copy with its whole secret.",
         what_would_change_it=""
         if same
         else "Plant canaries after deduplication, and keep their rows whole.",

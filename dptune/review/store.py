@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from dptune.accounting.assumptions import Assumption
 from dptune.detection.recognizer import fingerprint_of
 from dptune.errors import ArtifactError, ConfigError, Problem
-from dptune.results import Interval, Report
+from dptune.results import Interval, MissingRateOrigin, Report
 from dptune.review.decisions import Verdict
 from dptune.review.lists import (
     DenyEntry,
@@ -366,6 +366,8 @@ class MeasuredRate(Report):
     Args:
         review: id of the sample that it was measured on.
         source: what a card says of it.
+        origin: what it was measured by.
+        num_texts: records or sentences that it was measured on.
         refusal: why no imported rate holds; empty where none was imported.
     """
 
@@ -373,6 +375,8 @@ class MeasuredRate(Report):
     interval: Interval | None = None
     review: str = ""
     source: str = ""
+    origin: MissingRateOrigin = ""
+    num_texts: int = 0
     refusal: str = ""
 
 
@@ -403,6 +407,8 @@ def measured_rate(
                 interval=review.interval,
                 review=sample.id,
                 source=f"a reviewed sample of {size:,} sentences (review {sample.id})",
+                origin="review",
+                num_texts=size,
             )
         refusals.append((sample.corpus == corpus, refusal))
     own = [refusal for is_own, refusal in refusals if is_own]

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -29,6 +29,7 @@ from dptune.results import (
     ExtractionReport,
     MembershipReport,
     ShadowReport,
+    TrainedCanaries,
     UtilityReport,
 )
 from dptune.workflow.classifying import (
@@ -41,6 +42,7 @@ from dptune.workflow.classifying import (
 from dptune.workflow.device import pick_device
 from dptune.workflow.extracting import Extracting, nothing_to_extract
 from dptune.workflow.shadowing import Shadows
+from dptune.workflow.trained import most_trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ def attack_model(
     corpus: Corpus,
     canaries: CanarySet,
     *,
+    trained: Sequence[TrainedCanaries],
     max_tokens: int,
     attacks: AttackSettings,
     detection: DetectionSettings,
@@ -79,6 +82,7 @@ def attack_model(
         base: before fine-tuning.
         corpus: the original view with canaries in its training split.
         canaries: what was planted, and controls.
+        trained: which of them every stage trained on.
         max_tokens: longest sequence.
         attacks: how many records, how many draws.
         detection: how texts that the model says are marked.
@@ -110,6 +114,7 @@ def attack_model(
         (base, loaded_base),
         corpus,
         canaries,
+        trained,
         attacks=attacks,
         device=device,
         cache=cache,
@@ -277,6 +282,7 @@ def _exposure(
     base: tuple[ModelBundle, LoadedModel],
     corpus: Corpus,
     canaries: CanarySet,
+    trained: Sequence[TrainedCanaries],
     *,
     attacks: AttackSettings,
     device: str,
@@ -293,6 +299,7 @@ def _exposure(
         model_digest=model[0].digest,
         base_model_digest=base[0].digest,
         planted_found=planted_count(corpus.split("train")["text"], canaries),
+        trained=most_trained(trained, num=len(canaries.planted)),
         scoring=attacks.scoring,
     )
 

@@ -87,6 +87,8 @@ def label_corpus(
             "missing_rate": measured.rate,
             "missing_rate_interval": measured.interval,
             "missing_rate_source": measured.source,
+            "missing_rate_origin": measured.origin,
+            "missing_rate_texts": measured.num_texts,
             "missing_rate_refusal": measured.refusal,
             "review": measured.review,
             "num_canaries_detected": count_detected(marked, canaries),
@@ -172,11 +174,15 @@ def _missing_rate(
 ) -> MeasuredRate:
     """Measure the missing rate on gold spans, or quote a review, or a declaration."""
     if GOLD in labelled.column_names:
-        rate, interval = missing_rate(
-            [_misses(row) for row in labelled if row[GOLD] is not None]
+        known = [_misses(row) for row in labelled if row[GOLD] is not None]
+        rate, interval = missing_rate(known)
+        return MeasuredRate(
+            rate=rate,
+            interval=interval,
+            source="gold spans of the generator, every record",
+            origin="gold",
+            num_texts=len(known),
         )
-        source = "gold spans of the generator, every record"
-        return MeasuredRate(rate=rate, interval=interval, source=source)
     found = MeasuredRate()
     if state is not None:
         found = measured_rate(
@@ -193,6 +199,7 @@ def _missing_rate(
         rate=declared,
         interval=Interval(low=0.0, high=upper, confidence=0.95),
         source=f"a declaration in the configuration ({source}), not measured here",
+        origin="declared",
         refusal=found.refusal,
     )
 

@@ -8,6 +8,7 @@ from scipy import stats
 
 from dptune.audits.canary_audit import AuditedClaim, planned_capacity
 from dptune.config import TrainConfig
+from dptune.gates.leakage import needed_candidates
 from dptune.gates.policy import GatePolicy
 from dptune.planning import RunPlan
 from dptune.reports.calibration import AuditPower, PowerLine
@@ -74,7 +75,7 @@ def _canary_lines(config: TrainConfig) -> Iterator[PowerLine]:
     yield _line(
         "candidates of a secret",
         spec.space_size,
-        policy.min_space_size,
+        needed_candidates(policy, num),
         "a smaller space hides a single leak",
     )
     yield _line(

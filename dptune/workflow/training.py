@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.attacks.canaries import CanarySet
 from dptune.config import PerformanceSettings
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
@@ -18,7 +19,7 @@ from dptune.mechanisms.rldp_controller import RldpController
 from dptune.models.bundle import ModelBundle
 from dptune.models.loading import LoadedModel, model_digest
 from dptune.models.saving import save_model
-from dptune.results import StageCurvePoint, StageReport
+from dptune.results import StageCurvePoint, StageReport, TrainedCanaries
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.controlling import (
     PREFIX,
@@ -32,6 +33,7 @@ from dptune.workflow.inputs import StageInputs, load_job
 from dptune.workflow.job import TrainingJob, run_job
 from dptune.workflow.launch import train_on_ranks
 from dptune.workflow.retraining import start_again
+from dptune.workflow.trained import refuse_untrained, trained_canaries
 
 _CURVE_POINTS = 200
 
@@ -43,6 +45,7 @@ class StageOutcome:
     bundle: ModelBundle
     ledger: PrivacyLedger
     report: StageReport
+    trained: TrainedCanaries
 
 
 def run_stage(
@@ -57,6 +60,7 @@ def run_stage(
     on_step: Callable[[StepProgress], None] | None = None,
     controller: Controller | None = None,
     watch: Callable[[int, LoadedModel], None] | None = None,
+    canaries: CanarySet | None = None,
 ) -> StageOutcome:
     """Train one stage, or resume it, or return it if an identical one is finished.
 
@@ -80,6 +84,8 @@ def run_stage(
             process; a stage with `controller` settings builds its own.
         watch: called before the first step and after every step with the model, which
             it must not change; not for stages that other processes train.
+        canaries: that were planted in the corpus; those that the stage trains on are
+            counted, and none at all is refused before anything is charged.
     """
     home = folder / inputs.key()
     if retrain:
@@ -98,6 +104,12 @@ def run_stage(
         performance=performance,
     )
     loaded, data = load_job(job, inputs)
+    trained = TrainedCanaries(stage=inputs.plan.settings.name, copies=())
+    if canaries is not None and not loaded.class_names:
+        trained = trained_canaries(
+            data, canaries, loaded.tokenizer, stage=trained.stage
+        )
+        refuse_untrained(trained, inputs.plan, max_tokens=inputs.max_tokens)
     steering = None
     if inputs.plan.settings.controller is not None:
         steering = stage_controller(
@@ -148,6 +160,7 @@ def run_stage(
         bundle=ModelBundle(path=target, digest=model_digest(target)),
         ledger=ledger.extend(journal.read()),
         report=report,
+        trained=trained,
     )
 
 

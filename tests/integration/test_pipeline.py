@@ -32,6 +32,7 @@ from dptune.results import (
     RedactionReport,
     RegisteredVersion,
     StageReport,
+    TrainedCanaries,
     UtilityReport,
 )
 from steps import _registry, _tracking
@@ -75,6 +76,7 @@ STAGE = {
     "ledger": PrivacyLedger,
     "stage_report": StageReport,
     "step_audit": StepAudit,
+    "trained_canaries": TrainedCanaries,
 }
 STAGES = {
     "jft": ("redacted_finetune", "private_finetune"),

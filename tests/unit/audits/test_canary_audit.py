@@ -113,3 +113,26 @@ def test_without_controls_exposure_alone_is_left_and_without_canaries_nothing(
     assert [a.method for a in audit_canaries(alone, [claim()])] == ["exposure"]
     none = simulated.report.model_copy(update={"canaries": ()})
     assert audit_canaries(none, [claim()]) == ()
+
+
+def trained_on(report, num):
+    """The same report, of whose planted canaries so many were trained on."""
+    numbers = iter(range(len(report.canaries)))
+    canaries = tuple(
+        c.model_copy(update={"trained": int(next(numbers) < num)}) if c.planted else c
+        for c in report.canaries
+    )
+    return report.model_copy(update={"canaries": canaries})
+
+
+def test_canaries_that_were_not_trained_on_give_no_capacity(simulated):
+    """The twin says what so many could have shown, had they been trained on."""
+    claims = (claim(), claim(relation=ADD))
+    every = audit_canaries(simulated.report, claims)
+    assert audit_canaries(trained_on(simulated.report, 50), claims) == every
+    assert audit_canaries(trained_on(simulated.report, 0), claims) == ()
+    few = audit_canaries(trained_on(simulated.report, 10), claims)
+    for one, whole in zip(few, every, strict=True):
+        assert one.epsilon_lower_bound == whole.epsilon_lower_bound
+        assert one.epsilon_lower_bound <= one.capacity <= whole.capacity
+    assert sum(one.capacity for one in few) < sum(one.capacity for one in every)

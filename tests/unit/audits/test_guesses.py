@@ -9,7 +9,8 @@ def test_guess_pairs_takes_the_clearest_first():
     one, half = guess_pairs(planted, held_out, fractions=(0.25, 0.5))
     assert (one.correct, one.guesses, one.canaries, one.chance) == (1, 1, 4, 1.0)
     assert (half.correct, half.guesses) == (1, 2)
-    assert half.perfect.correct == 2
+    assert half.best(num_known=4).correct == half.guesses == 2
+    assert [half.best(num_known=n).correct for n in (0, 1)] == [1, 1]
 
 
 def test_guess_inclusion_takes_both_ends():

@@ -72,6 +72,15 @@ def test_unite_overlap_gives_the_range_to_the_more_certain():
     ]
 
 
+def test_unite_address_that_touches_another_span_stays_apart():
+    """Nothing lies between them that could be closed."""
+    text = "12 Elm St 94110"
+    street = Span(start=0, end=9, entity_type="ADDRESS")
+    for start, parts in ((9, 2), (10, 1)):
+        code = Span(start=start, end=15, entity_type="ZIP")
+        assert len(unite([street, code], text)) == parts
+
+
 def test_unite_neighbors_stay_apart():
     a = Span(start=0, end=3, entity_type="PERSON")
     b = Span(start=3, end=5, entity_type="ID")

@@ -39,6 +39,7 @@ def canaries(ranks, *, planted, insertions=1):
             rank=int(rank),
             exposure=math.log2(SIZE) - math.log2(rank),
             nll=10.0,
+            trained=insertions if planted else None,
         )
         for number, rank in enumerate(ranks)
     )
@@ -182,6 +183,8 @@ def detection(**changes):
         "masked_character_share": 0.1,
         "missing_rate": 0.001,
         "missing_rate_interval": interval(0.0, 0.002),
+        "missing_rate_origin": "gold",
+        "missing_rate_texts": 1000,
     }
     return DetectionReport(**{**values, **changes})
 
@@ -206,6 +209,7 @@ def evidence(**changes):
 
 def policy(**changes):
     values = {"notion": "record", "max_epsilon": 8.0, "max_delta": 1e-5}
+    values |= {"min_canaries": 50}  # of the 60 above
     return GatePolicy(**{**values, **changes})
 
 

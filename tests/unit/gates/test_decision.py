@@ -7,6 +7,7 @@ import pytest
 
 from dptune.gates.decision import GateDecision, GateOutcome, Verdict, decide
 from dptune.gates.evidence import Evidence
+from dptune.results import ExposureReport
 
 
 def verdicts(decision):
@@ -170,7 +171,7 @@ def test_decide_one_memorised_canary_of_many_blocks(make):
         make.policy(),
         "BLOCK",
         memorization="BLOCK",
-        assurance="PASS",
+        assurance="INCONCLUSIVE",
     )
     ranks[5] = 200
     assert_decides(
@@ -611,3 +612,123 @@ def test_policy_for_membership_only_still_judges_canaries_that_were_planted(make
     asked = make.policy(require_canaries=False)
     leaking = make.exposure([1] * 60)
     assert decide(make.evidence(exposure=leaking), asked).outcome == "BLOCK"
+
+
+# canaries that no loss has seen
+
+
+def trained_on(make, copies, **changes):
+    """A report whose planted canaries were trained on so often, and held-out ones."""
+    report = make.exposure(**changes)
+    counts = iter(copies)
+    canaries = tuple(
+        c.model_copy(update={"trained": next(counts)}) if c.planted else c
+        for c in report.canaries
+    )
+    return report.model_copy(update={"canaries": canaries})
+
+
+@pytest.mark.parametrize("copies", [0, None])
+def test_decide_canaries_that_were_not_trained_on_measure_nothing(
+    copies, make, monkeypatch
+):
+    report = trained_on(make, [copies] * 60)
+    evidence = make.evidence(exposure=report, audits=())
+    decision = assert_decides(
+        evidence,
+        make.policy(),
+        "INCONCLUSIVE",
+        planted_count="PASS",
+        memorization="INCONCLUSIVE",
+        assurance="INCONCLUSIVE",
+        claim_contradiction="INCONCLUSIVE",
+        audit="INCONCLUSIVE",
+    )
+    assert any("trained on" in criterion.reason for criterion in decision.failed())
+    assert_decides(
+        evidence,
+        make.policy(require_canaries=False),
+        "PASS",
+        memorization="NOT_APPLICABLE",
+        assurance="NOT_APPLICABLE",
+        audit="NOT_APPLICABLE",
+    )
+    # the twin counts what is in the corpus
+    monkeypatch.setattr(ExposureReport, "trained", ExposureReport.planted)
+    assert decide(make.evidence(exposure=report), make.policy()).outcome == "PASS"
+
+
+def test_decide_too_few_canaries_that_were_trained_on_are_inconclusive(make):
+    for few, verdict in ((49, "INCONCLUSIVE"), (50, "PASS")):
+        report = trained_on(make, [1] * few + [0] * (60 - few))
+        assert_decides(
+            make.evidence(exposure=report),
+            make.policy(),
+            verdict,
+            memorization=verdict,
+            assurance=verdict,
+        )
+    partly = trained_on(make, [5] * 60, insertions=6)
+    assert_decides(make.evidence(exposure=partly), make.policy(), "INCONCLUSIVE")
+
+
+def test_decide_leak_is_not_hidden_by_canaries_that_were_not_trained_on(make):
+    """Those that were leak 4 bits each; the mean over all is that of no leak."""
+    ranks = [max(1, rank // 6) for rank in make.even_ranks(50)]
+    ranks += [10**6 - i for i in range(60)]
+    report = trained_on(make, [1] * 50 + [0] * 60, planted=ranks)
+    assert_decides(
+        make.evidence(exposure=report),
+        make.policy(),
+        "BLOCK",
+        memorization="BLOCK",
+    )
+
+
+def test_decide_secret_that_is_known_leaks_whatever_is_said_of_its_training(make):
+    ranks = make.even_ranks(60)
+    ranks[5] = 1
+    report = trained_on(make, [0] * 60, planted=ranks)
+    assert_decides(
+        make.evidence(exposure=report), make.policy(), "BLOCK", memorization="BLOCK"
+    )
+
+
+def test_decide_space_in_which_one_known_canary_is_no_leak_is_inconclusive(make):
+    """60 of 10,000: rank 1 has a corrected p-value of .006, which blocks nothing."""
+    evidence = make.evidence(exposure=make.exposure())
+    for level, verdict in ((0.01, "PASS"), (1e-4, "INCONCLUSIVE")):
+        policy = make.policy(memorization_level=level)
+        assert_decides(evidence, policy, verdict, assurance=verdict)
+
+
+def test_decide_declared_missing_rate_is_a_switch_that_is_off(make, monkeypatch):
+    claims = (
+        make.claim(
+            notion="selective",
+            relation="replace_one",
+            status="conditional",
+            missing_rate=0.0,
+            missing_rate_upper=0.0001,
+        ),
+    )
+    policy = make.policy(
+        notion="selective", accepted_statuses=("certified", "conditional")
+    )
+    for changes, verdict in (
+        ({"missing_rate_origin": "review", "missing_rate_texts": 400}, "PASS"),
+        ({"missing_rate_origin": "gold"}, "PASS"),
+        ({"missing_rate_origin": "gold", "missing_rate_texts": 0}, "INCONCLUSIVE"),
+        ({"missing_rate_origin": "declared"}, "INCONCLUSIVE"),
+        ({"missing_rate_origin": ""}, "INCONCLUSIVE"),
+    ):
+        evidence = make.evidence(
+            claims=claims,
+            dataset_budget=make.budget(notion="selective"),
+            detection=make.detection(**changes),
+        )
+        assert_decides(evidence, policy, verdict, claim_status=verdict)
+        asked = policy.model_copy(update={"accept_declared_missing_rate": True})
+        assert_decides(evidence, asked, "PASS", claim_status="PASS")
+    monkeypatch.setattr("dptune.gates.claims._is_measured", lambda _: True)
+    assert decide(evidence, policy).outcome == "PASS", "the twin takes any word"

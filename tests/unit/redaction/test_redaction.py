@@ -65,6 +65,15 @@ def test_what_replaces_values_of_a_record_knows_no_other_record(operator, monkey
         assert views[0] != views[1], "the twin numbers the corpus"
 
 
+def test_redact_text_of_which_only_blanks_are_left_becomes_one_mask():
+    """Blanks between deleted spans are no text: the record would vanish."""
+    spans = [span(0, 3), span(4, 7)]
+    for text in ("Ann Lee", "Ann\tLee", "Ann Lee \n"):
+        found = redact_text(text, spans, Operator.DELETE)
+        assert (found.text, len(found.edits)) == (MASK, 1)
+    assert redact_text("Ann Lee!", spans, Operator.DELETE).text == " !"
+
+
 def test_redact_text_adjacent_masks_become_one_unless_told():
     spans = [span(0, 3), span(4, 7)]
     assert redact_text("Ann Lee!", spans, Operator.MASK).text == "<mask>!"

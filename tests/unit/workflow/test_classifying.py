@@ -100,6 +100,7 @@ def attacked(reviews, base, model, folder):
         base,
         reviews,
         draw_canaries(spec, seed=1),
+        trained=(),
         max_tokens=MAX_TOKENS,
         attacks=AttackSettings(num_members=50, num_bootstrap=100),
         detection=DetectionSettings(),

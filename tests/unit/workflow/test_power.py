@@ -18,7 +18,7 @@ class Config:
     """The parts of a configuration that power is computed from."""
 
     def __init__(self, **changes):
-        spec = {"num_planted": 60, "num_held_out": 60} | changes
+        spec = {"num_planted": 120, "num_held_out": 120} | changes
         self.canaries = CanarySpec(**spec)
         self.gate = POLICY.model_copy(update={"min_audit_capacity": 3.0})
         self.attack = type("Attack", (), {"num_members": 1000})()
@@ -31,7 +31,7 @@ def lines(config, **records):
     return found, {line.name: line for line in found.lines}
 
 
-@pytest.mark.parametrize(("num", "share"), [(30, 0.906), (50, 0.989)])
+@pytest.mark.parametrize(("num", "share"), [(50, 0.878), (100, 0.998)])
 def test_clean_pass_probability_is_that_of_the_methods_page(num, share):
     assert clean_pass_probability(POLICY, num) == pytest.approx(share, abs=0.004)
     assert clean_pass_probability(POLICY, 0) == 0.0
@@ -40,7 +40,7 @@ def test_clean_pass_probability_is_that_of_the_methods_page(num, share):
 def test_leak_of_four_bits_is_blocked_more_often_with_more_canaries():
     chances = [leak_block_probability(POLICY, num) for num in (0, 5, 20, 50)]
     assert chances == sorted(chances)
-    assert (chances[0], chances[-1] > 0.99) == (0.0, True)
+    assert (chances[0], chances[-1] > 0.97) == (0.0, True)
 
 
 def test_power_names_what_is_too_little_before_training():

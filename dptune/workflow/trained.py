@@ -1,0 +1,132 @@
+"""Which canaries a stage trains on: by tokens that have a loss, not by the corpus."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from dptune.attacks.canaries import CanarySet
+from dptune.attacks.candidates import encode_secrets, plain_tokenizer
+from dptune.dpsgd.dataset import FloatArray, IntArray, UnitDataset
+from dptune.errors import ConfigError, Problem
+from dptune.recipes import View
+from dptune.results import TrainedCanaries
+from dptune.stages import StagePlan
+
+_HOST = "x\n"
+"""Stands for the host's text that an appended canary follows on a line of its own."""
+_SAMPLE = 100
+
+
+def trained_canaries(
+    data: UnitDataset,
+    canaries: CanarySet,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    stage: str,
+) -> TrainedCanaries:
+    """Count the copies of every planted canary that a stage trains on.
+
+    A copy counts if one sequence holds the tokens that all candidates share, then every
+    token from the first to the last that differs between them, each of these with a
+    loss. Redaction, cutting, the bound of sequences per unit, weights and tiers have
+    been applied to what is counted in.
+
+    **Privacy**: counts of planted records, which do not depend on others. A record that
+    spells the same secret counts for a copy, and is one.
+
+    Args:
+        data: what the stage trains on.
+        canaries: what was planted.
+        tokenizer: that the data were encoded with.
+        stage: its name.
+    """
+    if not canaries.planted:
+        return TrainedCanaries(stage=stage, copies=())
+    context, paths = _spelt(canaries, tokenizer)
+    numbers = {path: number for number, path in enumerate(paths)}
+    lengths = sorted({len(path) for path in paths})
+    copies = [0] * len(paths)
+    for tokens, weights in _rows(data):
+        found = set()
+        for start in _behind(tokens, context):
+            for end in (start + length for length in lengths):
+                number = numbers.get(tuple(tokens[start:end].tolist()))
+                if number is not None and (weights[start:end] > 0).all():
+                    found.add(number)
+        for number in found:
+            copies[number] += 1
+    most = canaries.spec.insertions
+    return TrainedCanaries(stage=stage, copies=tuple(min(n, most) for n in copies))
+
+
+def refuse_untrained(
+    found: TrainedCanaries, plan: StagePlan, *, max_tokens: int
+) -> None:
+    """Refuse a stage that sees the original text, and none of the planted secrets.
+
+    Its canaries could not show what it memorizes; nothing was charged yet.
+
+    Raises:
+        ConfigError: no copy of any canary is whole in what the stage trains on.
+    """
+    settings = plan.settings
+    sees_all = settings.view is View.ORIGINAL and settings.screened is None
+    if not found.copies or any(found.copies) or not sees_all:
+        return
+    raise ConfigError(
+        [
+            Problem(
+                path="canaries",
+                message="must be trained on, but the whole secret of none of "
+                f"{len(found.copies)} reaches a loss of stage {found.stage}, whose "
+                f"sequences have {max_tokens} tokens.",
+                next_step="Raise model.max_tokens or model.max_sequences_per_unit, "
+                "shorten canaries.template, or plant own records.",
+            )
+        ]
+    )
+
+
+def most_trained(stages: Sequence[TrainedCanaries], *, num: int) -> tuple[int, ...]:
+    """Return the copies of each of `num` canaries in the stage that has the most."""
+    counts = [stage.copies for stage in stages if len(stage.copies) == num]
+    return tuple(max(of_one, default=0) for of_one in zip(*counts, strict=True))
+
+
+def _rows(data: UnitDataset) -> Iterator[tuple[IntArray, FloatArray]]:
+    """Yield the sequences of all units, and of what joins without noise."""
+    yield from zip(data.sequences, data.loss_weights, strict=True)
+    if data.unnoised is not None:
+        yield from _rows(data.unnoised)
+
+
+def _spelt(
+    canaries: CanarySet, tokenizer: PreTrainedTokenizerFast
+) -> tuple[IntArray, list[tuple[int, ...]]]:
+    """Tokens of the template up to the first that differs, and those of each secret."""
+    spec, plain = canaries.spec, plain_tokenizer(tokenizer)
+    lead = _HOST if spec.placement == "appended" else ""
+    step = max(1, (spec.space_size - 1) // (_SAMPLE - 1))
+    some = [spec.secret_at(i) for i in range(0, spec.space_size, step)]
+    encoded = encode_secrets(
+        spec, plain, [*canaries.planted, *some], prefix=lead + spec.prefix
+    )
+    text = lead + spec.record(canaries.planted[0])
+    offsets = plain.encode(text, add_special_tokens=False).offsets
+    shared, ends = encoded.num_shared, encoded.end
+    opening = sum(low < len(lead) for low, _ in offsets[:shared])
+    rows = encoded.tokens[: len(canaries.planted)]
+    return rows[0, opening:shared].astype(np.int64), [
+        tuple(row[shared:end].tolist()) for row, end in zip(rows, ends, strict=False)
+    ]
+
+
+def _behind(tokens: IntArray, context: IntArray) -> Iterator[int]:
+    """Yield every place of a sequence that comes right behind the context."""
+    if not len(context):
+        yield from range(len(tokens))
+    elif len(context) <= len(tokens) and context.tobytes() in tokens.tobytes():
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, len(context))
+        for place in np.flatnonzero((windows == context).all(axis=1)):
+            yield int(place) + len(context)
