@@ -254,17 +254,26 @@ def verify_decision(
         Path | None, typer.Option(help="The weights that are to be deployed.")
     ] = None,
     digest: Annotated[
-        str | None, typer.Option(help="Their digest, in place of the weights.")
+        str | None,
+        typer.Option(
+            help="Their digest, in place of the weights: says nothing of other files."
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="The policy that must have been passed: a name or a YAML file."
+        ),
     ] = None,
 ) -> None:
     """Check a signed decision offline: no server, no project folder.
 
-    Exit 0 if it is genuine, about these weights, and a pass; 1 if not; 2 if a file
-    cannot be read.
+    Exit 0 if it is genuine, about exactly these files, under this policy, and a pass; 1
+    if not; 2 if a file cannot be read.
     """
     from cli.decisions import verify_file
 
-    verify_file(file, key=key, model=model, digest=digest)
+    verify_file(file, key=key, model=model, digest=digest, policy_name=policy)
 
 
 def promote(
@@ -274,11 +283,17 @@ def promote(
         str | None,
         typer.Option(help="Promote past the gate; the reason stays on record."),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="The policy that it must have passed; that of its run by default."
+        ),
+    ] = None,
 ) -> None:
-    """Make a version the champion in both registries."""
+    """Make a version the champion in both registries, if its decision still holds."""
     from cli.registry import promote_version
 
-    promote_version(model, version, override)
+    promote_version(model, version, override, policy_name=policy)
 
 
 def rollback(
@@ -294,11 +309,18 @@ def rollback(
     roll_back(model, to, reason)
 
 
-def status() -> None:
+def status(
+    weights: Annotated[
+        bool,
+        typer.Option(
+            "--weights", help="Read every file of the champions, which takes time."
+        ),
+    ] = False,
+) -> None:
     """Show champions, challengers, the budget of every data set, and the last runs."""
     from cli.registry import show_status
 
-    show_status()
+    show_status(weights=weights)
 
 
 def configs() -> None:

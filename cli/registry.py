@@ -3,17 +3,18 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cli.budget import show_budgets
 from cli.runs import CONFIGS, require_workspace
-from dptune.configfile import read_yaml, validate
+from dptune.configfile import load_policy
 from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateDecision
-from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import UNSIGNED, signer_of
-from steps import _registry, _tracking
+from steps import _promoting, _registry, _tracking
 from steps._deciding import ENVELOPE, decide_on, record_override
+from steps._promoting import Reliance, look_at_champion, promote_by_hand
 
 
 def decide_again(
@@ -31,7 +32,7 @@ def decide_again(
         GateFailedError: the outcome is not PASS.
         ArtifactError: there is no such version, or it has no evidence.
     """
-    policy = read_policy(policy_name)
+    policy = load_policy(policy_name, configs=CONFIGS, key="--policy")
     require_workspace()
     _tracking.connect()
     number = version or newest(model)
@@ -70,22 +71,6 @@ def write_envelope(model: str, version: str, file: Path) -> None:
         )
 
 
-def read_policy(name: str) -> GatePolicy:
-    """Read a policy by its name under `configs/gates` or by its path."""
-    path = Path(name) if name.endswith(".yaml") else CONFIGS / "gates" / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in (CONFIGS / "gates").glob("*.yaml")))
-        raise ConfigError(
-            [
-                Problem(
-                    path="--policy",
-                    message=f"must be one of {known} or a YAML file, got {name!r}.",
-                )
-            ]
-        )
-    return validate(GatePolicy, read_yaml(path))
-
-
 def newest(model: str) -> str:
     """Return the newest version of a model.
 
@@ -116,16 +101,35 @@ def print_decision(decision: GateDecision, *, title: str) -> None:
             criterion.reason,
         )
     console.print(table)
-    console.print(f"decision {decision.decision_hash[:16]}", style="dim")
+    console.print(
+        f"decision {decision.decision_hash[:16]} under policy {decision.policy}, files "
+        f"{decision.manifest_digest[:16]}",
+        style="dim",
+    )
 
 
-def promote_version(model: str, version: str, override: str | None) -> None:
-    """Promote a version by hand."""
+def promote_version(
+    model: str, version: str, override: str | None, *, policy_name: str | None = None
+) -> None:
+    """Promote a version by hand.
+
+    Args:
+        model: as registered.
+        version: its number.
+        override: why it is promoted past the gate.
+        policy_name: the policy that it must have passed, if not the one of its run.
+    """
+    policy = (
+        load_policy(policy_name, configs=CONFIGS, key="--policy")
+        if policy_name
+        else None
+    )
     require_workspace()
     _tracking.connect()
-    if _registry.promote_by_hand(model, version, override=override) and override:
+    relied = promote_by_hand(model, version, policy=policy, override=override)
+    if relied.decision is None and override:
         record_override(model, version, reason=override)
-    Console().print(f"version {version} of {model} is the champion")
+    _print_champion(f"version {version} of {model} is the champion", relied)
 
 
 def roll_back(model: str, to: str | None, reason: str) -> None:
@@ -134,20 +138,50 @@ def roll_back(model: str, to: str | None, reason: str) -> None:
     _tracking.connect()
     if model not in _tracking.model_names():
         newest(model)
-    version = _registry.roll_back(model, to=to, reason=reason)
-    Console().print(f"version {version} of {model} is the champion again")
+    version, relied = _promoting.roll_back(model, to=to, reason=reason)
+    _print_champion(f"version {version} of {model} is the champion again", relied)
 
 
-def show_status() -> None:
-    """Print models, the budget of every data set, and the last runs."""
+def _print_champion(text: str, relied: Reliance) -> None:
+    """Say on what a champion was moved, and what nobody checked."""
+    console = Console(highlight=False)
+    console.print(text)
+    for name, value in relied.trail.items():
+        console.print(f"{name}: {value}", style="dim", soft_wrap=True)
+
+
+def show_status(*, weights: bool = False) -> None:
+    """Print models, the budget of every data set, and the last runs.
+
+    Args:
+        weights: whether every file of a champion is read.
+    """
     require_workspace()
     _tracking.connect()
     console = Console(highlight=False)
     for name in _tracking.model_names():
         _registry.mend(name)
         console.print(_model_table(name))
+        _print_look(console, name, weights=weights)
     show_budgets(console)
     console.print(_run_table())
+
+
+def _print_look(console: Console, name: str, *, weights: bool) -> None:
+    """Say whether a champion is still what it was when it was promoted."""
+    champion = _tracking.alias(name, _tracking.CHAMPION)
+    if champion is None:
+        return
+    wrong, unchecked = look_at_champion(name, champion, weights=weights)
+    if wrong:
+        console.print(f"[bold red]champion[/] {escape(wrong)}", soft_wrap=True)
+        return
+    rest = "; ".join(unchecked) or "nothing"
+    console.print(
+        f"champion {champion}: as it was promoted. Not checked: {rest}",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def _model_table(name: str) -> Table:

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from dptune.config import TrainConfig
 from dptune.errors import ConfigError, Problem
+from dptune.gates.policy import GatePolicy
 from dptune.recipes import Recipe
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
@@ -163,7 +164,51 @@ def train_config_of(values: Mapping[str, Any], *, configs: Path) -> TrainConfig:
         if isinstance(values.get(key), str):
             values[key] = read_yaml(named_file(configs / folder, values[key], key))
     problems = _override_stages(values, stages, configs / "recipes")
-    return validate(TrainConfig, values, problems=problems)
+    config = validate(TrainConfig, values, problems=problems)
+    _refuse_borrowed_name(config.gate, configs / "gates", key="gate.name")
+    return config
+
+
+def load_policy(name: str, *, configs: Path, key: str) -> GatePolicy:
+    """Read a gate policy by its name under `gates/`, or by the path of a YAML file.
+
+    Args:
+        name: or path.
+        configs: the folder that holds `gates/`.
+        key: what to call it in an error.
+
+    Raises:
+        ConfigError: there is no such file, it is no policy, or it has the name of
+            another.
+    """
+    folder = configs / "gates"
+    policy = validate(GatePolicy, read_yaml(named_or_given_file(folder, name, key)))
+    _refuse_borrowed_name(policy, folder, key=key)
+    return policy
+
+
+def _refuse_borrowed_name(policy: GatePolicy, folder: Path, *, key: str) -> None:
+    """Refuse a policy that calls itself as one of a folder does, but is another.
+
+    Raises:
+        ConfigError: names both digests.
+    """
+    file = folder / f"{policy.name}.yaml"
+    if not file.is_file():
+        return
+    known = validate(GatePolicy, read_yaml(file))
+    if known.digest != policy.digest:
+        raise ConfigError(
+            [
+                Problem(
+                    path=key,
+                    message="must not be the name of a policy that comes with the "
+                    f"program and says something else, got {policy.reference.title}, "
+                    f"where {known.reference.title} is known.",
+                    next_step="Give it a name of its own.",
+                )
+            ]
+        )
 
 
 def named_or_given_file(folder: Path, name: str, key: str) -> Path:

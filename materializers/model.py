@@ -8,6 +8,7 @@ from zenml.io import fileio
 from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.errors import ArtifactError
+from dptune.gates.manifest import Manifest, read_manifest
 from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
 from materializers._place import file_of
@@ -38,17 +39,37 @@ class ModelBundleMaterializer(BaseMaterializer):
     def load(self, data_type: type[Any]) -> ModelBundle:
         """Copy the files, unless they are on this machine, to a folder of the step.
 
+        ZenML hands over the digest that its database holds since they were saved: who
+        can write to the artifact store need not be able to write there.
+
         Raises:
             ArtifactError: the files are not the ones that were saved.
         """
         if data_type is not ModelBundle:
             raise ArtifactError(f"artifact type must be ModelBundle, got {data_type}.")
         if (local := Path(self.uri)).is_dir():
-            return ModelBundle(path=local, digest=model_digest(local))
+            return self._checked(local)
         with self.get_temporary_directory(delete_at_exit=False) as folder:
             for name in fileio.listdir(self.uri):
                 fileio.copy(file_of(self.uri, str(name)), str(Path(folder) / str(name)))
-            return ModelBundle(path=Path(folder), digest=model_digest(Path(folder)))
+            return self._checked(Path(folder))
+
+    def _checked(self, folder: Path) -> ModelBundle:
+        """Return a bundle of the files that were saved, if it is known which they were.
+
+        Artifacts from before every file was listed are known by their weights alone.
+
+        Raises:
+            ArtifactError: other files lie there.
+        """
+        found, saved = model_digest(folder), self.expected_content_hash
+        if saved is not None and saved not in {read_manifest(folder).digest, found}:
+            raise ArtifactError(
+                f"the model of artifact {Path(self.uri).name} must be of the files "
+                f"that were saved, {saved[:16]}, but has others, with weights "
+                f"{found[:16]}. Restore them, or train again with --retrain."
+            )
+        return ModelBundle(path=folder, digest=found)
 
     def extract_metadata(self, data: ModelBundle) -> dict[str, Any]:
         """Digest and size."""
@@ -58,8 +79,10 @@ class ModelBundleMaterializer(BaseMaterializer):
         }
 
     def compute_content_hash(self, data: ModelBundle) -> str:
-        """Return the digest of weights, configuration and tokenizer."""
-        return data.digest
+        """Return the digest of the files that are saved, all of them."""
+        files = {file.name for file in _files(data.path)}
+        listed = read_manifest(data.path).files
+        return Manifest(files=tuple(f for f in listed if f.path in files)).digest
 
 
 def _files(folder: Path) -> list[Path]:

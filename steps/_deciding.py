@@ -1,5 +1,6 @@
 """Decide on a registered version from what is stored with it, and record it."""
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -24,6 +25,7 @@ from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
 from steps import _registry, _tracking
 from steps._dashboard import show_on_run
+from steps._files import look_at_files
 
 StoredT = TypeVar("StoredT", bound=BaseModel)
 ENVELOPE = "decision.signed.json"
@@ -40,12 +42,14 @@ def decide_on(
 ) -> tuple[GateDecision, PrivacyCard | None]:
     """Gate one version against the current champion; keep decision and card with it.
 
-    Evidence that cannot be read, the champion's as well, is INVALID, and has no card.
+    Evidence that cannot be read, the champion's as well, is INVALID, and has no card;
+    so are files that are not those that were registered.
 
     Raises:
-        ArtifactError: the stored evidence is of other weights than the version's.
+        ArtifactError: there is no such version, or it has no evidence.
     """
     registered = _tracking.describe(model_name, version)
+    files = look_at_files(registered)
     text = _tracking.read_evidence(model_name, version)
     champion = _tracking.alias(model_name, _tracking.CHAMPION)
     now = datetime.now(tz=UTC)
@@ -53,13 +57,13 @@ def decide_on(
     card = None
     try:
         dossier = parse_dossier(text, version)
-        _refuse_other_weights(dossier, registered)
         other = (
             read_dossier(model_name, champion)
             if champion not in (None, version)
             else None
         )
-        decision = decide(dossier.evidence(other, decided_at=now), policy)
+        evidence = dossier.evidence(other, decided_at=now, files=files)
+        decision = decide(evidence, policy)
         card = dossier.card(registered, decision, override=override)
     except (ConfigError, *_NO_EVIDENCE) as error:
         decision = unreadable(
@@ -67,31 +71,36 @@ def decide_on(
             policy,
             model_digest=registered.model_digest,
             reason=_what_is_wrong(error),
+            files=files,
         )
     statement = Statement(
         model_name=model_name,
         model_version=version,
         decided_at=now,
         decision=decision,
+        manifest=files.stored,
         decision_hash=decision.decision_hash,
     )
     envelope = seal(statement, private_key=read_signing_key())
-    files = {ENVELOPE: envelope, _POLICY: policy.model_dump_json(indent=2)}
-    _record(registered, decision, card, beside=champion, files=files)
+    kept = {
+        ENVELOPE: envelope,
+        _kept_as(decision.decision_hash): envelope,
+        _POLICY: policy.model_dump_json(indent=2),
+    }
+    _record(registered, decision, card, beside=champion, files=kept)
     return decision, card
 
 
-def _refuse_other_weights(dossier: Dossier, version: RegisteredVersion) -> None:
-    """Refuse evidence of another model.
+def kept_envelope(model_name: str, version: str, decision_hash: str) -> str | None:
+    """Return a decision on a version, the newest or an earlier one, by its hash."""
+    if not re.fullmatch(r"[0-9a-f]{64}", decision_hash):
+        return None
+    return _tracking.read_file(model_name, version, _kept_as(decision_hash))
 
-    Raises:
-        ArtifactError: the digests differ.
-    """
-    if dossier.model_digest != version.model_digest:
-        raise ArtifactError(
-            f"evidence of version {version.version} must be of its own weights, but "
-            "the digests differ. Run the attacks on this version again."
-        )
+
+def _kept_as(decision_hash: str) -> str:
+    """Name the file of a decision, which later ones leave alone."""
+    return f"decisions/{decision_hash}.signed.json"
 
 
 def _what_is_wrong(error: Exception) -> str:
@@ -161,6 +170,7 @@ def decision_metadata(
         "gate": decision.outcome.value,
         "gate_reason": reasons(decision),
         "model": f"{version.model_name} version {version.version}",
+        "policy": decision.policy,
         "criteria": ", ".join(c.name for c in decision.failed()) or "all met",
     }
 
@@ -243,8 +253,7 @@ def _record(
     signer, page = signer_of(files[ENVELOPE]), glance(decision, card)
     _tracking.record_decision(
         version,
-        outcome=decision.outcome.value,
-        decision_hash=decision.decision_hash,
+        decision=decision,
         reasons=reasons(decision),
         signer=signer,
         epsilons={
@@ -265,6 +274,7 @@ def _record(
         metadata={
             **page,
             "decision_hash": decision.decision_hash,
+            "policy": decision.policy,
             "decision_signed_by": signer,
         },
     )

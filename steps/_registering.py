@@ -9,6 +9,8 @@ from zenml import log_metadata
 from zenml.metadata.metadata_types import MetadataType
 
 from dptune.config import TrainConfig
+from dptune.errors import ArtifactError, MalformedEvidenceError
+from dptune.gates.manifest import Manifest
 from dptune.models.bundle import ModelBundle
 from dptune.reports.formatting import epsilon as format_epsilon
 from dptune.results import RegisteredVersion
@@ -16,6 +18,8 @@ from dptune.workflow.controlling import read_controllers
 from dptune.workflow.dossier import Dossier
 from steps import _registry, _tracking
 from steps._dashboard import link_run
+from steps._deciding import read_dossier
+from steps._files import register_files
 
 
 def dossier_of_run(
@@ -44,7 +48,11 @@ def dossier_of_run(
 def register_dossier(
     dossier: Dossier, folder: Path, *, model_name: str
 ) -> RegisteredVersion:
-    """Register weights with their claims as searchable metrics and tags."""
+    """Register weights with their claims as searchable metrics and tags.
+
+    Raises:
+        ArtifactError: the store holds other files than those that were registered.
+    """
     version = _tracking.register_model(
         folder,
         model_name=model_name,
@@ -52,13 +60,25 @@ def register_dossier(
         recipe=dossier.recipe.name,
         params=version_parameters(dossier),
         metrics=measured_numbers(dossier),
-        evidence=dossier.model_dump_json(),
     )
+    files = register_files(version, known=_registered_before(version))
+    dossier = dossier.model_copy(update={"manifest": files})
+    _tracking.record_files(version, files.digest)
+    _tracking.keep_evidence(version, dossier.model_dump_json())
     metadata = dashboard_metadata(dossier, version)
     _registry.ensure_zenml_version(model_name, version.version, metadata=metadata)
     link_run(version)
     log_metadata(dict(metadata))
     return version
+
+
+def _registered_before(version: RegisteredVersion) -> Manifest | None:
+    """Read the files of a version from its evidence; None where it has none."""
+    try:
+        dossier = read_dossier(version.model_name, version.version)
+    except (ArtifactError, MalformedEvidenceError):
+        return None
+    return dossier.manifest
 
 
 def version_parameters(dossier: Dossier) -> dict[str, str]:

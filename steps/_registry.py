@@ -14,7 +14,6 @@ from zenml.metadata.metadata_types import MetadataType
 from zenml.models import ModelResponse, ModelVersionResponse
 from zenml.utils.metadata_utils import log_metadata
 
-from dptune.errors import ArtifactError, GateFailedError
 from dptune.gates.decision import GateOutcome
 from dptune.reports.summary import verdict_tag
 from infra.locks import one_at_a_time
@@ -75,15 +74,31 @@ def moving_champion(model_name: str) -> Iterator[None]:
 
 
 def promote_version(
-    model_name: str, version: str, *, reason: str, action: str = "promote"
+    model_name: str,
+    version: str,
+    *,
+    reason: str,
+    action: str,
+    relied: Mapping[str, str],
 ) -> None:
     """Make a version the champion in both registries and keep the trail.
 
     Called while `moving_champion`.
+
+    Args:
+        model_name: as registered.
+        version: its number.
+        reason: why.
+        action: by which command.
+        relied: the policy, decision and files that it relied on, and what was not
+            checked.
     """
-    if _tracking.alias(model_name, _tracking.CHAMPION) != version:
+    trail = _tracking.history(model_name)
+    known = bool(trail) and trail[-1]["version"] == version
+    if _tracking.alias(model_name, _tracking.CHAMPION) != version or not known:
         _tracking.append_history(
-            model_name, action=action, version=version, reason=reason
+            model_name,
+            {"action": action, "version": version, "reason": reason[:4000], **relied},
         )
         _tracking.set_alias(model_name, _tracking.CHAMPION, version)
     if _tracking.alias(model_name, _tracking.CHALLENGER) == version:
@@ -99,53 +114,6 @@ def refuse_version(model_name: str, version: str) -> None:
     if _tracking.alias(model_name, _tracking.CHAMPION) != version:
         _tracking.set_alias(model_name, _tracking.CHALLENGER, version)
     _mend(model_name)
-
-
-def roll_back(model_name: str, *, to: str | None, reason: str) -> str:
-    """Make an earlier champion the champion again.
-
-    Args:
-        model_name: as registered.
-        to: a version that was champion before; the last such one by default.
-        reason: kept in the trail.
-
-    Raises:
-        ArtifactError: no earlier champion fits.
-    """
-    with moving_champion(model_name):
-        current = _tracking.alias(model_name, _tracking.CHAMPION)
-        trail = [entry["version"] for entry in _tracking.history(model_name)]
-        earlier = [v for v in reversed(trail) if v != current]
-        if not earlier or (to is not None and to not in earlier):
-            raise ArtifactError(
-                f"rollback needs an earlier champion of {model_name} "
-                f"({', '.join(dict.fromkeys(earlier)) or 'there is none'}), got {to}."
-            )
-        version = to or earlier[0]
-        promote_version(model_name, version, reason=reason, action="rollback")
-        return version
-
-
-def promote_by_hand(model_name: str, version: str, *, override: str | None) -> bool:
-    """Promote a version that passed, or any with a reason that stays on record.
-
-    Returns:
-        Whether it was promoted past the gate.
-
-    Raises:
-        GateFailedError: the version did not pass and no reason was given.
-    """
-    outcome = _tracking.outcome_of(_tracking.get_version(model_name, version))
-    if outcome != "PASS" and not override:
-        raise GateFailedError(
-            f"version {version} of {model_name} has gate outcome {outcome}, so it is "
-            "not promoted. Use --override 'reason' to promote it all the same; the "
-            "reason stays on record."
-        )
-    reason = f"override: {override}" if outcome != "PASS" else "gate outcome PASS"
-    with moving_champion(model_name):
-        promote_version(model_name, version, reason=reason, action="promote by hand")
-    return outcome != "PASS"
 
 
 def mend(model_name: str) -> list[str]:

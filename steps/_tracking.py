@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from datetime import UTC, datetime
@@ -24,17 +23,21 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from zenml.client import Client
 
 from dptune.errors import ArtifactError
-from dptune.models.bundle import ModelBundle
-from dptune.models.digest import model_digest
+from dptune.gates.decision import GateDecision
 from dptune.reports.cells import ComparisonRow
 from dptune.results import RegisteredVersion
 
 _LOG = logging.getLogger(__name__)
 CHAMPION, CHALLENGER = "champion", "challenger"
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
+EVIDENCE = "evidence.json"
+_POLICY, _FILES = "dptune.policy", "dptune.files"
 _COMPARISON = "dptune.comparison"
 _HISTORY, _OVERRIDE = "dptune.champion.", "dptune.override"
 _BESIDE = "dptune.decided_beside_version"
@@ -143,7 +146,6 @@ def register_model(
     recipe: str,
     params: Mapping[str, str],
     metrics: Mapping[str, float],
-    evidence: str,
 ) -> RegisteredVersion:
     """Log a model with its weights and register it, or find the version it already is.
 
@@ -154,7 +156,6 @@ def register_model(
         recipe: name of the recipe.
         params: of the logged model.
         metrics: finite numbers to search by.
-        evidence: JSON from which the gate can decide again.
     """
     client = connect()
     found = find_version(model_name, digest=digest)
@@ -166,7 +167,6 @@ def register_model(
         {k: v for k, v in metrics.items() if math.isfinite(v)}, model_id=model_id
     )
     run_id = str(found.run_id)
-    client.log_text(run_id, evidence, "evidence.json")
     for part in sorted(folder.glob("local_*")):  # the user's and the server's
         client.log_artifact(run_id, str(part), "local")
     for part in sorted(folder.glob("controller_*")):  # its policy and its trace
@@ -178,6 +178,23 @@ def register_model(
         model_uri=str(found.source),
         recipe=recipe,
     )
+
+
+def record_files(version: RegisteredVersion, manifest_digest: str) -> None:
+    """Keep on a version which files were registered: the store need not be believed."""
+    MlflowClient().set_model_version_tag(
+        version.model_name, version.version, _FILES, manifest_digest
+    )
+
+
+def files_of(version: ModelVersion) -> str:
+    """Return the digest of the files that were registered; empty if it is not known."""
+    return str(version.tags.get(_FILES, ""))
+
+
+def keep_evidence(version: RegisteredVersion, text: str) -> None:
+    """Keep JSON from which the gate can decide again."""
+    _keep_files(version, {EVIDENCE: text})
 
 
 def _log_and_register(
@@ -247,12 +264,12 @@ def read_evidence(model_name: str, version: str) -> str:
     """
     run_id = get_version(model_name, version).run_id
     try:
-        return str(mlflow.artifacts.load_text(f"runs:/{run_id}/evidence.json"))
+        return str(mlflow.artifacts.load_text(f"runs:/{run_id}/{EVIDENCE}"))
     except (MlflowException, OSError) as error:
         if isinstance(error.__cause__, UnicodeDecodeError):
             return ""  # bytes that are no text: nothing that anybody could read
         raise ArtifactError(
-            f"version {version} of {model_name} must have evidence.json, but has none. "
+            f"version {version} of {model_name} must have {EVIDENCE}, but has none. "
             "Run the audit on it, or train it with this project."
         ) from None
 
@@ -284,8 +301,7 @@ def _known_versions(model_name: str) -> list[ModelVersion]:
 def record_decision(
     version: RegisteredVersion,
     *,
-    outcome: str,
-    decision_hash: str,
+    decision: GateDecision,
     reasons: str,
     signer: str,
     epsilons: Mapping[str, str],
@@ -297,8 +313,7 @@ def record_decision(
 
     Args:
         version: that was decided on.
-        outcome: of the gate.
-        decision_hash: of the decision.
+        decision: of the gate.
         reasons: why, in one line.
         signer: of the decision.
         epsilons: in words, by notion and relation.
@@ -306,10 +321,12 @@ def record_decision(
         beside: the version that was the champion then.
         files: text by name.
     """
+    _keep_files(version, files)  # first: without them tags are no decision
     client = MlflowClient()
     tags = {
-        _OUTCOME: outcome,
-        _HASH: decision_hash,
+        _OUTCOME: decision.outcome.value,
+        _HASH: decision.decision_hash,
+        _POLICY: decision.policy,
         _SIGNER: signer,
         _BESIDE: beside or "",
         "dptune.reason": reasons[:4900],
@@ -318,7 +335,6 @@ def record_decision(
     for key, value in tags.items():
         client.set_model_version_tag(version.model_name, version.version, key, value)
     _describe(version, summary)
-    _keep_files(version, files)
 
 
 def _keep_files(version: RegisteredVersion, files: Mapping[str, str]) -> None:
@@ -390,17 +406,22 @@ def history(model_name: str) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda entry: str(entry["at"]))
 
 
-def append_history(model_name: str, *, action: str, version: str, reason: str) -> None:
+def append_history(model_name: str, entry: Mapping[str, str]) -> None:
     """Add a line to the trail of a model: a tag of its own, never overwritten."""
     at = datetime.now(tz=UTC).isoformat(timespec="microseconds")
-    entry = {"at": at, "action": action, "version": version, "reason": reason[:4000]}
-    key = f"{_HISTORY}{at[:26].replace(':', '-')}.{version}"
-    MlflowClient().set_registered_model_tag(model_name, key, json.dumps(entry))
+    key = f"{_HISTORY}{at[:26].replace(':', '-')}.{entry['version']}"
+    text = json.dumps({"at": at, **entry})
+    MlflowClient().set_registered_model_tag(model_name, key, text)
 
 
 def decided_beside(version: ModelVersion) -> str | None:
     """Return the champion that the newest decision compared with; None for none."""
     return version.tags.get(_BESIDE) or None
+
+
+def decision_hash_of(version: ModelVersion) -> str:
+    """Return the hash of the newest decision, as the registry keeps it."""
+    return str(version.tags.get(_HASH, "none"))
 
 
 def outcome_of(version: ModelVersion) -> str:
@@ -419,29 +440,43 @@ def recipe_of(version: ModelVersion) -> str:
 
 
 @contextmanager
-def fetched_bundle(model_name: str, version: str) -> Iterator[ModelBundle]:
-    """Hold a copy of a version's weights and tokenizer in one directory, then drop it.
+def version_folder(model_name: str, version: str) -> Iterator[Path]:
+    """Hold the files of a version: where they lie on this machine, else a copy.
 
     Raises:
-        ArtifactError: there is no such version, or its weights are not what was
-            registered.
+        ArtifactError: there is no such version.
     """
-    known = describe(model_name, version)
+    store = _store_of(model_name, version)
+    if isinstance(store, LocalArtifactRepository):
+        yield Path(store.artifact_dir)
+        return
     with TemporaryDirectory(prefix="dptune-version-") as home:
-        folder, download = Path(home, "bundle"), Path(home, "download")
-        download.mkdir()
-        source = Path(
-            mlflow.artifacts.download_artifacts(known.model_uri, dst_path=str(download))
-        )
-        for part in (source / "model", source / "components" / "tokenizer"):
-            shutil.copytree(part, folder, dirs_exist_ok=True, copy_function=shutil.move)
-        bundle = ModelBundle(path=folder, digest=model_digest(folder))
-        if bundle.digest != known.model_digest:
-            raise ArtifactError(
-                f"weights of version {version} of {model_name} must have digest "
-                f"{known.model_digest[:16]}, got {bundle.digest[:16]}. Restore them."
-            )
-        yield bundle
+        with redirect_stderr(io.StringIO()):  # a bar of progress
+            copied = store.download_artifacts("", dst_path=home)  # type: ignore[no-untyped-call]
+        yield Path(copied)
+
+
+def version_sizes(model_name: str, version: str) -> dict[str, int]:
+    """List the files of a version with their sizes in bytes, and read none.
+
+    Raises:
+        ArtifactError: there is no such version.
+    """
+    store = _store_of(model_name, version)
+    sizes, folders = {}, [""]
+    while folders:
+        for entry in store.list_artifacts(folders.pop() or None):
+            if entry.is_dir:
+                folders.append(str(entry.path))
+            else:
+                sizes[str(entry.path)] = int(entry.file_size or 0)
+    return sizes
+
+
+def _store_of(model_name: str, version: str) -> ArtifactRepository:
+    """Find the store that `models:/...` leads to."""
+    place = get_artifact_repository(str(get_version(model_name, version).source))
+    return getattr(place, "repo", place)
 
 
 def describe(model_name: str, version: str) -> RegisteredVersion:

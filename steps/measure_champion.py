@@ -21,7 +21,8 @@ def measure_champion(
 ) -> Annotated[ChampionReport, "champion"]:
     """Return the champion's loss, so that the gate compares like with like."""
     from dptune.workflow.evaluation import measure_utility
-    from steps._tracking import CHAMPION, alias, connect, fetched_bundle
+    from steps._files import fetched_bundle
+    from steps._tracking import CHAMPION, alias, connect
 
     connect()
     version = alias(model_name, CHAMPION)

@@ -21,18 +21,19 @@ def promote(
 ) -> Annotated[bool, "promoted"]:
     """Return whether the version is the champion now.
 
+    The decision is opened again, and every file read, before the champion moves.
     Another run may have moved the champion since the gate: then the gate decides again,
     and says so on this step, in an alert too.
     """
     from steps._deciding import decide_beside_champion
-    from steps._registry import moving_champion, promote_version, refuse_version
+    from steps._promoting import promote_decided
+    from steps._registry import moving_champion, refuse_version
 
     with moving_champion(version.model_name):
         newest = decide_beside_champion(version, decision)
         passed = newest.outcome is GateOutcome.PASS
         if passed:
-            reason = f"gate PASS, decision {newest.decision_hash[:16]}"
-            promote_version(version.model_name, version.version, reason=reason)
+            promote_decided(version.model_name, version.version)
         else:
             refuse_version(version.model_name, version.version)
     log_metadata({"promoted": passed})

@@ -22,9 +22,11 @@ from dptune.gates.evidence import (
     BudgetEvidence,
     ClaimEvidence,
     Evidence,
+    FileEvidence,
     StepAuditEvidence,
 )
 from dptune.gates.leakage import needed_candidates
+from dptune.gates.manifest import Manifest, StoredFile
 from dptune.gates.policy import GatePolicy
 from dptune.results import (
     CanaryExposure,
@@ -60,6 +62,14 @@ DETECTION = DetectionReport(
     num_records_with_spans=700,
     num_spans={},
     masked_character_share=0.1,
+)
+LISTED = Manifest(files=(StoredFile(path="MLmodel", size=1, sha256="a"),))
+FILES = FileEvidence(
+    registered=LISTED,
+    stored=LISTED,
+    model_digest="m",
+    registry_digest="m",
+    registry_manifest=LISTED.digest,
 )
 NOW = datetime(2026, 5, 4, tzinfo=UTC)
 
@@ -242,6 +252,7 @@ def evidence(shape, generator, planted, others):
         ),
         audits=audit_canaries(report, [AUDITED]),
         step_audits=(STEPS_AUDITED,),
+        files=FILES,
         detection=DETECTION,
         planned_for=POLICY.reference,
         measured_at=NOW,

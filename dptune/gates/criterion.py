@@ -1,5 +1,7 @@
 """One line of a decision: measured, threshold, verdict, reason, next step."""
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -80,3 +82,10 @@ def holds_nan(value: object) -> bool:
 def any_nan(values: Iterable[float | None]) -> bool:
     """Whether a value is NaN."""
     return any(value is not None and math.isnan(value) for value in values)
+
+
+def canonical_digest(report: Report) -> str:
+    """SHA-256 of a report's JSON with sorted keys; NaN and infinity are strings."""
+    values = json.loads(report.model_dump_json())
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

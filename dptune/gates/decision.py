@@ -9,13 +9,18 @@
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Self
 
 from dptune.gates.claims import claims
-from dptune.gates.criterion import Criterion, GateOutcome, Verdict, broken
-from dptune.gates.evidence import Evidence
+from dptune.gates.criterion import (
+    Criterion,
+    GateOutcome,
+    Verdict,
+    broken,
+    canonical_digest,
+)
+from dptune.gates.evidence import Evidence, FileEvidence, PolicyReference
 from dptune.gates.leakage import leakage
 from dptune.gates.policy import GatePolicy
 from dptune.gates.utility import utility
@@ -45,6 +50,8 @@ class GateDecision(Report):
         policy_version: of the policy.
         policy_digest: of its thresholds.
         evidence_digest: of all evidence.
+        manifest_digest: of the files that lay in the store; empty in decisions from
+            before they were read.
         criteria: every check, passed ones included.
     """
 
@@ -54,12 +61,22 @@ class GateDecision(Report):
     policy_version: int
     policy_digest: str
     evidence_digest: str
+    manifest_digest: str = ""
     criteria: tuple[Criterion, ...]
 
     @property
     def decision_hash(self: Self) -> str:
         """SHA-256 of the decision's canonical JSON, for card and version."""
         return canonical_digest(self)
+
+    @property
+    def policy(self: Self) -> str:
+        """Name the policy, by its digest too: a name alone proves nothing."""
+        return PolicyReference(
+            name=self.policy_name,
+            version=self.policy_version,
+            digest=self.policy_digest,
+        ).title
 
     def failed(self: Self) -> tuple[Criterion, ...]:
         """The criteria that stand in the way of a pass."""
@@ -97,12 +114,18 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
         policy_version=policy.version,
         policy_digest=policy.digest,
         evidence_digest=canonical_digest(evidence),
+        manifest_digest=(evidence.files or FileEvidence()).stored.digest,
         criteria=criteria,
     )
 
 
 def unreadable(
-    text: str, policy: GatePolicy, *, model_digest: str, reason: str
+    text: str,
+    policy: GatePolicy,
+    *,
+    model_digest: str,
+    reason: str,
+    files: FileEvidence,
 ) -> GateDecision:
     """Decide on evidence that cannot be read: it is INVALID, whatever the policy asks.
 
@@ -111,6 +134,7 @@ def unreadable(
         policy: that was asked for.
         model_digest: the model that the evidence should be about.
         reason: what is wrong with it, without quoting it.
+        files: of the version.
     """
     criteria = (broken("evidence", reason),)
     return GateDecision(
@@ -120,6 +144,7 @@ def unreadable(
         policy_version=policy.version,
         policy_digest=policy.digest,
         evidence_digest=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
+        manifest_digest=files.stored.digest,
         criteria=criteria,
     )
 
@@ -131,10 +156,3 @@ def worst_outcome(criteria: Sequence[Criterion]) -> GateOutcome:
         if verdict in found:
             return GateOutcome(verdict.value)
     return GateOutcome.PASS
-
-
-def canonical_digest(report: Report) -> str:
-    """SHA-256 of a report's JSON with sorted keys; NaN and infinity are strings."""
-    values = json.loads(report.model_dump_json())
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()

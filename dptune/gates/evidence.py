@@ -1,7 +1,10 @@
 """All that a decision rests on, in one value."""
 
+from typing import Self
+
 from pydantic import AwareDatetime, Field
 
+from dptune.gates.manifest import Manifest
 from dptune.privacy import (
     CertificateStatus,
     NeighboringRelation,
@@ -127,6 +130,26 @@ class StepAuditEvidence(Report):
     unrecorded: str
 
 
+class FileEvidence(Report):
+    """The files of a version: what was registered, and what lies there now.
+
+    Args:
+        registered: when the version was made; None in versions from before.
+        stored: when the decision is made; none where `fault` says why not.
+        model_digest: of the weights that lie there; empty where they cannot be read.
+        registry_digest: of the weights, as the registry shows it.
+        registry_manifest: digest of what was registered, as the registry shows it.
+        fault: why files or weights cannot be read.
+    """
+
+    registered: Manifest | None = None
+    stored: Manifest = Manifest()
+    model_digest: str = ""
+    registry_digest: str = ""
+    registry_manifest: str = ""
+    fault: str = ""
+
+
 class PolicyReference(Report):
     """One version of a policy.
 
@@ -139,6 +162,11 @@ class PolicyReference(Report):
     name: str
     version: int
     digest: str
+
+    @property
+    def title(self: Self) -> str:
+        """Name the policy, by its digest too: a name alone proves nothing."""
+        return f"{self.name}, version {self.version}, {self.digest}"
 
 
 class Evidence(Report):
@@ -160,6 +188,7 @@ class Evidence(Report):
             policy may decide on the evidence, another version of the same one may not.
         measured_at: when the attacks ran.
         decided_at: when the decision is made.
+        files: of the version.
     """
 
     model_digest: str
@@ -176,3 +205,4 @@ class Evidence(Report):
     planned_for: PolicyReference | None = None
     measured_at: AwareDatetime | None = None
     decided_at: AwareDatetime | None = None
+    files: FileEvidence | None = None

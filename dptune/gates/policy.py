@@ -11,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -37,7 +38,7 @@ class GatePolicy(BaseModel):
     heart, passes in less than 1 % (`tests/statistical/test_gate_error_rates.py`).
 
     Args:
-        name: of the policy.
+        name: of the policy, in letters that no other name looks like.
         version: raise it whenever a threshold changes.
         notion: what the guarantee must protect; epsilons of other notions do not count.
         max_epsilon: largest composed certified epsilon of that notion.
@@ -96,8 +97,8 @@ class GatePolicy(BaseModel):
     )
 
     schema_version: Literal[1] = 1
-    name: str = "default"
-    version: int = Field(default=1, ge=1)
+    name: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")
+    version: int = Field(default=1, ge=1, strict=True)
 
     notion: Notion
     max_epsilon: float = Field(gt=0)
@@ -131,6 +132,17 @@ class GatePolicy(BaseModel):
     blind_auc_tolerance: float = Field(default=0.06, ge=0, lt=0.5)
     max_nll_increase: float = Field(default=math.log(1.02), ge=0)
     utility_confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_as_number(
+        cls: type[Self], value: object, info: ValidationInfo
+    ) -> object:
+        """`yes` is 1 to pydantic, and a threshold to nobody."""
+        wanted = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and wanted is not bool:
+            raise ValueError("must be a value and not true or false.")
+        return value
 
     @field_validator("accepted_statuses")
     @classmethod
@@ -166,7 +178,7 @@ class GatePolicy(BaseModel):
 
     @property
     def digest(self: Self) -> str:
-        """Digest of every threshold."""
+        """Digest of every field, those that a file leaves to their defaults too."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 

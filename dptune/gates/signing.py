@@ -4,7 +4,8 @@ The envelope is the Dead Simple Signing Envelope, so that other tools can check 
 its payload is a `Statement` as canonical JSON.
 
 **Formal guarantee.** `open_envelope` returns only what the holder of the private key
-signed, byte for byte: a changed byte anywhere, another key, or other weights raise.
+signed, byte for byte: a changed byte anywhere, or another key, raise. What was signed
+names every file of the version; `refuse_other_files` compares them with a folder's.
 
 **References**: DSSE protocol 1.0.2 (secure-systems-lab/dsse), RFC 8032.
 """
@@ -14,7 +15,8 @@ import binascii
 import hashlib
 import json
 from datetime import datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -31,6 +33,12 @@ from pydantic import ValidationError
 
 from dptune.errors import ArtifactError, ConfigError
 from dptune.gates.decision import GateDecision, worst_outcome
+from dptune.gates.manifest import (
+    Manifest,
+    difference,
+    is_mlflow_layout,
+    read_manifest,
+)
 from dptune.results import Report
 
 PAYLOAD_TYPE: Final = "application/vnd.dptune.gate-decision+json"
@@ -44,6 +52,8 @@ class Statement(Report):
         model_name, model_version: as registered.
         decided_at: when, in UTC.
         decision: with every criterion and the digest of the weights.
+        manifest: the files that lay in the store, of which the decision holds the
+            digest; none where they could not be listed.
         decision_hash: as the registry shows it.
     """
 
@@ -51,7 +61,13 @@ class Statement(Report):
     model_version: str
     decided_at: datetime
     decision: GateDecision
+    manifest: Manifest
     decision_hash: str
+
+    @property
+    def subject(self: Self) -> str:
+        """Name the version in a message."""
+        return f"version {self.model_version} of {self.model_name}"
 
 
 def seal(statement: Statement, *, private_key: bytes | None) -> str:
@@ -75,20 +91,18 @@ def seal(statement: Statement, *, private_key: bytes | None) -> str:
     return _envelope(payload, signatures)
 
 
-def open_envelope(text: str, *, public_key: bytes, model_digest: str) -> Statement:
+def open_envelope(text: str, *, public_key: bytes) -> Statement:
     """Return what was signed, or raise.
 
     | case | raises |
     |---|---|
     | unsigned, or signed with another key | ArtifactError |
     | a byte of the envelope changed | ArtifactError |
-    | the decision contradicts its own criteria or hash | ArtifactError |
-    | the weights are others | ArtifactError |
+    | the decision contradicts its own criteria, hash or files | ArtifactError |
 
     Args:
         text: the envelope.
         public_key: Ed25519 as PEM.
-        model_digest: of the weights that are to be deployed.
 
     Raises:
         ArtifactError: see above.
@@ -112,7 +126,68 @@ def open_envelope(text: str, *, public_key: bytes, model_digest: str) -> Stateme
         key.verify(_decode(mine[0]), _authenticated(payload))
     except InvalidSignature:
         raise _changed() from None
-    return _checked(payload, model_digest=model_digest)
+    return _checked(payload)
+
+
+def open_unverified(text: str) -> Statement:
+    """Return what an envelope holds, whoever wrote it; proves nothing.
+
+    Raises:
+        ArtifactError: it is no envelope, or contradicts itself.
+    """
+    payload, _ = _parse(text)
+    return _checked(payload)
+
+
+def public_key_of(private_key: bytes) -> bytes:
+    """Return the public half of a signing key, as PEM.
+
+    Raises:
+        ConfigError: the key is of another kind. Never quotes it.
+    """
+    public = _private(private_key).public_key()
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def refuse_other_weights(statement: Statement, model_digest: str) -> None:
+    """Refuse a digest of weights that the decision is not about.
+
+    Raises:
+        ArtifactError: the digests differ.
+    """
+    known = statement.decision.model_digest
+    if known != model_digest:
+        raise ArtifactError(
+            "the decision must be about these weights, got digest "
+            f"{model_digest[:16]} and a decision on {known[:16]}. "
+            "Deploy the version that was decided on."
+        )
+
+
+def refuse_other_files(statement: Statement, folder: Path) -> None:
+    """Refuse a folder that does not hold the version's files, all of them and no other.
+
+    Args:
+        statement: what was signed.
+        folder: the version as MLflow keeps it or downloads it, or a plain model folder
+            made of its model's and tokenizer's files.
+
+    Raises:
+        ArtifactError: a file is too many, missing or changed; names it.
+    """
+    found, expected = read_manifest(folder), statement.manifest
+    if is_mlflow_layout(folder):
+        found = found.without_download_note(
+            model_name=statement.model_name, version=statement.model_version
+        )
+    else:
+        expected = expected.in_one_folder()
+    if differs := difference(expected, found):
+        raise ArtifactError(
+            f"the files must be those of {statement.subject} that were decided on, "
+            f"byte for byte, and no others, got {differs}. Fetch the version again "
+            "into an empty folder, and do not load this one."
+        )
 
 
 def signer_of(text: str) -> str:
@@ -127,7 +202,7 @@ def key_id(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(raw).hexdigest()[:16]
 
 
-def _checked(payload: bytes, *, model_digest: str) -> Statement:
+def _checked(payload: bytes) -> Statement:
     """Read a statement whose signature is right; a signer can err too."""
     try:
         statement = Statement.model_validate_json(payload)
@@ -136,19 +211,15 @@ def _checked(payload: bytes, *, model_digest: str) -> Statement:
             "the signed decision must be of this version's format, but is not. Check "
             "it with the version of dptune that made it."
         ) from None
-    decision = statement.decision
+    decision, files = statement.decision, statement.manifest
     if decision.decision_hash != statement.decision_hash:
         raise ArtifactError("the decision must have the hash that was signed with it.")
     if worst_outcome(decision.criteria) is not decision.outcome:
         raise ArtifactError(
             f"outcome must follow from the criteria, got {decision.outcome}."
         )
-    if decision.model_digest != model_digest:
-        raise ArtifactError(
-            "the decision must be about these weights, got digest "
-            f"{model_digest[:16]} and a decision on {decision.model_digest[:16]}. "
-            "Deploy the version that was decided on."
-        )
+    if decision.manifest_digest != files.digest:
+        raise ArtifactError("the decision must be about the files that it lists.")
     return statement
 
 
@@ -161,7 +232,7 @@ def _parse(text: str) -> tuple[bytes, list[dict[str, str]]]:
             {"keyid": str(s["keyid"]), "sig": str(s["sig"])}
             for s in values["signatures"]
         ]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ArtifactError(
             "the file must be an envelope that `run.py gate --output` wrote, but is "
             "not."

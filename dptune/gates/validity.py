@@ -11,7 +11,8 @@ from dptune.gates.criterion import (
     holds_nan,
     missing,
 )
-from dptune.gates.evidence import Evidence
+from dptune.gates.evidence import Evidence, FileEvidence
+from dptune.gates.manifest import difference
 from dptune.gates.null_law import fisher_p_value, uniform_p_value
 from dptune.gates.policy import GatePolicy
 from dptune.results import CanaryExposure, ExposureReport
@@ -21,6 +22,7 @@ def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     """All checks of the evidence itself."""
     found = [
         _identity(evidence, policy),
+        _weights(evidence),
         _numbers(evidence),
         _complete(evidence, policy),
         _age(evidence, policy),
@@ -166,6 +168,44 @@ def _identity(evidence: Evidence, policy: GatePolicy) -> Criterion:
         verdict=Verdict.PASS,
         reason="All evidence is about this model.",
     )
+
+
+def _weights(evidence: Evidence) -> Criterion:
+    """The version's files must be those that were registered, and hold this model."""
+    name, files = "weights", evidence.files
+    if files is None:
+        return missing(name, "list of the version's files")
+    if fault := _file_fault(files, evidence.model_digest):
+        return broken(name, fault)
+    if files.registered is None:
+        return missing(name, "list of the files that were registered")
+    return Criterion(
+        name=name,
+        verdict=Verdict.PASS,
+        measured=len(files.stored.files),
+        reason=f"All {len(files.stored.files)} files are those that were registered, "
+        "byte for byte, and there are no others.",
+    )
+
+
+def _file_fault(files: FileEvidence, model_digest: str) -> str:
+    """Why files are not those that were registered; empty if they are."""
+    registered = files.registered
+    if not files.stored.files:
+        return f"The version's files cannot be listed: {files.fault}"
+    if registered and (found := difference(registered, files.stored)):
+        return f"The files are not those that were registered ({found})."
+    if files.fault:
+        return f"The version's weights cannot be read: {files.fault}"
+    if {files.model_digest, files.registry_digest} != {model_digest}:
+        return (
+            f"The evidence is of model {model_digest[:16]}, the files hold "
+            f"{files.model_digest[:16]}, and the registry's tag says "
+            f"{files.registry_digest[:16] or 'nothing'}."
+        )
+    if registered and registered.digest != files.registry_manifest:
+        return "The list of files is not the one that the registry's tag names."
+    return ""
 
 
 def _numbers(evidence: Evidence) -> Criterion:

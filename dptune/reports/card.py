@@ -242,8 +242,9 @@ def _gate(decision: GateDecision | None) -> GateStatement | None:
         return None
     return GateStatement(
         outcome=decision.outcome,
-        policy=f"{decision.policy_name}, version {decision.policy_version}",
+        policy=decision.policy,
         decision_hash=decision.decision_hash,
+        manifest_digest=decision.manifest_digest,
     )
 
 

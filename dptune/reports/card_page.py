@@ -304,6 +304,7 @@ def _gate(card: PrivacyCard) -> Section:
                 ("Outcome", verdict_chip(card.gate.outcome)),
                 ("Policy", card.gate.policy),
                 ("Decision hash", card.gate.decision_hash),
+                ("Files", card.gate.manifest_digest or "not listed"),
             ),
         ),
     )

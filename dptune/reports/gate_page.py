@@ -49,6 +49,7 @@ def gate_page(decision: GateDecision) -> Page:
                         ("Model", short_digest(decision.model_digest)),
                         ("Policy digest", decision.policy_digest),
                         ("Evidence digest", decision.evidence_digest),
+                        ("Files", decision.manifest_digest or "not listed"),
                         ("Decision hash", decision.decision_hash),
                     ),
                 ),

@@ -84,11 +84,19 @@ class UtilityStatement(Report):
 
 
 class GateStatement(Report):
-    """What the gate said when the card was written."""
+    """What the gate said when the card was written.
+
+    Args:
+        outcome: of the gate.
+        policy: name, version and digest.
+        decision_hash: of the decision.
+        manifest_digest: of the files that it is about; empty in cards from before.
+    """
 
     outcome: GateOutcome
     policy: str
     decision_hash: str
+    manifest_digest: str = ""
 
 
 class SpentStatement(Report):

@@ -33,9 +33,11 @@ from dptune.gates.evidence import (
     BudgetEvidence,
     ClaimEvidence,
     Evidence,
+    FileEvidence,
     PolicyReference,
     StepAuditEvidence,
 )
+from dptune.gates.manifest import Manifest
 from dptune.planning import RunPlan
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import Recipe
@@ -85,6 +87,8 @@ class Dossier(Report):
         measured_at: when the attacks were put into this dossier.
         controllers: what controllers of its stages did.
         step_audits: of every stage; none in dossiers from before they were made.
+        manifest: every file that was registered; None before that, and in dossiers from
+            before files were listed.
     """
 
     model_digest: str
@@ -108,6 +112,7 @@ class Dossier(Report):
     measured_at: AwareDatetime | None = None
     controllers: tuple[ControllerReport, ...] = ()
     step_audits: tuple[StepAudit, ...] = ()
+    manifest: Manifest | None = None
     dependency_versions: dict[str, str]
 
     @classmethod
@@ -179,13 +184,24 @@ class Dossier(Report):
         raise ArtifactError(f"the dossier must have a {notion} certificate, got none.")
 
     def evidence(
-        self, champion: "Dossier | None", *, decided_at: datetime | None = None
+        self,
+        champion: "Dossier | None",
+        *,
+        decided_at: datetime | None = None,
+        files: FileEvidence | None = None,
     ) -> Evidence:
         """Return what the gate decides on.
 
         The champion's loss is the one measured on this run's records; its own, on the
         records of its own run, only where the champion has changed since.
+
+        Args:
+            champion: the dossier of the version in production.
+            decided_at: when the decision is made.
+            files: that lie in the store then.
         """
+        if files is not None:
+            files = files.model_copy(update={"registered": self.manifest})
         other = champion if champion is not None and champion is not self else None
         beside = other.utility if other else None
         if other and self.champion.model_digest == other.model_digest:
@@ -205,6 +221,7 @@ class Dossier(Report):
             planned_for=self.planned_for,
             measured_at=self.measured_at,
             decided_at=decided_at,
+            files=files,
         )
 
     def card(

@@ -284,3 +284,51 @@ def test_a_file_in_a_bucket_keeps_both_slashes():
     for uri in ("s3://bucket/ingest/corpus/1", "s3://bucket/ingest/corpus/1/"):
         assert file_of(uri, "a.json") == "s3://bucket/ingest/corpus/1/a.json"
     assert file_of("artifacts/1", "a.json") == "artifacts/1/a.json"
+
+
+def one_bit(folder):
+    file = folder / "model.safetensors"
+    body = bytearray(file.read_bytes())
+    body[-1] ^= 1
+    file.write_bytes(body)
+
+
+CHANGED = {
+    "one bit": one_bit,
+    "setting": lambda folder: (folder / "generation_config.json").write_text("{}"),
+    "adapter": lambda folder: (folder / "adapter_config.json").write_text("{}"),
+    "below": lambda folder: (folder / "more").mkdir(),
+    "gone": lambda folder: (folder / "tokenizer_config.json").unlink(),
+    "link": lambda folder: (folder / "more.json").symlink_to("config.json"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_model_whose_files_changed_in_the_store_is_refused(case, bundle, place):
+    saved = materializers.ModelBundleMaterializer(place)
+    saved.save(bundle)
+    one = materializers.ModelBundleMaterializer(place)
+    one.expected_content_hash = saved.compute_content_hash(bundle)  # as ZenML does
+    assert one.load(ModelBundle).digest == bundle.digest
+    CHANGED[case](Path(place))
+    with pytest.raises(ArtifactError):
+        one.load(ModelBundle)
+
+
+def test_model_from_before_files_were_listed_is_known_by_its_weights(bundle, place):
+    one = materializers.ModelBundleMaterializer(place)
+    one.save(bundle)
+    one.expected_content_hash = bundle.digest
+    assert one.load(ModelBundle).digest == bundle.digest
+    one_bit(Path(place))
+    with pytest.raises(ArtifactError, match="files that were saved"):
+        one.load(ModelBundle)
+
+
+def test_twin_that_compares_nothing_loads_a_swapped_model(bundle, place):
+    """What `load` did: the digest of whatever lay there."""
+    one = materializers.ModelBundleMaterializer(place)
+    one.save(bundle)
+    one_bit(Path(place))
+    one.expected_content_hash = None
+    assert one.load(ModelBundle).digest != bundle.digest

@@ -35,7 +35,7 @@ from dptune.results import (
     TrainedCanaries,
     UtilityReport,
 )
-from steps import _registry, _tracking
+from steps import _files, _registry, _tracking
 from tests.unit.gates.test_signing import PEM, PUBLIC
 
 from .conftest import TINY
@@ -375,7 +375,7 @@ def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
     monkeypatch.setenv("DPTUNE_SIGNING_KEY_FILE", str(signing))
     assert project.run(*gate)[0] == 0
     assert project.run(*verify, "--digest", digest)[0] == 0
-    with _tracking.fetched_bundle(MODEL, version) as bundle:
+    with _files.fetched_bundle(MODEL, version) as bundle:
         assert project.run(*verify, "--model", bundle.path)[0] == 0
     assert not bundle.path.exists()
     tag = _versions()[version].tags["dptune.decision_signed_by"]

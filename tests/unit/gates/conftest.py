@@ -1,5 +1,6 @@
 """Evidence of a clean model, and of leaking ones."""
 
+import hashlib
 import math
 from datetime import UTC, datetime, timedelta
 
@@ -11,9 +12,11 @@ from dptune.gates.evidence import (
     BudgetEvidence,
     ClaimEvidence,
     Evidence,
+    FileEvidence,
     PolicyReference,
     StepAuditEvidence,
 )
+from dptune.gates.manifest import Manifest, StoredFile
 from dptune.gates.policy import GatePolicy
 from dptune.results import (
     CanaryExposure,
@@ -189,6 +192,34 @@ def detection(**changes):
     return DetectionReport(**{**values, **changes})
 
 
+def manifest(*names):
+    """Files that hold their own names."""
+    return Manifest(
+        files=tuple(
+            StoredFile(
+                path=name,
+                size=len(name),
+                sha256=hashlib.sha256(name.encode()).hexdigest(),
+            )
+            for name in sorted(names)
+        )
+    )
+
+
+FILES = manifest("MLmodel", "model/config.json", "model/model.safetensors")
+
+
+def files(**changes):
+    values = {
+        "registered": FILES,
+        "stored": FILES,
+        "model_digest": "m",
+        "registry_digest": "m",
+        "registry_manifest": FILES.digest,
+    }
+    return FileEvidence(**{**values, **changes})
+
+
 def evidence(**changes):
     values = {
         "model_digest": "m",
@@ -203,6 +234,7 @@ def evidence(**changes):
         "planned_for": PolicyReference(name="plan", version=1, digest="p"),
         "measured_at": NOW - timedelta(days=2),
         "decided_at": NOW,
+        "files": files(),
     }
     return Evidence(**{**values, **changes})
 
@@ -229,6 +261,8 @@ class Make:
     utility = staticmethod(utility)
     claim = staticmethod(claim)
     budget = staticmethod(budget)
+    files = staticmethod(files)
+    manifest = staticmethod(manifest)
     evidence = staticmethod(evidence)
     policy = staticmethod(policy)
 

@@ -24,6 +24,7 @@ def assert_decides(evidence, policy, outcome, **expected):
 def test_decide_clean_evidence_passes_with_every_criterion(make):
     decision = assert_decides(make.evidence(), make.policy(), "PASS")
     assert set(verdicts(decision)) == {
+        "weights",
         "evidence_identity",
         "evidence_numbers",
         "evidence_complete",

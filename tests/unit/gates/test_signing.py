@@ -16,9 +16,20 @@ from cryptography.hazmat.primitives.serialization import (
 
 from dptune.errors import ArtifactError, ConfigError
 from dptune.gates.decision import Criterion, GateDecision, GateOutcome, Verdict
-from dptune.gates.signing import UNSIGNED, Statement, open_envelope, seal, signer_of
+from dptune.gates.manifest import Manifest, StoredFile
+from dptune.gates.signing import (
+    UNSIGNED,
+    Statement,
+    open_envelope,
+    open_unverified,
+    public_key_of,
+    refuse_other_weights,
+    seal,
+    signer_of,
+)
 
 DIGEST = "d" * 64
+FILES = Manifest(files=(StoredFile(path="MLmodel", size=1, sha256="a" * 64),))
 
 
 def pem_of(key) -> bytes:
@@ -34,7 +45,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PEM, PUBLIC = pem_of(KEY), public_of(KEY)
 
 
-def statement(**changes) -> Statement:
+def statement(*, manifest=Manifest(), **changes) -> Statement:  # noqa: B008 - frozen
     criterion = Criterion(
         name="epsilon", verdict=Verdict.PASS, measured=4.0, threshold=8.0, reason="ok"
     )
@@ -45,6 +56,7 @@ def statement(**changes) -> Statement:
         "policy_version": 1,
         "policy_digest": "p",
         "evidence_digest": "e",
+        "manifest_digest": manifest.digest,
         "criteria": (criterion,),
     }
     decision = GateDecision(**{**values, **changes})
@@ -53,12 +65,13 @@ def statement(**changes) -> Statement:
         model_version="7",
         decided_at=datetime(2026, 5, 4, tzinfo=UTC),
         decision=decision,
+        manifest=manifest,
         decision_hash=decision.decision_hash,
     )
 
 
-def opened(text, *, key=PUBLIC, digest=DIGEST) -> Statement:
-    return open_envelope(text, public_key=key, model_digest=digest)
+def opened(text, *, key=PUBLIC) -> Statement:
+    return open_envelope(text, public_key=key)
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +116,9 @@ def test_foreign_signature_under_our_key_id_is_refused(sealed):
 
 
 def test_other_weights_are_refused(sealed):
+    refuse_other_weights(opened(sealed), DIGEST)
     with pytest.raises(ArtifactError, match="about these weights"):
-        opened(sealed, digest="e" * 64)
+        refuse_other_weights(opened(sealed), "e" * 64)
 
 
 def test_unsigned_decision_says_so_and_is_refused():
@@ -134,6 +148,26 @@ def test_signed_statement_with_another_hash_is_refused():
     twin = statement().model_copy(update={"decision_hash": "0" * 64})
     with pytest.raises(ArtifactError, match="hash"):
         opened(seal(twin, private_key=PEM))
+
+
+def test_signed_statement_that_lists_other_files_is_refused():
+    twin = statement().model_copy(update={"manifest": FILES})
+    with pytest.raises(ArtifactError, match="files that it lists"):
+        opened(seal(twin, private_key=PEM))
+
+
+def test_envelope_opened_without_a_key_is_held_to_its_own_words():
+    text = seal(statement(), private_key=None)
+    assert open_unverified(text) == statement()
+    twin = statement().model_copy(update={"decision_hash": "0" * 64})
+    with pytest.raises(ArtifactError, match="hash"):
+        open_unverified(seal(twin, private_key=None))
+
+
+def test_public_key_of_a_signing_key_opens_what_it_signed(sealed):
+    assert public_key_of(PEM) == PUBLIC
+    with pytest.raises(ConfigError, match="Ed25519"):
+        public_key_of(PUBLIC)
 
 
 def test_envelope_is_dsse(sealed):
