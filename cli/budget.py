@@ -47,13 +47,21 @@ def show_command(delta: float) -> None:
 def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
     """Print what every data set may spend and has spent."""
     from dptune.accounting.store.summaries import budgets
+    from dptune.gates.origin import counts
+    from dptune.workflow.attempts import attempts_on
 
     store = _find()
     reports = budgets(store, delta=delta) if store is not None else []
     console.print(_budget_table(reports))
-    if not reports:
+    lost = _lost()
+    for problem in lost:
+        console.print(f"[bold red]lost[/] {problem}: see `budget verify`, and restore")
+    if not reports and not lost:
         console.print("nothing was spent or granted yet", style="dim")
     for report in reports:
+        attempts = attempts_on(store, report.data_set) if store is not None else None
+        if attempts is not None:
+            console.print(counts(attempts), style="dim")
         for sweep, trials in report.sweeps.items():
             console.print(
                 f"{report.data_set}: sweep {sweep} drew {trials} trials", style="dim"
@@ -187,6 +195,22 @@ def count_command(
     _next(console, f"python run.py calibrate {path}")
 
 
+def admit_loss_command(reason: str) -> None:
+    """Put on record that the store does not know all that was spent."""
+    from dptune.workflow.attempts import admit_lost_store
+    from steps._lost import lost_heads
+
+    workspace, store = current_workspace(), _require()
+    heads = tuple(lost_heads().values()) if _has_registry() else ()
+    loss = admit_lost_store(store, runs=workspace.runs, heads=heads, reason=reason)
+    console = Console(highlight=False)
+    console.print(
+        f"on record: {loss.charges} charges of journals and the entries that paid for "
+        f"{len(loss.heads)} versions are lost"
+    )
+    _next(console, "python run.py budget show")
+
+
 def release_command(reservation: str) -> None:
     """Give back what a run holds."""
     _require().release(reservation)
@@ -296,6 +320,28 @@ def _budget_table(reports: Sequence[BudgetReport]) -> Table:
             )
         table.add_section()
     return table
+
+
+def _lost() -> list[str]:
+    """Say what the store should hold of what was spent, and does not."""
+    if _has_registry():
+        from steps._lost import what_is_lost
+
+        return what_is_lost()
+    from dptune.workflow.attempts import missing_from
+
+    problem = missing_from(_find(), runs=current_workspace().runs)
+    return [problem] if problem else []
+
+
+def _has_registry() -> bool:
+    """Whether there are registered versions to ask; opens the project if so."""
+    from cli.runs import require_workspace
+
+    if not current_workspace().zenml.is_dir():
+        return False
+    require_workspace()
+    return True
 
 
 def _find() -> "BudgetStore | None":

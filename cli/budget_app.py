@@ -34,6 +34,7 @@ def build_budget_app() -> typer.Typer:
     )
     for command in (show, grant, count, reserve, release, history, export, verify):
         app.command()(command)
+    app.command(name="admit-loss")(admit_loss)
     return app
 
 
@@ -104,6 +105,18 @@ def release(
     from cli.budget import release_command
 
     release_command(reservation)
+
+
+def admit_loss(
+    reason: Annotated[str, typer.Option(help="Kept on record.")],
+) -> None:
+    """Say that earlier entries of the store are lost for good, so that runs go on.
+
+    First restore what can be restored, and reserve again what was spent since.
+    """
+    from cli.budget import admit_loss_command
+
+    admit_loss_command(reason)
 
 
 def history(

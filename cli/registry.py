@@ -169,7 +169,7 @@ def show_status(*, weights: bool = False) -> None:
 
 def _print_look(console: Console, name: str, *, weights: bool) -> None:
     """Say whether a champion is still what it was when it was promoted."""
-    champion = _tracking.alias(name, _tracking.CHAMPION)
+    champion = _tracking.champion(name) or _tracking.alias(name, _tracking.CHAMPION)
     if champion is None:
         return
     wrong, unchecked = look_at_champion(name, champion, weights=weights)

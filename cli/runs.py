@@ -91,6 +91,9 @@ def run_training(
     )
     show_warnings(checked)
     open_profile(chosen)
+    from steps._lost import refuse_lost_store
+
+    refuse_lost_store()
     from pipelines.train import failures, step_names, train_pipeline
     from steps._observing import hooks
     from steps._scheduling import config_digest, finished_run, work_tag
@@ -147,7 +150,10 @@ def budget_place(*, again: bool = False) -> "BudgetPlace":
 
     workspace = current_workspace()
     return BudgetPlace(
-        url=workspace.budget_url, key=read_budget_key(workspace), again=again
+        url=workspace.budget_url,
+        key=read_budget_key(workspace),
+        again=again,
+        runs=workspace.runs,
     )
 
 

@@ -1,12 +1,14 @@
 """Plain reports: what attacks and checks write, and gates, cards and pages read.
 
 Every report is frozen, versioned JSON, holds no record text, and says which model and
-corpus it speaks of. Infinite and NaN floats survive a round trip as strings.
+corpus it speaks of. Those of attacks say when they ran (`measured_at`), so that an
+answer from a cache keeps its age. Infinite and NaN floats survive a round trip as
+strings.
 """
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 MissingRateOrigin = Literal["", "gold", "review", "declared"]
 
@@ -292,6 +294,7 @@ class ExposureReport(Report):
     drawn: bool = False
     scored: str = ""
     ties: str = ""
+    measured_at: AwareDatetime | None = None
 
     def planted(self: Self) -> tuple[CanaryExposure, ...]:
         """Canaries that were in the training data."""
@@ -377,6 +380,7 @@ class MembershipReport(Report):
     signals: tuple[MembershipSignal, ...]
     blind: MembershipSignal
     shadows: ShadowReport | None = None
+    measured_at: AwareDatetime | None = None
 
     def strongest(self: Self) -> MembershipSignal:
         """The attack with the most true positives at the low false-positive rate."""
@@ -489,6 +493,7 @@ class ExtractionReport(Report):
     records: tuple[DiscoverableShare, ...] = ()
     personal_data: tuple[PersonalDataShare, ...] | None = None
     base_personal_data: tuple[PersonalDataShare, ...] | None = None
+    measured_at: AwareDatetime | None = None
 
 
 class UtilityReport(Report):
@@ -497,6 +502,7 @@ class UtilityReport(Report):
     A classifier has one token to predict per record, its class, and accuracies: its
     own, its base's, and that of always answering the most frequent training class. A
     language model has token accuracies: how often the next token is its first choice.
+    `base_record_nll` is empty in reports from before it was kept.
     """
 
     model_digest: str
@@ -515,6 +521,8 @@ class UtilityReport(Report):
     majority_accuracy: float | None = None
     token_accuracy: float | None = None
     base_token_accuracy: float | None = None
+    base_record_nll: tuple[float, ...] = ()
+    measured_at: AwareDatetime | None = None
 
 
 class ChampionReport(Report):
@@ -620,6 +628,7 @@ class BudgetReport(Report):
         head_sequence: entries of the store's log when this was read.
         head_hash: of the last of them; kept here, it betrays a store that is rewritten.
         curves: how the run that made this report spent; none outside a run.
+        reservation: of that run; empty outside one.
     """
 
     data_set: str
@@ -633,3 +642,4 @@ class BudgetReport(Report):
     head_sequence: int
     head_hash: str
     curves: tuple[LedgerCurve, ...] = ()
+    reservation: str = ""

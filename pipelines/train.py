@@ -174,6 +174,7 @@ def train_and_attack(
         attacks=run.attack,
         detection=run.detection,
         performance=run.performance,
+        data_set=run.budget.data_set,
     )
     return Measured(
         labelled=labelled,

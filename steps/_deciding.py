@@ -25,6 +25,7 @@ from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
 from steps import _registry, _tracking
 from steps._dashboard import show_on_run
+from steps._evidence import examine
 from steps._files import look_at_files
 
 StoredT = TypeVar("StoredT", bound=BaseModel)
@@ -51,7 +52,7 @@ def decide_on(
     registered = _tracking.describe(model_name, version)
     files = look_at_files(registered)
     text = _tracking.read_evidence(model_name, version)
-    champion = _tracking.alias(model_name, _tracking.CHAMPION)
+    champion = _tracking.champion(model_name)
     now = datetime.now(tz=UTC)
     override = _tracking.override_of(_tracking.get_version(model_name, version))
     card = None
@@ -62,7 +63,10 @@ def decide_on(
             if champion not in (None, version)
             else None
         )
-        evidence = dossier.evidence(other, decided_at=now, files=files)
+        origin, attempts = examine(dossier, text, registered, policy=policy, now=now)
+        evidence = dossier.evidence(
+            other, decided_at=now, files=files, origin=origin, attempts=attempts
+        )
         decision = decide(evidence, policy)
         card = dossier.card(registered, decision, override=override)
     except (ConfigError, *_NO_EVIDENCE) as error:
@@ -124,7 +128,7 @@ def decide_beside_champion(
         ArtifactError: the policy is not stored with the version any more.
     """
     known = _tracking.get_version(version.model_name, version.version)
-    champion = _tracking.alias(version.model_name, _tracking.CHAMPION)
+    champion = _tracking.champion(version.model_name)
     if _tracking.decided_beside(known) == champion:
         return decision
     policy = _tracking.read_file(version.model_name, version.version, _POLICY)

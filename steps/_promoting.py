@@ -23,6 +23,7 @@ from dptune.gates.signing import (
 from infra.workspace import read_signing_key
 from steps import _registry, _tracking
 from steps._deciding import ENVELOPE, kept_envelope, read_dossier
+from steps._evidence import refuse_changed_evidence
 from steps._files import manifest_of
 
 _AGAIN = "Run `python run.py gate` on it again."
@@ -81,6 +82,10 @@ def promote_decided(
     known = _tracking.decision_hash_of(_tracking.get_version(model_name, version))
     relied = _rely_on(model_name, version, text=text, known=known)
     _refuse_other_policy(relied.decision, model_name, version, policy)
+    if relied.decision is not None:
+        refuse_changed_evidence(
+            _tracking.describe(model_name, version), relied.decision
+        )
     reason = f"gate PASS, decision {known[:16]}"
     _registry.promote_version(
         model_name, version, reason=reason, action=action, relied=relied.trail
@@ -161,20 +166,19 @@ def look_at_champion(
 
     Args:
         model_name: as registered.
-        version: that the alias names.
+        version: that was promoted last, and that the alias names.
         weights: whether every file is read; else names and sizes are compared.
 
     Returns:
         What is wrong, empty if nothing is, and what was not checked.
     """
-    trail = _tracking.history(model_name)
-    last = str(trail[-1]["version"]) if trail else "none"
-    if last != version:
+    if problem := _tracking.misplaced_champion(model_name):
         return (
-            f"the alias names {version}, but the trail ends with {last}: somebody "
-            "moved it by hand, or a promotion was cut off. Promote the version that "
-            "it must be."
+            f"{problem} Somebody moved it by hand, or a promotion was cut off. `gate` "
+            f"and runs go by the trail: promote the version that it must be, or run "
+            f"`python run.py rollback {model_name} --to` the one that it was."
         ), ()
+    trail = _tracking.history(model_name)
     known = _decision_in(trail[-1])
     try:
         if known == "none":

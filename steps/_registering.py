@@ -1,7 +1,6 @@
 """Write one dossier to MLflow and ZenML."""
 
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from dptune.workflow.dossier import Dossier
 from steps import _registry, _tracking
 from steps._dashboard import link_run
 from steps._deciding import read_dossier
+from steps._evidence import keep_evidence
 from steps._files import register_files
 
 
@@ -39,7 +39,6 @@ def dossier_of_run(
         base_model=config.model.describe(),
         recipe=config.recipe,
         planned_for=config.gate.reference,
-        measured_at=datetime.now(tz=UTC),
         controllers=read_controllers(model.path),
         **results,
     )
@@ -64,7 +63,7 @@ def register_dossier(
     files = register_files(version, known=_registered_before(version))
     dossier = dossier.model_copy(update={"manifest": files})
     _tracking.record_files(version, files.digest)
-    _tracking.keep_evidence(version, dossier.model_dump_json())
+    keep_evidence(dossier, version)
     metadata = dashboard_metadata(dossier, version)
     _registry.ensure_zenml_version(model_name, version.version, metadata=metadata)
     link_run(version)

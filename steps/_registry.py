@@ -93,13 +93,13 @@ def promote_version(
         relied: the policy, decision and files that it relied on, and what was not
             checked.
     """
-    trail = _tracking.history(model_name)
-    known = bool(trail) and trail[-1]["version"] == version
-    if _tracking.alias(model_name, _tracking.CHAMPION) != version or not known:
+    aliased = _tracking.alias(model_name, _tracking.CHAMPION) == version
+    if not aliased or _tracking.champion(model_name) != version:
         _tracking.append_history(
             model_name,
             {"action": action, "version": version, "reason": reason[:4000], **relied},
         )
+    if not aliased:
         _tracking.set_alias(model_name, _tracking.CHAMPION, version)
     if _tracking.alias(model_name, _tracking.CHALLENGER) == version:
         _tracking.drop_alias(model_name, _tracking.CHALLENGER)

@@ -42,6 +42,8 @@ _COMPARISON = "dptune.comparison"
 _HISTORY, _OVERRIDE = "dptune.champion.", "dptune.override"
 _BESIDE = "dptune.decided_beside_version"
 _SIGNER = "dptune.decision_signed_by"
+_EVIDENCE, _PAID = "dptune.evidence", "dptune.budget_head"
+EVIDENCE, SIGNED_EVIDENCE = "evidence.json", "evidence.signed.json"
 _RUN, _RUN_URL = "zenml.run", "zenml.run_url"
 _REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
 
@@ -192,9 +194,38 @@ def files_of(version: ModelVersion) -> str:
     return str(version.tags.get(_FILES, ""))
 
 
-def keep_evidence(version: RegisteredVersion, text: str) -> None:
-    """Keep JSON from which the gate can decide again."""
-    _keep_files(version, {EVIDENCE: text})
+def keep_evidence(
+    version: RegisteredVersion, evidence: str, *, signed: str, digest: str, paid: str
+) -> None:
+    """Keep with a version what the gate decides on, and what speaks for it.
+
+    Args:
+        version: that it is about.
+        evidence: JSON from which the gate can decide again.
+        signed: envelope around a statement about it.
+        digest: SHA-256 of the evidence.
+        paid: end of the budget store's log when its run was settled.
+    """
+    _keep_files(version, {EVIDENCE: evidence, SIGNED_EVIDENCE: signed})
+    for key, value in {_EVIDENCE: digest, _PAID: paid}.items():
+        MlflowClient().set_model_version_tag(
+            version.model_name, version.version, key, value
+        )
+
+
+def evidence_digest_of(version: ModelVersion) -> str:
+    """Return the digest that a version's evidence had when it was registered."""
+    return str(version.tags.get(_EVIDENCE, ""))
+
+
+def heads_paid() -> dict[str, str]:
+    """Return where the budget store's log ended for every version, by its name."""
+    return {
+        f"version {version.version} of {name}": version.tags[_PAID]
+        for name in model_names()
+        for version in versions(name)
+        if version.tags.get(_PAID)
+    }
 
 
 def _log_and_register(
@@ -388,6 +419,29 @@ def alias(model_name: str, name: str) -> str | None:
         return None
 
 
+def champion(model_name: str) -> str | None:
+    """Return the version that was promoted last, or None.
+
+    The trail decides, which nothing overwrites; the alias `champion` follows it, and is
+    one click away from pointing elsewhere.
+    """
+    trail = history(model_name)
+    return str(trail[-1]["version"]) if trail else None
+
+
+def misplaced_champion(model_name: str) -> str:
+    """Say where the alias and the trail name different champions; else nothing."""
+    at, promoted = alias(model_name, CHAMPION), champion(model_name)
+    if at == promoted:
+        return ""
+    named = f"version {at}" if at else "no version"
+    last = f"version {promoted} was promoted last" if promoted else "none was promoted"
+    return (
+        f"The alias champion of {model_name} points at {named}, but by the trail "
+        f"{last}."
+    )
+
+
 def set_alias(model_name: str, name: str, version: str) -> None:
     """Point an alias at a version."""
     MlflowClient().set_registered_model_alias(model_name, name, version)
@@ -401,7 +455,10 @@ def drop_alias(model_name: str, name: str) -> None:
 
 def history(model_name: str) -> list[dict[str, Any]]:
     """Return the promotions and rollbacks of a model, oldest first."""
-    tags = MlflowClient().get_registered_model(model_name).tags
+    try:
+        tags = MlflowClient().get_registered_model(model_name).tags
+    except MlflowException:
+        return []  # there is no such model
     entries = [json.loads(v) for k, v in tags.items() if k.startswith(_HISTORY)]
     return sorted(entries, key=lambda entry: str(entry["at"]))
 

@@ -41,6 +41,7 @@ def assess(
 ) -> Annotated[CellResult, "cell"]:
     """Return utility, leakage, claims and what the gate would decide."""
     from dptune.workflow.assessing import assess as assess_dossier
+    from steps._evidence import attempts_now
     from steps._registering import dossier_of_run, measured_numbers
     from steps._tracking import log_numbers
 
@@ -62,4 +63,10 @@ def assess(
     numbers = measured_numbers(dossier)
     log_numbers(numbers)
     log_metadata({"recipe": label, **{k: f"{v:.4g}" for k, v in numbers.items()}})
-    return assess_dossier(dossier, config.gate, label=label, seed=config.repetition)
+    return assess_dossier(
+        dossier,
+        config.gate,
+        label=label,
+        seed=config.repetition,
+        attempts=attempts_now(budget.data_set),
+    )

@@ -37,16 +37,22 @@ def attack(
     attacks: AttackSettings,
     detection: DetectionSettings,
     performance: PerformanceSettings,
+    data_set: str,
 ) -> tuple[
     Annotated[ExposureReport, "exposure"],
     Annotated[MembershipReport, "membership"],
     Annotated[ExtractionReport, "extraction"],
     Annotated[UtilityReport, "utility"],
 ]:
-    """Return what four attacks found on a model, each with its controls."""
+    """Return what four attacks found on a model, each with its controls.
+
+    The budget store counts the evaluation before anybody sees it.
+    """
+    from dptune.workflow.attempts import record_evaluation
     from dptune.workflow.device import pick_device
     from dptune.workflow.evaluation import attack_model
 
+    workspace = current_workspace()
     with freed_memory_kept(pick_device(performance.device)):
         found = attack_model(
             model,
@@ -58,8 +64,9 @@ def attack(
             attacks=attacks,
             detection=detection,
             performance=performance,
-            cache=current_workspace().cache,
+            cache=workspace.cache,
             access=llm_access(),
             say=say,
         )
+    record_evaluation(workspace.budget_url, found.reports, data_set=data_set)
     return found.exposure, found.membership, found.extraction, found.utility

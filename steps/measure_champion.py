@@ -22,10 +22,10 @@ def measure_champion(
     """Return the champion's loss, so that the gate compares like with like."""
     from dptune.workflow.evaluation import measure_utility
     from steps._files import fetched_bundle
-    from steps._tracking import CHAMPION, alias, connect
+    from steps._tracking import champion, connect
 
     connect()
-    version = alias(model_name, CHAMPION)
+    version = champion(model_name)
     if version is None:
         return ChampionReport()
     with fetched_bundle(model_name, version) as bundle:

@@ -42,22 +42,23 @@ def register(
     config: TrainConfig,
 ) -> Annotated[RegisteredVersion, "version"]:
     """Return the version; weights that are registered already keep theirs."""
+    from steps._evidence import refuse_changed_inputs
     from steps._registering import dossier_of_run, register_dossier
 
-    dossier = dossier_of_run(
-        model,
-        config,
-        plan=plan,
-        ledger=ledger,
-        corpus=corpus,
-        detection=detection,
-        redaction=redaction,
-        exposure=exposure,
-        membership=membership,
-        extraction=extraction,
-        utility=utility,
-        champion=champion,
-        budget=budget,
-        step_audits=tuple(step_audits),
-    )
+    reports = {
+        "plan": plan,
+        "ledger": ledger,
+        "corpus": corpus,
+        "detection": detection,
+        "redaction": redaction,
+        "exposure": exposure,
+        "membership": membership,
+        "extraction": extraction,
+        "utility": utility,
+        "champion": champion,
+        "budget": budget,
+    }
+    refuse_changed_inputs(reports)
+    audits = tuple(step_audits)
+    dossier = dossier_of_run(model, config, step_audits=audits, **reports)
     return register_dossier(dossier, model.path, model_name=config.registry.model_name)

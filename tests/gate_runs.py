@@ -19,10 +19,12 @@ from dptune.attacks.roc import RocSettings, membership_signal
 from dptune.audits.canary_audit import AuditedClaim, audit_canaries
 from dptune.gates.decision import decide
 from dptune.gates.evidence import (
+    AttemptsEvidence,
     BudgetEvidence,
     ClaimEvidence,
     Evidence,
     FileEvidence,
+    OriginEvidence,
     StepAuditEvidence,
 )
 from dptune.gates.leakage import needed_candidates
@@ -166,6 +168,7 @@ def exposure(shape, generator, planted):
         planted_expected=shape.num * shape.insertions,
         num_token_forwards=1,
         drawn=True,
+        measured_at=NOW,
     )
 
 
@@ -193,6 +196,7 @@ def membership(generator, shift):
         num_non_members=NUM_RECORDS,
         signals=tuple(signals),
         blind=blind,
+        measured_at=NOW,
     )
 
 
@@ -211,6 +215,7 @@ def utility(generator, digest, difficulty):
         base_perplexity=math.exp(mean),
         record_nll=tuple(losses.tolist()),
         record_tokens=tuple(tokens.tolist()),
+        measured_at=NOW,
     )
 
 
@@ -255,6 +260,10 @@ def evidence(shape, generator, planted, others):
         files=FILES,
         detection=DETECTION,
         planned_for=POLICY.reference,
+        origin=OriginEvidence(digest="d", signer="k", is_verified=True, faults=()),
+        attempts=AttemptsEvidence(
+            data_set="d", trainings=1, evaluations=1, decisions=1
+        ),
         measured_at=NOW,
         decided_at=NOW,
     )

@@ -256,4 +256,5 @@ def classification_utility(
         accuracy_interval=Interval(low=low, high=high, confidence=_CONFIDENCE),
         base_accuracy=float((base.argmax(1) == labels).mean()),
         majority_accuracy=float((labels == majority_class).mean()),
+        base_record_nll=tuple(base_losses.tolist()),
     )

@@ -77,6 +77,7 @@ def utility_report(
         record_tokens=tokens,
         token_accuracy=_accuracy(found, total),
         base_token_accuracy=_accuracy(base, total),
+        base_record_nll=tuple(signals.nll for signals in base),
     )
 
 

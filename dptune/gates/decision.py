@@ -22,6 +22,7 @@ from dptune.gates.criterion import (
 )
 from dptune.gates.evidence import Evidence, FileEvidence, PolicyReference
 from dptune.gates.leakage import leakage
+from dptune.gates.origin import origin
 from dptune.gates.policy import GatePolicy
 from dptune.gates.utility import utility
 from dptune.gates.validity import validity
@@ -52,6 +53,8 @@ class GateDecision(Report):
         evidence_digest: of all evidence.
         manifest_digest: of the files that lay in the store; empty in decisions from
             before they were read.
+        dossier_digest: of the stored file that it was read from; empty where nobody
+            registered it.
         criteria: every check, passed ones included.
     """
 
@@ -62,6 +65,7 @@ class GateDecision(Report):
     policy_digest: str
     evidence_digest: str
     manifest_digest: str = ""
+    dossier_digest: str = ""
     criteria: tuple[Criterion, ...]
 
     @property
@@ -103,6 +107,7 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
     """
     criteria = (
         *validity(evidence, policy),
+        *origin(evidence, policy),
         *claims(evidence, policy),
         *leakage(evidence, policy),
         utility(evidence, policy),
@@ -115,6 +120,7 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
         policy_digest=policy.digest,
         evidence_digest=canonical_digest(evidence),
         manifest_digest=(evidence.files or FileEvidence()).stored.digest,
+        dossier_digest=evidence.origin.digest if evidence.origin else "",
         criteria=criteria,
     )
 
@@ -137,14 +143,16 @@ def unreadable(
         files: of the version.
     """
     criteria = (broken("evidence", reason),)
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
     return GateDecision(
         outcome=worst_outcome(criteria),
         model_digest=model_digest,
         policy_name=policy.name,
         policy_version=policy.version,
         policy_digest=policy.digest,
-        evidence_digest=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
+        evidence_digest=digest,
         manifest_digest=files.stored.digest,
+        dossier_digest=digest,
         criteria=criteria,
     )
 

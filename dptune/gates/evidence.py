@@ -150,6 +150,44 @@ class FileEvidence(Report):
     fault: str = ""
 
 
+class OriginEvidence(Report):
+    """Whether the evidence is what the run that measured the model wrote down.
+
+    Args:
+        digest: SHA-256 of the evidence as it is stored.
+        signer: key that signed it when it was registered; `unsigned` without one.
+        is_verified: whether the signature was checked with the key that decides.
+        run: that measured and registered the model; empty where nobody registered it.
+        faults: why it is not what was written, or contradicts what was written
+            elsewhere: registries, ledger, budget store, clock. Empty if all agree.
+        remarks: what agrees but should be known, such as a champion's alias that was
+            moved by hand.
+    """
+
+    digest: str
+    signer: str
+    is_verified: bool
+    run: str = ""
+    faults: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+
+class AttemptsEvidence(Report):
+    """How often a data set was tried, this time included.
+
+    Args:
+        data_set: as its budget names it.
+        trainings: runs that drew on it.
+        evaluations: different models or canaries that were attacked.
+        decisions: different verdicts that were asked for.
+    """
+
+    data_set: str
+    trainings: int = Field(ge=0)
+    evaluations: int = Field(ge=0)
+    decisions: int = Field(ge=0)
+
+
 class PolicyReference(Report):
     """One version of a policy.
 
@@ -186,7 +224,10 @@ class Evidence(Report):
         detection: of the corpus; its missing rate stands in where a claim has none.
         planned_for: the policy that canaries and attacks were planned for. Another
             policy may decide on the evidence, another version of the same one may not.
-        measured_at: when the attacks ran.
+        origin: whether all this is what was written down when it was measured.
+        attempts: how often the data set was tried; bounds that a pass rests on are
+            taken at their level divided by the number of evaluations.
+        measured_at: when the oldest of the attacks ran.
         decided_at: when the decision is made.
         files: of the version.
     """
@@ -203,6 +244,13 @@ class Evidence(Report):
     step_audits: tuple[StepAuditEvidence, ...] = ()
     detection: DetectionReport | None = None
     planned_for: PolicyReference | None = None
+    origin: OriginEvidence | None = None
+    attempts: AttemptsEvidence | None = None
     measured_at: AwareDatetime | None = None
     decided_at: AwareDatetime | None = None
     files: FileEvidence | None = None
+
+    @property
+    def num_looks(self: Self) -> int:
+        """Evaluations that a version was chosen from, at least its own."""
+        return max(1, self.attempts.evaluations) if self.attempts else 1

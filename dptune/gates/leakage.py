@@ -2,6 +2,8 @@
 
 import math
 
+from scipy.stats import norm
+
 from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
 from dptune.gates.evidence import Evidence
 from dptune.gates.null_law import (
@@ -11,8 +13,13 @@ from dptune.gates.null_law import (
 )
 from dptune.gates.policy import GatePolicy
 from dptune.gates.validity import exposure_fault, no_canaries, not_drawn
-from dptune.results import ExposureReport, Interval, MembershipReport
-from dptune.statistics import holm
+from dptune.results import (
+    ExposureReport,
+    Interval,
+    MembershipReport,
+    MembershipSignal,
+)
+from dptune.statistics import clopper_pearson, holm
 
 _LOW_FPR = 0.01
 _REQUIRED_ATTACK = "calibrated_loss"
@@ -21,21 +28,24 @@ _REQUIRED_ATTACK = "calibrated_loss"
 def leakage(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     """All checks of what attacks found."""
     return [
-        *_exposure(evidence.exposure, policy),
-        _membership(evidence.membership, policy),
+        *_exposure(evidence, policy),
+        _membership(evidence.membership, policy, looks=evidence.num_looks),
     ]
 
 
-def _exposure(report: ExposureReport | None, policy: GatePolicy) -> list[Criterion]:
+def _exposure(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     """A leak that is proven, and one that cannot be ruled out."""
-    names = ("memorization", "assurance")
+    report, names = evidence.exposure, ("memorization", "assurance")
     if report is None or not report.planted():
         return [no_canaries(name, report, policy) for name in names]
     if exposure_fault(report):
         return []
     if not report.drawn:
         return [not_drawn(name) for name in names]
-    return [_memorization(report, policy), _assurance(report, policy)]
+    return [
+        _memorization(report, policy),
+        _assurance(report, policy, looks=evidence.num_looks),
+    ]
 
 
 def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
@@ -74,25 +84,21 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
     )
 
 
-def _assurance(report: ExposureReport, policy: GatePolicy) -> Criterion:
+def _assurance(report: ExposureReport, policy: GatePolicy, *, looks: int) -> Criterion:
     """Say INCONCLUSIVE where a leak of the policy's size cannot be ruled out."""
     mean, num = _mean_exposure(report), len(report.trained())
     if not num:
         return no_canaries("assurance", report, policy)
-    low, high = mean_exposure_bounds(mean, num, level=policy.assurance_level)
+    level = policy.assurance_level / looks
+    low, high = mean_exposure_bounds(mean, num, level=level)
     lacks = _lacks(report, policy)
     passed = not lacks and high <= policy.assurance_bound_bits
-    reason = (
-        f"Mean exposure is at most {high:.2f} bits at confidence "
-        f"{1 - policy.assurance_level:g}."
-    )
+    reason = f"Mean exposure is at most {high:.2f} bits at confidence {1 - level:g}."
     return Criterion(
         name="assurance",
         verdict=Verdict.PASS if passed else Verdict.INCONCLUSIVE,
         measured=high,
-        interval=Interval(
-            low=low, high=high, confidence=1 - 2 * policy.assurance_level
-        ),
+        interval=Interval(low=low, high=high, confidence=1 - 2 * level),
         threshold=policy.assurance_bound_bits,
         reason=" ".join([reason, *lacks]),
         what_would_change_it=""
@@ -139,7 +145,9 @@ def _mean_exposure(report: ExposureReport) -> float:
     return sum(canary.exposure for canary in canaries) / len(canaries)
 
 
-def _membership(report: MembershipReport | None, policy: GatePolicy) -> Criterion:
+def _membership(
+    report: MembershipReport | None, policy: GatePolicy, *, looks: int
+) -> Criterion:
     """Block if some attack may find more members than the policy allows."""
     if report is None:
         return missing("membership", "membership report")
@@ -156,6 +164,10 @@ def _membership(report: MembershipReport | None, policy: GatePolicy) -> Criterio
         policy.min_membership_records
     )
     coarse = not all(signal.low_fpr <= _LOW_FPR for signal in report.signals)
+    upper = max(
+        _upper(signal, num_members=report.num_members, looks=looks)
+        for signal in report.signals
+    )
     verdict, change = Verdict.PASS, ""
     if interval.low > limit or (interval.high > limit and not few):
         verdict = Verdict.BLOCK
@@ -166,14 +178,34 @@ def _membership(report: MembershipReport | None, policy: GatePolicy) -> Criterio
             f"Attack at least {policy.min_membership_records} members and "
             f"non-members, at a false-positive rate of {_LOW_FPR}."
         )
+    elif upper > limit:
+        verdict = Verdict.INCONCLUSIVE
+        change = "Attack more records: their bound allows for all evaluations."
     return Criterion(
         name="membership",
         verdict=verdict,
         measured=worst.tpr_at_low_fpr,
         interval=interval,
         threshold=limit,
-        reason=f"Attack {worst.name} finds at most {interval.high:.1%} of members at "
+        reason=f"Attack {worst.name} finds at most {upper:.1%} of members at "
         f"{worst.low_fpr:.1%} false positives ({report.num_members} members, "
         f"{report.num_non_members} non-members).",
         what_would_change_it=change,
     )
+
+
+def _upper(signal: MembershipSignal, *, num_members: int, looks: int) -> float:
+    """Upper bound of true positives at the level that is left to each evaluation.
+
+    The bootstrap's end moves out as a normal quantile does, and never comes below
+    Clopper and Pearson's.
+    """
+    interval, rate = signal.tpr_at_low_fpr_interval, signal.tpr_at_low_fpr
+    if looks == 1:
+        return interval.high
+    error = (1.0 - interval.confidence) / looks
+    wider = float(norm.isf(error / 2) / norm.isf((1.0 - interval.confidence) / 2))
+    _, exact = clopper_pearson(
+        round(rate * num_members), num_members, confidence=1.0 - error
+    )
+    return min(1.0, max(exact, rate + (interval.high - rate) * wider))

@@ -82,13 +82,17 @@ class GatePolicy(BaseModel):
             same.
         max_evidence_age_days: from the attacks to the decision; older evidence is not
             about what attackers can do today.
+        max_evaluations: how many evaluations of the data set there may have been; None
+            sets no limit. Bounds are corrected for their number in any case, see
+            `dptune.gates.origin`.
         max_membership_tpr: largest upper bound of the true-positive rate at 1 % false
             positives, over all attacks. Guessing has 1 %; the largest bound of five
             attacks on a clean model was 6.8 % with 500 records of each kind.
         min_membership_records: members and non-members each.
         blind_auc_tolerance: how far above one half the blind baseline may be, if
             significantly so.
-        max_nll_increase: nats per token over the champion; ln 1.02 is 2 % perplexity.
+        max_nll_increase: nats per token over the champion, or over the base model where
+            there is none; ln 1.02 is 2 % perplexity.
         utility_confidence: of the one-sided paired bootstrap bound.
     """
 
@@ -126,6 +130,7 @@ class GatePolicy(BaseModel):
     min_audit_capacity: float | None = Field(default=None, gt=0)
     require_step_audit: bool = True
     max_evidence_age_days: float = Field(default=180, gt=0)
+    max_evaluations: int | None = Field(default=None, ge=1)
 
     max_membership_tpr: float = Field(default=0.10, gt=0, le=1)
     min_membership_records: int = Field(default=500, ge=100)

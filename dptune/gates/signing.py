@@ -1,7 +1,7 @@
-"""A gate decision that a deploy job can check offline: DSSE with Ed25519.
+"""Signed decisions that a deploy job can check offline, and evidence: DSSE, Ed25519.
 
 The envelope is the Dead Simple Signing Envelope, so that other tools can check it too;
-its payload is a `Statement` as canonical JSON.
+its payload is a `Statement` as canonical JSON, or an `EvidenceStatement`.
 
 **Formal guarantee.** `open_envelope` returns only what the holder of the private key
 signed, byte for byte: a changed byte anywhere, or another key, raise. What was signed
@@ -14,6 +14,7 @@ import base64
 import binascii
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -29,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
-from pydantic import ValidationError
+from pydantic import AwareDatetime, ValidationError
 
 from dptune.errors import ArtifactError, ConfigError
 from dptune.gates.decision import GateDecision, worst_outcome
@@ -42,6 +43,7 @@ from dptune.gates.manifest import (
 from dptune.results import Report
 
 PAYLOAD_TYPE: Final = "application/vnd.dptune.gate-decision+json"
+EVIDENCE_TYPE: Final = "application/vnd.dptune.evidence+json"
 UNSIGNED: Final = "unsigned"
 
 
@@ -70,7 +72,35 @@ class Statement(Report):
         return f"version {self.model_version} of {self.model_name}"
 
 
-def seal(statement: Statement, *, private_key: bytes | None) -> str:
+class EvidenceStatement(Report):
+    """What is signed of evidence, when the run that measured it registers it.
+
+    Args:
+        model_name, model_version, model_digest: of the version that it is about.
+        evidence_digest: SHA-256 of the evidence as it is stored.
+        data_set: whose budget paid for the training.
+        run: of the orchestrator that measured and registered.
+        measured_at: when the oldest of its attacks ran.
+        registered_at: when it was signed.
+    """
+
+    model_name: str
+    model_version: str
+    model_digest: str
+    evidence_digest: str
+    data_set: str
+    run: str
+    measured_at: AwareDatetime | None
+    registered_at: AwareDatetime
+
+
+_KINDS: Final[Mapping[type[Report], str]] = {
+    Statement: PAYLOAD_TYPE,
+    EvidenceStatement: EVIDENCE_TYPE,
+}
+
+
+def seal(statement: Statement | EvidenceStatement, *, private_key: bytes | None) -> str:
     """Put a statement into an envelope, signed where there is a key.
 
     Args:
@@ -82,13 +112,13 @@ def seal(statement: Statement, *, private_key: bytes | None) -> str:
         ConfigError: the key is of another kind. Never quotes it.
     """
     payload = _canonical(json.loads(statement.model_dump_json()))
-    signatures = []
+    kind, signatures = _KINDS[type(statement)], []
     if private_key is not None:
         key = _private(private_key)
-        signature = key.sign(_authenticated(payload))
+        signature = key.sign(_authenticated(payload, kind))
         name = key_id(key.public_key())
         signatures = [{"keyid": name, "sig": base64.b64encode(signature).decode()}]
-    return _envelope(payload, signatures)
+    return _envelope(payload, signatures, kind)
 
 
 def open_envelope(text: str, *, public_key: bytes) -> Statement:
@@ -108,25 +138,63 @@ def open_envelope(text: str, *, public_key: bytes) -> Statement:
         ArtifactError: see above.
         ConfigError: the key is of another kind.
     """
-    key = _public(public_key)
-    payload, signatures = _parse(text)
+    payload = _verified(text, _public(public_key), PAYLOAD_TYPE, what="decision")
+    return _checked(payload)
+
+
+def open_evidence(text: str, *, private_key: bytes | None) -> EvidenceStatement:
+    """Return what was signed of evidence with a key, or raise.
+
+    Args:
+        text: the envelope.
+        private_key: of whoever registers and decides, as PEM; None checks no
+            signature, and the statement is worth what its place is worth.
+
+    Raises:
+        ArtifactError: unsigned, signed with another key, changed, or something else.
+        ConfigError: the key is of another kind.
+    """
+    if private_key is None:
+        kind, payload, _ = _parse(text)
+        _refuse_other_kind(kind, EVIDENCE_TYPE, what="evidence")
+    else:
+        key = _private(private_key).public_key()
+        payload = _verified(text, key, EVIDENCE_TYPE, what="evidence")
+    try:
+        return EvidenceStatement.model_validate_json(payload)
+    except ValidationError:
+        raise ArtifactError(
+            "the signed evidence must be of this version's format, but is not."
+        ) from None
+
+
+def signer_of(text: str) -> str:
+    """Name the key of an envelope, or `unsigned`; proves nothing."""
+    _, _, signatures = _parse(text)
+    return signatures[0]["keyid"] if signatures else UNSIGNED
+
+
+def _verified(text: str, key: Ed25519PublicKey, kind: str, *, what: str) -> bytes:
+    """Return the payload of an envelope of one kind that a key signed."""
+    found, payload, signatures = _parse(text)
     if not signatures:
         raise ArtifactError(
-            "the decision must be signed, but is not: no key was configured where it "
-            "was made. Set DPTUNE_SIGNING_KEY_FILE there and decide again."
+            f"the {what} must be signed, but is not: no key was configured where it "
+            "was made. Set DPTUNE_SIGNING_KEY_FILE there and make it again."
         )
     mine = [s["sig"] for s in signatures if s["keyid"] == key_id(key)]
     if not mine:
         made = ", ".join(s["keyid"] for s in signatures)
         raise ArtifactError(
-            f"the decision must be signed with key {key_id(key)}, got {made}. Use the "
+            f"the {what} must be signed with key {key_id(key)}, got {made}. Use the "
             "public key that belongs to the signer, or do not deploy."
         )
     try:
-        key.verify(_decode(mine[0]), _authenticated(payload))
+        key.verify(_decode(mine[0]), _authenticated(payload, found))
     except InvalidSignature:
         raise _changed() from None
-    return _checked(payload)
+    _refuse_other_kind(found, kind, what=what)
+    return payload
 
 
 def open_unverified(text: str) -> Statement:
@@ -135,7 +203,8 @@ def open_unverified(text: str) -> Statement:
     Raises:
         ArtifactError: it is no envelope, or contradicts itself.
     """
-    payload, _ = _parse(text)
+    kind, payload, _ = _parse(text)
+    _refuse_other_kind(kind, PAYLOAD_TYPE, what="decision")
     return _checked(payload)
 
 
@@ -190,10 +259,10 @@ def refuse_other_files(statement: Statement, folder: Path) -> None:
         )
 
 
-def signer_of(text: str) -> str:
-    """Name the key of an envelope, or `unsigned`; proves nothing."""
-    _, signatures = _parse(text)
-    return signatures[0]["keyid"] if signatures else UNSIGNED
+def _refuse_other_kind(found: str, wanted: str, *, what: str) -> None:
+    """Refuse an envelope of something else, however well it is signed."""
+    if found != wanted:
+        raise ArtifactError(f"the envelope must hold the {what}, got another kind.")
 
 
 def key_id(key: Ed25519PublicKey) -> str:
@@ -223,10 +292,11 @@ def _checked(payload: bytes) -> Statement:
     return statement
 
 
-def _parse(text: str) -> tuple[bytes, list[dict[str, str]]]:
-    """Read an envelope; only the very bytes that `seal` writes pass."""
+def _parse(text: str) -> tuple[str, bytes, list[dict[str, str]]]:
+    """Read an envelope of any kind; only the very bytes that `seal` writes pass."""
     try:
         values: dict[str, Any] = json.loads(text)
+        kind = str(values["payloadType"])
         payload = _decode(values["payload"])
         signatures = [
             {"keyid": str(s["keyid"]), "sig": str(s["sig"])}
@@ -237,25 +307,25 @@ def _parse(text: str) -> tuple[bytes, list[dict[str, str]]]:
             "the file must be an envelope that `run.py gate --output` wrote, but is "
             "not."
         ) from None
-    if _envelope(payload, signatures) != text:
+    if _envelope(payload, signatures, kind) != text:
         raise _changed()
-    return payload, signatures
+    return kind, payload, signatures
 
 
-def _envelope(payload: bytes, signatures: list[dict[str, str]]) -> str:
+def _envelope(payload: bytes, signatures: list[dict[str, str]], kind: str) -> str:
     """Write an envelope; the same parts give the same bytes."""
     values = {
         "payload": base64.b64encode(payload).decode(),
-        "payloadType": PAYLOAD_TYPE,
+        "payloadType": kind,
         "signatures": signatures,
     }
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
-def _authenticated(payload: bytes) -> bytes:
+def _authenticated(payload: bytes, kind: str) -> bytes:
     """DSSE's pre-authentication encoding."""
-    kind = PAYLOAD_TYPE.encode()
-    parts = (b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode())
+    name = kind.encode()
+    parts = (b"DSSEv1", str(len(name)).encode(), name, str(len(payload)).encode())
     return b" ".join((*parts, payload))
 
 

@@ -1,6 +1,7 @@
-"""Is the model still good for its purpose, beside the one in production?"""
+"""Is the model good for its purpose, beside the one in production or its base?"""
 
 import math
+from collections.abc import Sequence
 
 from dptune.gates.criterion import Criterion, Verdict, broken, missing
 from dptune.gates.evidence import Evidence
@@ -9,12 +10,14 @@ from dptune.results import UtilityReport
 from dptune.statistics import paired_bootstrap_upper
 
 _NAME = "utility"
+_RESAMPLES, _MOST_LOOKS = 2000, 100
+"""Draws of the bootstrap for one evaluation, and for how many they are multiplied."""
 
 
 def utility(evidence: Evidence, policy: GatePolicy) -> Criterion:
     """Block if the loss may have grown over the champion's by more than the policy's.
 
-    Without a champion there is nothing to compare with: finite losses pass.
+    Without a champion the base model stands in: who fine-tunes wants no worse one.
     """
     report = evidence.utility
     if report is None:
@@ -22,13 +25,18 @@ def utility(evidence: Evidence, policy: GatePolicy) -> Criterion:
     if not _is_finite(report):
         return broken(_NAME, "The losses on held-out records are not finite numbers.")
     if evidence.champion_digest is not None:
-        return _beside_champion(report, evidence.champion_utility, policy)
-    return Criterion(
-        name=_NAME,
-        verdict=Verdict.PASS,
-        measured=report.nll_per_token,
-        reason=f"There is no champion; {_figures(report)}.",
+        return _beside_champion(evidence, report, policy)
+    if not report.base_record_nll:
+        return missing(_NAME, "loss of the base model, record by record")
+    found = _compare(
+        report,
+        report.base_record_nll,
+        policy,
+        over="base model",
+        looks=evidence.num_looks,
     )
+    reason = f"There is no champion; {_figures(report)}. {found.reason}"
+    return found.model_copy(update={"reason": reason})
 
 
 def _figures(report: UtilityReport) -> str:
@@ -46,9 +54,10 @@ def _figures(report: UtilityReport) -> str:
 
 
 def _beside_champion(
-    report: UtilityReport, champion: UtilityReport | None, policy: GatePolicy
+    evidence: Evidence, report: UtilityReport, policy: GatePolicy
 ) -> Criterion:
     """Compare, if the champion's losses allow it."""
+    champion = evidence.champion_utility
     if champion is None:
         return missing(_NAME, "utility report of the champion")
     if not _is_finite(champion):
@@ -60,19 +69,27 @@ def _beside_champion(
             reason="The champion was measured on other records or other tokens.",
             what_would_change_it="Measure the champion on this run's held-out records.",
         )
-    return _compare(report, champion, policy)
+    other, looks = champion.record_nll, evidence.num_looks
+    return _compare(report, other, policy, over="champion", looks=looks)
 
 
 def _compare(
-    report: UtilityReport, champion: UtilityReport, policy: GatePolicy
+    report: UtilityReport,
+    other: Sequence[float],
+    policy: GatePolicy,
+    *,
+    over: str,
+    looks: int,
 ) -> Criterion:
     """Paired bootstrap of the change in nats per token."""
-    change = report.nll_per_token - champion.nll_per_token
+    change = (sum(report.record_nll) - sum(other)) / report.num_tokens
+    confidence = 1.0 - (1.0 - policy.utility_confidence) / looks
     upper = paired_bootstrap_upper(
-        champion.record_nll,
+        other,
         report.record_nll,
         report.record_tokens,
-        confidence=policy.utility_confidence,
+        confidence=confidence,
+        num_resamples=_RESAMPLES * min(looks, _MOST_LOOKS),
     )
     passed = upper <= policy.max_nll_increase
     return Criterion(
@@ -80,8 +97,8 @@ def _compare(
         verdict=Verdict.PASS if passed else Verdict.BLOCK,
         measured=upper,
         threshold=policy.max_nll_increase,
-        reason=f"Loss changes by {change:+.4f} nats per token over the champion, at "
-        f"most {upper:+.4f} at confidence {policy.utility_confidence:g}.",
+        reason=f"Loss changes by {change:+.4f} nats per token over the {over}, at "
+        f"most {upper:+.4f} at confidence {confidence:g}.",
         what_would_change_it=""
         if passed
         else "Train longer or with less noise, or measure on more records.",
@@ -95,10 +112,29 @@ def _is_finite(report: UtilityReport) -> bool:
     tokens = sum(report.record_tokens)
     return (
         all(map(math.isfinite, values))
+        and _is_base_finite(report)
         and len(sizes) == 1
         and tokens == report.num_tokens > 0
         and math.isclose(
             sum(report.record_nll), report.nll_per_token * tokens, rel_tol=1e-6
+        )
+    )
+
+
+def _is_base_finite(report: UtilityReport) -> bool:
+    """Whether the base's losses, if kept, are one a record and make its perplexity."""
+    losses, tokens = report.base_record_nll, report.num_tokens
+    if not losses:
+        return True
+    return (
+        len(losses) == report.num_records
+        and all(map(math.isfinite, losses))
+        and tokens > 0 < report.base_perplexity
+        and math.isclose(
+            sum(losses) / tokens,
+            math.log(report.base_perplexity),
+            rel_tol=1e-6,
+            abs_tol=1e-9,
         )
     )
 

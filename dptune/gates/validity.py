@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
 
 from dptune.gates.criterion import (
     Criterion,
@@ -16,6 +18,9 @@ from dptune.gates.manifest import difference
 from dptune.gates.null_law import fisher_p_value, uniform_p_value
 from dptune.gates.policy import GatePolicy
 from dptune.results import CanaryExposure, ExposureReport
+
+_CLOCKS_DIFFER: Final = timedelta(minutes=5)
+"""How far clocks of two machines may be apart."""
 
 
 def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
@@ -246,20 +251,28 @@ def _complete(evidence: Evidence, policy: GatePolicy) -> Criterion:
 def _age(evidence: Evidence, policy: GatePolicy) -> Criterion:
     """Evidence is of a model in a world that goes on: it must not be stale."""
     name, limit = "evidence_age", policy.max_evidence_age_days
-    if evidence.measured_at is None or evidence.decided_at is None:
+    times = [evidence.measured_at, *_part_times(evidence)]
+    if None in times or evidence.decided_at is None:
         return missing(name, "date of the evidence")
-    days = (evidence.decided_at - evidence.measured_at).total_seconds() / 86_400
-    if days < 0:
+    ages = [evidence.decided_at - time for time in times if time is not None]
+    if min(ages) < -_CLOCKS_DIFFER:
         return broken(name, "The evidence was measured after the decision.")
+    days = max(0.0, max(ages).total_seconds() / 86_400)
     fresh = days <= limit
     return Criterion(
         name=name,
         verdict=Verdict.PASS if fresh else Verdict.INCONCLUSIVE,
         measured=days,
         threshold=limit,
-        reason=f"The attacks ran {days:.0f} days before the decision.",
+        reason=f"The oldest attack ran {days:.0f} days before the decision.",
         what_would_change_it="" if fresh else "Run the attacks again.",
     )
+
+
+def _part_times(evidence: Evidence) -> list[datetime | None]:
+    """When each attack ran; a part that is not there has no time."""
+    parts = (evidence.exposure, evidence.membership, evidence.utility)
+    return [part.measured_at for part in parts if part is not None]
 
 
 def _digests(evidence: Evidence) -> Iterator[tuple[str, str]]:

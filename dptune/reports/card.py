@@ -237,14 +237,16 @@ def _utility(report: UtilityReport | None) -> UtilityStatement | None:
 
 
 def _gate(decision: GateDecision | None) -> GateStatement | None:
-    """Keep outcome and hash."""
+    """Keep outcome, hash and how often the data were tried."""
     if decision is None:
         return None
+    counted = (c.reason for c in decision.criteria if c.name == "attempts")
     return GateStatement(
         outcome=decision.outcome,
         policy=decision.policy,
         decision_hash=decision.decision_hash,
         manifest_digest=decision.manifest_digest,
+        attempts=next(counted, ""),
     )
 
 

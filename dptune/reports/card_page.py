@@ -305,6 +305,7 @@ def _gate(card: PrivacyCard) -> Section:
                 ("Policy", card.gate.policy),
                 ("Decision hash", card.gate.decision_hash),
                 ("Files", card.gate.manifest_digest or "not listed"),
+                ("Attempts", card.gate.attempts) if card.gate.attempts else None,
             ),
         ),
     )

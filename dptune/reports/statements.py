@@ -91,12 +91,14 @@ class GateStatement(Report):
         policy: name, version and digest.
         decision_hash: of the decision.
         manifest_digest: of the files that it is about; empty in cards from before.
+        attempts: how often the data were tried; empty in cards from before.
     """
 
     outcome: GateOutcome
     policy: str
     decision_hash: str
     manifest_digest: str = ""
+    attempts: str = ""
 
 
 class SpentStatement(Report):

@@ -1,18 +1,26 @@
 """What one cell of a comparison came to, from what its run measured."""
 
+import hashlib
 from datetime import UTC, datetime
 
 from dptune.gates.decision import decide
+from dptune.gates.evidence import AttemptsEvidence, OriginEvidence
 from dptune.gates.policy import GatePolicy
 from dptune.planning import RunPlan
 from dptune.reports.cells import CellResult
 from dptune.results import DetectionReport, Interval, RegisteredVersion
 from dptune.stages import StagePlan
+from dptune.workflow.agreement import contradictions
 from dptune.workflow.dossier import Dossier
 
 
 def assess(
-    dossier: Dossier, policy: GatePolicy, *, label: str, seed: int
+    dossier: Dossier,
+    policy: GatePolicy,
+    *,
+    label: str,
+    seed: int,
+    attempts: AttemptsEvidence | None = None,
 ) -> CellResult:
     """Say what a model leaks, what it promises and what the gate would decide.
 
@@ -23,9 +31,20 @@ def assess(
         policy: of the configuration.
         label: of the recipe in its comparison.
         seed: number of the repetition.
+        attempts: how often the data set was tried; None says that nobody counted.
     """
     plan = dossier.plan
-    decision = decide(dossier.evidence(None, decided_at=datetime.now(tz=UTC)), policy)
+    text = dossier.model_dump_json()
+    origin = OriginEvidence(
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        signer="unsigned",
+        is_verified=False,
+        faults=contradictions(dossier),
+    )
+    evidence = dossier.evidence(
+        None, decided_at=datetime.now(tz=UTC), origin=origin, attempts=attempts
+    )
+    decision = decide(evidence, policy)
     nowhere = RegisteredVersion(
         model_name=label,
         version="not registered",

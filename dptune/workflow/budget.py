@@ -240,8 +240,9 @@ def settle_budget(
     """
     store = BudgetStore.open(url)
     store.settle(reservation.id)
-    (report,) = budgets(store, delta=delta, only=reservation.data_set)
+    (found,) = budgets(store, delta=delta, only=reservation.data_set)
     store.engine.dispose()
+    report = found.model_copy(update={"reservation": reservation.id})
     if ledger is None:
         return report
     return report.model_copy(update={"curves": ledger_curves(ledger, delta=delta)})

@@ -29,11 +29,13 @@ from dptune.dpsgd.sampling import (
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.gates.evidence import (
+    AttemptsEvidence,
     AuditEvidence,
     BudgetEvidence,
     ClaimEvidence,
     Evidence,
     FileEvidence,
+    OriginEvidence,
     PolicyReference,
     StepAuditEvidence,
 )
@@ -84,7 +86,7 @@ class Dossier(Report):
         missing_rate_source: where the detector's missing rate comes from.
         audits: lower bounds of the certificates' epsilons.
         planned_for: the policy of the run's configuration.
-        measured_at: when the attacks were put into this dossier.
+        measured_at: when the oldest of the attacks ran.
         controllers: what controllers of its stages did.
         step_audits: of every stage; none in dossiers from before they were made.
         manifest: every file that was registered; None before that, and in dossiers from
@@ -134,12 +136,11 @@ class Dossier(Report):
         extraction: ExtractionReport | None = None,
         budget: BudgetReport | None = None,
         planned_for: PolicyReference | None = None,
-        measured_at: datetime | None = None,
         controllers: tuple[ControllerReport, ...] = (),
         step_audits: tuple[StepAudit, ...] = (),
     ) -> "Dossier":
         """Put a dossier together, issue every certificate, and audit each."""
-        certificates = _quoting(ledger.certificates(plan.target_delta), detection)
+        certificates = certificates_of(ledger, plan, detection)
         return cls(
             model_digest=model_digest,
             base_model=base_model,
@@ -165,7 +166,7 @@ class Dossier(Report):
                 detection=detection,
             ),
             planned_for=planned_for,
-            measured_at=measured_at,
+            measured_at=_oldest(exposure, membership, extraction, utility),
             controllers=controllers,
             step_audits=step_audits,
             dependency_versions={"dptune": __version__}
@@ -189,6 +190,8 @@ class Dossier(Report):
         *,
         decided_at: datetime | None = None,
         files: FileEvidence | None = None,
+        origin: OriginEvidence | None = None,
+        attempts: AttemptsEvidence | None = None,
     ) -> Evidence:
         """Return what the gate decides on.
 
@@ -199,6 +202,8 @@ class Dossier(Report):
             champion: the dossier of the version in production.
             decided_at: when the decision is made.
             files: that lie in the store then.
+            origin: whether this dossier is what was registered.
+            attempts: how often the data set was tried.
         """
         if files is not None:
             files = files.model_copy(update={"registered": self.manifest})
@@ -219,6 +224,8 @@ class Dossier(Report):
             step_audits=self._step_audits(),
             detection=self.detection,
             planned_for=self.planned_for,
+            origin=origin,
+            attempts=attempts,
             measured_at=self.measured_at,
             decided_at=decided_at,
             files=files,
@@ -370,10 +377,10 @@ def _noisy_events(entry: LedgerEntry) -> list[DpEvent]:
     return [event for event in events if not is_non_private(event)]
 
 
-def _quoting(
-    certificates: tuple[Certificate, ...], detection: DetectionReport
+def certificates_of(
+    ledger: PrivacyLedger, plan: RunPlan, detection: DetectionReport
 ) -> tuple[Certificate, ...]:
-    """Let every conditional certificate quote the measured missing rate."""
+    """Issue every certificate; conditional ones quote the measured missing rate."""
     interval = detection.missing_rate_interval
     return tuple(
         certificate.quoting(
@@ -381,8 +388,21 @@ def _quoting(
             interval.high if interval else None,
             detection.missing_rate_source,
         )
-        for certificate in certificates
+        for certificate in ledger.certificates(plan.target_delta)
     )
+
+
+def _oldest(
+    exposure: ExposureReport,
+    membership: MembershipReport,
+    extraction: ExtractionReport | None,
+    utility: UtilityReport,
+) -> datetime | None:
+    """When the oldest report was measured; None where one does not say."""
+    parts = [exposure, membership, utility, *([extraction] if extraction else [])]
+    times = [part.measured_at for part in parts]
+    known = [time for time in times if time is not None]
+    return min(known) if len(known) == len(times) else None
 
 
 def _sampling(kinds: set[str | None]) -> str:

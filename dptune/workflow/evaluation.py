@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -28,6 +29,7 @@ from dptune.results import (
     ExposureReport,
     ExtractionReport,
     MembershipReport,
+    Report,
     ShadowReport,
     TrainedCanaries,
     UtilityReport,
@@ -54,6 +56,22 @@ class Leakage:
     extraction: ExtractionReport
     utility: UtilityReport
 
+    @property
+    def reports(self: Self) -> tuple[Report, ...]:
+        """All of it."""
+        return (self.exposure, self.membership, self.extraction, self.utility)
+
+    def stamped(self: Self, at: datetime) -> Self:
+        """Say in every report when it was measured."""
+        when = {"measured_at": at}
+        return replace(
+            self,
+            exposure=self.exposure.model_copy(update=when),
+            membership=self.membership.model_copy(update=when),
+            extraction=self.extraction.model_copy(update=when),
+            utility=self.utility.model_copy(update=when),
+        )
+
 
 def attack_model(
     model: ModelBundle,
@@ -71,6 +89,8 @@ def attack_model(
     say: Callable[[str], None] = lambda _: None,
 ) -> Leakage:
     """Attack a model every way, each beside the model before fine-tuning.
+
+    Every report says when this began, and keeps saying so from a cache.
 
     Members are records of the training split without the canaries, non-members the test
     split; both are cut to `max_tokens`, as training saw their first sequence.
@@ -94,7 +114,7 @@ def attack_model(
     Raises:
         DataError: there is no test split to compare with.
     """
-    device = pick_device(performance.device)
+    began, device = datetime.now(tz=UTC), pick_device(performance.device)
     batch_size, count = performance.evaluation_batch_size, attacks.num_members
     loaded, loaded_base = load_saved(model.path), load_saved(base.path)
     if loaded.class_names:
@@ -107,7 +127,7 @@ def attack_model(
             attacks=attacks,
             performance=performance,
             say=say,
-        )
+        ).stamped(began)
     say("exposure of every canary, exactly, among all candidates")
     exposure = _exposure(
         (model, loaded),
@@ -193,7 +213,7 @@ def attack_model(
         membership=membership,
         extraction=extraction,
         utility=utility,
-    )
+    ).stamped(began)
 
 
 def _shadow_report(shadows: Shadows) -> ShadowReport:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
+from dptune.accounting.store.store import BudgetStore
 from dptune.config import DataSettings, PrivacySettings, TrainConfig
 from dptune.data.corpus import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
@@ -15,6 +16,7 @@ from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Mode, Notion
 from dptune.recipes import Recipe, StageSettings
 from dptune.results import CorpusReport
+from dptune.workflow.attempts import refuse_lost_store
 from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
 from dptune.workflow.counting import PlannedUnits, check_bound, far_off, units_for
@@ -35,11 +37,29 @@ class BudgetPlace:
         url: of the budget store, which need not be there yet; may hold a password.
         key: secret that names privacy units; None where none was made yet.
         again: whether finished stages are trained again.
+        runs: folder of earlier trainings, whose journals must be paid for there; None
+            does not ask.
     """
 
     url: str = field(repr=False)
     key: bytes | None = field(repr=False)
     again: bool = False
+    runs: Path | None = None
+
+    def refuse_lost_store(self: Self) -> None:
+        """Refuse a store that does not hold what journals were charged for.
+
+        Raises:
+            ArtifactError: it was deleted, exchanged or restored from an older copy.
+        """
+        if self.runs is None or not self.runs.is_dir():
+            return
+        store = BudgetStore.find(self.url)
+        try:
+            refuse_lost_store(store, runs=self.runs)
+        finally:
+            if store is not None:
+                store.engine.dispose()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +301,8 @@ def _check_forward(config: TrainConfig) -> None:
 def _check_budget(
     config: TrainConfig, corpus: Corpus, plan: RunPlan, place: BudgetPlace
 ) -> None:
-    """Ask the budget store, if there is one."""
+    """Ask the budget store, if there is one, and journals if there is none."""
+    place.refuse_lost_store()
     check_budget(config, corpus, plan, url=place.url, key=place.key, again=place.again)
 
 

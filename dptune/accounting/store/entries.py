@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 from dptune.accounting.store.allowances import Claim, Grant
 from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.log import Head
 from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import (
     Reservation,
@@ -77,6 +79,21 @@ def spend_entry(
 def close_entry(reservation: str, status: ReservationStatus) -> dict[str, Any]:
     """A run gives back what it never drew."""
     return _entry("close", reservation=reservation, status=status.value)
+
+
+def attempt_entry(
+    data_set: str, *, kind: str, subject: str, about: str
+) -> dict[str, Any]:
+    """Somebody looks at what a model made of private records."""
+    return _entry(
+        "attempt", data_set=data_set, attempt=str(kind), subject=subject, about=about
+    )
+
+
+def loss_entry(charges: int, heads: Sequence[Head], *, reason: str) -> dict[str, Any]:
+    """Somebody knows that earlier entries are gone."""
+    known = [{"sequence": head.sequence, "hash": head.hash} for head in heads]
+    return _entry("loss", charges=charges, heads=known, reason=reason)
 
 
 def reservation_from(content: dict[str, Any]) -> Reservation:

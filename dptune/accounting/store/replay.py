@@ -133,6 +133,10 @@ def _close(state: State, content: dict[str, Any], _: Names) -> None:
     state.reservations[held.id] = held.closed(ReservationStatus(content["status"]))
 
 
+def _noted(_: State, __: dict[str, Any], ___: Names) -> None:
+    """An attempt or a loss costs nothing."""
+
+
 _APPLY: Mapping[str, Callable[[State, dict[str, Any], Names], None]] = {
     "data_set": _data_set,
     "grant": _grant,
@@ -140,4 +144,6 @@ _APPLY: Mapping[str, Callable[[State, dict[str, Any], Names], None]] = {
     "extend": _extend,
     "spend": _spend,
     "close": _close,
+    "attempt": _noted,
+    "loss": _noted,
 }

@@ -48,6 +48,23 @@ def history(store: BudgetStore, *, data_set: str | None = None) -> list[Reservat
         return tables.read_reservations(connection, data_set=data_set)
 
 
+def first_plan(store: BudgetStore, reservation: str) -> Cost | None:
+    """Return what a run was reserved for at first; None if it never was.
+
+    What a killed run draws twice is asked for later.
+    """
+    content = schema.log.c.content
+    query = (
+        select(content)
+        .where(content.contains(f'"reservation":"{reservation}"', autoescape=True))
+        .order_by(schema.log.c.sequence)
+    )
+    with connecting(store.engine) as connection, reading(connection):
+        found = [read_content(text) for text in connection.execute(query).scalars()]
+    made = [c for c in found if c["kind"] == "reserve"]
+    return Cost.from_json(made[0]["planned"]) if made else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpenRun:
     """A run that holds budget, and when the store last heard of it.

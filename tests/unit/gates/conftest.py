@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from dptune.gates.evidence import (
+    AttemptsEvidence,
     AuditEvidence,
     BudgetEvidence,
     ClaimEvidence,
     Evidence,
     FileEvidence,
+    OriginEvidence,
     PolicyReference,
     StepAuditEvidence,
 )
@@ -30,6 +32,7 @@ from dptune.results import (
 
 SIZE = 10**6
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
+MEASURED = NOW - timedelta(days=2)
 
 
 def canaries(ranks, *, planted, insertions=1):
@@ -74,6 +77,7 @@ def exposure(planted=None, held_out=None, *, insertions=1, **changes):
         "planted_expected": total,
         "num_token_forwards": 1,
         "drawn": True,
+        "measured_at": MEASURED,
     }
     return ExposureReport(**{**values, **changes})
 
@@ -100,6 +104,7 @@ def membership(**changes):
         "num_non_members": 1000,
         "signals": (signal("loss"), signal("calibrated_loss")),
         "blind": signal("blind"),
+        "measured_at": MEASURED,
     }
     return MembershipReport(**{**values, **changes})
 
@@ -115,9 +120,11 @@ def utility(*, model_digest="m", shift=0.0, **changes):
         "num_tokens": 1000,
         "nll_per_token": nll,
         "perplexity": math.exp(nll),
-        "base_perplexity": 50.0,
+        "base_perplexity": math.exp(2.5),
         "record_nll": losses,
         "record_tokens": (10,) * 100,
+        "base_record_nll": (25.0,) * 100,
+        "measured_at": MEASURED,
     }
     return UtilityReport(**{**values, **changes})
 
@@ -220,6 +227,16 @@ def files(**changes):
     return FileEvidence(**{**values, **changes})
 
 
+def origin(**changes):
+    values = {"digest": "d" * 64, "signer": "k" * 16, "is_verified": True, "faults": ()}
+    return OriginEvidence(**{**values, **changes})
+
+
+def attempts(evaluations=1, **changes):
+    values = {"data_set": "people", "trainings": 1, "decisions": 1}
+    return AttemptsEvidence(evaluations=evaluations, **{**values, **changes})
+
+
 def evidence(**changes):
     values = {
         "model_digest": "m",
@@ -232,7 +249,9 @@ def evidence(**changes):
         "step_audits": (step_audit(),),
         "detection": detection(),
         "planned_for": PolicyReference(name="plan", version=1, digest="p"),
-        "measured_at": NOW - timedelta(days=2),
+        "origin": origin(),
+        "attempts": attempts(),
+        "measured_at": MEASURED,
         "decided_at": NOW,
         "files": files(),
     }
@@ -260,6 +279,8 @@ class Make:
     membership = staticmethod(membership)
     utility = staticmethod(utility)
     claim = staticmethod(claim)
+    origin = staticmethod(origin)
+    attempts = staticmethod(attempts)
     budget = staticmethod(budget)
     files = staticmethod(files)
     manifest = staticmethod(manifest)

@@ -29,6 +29,8 @@ def test_decide_clean_evidence_passes_with_every_criterion(make):
         "evidence_numbers",
         "evidence_complete",
         "evidence_age",
+        "evidence_origin",
+        "attempts",
         "planted_count",
         "controls",
         "base_model",

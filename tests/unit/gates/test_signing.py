@@ -19,8 +19,10 @@ from dptune.gates.decision import Criterion, GateDecision, GateOutcome, Verdict
 from dptune.gates.manifest import Manifest, StoredFile
 from dptune.gates.signing import (
     UNSIGNED,
+    EvidenceStatement,
     Statement,
     open_envelope,
+    open_evidence,
     open_unverified,
     public_key_of,
     refuse_other_weights,
@@ -198,3 +200,54 @@ def test_private_key_is_no_public_key(sealed):
 def test_garbage_is_no_envelope(text):
     with pytest.raises(ArtifactError, match="envelope"):
         opened(text)
+
+
+# evidence
+
+
+def evidence_statement(**changes) -> EvidenceStatement:
+    at = datetime(2026, 5, 4, tzinfo=UTC)
+    values = {
+        "model_name": "m",
+        "model_version": "7",
+        "model_digest": DIGEST,
+        "evidence_digest": "e" * 64,
+        "data_set": "people",
+        "run": "r",
+        "measured_at": at,
+        "registered_at": at,
+    }
+    return EvidenceStatement(**{**values, **changes})
+
+
+def test_evidence_that_was_signed_comes_back():
+    text = seal(evidence_statement(), private_key=PEM)
+    assert open_evidence(text, private_key=PEM) == evidence_statement()
+    assert open_evidence(text, private_key=None) == evidence_statement()
+    assert signer_of(text) != UNSIGNED
+
+
+def test_evidence_that_is_unsigned_or_signed_otherwise_is_refused():
+    other = pem_of(Ed25519PrivateKey.generate())
+    for key in (None, other):
+        text = seal(evidence_statement(), private_key=key)
+        with pytest.raises(ArtifactError, match="must be signed"):
+            open_evidence(text, private_key=PEM)
+
+
+def test_any_changed_byte_of_signed_evidence_is_refused():
+    data = bytearray(seal(evidence_statement(), private_key=PEM).encode())
+    for place in {*range(0, len(data), 5), len(data) - 1}:
+        twin = bytearray(data)
+        twin[place] ^= 1
+        with pytest.raises(ArtifactError):
+            open_evidence(twin.decode("utf-8", errors="replace"), private_key=PEM)
+
+
+def test_envelope_of_one_kind_is_not_taken_for_another(sealed):
+    text = seal(evidence_statement(), private_key=PEM)
+    with pytest.raises(ArtifactError, match="another kind"):
+        opened(text)
+    for key in (PEM, None):
+        with pytest.raises(ArtifactError, match="another kind"):
+            open_evidence(sealed, private_key=key)

@@ -1,0 +1,129 @@
+"""Count how often a data set was tried, and let journals speak against a lost store."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.store.attempts import (
+    Attempt,
+    Loss,
+    admit_loss,
+    charges,
+    count_attempts,
+    losses,
+    record_attempt,
+)
+from dptune.accounting.store.log import Head
+from dptune.accounting.store.store import BudgetStore
+from dptune.accounting.store.summaries import history
+from dptune.errors import ArtifactError
+from dptune.gates.evidence import AttemptsEvidence
+from dptune.results import Report
+from dptune.workflow.charging import RELEASED_UNITS
+
+
+def record_evaluation(url: str, found: Sequence[Report], *, data_set: str) -> None:
+    """Enter that a model was attacked, before anybody sees what came of it.
+
+    Args:
+        url: of the budget store, where attempts are counted.
+        found: reports of all attacks on the model.
+        data_set: whose records were attacked.
+    """
+    digest = hashlib.sha256()
+    for report in found:
+        digest.update(report.model_dump_json().encode())
+    store = BudgetStore.open(url)
+    record_attempt(
+        store, data_set=data_set, kind=Attempt.EVALUATION, subject=digest.hexdigest()
+    )
+    store.engine.dispose()
+
+
+def attempts_on(store: BudgetStore, data_set: str) -> AttemptsEvidence:
+    """Count trainings, evaluations and decisions of a data set."""
+    runs = history(store, data_set=data_set)
+    return AttemptsEvidence(
+        data_set=data_set,
+        trainings=sum(
+            run.recipe != RELEASED_UNITS and any(run.spent.tallies.values())
+            for run in runs
+        ),
+        evaluations=count_attempts(store, data_set=data_set, kind=Attempt.EVALUATION),
+        decisions=count_attempts(store, data_set=data_set, kind=Attempt.DECISION),
+    )
+
+
+def unpaid_charges(store: BudgetStore | None, runs: Path) -> int:
+    """Count blocks that journals were charged for and the store was not.
+
+    The store is charged first, so that a journal never holds what its store does not:
+    one that was deleted, restored from an old copy or exchanged is told by this. What
+    was admitted to be lost is left out.
+
+    Args:
+        store: as it is now; None where there is none.
+        runs: folder of all trainings, those that were put aside as well.
+
+    Raises:
+        ArtifactError: a journal was tampered with.
+    """
+    journals = Counter(
+        (entry.stage, entry.num_steps)
+        for file in sorted(runs.glob("*/ledger.jsonl"))
+        for entry in LedgerJournal(file).read().entries
+    )
+    paid = Counter(charges(store)) if store is not None and journals else Counter()
+    admitted = sum(loss.charges for loss in losses(store)) if store else 0
+    return max(0, (journals - paid).total() - admitted)
+
+
+def missing_from(store: BudgetStore | None, *, runs: Path) -> str | None:
+    """Say what the store must hold and does not, or None.
+
+    Args:
+        store: as it is now; None where there is none.
+        runs: folder of all trainings.
+    """
+    unpaid = unpaid_charges(store, runs)
+    if not unpaid:
+        return None
+    return f"{unpaid} charges of journals in {runs.name}/ are not in the budget store"
+
+
+def refuse_lost_store(store: BudgetStore | None, *, runs: Path) -> None:
+    """Refuse to spend from a store that does not know what was spent.
+
+    Raises:
+        ArtifactError: journals hold charges that it does not.
+    """
+    if problem := missing_from(store, runs=runs):
+        raise lost_store(problem)
+
+
+def lost_store(problem: str) -> ArtifactError:
+    """Say that a store is not the one that earlier runs were paid from."""
+    return ArtifactError(
+        f"the budget store must hold what earlier runs spent; {problem}: it was "
+        "deleted, restored from an older copy, or DPTUNE_BUDGET_URL names another. "
+        "Restore it (docs/OPERATIONS.md, Backup). If it is lost for good, reserve "
+        "again what was spent and run `python run.py budget admit-loss --reason ...`."
+    )
+
+
+def admit_lost_store(
+    store: BudgetStore, *, runs: Path, heads: tuple[Head, ...], reason: str
+) -> Loss:
+    """Enter into the log what is lost, so that it stays on record.
+
+    Args:
+        store: that goes on.
+        runs: folder of all trainings.
+        heads: that registered versions left and the store does not hold.
+        reason: of whoever admits it.
+    """
+    loss = Loss(charges=unpaid_charges(store, runs), heads=heads, reason=reason)
+    admit_loss(store, loss)
+    return loss

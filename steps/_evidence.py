@@ -1,0 +1,241 @@
+"""Where a version's evidence comes from: what was written down of it, and where.
+
+| what speaks for it | where it is kept |
+|---|---|
+| its digest when it was registered | a tag in MLflow |
+| the same, append-only and chained | the log of the budget store |
+| a signature of the run that measured it, where there is a key | beside it |
+| plan, ledger, claims and audits agree | in itself, computed again |
+| every charge was paid | the budget store |
+"""
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+
+from zenml import get_step_context
+
+from dptune.accounting.store.attempts import (
+    Attempt,
+    last_attempt,
+    last_entry_at,
+    record_attempt,
+)
+from dptune.accounting.store.store import BudgetStore
+from dptune.errors import ArtifactError, GateFailedError
+from dptune.gates.decision import GateDecision
+from dptune.gates.evidence import AttemptsEvidence, OriginEvidence
+from dptune.gates.policy import GatePolicy
+from dptune.gates.signing import (
+    UNSIGNED,
+    EvidenceStatement,
+    open_evidence,
+    seal,
+    signer_of,
+)
+from dptune.results import RegisteredVersion, Report
+from dptune.workflow.agreement import contradictions, unpaid
+from dptune.workflow.attempts import attempts_on
+from dptune.workflow.dossier import Dossier
+from infra.workspace import read_signing_key
+from steps import _tracking
+from steps._lost import budget_store
+
+_CLOCKS_DIFFER = timedelta(minutes=5)
+
+
+def digest_of(text: str) -> str:
+    """SHA-256 of evidence as it is stored."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
+
+
+def refuse_changed_inputs(inputs: dict[str, object]) -> None:
+    """Refuse reports that are not what ZenML noted when they were made.
+
+    Called in a step, with its inputs. An answer from the cache may be months old, and
+    its file is one that somebody can edit.
+
+    Raises:
+        ArtifactError: a report is another one than was measured; names it.
+    """
+    for name, artifacts in get_step_context().inputs.items():
+        value = inputs.get(name)
+        if not isinstance(value, Report):
+            continue
+        digest = hashlib.sha256(value.model_dump_json().encode()).hexdigest()
+        if any(digest != artifact.content_hash for artifact in artifacts):
+            raise ArtifactError(
+                f"artifact {name} must be what its step wrote, but was changed since. "
+                "Restore the artifact store, or run without ZenML's cache."
+            )
+
+
+def keep_evidence(dossier: Dossier, version: RegisteredVersion) -> None:
+    """Write evidence with its version, sign it, and enter it into the budget store.
+
+    Called in the step that registers the version.
+    """
+    text, key = dossier.model_dump_json(), read_signing_key()
+    digest, budget = digest_of(text), dossier.budget
+    data_set = budget.data_set if budget else ""
+    statement = EvidenceStatement(
+        model_name=version.model_name,
+        model_version=version.version,
+        model_digest=dossier.model_digest,
+        evidence_digest=digest,
+        data_set=data_set,
+        run=str(get_step_context().pipeline_run.id),
+        measured_at=dossier.measured_at,
+        registered_at=datetime.now(tz=UTC),
+    )
+    with budget_store() as store:
+        if store is not None:
+            record_attempt(
+                store,
+                data_set=data_set,
+                kind=Attempt.REGISTRATION,
+                subject=digest,
+                about=_about(version),
+            )
+    _tracking.keep_evidence(
+        version,
+        text,
+        signed=seal(statement, private_key=key),
+        digest=digest,
+        paid=f"{budget.head_sequence}:{budget.head_hash}" if budget else "",
+    )
+
+
+def examine(
+    dossier: Dossier,
+    text: str,
+    version: RegisteredVersion,
+    *,
+    policy: GatePolicy,
+    now: datetime,
+) -> tuple[OriginEvidence, AttemptsEvidence | None]:
+    """Say where stored evidence comes from, and how often its data set was tried.
+
+    The decision that is about to be made is counted.
+
+    Args:
+        dossier: as it was read.
+        text: that it was read from.
+        version: that it should be about.
+        policy: of the decision.
+        now: the time.
+    """
+    digest, faults = digest_of(text), list(contradictions(dossier))
+    envelope = _tracking.read_file(
+        version.model_name, version.version, _tracking.SIGNED_EVIDENCE
+    )
+    run, signer, is_verified, problems = _signature(
+        envelope, dossier, version, digest=digest
+    )
+    faults += problems
+    known = _tracking.get_version(version.model_name, version.version)
+    if _tracking.evidence_digest_of(known) != digest:
+        faults.append("It does not have the digest that the registry noted.")
+    data_set = dossier.budget.data_set if dossier.budget else ""
+    attempts = None
+    with budget_store() as store:
+        faults += unpaid(dossier, store)
+        if store is not None:
+            faults += _unlike_log(store, data_set, version, digest=digest, now=now)
+            record_attempt(
+                store,
+                data_set=data_set,
+                kind=Attempt.DECISION,
+                subject=digest_of(f"{digest} {policy.digest}"),
+                about=_about(version),
+            )
+            attempts = attempts_on(store, data_set)
+    origin = OriginEvidence(
+        digest=digest,
+        signer=signer,
+        is_verified=is_verified,
+        run=run,
+        faults=tuple(faults),
+        remarks=tuple(filter(None, [_tracking.misplaced_champion(version.model_name)])),
+    )
+    return origin, attempts
+
+
+def refuse_changed_evidence(version: RegisteredVersion, decision: GateDecision) -> None:
+    """Refuse to act on a decision whose evidence is another one now.
+
+    Raises:
+        GateFailedError: it was changed since, or registered anew.
+    """
+    text = _tracking.read_evidence(version.model_name, version.version)
+    if digest_of(text) != decision.dossier_digest:
+        raise GateFailedError(
+            f"the evidence of version {version.version} of {version.model_name} is not "
+            "what the gate decided on. Run `python run.py gate` on it again."
+        )
+
+
+def attempts_now(data_set: str) -> AttemptsEvidence | None:
+    """Count the attempts on a data set; None where no store counts them."""
+    with budget_store() as store:
+        return None if store is None else attempts_on(store, data_set)
+
+
+def _signature(
+    envelope: str | None,
+    dossier: Dossier,
+    version: RegisteredVersion,
+    *,
+    digest: str,
+) -> tuple[str, str, bool, list[str]]:
+    """Read what was signed: the run, the signer, whether it was checked, and faults."""
+    if envelope is None:
+        return "", UNSIGNED, False, ["Nothing says which run measured it."]
+    key = read_signing_key()
+    try:
+        statement, signer = (
+            open_evidence(envelope, private_key=key),
+            signer_of(envelope),
+        )
+    except ArtifactError as error:
+        return "", UNSIGNED, False, [f"Its signature does not hold: {error}"]
+    wanted = {
+        "model_name": version.model_name,
+        "model_version": version.version,
+        "model_digest": version.model_digest,
+        "evidence_digest": digest,
+        "data_set": dossier.budget.data_set if dossier.budget else "",
+        "measured_at": dossier.measured_at,
+    }
+    other = [
+        name.replace("_", " ")
+        for name, value in wanted.items()
+        if getattr(statement, name) != value
+    ]
+    faults = [f"It was written down with another {', '.join(other)}."] if other else []
+    return statement.run, signer, key is not None, faults
+
+
+def _unlike_log(
+    store: BudgetStore,
+    data_set: str,
+    version: RegisteredVersion,
+    *,
+    digest: str,
+    now: datetime,
+) -> list[str]:
+    """Compare with the log, whose entries nobody can change."""
+    faults = []
+    known = last_attempt(
+        store, data_set=data_set, kind=Attempt.REGISTRATION, about=_about(version)
+    )
+    if known != digest:
+        faults.append("It does not have the digest that the budget store noted last.")
+    newest = last_entry_at(store)
+    if newest is not None and newest > now + _CLOCKS_DIFFER:
+        faults.append("The clock is behind the newest entry of the budget store.")
+    return faults
+
+
+def _about(version: RegisteredVersion) -> str:
+    """Name a version in the log."""
+    return f"version {version.version} of {version.model_name}"

@@ -1,0 +1,129 @@
+"""A store that was deleted or set back is refused: the journals know what was spent."""
+
+import shutil
+
+import pytest
+
+from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.store.attempts import Attempt, record_attempt
+from dptune.accounting.store.store import BudgetStore
+from dptune.errors import ArtifactError
+from dptune.workflow import preflight
+from dptune.workflow.attempts import (
+    admit_lost_store,
+    attempts_on,
+    record_evaluation,
+    unpaid_charges,
+)
+from dptune.workflow.budget import budget_cost
+from dptune.workflow.preflight import BudgetPlace
+from tests.budgets import request
+from tests.unit.reports import samples
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "budget.db"
+
+
+@pytest.fixture
+def place(file, tmp_path):
+    return BudgetPlace(url=f"sqlite:///{file}", key=b"k" * 32, runs=tmp_path / "runs")
+
+
+def spend(place, *, run="a", steps=1, folder="1"):
+    """Charge blocks as a stage does: the store first, then the journal."""
+    store = BudgetStore.open(place.url)
+    entry = samples.ledger_entry()
+    cost = budget_cost(entry)
+    held = store.reserve(request(range(5), run, cost.times(steps)))
+    for _ in range(steps):
+        store.spend(held.id, cost, stage=entry.stage, num_steps=entry.num_steps)
+        LedgerJournal(place.runs / folder / "ledger.jsonl").charge(entry)
+    store.settle(held.id)
+    store.engine.dispose()
+
+
+def test_store_that_was_paid_is_accepted(place):
+    place.refuse_lost_store()  # nothing was ever run
+    spend(place, steps=2)
+    spend(place, run="b", folder="1.1")  # put aside
+    place.refuse_lost_store()
+
+
+def test_deleted_store_is_refused(place, file):
+    spend(place, steps=3)
+    file.unlink()
+    with pytest.raises(ArtifactError, match="3 charges"):
+        place.refuse_lost_store()
+    BudgetStore.open(place.url).engine.dispose()  # an empty one in its place
+    with pytest.raises(ArtifactError, match="admit-loss"):
+        place.refuse_lost_store()
+
+
+def test_older_copy_of_the_store_is_refused(place, file, tmp_path):
+    spend(place)
+    for part in tmp_path.glob("budget.db*"):
+        shutil.copy(part, tmp_path / f"old-{part.name}")
+    spend(place, run="b", folder="2")
+    for part in tmp_path.glob("budget.db*"):
+        part.unlink()
+    for part in tmp_path.glob("old-*"):
+        part.rename(tmp_path / part.name.removeprefix("old-"))
+    with pytest.raises(ArtifactError, match="1 charges"):
+        place.refuse_lost_store()
+
+
+def test_store_that_was_paid_for_something_else_is_refused(place, file):
+    spend(place, steps=2)
+    file.unlink()
+    other = samples.ledger_entry(stage="another")
+    store = BudgetStore.open(place.url)
+    held = store.reserve(request(range(5), "x", budget_cost(other)))
+    for _ in range(2):
+        store.spend(held.id, budget_cost(other), stage="another", num_steps=50)
+    assert unpaid_charges(store, place.runs) == 2
+    store.engine.dispose()
+
+
+def test_loss_on_record_lets_runs_go_on_and_hides_no_other(place, file):
+    spend(place, steps=2)
+    file.unlink()
+    store = BudgetStore.open(place.url)
+    admit_lost_store(store, runs=place.runs, heads=(), reason="the disk broke")
+    assert unpaid_charges(store, place.runs) == 0
+    store.engine.dispose()
+    place.refuse_lost_store()
+    LedgerJournal(place.runs / "9" / "ledger.jsonl").charge(samples.ledger_entry())
+    with pytest.raises(ArtifactError, match="1 charges"):
+        place.refuse_lost_store()
+
+
+def test_twin_that_asks_the_store_alone_takes_an_empty_one(place, file, monkeypatch):
+    spend(place, steps=3)
+    file.unlink()
+    monkeypatch.setattr(preflight, "refuse_lost_store", lambda *_, **__: None)
+    place.refuse_lost_store()
+
+
+def test_trainings_evaluations_and_decisions_are_counted(place):
+    spend(place)
+    spend(place, run="b", folder="2")
+    reports = (samples.exposure_report(), samples.membership_report())
+    for _ in range(2):
+        record_evaluation(place.url, reports, data_set="people")
+    again = samples.exposure_report(planted_found=1)
+    record_evaluation(place.url, (again,), data_set="people")
+    store = BudgetStore.find(place.url)
+    record_attempt(store, data_set="people", kind=Attempt.DECISION, subject="d")
+    found = attempts_on(store, "people")
+    assert (found.trainings, found.evaluations, found.decisions) == (2, 2, 1)
+    assert attempts_on(store, "others").evaluations == 0
+    store.engine.dispose()
+
+
+def test_reservation_that_drew_nothing_is_no_training(place):
+    store = BudgetStore.open(place.url)
+    store.reserve(request(range(5), "a", budget_cost(samples.ledger_entry())))
+    assert attempts_on(store, "people").trainings == 0
+    store.engine.dispose()
