@@ -10,6 +10,7 @@
 """
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from zenml import get_step_context
@@ -48,7 +49,7 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
-def refuse_changed_inputs(inputs: dict[str, object]) -> None:
+def refuse_changed_inputs(inputs: Mapping[str, object]) -> None:
     """Refuse reports that are not what ZenML noted when they were made.
 
     Called in a step, with its inputs. An answer from the cache may be months old, and

@@ -399,8 +399,9 @@ def _oldest(
     utility: UtilityReport,
 ) -> datetime | None:
     """When the oldest report was measured; None where one does not say."""
-    parts = [exposure, membership, utility, *([extraction] if extraction else [])]
-    times = [part.measured_at for part in parts]
+    times = [exposure.measured_at, membership.measured_at, utility.measured_at]
+    if extraction is not None:
+        times.append(extraction.measured_at)
     known = [time for time in times if time is not None]
     return min(known) if len(known) == len(times) else None
 

@@ -43,7 +43,7 @@ def decide(monkeypatch):
         policy = GatePolicy.model_validate(yaml.safe_load(TINY.read_text())["gate"])
         fakes = {
             "get_version": lambda *_: SimpleNamespace(tags=tags),
-            "alias": lambda *_: now,
+            "champion": lambda *_: now,
             "read_file": lambda *_: policy.model_dump_json(),
         }
         for name, fake in fakes.items():

@@ -14,7 +14,11 @@ pytestmark = pytest.mark.slow
 def race(done, folder, twin):
     """Decide on both versions side by side, with no champion; what is wrong then."""
     site, policy = done.site, yaml.safe_load(TINY.read_text())["gate"]
-    MlflowClient(site.servers.mlflow).delete_registered_model_alias(MODEL, "champion")
+    client = MlflowClient(site.servers.mlflow)
+    client.delete_registered_model_alias(MODEL, "champion")
+    for tag in client.get_registered_model(MODEL).tags:
+        if tag.startswith("dptune.champion."):  # the trail
+            client.delete_registered_model_tag(MODEL, tag)
     known = done.seen["versions"].values()
     runs = {found["tags"]["dptune.recipe"]: found["run"]["id"] for found in known}
     before = len(site.look()["trail"])
