@@ -63,6 +63,10 @@ def test_policy_limits_evaluations(make, evaluations, outcome):
     assert f"{evaluations} evaluation" in verdict(decision, "attempts").reason
 
 
+def one_in_twenty(make):
+    return make.policy(assurance_level=0.05)
+
+
 def bounds(make, looks, **changes):
     decision = decided(make, attempts=make.attempts(looks), **changes)
     names = ("assurance", "membership", "utility")
@@ -87,7 +91,12 @@ def test_bounds_of_a_pass_widen_with_every_evaluation(make):
 def test_model_at_the_limit_that_passes_once_does_not_after_fifty(make):
     ranks = [max(1, int(r / 1.35)) for r in make.even_ranks(60)]
     outcomes = [
-        bounds(make, looks, exposure=make.exposure(planted=ranks))["assurance"].verdict
+        bounds(
+            make,
+            looks,
+            exposure=make.exposure(planted=ranks),
+            policy=one_in_twenty(make),
+        )["assurance"].verdict
         for looks in (1, 50)
     ]
     assert outcomes == ["PASS", "INCONCLUSIVE"]
@@ -118,7 +127,7 @@ def test_leak_is_blocked_however_often_was_tried(make, looks):
 
 def test_correction_holds_over_the_best_of_many_and_its_twin_does_not(make):
     """Twenty models that leak 2.5 bits each, and the luckiest is shown to the gate."""
-    policy, num, models = make.policy(), 60, 20
+    policy, num, models = one_in_twenty(make), 60, 20
 
     def unearned(level):
         bound = mean_exposure_bounds(1.0, num, level=level)[1]
@@ -136,6 +145,7 @@ def test_twin_that_counts_no_attempts_passes_the_lucky_one(make, monkeypatch):
     changes = {
         "exposure": make.exposure(planted=ranks),
         "attempts": make.attempts(50),
+        "policy": one_in_twenty(make),
     }
     assert decided(make, **changes).outcome == "INCONCLUSIVE"
     monkeypatch.setattr(Evidence, "num_looks", 1)

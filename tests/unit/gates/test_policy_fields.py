@@ -303,6 +303,13 @@ ROWS: dict[str, Row] = {
     "max_evidence_age_days": Row(
         inside=MEASURED, outside=BELOW, criterion="evidence_age", says=(PASS, UNSURE)
     ),
+    "max_evaluations": Row(
+        inside=4,
+        outside=3,
+        criterion="attempts",
+        says=(PASS, BLOCK),
+        evidence=lambda make: {"attempts": make.attempts(4)},
+    ),
     "max_membership_tpr": Row(
         inside=0.03,
         outside=math.nextafter(0.03, 0),
