@@ -27,7 +27,14 @@ from dptune.models.saving import save_model
 from dptune.models.source import ArchitectureSource
 from dptune.results import ChampionReport, RegisteredVersion
 from dptune.workflow.dossier import Dossier
-from steps import _files, _promoting, _registry, _tracking
+from steps import (
+    _deciding,
+    _evidence,
+    _files,
+    _promoting,
+    _registry,
+    _tracking,
+)
 from steps._deciding import ENVELOPE, decide_on, read_dossier
 from steps._registering import _registered_before
 from tests.integration.conftest import TINY
@@ -109,6 +116,7 @@ def tiny_model(folder, *, seed=0):
 
 
 def dossier_of(digest):
+    own = {"model_digest": digest, "measured_at": datetime.now(tz=UTC)}
     return Dossier.of(
         model_digest=digest,
         base_model="tiny",
@@ -118,12 +126,11 @@ def dossier_of(digest):
         corpus=samples.corpus_report(),
         detection=Make.detection(),
         redaction=samples.redaction_report(),
-        exposure=Make.exposure(model_digest=digest),
-        membership=Make.membership(model_digest=digest),
-        utility=Make.utility(model_digest=digest),
+        exposure=Make.exposure(**own),
+        membership=Make.membership(**own),
+        utility=Make.utility(**own),
         champion=ChampionReport(),
         planned_for=POLICY.reference,
-        measured_at=datetime.now(tz=UTC),
     )
 
 
@@ -145,7 +152,10 @@ def register(folder):
     files = _files.register_files(version, known=_registered_before(version))
     dossier = dossier.model_copy(update={"manifest": files})
     _tracking.record_files(version, files.digest)
-    _tracking.keep_evidence(version, dossier.model_dump_json())
+    text = dossier.model_dump_json()
+    _tracking.keep_evidence(
+        version, text, signed="", digest=_evidence.digest_of(text), paid=""
+    )
     with _tracking.version_folder(MODEL, version.version) as place:
         run = _tracking.get_version(MODEL, version.version).run_id
         uri = MlflowClient().get_run(run).info.artifact_uri
@@ -153,9 +163,15 @@ def register(folder):
         return Stored(version=version, files=place, beside=beside)
 
 
+def believed(_, text, *__, **___):
+    """No run made these versions; `test_unearned_evidence.py` asks where one did."""
+    return Make.origin(digest=_evidence.digest_of(text)), Make.attempts()
+
+
 @pytest.fixture(scope="module")
 def registered(project, tmp_path_factory):
     """Two versions of one model, decided on with a key; the first is the champion."""
+    examine, _deciding.examine = _deciding.examine, believed
     before = os.environ.get("DPTUNE_SIGNING_KEY")
     os.environ["DPTUNE_SIGNING_KEY"] = PEM.decode()
     _tracking.connect()
@@ -167,6 +183,7 @@ def registered(project, tmp_path_factory):
     first.promote()
     assert second.decide() == ("PASS", {})
     yield first, second
+    _deciding.examine = examine
     os.environ.pop("DPTUNE_SIGNING_KEY")
     if before is not None:
         os.environ["DPTUNE_SIGNING_KEY"] = before
