@@ -21,6 +21,7 @@ from dptune.workflow.power import planned_power
 from dptune.workflow.preflight import Checked, check_run
 from dptune.workflow.whatif import calibration
 from infra.workspace import current_workspace, data_root, llm_access
+from steps._reviewing import read_lists, with_review
 
 _PAGES = (".html", ".htm")
 
@@ -41,6 +42,7 @@ def show_calibration(
         found = calibration(
             checked.plan,
             config=config.name,
+            ledger=checked.ledger,
             power=planned_power(config, checked.plan, num_records=checked.num_records),
             on_progress=status.update,
         )
@@ -65,7 +67,13 @@ def _check(
     problems = _output_problems(output)
     try:
         config = read_config(path, overrides)
-        checked = check_run(config, data_root=data_root(), access=llm_access())
+        config, digest = with_review(config)
+        checked = check_run(
+            config,
+            data_root=data_root(),
+            access=llm_access(),
+            lists=read_lists(digest),
+        )
         show_warnings(checked)
     except ProblemsError as error:
         if not problems:

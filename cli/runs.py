@@ -76,7 +76,7 @@ def run_training(
     from dptune.workflow.budget import release_budget
     from dptune.workflow.preflight import check_run
     from infra.workspace import data_root, llm_access
-    from steps._reviewing import with_review
+    from steps._reviewing import read_lists, with_review
 
     chosen = read_profile(profile or default_profile())
     config, digest = with_review(chosen.applied_to(config))
@@ -88,6 +88,7 @@ def run_training(
         access=llm_access(),
         validate=chosen.stack is None,  # elsewhere the first pod's libraries do
         gated=True,
+        lists=read_lists(digest),
     )
     show_warnings(checked)
     open_profile(chosen)

@@ -3,7 +3,7 @@
 from dptune.config import TrainConfig
 from dptune.errors import ConfigError
 from dptune.review.lists import ListKey
-from dptune.review.store import ReviewState, ReviewStore
+from dptune.review.store import ListsOfProject, ReviewState, ReviewStore
 from infra.workspace import current_workspace, read_review_key
 
 
@@ -49,6 +49,16 @@ def read_review(expected: str) -> ReviewState | None:
             "detection.use_review: false."
         )
     return _store().read(ListKey(secret=key))
+
+
+def read_lists(expected: str) -> ListsOfProject | None:
+    """Read the project's review lists; None where none are expected.
+
+    Raises:
+        as `read_review`.
+    """
+    state = read_review(expected)
+    return state.lists if state else None
 
 
 def _store() -> ReviewStore:

@@ -21,4 +21,4 @@ def plant_canaries(
     """
     canaries = draw_canaries(spec, seed=seed)
     planted = corpus.with_dataset(plant(corpus.dataset, canaries))
-    return planted.assuming(*plant_assumes(canaries)), canaries
+    return planted.assuming(*plant_assumes(spec)), canaries

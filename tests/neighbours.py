@@ -267,7 +267,7 @@ def run_recipe(
     corpus = read_corpus(config.data, data_root=folder, validate=False)
     canaries = _canaries(world)
     planted = corpus.with_dataset(plant(corpus.dataset, canaries))
-    planted = planted.assuming(*plant_assumes(canaries))
+    planted = planted.assuming(*plant_assumes(canaries.spec))
     labelled, _ = label_corpus(
         planted,
         canaries,

@@ -80,13 +80,13 @@ def plant(dataset: "Dataset", canaries: CanarySet) -> "Dataset":
     return concatenate_datasets([dataset, added])
 
 
-def plant_assumes(canaries: CanarySet) -> tuple[str, ...]:
+def plant_assumes(canaries: CanarySpec) -> tuple[str, ...]:
     """Name what makes texts depend on which other units there are.
 
     Records of their own follow from the draw alone. Hosts are those whose keyed hashes
     are smallest, so that one unit more moves canaries among others.
     """
-    if canaries.spec.placement == "own_record" or not canary_ids(canaries):
+    if canaries.placement == "own_record" or not canaries.num_planted:
         return ()
     return (Assumption.CANARY_HOSTS_ARE_FIXED.value,)
 

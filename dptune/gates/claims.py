@@ -1,6 +1,7 @@
 """Is the claim within budget, founded as the policy asks, and not contradicted?"""
 
 import math
+from collections.abc import Iterable
 
 from dptune.accounting.assumptions import ABOUT_REDACTION, Assumption, weakens
 from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
@@ -269,7 +270,7 @@ def _status(evidence: Evidence, policy: GatePolicy) -> Criterion:
         )
     conditional = [c for c in found if c.status is CertificateStatus.CONDITIONAL]
     founded = {a for claim in conditional for a in _weakening(claim)}
-    unknown = sorted(founded - ABOUT_REDACTION - set(policy.accepted_assumptions))
+    unknown = not_accepted(founded, policy)
     if unknown:
         return Criterion(
             name=name,
@@ -290,6 +291,19 @@ def _status(evidence: Evidence, policy: GatePolicy) -> Criterion:
         if conditional
         else f"Every {policy.notion} claim is certified.",
     )
+
+
+def not_accepted(
+    assumptions: Iterable[Assumption], policy: GatePolicy
+) -> list[Assumption]:
+    """Name what a claim is conditional on, unmeasured and against the policy.
+
+    Args:
+        assumptions: that weaken the claim.
+        policy: which may take some at their word.
+    """
+    accepted = ABOUT_REDACTION | set(policy.accepted_assumptions)
+    return sorted(set(assumptions) - accepted)
 
 
 def _weakening(claim: ClaimEvidence) -> set[Assumption]:

@@ -53,6 +53,7 @@ class Promise(Report):
     Args:
         noisy_epsilon: of the noisy stages alone; None without any.
         epsilon: of the run, with its stages that add no noise.
+        assumptions: names of what a conditional one rests on.
         is_target: whether the configuration promises this one.
     """
 
@@ -61,6 +62,7 @@ class Promise(Report):
     noisy_epsilon: float | None
     epsilon: float
     status: CertificateStatus
+    assumptions: tuple[str, ...] = ()
     is_target: bool
 
 

@@ -51,8 +51,8 @@ _PROMISES = {
 }
 _STATUS = {
     CertificateStatus.CERTIFIED: "certified",
-    CertificateStatus.CONDITIONAL: "conditional on the detector",
-    CertificateStatus.NONE: "none: a stage without noise reads it",
+    CertificateStatus.CONDITIONAL: "conditional",
+    CertificateStatus.NONE: "none: read without noise, or under noise of a known seed",
 }
 _NOISE_CAPTION = (
     "Noise per step, over C: the independent noise in the mean of a step that would "
@@ -148,12 +148,14 @@ def _promise_table(calibration: Calibration) -> Table:
 def _promise_row(promise: Promise) -> tuple[Cell, ...]:
     """Return one promise."""
     name, protects = _PROMISES[promise.notion, promise.relation]
+    is_conditional = promise.status is CertificateStatus.CONDITIONAL
+    rests_on = ", ".join(promise.assumptions) if is_conditional else ""
     return (
         f"{name} {PLAN}" if promise.is_target else name,
         protects,
         number(promise.noisy_epsilon),
         epsilon(promise.epsilon),
-        _STATUS[promise.status],
+        " on ".join(filter(None, [_STATUS[promise.status], rests_on])),
     )
 
 

@@ -3,10 +3,15 @@
 from dp_accounting import NonPrivateDpEvent
 
 from dptune.accounting.assumptions import Assumption, hides_secrets
-from dptune.accounting.ledger import DataView, LedgerEntry, NotionEvent
+from dptune.accounting.ledger import (
+    DataView,
+    LedgerEntry,
+    NotionEvent,
+    PrivacyLedger,
+)
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
 from dptune.mechanisms.sa_adp import PROTECTED
-from dptune.planning import release_event
+from dptune.planning import RunPlan, release_event
 from dptune.privacy import Notion, PrivacyUnit, UnitsFrom
 from dptune.recipes import StageSettings, View
 from dptune.redaction.operators import Operator
@@ -251,6 +256,47 @@ def release_entry(
         nominal_epsilon=nominal_epsilon,
         fixed_seed=fixed_seed,
     )
+
+
+def planned_ledger(
+    plan: RunPlan, corpus: CorpusReport, *, redaction: str, fixed_seed: bool
+) -> PrivacyLedger:
+    """Return the ledger that a run leaves if all goes as planned, a stage an entry.
+
+    Args:
+        plan: of the run.
+        corpus: with what planting and marking will assume.
+        redaction: operator that makes the redacted view.
+        fixed_seed: whether sampling and noise come from a known seed.
+    """
+    releases = {
+        RELEASED_UNITS: plan.units_noise_multiplier,
+        RELEASED_COUNTS: plan.counts_noise_multiplier,
+    }
+    entries = [
+        release_entry(
+            corpus,
+            recipe=plan.recipe,
+            noise_multiplier=noise_multiplier,
+            fixed_seed=fixed_seed and what == RELEASED_COUNTS,
+            what=what,
+        )
+        for what, noise_multiplier in releases.items()
+        if noise_multiplier is not None
+    ]
+    redacted = corpus.model_copy(update={"redaction": redaction})
+    entries += [
+        stage_entry(
+            redacted if stage.settings.view is View.REDACTED else corpus,
+            stage,
+            recipe=plan.recipe,
+            first_step=0,
+            num_steps=stage.num_steps,
+            fixed_seed=fixed_seed,
+        )
+        for stage in plan.stages
+    ]
+    return PrivacyLedger(entries=tuple(entries))
 
 
 def sees_marks(settings: StageSettings) -> bool:

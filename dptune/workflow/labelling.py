@@ -22,7 +22,12 @@ from dptune.detection.shards import SpanShard, detect_shard, merge_shards
 from dptune.errors import ConfigError
 from dptune.results import DetectionReport, Interval
 from dptune.review.lists import ReviewLists, with_lists
-from dptune.review.store import MeasuredRate, ReviewState, measured_rate
+from dptune.review.store import (
+    ListsOfProject,
+    MeasuredRate,
+    ReviewState,
+    measured_rate,
+)
 from dptune.workflow.auditing import count_detected
 from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import GOLD
@@ -97,15 +102,16 @@ def label_corpus(
     if GOLD in marked.column_names:
         marked = marked.remove_columns(GOLD)
     return corpus.marked(
-        marked, assumes=_assumptions(settings, state, data_set)
+        marked,
+        assumes=marks_assume(settings, state.lists if state else None, data_set),
     ), report
 
 
-def _assumptions(
-    settings: DetectionSettings, state: ReviewState | None, data_set: str
+def marks_assume(
+    settings: DetectionSettings, lists: ListsOfProject | None, data_set: str
 ) -> list[str]:
     """Name what makes the marks of one record depend on others."""
-    found = list(state.lists.assumptions(data_set)) if state else []
+    found = list(lists.assumptions(data_set)) if lists else []
     if not READ_ONE_TEXT.issuperset(settings.recognizers):
         found.append(Assumption.MARKS_FOLLOW_ONE_TEXT)
     return [assumption.value for assumption in found]

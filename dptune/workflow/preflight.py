@@ -6,25 +6,30 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
+from dptune.accounting.assumptions import weakens
+from dptune.accounting.ledger import PrivacyLedger
 from dptune.accounting.store.store import BudgetStore
+from dptune.attacks.planting import plant_assumes
 from dptune.config import DataSettings, PrivacySettings, TrainConfig
 from dptune.data.corpus import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
+from dptune.gates.claims import not_accepted
 from dptune.models.check import check_source
-from dptune.planning import RunPlan, plan_run
+from dptune.planning import RunPlan, plan_run, spent_epsilon
 from dptune.privacy import Mode, Notion
 from dptune.recipes import Recipe, StageSettings
 from dptune.results import CorpusReport
+from dptune.review.store import ListsOfProject
 from dptune.workflow.attempts import refuse_lost_store
 from dptune.workflow.budget import check_budget
-from dptune.workflow.charging import HIDING_OPERATORS
+from dptune.workflow.charging import HIDING_OPERATORS, planned_ledger
 from dptune.workflow.counting import PlannedUnits, check_bound, far_off, units_for
 from dptune.workflow.detectors import check_detector
 from dptune.workflow.device import place_processes
 from dptune.workflow.ingestion import read_corpus, read_public
+from dptune.workflow.labelling import marks_assume
 from dptune.workflow.scoring import check_judge
-from dptune.workflow.whatif import promises
 
 ResultT = TypeVar("ResultT")
 
@@ -70,6 +75,7 @@ class Checked:
         fingerprint: of the corpus as it is now.
         num_units: privacy units that the run is planned for, canaries included.
         plan: noise and cost of every stage.
+        ledger: that the run leaves if all goes as planned.
         num_records: by split.
         warnings: for whoever runs it, about private figures: they leave no machine.
     """
@@ -77,6 +83,7 @@ class Checked:
     fingerprint: str
     num_units: int
     plan: RunPlan
+    ledger: PrivacyLedger
     num_records: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -90,6 +97,7 @@ def check_run(
     read: Callable[[DataSettings], Corpus] | None = None,
     validate: bool = True,
     gated: bool = False,
+    lists: ListsOfProject | None = None,
 ) -> Checked:
     """Check corpus, budget, detector and model of a run; nothing is written.
 
@@ -101,6 +109,7 @@ def check_run(
         read: reads the corpus; from the files by default.
         validate: ask Great Expectations about it too, as the run's first step does.
         gated: the run ends before its gate, which must be able to pass it.
+        lists: review lists of the project, if there are any.
 
     Raises:
         ConfigError, DataError: with all problems of all parts at once.
@@ -154,12 +163,93 @@ def check_run(
         raise errors[0]
     if errors or corpus is None or plan is None:
         raise ConfigError([p for error in errors for p in problems_of(error)])
+    ledger = expected_ledger(config, plan, corpus.report, lists=lists)
+    doubts = gate_doubts(config, ledger) if gated else ()
     return Checked(
         fingerprint=corpus.fingerprint,
         num_units=plan.num_units,
         plan=plan,
+        ledger=ledger,
         num_records=corpus.report.num_records,
-        warnings=far_off(config, corpus.report),
+        warnings=(*far_off(config, corpus.report), *doubts),
+    )
+
+
+def expected_ledger(
+    config: TrainConfig,
+    plan: RunPlan,
+    corpus: CorpusReport,
+    *,
+    lists: ListsOfProject | None = None,
+) -> PrivacyLedger:
+    """Return the ledger that a run leaves if all goes as planned.
+
+    Args:
+        config: of the run.
+        plan: its noise and steps.
+        corpus: as it was ingested, before canaries and marks.
+        lists: review lists of the project, if there are any.
+    """
+    used = lists if config.detection.use_review else None
+    seen = corpus.model_copy(
+        update={
+            "assumes": (*corpus.assumes, *plant_assumes(config.canaries)),
+            "marks_assume": tuple(
+                marks_assume(config.detection, used, config.budget.data_set)
+            ),
+        }
+    )
+    return planned_ledger(
+        plan,
+        seen,
+        redaction=config.redaction.operator.value,
+        fixed_seed=config.seed is not None,
+    )
+
+
+def gate_doubts(config: TrainConfig, ledger: PrivacyLedger) -> tuple[str, ...]:
+    """Say why the run's own gate will refuse what it can claim, whatever it measures.
+
+    A warning and no refusal: a policy may come to accept it, and models are trained to
+    be compared.
+
+    Args:
+        config: of the run.
+        ledger: that it leaves if all goes as planned.
+    """
+    policy, notion = config.gate, config.gate.notion
+    if not _is_promised(config):
+        return ()
+    relation = policy.neighboring_relation
+    claim = ledger.certificate(
+        notion, delta=config.privacy.target_delta, relation=relation
+    )
+    about = f"the {notion} claim under {relation} will be {claim.status}"
+    if claim.status not in policy.accepted_statuses:
+        rests_on = [a for a in claim.assumptions if weakens(a, notion, relation)]
+        if rests_on:
+            about += f" on {', '.join(rests_on)}"
+        return (f"{about}, and gate {policy.name} will refuse it.",)
+    found = not_accepted(
+        (a for a in claim.assumptions if weakens(a, notion, relation)), policy
+    )
+    if not found:
+        return ()
+    doubt = (
+        f"{about} on {', '.join(found)}, and gate {policy.name} will refuse it. Set "
+        "what makes that unnecessary (data.public_units for num_units_is_public), or "
+        "list it under gate.accepted_assumptions."
+    )
+    return (doubt,)
+
+
+def _is_promised(config: TrainConfig) -> bool:
+    """Whether a run means to claim what its own gate asks for."""
+    privacy = config.privacy
+    return (
+        config.recipe.private
+        and privacy.notion is config.gate.notion
+        and privacy.mode is Mode.SOUND
     )
 
 
@@ -176,21 +266,17 @@ def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
         ConfigError: epsilon or delta is above the policy's.
     """
     privacy, policy = config.privacy, config.gate
-    promised = privacy.notion is policy.notion and privacy.mode is Mode.SOUND
-    if not config.recipe.private or not promised:
+    if not _is_promised(config):
         return
     problems = []
     epsilon = privacy.target_epsilon or (plan.epsilon if plan else 0.0)
     same = privacy.relation is policy.neighboring_relation
     if plan is not None and not same:
-        epsilon = max(
-            (
-                promise.epsilon
-                for promise in promises(plan)
-                if (promise.notion, promise.relation)
-                == (policy.notion, policy.neighboring_relation)
-            ),
-            default=epsilon,
+        epsilon = spent_epsilon(
+            plan.stages,
+            delta=plan.target_delta,
+            relation=policy.neighboring_relation,
+            releases=plan.releases,
         )
     if epsilon > policy.max_epsilon:
         terms = f"{policy.notion}, {policy.neighboring_relation}"

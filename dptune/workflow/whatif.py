@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dptune.accounting.assumptions import weakens
+from dptune.accounting.certificates import Certificate
+from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd.factorization import (
     INDEPENDENT,
     band_coefficients,
@@ -17,14 +20,7 @@ from dptune.dpsgd.factorization import (
 )
 from dptune.errors import InfeasibleBudgetError
 from dptune.planning import RunPlan, recalibrated, spent_epsilon
-from dptune.privacy import (
-    CertificateStatus,
-    NeighboringRelation,
-    Notion,
-    PrivacyBudget,
-    UnitsFrom,
-)
-from dptune.recipes import View
+from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
 from dptune.reports.calibration import (
     AuditPower,
     BatchChoice,
@@ -99,6 +95,7 @@ def calibration(
     plan: RunPlan,
     *,
     config: str,
+    ledger: PrivacyLedger,
     power: AuditPower | None = None,
     on_progress: Progress = lambda _: None,
 ) -> Calibration:
@@ -109,6 +106,7 @@ def calibration(
     Args:
         plan: with its noise filled in.
         config: name of the configuration.
+        ledger: that the run leaves if all goes as planned.
         power: of the planned audit.
         on_progress: told what is computed next.
     """
@@ -123,7 +121,7 @@ def calibration(
         num_units=plan.num_units,
         units_from=plan.stages[0].units_from,
         stages=tuple(_stage_cost(stage) for stage in plan.stages),
-        promises=promises(plan),
+        promises=promises(plan, ledger),
         what_if=what_if(plan, on_progress=on_progress),
         power=power,
     )
@@ -149,34 +147,24 @@ def noise_cost(stage: StagePlan) -> NoiseCost | None:
     )
 
 
-def promises(plan: RunPlan) -> tuple[Promise, ...]:
+def promises(plan: RunPlan, ledger: PrivacyLedger) -> tuple[Promise, ...]:
     """Return what the whole run would promise, under both relations and notions.
 
-    | a stage without noise | record | selective |
-    |---|---|---|
-    | none | of the noisy stages | of the noisy stages, replace |
-    | on redacted text | infinite | of the noisy stages, conditional on the detector |
-    | on original text | infinite | infinite |
+    Read off the certificates of the planned ledger, so that a promise has the status
+    that the claim will have. Forward noise leaves labels in the clear: no record
+    promise, but a local one.
 
-    Forward noise leaves labels in the clear: no record promise, but a local one. Where
-    the plan follows from the exact number of units, a record promise under add or
-    remove is conditional.
+    Args:
+        plan: of the run.
+        ledger: that it leaves if all goes as planned.
     """
+    kinds = [(Notion.RECORD, _ADD), (Notion.RECORD, _REPLACE)]
     if any(stage.settings.local is not None for stage in plan.stages):
-        kinds = (Notion.LOCAL, Notion.SELECTIVE)
-        held = CertificateStatus.CERTIFIED
-        return tuple(_promise(plan, notion, _REPLACE, held) for notion in kinds)
-    plain = [s for s in plan.stages if not s.settings.private]
-    readable = all(s.settings.view is View.REDACTED for s in plain)
-    certified, none = CertificateStatus.CERTIFIED, CertificateStatus.NONE
-    record = none if plain else certified
-    counted = any(s.units_from is UnitsFrom.EXACT for s in plan.stages)
-    presence = CertificateStatus.CONDITIONAL if counted and not plain else record
-    selective = CertificateStatus.CONDITIONAL if readable else none
-    return (
-        _promise(plan, Notion.RECORD, _ADD, presence),
-        _promise(plan, Notion.RECORD, _REPLACE, record),
-        _promise(plan, Notion.SELECTIVE, _REPLACE, selective if plain else certified),
+        kinds = [(Notion.LOCAL, _REPLACE)]
+    kinds.append((Notion.SELECTIVE, _REPLACE))
+    return tuple(
+        _promise(plan, ledger.certificate(notion, delta=plan.target_delta, relation=r))
+        for notion, r in kinds
     )
 
 
@@ -264,29 +252,27 @@ def _stage_cost(stage: StagePlan) -> StageCost:
     )
 
 
-def _promise(
-    plan: RunPlan,
-    notion: Notion,
-    relation: NeighboringRelation,
-    status: CertificateStatus,
-) -> Promise:
+def _promise(plan: RunPlan, certificate: Certificate) -> Promise:
     """Return one promise; without any noisy stage the noisy part costs nothing."""
     noisy = None
     if any(stage.settings.private for stage in plan.stages):
         noisy = spent_epsilon(
             plan.stages,
             delta=plan.target_delta,
-            relation=relation,
+            relation=certificate.relation,
             releases=plan.releases,
         )
-    broken = status is CertificateStatus.NONE
+    kind = (certificate.notion, certificate.relation)
     return Promise(
-        notion=notion,
-        relation=relation,
+        notion=certificate.notion,
+        relation=certificate.relation,
         noisy_epsilon=noisy,
-        epsilon=math.inf if broken else noisy or 0.0,
-        status=status,
-        is_target=(notion, relation) == (plan.notion, plan.relation),
+        epsilon=certificate.epsilon,
+        status=certificate.status,
+        assumptions=tuple(
+            a.value for a in certificate.assumptions if weakens(a, *kind)
+        ),
+        is_target=kind == (plan.notion, plan.relation),
     )
 
 

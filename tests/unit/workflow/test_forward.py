@@ -16,11 +16,13 @@ from dptune.local.release import release as local_release_release
 from dptune.planning import plan_run
 from dptune.privacy import Mode, NeighboringRelation, Notion
 from dptune.recipes import Recipe
+from dptune.workflow.charging import planned_ledger
 from dptune.workflow.forward import PublicText
 from dptune.workflow.inputs import StageInputs
 from dptune.workflow.training import run_stage
 from dptune.workflow.whatif import calibration
 from dptune.workflow.whitebox import audit_stage
+from tests.unit.reports.samples import corpus_report
 
 from .conftest import PERFORMANCE
 from .test_classifying import MAX_TOKENS, WORDS, base, reviews  # noqa: F401 - fixtures
@@ -71,7 +73,9 @@ def test_paper_mode_says_eight_and_certifies_seventy(name, certified):
 
 
 def test_calibration_promises_the_local_notion_and_no_record():
-    found = calibration(plan(recipe("ew_ft")), config="c")
+    made = plan(recipe("ew_ft"))
+    ledger = planned_ledger(made, corpus_report(), redaction="mask", fixed_seed=False)
+    found = calibration(made, config="c", ledger=ledger)
     assert [p.notion for p in found.promises] == [Notion.LOCAL, Notion.SELECTIVE]
     assert found.promises[0].epsilon == found.epsilon <= 8.0
     assert found.what_if is None

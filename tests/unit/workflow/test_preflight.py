@@ -7,11 +7,19 @@ import pytest
 from cli import runs
 from dptune.configfile import load_train_config
 from dptune.errors import ConfigError
+from dptune.privacy import UnitsFrom
 from dptune.workflow.counting import PlannedUnits
-from dptune.workflow.preflight import check_gate, plan_for
+from dptune.workflow.preflight import (
+    check_gate,
+    expected_ledger,
+    gate_doubts,
+    plan_for,
+)
+from tests.unit.reports.samples import corpus_report
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 UNITS = PlannedUnits(number=2000)
+DECLARED = PlannedUnits(number=2000, origin=UnitsFrom.DECLARED)
 TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
 
 
@@ -72,6 +80,39 @@ def test_gate_of_the_other_relation_is_compared_under_its_own():
 )
 def test_what_the_gate_may_pass_or_nobody_claims_is_trained(overrides):
     check(config(*overrides))
+
+
+DP_SGD = (
+    *("recipe=dp_sgd", "gate.notion=record", "privacy.notion=record"),
+    "privacy.relation=add_or_remove_one",
+)
+
+
+def doubts(*overrides, units=UNITS, **reported):
+    made = config(*overrides)
+    plan = plan_for(made.recipe, made.privacy, units=units)
+    ledger = expected_ledger(made, plan, corpus_report(**{"deduplicated": False} | reported))
+    return gate_doubts(made, ledger)
+
+
+def test_claim_that_the_gate_cannot_accept_is_told_before_training():
+    (doubt,) = doubts(*DP_SGD)
+    assert "num_units_is_public" in doubt
+    assert "data.public_units" in doubt
+    (doubt,) = doubts(*DP_SGD, "gate.accepted_statuses=[certified]")
+    assert "conditional on num_units_is_public" in doubt
+    (doubt,) = doubts(*DP_SGD, units=DECLARED, deduplicated=True)
+    assert "deduplicated_corpus" in doubt
+    (doubt,) = doubts(*DP_SGD, "canaries.placement=appended", units=DECLARED)
+    assert "canary_hosts_are_fixed" in doubt
+
+
+def test_claim_that_the_gate_can_accept_is_not_doubted():
+    accepted = 'gate.accepted_assumptions=["num_units_is_public"]'
+    assert doubts(*DP_SGD, accepted) == ()
+    assert doubts(*DP_SGD, units=DECLARED) == ()
+    assert doubts() == ()
+    assert doubts("recipe=no_dp") == ()
 
 
 def test_train_refuses_before_anything_is_created(tmp_path, monkeypatch):

@@ -8,11 +8,14 @@ from scipy import signal
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.events import poisson_gaussian_event
+from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd.factorization import INDEPENDENT, prefix_sum_error, step_error
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
+from dptune.workflow.charging import planned_ledger
 from dptune.workflow.whatif import calibration, changed, noise_cost
+from tests.unit.reports.samples import corpus_report
 
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
 DELTA = 1e-4
@@ -45,8 +48,15 @@ def plan(*stages, **changes):
     return plan_run(made, **values)
 
 
-def ask(*stages, **changes):
-    return calibration(plan(*stages, **changes), config="c")
+def ask(*stages, seed=None, corpus=None, **changes):
+    made = plan(*stages, **changes)
+    ledger = planned_ledger(
+        made,
+        corpus or corpus_report(deduplicated=False),
+        redaction="mask",
+        fixed_seed=seed is not None,
+    )
+    return calibration(made, config="c", ledger=ledger)
 
 
 @pytest.mark.parametrize("changes", [{}, BANDED, CAPPED], ids=["one", "bands", "cap"])
@@ -170,6 +180,43 @@ def test_public_number_of_units_makes_a_promise_about_presence_certified(origin)
     assert {p.status for p in ask(stage(), units_from=origin).promises} == {"certified"}
 
 
+@pytest.mark.parametrize(
+    ("reported", "changes"),
+    [
+        ({"deduplicated": True}, {}),
+        ({"sampled": True}, {}),
+        ({"assumes": ("canary_hosts_are_fixed",)}, {}),
+        ({"marks_assume": ("private_review_lists",)}, {"view": "redacted"}),
+        ({"marks_assume": ("marks_follow_one_text",)}, {"view": "redacted"}),
+    ],
+)
+def test_promise_names_what_will_weaken_the_claim(reported, changes):
+    corpus = corpus_report(**{"deduplicated": False} | reported)
+    found = ask(stage(**changes), corpus=corpus, units_from=UnitsFrom.DECLARED)
+    for promise in found.promises:
+        assert promise.status == "conditional"
+        assert promise.assumptions
+
+
+def test_marks_weaken_no_promise_of_a_stage_that_sees_none():
+    lists = ("private_review_lists",)
+    corpus = corpus_report(deduplicated=False, marks_assume=lists)
+    found = ask(stage(), corpus=corpus, units_from=UnitsFrom.DECLARED)
+    assert {p.status for p in found.promises} == {"certified"}
+
+
+def test_promise_under_a_known_seed_is_none():
+    assert {p.status for p in ask(stage(), seed=3).promises} == {"none"}
+
+
+def test_twin_that_knows_the_number_of_units_only_is_caught():
+    """The promise that was made before: it follows from views and counted units."""
+    corpus = corpus_report(deduplicated=True)
+    found = ask(stage(), corpus=corpus, units_from=UnitsFrom.DECLARED).promises
+    old = ask(stage(), units_from=UnitsFrom.DECLARED).promises
+    assert {p.status for p in old} == {"certified"} != {p.status for p in found}
+
+
 def test_redacted_text_alone_promises_nothing_about_records():
     found = ask(stage(view="redacted", **PLAIN), target_epsilon=None)
     assert [p.epsilon for p in found.promises] == [math.inf, math.inf, 0.0]
@@ -226,5 +273,6 @@ def test_hint_speaks_for_a_larger_batch_only_where_it_pays():
 
 def test_progress_is_told():
     told = []
-    calibration(plan(stage()), config="c", on_progress=told.append)
+    ledger = PrivacyLedger()
+    calibration(plan(stage()), config="c", ledger=ledger, on_progress=told.append)
     assert len(told) >= 3
