@@ -140,7 +140,7 @@ def inputs_of(corpus: Corpus, model: ModelBundle, kind: str) -> StageInputs:
         plan=plan.stages[0],
         recipe="r",
         max_tokens=24,
-        max_sequences_per_unit=8,
+        max_sequences_per_unit=2,
         seed=None,
         sensitivity=score_entity_types(public_counts(), counts_are_public=True),
     )

@@ -151,6 +151,7 @@ class StepRecorder(StepWitness):
         self._sizes: list[int] = []
         self._stddevs: list[float] | None = None
         self._counts_asked: list[float] = []
+        self._counted = 1.0
         self._squares: NDArray[np.float64] | None = None
         self._grads: Tensor | None = None
         self._asked_before = self._num_drawn = 0
@@ -214,6 +215,7 @@ class StepRecorder(StepWitness):
             self._faults["every_step"] += 1
         self._seen, self._units, self._heard = ["drawn"], [], []
         self._stddevs = self._grads = None
+        self._counted = 1.0
         self._num_drawn = len(indices)
         self._tally.see(np.asarray(indices))
 
@@ -223,6 +225,12 @@ class StepRecorder(StepWitness):
             return
         size = torch.where(factors == 0, torch.zeros_like(norms), norms * factors)
         self._units.append(size.detach().nan_to_num(nan=torch.inf).double().cpu())
+
+    def counted(self, counts: Tensor) -> None:
+        """Keep what units add to counts until its noise is known."""
+        if not self._is_off:
+            sizes = torch.linalg.vector_norm(counts.detach().double(), dim=1)
+            self._counted = max(self._counted, float(sizes.amax().nan_to_num(math.inf)))
 
     def summed(self, sums: Mapping[str, Tensor]) -> None:
         """Remember the entries before their noise."""
@@ -405,7 +413,8 @@ class StepRecorder(StepWitness):
             ),
             default=0.0,
         )
-        cost = loudest + sum(s**-2 if s > 0 else math.inf for s in counts)
+        of_counts = sum(s**-2 if s > 0 else math.inf for s in counts)
+        cost = loudest + self._counted**2 * of_counts
         if cost * step_multiplier**2 > 1 + _ROUNDING:
             self._faults["noise_covers_clip"] += 1
         if plan.norm_rule is None and not plan.steering:

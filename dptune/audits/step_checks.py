@@ -24,6 +24,7 @@ from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import UnitIndices
 
 _LOUD: Final = 1e4
+_SOFT: Final = 1e-2
 _ROUNDING: Final = 1e-3
 _COARSE: Final = 0.1
 _COMPANY: Final = 4
@@ -51,15 +52,16 @@ def check_sensitivity(
     """Move units in and out of batches: the released sum may move by C at most.
 
     Where units are parts, it may move by the share of C that the plan gives their kind.
-    And releases must add up: what units release together, piece by piece, is what they
-    release alone. So the divisor is nobody's number, no piece is treated like no other,
-    and no unit reaches another.
+    And releases must add up: what units release together, in one piece and each in a
+    piece of its own, is what they release alone. So the divisor is nobody's number, no
+    piece is treated like no other, and no unit reaches another. Where gradients are
+    transformed, what is alone must also fill its bound: it was clipped in that space.
 
-    All releases have the same noise, which cancels. The units' losses are taken as
-    they are and ten thousand times as large, so that a missing clip cannot hide behind
-    small gradients. A transform is led away from its start by some steps on the same
-    batch, with the same noise; the last step is compared in the space that the releases
-    so far determine.
+    All releases have the same noise, which cancels. The units' losses are taken as they
+    are and ten thousand times as large, so that a missing clip cannot hide behind small
+    gradients; and a hundredth, so that no clip hides what scales them. A transform is
+    led away from its start by some steps on the same batch, with the same noise; the
+    last step is compared in the space that the releases so far determine.
 
     Args:
         model: on the feed's device.
@@ -93,9 +95,15 @@ def check_sensitivity(
         for row in moves
         for moved, share in zip(row, shares, strict=True)
     )
-    apart = _size(sums(pieces, *units) - nobody - torch.stack(alone).sum(0))
+    together = nobody + torch.stack(alone).sum(0)
+    apart = max(_size(sums(f, *units) - together) for f in (pieces, whole))
+    soft = replace(quiet, record_loss=LoudLoss(loss=feed.record_loss, factor=_SOFT))
+    unclipped = torch.stack([sums(soft, unit) - nobody for unit in units])
+    scaled = _size(sums(soft, *units) - nobody - unclipped.sum(0))
     limit = plan.max_grad_norm * (1 + _ROUNDING)
-    tolerance = plan.max_grad_norm * (_COARSE if feed.autocast else _ROUNDING)
+    coarse = _COARSE if feed.autocast else _ROUNDING
+    tolerance = plan.max_grad_norm * coarse
+    least = plan.max_grad_norm * _SOFT * coarse
     return [
         StepCheck(
             name="sensitivity",
@@ -103,12 +111,31 @@ def check_sensitivity(
             detail=f"units moved, as they are and {_LOUD:g} times as loud: the sum may "
             "move by C",
         ),
+        *_fills(plan, alone),
         StepCheck(
             name="sums_add_up",
-            passed=apart <= tolerance * len(units),
-            detail="what units release in pieces of one batch, beside what they "
-            "release alone",
+            passed=apart <= tolerance * len(units)
+            and scaled <= _COARSE * _size(unclipped) + least,
+            detail="what units release in one piece, and in several of one batch, "
+            "beside what they release alone",
         ),
+    ]
+
+
+def _fills(plan: GradientPlan, alone: Sequence[Tensor]) -> list[StepCheck]:
+    """A loud unit has norm C where gradients are transformed, or none at all.
+
+    Norms of another space are too small or too large, by chance of the transform.
+    """
+    if plan.transform is None:
+        return []
+    shares = [size / plan.max_grad_norm for size in map(_size, alone) if size]
+    return [
+        StepCheck(
+            name="clipped_in_its_space",
+            passed=all(abs(share - 1) <= _ROUNDING for share in shares),
+            detail="loud units alone have norm C in the space of the noise",
+        )
     ]
 
 

@@ -113,20 +113,23 @@ class MovingClip:
         self._largest = initial * _LARGEST_FACTOR
         self.max_grad_norm = initial
 
-    def count(self, norms: Tensor) -> None:
+    def count(self, norms: Tensor) -> Tensor:
         """Add the counts of some units; private until they are released.
 
         Args:
             norms: `(groups, units)`, of real units alone.
+
+        Returns:
+            What was added, `(units, num_counts)`.
         """
         whole = torch.linalg.vector_norm(norms, dim=0)
         rows = self._rule.counts(whole, max_norm=self.max_grad_norm)
         size = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         rows = rows / size.clamp(min=1.0)
         usable = torch.isfinite(whole) & torch.isfinite(rows).all(1)
-        self._counts += torch.where(usable[:, None], rows, torch.zeros_like(rows)).sum(
-            0
-        )
+        rows = rows.masked_fill(~usable[:, None], 0)
+        self._counts += rows.sum(0)
+        return rows
 
     def release(self, *, gradient_multiplier: float, stddev: float) -> None:
         """Add the noise to the step's counts, move C, and start counting anew.

@@ -169,22 +169,27 @@ class SteeredClip:
         )
         return BoundedGroups(norms)
 
-    def count(self, norms: Tensor, losses: Tensor) -> None:
+    def count(self, norms: Tensor, losses: Tensor) -> Tensor:
         """Add the counts of some units; private until the noise is added.
 
         Args:
             norms: `(groups, units)`, of real units alone.
             losses: `(units,)`.
+
+        Returns:
+            What was added, `(units, counts)`.
         """
         now = self._opened()
         if not self._share:
             now.raw.append(norms.detach())
-            return
+            return norms.new_zeros(norms.shape[1], 0)
         values = torch.cat((norms, losses[None].to(norms)))
         limits = torch.tensor(now.thresholds, device=values.device)[:, None]
         signs = torch.where(values <= limits, 1.0, -1.0) / math.sqrt(len(limits))
         usable = torch.isfinite(values).all(0)
-        now.counts += torch.where(usable, signs, torch.zeros_like(signs)).sum(1)
+        signs = signs.masked_fill(~usable, 0)
+        now.counts += signs.sum(1)
+        return signs.T
 
     def draw(self, noise_multiplier: float) -> dict[str, float]:
         """Release the counts under the step's grant; return the noise of gradients.

@@ -146,19 +146,19 @@ class PrivateGradients:
         """Clip real units; units that only fill the batch add nothing."""
         if self._steered is not None:
             real = slice(batch.num_real_units)
-            self._steered.count(
-                norms[:, real], _of_units(losses, batch.rows_of_unit[real])
-            )
+            own = _of_units(losses, batch.rows_of_unit[real])
+            self._witness.counted(self._steered.count(norms[:, real], own))
         if self._moving is not None:
-            self._moving.count(norms[:, : batch.num_real_units])
+            seen = norms[:, : batch.num_real_units]
+            self._witness.counted(self._moving.count(seen))
         if self._plan.part_shares:
             norms = norms / bounds_of(batch, self._plan.part_shares).to(norms.device)
         factors = self._clip.factors(norms)
         if batch.num_real_units < len(batch.rows_of_unit):
             factors = factors.clone()
             factors[:, batch.num_real_units :] = 0
-        seen = slice(batch.num_real_units)
-        self._witness.clipped(norms[:, seen], factors[:, seen])
+        num_real = batch.num_real_units
+        self._witness.clipped(norms[:, :num_real], factors[:, :num_real])
         return factors
 
     def _clip_now(self) -> ClipPolicy:

@@ -48,6 +48,9 @@ class StepWitness:
             factors: of that shape.
         """
 
+    def counted(self, counts: Tensor) -> None:
+        """What some units added to the counts that join the release, `(units, n)`."""
+
     def summed(self, sums: Mapping[str, Tensor]) -> None:
         """Clipped sums, before their noise."""
 

@@ -159,7 +159,9 @@ def _steps_again(
         if data.labels is None
         else ClassificationLoss(),
         physical_batch_size=max(
-            data.largest_unit, min(8, performance.physical_batch_size)
+            data.largest_unit,
+            # Two units at least are put together, if the run does so.
+            min(max(8, 2 * data.largest_unit), performance.physical_batch_size),
         ),
         pad_token_id=int(loaded.tokenizer.pad_token_id),
         device=device,

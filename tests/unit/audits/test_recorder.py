@@ -227,6 +227,7 @@ def stale_factors():
     return factors
 
 
+COUNT, LOSSES = moving_clip.MovingClip.count, Feed.losses
 FACTORS = clipping.FlatClip.factors
 
 
@@ -419,13 +420,41 @@ def per_row(self, norms):
     return factors
 
 
+def one_for_all(self, norms):
+    """Planted: one factor for a piece, of the norm of all that is in it."""
+    return FACTORS(self, norms.norm(dim=1, keepdim=True).expand_as(norms))
+
+
+def averaged(self, model, batch):
+    """Planted: losses are averaged over the piece before they are clipped."""
+    losses = LOSSES(self, model, batch)
+    return losses / len(losses)
+
+
+def counted_twice(self, norms):
+    """Planted: what a unit adds to the counts has norm 2."""
+    rows = COUNT(self, norms)
+    self._counts += rows.sum(0)
+    return 2 * rows
+
+
+def test_counts_of_norm_above_one_show(tiny, monkeypatch):
+    monkeypatch.setattr(moving_clip.MovingClip, "count", counted_twice)
+    assert "noise_covers_clip" in again(tiny, **MOVING)
+
+
 @pytest.mark.parametrize(
     ("where", "name", "twin"),
     [
         (clipping.FlatClip, "factors", per_row),
+        (clipping.FlatClip, "factors", one_for_all),
+        (Feed, "losses", averaged),
         (step.PrivateGradients, "compute", divided_by_the_batch),
     ],
-    ids=["last of a piece unclipped", "divided by the batch"],
+    ids=[
+        *("last of a piece unclipped", "one factor for a piece", "mean of a piece"),
+        "divided by the batch",
+    ],
 )
 def test_sums_that_do_not_add_up_show(where, name, twin, tiny, monkeypatch):
     monkeypatch.setattr(where, name, twin)

@@ -91,7 +91,9 @@ DP_SGD = (
 def doubts(*overrides, units=UNITS, **reported):
     made = config(*overrides)
     plan = plan_for(made.recipe, made.privacy, units=units)
-    ledger = expected_ledger(made, plan, corpus_report(**{"deduplicated": False} | reported))
+    ledger = expected_ledger(
+        made, plan, corpus_report(**{"deduplicated": False} | reported)
+    )
     return gate_doubts(made, ledger)
 
 
