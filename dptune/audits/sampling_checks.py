@@ -148,6 +148,10 @@ class SamplingTally:
         for name, score in self._scores.items():
             variance, largest = self._spreads[name]
             self._note(name, score[drawn].sum(), share * variance, largest)
+            if size == self.plan.max_batch_size:  # where a cap has chosen
+                self._note(
+                    f"{name}_full", score[drawn].sum(), share * variance, largest
+                )
         times, mean = self._times[drawn], sum(self._sizes[:-1]) / num
         self._note(
             "history",

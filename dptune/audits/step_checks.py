@@ -6,7 +6,7 @@ data, through the very functions that train. A check errs on a sound engine with
 probability 1e-6; what each would miss is in `docs/AUDITS.md`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,6 +19,7 @@ from dptune.audits.step_releases import last_release
 from dptune.audits.step_report import StepCheck
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
+from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import UnitIndices
@@ -54,8 +55,8 @@ def check_sensitivity(
     Where units are parts, it may move by the share of C that the plan gives their kind.
     And releases must add up: what units release together, in one piece and each in a
     piece of its own, is what they release alone. So the divisor is nobody's number, no
-    piece is treated like no other, and no unit reaches another. Where gradients are
-    transformed, what is alone must also fill its bound: it was clipped in that space.
+    piece is treated like no other, and no unit reaches another. A unit alone must also
+    fill its bound, in the space that it is clipped in.
 
     All releases have the same noise, which cancels. The units' losses are taken as they
     are and ten thousand times as large, so that a missing clip cannot hide behind small
@@ -111,7 +112,7 @@ def check_sensitivity(
             detail=f"units moved, as they are and {_LOUD:g} times as loud: the sum may "
             "move by C",
         ),
-        *_fills(plan, alone),
+        *_fills(plan, feed.data, dict(zip(units, alone, strict=True)), rounding=coarse),
         StepCheck(
             name="sums_add_up",
             passed=apart <= tolerance * len(units)
@@ -122,18 +123,30 @@ def check_sensitivity(
     ]
 
 
-def _fills(plan: GradientPlan, alone: Sequence[Tensor]) -> list[StepCheck]:
-    """A loud unit has norm C where gradients are transformed, or none at all.
+def _fills(
+    plan: GradientPlan,
+    data: UnitDataset,
+    alone: Mapping[int, Tensor],
+    *,
+    rounding: float,
+) -> list[StepCheck]:
+    """A loud unit has norm C, or none at all: neither more nor less.
 
-    Norms of another space are too small or too large, by chance of the transform.
+    Norms of another space, or of fewer digits, are too small or too large by chance.
+    Clipped in groups, a unit may have nothing in some.
     """
-    if plan.transform is None:
+    if plan.grouping is not Grouping.FLAT or plan.steering:
         return []
-    shares = [size / plan.max_grad_norm for size in map(_size, alone) if size]
+    sizes = {unit: _size(moved) for unit, moved in alone.items()}
+    off = [
+        size / (plan.max_grad_norm * _share(plan, data, unit)) - 1
+        for unit, size in sizes.items()
+        if size
+    ]
     return [
         StepCheck(
-            name="clipped_in_its_space",
-            passed=all(abs(share - 1) <= _ROUNDING for share in shares),
+            name="clipped_to_c",
+            passed=all(abs(share) <= rounding for share in off),
             detail="loud units alone have norm C in the space of the noise",
         )
     ]

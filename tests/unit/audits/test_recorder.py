@@ -443,6 +443,17 @@ def test_counts_of_norm_above_one_show(tiny, monkeypatch):
     assert "noise_covers_clip" in again(tiny, **MOVING)
 
 
+def coarse(self, norms):
+    """Planted: norms have as many digits as bfloat16."""
+    return FACTORS(self, norms.bfloat16().float())
+
+
+def test_norms_of_few_digits_show(tiny, monkeypatch):
+    monkeypatch.setattr(clipping.FlatClip, "factors", coarse)
+    found = check_sensitivity(tiny, plan_of(), FEED, units=probe_units(DATA))
+    assert "clipped_to_c" in {c.name for c in found if not c.passed}
+
+
 @pytest.mark.parametrize(
     ("where", "name", "twin"),
     [

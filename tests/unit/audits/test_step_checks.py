@@ -238,7 +238,7 @@ NOISE = {"noise_variance", "noise_variance_by_parameter", "noise_independence"}
     ("planted", "expected"),
     [
         ({"add": centred_at_the_batch}, {"sensitivity"}),
-        ({"add": clipped_before}, {"sensitivity"}),
+        ({"add": clipped_before}, {"clipped_to_c"}),
         ({"combine": remembers, "follow": learned_without_noise}, NOISE),
         ({"combine": remembers, "hand_out": noised_after}, NOISE),
     ],
@@ -264,7 +264,7 @@ def test_clip_that_does_not_bound_is_caught(planted, feed, monkeypatch):
 
     monkeypatch.setattr(clipping.FlatClip, "factors", factors)
     # sums without any clip are so large that their rounding shows as well
-    assert run_all(plan_of(), feed) - {"sums_add_up"} == {"sensitivity"}
+    assert run_all(plan_of(), feed) - {"sums_add_up"} == {"sensitivity", "clipped_to_c"}
 
 
 def with_replacement(self, generator):
@@ -313,6 +313,19 @@ def test_cap_and_turns_that_are_forgotten_are_caught(monkeypatch):
             if not c.passed
         }
         assert name in failed
+
+
+def first_of_a_batch(self, generator):
+    """Planted: a batch above the cap keeps its first units."""
+    return self._poisson.sample(generator)[: self._max_batch_size]
+
+
+def test_cap_that_keeps_the_first_units_is_caught(monkeypatch):
+    plan = plan_of(**CAPPED | {"max_batch_size": 42})
+    assert all(c.passed for c in check_sampling(plan, num_units=400))
+    monkeypatch.setattr(sampling.TruncatedPoissonSampler, "sample", first_of_a_batch)
+    found = check_sampling(plan, num_units=400)
+    assert "sampling_fair" in {c.name for c in found if not c.passed}
 
 
 def test_event_must_pay_for_every_step_of_the_plan():
@@ -364,7 +377,7 @@ def test_parts_that_are_clipped_to_the_whole_bound_are_caught(parts, monkeypatch
     monkeypatch.setattr(
         step, "bounds_of", lambda batch, shares: torch.ones(len(batch.kinds))
     )
-    assert run_all(plan_of(**PARTS), parts) == {"sensitivity"}
+    assert run_all(plan_of(**PARTS), parts) == {"sensitivity", "clipped_to_c"}
 
 
 def test_tier_that_is_not_paid_for_is_caught():
