@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/audited_stages.py plain banded ...
 
-The stages are trained by the real step, on some forty invented records, in blocks of
-two steps, and audited as the pipeline does it. Prints the checks that fail, as JSON;
+The stages are trained by the real step, on some forty invented records, in blocks of a
+few steps, and audited as the pipeline does it. Prints the checks that fail, as JSON;
 `planted_bugs.py` starts it where a bug was planted.
 """
 
@@ -147,15 +147,20 @@ def inputs_of(corpus: Corpus, model: ModelBundle, kind: str) -> StageInputs:
 
 
 def found_in(inputs: StageInputs, folder: Path) -> list[str]:
-    """Train and audit: names of the checks that fail, or the refusal."""
+    """Train and audit: names of the checks that fail, or the refusal.
+
+    A stage with bands is one block, whose last turn is not whole.
+    """
+    blocks = {"block_size": 6 if inputs.plan.num_bands > 1 else 2}
+    performance = PERFORMANCE.model_copy(update=blocks)
     try:
         done = run_stage(
-            inputs, PrivacyLedger(), folder=folder, performance=PERFORMANCE
+            inputs, PrivacyLedger(), folder=folder, performance=performance
         )
         audit = audit_stage(
             inputs,
             done.ledger,
-            performance=PERFORMANCE,
+            performance=performance,
             home=folder / inputs.key(),
         )
     except (DptuneError, ValueError) as error:

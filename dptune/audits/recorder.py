@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from dptune.accounting.filters import AdaptiveBudget
 from dptune.audits.noise_checks import (
     generator_identity,
     multiplier_of,
@@ -30,6 +30,7 @@ from dptune.audits.noise_checks import (
     streams_check,
 )
 from dptune.audits.sampling_checks import SamplingTally
+from dptune.audits.segments import Segment, read_segments
 from dptune.audits.step_report import StepCheck
 from dptune.dpsgd.checkpoint import TrainingState
 from dptune.dpsgd.gaussian import GaussianStream
@@ -42,7 +43,7 @@ from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.sharding import is_sharded
 from dptune.dpsgd.witness import StepWitness
-from dptune.results import Report
+from dptune.errors import BudgetExceededError
 
 _ENTRIES: Final = 8192
 _MOST, _FEWEST = 512, 4
@@ -51,6 +52,7 @@ _ROUNDING: Final = 1e-5
 _ORDER: Final = ("drawn", "summed", "released", "offered", "stepped")
 _WHAT: Final = {
     "every_step": "each step is charged, drawn, noised and followed, in order",
+    "grants_are_paid": "what a controller was granted is in the terms of the charge",
     "units_reach_the_step": "those who were drawn, and nobody else, are clipped",
     "noise_covers_clip": "what units are clipped to is covered by their step's noise",
     "noise_as_planned": "noise is asked for every parameter, of the planned size",
@@ -59,51 +61,6 @@ _WHAT: Final = {
     "values alone",
     "frozen_weights_stay": "weights and buffers that are not trained do not move",
 }
-
-
-class Segment(Report):
-    """What one process start saw up to its last checkpoint.
-
-    Args:
-        attempt: number of the process start.
-        first_step: where it began.
-        num_steps: that it saw.
-        streams: one-way digests of its secrets.
-        checks: verdicts.
-    """
-
-    attempt: int
-    first_step: int
-    num_steps: int
-    streams: tuple[str, ...]
-    checks: tuple[StepCheck, ...]
-
-
-_SEGMENTS: Final = TypeAdapter(tuple[Segment, ...])
-
-
-def read_segments(file: Path) -> tuple[Segment, ...]:
-    """Read what the process starts of a run saw; nothing if nobody looked on."""
-    return _SEGMENTS.validate_json(file.read_bytes()) if file.is_file() else ()
-
-
-def merged_checks(segments: Sequence[Segment]) -> list[StepCheck]:
-    """Return one check of each name: the first that failed, or the last."""
-    found: dict[str, StepCheck] = {}
-    for check in (check for segment in segments for check in segment.checks):
-        earlier = found.get(check.name)
-        if earlier is None or earlier.passed:
-            found[check.name] = check
-    return [c.model_copy(update={"name": f"run_{n}"}) for n, c in found.items()]
-
-
-def count_steps(segments: Sequence[Segment]) -> int:
-    """Count the steps of a run, from its first on, that somebody saw."""
-    seen = 0
-    for segment in sorted(segments, key=lambda s: s.first_step):
-        if segment.first_step <= seen:
-            seen = max(seen, segment.first_step + segment.num_steps)
-    return seen
 
 
 class StepRecorder(StepWitness):
@@ -147,6 +104,7 @@ class StepRecorder(StepWitness):
         self._paid_until = self._done = self._first = self._attempt = 0
         self._is_off = False
         self._grants: list[float] = []
+        self._terms: AdaptiveBudget | None = None
         self._names: list[str] = []
         self._sizes: list[int] = []
         self._stddevs: list[float] | None = None
@@ -203,9 +161,18 @@ class StepRecorder(StepWitness):
 
     def granted(self, budget: AdaptiveNoise | None, *, step: int) -> None:
         """Note a grant, which is paid."""
-        if budget is not None and not self._is_off:
-            self._grants.append(budget.of_step(step))
-            self._paid_until = self._done + 1
+        if budget is None or self._is_off:
+            return
+        self._grants.append(budget.of_step(step))
+        self._paid_until = self._done + 1
+        if self._terms is None:
+            self._terms = budget.terms.open()
+        try:
+            paid = self._terms.ask(self._grants[-1], sample_rate=self._plan.sample_rate)
+        except BudgetExceededError:
+            paid = 0.0
+        if paid != self._grants[-1]:
+            self._faults["grants_are_paid"] += 1
 
     def drawn(self, indices: UnitIndices, *, step: int) -> None:
         """Open a step."""

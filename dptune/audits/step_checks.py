@@ -6,7 +6,8 @@ data, through the very functions that train. A check errs on a sound engine with
 probability 1e-6; what each would miss is in `docs/AUDITS.md`.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -27,6 +28,7 @@ from dptune.dpsgd.sampling import UnitIndices
 _LOUD: Final = 1e4
 _SOFT: Final = 1e-2
 _ROUNDING: Final = 1e-3
+_FINE: Final = 1e-4
 _COARSE: Final = 0.1
 _COMPANY: Final = 4
 
@@ -101,7 +103,8 @@ def check_sensitivity(
     soft = replace(quiet, record_loss=LoudLoss(loss=feed.record_loss, factor=_SOFT))
     unclipped = torch.stack([sums(soft, unit) - nobody for unit in units])
     scaled = _size(sums(soft, *units) - nobody - unclipped.sum(0))
-    limit = plan.max_grad_norm * (1 + _ROUNDING)
+    doubt = _doubt(plan, num_entries=len(nobody))
+    limit = math.hypot(plan.max_grad_norm * (1 + _ROUNDING), doubt)
     coarse = _COARSE if feed.autocast else _ROUNDING
     tolerance = plan.max_grad_norm * coarse
     least = plan.max_grad_norm * _SOFT * coarse
@@ -112,11 +115,11 @@ def check_sensitivity(
             detail=f"units moved, as they are and {_LOUD:g} times as loud: the sum may "
             "move by C",
         ),
-        *_fills(plan, feed.data, dict(zip(units, alone, strict=True)), rounding=coarse),
+        *_fills(plan, shares, alone, is_coarse=feed.autocast),
         StepCheck(
             name="sums_add_up",
-            passed=apart <= tolerance * len(units)
-            and scaled <= _COARSE * _size(unclipped) + least,
+            passed=apart <= (tolerance + doubt) * len(units)
+            and scaled <= _COARSE * _size(unclipped) + least + doubt * len(units),
             detail="what units release in one piece, and in several of one batch, "
             "beside what they release alone",
         ),
@@ -125,10 +128,10 @@ def check_sensitivity(
 
 def _fills(
     plan: GradientPlan,
-    data: UnitDataset,
-    alone: Mapping[int, Tensor],
+    shares: Sequence[float],
+    alone: Sequence[Tensor],
     *,
-    rounding: float,
+    is_coarse: bool,
 ) -> list[StepCheck]:
     """A loud unit has norm C, or none at all: neither more nor less.
 
@@ -137,19 +140,26 @@ def _fills(
     """
     if plan.grouping is not Grouping.FLAT or plan.steering:
         return []
-    sizes = {unit: _size(moved) for unit, moved in alone.items()}
-    off = [
-        size / (plan.max_grad_norm * _share(plan, data, unit)) - 1
-        for unit, size in sizes.items()
-        if size
+    doubt = _doubt(plan, num_entries=len(alone[0])) / plan.max_grad_norm
+    low = 1 - (_COARSE if is_coarse else _ROUNDING)
+    high = math.hypot(1 + (_ROUNDING if is_coarse else _FINE), doubt)
+    sizes = [
+        _size(moved) / (plan.max_grad_norm * share)
+        for moved, share in zip(alone, shares, strict=True)
     ]
     return [
         StepCheck(
             name="clipped_to_c",
-            passed=all(abs(share) <= rounding for share in off),
+            passed=all(size <= doubt or low <= size <= high for size in sizes),
             detail="loud units alone have norm C in the space of the noise",
         )
     ]
+
+
+def _doubt(plan: GradientPlan, *, num_entries: int) -> float:
+    """Norm of what float32 rounds off where noise is added, with room."""
+    size = plan.noise_multiplier * plan.max_grad_norm * math.sqrt(num_entries)
+    return 4 * 2**-24 * size
 
 
 def probe_units(data: UnitDataset) -> list[int]:

@@ -11,10 +11,10 @@ from torch import nn
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.audits.event_checks import check_blocks
 from dptune.audits.noise_checks import check_noise, check_streams
-from dptune.audits.recorder import count_steps, merged_checks, read_segments
 from dptune.audits.rehearsal import rehearse
 from dptune.audits.release_checks import check_release_events, check_releases
 from dptune.audits.sampling_checks import check_sampling
+from dptune.audits.segments import count_steps, merged_checks, read_segments
 from dptune.audits.step_checks import check_sensitivity, probe_units, unit_lengths
 from dptune.audits.step_report import StepAudit, StepCheck
 from dptune.config import PerformanceSettings

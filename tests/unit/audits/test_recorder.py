@@ -3,19 +3,16 @@
 import gc
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from dptune.audits.recorder import (
-    StepRecorder,
-    count_steps,
-    merged_checks,
-    read_segments,
-)
+from dptune.audits.recorder import StepRecorder
 from dptune.audits.rehearsal import rehearse
 from dptune.audits.sampling_checks import SamplingTally, check_sampling
+from dptune.audits.segments import count_steps, merged_checks, read_segments
 from dptune.audits.step_checks import check_sensitivity, probe_units
 from dptune.dpsgd import (
     clipping,
@@ -29,6 +26,7 @@ from dptune.dpsgd import (
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.mechanisms.rldp_deck import deck_terms
 from dptune.testing import models, oracles
 
 from .test_step_checks import (
@@ -436,6 +434,24 @@ def counted_twice(self, norms):
     rows = COUNT(self, norms)
     self._counts += rows.sum(0)
     return 2 * rows
+
+
+def grants(*multipliers):
+    """Let a recorder see grants under a deck of one card of 1 and two of 2."""
+    terms = deck_terms(((1.0, 1), (2.0, 2)), sample_rate=0.1)
+    plan = plan_of(adaptive=terms, sample_rate=0.1)
+    recorder = StepRecorder(plan, settings=ADAM, num_steps=3, num_units=8)
+    for multiplier in multipliers:
+        wish = SimpleNamespace(terms=terms, of_step=lambda _, z=multiplier: z)
+        recorder.granted(wish, step=0)
+    return {c.name for c in recorder.segment().checks if not c.passed}
+
+
+def test_grants_that_were_not_paid_for_show():
+    assert grants(2.0, 1.0, 2.0) == set()
+    assert grants(2.0, 1.9) == {"grants_are_paid"}
+    assert grants(1.0, 1.0) == {"grants_are_paid"}
+    assert grants(2.0, 1.0, 2.0, 2.0) == {"grants_are_paid"}
 
 
 def test_counts_of_norm_above_one_show(tiny, monkeypatch):
