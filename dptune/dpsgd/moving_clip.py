@@ -125,11 +125,11 @@ class MovingClip:
         whole = torch.linalg.vector_norm(norms, dim=0)
         rows = self._rule.counts(whole, max_norm=self.max_grad_norm)
         size = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        rows = rows / size.clamp(min=1.0)
-        usable = torch.isfinite(whole) & torch.isfinite(rows).all(1)
-        rows = rows.masked_fill(~usable[:, None], 0)
-        self._counts += rows.sum(0)
-        return rows
+        bounded: Tensor = rows / size.clamp(min=1.0)
+        usable = torch.isfinite(whole) & torch.isfinite(bounded).all(1)
+        bounded = bounded.masked_fill(~usable[:, None], 0)
+        self._counts += bounded.sum(0)
+        return bounded
 
     def release(self, *, gradient_multiplier: float, stddev: float) -> None:
         """Add the noise to the step's counts, move C, and start counting anew.
