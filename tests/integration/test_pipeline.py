@@ -16,7 +16,7 @@ from dptune.attacks.canaries import CanarySet
 from dptune.audits.step_report import StepAudit
 from dptune.data.corpus import Corpus
 from dptune.gates.decision import GateDecision
-from dptune.gates.signing import signer_of
+from dptune.gates.signing import open_evidence, seal, signer_of
 from dptune.models.bundle import ModelBundle
 from dptune.planning import RunPlan
 from dptune.privacy import Notion
@@ -371,6 +371,14 @@ def test_impossible_registry_commands_exit_2_and_move_nothing(
     assert "Traceback" not in text
 
 
+def sign_evidence(version):
+    """What a run that has the key does when it registers."""
+    envelope = _tracking.read_file(MODEL, version, _tracking.SIGNED_EVIDENCE)
+    statement = open_evidence(envelope, private_key=None)
+    signed = {_tracking.SIGNED_EVIDENCE: seal(statement, private_key=PEM)}
+    _tracking._keep_files(_tracking.describe(MODEL, version), signed)
+
+
 def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
     trained, project, monkeypatch, tmp_path
 ):
@@ -389,6 +397,8 @@ def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
     signing.write_bytes(PEM)
     signing.chmod(0o600)
     monkeypatch.setenv("DPTUNE_SIGNING_KEY_FILE", str(signing))
+    assert project.run(*gate)[0] == 1  # the evidence was registered without a key
+    sign_evidence(version)
     assert project.run(*gate)[0] == 0
     assert project.run(*verify, "--digest", digest)[0] == 0
     with _files.fetched_bundle(MODEL, version) as bundle:
