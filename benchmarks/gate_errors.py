@@ -32,8 +32,8 @@ def main() -> None:
     kinds |= {name: (draw, options.leaking) for name, draw in runs.LEAKS.items()}
     print("| model | canaries | runs | mean bits | " + " | ".join(OUTCOMES) + " |")
     print("|---" * (4 + len(OUTCOMES)) + "|")
-    for model, (draw, num) in kinds.items():
-        for name, shape in runs.SHAPES.items():
+    for name, shape in runs.SHAPES.items():
+        for model, (draw, num) in kinds.items():
             found, mean = runs.outcomes(shape, draw, draws[:num], seed=options.seed)
             print(row(model, name, num, found, mean), flush=True)
 
