@@ -305,7 +305,7 @@ def test_statement_about_something_else_is_invalid(stored, gate, changes):
 def test_evidence_of_another_version_laid_over_is_refused(stored, gate, project):
     other = _tracking.read_evidence(MODEL, "2")
     stored.evidence.write_text(other)
-    assert gate()[0] == 2  # of other weights
+    assert gate()[0] == 1  # of other weights
     values = json.loads(other)
     digest = _tracking.describe(MODEL, VERSION).model_digest
     values["model_digest"] = digest
@@ -379,6 +379,7 @@ def test_artifact_that_was_edited_is_not_registered(trained, project):
         code, output = project.run("train", TINY)
     said = " ".join(output.split())
     assert (code, "artifact membership must be" in said) == (2, True), said
+    _tracking.connect()  # the run that failed has let go of it
     assert _tracking.evidence_digest_of(
         _tracking.get_version(MODEL, VERSION)
     ) == _evidence.digest_of(_tracking.read_evidence(MODEL, VERSION))
