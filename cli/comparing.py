@@ -181,7 +181,7 @@ def _run(console: Console, job: _Job, known: Mapping[int, str]) -> ComparisonRep
 
     from pipelines.compare import compare_pipeline
     from pipelines.train import failures
-    from steps._tracking import comparison_run
+    from steps._figures import comparison_run
 
     name = job.comparison.config.name
     parent = comparison_run(f"compare-{name}", name)

@@ -42,8 +42,8 @@ def assess(
     """Return utility, leakage, claims and what the gate would decide."""
     from dptune.workflow.assessing import assess as assess_dossier
     from steps._evidence import attempts_now
+    from steps._figures import log_numbers
     from steps._registering import dossier_of_run, measured_numbers
-    from steps._tracking import log_numbers
 
     dossier = dossier_of_run(
         model,

@@ -15,7 +15,7 @@ from dptune.reports.compare_csv import cells_csv, rows_csv, trace_csv
 from dptune.reports.html import render_fragment
 from dptune.results import StageReport
 from steps._caching import NEVER
-from steps._tracking import log_comparison
+from steps._figures import log_comparison
 
 
 @step(enable_cache=False, cache_policy=NEVER)

@@ -66,7 +66,7 @@ def train_stage(
     from dptune.workflow.training import run_stage
     from dptune.workflow.usage import remembered_peak
     from dptune.workflow.whitebox import kept_audit
-    from steps._tracking import log_internal_curve, log_progress
+    from steps._figures import log_internal_curve, log_progress
     from steps._training_progress import TrainingProgress
 
     inputs = StageInputs.of(
