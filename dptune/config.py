@@ -4,6 +4,7 @@ Every room of the library owns the settings of its own part; this module compose
 `dptune.configfile` reads the files.
 """
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -365,22 +366,30 @@ class ExtractionSettings(_Settings):
 
 
 class ShadowSettings(_Settings):
-    """Shadow models for the membership attacks LiRA and RMIA.
+    """Shadow models for the strongest membership attacks.
 
-    They are trained without protection, on held-out records that no attack is tried on,
-    and dropped: no release, and in no epsilon.
+    They are trained without protection, on random halves of the attacked records,
+    members or not, and dropped: no release, and in no epsilon. Each ends when it knows
+    its records as well as the model knows its members: after one pass beside a model
+    that memorised nothing. All of them together take no more than
+    `num_models * epochs * num_members / batch_size` steps.
 
     Args:
-        num_models: how many.
-        epochs: passes of each over its half of the records.
+        num_models: how many, in pairs that share the records.
+        epochs: passes of each over its half of the records, at most.
         batch_size: records of a step.
-        learning_rate: of AdamW.
+        learning_rate: of AdamW; null is by the width of the model.
     """
 
-    num_models: int = Field(default=4, ge=2, le=64)
-    epochs: float = Field(default=1.0, gt=0)
+    num_models: int = Field(default=4, ge=4, le=64, multiple_of=2)
+    epochs: float = Field(default=8.0, gt=0)
     batch_size: int = Field(default=8, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float | None = Field(default=None, gt=0)
+
+    def num_steps(self: Self, num_attacked: int) -> int:
+        """Most steps of one shadow where so many records are attacked."""
+        records = num_attacked // 2
+        return max(1, math.ceil(self.epochs * records / self.batch_size))
 
 
 class AttackSettings(_Settings):
@@ -394,7 +403,8 @@ class AttackSettings(_Settings):
         max_candidates: larger canary spaces are searched, not enumerated.
         max_nodes: how far that search may go.
         extraction: what is drawn by sampling; null leaves it out.
-        shadows: null leaves out the attacks that train models of their own.
+        shadows: null leaves out the attacks that train models of their own, which are
+            the strongest, and which a gate asks for unless its policy says otherwise.
         num_checkpoints: how often each stage is measured while it trains; null is three
             times, and before, for a stage that weighs tokens, and never for others.
     """
@@ -405,7 +415,7 @@ class AttackSettings(_Settings):
     max_candidates: int = Field(default=10_000_000, ge=100, le=20_000_000)
     max_nodes: int = Field(default=20_000, ge=100)
     extraction: ExtractionSettings | None = ExtractionSettings()
-    shadows: ShadowSettings | None = None
+    shadows: ShadowSettings | None = ShadowSettings()
     num_checkpoints: int | None = Field(default=None, ge=0, le=50)
 
 

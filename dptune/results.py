@@ -315,6 +315,10 @@ class ExposureReport(Report):
         return tuple(c for c in self.base_canaries if c.planted)
 
 
+STRONGEST_ATTACK = "combined"
+"""The membership attack that uses all others, learnt on shadow models."""
+
+
 class RateAtFpr(Report):
     """True positives of one attack at one more false-positive rate.
 
@@ -339,7 +343,9 @@ class RateAtFpr(Report):
 class MembershipSignal(Report):
     """One membership attack: area, true positives at a low false-positive rate, ROC.
 
-    `rates` holds the true positives at other false-positive rates.
+    `rates` holds the true positives at other false-positive rates; `hits` the members
+    strictly above the highest non-member, the second highest, and so on, from which an
+    interval of any confidence follows (`dptune.statistics.hit_rate_interval`).
     """
 
     name: str
@@ -348,23 +354,32 @@ class MembershipSignal(Report):
     tpr_at_low_fpr: float
     tpr_at_low_fpr_interval: Interval
     low_fpr: float = 0.01
+    hits: tuple[int, ...] = ()
     rates: tuple[RateAtFpr, ...] = ()
     roc_fpr: tuple[float, ...] = ()
     roc_tpr: tuple[float, ...] = ()
 
 
+class BlindSignal(MembershipSignal):
+    """The attack that sees no model.
+
+    Args:
+        p_value: of texts so uneven by luck; None in reports from before it was taken.
+    """
+
+    p_value: float | None = None
+
+
 class ShadowReport(Report):
-    """The shadow models behind `lira` and `rmia`: dropped, and outside any epsilon.
+    """The shadow models behind some attacks: dropped, and outside any epsilon.
 
     Args:
         num_models: shadows that were trained.
-        num_records: held-out records that each was trained on.
-        num_population: further ones that RMIA compares with.
+        num_records: attacked records, members or not, that each was trained on.
     """
 
     num_models: int
     num_records: int
-    num_population: int
 
 
 class MembershipReport(Report):
@@ -378,7 +393,7 @@ class MembershipReport(Report):
     num_members: int
     num_non_members: int
     signals: tuple[MembershipSignal, ...]
-    blind: MembershipSignal
+    blind: BlindSignal
     shadows: ShadowReport | None = None
     measured_at: AwareDatetime | None = None
 

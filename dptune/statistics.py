@@ -1,6 +1,8 @@
 """Small statistics that attacks and gates share: intervals, tests, corrections."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,7 @@ from dptune.errors import DataError
 Floats = NDArray[np.float64]
 
 _BLOCK = 4_000_000
+_SMALLEST_LEVEL = 1e-9
 
 
 def clopper_pearson(
@@ -29,6 +32,93 @@ def clopper_pearson(
     if failures > 0:
         high = float(stats.beta.isf(tail, num_successes + 1, failures))
     return low, high
+
+
+def fewest_hits_for(num_non_members: int, fpr: float) -> int:
+    """Thresholds that `hit_rate_interval` may ask for, at levels down to 1e-9."""
+    last = _positions(num_non_members, fpr, _SMALLEST_LEVEL)[1]
+    return min(last.place + 1, num_non_members)
+
+
+def hit_rate_interval(
+    hits: Sequence[int],
+    *,
+    num_members: int,
+    num_non_members: int,
+    fpr: float,
+    confidence: float,
+    num_choices: int = 1,
+) -> tuple[float, float]:
+    """Interval of the true-positive rate of an attack at a false-positive rate.
+
+    Symbols: `q` is the smallest threshold that non-members pass with chance `fpr` at
+    most, `K` the number of `n` drawn non-members above it, `a` the chance that each
+    side may miss.
+
+    **Formal guarantee.** `K` is binomial, so that `K <= k` but for a chance `b <= a/2`
+    known before. Then the `k + 1`-th highest non-member is no higher than `q`, and what
+    passes `q` passes it: Clopper-Pearson's bound at `a - b` of the members above it is
+    one of the rate. The lower side likewise. For independent members and independent
+    non-members of any law, ties included, either side misses with chance `a` at most.
+
+    Of several attacks, the largest upper bound is one of the largest rate without any
+    correction: it is no smaller than the bound of the attack whose rate that is. The
+    largest lower bound is one only if each was taken at `a / num_choices`.
+
+    | case | interval |
+    |---|---|
+    | no member or no non-member | `(0, 1)` |
+    | `hits` too short for the level | `high` is 1 |
+
+    Args:
+        hits: at `k`, members strictly above the `k + 1`-th highest non-member.
+        num_members: behind `hits`.
+        num_non_members: behind `hits`.
+        fpr: the false-positive rate.
+        confidence: of both sides together.
+        num_choices: attacks of which the strongest is named after looking.
+
+    References:
+        Clopper and Pearson (1934), "The use of confidence or fiducial limits"; order
+        statistics as distribution-free bounds of a quantile: David and Nagaraja (2003),
+        "Order statistics", section 7.1.
+    """
+    low, high = 0.0, 1.0
+    side = (1.0 - confidence) / 2.0
+    last = _positions(num_non_members, fpr, side)[1]
+    first = _positions(num_non_members, fpr, side / num_choices)[0]
+    if last.place < len(hits):
+        bounds = clopper_pearson(
+            hits[last.place], num_members, confidence=last.confidence
+        )
+        high = bounds[1]
+    if 0 <= first.place < len(hits):
+        bounds = clopper_pearson(
+            hits[first.place], num_members, confidence=first.confidence
+        )
+        low = bounds[0]
+    return low, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Position:
+    """A non-member that bounds a threshold, and what is left of the level."""
+
+    place: int
+    confidence: float
+
+
+@functools.lru_cache(maxsize=1024)
+def _positions(num: int, fpr: float, side: float) -> tuple[_Position, _Position]:
+    """Non-members no lower and no higher than the threshold, but for half of `side`."""
+    passing = stats.binom(num, fpr)
+    last, fewest = int(passing.isf(side / 2.0)), int(passing.ppf(side / 2.0))
+    misses = float(passing.cdf(fewest - 1)), float(passing.sf(last))
+    first_left, last_left = (1.0 - 2.0 * (side - miss) for miss in misses)
+    return (
+        _Position(place=fewest - 1, confidence=first_left),
+        _Position(place=last, confidence=last_left),
+    )
 
 
 def resampled_indices(

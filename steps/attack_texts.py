@@ -8,6 +8,7 @@ from dptune.config import AttackSettings, PerformanceSettings
 from dptune.results import MembershipReport
 from dptune.workflow.external import ForeignModel, attack_foreign
 from steps._caching import NEVER
+from steps._progress import say
 
 
 @step(enable_cache=False, cache_policy=NEVER)
@@ -15,4 +16,4 @@ def attack_texts(
     foreign: ForeignModel, attacks: AttackSettings, performance: PerformanceSettings
 ) -> Annotated[MembershipReport, "membership"]:
     """Return how well its members are told from others."""
-    return attack_foreign(foreign, attacks=attacks, performance=performance)
+    return attack_foreign(foreign, attacks=attacks, performance=performance, say=say)

@@ -1,8 +1,8 @@
 """Simulated models for the gate: what their attacks find, and what it decides.
 
-Each run has planted and held-out canaries, audits of the claim, five membership attacks
-on 500 members and 500 non-members (the fewest that the policy admits), a blind baseline
-and a champion.
+Each run has planted and held-out canaries, audits of the claim, eleven membership
+attacks on 500 members and 500 non-members (the fewest that the policy admits), a blind
+baseline and a champion.
 """
 
 import collections
@@ -31,16 +31,19 @@ from dptune.gates.leakage import needed_candidates
 from dptune.gates.manifest import Manifest, StoredFile
 from dptune.gates.policy import GatePolicy
 from dptune.results import (
+    STRONGEST_ATTACK,
+    BlindSignal,
     CanaryExposure,
     DetectionReport,
     ExposureReport,
     MembershipReport,
+    ShadowReport,
     UtilityReport,
 )
 from dptune.statistics import paired_bootstrap_upper
 
 NUM_RECORDS = 500
-NAMES = ("loss", "zlib", "min_k", "min_k_plus_plus", "calibrated_loss")
+NAMES = (*(f"attack-{number}" for number in range(10)), STRONGEST_ATTACK)
 POLICY = GatePolicy(notion="record", max_epsilon=8.0, max_delta=1e-5)
 AUDITED = AuditedClaim(
     notion=POLICY.notion, relation=POLICY.neighboring_relation, delta=1e-6
@@ -178,7 +181,7 @@ def _without_curve(signal):
 
 
 def membership(generator, shift):
-    """Five attacks whose scores are correlated, as those of one model are."""
+    """Eleven attacks whose scores are correlated, as those of one model are."""
     settings = RocSettings(num_resamples=100)
     common = generator.normal(size=(2, NUM_RECORDS))
     signals = []
@@ -188,10 +191,7 @@ def membership(generator, shift):
         found = membership_signal(name, members + shift, others, settings=settings)
         signals.append(_without_curve(found))
     blind = membership_signal(
-        "blind",
-        *generator.normal(size=(2, NUM_RECORDS)),
-        settings=RocSettings(num_resamples=100, confidence=0.99),
-        fold=False,
+        "blind", *generator.normal(size=(2, NUM_RECORDS)), settings=settings, fold=False
     )
     blind = _without_curve(blind)
     return MembershipReport(
@@ -200,7 +200,8 @@ def membership(generator, shift):
         num_members=NUM_RECORDS,
         num_non_members=NUM_RECORDS,
         signals=tuple(signals),
-        blind=blind,
+        blind=BlindSignal(**dict(blind), p_value=generator.random()),
+        shadows=ShadowReport(num_models=4, num_records=NUM_RECORDS),
         measured_at=NOW,
     )
 

@@ -10,7 +10,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from dptune.attacks._inference import evaluating, place
 from dptune.attacks.blind import blind_signal
 from dptune.attacks.roc import RocSettings, membership_signal
+from dptune.attacks.shadows import Attacked, attack_with_shadows
 from dptune.errors import DataError
 from dptune.results import Interval, MembershipReport, UtilityReport
 from dptune.statistics import clopper_pearson
@@ -27,6 +29,21 @@ from dptune.statistics import clopper_pearson
 Floats = NDArray[np.float64]
 
 _CONFIDENCE = 0.95
+
+
+class TrainClassifier(Protocol):
+    """Trains a copy of the base; of the workflow, which knows an engine."""
+
+    def __call__(
+        self: Self,
+        number: int,
+        sequences: Sequence[Sequence[int]],
+        labels: Sequence[int],
+        *,
+        until: float,
+    ) -> nn.Module:
+        """Train shadow `number` until its records have this mean loss, if ever."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +137,10 @@ def classification_membership(
     batch_size: int = 32,
     device: str | None = None,
     settings: RocSettings | None = None,
+    train_shadow: TrainClassifier | None = None,
+    num_shadows: int = 0,
 ) -> MembershipReport:
-    """Attack a classifier with every attack of the table, and a blind baseline.
+    """Attack a classifier by every attack of the table and by shadow models.
 
     Args:
         members: records that were trained on.
@@ -133,31 +152,56 @@ def classification_membership(
         batch_size: records forwarded at once.
         device: where to run; None is where each model is.
         settings: of the curves; the defaults of `RocSettings`.
+        train_shadow: trains shadows, one at a time; with None, the attacks of
+            `shadow_scores` are left out.
+        num_shadows: how many, as `draw_halves` asks for.
 
     Raises:
         DataError: a group is empty, or a loss is NaN.
 
     Privacy:
-        A function of private data outside any epsilon.
+        A function of private data outside any epsilon, shadows included.
     """
     settings = settings or RocSettings()
     tokens = [*members.tokens, *non_members.tokens]
     labels = np.array([*members.labels, *non_members.labels])
-    found, base = (
-        class_log_probs(one, tokens, batch_size=batch_size, device=device)
-        for one in (model, base_model)
-    )
+
+    def log_probs(one: nn.Module) -> Floats:
+        return class_log_probs(one, tokens, batch_size=batch_size, device=device)
+
+    base = log_probs(base_model)
+
+    def attacked(one: nn.Module) -> Attacked:
+        scores = class_scores(log_probs(one), base, labels)
+        return Attacked(statistic=scores["margin"], scores=scores)
+
+    found = attacked(model)
+    scores, shadows = dict(found.scores), None
+    if train_shadow is not None:
+        until = -float(found.scores["loss"][: len(members.tokens)].mean())
+        scores, shadows = attack_with_shadows(
+            found,
+            train=lambda k, rows: train_shadow(
+                k, [tokens[i] for i in rows], labels[rows].tolist(), until=until
+            ),
+            attack=attacked,
+            num_records=len(tokens),
+            num_shadows=num_shadows,
+            seed=settings.seed,
+        )
     count = len(members.tokens)
+    together = replace(settings, num_attacks=len(scores))
     return MembershipReport(
         model_digest=model_digest,
         base_model_digest=base_model_digest,
         num_members=count,
         num_non_members=len(tokens) - count,
         signals=tuple(
-            membership_signal(name, values[:count], values[count:], settings=settings)
-            for name, values in class_scores(found, base, labels).items()
+            membership_signal(name, values[:count], values[count:], settings=together)
+            for name, values in scores.items()
         ),
         blind=blind_signal(members.texts, non_members.texts, settings=settings),
+        shadows=shadows,
     )
 
 

@@ -1,16 +1,28 @@
 """Was this record trained on? Attacks on token losses, and a blind baseline."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, Self
 
 from torch import nn
 
 from dptune.attacks.blind import blind_signal
 from dptune.attacks.roc import RocSettings, membership_signal
 from dptune.attacks.scores import membership_scores
-from dptune.attacks.shadows import mean_log_probs, shadow_log_probs, shadow_scores
+from dptune.attacks.shadows import Attacked, attack_with_shadows
 from dptune.attacks.signals import token_signals
 from dptune.errors import DataError
 from dptune.results import MembershipReport
+
+
+class Train(Protocol):
+    """Trains a copy of the base; of the workflow, which knows an engine."""
+
+    def __call__(
+        self: Self, number: int, sequences: Sequence[Sequence[int]], *, until: float
+    ) -> nn.Module:
+        """Train shadow `number` until its records have this mean loss, if ever."""
+        ...
 
 
 def membership_report(
@@ -29,10 +41,10 @@ def membership_report(
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
-    shadow_models: Iterable[nn.Module] = (),
-    population: Sequence[Sequence[int]] = (),
+    train_shadow: Train | None = None,
+    num_shadows: int = 0,
 ) -> MembershipReport:
-    """Attack one model with every attack that one pass of token losses affords.
+    """Attack one model by its token losses, and by those of shadow models beside it.
 
     Leave canary records out: they are members that no non-member is alike. Records of
     fewer than two tokens have nothing to predict and are left out of both groups.
@@ -52,20 +64,20 @@ def membership_report(
         confidence: of the intervals; the blind baseline's is 0.99.
         num_resamples: bootstrap draws.
         seed: of bootstrap and cross-validation.
-        shadow_models: models of the same base that saw none of the records; with a
-            population, LiRA and RMIA join the attacks.
-        population: token ids of further records that no model saw.
+        train_shadow: trains shadows, one at a time; each is dropped once it was
+            attacked. With None, the attacks of `shadow_scores` are left out.
+        num_shadows: how many, as `draw_halves` asks for.
 
     Returns:
-        One signal for each of `membership_scores`, with `max(AUC, 1 - AUC)` as
-        `membership_signal` explains, and the blind baseline.
+        One signal for each of `membership_scores` and of `shadow_scores`, with
+        `max(AUC, 1 - AUC)` as `membership_signal` explains, and the blind baseline.
 
     Raises:
         DataError: a group is too small, texts and sequences differ in number, or a loss
             is NaN.
 
     Privacy:
-        A function of private data outside any epsilon.
+        A function of private data outside any epsilon, shadows included.
     """
     members = _predictable(member_sequences, member_texts)
     others = _predictable(non_member_sequences, non_member_texts)
@@ -75,24 +87,30 @@ def membership_report(
     settings = RocSettings(
         low_fpr=low_fpr, confidence=confidence, num_resamples=num_resamples, seed=seed
     )
-    signals = token_signals(
-        model, sequences, batch_size=batch_size, device=device, moments=True
-    )
     base = token_signals(base_model, sequences, batch_size=batch_size, device=device)
-    scores = membership_scores(signals, base, texts)
-    if population:
-        every = [*sequences, *population]
-        further = token_signals(model, population, batch_size=batch_size, device=device)
-        num = len(sequences)
-        shadows = shadow_log_probs(
-            shadow_models, every, batch_size=batch_size, device=device
+
+    def attacked(one: nn.Module) -> Attacked:
+        signals = token_signals(
+            one, sequences, batch_size=batch_size, device=device, moments=True
         )
-        scores |= shadow_scores(
-            mean_log_probs(signals),
-            shadows[:, :num],
-            mean_log_probs(further),
-            shadows[:, num:],
+        scores = membership_scores(signals, base, texts)
+        return Attacked(statistic=scores["loss"], scores=scores)
+
+    found = attacked(model)
+    scores, shadows = dict(found.scores), None
+    if train_shadow is not None:
+        until = -float(found.statistic[:num_members].mean())
+        scores, shadows = attack_with_shadows(
+            found,
+            train=lambda k, rows: train_shadow(
+                k, [sequences[i] for i in rows], until=until
+            ),
+            attack=attacked,
+            num_records=len(sequences),
+            num_shadows=num_shadows,
+            seed=seed,
         )
+    together = replace(settings, num_attacks=len(scores))
     return MembershipReport(
         model_digest=model_digest,
         base_model_digest=base_model_digest,
@@ -100,11 +118,12 @@ def membership_report(
         num_non_members=len(others),
         signals=tuple(
             membership_signal(
-                name, values[:num_members], values[num_members:], settings=settings
+                name, values[:num_members], values[num_members:], settings=together
             )
             for name, values in scores.items()
         ),
         blind=blind_signal(texts[:num_members], texts[num_members:], settings=settings),
+        shadows=shadows,
     )
 
 

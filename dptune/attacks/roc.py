@@ -3,6 +3,7 @@
 Higher scores mean member. Intervals come from resampling members and non-members.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from dptune.errors import DataError
 from dptune.results import Interval, MembershipSignal, RateAtFpr
-from dptune.statistics import clopper_pearson, resampled_indices
+from dptune.statistics import fewest_hits_for, hit_rate_interval, resampled_indices
 
 Floats = NDArray[np.float64]
 
@@ -23,19 +24,22 @@ _CURVE_POINTS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class RocSettings:
-    """How ROC figures are resampled.
+    """How ROC figures get their intervals.
 
     Args:
         low_fpr: the false-positive rate at which true positives are reported.
         more_fprs: further ones, reported where there are enough non-members.
         confidence: of every interval.
-        num_resamples: bootstrap draws.
+        num_attacks: whose true-positive rates the intervals hold for together, in both
+            directions, so that the strongest may be chosen after looking.
+        num_resamples: bootstrap draws behind that of the area.
         seed: of the bootstrap, so that a report can be made again.
     """
 
     low_fpr: float = 0.01
     more_fprs: tuple[float, ...] = (0.1, 0.001)
     confidence: float = 0.95
+    num_attacks: int = 1
     num_resamples: int = 1000
     seed: int = 0
 
@@ -71,19 +75,20 @@ def membership_signal(
 ) -> MembershipSignal:
     """Area, true positives at the low false-positive rate, intervals and curve.
 
-    An attacker may turn an attack around. With `fold`, scores are negated once if the
-    area is below one half, so that the area is `max(AUC, 1 - AUC)`; the interval is
-    that of the scores as turned, not folded again, so that it still holds one half
-    where nothing leaks. The interval of the true-positive rate is the union of the
-    bootstrap interval and Clopper-Pearson's, because resampling sees no variance at a
-    rate of 0.
+    An attacker may turn an attack around. With `fold`, the area is that of the
+    direction in which it is larger, `max(AUC, 1 - AUC)`; its interval is that of the
+    scores as turned, not folded again, so that it still holds one half where nothing
+    leaks. Rates are of the direction that finds more members at each, and the curve of
+    the one that does at the lowest, which may be the other one: a model that knows few
+    members by heart and all others a little worse than non-members has an area below
+    one half. Intervals of rates are exact (`hit_rate_interval`) for both directions.
 
     Args:
         name: of the attack.
         member_scores: higher means member.
         non_member_scores: of the same law, not trained on.
         settings: rate, confidence, resampling.
-        fold: turn the scores around if that makes the area larger.
+        fold: turn the scores around where that finds more.
 
     Returns:
         The signal. At `low_fpr` the threshold is the smallest one that lets at most
@@ -102,32 +107,32 @@ def membership_signal(
             f"scores of attack {name} must be numbers, got NaN. The model's losses are "
             "not finite."
         )
-    if fold and _area(_Sorted.of(members, others)) < 0.5:
-        members, others = -members, -others
-    groups = _Sorted.of(members, others)
+    directions = [_Sorted.of(members, others)]
+    if fold:
+        directions.append(_Sorted.of(-members, -others))
+    largest = max(directions, key=_area)
+    groups = max(directions, key=lambda one: (_rate(one, settings.low_fpr), _area(one)))
     more = [f for f in settings.more_fprs if _is_resolvable(f, len(others))]
-    areas, rates = _resample(groups, settings, fprs=(settings.low_fpr, *more))
-    area_low, area_high = _interval(areas, settings.confidence)
-    resolved = {
-        fpr: _rate_interval(groups, fpr, drawn, confidence=settings.confidence)
-        for fpr, drawn in rates.items()
-    }
+    area_low, area_high = _interval(_resample(largest, settings), settings.confidence)
     fpr, tpr = _curve(groups)
     return MembershipSignal(
         name=name,
-        auc=_area(groups),
+        auc=_area(largest),
         auc_interval=Interval(
             low=area_low, high=area_high, confidence=settings.confidence
         ),
         tpr_at_low_fpr=_rate(groups, settings.low_fpr),
-        tpr_at_low_fpr_interval=resolved[settings.low_fpr],
+        tpr_at_low_fpr_interval=_rate_interval(directions, settings.low_fpr, settings),
+        hits=_hits(directions, settings.low_fpr),
         low_fpr=settings.low_fpr,
         rates=tuple(
             RateAtFpr(
                 fpr=fpr,
                 needed=_num_needed(fpr),
-                tpr=_rate(groups, fpr) if fpr in more else None,
-                interval=resolved[fpr] if fpr in more else None,
+                tpr=max(_rate(one, fpr) for one in directions) if fpr in more else None,
+                interval=_rate_interval(directions, fpr, settings)
+                if fpr in more
+                else None,
             )
             for fpr in settings.more_fprs
         ),
@@ -159,18 +164,33 @@ def _is_resolvable(fpr: float, num_others: int) -> bool:
     return num_others >= _num_needed(fpr)
 
 
+def _hits(directions: Sequence[_Sorted], fpr: float) -> tuple[int, ...]:
+    """Members above every threshold that an interval may look at, from the top.
+
+    Where there are two directions, those of the one that has more of them there.
+    """
+    num = fewest_hits_for(len(directions[0].others), fpr)
+    above = [
+        len(one.members)
+        - np.searchsorted(one.members, one.others[::-1][:num], side="right")
+        for one in directions
+    ]
+    return tuple(np.max(above, axis=0).tolist())
+
+
 def _rate_interval(
-    groups: _Sorted, fpr: float, drawn: Floats, *, confidence: float
+    directions: Sequence[_Sorted], fpr: float, settings: RocSettings
 ) -> Interval:
-    """Union of the bootstrap interval and of Clopper-Pearson's."""
-    num_members = len(groups.members)
-    exact = clopper_pearson(
-        round(_rate(groups, fpr) * num_members), num_members, confidence=confidence
+    """Exact interval of the true-positive rate, for the strongest of all attacks."""
+    low, high = hit_rate_interval(
+        _hits(directions, fpr),
+        num_members=len(directions[0].members),
+        num_non_members=len(directions[0].others),
+        fpr=fpr,
+        confidence=settings.confidence,
+        num_choices=settings.num_attacks * len(directions),
     )
-    low, high = _interval(drawn, confidence)
-    return Interval(
-        low=min(low, exact[0]), high=max(high, exact[1]), confidence=confidence
-    )
+    return Interval(low=low, high=high, confidence=settings.confidence)
 
 
 def _num_allowed(num_others: int, low_fpr: float) -> int:
@@ -178,19 +198,13 @@ def _num_allowed(num_others: int, low_fpr: float) -> int:
     return min(int(np.floor(low_fpr * num_others + 1e-9)), num_others - 1)
 
 
-def _resample(
-    groups: _Sorted, settings: RocSettings, *, fprs: tuple[float, ...]
-) -> tuple[Floats, dict[float, Floats]]:
-    """Area, and true positives at every rate, of every bootstrap draw."""
+def _resample(groups: _Sorted, settings: RocSettings) -> Floats:
+    """Area of every bootstrap draw."""
     generator = np.random.default_rng(settings.seed)
-    num_members, num_others = len(groups.members), len(groups.others)
-    # members strictly above each non-member, as a position in the sorted members
-    first_above = np.searchsorted(groups.members, groups.others, side="right")
+    num_others = len(groups.others)
     areas: list[Floats] = []
-    rates: dict[float, list[Floats]] = {fpr: [] for fpr in fprs}
-    last = {fpr: num_others - 1 - _num_allowed(num_others, fpr) for fpr in fprs}
     draws = resampled_indices(
-        num_members,
+        len(groups.members),
         num_others,
         num_resamples=settings.num_resamples,
         generator=generator,
@@ -200,12 +214,7 @@ def _resample(
         wins = np.take_along_axis(below, groups.below[drawn_members], axis=1)
         ties = np.take_along_axis(below, groups.not_above[drawn_members], axis=1)
         areas.append((wins + ties).mean(axis=1) / (2.0 * num_others))
-        ordered = np.partition(drawn_others, sorted(set(last.values())), axis=1)
-        for fpr, place in last.items():
-            above = drawn_members >= first_above[ordered[:, place]][:, None]
-            rates[fpr].append(above.mean(axis=1))
-    joined = {fpr: np.concatenate(found) for fpr, found in rates.items()}
-    return np.concatenate(areas), joined
+    return np.concatenate(areas)
 
 
 def _counts(drawn: NDArray[np.int64], size: int) -> NDArray[np.int64]:

@@ -1,90 +1,212 @@
-"""Membership by shadow models: the same base, trained on records that nobody attacks.
+"""Membership by shadow models: the base, trained on halves of the attacked records.
 
-Symbols: `x_i` is the mean log probability of the tokens of record `i` under the
-attacked model, `s_ij` under shadow `j` of `m`. No shadow saw an attacked record, so
-that all are reference models of records left out (the offline attacks of both papers).
-With `r = x - log mean_j exp s`:
+Shadows come in pairs that share all attacked records between them, members and
+non-members alike, by a draw that knows nothing of who is a member: half of the shadows
+saw a record and half did not (the online attack of Carlini et al.).
+
+Symbols: `x` is the statistic of a record under the attacked model (for text the mean
+log probability of its tokens, for a class the log odds of its label), `i_p` and `o_p`
+under the shadow of pair `p` that saw it and the one that did not, `i` and `o` their
+means over pairs, `s_i` and `s_o` standard deviations, one for all records.
 
 | name | score |
 |---|---|
-| `lira` | `(x_i - mean_j s_ij) / sigma`, one `sigma` for all records |
-| `rmia` | share of population records `z` with `r_z <= r_i` |
+| `lira` | `log N(x; i, s_i) - log N(x; o, s_o)` |
+| `rmia` | `x - log mean exp` over all shadows |
+| `combined` | log odds of a logistic regression over all scores, learnt on shadows |
+
+The regression's examples are the shadows themselves, each attacked as the model is, by
+its base and by the pairs that it is not of: who was trained on is known there. It never
+sees who is a member of the model, so that its scores are as good as any other's. Scores
+are standardized within each model, so that a model that was trained longer, or with
+noise, is measured in its own units.
 
 References:
-    Carlini et al. (2022), "Membership inference attacks from first principles", offline
-    attack with the global variance of section VI.C, which few shadows ask for.
+    Carlini et al. (2022), "Membership inference attacks from first principles",
+    algorithm 1, with the global variance of section VI.C, which few shadows ask for.
     Zarifzadeh, Liu, Shokri (2024), "Low-cost high-power membership inference attacks",
-    equation 4 with gamma = 1; probabilities per token, logged.
+    whose rank among population records is monotone in the ratio that is taken here.
+    Shokri et al. (2017), "Membership inference attacks against machine learning
+    models", section V.E: an attack that is learnt on shadow models.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from dptune.attacks.signals import TokenSignals, token_signals
 from dptune.errors import DataError
+from dptune.results import STRONGEST_ATTACK, ShadowReport
 
 Floats = NDArray[np.float64]
+Choice = NDArray[np.bool_]
+
+FEWEST_SHADOWS = 4
+"""Two pairs: one is attacked while the other stands for what is known."""
 
 
-def mean_log_probs(signals: Sequence[TokenSignals]) -> Floats:
-    """Mean log probability of the tokens of each record."""
-    return np.array([s.log_probs.mean() for s in signals])
+_LEAST_VARIANCE = 1e-12
+_LARGEST = 1e4
+"""Nats per token that no finite probability has: where a model rules a token out."""
 
 
-def shadow_log_probs(
-    shadows: Iterable[nn.Module],
-    sequences: Sequence[Sequence[int]],
-    *,
-    batch_size: int,
-    device: str | None,
-) -> Floats:
-    """Mean log probabilities under each shadow, `(shadows, records)`.
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """What one model shows of every record. Private.
 
-    Shadows are taken one by one, so that a generator may train each when it is asked
-    for and keep none.
+    Args:
+        statistic: what shadows are compared by, `(records,)`.
+        scores: of each attack that needs no shadow; higher means member.
     """
-    rows = [
-        mean_log_probs(
-            token_signals(shadow, sequences, batch_size=batch_size, device=device)
+
+    statistic: Floats = field(repr=False)
+    scores: Mapping[str, Floats] = field(repr=False)
+
+
+def draw_halves(num_records: int, num_shadows: int, *, seed: int) -> Choice:
+    """Draw which shadow sees which record, `(shadows, records)`.
+
+    Shadow `2 p + 1` sees what shadow `2 p` does not.
+
+    Raises:
+        DataError: shadows are odd in number, or fewer than `FEWEST_SHADOWS`.
+    """
+    if num_shadows < FEWEST_SHADOWS or num_shadows % 2:
+        raise DataError(
+            f"shadow models must be an even number from {FEWEST_SHADOWS} on, got "
+            f"{num_shadows}. Set attack.shadows.num_models."
         )
-        for shadow in shadows
+    generator = np.random.default_rng(seed)
+    chosen = np.zeros((num_shadows, num_records), dtype=bool)
+    for first in range(0, num_shadows, 2):
+        chosen[first, generator.permutation(num_records)[: num_records // 2]] = True
+        chosen[first + 1] = ~chosen[first]
+    return chosen
+
+
+def attack_with_shadows(
+    model: Attacked,
+    *,
+    train: Callable[[int, Sequence[int]], nn.Module],
+    attack: Callable[[nn.Module], Attacked],
+    num_records: int,
+    num_shadows: int,
+    seed: int,
+) -> tuple[dict[str, Floats], ShadowReport]:
+    """Train shadows, one at a time, attack each, and drop it.
+
+    Args:
+        model: what the attacked model shows.
+        train: trains a copy of the base, given the shadow's number and its records.
+        attack: looks at one model.
+        num_records: attacked.
+        num_shadows: how many, see `draw_halves`.
+        seed: of the halves.
+
+    Returns:
+        Scores of all attacks, `shadow_scores` among them, and what the shadows were.
+    """
+    seen = draw_halves(num_records, num_shadows, seed=seed)
+    shadows = [
+        attack(train(number, np.flatnonzero(row).tolist()))
+        for number, row in enumerate(seen)
     ]
-    return np.array(rows).reshape(len(rows), len(sequences))
+    report = ShadowReport(num_models=num_shadows, num_records=int(seen[0].sum()))
+    return {**model.scores, **shadow_scores(model, shadows, seen)}, report
 
 
 def shadow_scores(
-    own: Floats, shadows: Floats, population: Floats, population_shadows: Floats
+    model: Attacked, shadows: Sequence[Attacked], seen: Choice
 ) -> dict[str, Floats]:
-    """Score every record by both attacks; higher means member.
+    """Score every record by the attacks of the table; higher means member.
 
     Args:
-        own: of the attacked records, under the attacked model.
-        shadows: `(shadows, records)`, of the same under models that saw none of them.
-        population: of further records that no model saw, under the attacked model.
-        population_shadows: the same under the shadows.
-
-    Raises:
-        DataError: there are fewer than two shadows, or there is no population.
+        model: the attacked one.
+        shadows: in pairs, see `draw_halves`.
+        seen: which shadow saw which record, `(shadows, records)`.
     """
-    if len(shadows) < 2 or not len(population):
-        raise DataError(
-            "shadow attacks need two shadows and a population, got "
-            f"{len(shadows)} shadows and {len(population)} records. Raise "
-            "attack.shadows.num_models, or leave more records held out."
-        )
-    spread = float(np.sqrt(shadows.var(axis=0, ddof=1).mean()))
-    ratios, reference = _ratios(own, shadows), _ratios(population, population_shadows)
-    below = np.searchsorted(np.sort(reference), ratios, side="right")
+    first, second = (
+        _bounded(np.array([shadow.statistic for shadow in shadows[k::2]]))
+        for k in (0, 1)
+    )
+    pairs = _Pairs(
+        inside=np.where(seen[::2], first, second),
+        outside=np.where(seen[::2], second, first),
+    )
+    known = pairs.beside(_bounded(model.statistic))
+    examples = [
+        _features(shadow, pairs.without(number // 2).beside(_bounded(shadow.statistic)))
+        for number, shadow in enumerate(shadows)
+    ]
+    regression = LogisticRegression(max_iter=1000)
+    regression.fit(np.concatenate(examples), seen.ravel())
     return {
-        "lira": (own - shadows.mean(axis=0)) / max(spread, 1e-12),
-        "rmia": below / len(reference),
+        "lira": known["lira"],
+        "rmia": known["rmia"],
+        STRONGEST_ATTACK: regression.decision_function(_features(model, known)),
     }
 
 
-def _ratios(own: Floats, shadows: Floats) -> Floats:
-    """Log of the probability per token over its mean under the shadows."""
-    means: Floats = np.logaddexp.reduce(shadows, axis=0) - np.log(len(shadows))
-    return own - means
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """The statistic under the shadow of each pair that saw a record, and the other."""
+
+    inside: Floats  # (pairs, records)
+    outside: Floats
+    variances: tuple[float, float] | None = None
+
+    def without(self: Self, pair: int) -> Self:
+        """Leave one pair out; variances are still those of all."""
+        return replace(
+            self,
+            inside=np.delete(self.inside, pair, axis=0),
+            outside=np.delete(self.outside, pair, axis=0),
+            variances=self._variances(),
+        )
+
+    def _variances(self: Self) -> tuple[float, float]:
+        """Global variances of both groups."""
+        if self.variances is not None:
+            return self.variances
+        inside, outside = (
+            max(float(values.var(axis=0, ddof=1).mean()), _LEAST_VARIANCE)
+            for values in (self.inside, self.outside)
+        )
+        return inside, outside
+
+    def beside(self: Self, own: Floats) -> dict[str, Floats]:
+        """Compare a model that is of no pair with all of them."""
+        (inside, outside), variances = (self.inside, self.outside), self._variances()
+        means = inside.mean(axis=0), outside.mean(axis=0)
+        logs = [
+            -((own - mean) ** 2) / (2 * variance) - np.log(variance) / 2
+            for mean, variance in zip(means, variances, strict=True)
+        ]
+        every = np.concatenate([inside, outside])
+        return {
+            "lira": logs[0] - logs[1],
+            "rmia": own - np.logaddexp.reduce(every, axis=0) + np.log(len(every)),
+            "above_outside": own - means[1],
+            "above_middle": own - (means[0] + means[1]) / 2,
+        }
+
+
+def _bounded(values: Floats) -> Floats:
+    """Keep infinite scores out of means."""
+    return np.clip(values, -_LARGEST, _LARGEST)
+
+
+def _features(attacked: Attacked, known: Mapping[str, Floats]) -> Floats:
+    """All scores of a model, standardized over records, `(records, scores)`."""
+    columns = _bounded(np.stack([*attacked.scores.values(), *known.values()], axis=1))
+    if np.isnan(columns).any():
+        raise DataError(
+            "scores of a model must be numbers, got NaN. Its losses are NaN."
+        )
+    spread = columns.std(axis=0)
+    standard: Floats = (columns - columns.mean(axis=0)) / np.where(spread, spread, 1.0)
+    return standard

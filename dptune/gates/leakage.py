@@ -2,8 +2,6 @@
 
 import math
 
-from scipy.stats import norm
-
 from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
 from dptune.gates.evidence import Evidence
 from dptune.gates.null_law import (
@@ -14,15 +12,15 @@ from dptune.gates.null_law import (
 from dptune.gates.policy import GatePolicy
 from dptune.gates.validity import exposure_fault, no_canaries, not_drawn
 from dptune.results import (
+    STRONGEST_ATTACK,
     ExposureReport,
     Interval,
     MembershipReport,
     MembershipSignal,
 )
-from dptune.statistics import clopper_pearson, holm
+from dptune.statistics import fewest_hits_for, hit_rate_interval, holm
 
 _LOW_FPR = 0.01
-_REQUIRED_ATTACK = "calibrated_loss"
 
 
 def leakage(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
@@ -148,28 +146,32 @@ def _mean_exposure(report: ExposureReport) -> float:
 def _membership(
     report: MembershipReport | None, policy: GatePolicy, *, looks: int
 ) -> Criterion:
-    """Block if some attack may find more members than the policy allows."""
+    """Block if some attack may find more members than the policy allows.
+
+    The largest upper bound of all attacks is one of the strongest, whichever that is;
+    lower bounds are corrected for having chosen it, in its better direction.
+    """
     if report is None:
         return missing("membership", "membership report")
-    if not any(signal.name == _REQUIRED_ATTACK for signal in report.signals):
-        return missing("membership", f"{_REQUIRED_ATTACK} attack")
+    if _num_shadows(report) < policy.min_shadow_models:
+        return _no_shadows(report, policy)
     intervals = [signal.tpr_at_low_fpr_interval for signal in report.signals]
     values = [v for s in report.signals for v in (s.auc, s.tpr_at_low_fpr)]
     if any_nan([*values, *(v for i in intervals for v in (i.low, i.high))]):
         return broken("membership", "A membership figure is NaN.")
-    worst = max(report.signals, key=lambda s: s.tpr_at_low_fpr_interval.high)
-    interval = worst.tpr_at_low_fpr_interval
+    if not report.signals or any(_is_odd(s, report) for s in report.signals):
+        return broken("membership", "Rates and counts of an attack do not agree.")
+    bounds = [_bounds(signal, report, policy, looks=looks) for signal in report.signals]
+    pairs = zip(report.signals, bounds, strict=True)
+    worst, interval = max(pairs, key=lambda pair: pair[1].high)
     limit = policy.max_membership_tpr
     few = min(report.num_members, report.num_non_members) < (
         policy.min_membership_records
     )
     coarse = not all(signal.low_fpr <= _LOW_FPR for signal in report.signals)
-    upper = max(
-        _upper(signal, num_members=report.num_members, looks=looks)
-        for signal in report.signals
-    )
+    proven = any(one.low > limit for one in bounds)
     verdict, change = Verdict.PASS, ""
-    if interval.low > limit or (interval.high > limit and not few):
+    if proven or (interval.high > limit and not few):
         verdict = Verdict.BLOCK
         change = "Train with more noise or fewer steps, or attack more records."
     elif few or coarse:
@@ -187,25 +189,63 @@ def _membership(
         measured=worst.tpr_at_low_fpr,
         interval=interval,
         threshold=limit,
-        reason=f"Attack {worst.name} finds at most {upper:.1%} of members at "
-        f"{worst.low_fpr:.1%} false positives ({report.num_members} members, "
-        f"{report.num_non_members} non-members).",
+        reason=f"Attack {worst.name}, the strongest of {len(bounds)}, finds at most "
+        f"{interval.high:.1%} of members at {worst.low_fpr:.1%} false positives "
+        f"({report.num_members} members, {report.num_non_members} non-members, "
+        f"{_num_shadows(report)} shadow models).",
         what_would_change_it=change,
     )
 
 
-def _upper(signal: MembershipSignal, *, num_members: int, looks: int) -> float:
-    """Upper bound of true positives at the level that is left to each evaluation.
+def _num_shadows(report: MembershipReport) -> int:
+    """Shadow models behind the attack that uses them best; 0 where it did not run."""
+    ran = any(signal.name == STRONGEST_ATTACK for signal in report.signals)
+    return report.shadows.num_models if report.shadows is not None and ran else 0
 
-    The bootstrap's end moves out as a normal quantile does, and never comes below
-    Clopper and Pearson's.
-    """
-    interval, rate = signal.tpr_at_low_fpr_interval, signal.tpr_at_low_fpr
-    if looks == 1:
-        return interval.high
-    error = (1.0 - interval.confidence) / looks
-    wider = float(norm.isf(error / 2) / norm.isf((1.0 - interval.confidence) / 2))
-    _, exact = clopper_pearson(
-        round(rate * num_members), num_members, confidence=1.0 - error
+
+def _no_shadows(report: MembershipReport, policy: GatePolicy) -> Criterion:
+    """Say that the strongest attack did not run: what others miss, it may find."""
+    return Criterion(
+        name="membership",
+        verdict=Verdict.INCONCLUSIVE,
+        measured=_num_shadows(report),
+        threshold=policy.min_shadow_models,
+        reason=f"The strongest attack, {STRONGEST_ATTACK}, had "
+        f"{_num_shadows(report)} shadow models, the policy asks for "
+        f"{policy.min_shadow_models}.",
+        what_would_change_it="Set attack.shadows.num_models to at least "
+        f"{policy.min_shadow_models} and attack again.",
     )
-    return min(1.0, max(exact, rate + (interval.high - rate) * wider))
+
+
+def _is_odd(signal: MembershipSignal, report: MembershipReport) -> bool:
+    """Whether the counts of an attack contradict themselves or its rate."""
+    hits, count, others = signal.hits, report.num_members, report.num_non_members
+    if not 0 < signal.low_fpr < 1 or count < 1 or others < 1:
+        return True
+    allowed = math.floor(signal.low_fpr * others + 1e-9)
+    if len(hits) != fewest_hits_for(others, signal.low_fpr) or allowed >= len(hits):
+        return True
+    if tuple(sorted(hits)) != hits or hits[0] < 0 or hits[-1] > count:
+        return True
+    return not math.isclose(hits[allowed] / count, signal.tpr_at_low_fpr, abs_tol=1e-6)
+
+
+def _bounds(
+    signal: MembershipSignal,
+    report: MembershipReport,
+    policy: GatePolicy,
+    *,
+    looks: int,
+) -> Interval:
+    """Interval of one attack's rate; the lower end is corrected for the choice."""
+    confidence = 1 - policy.membership_level / looks
+    low, high = hit_rate_interval(
+        signal.hits,
+        num_members=report.num_members,
+        num_non_members=report.num_non_members,
+        fpr=signal.low_fpr,
+        confidence=confidence,
+        num_choices=2 * len(report.signals),
+    )
+    return Interval(low=low, high=high, confidence=confidence)

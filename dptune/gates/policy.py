@@ -86,11 +86,12 @@ class GatePolicy(BaseModel):
             sets no limit. Bounds are corrected for their number in any case, see
             `dptune.gates.origin`.
         max_membership_tpr: largest upper bound of the true-positive rate at 1 % false
-            positives, over all attacks. Guessing has 1 %; the largest bound of five
-            attacks on a clean model was 6.8 % with 500 records of each kind.
+            positives, over all attacks. Guessing has 1 %.
+        membership_level: family-wise, two-sided level of the bounds of all attacks.
+        min_shadow_models: behind the strongest membership attack, which must have run
+            if this is not 0.
         min_membership_records: members and non-members each.
-        blind_auc_tolerance: how far above one half the blind baseline may be, if
-            significantly so.
+        blind_level: level of the test that texts alone do not tell members.
         max_nll_increase: nats per token over the champion, or over the base model where
             there is none; ln 1.02 is 2 % perplexity.
         utility_confidence: of the one-sided paired bootstrap bound.
@@ -133,8 +134,10 @@ class GatePolicy(BaseModel):
     max_evaluations: int | None = Field(default=None, ge=1)
 
     max_membership_tpr: float = Field(default=0.10, gt=0, le=1)
+    membership_level: float = Field(default=0.05, gt=0, lt=0.5)
+    min_shadow_models: int = Field(default=4, ge=0)
     min_membership_records: int = Field(default=500, ge=100)
-    blind_auc_tolerance: float = Field(default=0.06, ge=0, lt=0.5)
+    blind_level: float = Field(default=0.001, gt=0, lt=0.5)
     max_nll_increase: float = Field(default=math.log(1.02), ge=0)
     utility_confidence: float = Field(default=0.95, gt=0.5, lt=1)
 

@@ -359,19 +359,19 @@ def _blind(evidence: Evidence, policy: GatePolicy) -> Criterion:
     if evidence.membership is None:
         return missing("blind_membership", "membership report")
     blind = evidence.membership.blind
-    low = blind.auc_interval.low
-    if any_nan([blind.auc, low, blind.auc_interval.high]):
+    if blind.p_value is None:
+        return missing("blind_membership", "p-value of the blind baseline")
+    if any_nan([blind.auc, blind.p_value, *dict(blind.auc_interval).values()]):
         return broken("blind_membership", "The blind baseline is NaN.")
-    threshold = 0.5 + policy.blind_auc_tolerance
-    shifted = blind.auc > threshold and low > 0.5
+    shifted = blind.p_value <= policy.blind_level
     return Criterion(
         name="blind_membership",
         verdict=Verdict.INVALID if shifted else Verdict.PASS,
-        measured=blind.auc,
-        interval=blind.auc_interval,
-        threshold=threshold,
+        measured=blind.p_value,
+        threshold=policy.blind_level,
         reason=f"Without any model, members are told from non-members with AUC "
-        f"{blind.auc:.3f}.",
+        f"{blind.auc:.3f}; texts are so uneven by luck with chance "
+        f"{blind.p_value:.3g}.",
         what_would_change_it="Split members and non-members at random from one corpus."
         if shifted
         else "",

@@ -111,8 +111,8 @@ def _shadows(found: MembershipStatement) -> tuple[tuple[str, str, str], ...]:
     if not found.num_shadows:
         return ()
     note = (
-        "trained without protection on held-out records, for the attack alone; outside "
-        "every epsilon, never stored and never released"
+        "trained without protection on halves of the attacked records, for the attack "
+        "alone; outside every epsilon, never stored and never released"
     )
     return (("Shadow models", count(found.num_shadows), note),)
 

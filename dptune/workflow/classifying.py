@@ -1,6 +1,7 @@
 """Attack a sequence classifier and measure its accuracy."""
 
 from collections import Counter
+from collections.abc import Callable
 
 from datasets import Dataset
 
@@ -20,6 +21,7 @@ from dptune.models.classes import class_numbers, encode_classes
 from dptune.models.loading import LoadedModel
 from dptune.results import ExposureReport, MembershipReport, UtilityReport
 from dptune.workflow.device import pick_device
+from dptune.workflow.shadowing import shadow_training
 
 HELD_OUT = "test"
 
@@ -58,6 +60,7 @@ def attack_membership(
     max_tokens: int,
     attacks: AttackSettings,
     speed: PerformanceSettings,
+    say: Callable[[str], None] = lambda _: None,
 ) -> MembershipReport:
     """Tell records of the training split from held-out ones by class losses.
 
@@ -77,6 +80,9 @@ def attack_membership(
             "the corpus must have a test split: without records that were not trained "
             "on, no attack has a control. Set data.splits.test."
         )
+    shadows = shadow_training(
+        base[1], attacks, max_tokens=max_tokens, performance=speed, say=say
+    )
     return classification_membership(
         *groups,
         model=model[1].model,
@@ -86,6 +92,8 @@ def attack_membership(
         batch_size=speed.evaluation_batch_size,
         device=pick_device(speed.device),
         settings=RocSettings(num_resamples=attacks.num_bootstrap),
+        train_shadow=shadows.train if shadows else None,
+        num_shadows=shadows.settings.num_models if shadows else 0,
     )
 
 

@@ -30,7 +30,6 @@ from dptune.results import (
     ExtractionReport,
     MembershipReport,
     Report,
-    ShadowReport,
     TrainedCanaries,
     UtilityReport,
 )
@@ -43,7 +42,7 @@ from dptune.workflow.classifying import (
 )
 from dptune.workflow.device import pick_device
 from dptune.workflow.extracting import Extracting, nothing_to_extract
-from dptune.workflow.shadowing import Shadows
+from dptune.workflow.shadowing import shadow_training
 from dptune.workflow.trained import most_trained
 
 
@@ -148,19 +147,11 @@ def attack_model(
             "the corpus must have a test split: without records that were not trained "
             "on, no attack has a control. Set data.splits.test."
         )
-    say("membership of records, eight attacks and a blind baseline")
-    pool = outsiders
+    say("membership of records, by losses, shadow models and a blind baseline")
     members, outsiders = sample_rows(members, count), sample_rows(outsiders, count)
-    shadows = None
-    if attacks.shadows:
-        say(f"membership by {attacks.shadows.num_models} shadow models")
-        shadows = Shadows.of(
-            loaded_base,
-            _encode(_without(pool, set(outsiders["id"])), loaded, max_tokens),
-            settings=attacks.shadows,
-            max_tokens=max_tokens,
-            device=device,
-        )
+    shadows = shadow_training(
+        loaded_base, attacks, max_tokens=max_tokens, performance=performance, say=say
+    )
     membership = membership_report(
         _encode(members, loaded, max_tokens),
         _encode(outsiders, loaded, max_tokens),
@@ -173,11 +164,9 @@ def attack_model(
         batch_size=batch_size,
         device=device,
         num_resamples=attacks.num_bootstrap,
-        shadow_models=shadows.models() if shadows else (),
-        population=shadows.population if shadows else (),
+        train_shadow=shadows.train if shadows else None,
+        num_shadows=shadows.settings.num_models if shadows else 0,
     )
-    if shadows:
-        membership = membership.model_copy(update={"shadows": _shadow_report(shadows)})
     extraction = nothing_to_extract(
         model_digest=model.digest, base_model_digest=base.digest
     )
@@ -216,15 +205,6 @@ def attack_model(
     ).stamped(began)
 
 
-def _shadow_report(shadows: Shadows) -> ShadowReport:
-    """Say how many shadows there were, and what they saw."""
-    return ShadowReport(
-        num_models=shadows.settings.num_models,
-        num_records=shadows.num_records,
-        num_population=len(shadows.population),
-    )
-
-
 def _attack_classifier(
     model: tuple[ModelBundle, LoadedModel],
     base: tuple[ModelBundle, LoadedModel],
@@ -237,9 +217,15 @@ def _attack_classifier(
     say: Callable[[str], None],
 ) -> Leakage:
     """Attack a sequence classifier by the losses of its classes."""
-    say("membership of records, by class losses, and a blind baseline")
+    say("membership of records, by class losses, shadow models, a blind baseline")
     membership = attack_membership(
-        model, base, corpus, max_tokens=max_tokens, attacks=attacks, speed=performance
+        model,
+        base,
+        corpus,
+        max_tokens=max_tokens,
+        attacks=attacks,
+        speed=performance,
+        say=say,
     )
     say("accuracy on held-out records")
     return Leakage(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,7 @@ from dptune.models.loading import LoadedModel, load_model
 from dptune.results import ExposureReport, MembershipReport
 from dptune.workflow.device import pick_device
 from dptune.workflow.evaluation import CanaryRanking
+from dptune.workflow.shadowing import shadow_training
 
 _LEAST = 50
 
@@ -64,14 +66,19 @@ class ForeignModel(BaseModel):
 
 
 def attack_foreign(
-    foreign: ForeignModel, *, attacks: AttackSettings, performance: PerformanceSettings
+    foreign: ForeignModel,
+    *,
+    attacks: AttackSettings,
+    performance: PerformanceSettings,
+    say: Callable[[str], None] = lambda _: None,
 ) -> MembershipReport:
     """Attack the membership of the given texts, the base model beside.
 
     Args:
         foreign: the model and its texts.
-        attacks: how many records, how many bootstrap draws.
+        attacks: how many records, how many bootstrap draws, which shadow models.
         performance: memory and speed.
+        say: called with what shadow models will take.
     """
     model, base = foreign.bundle(), foreign.base_bundle()
     loaded, loaded_base = load_model(model.path), load_model(base.path)
@@ -80,6 +87,9 @@ def attack_foreign(
         for path in (foreign.members, foreign.non_members)
     ]
     longest = min(foreign.max_tokens, *map(_positions, (loaded, loaded_base)))
+    shadows = shadow_training(
+        loaded_base, attacks, max_tokens=longest, performance=performance, say=say
+    )
     encoded = [
         [record_tokens(text, loaded.tokenizer)[:longest] for text in texts]
         for texts in groups
@@ -95,6 +105,8 @@ def attack_foreign(
         batch_size=performance.evaluation_batch_size,
         device=pick_device(performance.device),
         num_resamples=attacks.num_bootstrap,
+        train_shadow=shadows.train if shadows else None,
+        num_shadows=shadows.settings.num_models if shadows else 0,
     )
 
 

@@ -100,6 +100,17 @@ def _membership_lines(
         planned = min(config.attack.num_members, num_records.get(split, 0))
         needed = config.gate.min_membership_records
         yield _line(name, planned, needed, f"records of the {split} split to attack")
+    shadows, count = config.attack.shadows, config.attack.num_members
+    attacked = sum(min(count, num_records.get(s, 0)) for s in ("train", "test"))
+    steps = shadows.num_models * shadows.num_steps(attacked) if shadows else 0
+    size = shadows.batch_size if shadows else 0
+    yield _line(
+        "shadow models",
+        shadows.num_models if shadows else 0,
+        config.gate.min_shadow_models,
+        f"for the strongest attack: {steps} steps of {size} records together, without "
+        "noise and outside epsilon",
+    )
 
 
 def _claim_lines(config: TrainConfig, plan: RunPlan) -> Iterator[PowerLine]:

@@ -263,7 +263,8 @@ def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
         plan: its noise and cost; None where it has none, and only the target is known.
 
     Raises:
-        ConfigError: epsilon or delta is above the policy's.
+        ConfigError: epsilon or delta is above the policy's, or the strongest attack is
+            left out.
     """
     privacy, policy = config.privacy, config.gate
     if not _is_promised(config):
@@ -296,6 +297,18 @@ def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
                 message=f"must be at most gate.max_delta ({policy.max_delta:g}), got "
                 f"{privacy.target_delta:g}: the gate would refuse what the run trains.",
                 next_step="Lower it, or let `gate` name a policy that accepts it.",
+            )
+        )
+    shadows = config.attack.shadows
+    if (shadows.num_models if shadows else 0) < policy.min_shadow_models:
+        problems.append(
+            Problem(
+                path="attack.shadows",
+                message=f"must hold at least gate.min_shadow_models "
+                f"({policy.min_shadow_models}) models: without them the strongest "
+                "attack does not run, and the gate cannot pass.",
+                next_step="Raise attack.shadows.num_models, or let `gate` name a "
+                "policy that asks for fewer.",
             )
         )
     if problems:

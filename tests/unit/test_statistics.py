@@ -7,7 +7,13 @@ import pytest
 from scipy import stats
 
 from dptune.errors import DataError
-from dptune.statistics import clopper_pearson, holm, paired_bootstrap_upper
+from dptune.statistics import (
+    clopper_pearson,
+    fewest_hits_for,
+    hit_rate_interval,
+    holm,
+    paired_bootstrap_upper,
+)
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 20), (3, 20), (20, 20)])
@@ -18,6 +24,80 @@ def test_clopper_pearson_equals_scipy(hits, trials):
 
 def test_clopper_pearson_without_trials_knows_nothing():
     assert clopper_pearson(0, 0) == (0.0, 1.0)
+
+
+NUM, SIDE = 500, 0.05
+"""Records of each kind, and the chance that either side of an interval may miss."""
+
+
+def misses(shift, side, *, position, bound):
+    """Chance that a bound of normal scores misses the true rate, by quadrature.
+
+    Non-members above a threshold of rank `position` have a share that follows a beta
+    law; members above it are binomial given that share.
+    """
+    truth = stats.norm.sf(stats.norm.isf(0.01) - shift)
+    shares = stats.beta(position + 1, NUM - position).ppf((np.arange(4000) + 0.5) / 4e3)
+    found = stats.norm.sf(stats.norm.isf(shares) - shift)
+    wrong = [h for h in range(150) if side * (truth - bound(h)) > 1e-12]
+    if not wrong:
+        return 0.0
+    if side > 0:  # an upper bound below the truth: few were hit
+        return float(stats.binom.cdf(max(wrong), NUM, found).mean())
+    return float(stats.binom.sf(min(wrong) - 1, NUM, found).mean())  # all above too
+
+
+def exact(hits):
+    return hit_rate_interval(
+        [hits] * 40,
+        num_members=NUM,
+        num_non_members=NUM,
+        fpr=0.01,
+        confidence=1 - 2 * SIDE,
+    )
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_hit_rate_interval_misses_no_more_than_it_says(shift):
+    last = int(stats.binom.isf(SIDE / 2, NUM, 0.01))
+    first = int(stats.binom.ppf(SIDE / 2, NUM, 0.01)) - 1
+    assert misses(shift, 1, position=last, bound=lambda h: exact(h)[1]) <= SIDE
+    assert misses(shift, -1, position=first, bound=lambda h: exact(h)[0]) <= SIDE
+    assert fewest_hits_for(NUM, 0.01) > last > 5 > first
+
+
+def test_hit_rate_interval_of_a_twin_that_trusts_its_threshold_misses_more():
+    """Clopper-Pearson alone does not know that the threshold was drawn too."""
+
+    def twin(hits):
+        return clopper_pearson(hits, NUM, confidence=1 - 2 * SIDE)
+
+    shares = [
+        misses(1.0, side, position=5, bound=lambda h, k=k: twin(h)[k])
+        for side, k in ((1, 1), (-1, 0))
+    ]
+    assert max(shares) > 2 * SIDE
+
+
+def test_hit_rate_interval_grows_with_confidence_and_knows_its_ends():
+    hits = list(range(20, 60))
+
+    def interval(confidence, hits=hits, num=500, num_choices=1):
+        return hit_rate_interval(
+            hits,
+            num_members=num,
+            num_non_members=num,
+            fpr=0.01,
+            confidence=confidence,
+            num_choices=num_choices,
+        )
+
+    (low, high), (lower, higher) = interval(0.9), interval(0.99)
+    assert lower < low < high < higher
+    assert interval(0.9, num_choices=10) == (lower, high)
+    assert interval(0.9, hits=[])[1] == 1.0
+    assert interval(0.9, num=0) == (0.0, 1.0)
+    assert interval(0.95, hits=[0] * 40)[0] == 0.0
 
 
 def test_paired_bootstrap_upper_of_a_constant_change_is_that_change():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from dptune.attacks import blind
 from dptune.attacks.blind import blind_signal
 from dptune.attacks.membership import membership_report
 from dptune.attacks.roc import RocSettings, membership_signal
@@ -74,10 +75,22 @@ def test_signal_is_folded_once_and_its_interval_is_not():
     assert nothing.auc_interval.low < 0.5
 
 
+def test_signal_of_few_known_by_heart_is_not_turned_away_from_them():
+    """A twentieth is certain, the others look a little less like members than not."""
+    generator = np.random.default_rng(2)
+    members, others = generator.normal(-0.5, 1, 1000), generator.normal(0, 1, 1000)
+    members[:50] = 9.0
+    found = membership_signal("x", members, others)
+    assert found.tpr_at_low_fpr >= 0.05
+    assert found.auc > 0.55  # of the other direction
+    turned = membership_signal("x", -members, -others)
+    assert turned.hits == found.hits
+
+
 def test_signal_without_any_hit_still_has_an_upper_bound():
     found = membership_signal("x", np.zeros(100), np.ones(100), fold=False)
     assert found.tpr_at_low_fpr == 0.0
-    assert found.tpr_at_low_fpr_interval.high == pytest.approx(0.0362, abs=1e-3)
+    assert found.tpr_at_low_fpr_interval.high == pytest.approx(0.0376, abs=1e-3)
 
 
 def test_signal_of_nan_or_nothing_raises():
@@ -193,6 +206,7 @@ def test_blind_baseline_is_at_one_half_on_one_law():
     assert 0.4 < found.auc < 0.6
     assert found.auc_interval.low < 0.5
     assert found.auc_interval.confidence == 0.99
+    assert found.p_value > 0.05
 
 
 @pytest.mark.parametrize("shift", ["words", "length"])
@@ -203,6 +217,43 @@ def test_blind_baseline_shifted_twin_is_caught(shift):
         others = [text + " red" for text in texts_of(150, seed=1)]
     found = blind_signal(texts_of(150, seed=0), others)
     assert found.auc_interval.low > 0.5
+    assert found.p_value < 0.001
+
+
+def with_odd_word(texts):
+    """Every tenth text has a word that no other has."""
+    return [f"{t} zyx" if i % 10 == 0 else t for i, t in enumerate(texts)]
+
+
+@pytest.mark.parametrize("side", ["members", "others"])
+def test_blind_baseline_finds_an_odd_word_in_a_tenth_of_the_texts(side):
+    members, others = texts_of(300, seed=0), texts_of(300, seed=1)
+    if side == "members":
+        members = with_odd_word(members)
+    else:
+        others = with_odd_word(others)
+    assert blind_signal(members, others).p_value < 0.001
+
+
+def test_blind_baseline_of_a_classifier_alone_is_caught(monkeypatch):
+    """An odd word in a tenth of the texts moves an area by .05 at most."""
+    monkeypatch.setattr(blind, "_odd_word_p_value", lambda *_: 1.0)
+    found = blind_signal(with_odd_word(texts_of(300, seed=0)), texts_of(300, seed=1))
+    assert found.p_value > 0.001
+
+
+def uneven(generator, num):
+    """Texts of common, rare and single words, so that counts are discrete."""
+    draws = generator.zipf(1.3, size=(num, 12)) % 997
+    return [" ".join(f"w{k}" for k in row) for row in draws]
+
+
+def test_odd_words_are_found_by_luck_no_more_often_than_said():
+    generator = np.random.default_rng(0)
+    labels = np.repeat((1, 0), 40)
+    found = [blind._odd_word_p_value(uneven(generator, 80), labels) for _ in range(150)]
+    assert np.mean(np.array(found) <= 0.1) <= 0.1
+    assert min(found) > 1e-4
 
 
 def test_blind_baseline_of_too_few_texts_raises():

@@ -1,77 +1,120 @@
-"""LiRA and RMIA by models that saw none of the attacked records."""
+"""LiRA, RMIA and an attack that is learnt on shadows of known members."""
 
 import numpy as np
 import pytest
 
+from dptune.attacks import shadows as module
 from dptune.attacks.membership import membership_report
 from dptune.attacks.roc import membership_signal
-from dptune.attacks.shadows import shadow_scores
+from dptune.attacks.shadows import Attacked, draw_halves, shadow_scores
 from dptune.errors import DataError
 
-
-def drawn(leak, *, num=400, shadows=4):
-    """Records of unlike difficulty, of which the first half was trained on."""
-    generator = np.random.default_rng(0)
-    hard = generator.normal(-3, 1, 2 * num)
-    own = hard + generator.normal(0, 0.2, 2 * num)
-    own[:num] += leak
-    others = hard + generator.normal(0, 0.2, (shadows, 2 * num))
-    further = generator.normal(-3, 1, 100)
-    noise = generator.normal(0, 0.2, (shadows, 100))
-    return own, others, further + generator.normal(0, 0.2, 100), further + noise
+NUM = 800
+NAMES = ("lira", "rmia", "combined")
 
 
-@pytest.mark.parametrize("name", ["lira", "rmia"])
-def test_shadows_find_members_that_a_loss_does_not(name):
-    own, *rest = drawn(0.4)
-    scores = shadow_scores(own, *rest)[name]
-    assert membership_signal(name, scores[:400], scores[400:]).auc > 0.85
-    assert membership_signal("loss", own[:400], own[400:]).auc < 0.65
+def attacked(generator, hard, seen, leak):
+    """Records of unlike difficulty; those that were seen are easier by `leak`."""
+    own = hard + generator.normal(0, 0.2, NUM) + leak * seen
+    return Attacked(statistic=own, scores={"loss": own, "noise": generator.random(NUM)})
 
 
-@pytest.mark.parametrize("name", ["lira", "rmia"])
+def drawn(leak, *, shadow_leak=0.4, num_shadows=4, seed=0):
+    """A model that saw the first half, and shadows that saw halves of all."""
+    generator = np.random.default_rng(seed)
+    hard = generator.normal(-3, 1, NUM)
+    seen = draw_halves(NUM, num_shadows, seed=seed)
+    shadows = [attacked(generator, hard, row, shadow_leak) for row in seen]
+    return attacked(generator, hard, np.arange(NUM) < NUM // 2, leak), shadows, seen
+
+
+def signal(name, scores):
+    return membership_signal(name, scores[: NUM // 2], scores[NUM // 2 :])
+
+
+def test_halves_are_halves_and_pairs_share_all_records():
+    seen = draw_halves(101, 6, seed=3)
+    assert seen[::2].sum(axis=1).tolist() == [50] * 3
+    assert (seen[::2] ^ seen[1::2]).all()
+    assert not (seen[0] == seen[2]).all()
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_halves_for_too_few_or_unpaired_shadows_raise(number):
+    with pytest.raises(DataError, match=f"got {number}"):
+        draw_halves(10, number, seed=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_shadows", [4, 8])
+def test_shadows_find_members_that_a_loss_does_not(name, num_shadows):
+    model, *rest = drawn(0.4, num_shadows=num_shadows)
+    assert signal(name, shadow_scores(model, *rest)[name]).auc > 0.85
+    assert signal("loss", model.statistic).auc < 0.65
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_shadows_find_nothing_where_nothing_leaks(name):
-    scores = shadow_scores(*drawn(0.0))[name]
-    found = membership_signal(name, scores[:400], scores[400:])
-    assert found.auc_interval.low < 0.5 < found.auc_interval.high
+    for seed in range(5):
+        found = signal(name, shadow_scores(*drawn(0.0, seed=seed))[name])
+        assert found.auc_interval.low < 0.5
+        assert found.tpr_at_low_fpr_interval.low < 0.01
 
 
 def test_shadow_scores_follow_their_formulas():
-    own, shadows = np.array([-1.0, -2.0]), np.array([[-2.0, -2.0], [-3.0, -4.0]])
-    found = shadow_scores(own, shadows, np.array([-1.0]), np.array([[-1.5], [-1.5]]))
-    spread = np.sqrt((0.5 + 2.0) / 2)
-    np.testing.assert_allclose(found["lira"], np.array([1.5, 1.0]) / spread)
-    # log ratios: -1 - log mean(e^-2, e^-3) = 1.38, -2 + 2.57 = 0.57, population 0.5
-    np.testing.assert_allclose(found["rmia"], [1.0, 1.0])
-    assert shadow_scores(own, shadows, np.zeros(1), np.full((2, 1), -1.0))[
-        "rmia"
-    ].tolist() == [1.0, 0.0]
+    inside, outside = np.array([[-1.0, -2.0], [-1.4, -2.2]]), np.full((2, 2), -3.0)
+    outside[1] = -3.4
+    seen = np.array([[True, False], [False, True], [False, True], [True, False]])
+    rows = [
+        np.where(seen[k], inside[k // 2], outside[k // 2]) for k in range(len(seen))
+    ]
+    own = np.array([-2.0, -2.0])
+    model, *shadows = (Attacked(statistic=r, scores={"loss": r}) for r in (own, *rows))
+    found = shadow_scores(model, shadows, seen)
+    variances = inside.var(axis=0, ddof=1).mean(), outside.var(axis=0, ddof=1).mean()
+    densities = [
+        -np.log(np.sqrt(v)) - (own - m.mean(axis=0)) ** 2 / (2 * v)
+        for m, v in zip((inside, outside), variances, strict=True)
+    ]
+    np.testing.assert_allclose(found["lira"], densities[0] - densities[1])
+    mean = np.exp(np.concatenate([inside, outside])).mean(axis=0)
+    np.testing.assert_allclose(found["rmia"], own - np.log(mean))
 
 
-def test_shadow_scores_of_one_shadow_or_no_population_raise():
-    own, shadows, further, others = drawn(0.1)
-    with pytest.raises(DataError, match="1 shadows"):
-        shadow_scores(own, shadows[:1], further, others[:1])
-    with pytest.raises(DataError, match="0 records"):
-        shadow_scores(own, shadows, further[:0], others[:, :0])
+def test_combined_of_a_twin_that_knows_its_own_pair_is_caught(monkeypatch):
+    """A shadow compared with itself gives its members away; the model's it cannot."""
+    honest = signal("x", shadow_scores(*drawn(0.1, shadow_leak=0.1))["combined"])
+    monkeypatch.setattr(module._Pairs, "without", lambda self, _: self)
+    twin = signal("x", shadow_scores(*drawn(0.1, shadow_leak=0.1))["combined"])
+    assert honest.auc > twin.auc + 0.03
 
 
-def test_membership_report_adds_both_attacks(make_model):
+def test_membership_report_trains_shadows_on_halves_and_attacks_with_them(make_model):
     generator = np.random.default_rng(0)
-    rows = generator.integers(0, 9, (70, 6)).tolist()
+    rows = generator.integers(0, 9, (61, 6)).tolist()
     texts = [str(row) for row in rows]
-    model = make_model("gpt2", vocab_size=9)
+    asked = []
+
+    def train(number, sequences, *, until):
+        assert until > 0
+        asked.append((number, [rows.index(s) for s in sequences]))
+        return make_model("gpt2", vocab_size=9, seed=number + 2)
+
     found = membership_report(
-        rows[:30],
-        rows[30:60],
-        member_texts=texts[:30],
-        non_member_texts=texts[30:60],
-        model=model,
+        [*rows[:30], [1]],
+        rows[30:],
+        member_texts=[*texts[:30], "short"],
+        non_member_texts=texts[30:],
+        model=make_model("gpt2", vocab_size=9),
         base_model=make_model("gpt2", vocab_size=9, seed=1),
         model_digest="m",
         base_model_digest="b",
         num_resamples=100,
-        shadow_models=(make_model("gpt2", vocab_size=9, seed=s) for s in (2, 3)),
-        population=rows[60:],
+        train_shadow=train,
+        num_shadows=4,
     )
-    assert [s.name for s in found.signals[-2:]] == ["lira", "rmia"]
+    assert tuple(s.name for s in found.signals[-3:]) == NAMES
+    assert [number for number, _ in asked] == [0, 1, 2, 3]
+    assert sorted(asked[0][1] + asked[1][1]) == list(range(61))
+    assert len({row < 30 for row in asked[0][1]}) == 2
+    assert (found.shadows.num_models, found.shadows.num_records) == (4, 30)

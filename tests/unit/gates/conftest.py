@@ -21,14 +21,18 @@ from dptune.gates.evidence import (
 from dptune.gates.manifest import Manifest, StoredFile
 from dptune.gates.policy import GatePolicy
 from dptune.results import (
+    STRONGEST_ATTACK,
+    BlindSignal,
     CanaryExposure,
     DetectionReport,
     ExposureReport,
     Interval,
     MembershipReport,
     MembershipSignal,
+    ShadowReport,
     UtilityReport,
 )
+from dptune.statistics import fewest_hits_for
 
 SIZE = 10**6
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -86,13 +90,21 @@ def interval(low, high, confidence=0.95):
     return Interval(low=low, high=high, confidence=confidence)
 
 
-def signal(name, *, auc=0.5, tpr=0.01, low=0.0, high=0.03):
+def signal(name, *, auc=0.5, tpr=0.01, num=1000):
+    """An attack whose threshold makes no difference to the members it finds."""
     return MembershipSignal(
         name=name,
         auc=auc,
         auc_interval=interval(auc - 0.03, auc + 0.03),
         tpr_at_low_fpr=tpr,
-        tpr_at_low_fpr_interval=interval(low, high),
+        tpr_at_low_fpr_interval=interval(0.0, 1.0),
+        hits=(round(num * tpr),) * fewest_hits_for(1000, 0.01),
+    )
+
+
+def blind(*, auc=0.5, p_value=0.5):
+    return BlindSignal(
+        **{**dict(signal("blind", auc=auc)), "hits": ()}, p_value=p_value
     )
 
 
@@ -102,8 +114,9 @@ def membership(**changes):
         "base_model_digest": "b",
         "num_members": 1000,
         "num_non_members": 1000,
-        "signals": (signal("loss"), signal("calibrated_loss")),
-        "blind": signal("blind"),
+        "signals": (signal("loss"), signal(STRONGEST_ATTACK)),
+        "blind": blind(),
+        "shadows": ShadowReport(num_models=4, num_records=1000),
         "measured_at": MEASURED,
     }
     return MembershipReport(**{**values, **changes})
@@ -276,6 +289,7 @@ class Make:
     now = NOW
     interval = staticmethod(interval)
     signal = staticmethod(signal)
+    blind = staticmethod(blind)
     membership = staticmethod(membership)
     utility = staticmethod(utility)
     claim = staticmethod(claim)

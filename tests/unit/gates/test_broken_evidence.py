@@ -159,7 +159,6 @@ HARMLESS = {
     "exposure_interval": "absent where the rank is exact, and else not decisive",
     "certified_exposure": "a figure of the card",
     "extrapolated_exposure": "a figure of the card",
-    "shadows": "words of the card; their attacks are signals like any other",
     "not_measurable": "words; what is absent is missing with or without them",
     "fault": "words; weights that cannot be read have no digest to compare",
     "failed": "names; the number that passed decides",
@@ -178,8 +177,9 @@ REPEATED = (
     ("membership", "signals", 0),
     ("detection", "recognizers", 0),
     ("champion_utility", "measured_at"),
+    ("membership", "blind", "hits"),
 )
-"""An audit of another notion, a second attack, one of several names, a second date."""
+"""A second audit, attack, name or date; counts of a baseline that has none."""
 
 
 def fields(value, path=()):

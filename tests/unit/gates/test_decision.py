@@ -7,7 +7,10 @@ import pytest
 
 from dptune.gates.decision import GateDecision, GateOutcome, Verdict, decide
 from dptune.gates.evidence import Evidence
-from dptune.results import ExposureReport
+from dptune.results import ExposureReport, ShadowReport
+from dptune.statistics import fewest_hits_for
+
+COUNT = fewest_hits_for(1000, 0.01)
 
 
 def verdicts(decision):
@@ -143,16 +146,20 @@ def test_decide_canaries_known_to_the_base_model_are_invalid(make):
     )
 
 
-def test_decide_blind_baseline_off_one_half_is_invalid(make):
-    shifted = make.membership(blind=make.signal("blind", auc=0.6))
-    assert_decides(
-        make.evidence(membership=shifted),
-        make.policy(),
-        "INVALID",
-        blind_membership="INVALID",
-    )
-    noise = make.membership(blind=make.signal("blind", auc=0.52))
-    assert_decides(make.evidence(membership=noise), make.policy(), "PASS")
+def test_decide_texts_that_tell_members_are_invalid(make):
+    for p_value, outcome in ((0.0011, "PASS"), (0.001, "INVALID")):
+        found = make.membership(blind=make.blind(p_value=p_value))
+        assert_decides(
+            make.evidence(membership=found),
+            make.policy(),
+            outcome,
+            blind_membership=outcome,
+        )
+
+
+def test_decide_texts_that_nobody_tested_are_inconclusive(make):
+    found = make.membership(blind=make.blind(p_value=None))
+    assert_decides(make.evidence(membership=found), make.policy(), "INCONCLUSIVE")
 
 
 def test_decide_memorised_canaries_block(make):
@@ -218,33 +225,93 @@ def test_decide_too_little_exposure_is_inconclusive(changes, make):
 
 
 def test_decide_membership_upper_bound_blocks(make):
-    found = make.membership(
-        signals=(make.signal("calibrated_loss", tpr=0.06, low=0.03, high=0.11),)
-    )
-    assert_decides(
-        make.evidence(membership=found), make.policy(), "BLOCK", membership="BLOCK"
-    )
+    for tpr, outcome in ((0.06, "PASS"), (0.085, "BLOCK")):
+        found = make.membership(
+            signals=(make.signal("loss"), make.signal("combined", tpr=tpr))
+        )
+        assert_decides(
+            make.evidence(membership=found),
+            make.policy(),
+            outcome,
+            membership=outcome,
+        )
 
 
 def test_decide_membership_of_few_records_blocks_only_for_sure(make):
-    for low, outcome in ((0.01, "INCONCLUSIVE"), (0.2, "BLOCK")):
+    for tpr, outcome in ((0.08, "INCONCLUSIVE"), (0.3, "BLOCK")):
         found = make.membership(
-            num_members=200,
-            signals=(make.signal("calibrated_loss", tpr=0.3, low=low, high=0.4),),
+            num_members=200, signals=(make.signal("combined", tpr=tpr, num=200),)
         )
         assert_decides(
             make.evidence(membership=found), make.policy(), outcome, membership=outcome
         )
 
 
-def test_decide_membership_without_the_calibrated_attack_is_inconclusive(make):
-    found = make.membership(signals=(make.signal("loss"),))
+def membership_criterion(make, report, **changes):
+    decision = decide(make.evidence(membership=report), make.policy(**changes))
+    (found,) = [c for c in decision.criteria if c.name == "membership"]
+    return found
+
+
+def test_decide_membership_bound_is_corrected_for_the_number_of_attacks(make):
+    """Of many attacks one is above the limit by luck; the bound of each knows that."""
+    names = ("combined", *(f"attack-{i}" for i in range(9)))
+    alone, beside = (
+        membership_criterion(
+            make,
+            make.membership(
+                num_members=200,
+                signals=tuple(
+                    make.signal(name, tpr=0.17, num=200) for name in names[:m]
+                ),
+            ),
+        )
+        for m in (1, 10)
+    )
+    assert (alone.verdict, beside.verdict) == ("BLOCK", "INCONCLUSIVE")
+    assert beside.interval.low < 0.1 < alone.interval.low
+    assert beside.interval.high == alone.interval.high
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shadows": None},
+        {"shadows": ShadowReport(num_models=2, num_records=1000)},
+        {"names": ("loss", "calibrated_loss", "lira")},
+    ],
+)
+def test_decide_membership_without_the_strongest_attack_is_inconclusive(changes, make):
+    names = changes.pop("names", ("loss", "combined"))
+    found = make.membership(signals=tuple(map(make.signal, names)), **changes)
     assert_decides(
         make.evidence(membership=found),
         make.policy(),
         "INCONCLUSIVE",
         membership="INCONCLUSIVE",
     )
+    assert_decides(
+        make.evidence(membership=found), make.policy(min_shadow_models=0), "PASS"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hits": ()},
+        {"hits": (10,) * (COUNT - 1)},
+        {"hits": (11, *(10,) * (COUNT - 1))},
+        {"hits": (1001,) * COUNT, "tpr_at_low_fpr": 1.001},
+        {"hits": (-1,) * COUNT, "tpr_at_low_fpr": -0.001},
+        {"hits": (400,) * COUNT},
+        {"low_fpr": 0.0},
+        {"tpr_at_low_fpr": 0.02},
+    ],
+)
+def test_decide_membership_counts_that_contradict_themselves_are_invalid(changes, make):
+    odd = make.signal("loss").model_copy(update=changes)
+    found = make.membership(signals=(odd, make.signal("combined")))
+    assert membership_criterion(make, found).verdict == "INVALID"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from dptune.gates.decision import decide
 from dptune.gates.policy import GatePolicy
+from dptune.statistics import hit_rate_interval
 
 SELECTIVE = {"notion": "selective", "accepted_statuses": ("certified", "conditional")}
 LEAKING = [1 + 9000 * i for i in range(60)]
@@ -36,6 +37,14 @@ class Row:
 
 
 MEASURED, BELOW, ABOVE = object(), object(), object()
+FOUND = hit_rate_interval(
+    (10,) * 40,
+    num_members=1000,
+    num_non_members=1000,
+    fpr=0.01,
+    confidence=0.95,
+)[1]
+"""Upper bound of what the membership attacks of the builders find."""
 
 
 def conditional(make, **changes):
@@ -311,21 +320,31 @@ ROWS: dict[str, Row] = {
         evidence=lambda make: {"attempts": make.attempts(4)},
     ),
     "max_membership_tpr": Row(
-        inside=0.03,
-        outside=math.nextafter(0.03, 0),
+        inside=FOUND,
+        outside=math.nextafter(FOUND, 0),
         criterion="membership",
         says=(PASS, BLOCK),
+    ),
+    "membership_level": Row(
+        inside=0.05,
+        outside=0.049,
+        criterion="membership",
+        says=(PASS, BLOCK),
+        policy={"max_membership_tpr": FOUND},
+    ),
+    "min_shadow_models": Row(
+        inside=4, outside=5, criterion="membership", says=(PASS, UNSURE)
     ),
     "min_membership_records": Row(
         inside=1000, outside=1001, criterion="membership", says=(PASS, UNSURE)
     ),
-    "blind_auc_tolerance": Row(
-        inside=0.125,
-        outside=0.1249,
+    "blind_level": Row(
+        inside=0.1249,
+        outside=0.125,
         criterion="blind_membership",
         says=(PASS, BAD),
         evidence=lambda make: {
-            "membership": make.membership(blind=make.signal("blind", auc=0.625))
+            "membership": make.membership(blind=make.blind(p_value=0.125))
         },
     ),
     "max_nll_increase": Row(

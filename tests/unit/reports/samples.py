@@ -25,6 +25,7 @@ from dptune.recipes import (
 from dptune.reports.card import build_card
 from dptune.reports.cells import CellResult, ComparisonReport, StageUsage
 from dptune.results import (
+    BlindSignal,
     BudgetLine,
     BudgetReport,
     CanaryExposure,
@@ -129,7 +130,7 @@ def membership_report(*signals, blind=None):
         num_non_members=1000,
         signals=signals
         or (signal("loss"), signal("loss_minus_base", auc=0.888, tpr=0.573)),
-        blind=blind or signal("bag_of_words"),
+        blind=BlindSignal(**dict(blind or signal("bag_of_words")), p_value=0.5),
     )
 
 

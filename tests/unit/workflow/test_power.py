@@ -3,6 +3,7 @@
 import pytest
 
 from dptune.attacks.canaries import CanarySpec
+from dptune.config import AttackSettings
 from dptune.gates.policy import GatePolicy
 from dptune.workflow.power import (
     clean_pass_probability,
@@ -21,7 +22,7 @@ class Config:
         spec = {"num_planted": 120, "num_held_out": 120} | changes
         self.canaries = CanarySpec(**spec)
         self.gate = POLICY.model_copy(update={"min_audit_capacity": 3.0})
-        self.attack = type("Attack", (), {"num_members": 1000})()
+        self.attack = AttackSettings(num_members=1000)
 
 
 def lines(config, **records):
@@ -48,10 +49,14 @@ def test_power_names_what_is_too_little_before_training():
     assert {name for name, line in told.items() if not line.enough} == set()
     assert found.enough
     assert 3.0 < told["audit capacity (epsilon)"].planned < 8.0
-    found, told = lines(Config(num_planted=10), test=300)
+    assert "3000 steps of 8 records" in told["shadow models"].meaning
+    config = Config(num_planted=10)
+    config.attack = AttackSettings(shadows=None)
+    found, told = lines(config, test=300)
     assert not found.enough
     assert {name for name, line in told.items() if not line.enough} >= {
         "planted canaries",
         "chance that a clean model passes",
         "non-members",
+        "shadow models",
     }

@@ -1,43 +1,86 @@
-"""Shadows are the base, trained on halves of records that nobody attacks."""
+"""Shadows are the base, trained on the halves that the attack draws."""
+
+import math
 
 import pytest
 import torch
 
-from dptune.config import ShadowSettings
-from dptune.errors import DataError
+from dptune.config import AttackSettings, ShadowSettings
 from dptune.models.loading import load_saved
-from dptune.workflow.shadowing import Shadows
+from dptune.workflow import shadowing
+from dptune.workflow.shadowing import shadow_training
+
+from .conftest import PERFORMANCE
+
+
+def training(bundle, *, said=lambda _: None, **changes):
+    return shadow_training(
+        load_saved(bundle.path),
+        AttackSettings(**changes),
+        max_tokens=8,
+        performance=PERFORMANCE,
+        say=said,
+    )
+
+
+def sequences(num=48):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(3, 250, (num, 8), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def loss_of(model, tokens):
+    return float(model(input_ids=tokens, labels=tokens).loss)
+
+
+def test_attacks_train_shadows_unless_they_are_told_not_to(bundle):
+    assert training(bundle).settings == ShadowSettings()
+    assert training(bundle, shadows=None) is None
 
 
 def test_shadows_learn_their_half_and_leave_the_base_alone(bundle):
-    base = load_saved(bundle.path)
-    before = [p.clone() for p in base.model.parameters()]
-    generator = torch.Generator().manual_seed(0)
-    pool = torch.randint(3, 250, (48, 8), generator=generator).tolist()
-    shadows = Shadows.of(
-        base,
-        pool,
-        settings=ShadowSettings(num_models=2, learning_rate=0.01),
-        max_tokens=8,
-        device="cpu",
-    )
-    assert (len(shadows.population), shadows.num_records) == (12, 18)
-    seen = []
-    first, second = shadows.models(lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 2), (2, 2)]
-    weights = [next(m.parameters()) for m in (first, second)]
-    assert not torch.equal(*weights)
+    said = []
+    shadows = training(bundle, said=said.append, shadows={"learning_rate": 0.01})
+    base = shadows.base.model
+    before = [p.clone() for p in base.parameters()]
+    rows = sequences()
+    first, second = shadows.train(0, rows[:24]), shadows.train(1, rows[24:])
+    assert not torch.equal(*(next(m.parameters()) for m in (first, second)))
     assert all(
-        torch.equal(a, b) for a, b in zip(before, base.model.parameters(), strict=True)
+        torch.equal(a, b) for a, b in zip(before, base.parameters(), strict=True)
     )
+    tokens = torch.tensor(rows[:24])
+    losses = [loss_of(model, tokens) for model in (first, second)]
+    assert losses[0] < losses[1]
+    assert len(said) == 1
+    assert "4 shadow models" in said[0]
 
 
-def test_shadows_without_enough_records_raise(bundle):
-    with pytest.raises(DataError, match="got 39"):
-        Shadows.of(
-            load_saved(bundle.path),
-            [[1, 2]] * 39 + [[1]],
-            settings=ShadowSettings(),
-            max_tokens=8,
-            device="cpu",
-        )
+def test_shadows_end_when_they_know_their_records_well_enough(bundle):
+    rows, losses = sequences(16), []
+    for until in (math.inf, -math.inf):
+        shadows = training(bundle, shadows={"learning_rate": 0.01, "epochs": 6})
+        model = shadows.train(0, rows, until=until)
+        tokens = torch.tensor(rows)
+        losses.append(loss_of(model, tokens))
+    assert losses[1] < losses[0] - 0.1
+
+
+def test_shadows_of_a_large_base_train_adapters(bundle, monkeypatch):
+    monkeypatch.setattr(shadowing, "LARGEST_WHOLE", 10)
+    shadows = training(bundle, shadows={"learning_rate": 0.01})
+    model = shadows.train(0, sequences(16))
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained
+    assert all("lora_" in name for name in trained)
+
+
+def test_shadow_steps_are_passes_over_half_of_the_attacked():
+    settings = ShadowSettings(epochs=1.5, batch_size=8)
+    assert [settings.num_steps(num) for num in (200, 201, 2)] == [19, 19, 1]
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_shadows_without_pairs_are_refused(number):
+    with pytest.raises(ValueError, match="num_models"):
+        AttackSettings(shadows={"num_models": number})
