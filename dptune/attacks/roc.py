@@ -110,8 +110,8 @@ def membership_signal(
     directions = [_Sorted.of(members, others)]
     if fold:
         directions.append(_Sorted.of(-members, -others))
-    largest = max(directions, key=_area)
-    groups = max(directions, key=lambda one: (_rate(one, settings.low_fpr), _area(one)))
+    largest, low_fpr = max(directions, key=_area), settings.low_fpr
+    groups = max(directions, key=lambda one: (_rate(one, low_fpr), _area(one)))
     more = [f for f in settings.more_fprs if _is_resolvable(f, len(others))]
     area_low, area_high = _interval(_resample(largest, settings), settings.confidence)
     fpr, tpr = _curve(groups)
