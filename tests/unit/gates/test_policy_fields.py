@@ -389,6 +389,3 @@ def test_field_just_inside_and_just_outside_decides_as_written(name, make):
         policy = make.policy(**chosen)
         found = said(evidence, policy, row.criterion)
         assert found.verdict == verdict, (value, found)
-
-
-# mutants that no other test of the package saw
