@@ -161,7 +161,11 @@ def _membership(
         return broken("membership", "A membership figure is NaN.")
     if not report.signals or any(_is_odd(s, report) for s in report.signals):
         return broken("membership", "Rates and counts of an attack do not agree.")
-    bounds = [_bounds(signal, report, policy, looks=looks) for signal in report.signals]
+    bounds, wider = (
+        [_bounds(signal, report, policy, looks=n) for signal in report.signals]
+        for n in (1, looks)
+    )
+    upper = max(one.high for one in wider)
     pairs = zip(report.signals, bounds, strict=True)
     worst, interval = max(pairs, key=lambda pair: pair[1].high)
     limit = policy.max_membership_tpr
@@ -190,7 +194,7 @@ def _membership(
         interval=interval,
         threshold=limit,
         reason=f"Attack {worst.name}, the strongest of {len(bounds)}, finds at most "
-        f"{interval.high:.1%} of members at {worst.low_fpr:.1%} false positives "
+        f"{upper:.1%} of members at {worst.low_fpr:.1%} false positives "
         f"({report.num_members} members, {report.num_non_members} non-members, "
         f"{_num_shadows(report)} shadow models).",
         what_would_change_it=change,
