@@ -99,7 +99,7 @@ class ShadowTraining:
                 num_steps=steps,
                 optimizer=OptimizerSettings(
                     name="adamw",
-                    learning_rate=settings.learning_rate or _learning_rate(model),
+                    learning_rate=settings.learning_rate or self._learning_rate(model),
                 ),
                 physical_batch_size=min(size, self.physical_batch_size),
                 pad_token_id=int(self.base.tokenizer.pad_token_id or 0),
@@ -116,10 +116,23 @@ class ShadowTraining:
 
     def _copy(self: Self) -> nn.Module:
         """Copy the base, with adapters if it is large."""
-        model: PreTrainedModel = copy.deepcopy(self.base.model)
-        if model.num_parameters() > LARGEST_WHOLE:
-            model = cast("PreTrainedModel", add_lora(model, rank=_RANK, alpha=_RANK))
-        return model.to(self.device)
+        model: nn.Module = copy.deepcopy(self.base.model)
+        if self.base.model.num_parameters() > LARGEST_WHOLE:
+            whole = cast("PreTrainedModel", model)
+            model = add_lora(whole, rank=_RANK, alpha=_RANK)
+        model.to(self.device)
+        return model
+
+    def _learning_rate(self: Self, model: nn.Module) -> float:
+        """Return a rate for AdamW that falls with the width of what is trained.
+
+        References:
+            Yang et al. (2022), "Tensor programs V", table 3: 1 / width for Adam.
+        """
+        if isinstance(model, PeftModel):
+            return _ADAPTER_RATE
+        width: int = self.base.model.config.hidden_size
+        return min(_LARGEST_RATE, _RATE_TIMES_WIDTH / width)
 
     def _say_cost(self: Self, now: StepProgress) -> None:
         """Say what all shadows will take."""
@@ -133,17 +146,6 @@ class ShadowTraining:
 
 class _EnoughError(Exception):
     """Ends a shadow's training; its weights stay as they are."""
-
-
-def _learning_rate(model: nn.Module) -> float:
-    """Return a rate for AdamW that falls with the width of what is trained.
-
-    References:
-        Yang et al. (2022), "Tensor programs V", table 3: 1 / width for Adam.
-    """
-    if isinstance(model, PeftModel):
-        return _ADAPTER_RATE
-    return min(_LARGEST_RATE, _RATE_TIMES_WIDTH / int(model.config.hidden_size))
 
 
 def shadow_training(

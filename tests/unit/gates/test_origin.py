@@ -103,9 +103,7 @@ def test_model_at_the_limit_that_passes_once_does_not_after_fifty(make):
 
 
 def test_membership_at_the_limit_is_inconclusive_after_many(make):
-    near = make.membership(
-        signals=(make.signal("calibrated_loss", tpr=0.06, low=0.03, high=0.09),)
-    )
+    near = make.membership(signals=(make.signal("combined", tpr=0.075),))
     found = [bounds(make, looks, membership=near)["membership"] for looks in (1, 100)]
     assert [one.verdict for one in found] == ["PASS", "INCONCLUSIVE"]
 
@@ -115,9 +113,7 @@ def test_leak_is_blocked_however_often_was_tried(make, looks):
     attempts = make.attempts(looks)
     leaks = {
         "exposure": make.exposure(planted=[1 + 20 * i for i in range(60)]),
-        "membership": make.membership(
-            signals=(make.signal("calibrated_loss", tpr=0.4, low=0.35, high=0.45),)
-        ),
+        "membership": make.membership(signals=(make.signal("combined", tpr=0.4),)),
         "audits": (make.audit(epsilon_lower_bound=4.5, capacity=5.0),),
     }
     for name, value in leaks.items():
