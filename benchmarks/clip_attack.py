@@ -147,7 +147,7 @@ def main() -> None:
         norms = NORMS if mode == "" else (1.0,)
         worst = dict.fromkeys((*KINDS, "climbing"), 0.0)
         for bound in norms:
-            options = MODES[mode] or {"plan": plan(bound)}
+            options = {"plan": plan(bound)} | MODES[mode]
             arena = Arena(
                 path=path, autocast=autocast, checkpointed=checkpointed, **options
             )
