@@ -113,21 +113,43 @@ def kept(*files):
             file.write_bytes(content)
 
 
+@pytest.fixture(scope="module")
+def passes(trained, project, policy):
+    """The version passes as it is: what is refused below is refused for its change."""
+    command = ("gate", MODEL, "--version", VERSION, "--policy", policy)
+    assert project.run(*command)[0] == 0
+
+
 @pytest.fixture
-def stored(trained, project, gate):
+def stored(passes, project):
     """The version's files, tag and budget store; all of it is put back."""
     found = Stored(project)
     store = project.home / "budget.db"
     copies = [f for f in project.home.glob("budget.db*") if "lock" not in f.name]
     with kept(found.evidence, found.envelope, *copies):
         digest = found.digest()
-        assert gate()[0] == 0
         yield found
     found.tag(digest)
     for file in project.home.glob("budget.db-*"):
         if file not in copies and store.is_file():
             file.unlink()
-    assert gate()[0] == 0
+
+
+def faults(stored):
+    """What the gate finds of the evidence, before it decides."""
+    text = stored.evidence.read_text()
+    origin, _ = _evidence.examine(
+        Dossier.model_validate_json(text),
+        text,
+        _tracking.describe(MODEL, VERSION),
+        policy=policy_of(),
+        now=datetime.now(tz=UTC),
+    )
+    return " ".join(origin.faults)
+
+
+def test_evidence_as_it_was_written_has_no_fault(stored):
+    assert faults(stored) == ""
 
 
 def edited(change):
@@ -206,7 +228,7 @@ def renamed_data(values):
 
 WHAT = (lower_membership, lower_epsilon, drop_noise)
 CONTRADICTIONS = {
-    lower_epsilon: "do not follow",
+    lower_epsilon: "not those that follow",
     drop_noise: "ledger",
     keep_alone: "ledger",
     move_audit: "audited over",
@@ -216,33 +238,36 @@ CONTRADICTIONS = {
     other_reservation: "reserved",
     other_head: "budget store",
     no_budget: "reservation",
-    later: "measured after",
     renamed_data: "data set",
 }
 
 
-@pytest.mark.parametrize("change", WHAT)
-def test_edited_evidence_is_invalid(stored, gate, change):
-    stored.write(edited(change)(stored))
+def test_edited_evidence_is_invalid(stored, gate):
+    stored.write(edited(lower_epsilon)(stored))
     code, said = gate()
     assert (code, "INVALID" in said) == (1, True), said
     assert "digest" in said
 
 
 @pytest.mark.parametrize("change", WHAT)
-def test_evidence_edited_with_its_tag_and_envelope_is_invalid(stored, gate, change):
+def test_edited_evidence_has_another_digest_than_was_noted(stored, change):
     stored.write(edited(change)(stored))
+    assert "digest" in faults(stored)
     stored.tag(stored.digest())
     stored.seal()
-    code, said = gate()
-    assert (code, "INVALID" in said) == (1, True), said
-    assert "budget store noted last" in said
+    assert "budget store noted last" in faults(stored)
 
 
-@pytest.mark.parametrize("change", CONTRADICTIONS)
-def test_evidence_that_contradicts_itself_is_invalid_however_well_it_is_noted(
-    stored, gate, change
+@pytest.mark.parametrize(("change", "words"), CONTRADICTIONS.items())
+def test_evidence_that_contradicts_itself_has_a_fault_however_well_it_is_noted(
+    stored, change, words
 ):
+    stored.forge(edited(change)(stored))
+    assert words in faults(stored)
+
+
+@pytest.mark.parametrize("change", [drop_noise, later])
+def test_evidence_that_contradicts_itself_is_invalid(stored, gate, change):
     stored.forge(edited(change)(stored))
     code, said = gate()
     assert (code, "INVALID" in said) == (1, True), said
@@ -296,10 +321,9 @@ def test_evidence_without_a_tag_or_envelope_is_invalid(stored, gate):
         {"measured_at": datetime(2020, 1, 1, tzinfo=UTC)},
     ],
 )
-def test_statement_about_something_else_is_invalid(stored, gate, changes):
+def test_statement_about_something_else_is_a_fault(stored, changes):
     stored.seal(**changes)
-    code, said = gate()
-    assert (code, "written down with another" in said) == (1, True), said
+    assert "written down with another" in faults(stored)
 
 
 def test_evidence_of_another_version_laid_over_is_refused(stored, gate, project):
