@@ -27,6 +27,7 @@ from dptune.results import (
     ChampionReport,
     Interval,
     Report,
+    TrainedCanaries,
     UtilityReport,
 )
 from materializers._place import file_of
@@ -77,6 +78,7 @@ REPORTS = {
             id="4f", data_set="people", num_units=7, head_sequence=3, head_hash="aa"
         ),
         canaries(),
+        TrainedCanaries(stage="finetune", copies=(1, 0, 2)),
     )
 }
 

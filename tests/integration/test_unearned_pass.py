@@ -30,6 +30,7 @@ from dptune.workflow.dossier import Dossier
 from steps import (
     _deciding,
     _evidence,
+    _figures,
     _files,
     _promoting,
     _registry,
@@ -139,7 +140,7 @@ def register(folder):
     dossier = dossier_of(model_digest(folder))
     client = _tracking.connect()
     found = client.get_experiment_by_name(MODEL)
-    place = found.experiment_id if found else _tracking._experiment(client, MODEL)
+    place = found.experiment_id if found else _figures._experiment(client, MODEL)
     with mlflow.start_run(experiment_id=place):
         version = _tracking.register_model(
             folder,

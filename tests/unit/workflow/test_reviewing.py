@@ -26,7 +26,7 @@ from dptune.review.store import (
 from dptune.settings import ScreenedSettings
 from dptune.workflow.detectors import engine_of
 from dptune.workflow.ingestion import read_corpus
-from dptune.workflow.labelling import _assumptions, label_corpus
+from dptune.workflow.labelling import label_corpus, marks_assume
 from dptune.workflow.reviewing import export_sample, import_decisions
 from dptune.workflow.screening import screened_units
 from infra.workspace import REPOSITORY
@@ -398,8 +398,8 @@ def test_lists_of_before_they_belonged_to_a_data_set_are_refused(store, tmp_path
 
 def test_model_that_is_asked_is_taken_at_its_word_about_one_text(config, root):
     """Whether what it says of a text follows from that text alone nobody can see."""
-    assert _assumptions(config.detection, None, "default") == []
+    assert marks_assume(config.detection, None, "default") == []
     asks = config.detection.model_copy(update={"recognizers": ("patterns", "llm")})
     foreign = config.detection.model_copy(update={"recognizers": ("of_a_package",)})
     for settings in (asks, foreign):
-        assert _assumptions(settings, None, "default") == ["marks_follow_one_text"]
+        assert marks_assume(settings, None, "default") == ["marks_follow_one_text"]
