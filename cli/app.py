@@ -302,11 +302,17 @@ def rollback(
         str | None, typer.Option(help="An earlier champion; the last one by default.")
     ] = None,
     reason: Annotated[str, typer.Option(help="Kept on record.")] = "no reason given",
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="The policy that it must have passed; that of its run by default."
+        ),
+    ] = None,
 ) -> None:
     """Make an earlier champion the champion again."""
     from cli.registry import roll_back
 
-    roll_back(model, to, reason)
+    roll_back(model, to, reason, policy_name=policy)
 
 
 def status(

@@ -11,6 +11,7 @@ from cli.runs import CONFIGS, require_workspace
 from dptune.configfile import load_policy
 from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateDecision
+from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import UNSIGNED, signer_of
 from steps import _promoting, _registry, _tracking
 from steps._deciding import ENVELOPE, decide_on, record_override
@@ -119,11 +120,7 @@ def promote_version(
         override: why it is promoted past the gate.
         policy_name: the policy that it must have passed, if not the one of its run.
     """
-    policy = (
-        load_policy(policy_name, configs=CONFIGS, key="--policy")
-        if policy_name
-        else None
-    )
+    policy = _named_policy(policy_name)
     require_workspace()
     _tracking.connect()
     relied = promote_by_hand(model, version, policy=policy, override=override)
@@ -132,13 +129,28 @@ def promote_version(
     _print_champion(f"version {version} of {model} is the champion", relied)
 
 
-def roll_back(model: str, to: str | None, reason: str) -> None:
-    """Go back to an earlier champion."""
+def _named_policy(name: str | None) -> GatePolicy | None:
+    """Read the policy that a version must have passed, if one is named."""
+    return load_policy(name, configs=CONFIGS, key="--policy") if name else None
+
+
+def roll_back(
+    model: str, to: str | None, reason: str, *, policy_name: str | None = None
+) -> None:
+    """Go back to an earlier champion.
+
+    Args:
+        model: as registered.
+        to: its version; the last champion by default.
+        reason: kept on record.
+        policy_name: the policy that it must have passed, if not the one of its run.
+    """
+    policy = _named_policy(policy_name)
     require_workspace()
     _tracking.connect()
     if model not in _tracking.model_names():
         newest(model)
-    version, relied = _promoting.roll_back(model, to=to, reason=reason)
+    version, relied = _promoting.roll_back(model, to=to, reason=reason, policy=policy)
     _print_champion(f"version {version} of {model} is the champion again", relied)
 
 

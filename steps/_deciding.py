@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from dptune.errors import (
 )
 from dptune.gates.decision import GateDecision, decide, unreadable
 from dptune.gates.policy import GatePolicy
-from dptune.gates.signing import Statement, seal, signer_of
+from dptune.gates.signing import Statement, open_unverified, seal, signer_of
 from dptune.reports.card import PrivacyCard, render_html, render_markdown
 from dptune.reports.summary import at_a_glance, epsilon_words, summary_markdown
 from dptune.results import RegisteredVersion
@@ -30,7 +31,7 @@ from steps._files import look_at_files
 
 StoredT = TypeVar("StoredT", bound=BaseModel)
 ENVELOPE = "decision.signed.json"
-_POLICY = "policy.json"
+_POLICY, _KEPT = "policy.json", "decisions"
 _NO_EVIDENCE = (
     *(MalformedEvidenceError, PrivacyError),
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
@@ -58,12 +59,11 @@ def decide_on(
     card = None
     try:
         dossier = parse_dossier(text, version)
-        other = (
-            read_dossier(model_name, champion)
-            if champion not in (None, version)
-            else None
+        rival = None if champion == version else champion
+        other = read_dossier(model_name, rival) if rival else None
+        origin, attempts = examine(
+            dossier, text, registered, policy=policy, now=now, champion=rival
         )
-        origin, attempts = examine(dossier, text, registered, policy=policy, now=now)
         evidence = dossier.evidence(
             other, decided_at=now, files=files, origin=origin, attempts=attempts
         )
@@ -102,9 +102,22 @@ def kept_envelope(model_name: str, version: str, decision_hash: str) -> str | No
     return _tracking.read_file(model_name, version, _kept_as(decision_hash))
 
 
+def kept_statements(model_name: str, version: str) -> list[Statement]:
+    """List all decisions on a version that can be read, whoever wrote them.
+
+    Good for refusing only: what they allow proves nothing.
+    """
+    texts = _tracking.read_files(model_name, version, _KEPT)
+    found = []
+    for text in texts:
+        with suppress(ArtifactError):  # of an earlier format, or nonsense
+            found.append(open_unverified(text))
+    return found
+
+
 def _kept_as(decision_hash: str) -> str:
     """Name the file of a decision, which later ones leave alone."""
-    return f"decisions/{decision_hash}.signed.json"
+    return f"{_KEPT}/{decision_hash}.signed.json"
 
 
 def _what_is_wrong(error: Exception) -> str:

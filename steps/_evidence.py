@@ -19,6 +19,7 @@ from dptune.accounting.store.attempts import (
     Attempt,
     last_attempt,
     last_entry_at,
+    losses,
     record_attempt,
 )
 from dptune.accounting.store.store import BudgetStore
@@ -39,7 +40,7 @@ from dptune.workflow.attempts import attempts_on
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
 from steps import _tracking
-from steps._lost import budget_store
+from steps._lost import budget_store, lost_heads
 
 _CLOCKS_DIFFER = timedelta(minutes=5)
 
@@ -113,6 +114,7 @@ def examine(
     *,
     policy: GatePolicy,
     now: datetime,
+    champion: str | None = None,
 ) -> tuple[OriginEvidence, AttemptsEvidence | None]:
     """Say where stored evidence comes from, and how often its data set was tried.
 
@@ -124,8 +126,10 @@ def examine(
         version: that it should be about.
         policy: of the decision.
         now: the time.
+        champion: the version whose evidence it is compared with, if there is another.
     """
     digest, faults = digest_of(text), list(contradictions(dossier))
+    remarks = [_tracking.misplaced_champion(version.model_name)]
     envelope = _tracking.read_file(
         version.model_name, version.version, _tracking.SIGNED_EVIDENCE
     )
@@ -150,15 +154,53 @@ def examine(
                 about=_about(version),
             )
             attempts = attempts_on(store, data_set)
+        if champion is not None:
+            fault, remark = _unlike_noted(store, version.model_name, champion)
+            faults += [fault] if fault else []
+            remarks.append(remark)
+    if lost := lost_heads():
+        faults.append(
+            f"The budget store does not hold what paid for {', '.join(list(lost)[:3])}."
+        )
     origin = OriginEvidence(
         digest=digest,
         signer=signer,
         is_verified=is_verified,
         run=run,
         faults=tuple(faults),
-        remarks=tuple(filter(None, [_tracking.misplaced_champion(version.model_name)])),
+        remarks=tuple(filter(None, remarks)),
     )
     return origin, attempts
+
+
+def _unlike_noted(
+    store: BudgetStore | None, model_name: str, champion: str
+) -> tuple[str, str]:
+    """Hold the champion's evidence to what registry and log noted of it.
+
+    Its loss is the bar for every other version: an edited one lets a bad one through.
+    Its signature may be an earlier key's, and is not asked for.
+
+    Returns:
+        What is wrong, and what should be known; both may be empty.
+    """
+    text = _tracking.read_evidence(model_name, champion)
+    noted = {_tracking.evidence_digest_of(_tracking.get_version(model_name, champion))}
+    if store is not None:
+        budget = Dossier.model_validate_json(text).budget
+        logged = last_attempt(
+            store,
+            data_set=budget.data_set if budget else "",
+            kind=Attempt.REGISTRATION,
+            about=_about(_tracking.describe(model_name, champion)),
+        )
+        if logged or not losses(store):
+            noted.add(logged or "")
+    if noted == {""}:
+        return "", "Nobody noted the champion's evidence: it is from before that."
+    if noted != {digest_of(text)}:
+        return "The champion's evidence is not what was noted when it was measured.", ""
+    return "", ""
 
 
 def refuse_changed_evidence(version: RegisteredVersion, decision: GateDecision) -> None:

@@ -61,13 +61,16 @@ def register_files(version: RegisteredVersion, *, known: Manifest | None) -> Man
 
     Args:
         version: whose weights are in the store now.
-        known: its files when it was registered before; None if it was not.
+        known: its files when it was registered before; None if it was not, or if its
+            evidence cannot be read: the registry remembers the digest of the list.
 
     Raises:
         ArtifactError: the store holds other weights, or other files than before.
     """
     files = look_at_files(version)
     differs = difference(known, files.stored) if known else ""
+    if not differs and files.registry_manifest not in {"", files.stored.digest}:
+        differs = "the registry knows another list of files"
     if files.fault or files.model_digest != version.model_digest or differs:
         what = differs or files.fault or f"weights {files.model_digest[:16]}"
         raise ArtifactError(

@@ -22,7 +22,7 @@ from dptune.gates.signing import (
 )
 from infra.workspace import read_signing_key
 from steps import _registry, _tracking
-from steps._deciding import ENVELOPE, kept_envelope, read_dossier
+from steps._deciding import ENVELOPE, kept_envelope, kept_statements, read_dossier
 from steps._evidence import refuse_changed_evidence
 from steps._files import manifest_of
 
@@ -110,7 +110,7 @@ def promote_by_hand(
         try:
             return promote_decided(model_name, version, policy=policy, action=action)
         except GateFailedError as refusal:
-            if not override:
+            if not (override and override.strip()):
                 raise GateFailedError(
                     f"{refusal} Or use --override 'reason' to promote it all the same; "
                     "the reason stays on record."
@@ -123,7 +123,9 @@ def promote_by_hand(
         return relied
 
 
-def roll_back(model_name: str, *, to: str | None, reason: str) -> tuple[str, Reliance]:
+def roll_back(
+    model_name: str, *, to: str | None, reason: str, policy: GatePolicy | None = None
+) -> tuple[str, Reliance]:
     """Make an earlier champion the champion again, if it is still what it was.
 
     It relies on the decision that made it the champion, which the trail names.
@@ -132,11 +134,12 @@ def roll_back(model_name: str, *, to: str | None, reason: str) -> tuple[str, Rel
         model_name: as registered.
         to: a version that was champion before; the last such one by default.
         reason: kept in the trail.
+        policy: that it must have passed; by default the one that its run planned for.
 
     Raises:
         ArtifactError: no earlier champion fits.
-        GateFailedError: it was promoted past the gate, was refused since, or its
-            decision or a file is not what it was.
+        GateFailedError: it was promoted past the gate or under another policy, was
+            refused since, or its decision or a file is not what it was.
     """
     with _registry.moving_champion(model_name):
         current = _tracking.alias(model_name, _tracking.CHAMPION)
@@ -152,6 +155,7 @@ def roll_back(model_name: str, *, to: str | None, reason: str) -> tuple[str, Rel
         version, known = str(fits[0]["version"]), _decision_in(fits[0])
         text = kept_envelope(model_name, version, known)
         relied = _rely_on(model_name, version, text=text, known=known)
+        _refuse_other_policy(relied.decision, model_name, version, policy)
         _refuse_refused_since(relied.decision, model_name, version)
         _registry.promote_version(
             model_name, version, reason=reason, action="rollback", relied=relied.trail
@@ -231,10 +235,7 @@ def _rely_on(
             f"{who} must have a decision of its own, but it is on {statement.subject}."
         )
     if statement.decision_hash != known:
-        raise GateFailedError(
-            f"{who} must have the decision that the registry names, {known[:16]}, but "
-            f"holds {statement.decision_hash[:16]}. {_AGAIN}"
-        )
+        raise _other_decision(who, known=known, found=statement.decision_hash)
     decision = statement.decision
     if decision.outcome is not GateOutcome.PASS:
         raise GateFailedError(
@@ -290,7 +291,7 @@ def _refuse_other_policy(
         )
     if decision is None or decision.policy_digest != wanted.digest:
         raise GateFailedError(
-            f"{who} must have passed under policy {wanted.title}, but the newest "
+            f"{who} must have passed under policy {wanted.title}, but the "
             f"decision is under {decision.policy if decision else 'none'}. Decide "
             "under that policy, or name the other one with --policy."
         )
@@ -301,18 +302,38 @@ def _refuse_refused_since(
 ) -> None:
     """Refuse a version that the same policy has refused after it was promoted.
 
+    A decision under another policy, made later still, takes no refusal back.
+
     Raises:
-        GateFailedError: it has.
+        GateFailedError: it has, or the newest decision is not what it was.
     """
     who = f"version {version} of {model_name}"
     statement, _ = _open(_tracking.read_file(model_name, version, ENVELOPE) or "", who)
-    newest = statement.decision
-    same = before is not None and newest.policy_digest == before.policy_digest
-    if same and newest.outcome is not GateOutcome.PASS:
+    known = _tracking.decision_hash_of(_tracking.get_version(model_name, version))
+    if statement.decision_hash != known:
+        raise _other_decision(who, known=known, found=statement.decision_hash)
+    kept = (statement, *kept_statements(model_name, version))
+    same = [
+        held
+        for held in kept
+        if before is not None
+        and held.decision.policy_digest == before.policy_digest
+        and (held.model_name, held.model_version) == (model_name, version)
+    ]
+    newest = max(same, key=lambda held: held.decided_at, default=statement)
+    if same and newest.decision.outcome is not GateOutcome.PASS:
         raise GateFailedError(
-            f"{who} was refused since it was the champion: {newest.outcome}. If it "
-            "must be, use `promote --override 'reason'`."
+            f"{who} was refused since it was the champion: {newest.decision.outcome}. "
+            "If it must be, use `promote --override 'reason'`."
         )
+
+
+def _other_decision(who: str, *, known: str, found: str) -> GateFailedError:
+    """Say that the newest decision is another one than the registry's."""
+    return GateFailedError(
+        f"{who} must have the decision that the registry names, {known[:16]}, but "
+        f"holds {found[:16]}. {_AGAIN}"
+    )
 
 
 def _rely_on_nothing_but_files(

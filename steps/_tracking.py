@@ -329,6 +329,14 @@ def read_file(model_name: str, version: str, name: str) -> str | None:
         return "" if isinstance(error.__cause__, UnicodeDecodeError) else None
 
 
+def read_files(model_name: str, version: str, folder: str) -> list[str]:
+    """Return all text files of a folder stored with a version."""
+    run_id = str(get_version(model_name, version).run_id)
+    found = MlflowClient().list_artifacts(run_id, folder)
+    texts = (read_file(model_name, version, str(entry.path)) for entry in found)
+    return [text for text in texts if text is not None]
+
+
 def alias(model_name: str, name: str) -> str | None:
     """Return the version that an alias points to, or None."""
     try:
@@ -449,9 +457,26 @@ def version_sizes(model_name: str, version: str) -> dict[str, int]:
 
 
 def _store_of(model_name: str, version: str) -> ArtifactRepository:
-    """Find the store that `models:/...` leads to."""
-    place = get_artifact_repository(str(get_version(model_name, version).source))
-    return getattr(place, "repo", place)
+    """Find the store that a version's name leads to, and its source as well.
+
+    Raises:
+        ArtifactError: they lead to two places, so that who loads it by its name gets
+            other files than were registered.
+    """
+    uris = (
+        f"models:/{model_name}/{version}",
+        str(get_version(model_name, version).source),
+    )
+    by_name, by_source = (
+        getattr(place, "repo", place) for place in map(get_artifact_repository, uris)
+    )
+    if str(by_name.artifact_uri).rstrip("/") != str(by_source.artifact_uri).rstrip("/"):
+        raise ArtifactError(
+            f"version {version} of {model_name} must have its files in one place, but "
+            "its name leads to another than its source. Somebody edited MLflow's "
+            "database: restore it."
+        )
+    return by_source
 
 
 def describe(model_name: str, version: str) -> RegisteredVersion:

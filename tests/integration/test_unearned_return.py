@@ -1,0 +1,298 @@
+"""Ways to a PASS that lead over what was before: a refusal, a champion, a registration.
+
+A later decision under another policy hides a refusal; a trail or evidence that was
+edited names another champion; a version that is registered once more is listed anew.
+"""
+
+import json
+import shutil
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from sqlalchemy import MetaData, Table, create_engine, select, update
+
+from dptune.errors import ArtifactError, GateFailedError
+from steps import _deciding, _evidence, _files, _promoting, _tracking
+from steps._deciding import ENVELOPE
+from tests.integration.test_unearned_pass import (
+    LAX,
+    MODEL,
+    STRICT,
+    register,
+    registered,
+    stored,
+    tiny_model,
+    versions,
+    write,
+)
+
+__all__ = ["registered", "stored", "versions"]  # fixtures
+
+ADAPTER = write("model/adapter_config.json", b'{"peft_type": "LORA"}')
+
+
+def refused_since(first, second):
+    """The first champion, followed by the second, is refused under its own policy."""
+    second.promote()
+    first.tag(digest="0" * 64)
+    assert first.decide()[0] == "INVALID"
+    first.tag(digest=first.version.model_digest)
+
+
+def back_to(version, **options):
+    return _promoting.roll_back(MODEL, to=version.number, reason="back", **options)
+
+
+# a refusal
+
+
+def test_pass_under_another_policy_takes_no_refusal_back(versions):
+    first, second = versions
+    refused_since(first, second)
+    assert first.decide(LAX) == ("PASS", {})
+    with pytest.raises(GateFailedError, match="refused since"):
+        back_to(first)
+    assert _tracking.alias(MODEL, "champion") == second.number
+
+
+def test_twin_that_reads_the_newest_decision_alone_goes_back_to_a_refused_version(
+    versions, monkeypatch
+):
+    first, second = versions
+    refused_since(first, second)
+    assert first.decide(LAX) == ("PASS", {})
+    monkeypatch.setattr(_promoting, "kept_statements", lambda *_: [])
+    assert back_to(first)[0] == first.number
+
+
+def test_pass_under_the_same_policy_takes_a_refusal_back(versions):
+    first, second = versions
+    refused_since(first, second)
+    assert first.decide() == ("PASS", {})
+    assert back_to(first)[0] == first.number
+
+
+def test_pass_laid_over_a_refusal_is_not_the_newest_decision(versions):
+    first, second = versions
+    before = (first.beside / ENVELOPE).read_text()
+    refused_since(first, second)
+    (first.beside / ENVELOPE).write_text(before)
+    for file in (first.beside / "decisions").glob(f"{hash_of(first)}*"):
+        file.unlink()
+    with pytest.raises(GateFailedError, match="registry names"):
+        back_to(first)
+
+
+def hash_of(version):
+    return _tracking.decision_hash_of(version.known)
+
+
+# the trail
+
+
+def never_promoted(second):
+    """A genuine PASS under a lax policy, and an entry of the trail that names it."""
+    assert second.decide(STRICT)[0] == "BLOCK"
+    assert second.decide(LAX) == ("PASS", {})
+    at = datetime(2020, 1, 1, tzinfo=UTC).isoformat()
+    entry = {"at": at, "version": second.number, "decision": hash_of(second)}
+    key = f"dptune.champion.2020.{second.number}"
+    MlflowClient().set_registered_model_tag(MODEL, key, json.dumps(entry))
+
+
+def test_rollback_asks_for_the_policy_of_the_run(versions):
+    first, second = versions
+    never_promoted(second)
+    with pytest.raises(GateFailedError, match="must have passed under policy"):
+        back_to(second)
+    assert _tracking.alias(MODEL, "champion") == first.number
+    assert back_to(second, policy=LAX)[0] == second.number  # who names it, wants it
+
+
+def test_twin_that_asks_for_no_policy_goes_back_to_what_never_was_champion(
+    versions, monkeypatch
+):
+    _, second = versions
+    never_promoted(second)
+    monkeypatch.setattr(_promoting, "_refuse_other_policy", lambda *_: None)
+    assert back_to(second)[0] == second.number
+
+
+# the list of files
+
+
+@pytest.mark.parametrize("how", ["gone", "nonsense", "edited"])
+def test_adapter_is_not_listed_when_a_version_is_registered_again(
+    how, versions, tmp_path
+):
+    _, second = versions
+    list_adapter(second, how)
+    with pytest.raises(ArtifactError, match="another list of files"):
+        register(tiny_model(tmp_path / "again", seed=2))
+    assert hash_of(second) != "none"
+
+
+def test_twin_that_believes_the_evidence_lists_an_adapter(
+    versions, tmp_path, monkeypatch
+):
+    _, second = versions
+    list_adapter(second, "gone")
+    look = _files.look_at_files
+    forgets = {"registry_manifest": ""}
+    monkeypatch.setattr(
+        _files,
+        "look_at_files",
+        lambda one: look(one).model_copy(update=forgets),
+    )
+    register(tiny_model(tmp_path / "again", seed=2))
+    assert second.decide() == ("PASS", {})
+
+
+def list_adapter(second, how):
+    """Lay an adapter beside weights, and let the evidence not speak against it."""
+    ADAPTER(second, None)
+    evidence = second.beside / _tracking.EVIDENCE
+    if how == "gone":
+        evidence.unlink()
+    elif how == "nonsense":
+        evidence.write_text("{")
+    else:
+        values = json.loads(evidence.read_text())
+        found = _files.read_manifest(second.files)
+        values["manifest"] = found.model_dump(mode="json")
+        evidence.write_text(json.dumps(values))
+
+
+def test_kept_decisions_that_are_nonsense_are_passed_over(versions):
+    first, _ = versions
+    (first.beside / "decisions" / "nonsense").write_bytes(b"\xff")
+    assert _deciding.kept_statements(MODEL, first.number)
+
+
+# the champion's evidence, whose loss is the bar
+
+
+@pytest.fixture
+def without_store(monkeypatch):
+    """Whatever another test of this process has left: registry alone is asked."""
+    monkeypatch.setattr(_evidence, "budget_store", lambda: nullcontext(None))
+    monkeypatch.setattr(_evidence, "lost_heads", dict)
+
+
+def faults_beside(first, second):
+    """What examining the second version finds, the first being the champion."""
+    text = _tracking.read_evidence(MODEL, second.number)
+    dossier = _deciding.parse_dossier(text, second.number)
+    origin, _ = _evidence.examine(
+        dossier,
+        text,
+        second.now,
+        policy=LAX,
+        now=datetime.now(tz=UTC),
+        champion=first.number,
+    )
+    return " ".join(origin.faults)
+
+
+def raise_champions_loss(first):
+    """Its measured loss, three times as high: a worse version passes beside it."""
+    file = first.beside / _tracking.EVIDENCE
+    values = json.loads(file.read_text())
+    losses = values["utility"]["record_nll"]
+    values["utility"]["record_nll"] = [3 * nats for nats in losses]
+    values["utility"]["nll_per_token"] *= 3
+    file.write_text(json.dumps(values))
+
+
+def test_edited_evidence_of_the_champion_lowers_no_bar(versions, without_store):
+    first, second = versions
+    assert "champion's evidence" not in faults_beside(first, second)
+    raise_champions_loss(first)
+    assert "champion's evidence is not what was noted" in faults_beside(first, second)
+
+
+def test_gate_examines_the_champion_too(versions, monkeypatch):
+    first, second = versions
+    asked, believed = [], _deciding.examine
+
+    def examine(*given, champion, **rest):
+        asked.append(champion)
+        return believed(*given, **rest)
+
+    monkeypatch.setattr(_deciding, "examine", examine)
+    assert second.decide() == ("PASS", {})
+    assert first.decide() == ("PASS", {})
+    assert asked == [first.number, None]
+
+
+def test_twin_that_believes_the_champion_takes_an_edited_bar(
+    versions, without_store, monkeypatch
+):
+    first, second = versions
+    raise_champions_loss(first)
+    monkeypatch.setattr(_evidence, "_unlike_noted", lambda *_: ("", ""))
+    assert "champion's evidence" not in faults_beside(first, second)
+
+
+def test_store_that_does_not_hold_what_paid_for_another_version_is_refused(
+    versions, without_store, monkeypatch
+):
+    """A copy from before it knows fewer evaluations, and corrects for fewer."""
+    lost = {"version 7 of another": None}
+    monkeypatch.setattr(_evidence, "lost_heads", lambda: lost)
+    assert "what paid for version 7 of another" in faults_beside(*versions)
+
+
+# the reason of an override
+
+
+def test_override_needs_a_reason(versions):
+    _, second = versions
+    assert second.decide(STRICT)[0] == "BLOCK"
+    with pytest.raises(GateFailedError, match="stays on record"):
+        second.promote(override=" \t")
+
+
+# the place of the files
+
+
+@pytest.fixture
+def moved(versions, tmp_path):
+    """MLflow's database names another place for who loads the version by its name."""
+    first, second = versions
+    shutil.copytree(first.files, tmp_path / "another")
+    uri = f"file://{tmp_path / 'another'}"
+    with edited_row(second.number, uri):
+        yield second
+
+
+@contextmanager
+def edited_row(number, value):
+    engine = create_engine(mlflow.get_registry_uri())
+    table = Table("model_versions", MetaData(), autoload_with=engine)
+    row = (table.c.name == MODEL) & (table.c.version == int(number))
+    place = table.c.storage_location
+    with engine.begin() as connection:
+        before = connection.execute(select(place).where(row)).scalar_one()
+        connection.execute(update(table).where(row).values(storage_location=value))
+    yield
+    with engine.begin() as connection:
+        connection.execute(update(table).where(row).values(storage_location=before))
+    engine.dispose()
+
+
+def test_version_whose_name_leads_elsewhere_is_refused(moved):
+    for act in (moved.decide, moved.promote):
+        with pytest.raises(ArtifactError, match="in one place"):
+            act()
+
+
+def test_twin_that_reads_the_source_alone_promotes_what_nobody_read(moved, monkeypatch):
+    source = str(moved.known.source)
+    place = _tracking.get_artifact_repository(source)
+    monkeypatch.setattr(_tracking, "_store_of", lambda *_: place.repo)
+    assert moved.decide() == ("PASS", {})
+    moved.promote()
