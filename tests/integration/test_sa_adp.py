@@ -8,7 +8,10 @@ from .conftest import TINY
 def test_secrets_are_claimed_tier_by_tier_and_the_audit_agrees(project):
     short = "stages.sa_adp.private_finetune.epochs=1"
     own = ("registry.model_name=tiny-tiers", "budget.data_set=tiers")
-    changes = ("recipe=sa_adp", *own, short, "performance.detection_shards=2")
+    # A secret that the tiers cut in two is trained on by no part: enough are whole.
+    enough = ("canaries.num_planted=16", "gate.min_canaries=1")
+    shards = "performance.detection_shards=2"
+    changes = ("recipe=sa_adp", *own, short, shards, *enough)
     sets = [part for change in changes for part in ("--set", change)]
     code, text = project.run("train", TINY, *sets)
     assert code == 0, text

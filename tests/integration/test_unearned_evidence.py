@@ -356,6 +356,7 @@ def key(monkeypatch, tmp_path):
 
 
 def test_where_there_is_a_key_evidence_must_be_signed_with_it(stored, gate, key):
+    stored.seal()
     code, said = gate()
     assert (code, "must be signed" in said) == (1, True), said
     stored.seal(pem_of(Ed25519PrivateKey.generate()))
