@@ -221,9 +221,9 @@ class TrainedCanaries(Report):
 
     Args:
         stage: its name.
-        copies: of each planted canary, in their order: those whose context and whole
-            secret lie in one sequence of the stage, every token of the secret with a
-            loss, after redaction, cutting and weighing.
+        copies: of each planted canary, in their order: how often that token of the
+            secret was trained on that was trained on least, behind the tokens before
+            it, after redaction, cutting and weighing.
     """
 
     stage: str

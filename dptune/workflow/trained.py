@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySet
@@ -27,10 +28,12 @@ def trained_canaries(
 ) -> TrainedCanaries:
     """Count the copies of every planted canary that a stage trains on.
 
-    A copy counts if one sequence holds the tokens that all candidates share, then every
-    token from the first to the last that differs between them, each of these with a
-    loss. Redaction, cutting, the bound of sequences per unit, weights and tiers have
-    been applied to what is counted in.
+    A token of a secret is trained on where it has a loss behind the tokens that all
+    candidates share and the secret's own tokens before it. Of the tokens from the first
+    to the last that differs between candidates, the one that was trained on least often
+    says how many copies count: a part of a unit in tiers may have the loss of some, and
+    another part that of the rest. Redaction, cutting, the bound of sequences per unit,
+    weights and tiers have been applied to what is counted in.
 
     **Privacy**: counts of planted records, which do not depend on others. A record that
     spells the same secret counts for a copy, and is one.
@@ -44,20 +47,25 @@ def trained_canaries(
     if not canaries.planted:
         return TrainedCanaries(stage=stage, copies=())
     context, paths = _spelt(canaries, tokenizer)
-    numbers = {path: number for number, path in enumerate(paths)}
-    lengths = sorted({len(path) for path in paths})
-    copies = [0] * len(paths)
+    beginning: dict[int, list[int]] = {}
+    for number, path in enumerate(paths):
+        beginning.setdefault(int(path[0]), []).append(number)
+    times = [np.zeros(len(path), np.int64) for path in paths]
     for tokens, weights in _rows(data):
-        found = set()
+        seen: dict[int, NDArray[np.bool_]] = {}  # a sequence counts once
         for start in _behind(tokens, context):
-            for end in (start + length for length in lengths):
-                number = numbers.get(tuple(tokens[start:end].tolist()))
-                if number is not None and (weights[start:end] > 0).all():
-                    found.add(number)
-        for number in found:
-            copies[number] += 1
+            for number in beginning.get(int(tokens[start]), ()):
+                path = paths[number]
+                row = tokens[start : start + len(path)]
+                whole = np.logical_and.accumulate(row == path[: len(row)])
+                own = seen.setdefault(number, np.zeros(len(path), np.bool_))
+                own[: len(row)] |= whole & (weights[start : start + len(row)] > 0)
+        for number, own in seen.items():
+            times[number] += own
     most = canaries.spec.insertions
-    return TrainedCanaries(stage=stage, copies=tuple(min(n, most) for n in copies))
+    return TrainedCanaries(
+        stage=stage, copies=tuple(min(int(n.min()), most) for n in times)
+    )
 
 
 def refuse_untrained(
@@ -103,7 +111,7 @@ def _rows(data: UnitDataset) -> Iterator[tuple[IntArray, FloatArray]]:
 
 def _spelt(
     canaries: CanarySet, tokenizer: PreTrainedTokenizerFast
-) -> tuple[IntArray, list[tuple[int, ...]]]:
+) -> tuple[IntArray, list[IntArray]]:
     """Tokens of the template up to the first that differs, and those of each secret."""
     spec, plain = canaries.spec, plain_tokenizer(tokenizer)
     lead = _HOST if spec.placement == "appended" else ""
@@ -118,7 +126,7 @@ def _spelt(
     opening = sum(low < len(lead) for low, _ in offsets[:shared])
     rows = encoded.tokens[: len(canaries.planted)]
     return rows[0, opening:shared].astype(np.int64), [
-        tuple(row[shared:end].tolist()) for row, end in zip(rows, ends, strict=False)
+        row[shared:end].astype(np.int64) for row, end in zip(rows, ends, strict=False)
     ]
 
 
@@ -126,7 +134,7 @@ def _behind(tokens: IntArray, context: IntArray) -> Iterator[int]:
     """Yield every place of a sequence that comes right behind the context."""
     if not len(context):
         yield from range(len(tokens))
-    elif len(context) <= len(tokens) and context.tobytes() in tokens.tobytes():
-        windows = np.lib.stride_tricks.sliding_window_view(tokens, len(context))
+    elif len(context) < len(tokens) and context.tobytes() in tokens.tobytes():
+        windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], len(context))
         for place in np.flatnonzero((windows == context).all(axis=1)):
             yield int(place) + len(context)

@@ -8,14 +8,13 @@ from .conftest import TINY
 def test_secrets_are_claimed_tier_by_tier_and_the_audit_agrees(project):
     short = "stages.sa_adp.private_finetune.epochs=1"
     own = ("registry.model_name=tiny-tiers", "budget.data_set=tiers")
-    # A secret that its tiers cut in two is trained on by no part, so that of many some
-    # are whole, and the gate, for which they are too many, is INCONCLUSIVE.
-    many = "canaries.num_planted=16"
+    # Marked in its middle a secret would lie in two tiers, the end behind a mask.
+    whole = "canaries.setting=not_missed"
     shards = "performance.detection_shards=2"
-    changes = ("recipe=sa_adp", *own, short, shards, many)
+    changes = ("recipe=sa_adp", *own, short, shards, whole)
     sets = [part for change in changes for part in ("--set", change)]
     code, text = project.run("train", TINY, *sets)
-    assert (code, "INCONCLUSIVE" in text) == (1, True), text
+    assert code == 0, text
     (run,) = Client().list_pipeline_runs(sort_by="desc:created", size=1).items
     steps = Client().get_pipeline_run(run.id).steps
     parts = [steps[f"detect_{i}"].outputs["spans"][0].load() for i in range(2)]

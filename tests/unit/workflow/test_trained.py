@@ -1,5 +1,7 @@
 """Canaries count by the tokens that were trained on, not by the corpus."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -110,6 +112,36 @@ def test_what_joins_without_noise_counts(tokenizer):
     data = units(rest, tokenizer)
     object.__setattr__(data, "unnoised", units(own, tokenizer))
     assert copies(data, canaries, tokenizer) == (2,) * 5
+
+
+def in_two_parts(corpus, tokenizer, *, hidden):
+    """The first tokens of each record have their loss in one part, the last in another.
+
+    With `hidden` the part of the last tokens sees a filler in place of each first.
+    """
+    rows = encode_corpus(corpus, tokenizer, max_tokens=200)
+    firsts, lasts = [], []
+    for tokens, weights in zip(rows["input_ids"], rows["loss_weights"], strict=True):
+        late = np.arange(len(tokens)) >= len(tokens) - 7  # within the secret
+        seen = np.where(late, tokens, 0) if hidden else np.asarray(tokens)
+        firsts.append((tokens, np.where(late, 0.0, weights)))
+        lasts.append((seen, np.where(late, weights, 0.0)))
+    make = partial(UnitDataset.from_columns, max_sequences_per_unit=1)
+    last = make(*zip(*lasts, strict=True), rows["unit_id"])
+    return make(*zip(*firsts, strict=True), rows["unit_id"], unnoised=last)
+
+
+def test_secrets_whose_tokens_are_trained_on_in_two_parts_count(tokenizer):
+    """The broken twin asks for all tokens in one part, and finds no canary."""
+    corpus, canaries = planted()
+    data = in_two_parts(corpus, tokenizer, hidden=False)
+    assert copies(data, canaries, tokenizer) == (2,) * 5
+
+
+def test_tokens_behind_a_filler_do_not_count_though_they_have_a_loss(tokenizer):
+    corpus, canaries = planted()
+    data = in_two_parts(corpus, tokenizer, hidden=True)
+    assert sum(copies(data, canaries, tokenizer)) == 0
 
 
 class Plan:
