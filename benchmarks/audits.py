@@ -40,8 +40,8 @@ from dptune.dpsgd.trainer import train_stage
 from dptune.gates.null_law import contradiction_p_value
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.results import CanaryExposure, ExposureReport
-from dptune.testing import models
-from dptune.testing.mechanisms import (
+from tests.support import models
+from tests.support.mechanisms import (
     Simulated,
     gaussian_mechanism,
     randomized_response,

@@ -27,8 +27,8 @@ from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import PrivateGradients, gradient_source
 from dptune.mechanisms.adaclip import AdaClip
 from dptune.mechanisms.automatic import Automatic
-from dptune.testing import models
-from dptune.testing.clip_attack import KINDS, PATHS, Arena, make_unit, mutated
+from tests.support import models
+from tests.support.clip_attack import KINDS, PATHS, Arena, make_unit, mutated
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NORMS = (1e-6, 1.0, 1e3)

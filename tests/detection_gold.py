@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dptune.detection.evaluate import DetectionQuality, evaluate
 from dptune.detection.recognizer import STRUCTURED_TYPES
 from dptune.text import Span
 from tests.detection_values import Values
+from tests.support.detection_quality import DetectionQuality, evaluate
 
 Detect = Callable[[Sequence[str]], Sequence[Sequence[Span]]]
 

@@ -30,7 +30,6 @@ from dptune.privacy import CertificateStatus, NeighboringRelation, Notion
 from dptune.recipes import View
 from dptune.results import ValidationReport
 from dptune.review.store import ReviewState
-from dptune.testing.encoders import word_tokenizer
 from dptune.workflow import redacting
 from dptune.workflow.counting import ledger_of, units_for
 from dptune.workflow.ingestion import read_corpus
@@ -43,6 +42,7 @@ from dptune.workflow.scoring import score_corpus
 from dptune.workflow.training import run_stage
 from tests.coupled import Recording, coupled, worst_distance
 from tests.neighbor_pairs import Relation, Row
+from tests.support.encoders import word_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"

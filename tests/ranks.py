@@ -42,7 +42,7 @@ from dptune.mechanisms.dc_sgd import DcSgd
 from dptune.mechanisms.psac import Psac
 from dptune.mechanisms.quantile_clip import QuantileClip
 from dptune.models.lora import add_lora
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 CPU = torch.device("cpu")
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1, 2), seed=3)

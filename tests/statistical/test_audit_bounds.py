@@ -13,7 +13,7 @@ from dptune.audits.bounds import gaussian_epsilon
 from dptune.audits.canary_audit import audit_canaries
 from dptune.audits.guesses import guess_inclusion, guess_pairs
 from dptune.audits.tails import GaussianCurve, guess_tail, hit_tail, is_possible
-from dptune.testing.mechanisms import (
+from tests.support.mechanisms import (
     gaussian_mechanism,
     randomized_response,
     subset_selection,

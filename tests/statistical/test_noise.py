@@ -19,8 +19,8 @@ from dptune.dpsgd.noise import BandedNoise, add_gaussian_noise, noise_stream
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.step import gradient_source
-from dptune.testing import models, oracles
-from dptune.testing.statistics import (
+from tests.support import models, oracles
+from tests.support.statistics import (
     mean_bound,
     variance_bounds,
     variance_escape_probability,

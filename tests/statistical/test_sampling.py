@@ -14,7 +14,7 @@ from dptune.dpsgd.sampling import (
     TruncatedPoissonSampler,
     sampling_generator,
 )
-from dptune.testing.statistics import (
+from tests.support.statistics import (
     binomial_bounds,
     binomial_escape_probability,
     chi_square_bounds,

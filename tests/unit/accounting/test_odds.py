@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dptune.accounting.odds import best_true_positive_rate, posterior
 from dptune.errors import ConfigError
+from tests.support.odds import best_true_positive_rate, posterior
 
 NOTIONS = Path(__file__).resolve().parents[3] / "docs" / "NOTIONS.md"
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 8.0, math.inf)

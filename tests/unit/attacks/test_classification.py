@@ -15,7 +15,7 @@ from dptune.attacks.classification import (
     classification_utility,
 )
 from dptune.errors import DataError
-from dptune.testing.models import tiny_bert_classifier
+from tests.support.models import tiny_bert_classifier
 
 NUM = 40
 

@@ -5,7 +5,7 @@ import pytest
 
 from dptune.audits.canary_audit import AuditedClaim, audit_canaries
 from dptune.privacy import NeighboringRelation, Notion
-from dptune.testing.mechanisms import (
+from tests.support.mechanisms import (
     gaussian_mechanism,
     randomized_response,
     subset_selection,

@@ -27,7 +27,7 @@ from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.mechanisms.rldp_deck import deck_terms
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 from .test_step_checks import (
     BANDS,

@@ -32,7 +32,7 @@ from dptune.dpsgd.plan import GradientPlan
 from dptune.mechanisms.adaclip import AdaClip
 from dptune.mechanisms.geoclip import GeoClip
 from dptune.mechanisms.quantile_clip import QuantileClip
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 FLAT = {
     "noise_multiplier": 0.8,

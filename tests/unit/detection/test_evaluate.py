@@ -2,9 +2,9 @@
 
 import pytest
 
-from dptune.detection.evaluate import evaluate
 from dptune.errors import DetectionError
 from dptune.text import Span
+from tests.support.detection_quality import evaluate
 
 
 def span(start, end, entity_type="PERSON"):

@@ -16,7 +16,7 @@ from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
 RATE, C = 0.5, 0.3

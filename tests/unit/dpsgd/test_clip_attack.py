@@ -20,8 +20,8 @@ from dptune.dpsgd.rounding import norm_bound
 from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.terms import Outer, Scatter
 from dptune.errors import PrivacyError
-from dptune.testing import models, oracles
-from dptune.testing.clip_attack import KINDS, PATHS, Arena, make_unit
+from tests.support import models, oracles
+from tests.support.clip_attack import KINDS, PATHS, Arena, make_unit
 
 # peft 0.21 asks transformers 5.23 by a name that is on its way out.
 pytestmark = pytest.mark.filterwarnings(

@@ -38,7 +38,7 @@ from dptune.dpsgd.prechecks import check_private
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import ModelError
 from dptune.models.lora import add_lora
-from dptune.testing import models
+from tests.support import models
 
 WIDTH = 16
 FIELDS = {

@@ -22,13 +22,13 @@ from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.sharding import shard_model
 from dptune.errors import BudgetExceededError, ConfigError, DptuneError
-from dptune.testing import oracles
-from dptune.testing.statistics import (
+from tests import ranks as scenarios
+from tests.support import oracles
+from tests.support.statistics import (
     FALSE_ALARM_RATE,
     variance_bounds,
     variance_escape_probability,
 )
-from tests import ranks as scenarios
 
 LAYOUTS = ("ddp", "fsdp")
 STDDEV = 0.3 / 3.0  # noise multiplier 1, C 0.3, divided by the expected batch size 3

@@ -4,7 +4,7 @@ import torch
 
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
-from dptune.testing import oracles
+from tests.support import oracles
 
 DATA = oracles.random_data(rows_per_unit=(1, 1, 1), longest=9)
 

@@ -17,7 +17,7 @@ from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.rounding import norm_bound
 from dptune.dpsgd.terms import Dense, Outer, Scatter
 from dptune.errors import DataError, ModelError, PrivacyError
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 # peft 0.21 asks transformers 5.23 by a name that is on its way out.
 pytestmark = pytest.mark.filterwarnings(

@@ -10,7 +10,7 @@ from dptune.dpsgd.loss import (
     token_losses,
 )
 from dptune.errors import ConfigError
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 
 def batch_of(ids, weights):

@@ -19,7 +19,7 @@ from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import checkpointing
 from dptune.models.lora import add_lora
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*is_gradient_checkpointing.*:FutureWarning"

@@ -21,7 +21,7 @@ from dptune.dpsgd.trainer import train_stage
 from dptune.errors import BudgetExceededError, ConfigError, PrivacyError
 from dptune.mechanisms.dc_sgd import DcSgd
 from dptune.mechanisms.quantile_clip import QuantileClip
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
 RULE = QuantileClip(quantile=0.5, rate=0.2)

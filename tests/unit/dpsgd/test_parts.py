@@ -19,7 +19,7 @@ from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.step import gradient_source
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 REPLACE = NeighboringRelation.REPLACE_ONE
 SHARES = (1.0, 2 / 3)

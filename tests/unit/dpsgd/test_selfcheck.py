@@ -11,7 +11,7 @@ from dptune.dpsgd.selfcheck import check_model
 from dptune.dpsgd.terms import Outer
 from dptune.errors import ModelError
 from dptune.models.lora import add_lora
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 LOSS = CausalLoss(loss_normalizer=4.0)
 

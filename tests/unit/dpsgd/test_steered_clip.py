@@ -23,8 +23,8 @@ from dptune.dpsgd.steered_clip import SteeredClip, group_stddevs
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
-from dptune.testing import models, oracles
-from dptune.testing.statistics import variance_bounds
+from tests.support import models, oracles
+from tests.support.statistics import variance_bounds
 
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
 RATE, NOISE, SHARE = 0.5, 1.5, 0.2

@@ -13,7 +13,7 @@ from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.step import gradient_source
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 LOSS = CausalLoss(loss_normalizer=8.0)
 PLAN = GradientPlan(

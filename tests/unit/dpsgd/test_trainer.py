@@ -20,7 +20,7 @@ from dptune.errors import (
     ModelError,
     PrivacyError,
 )
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
 SGD = OptimizerSettings(name="sgd", learning_rate=0.5, momentum=0.5)

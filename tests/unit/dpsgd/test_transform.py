@@ -19,7 +19,7 @@ from dptune.dpsgd.transform import check_transform
 from dptune.errors import BudgetExceededError, ConfigError
 from dptune.mechanisms.adaclip import AdaClip
 from dptune.mechanisms.quantile_clip import QuantileClip
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
 LOSS = CausalLoss(loss_normalizer=8.0)

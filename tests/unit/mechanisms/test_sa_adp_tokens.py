@@ -12,7 +12,7 @@ from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import gradient_source
 from dptune.mechanisms.sa_adp import PROTECTED, Tier, group_view
-from dptune.testing import models, oracles
+from tests.support import models, oracles
 
 LOSS = CausalLoss(loss_normalizer=8.0)
 SIGMA = {Tier.NONE: 0.0, Tier.LOW: 2.0, Tier.HIGH: 3.0}

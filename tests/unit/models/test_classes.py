@@ -9,7 +9,7 @@ from dptune.models.classes import class_numbers, encode_classes
 from dptune.models.loading import load_classifier, load_model, load_saved
 from dptune.models.saving import save_model
 from dptune.models.source import PackageSource
-from dptune.testing.encoders import word_tokenizer
+from tests.support.encoders import word_tokenizer
 
 WORDS = ("good", "bad", "film", "the", "was")
 

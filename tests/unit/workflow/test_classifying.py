@@ -17,13 +17,13 @@ from dptune.models.loading import load_saved
 from dptune.models.saving import save_model
 from dptune.models.source import PathSource
 from dptune.privacy import PrivacyUnit
-from dptune.testing.encoders import word_tokenizer
 from dptune.workflow.classifying import NO_EXPOSURE
 from dptune.workflow.evaluation import attack_model, measure_utility
 from dptune.workflow.handover import read_units, write_units
 from dptune.workflow.inputs import StageInputs
 from dptune.workflow.preparation import load_base
 from dptune.workflow.training import run_stage
+from tests.support.encoders import word_tokenizer
 
 from .conftest import PERFORMANCE, run_plan, stage
 

@@ -19,7 +19,6 @@ from dptune.config import PerformanceSettings, TrainConfig
 from dptune.dpsgd.distributed import Ranks
 from dptune.errors import BudgetExceededError, ConfigError, DptuneError, ModelError
 from dptune.recipes import Recipe
-from dptune.testing import oracles
 from dptune.workflow import launch, preflight
 from dptune.workflow import rank as rank_module
 from dptune.workflow.device import Placement, place_processes
@@ -28,6 +27,7 @@ from dptune.workflow.job import TrainingJob
 from dptune.workflow.launch import cause_of_failure
 from dptune.workflow.training import run_stage
 from infra.workspace import REPOSITORY
+from tests.support import oracles
 
 from .conftest import PERFORMANCE
 

@@ -94,12 +94,12 @@ class _Chosen(torch.autograd.Function):
     """A loss of 0 whose gradient is what was chosen, NaN and infinity included."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, grads: Tensor) -> Tensor:  # noqa: ANN401 - torch's
+    def forward(ctx: Any, output: Tensor, grads: Tensor) -> Tensor:
         ctx.save_for_backward(grads.to(output.dtype))
         return torch.zeros(len(output))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - torch's
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (grads,) = ctx.saved_tensors
         return torch.where(grad[:, None, None] == 0, 0, grads), None
 
@@ -140,7 +140,7 @@ class _ChosenLoss:
                 losses = losses + _chosen(output, grads)
         return losses * (batch.loss_weights.sum(1) > 0)
 
-    def total_nll(self, losses: Tensor, batch: PhysicalBatch) -> tuple[float, float]:  # noqa: ARG002 - protocol
+    def total_nll(self, losses: Tensor, batch: PhysicalBatch) -> tuple[float, float]:
         """Return nothing of interest."""
         return 0.0, 1.0
 
@@ -298,7 +298,7 @@ def mutated(unit: Unit, generator: torch.Generator) -> Unit:
     )
 
 
-def _cancelling(unit: Unit, rest: float, by_input: bool) -> Unit:  # noqa: FBT001
+def _cancelling(unit: Unit, rest: float, by_input: bool) -> Unit:
     """Make every second time step take back the one before, up to a rest."""
 
     def paired(values: Tensor, sign: float, rest: float) -> Tensor:

@@ -14,7 +14,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     """Return a tokenizer whose tokens are whole words, framed by [CLS] and [SEP]."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *words))}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -22,9 +22,9 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     )
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
-        pad_token="[PAD]",  # noqa: S106
-        unk_token="[UNK]",  # noqa: S106
-        cls_token="[CLS]",  # noqa: S106
-        sep_token="[SEP]",  # noqa: S106
-        mask_token="[MASK]",  # noqa: S106
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
     )

@@ -1,1 +1,0 @@
-"""Toy models and statistical bounds for tests. Only tests import this."""
