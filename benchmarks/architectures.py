@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import io
 import json
+import signal
 import time
 import warnings
 from collections import Counter
@@ -391,6 +392,10 @@ def summary(lines: list[dict[str, Any]]) -> str:
     )
 
 
+def _stop(*_: object) -> None:
+    raise TimeoutError
+
+
 def main() -> None:
     """Run what is asked for, one line of JSON for each case."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -398,9 +403,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="model types")
     parser.add_argument("--part", default="0/1", help="this process of how many")
     parser.add_argument("--longest", type=int, default=512)
+    parser.add_argument("--seconds", type=int, default=300, help="for one case")
     parser.add_argument("--every", action="store_true", help="all modes of each")
     parser.add_argument("--again", nargs="*", default=(), help="outcomes to run again")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGALRM, _stop)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     done: dict[str, dict[str, Any]] = {}
@@ -414,12 +421,17 @@ def main() -> None:
         wanted = not arguments.only or case.model_type in arguments.only
         if skip or not wanted or number // 2 % parts != part:
             continue
+        signal.alarm(arguments.seconds)
         try:
             line = run(case, longest=arguments.longest)
+        except TimeoutError:
+            line = {"case": case.key, "type": case.model_type}
+            line |= {"outcome": "not finished", "reason": f"{arguments.seconds} s"}
         except Exception as error:  # noqa: BLE001 - what the check must not let through
             found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             line = {"case": case.key, "type": case.model_type}
             line |= {"outcome": "RAW ERROR", "reason": found}
+        signal.alarm(0)
         done[case.key] = line
         with arguments.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
