@@ -123,8 +123,8 @@ def test_document_names_no_machine_path(path):
     assert not re.search(r"(?<![\w.])/(?:work|tmp|root|home|Users)/", text)
 
 
-def test_readme_knows_every_command():
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+def test_list_of_commands_knows_every_command():
+    text = (REPOSITORY / "docs" / "COMMANDS.md").read_text(encoding="utf-8")
     known = commands()
     assert known <= set(COMMAND.findall(text))
 
