@@ -56,7 +56,8 @@ from scipy.stats import mannwhitneyu
 
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.planting import apply_setting, plant
-from dptune.config import AttackSettings, ModelSettings, PerformanceSettings
+from dptune.attacks.settings import AttackSettings
+from dptune.config import ModelSettings, PerformanceSettings
 from dptune.configfile import validate
 from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.saving import save_model
@@ -64,7 +65,7 @@ from dptune.planning import RunPlan
 from dptune.privacy import Notion
 from dptune.reports import _figure as fig
 from dptune.reports.trace_page import plain_ticks, series_style
-from dptune.workflow.evaluation import CanaryRanking
+from dptune.workflow.attack import CanaryRanking
 from dptune.workflow.tracing import Tracer
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "atdp_scrub.json"

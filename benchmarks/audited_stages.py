@@ -29,7 +29,7 @@ from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.workflow.inputs import StageInputs
-from dptune.workflow.training import run_stage
+from dptune.workflow.train_stage import run_stage
 from dptune.workflow.whitebox import audit_stage
 
 PERFORMANCE: Final = PerformanceSettings(

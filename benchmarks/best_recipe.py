@@ -37,7 +37,7 @@ from dptune.config import ModelSettings, PerformanceSettings
 from dptune.configfile import validate
 from dptune.privacy import Notion
 from dptune.recipes import Recipe
-from dptune.workflow.evaluation import measure_utility
+from dptune.workflow.attack import measure_utility
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "best_recipe.json"
 SHAPE = {"num_layers": 1, "num_heads": 2, "hidden_size": 32, "vocab_size": 512}

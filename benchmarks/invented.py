@@ -26,12 +26,12 @@ from dptune.models.loading import LoadedModel
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe, View
-from dptune.workflow.detectors import engine_of
-from dptune.workflow.ingestion import GOLD, read_corpus
+from dptune.workflow.detect import engine_of
+from dptune.workflow.ingest import GOLD, read_corpus
 from dptune.workflow.inputs import StageInputs
-from dptune.workflow.preparation import prepare_base
-from dptune.workflow.redacting import redact_corpus
-from dptune.workflow.training import StageOutcome, run_stage
+from dptune.workflow.prepare_model import prepare_base
+from dptune.workflow.redact import redact_corpus
+from dptune.workflow.train_stage import StageOutcome, run_stage
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DELTA = 1e-4

@@ -74,10 +74,10 @@ from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.results import BudgetReservation
-from dptune.workflow import job, training
+from dptune.workflow import job, train_stage
 from dptune.workflow.budget import planned_costs, settle_budget, spender
 from dptune.workflow.inputs import StageInputs
-from dptune.workflow.training import run_stage
+from dptune.workflow.train_stage import run_stage
 
 STEPS, BLOCK, DELTA, DATA_SET = 26, 4, 1e-3, "people"
 MOST_TWIN_KILLS = 60
@@ -297,7 +297,7 @@ def _watch(witness: Path) -> None:
     """Let the witness see every draw, and show in which phase the process is."""
     LedgerJournal.charge = _phased("journal", LedgerJournal.charge)
     trainer.save_checkpoint = _phased("checkpoint", trainer.save_checkpoint)
-    training._store = _phased("model", training._store)
+    train_stage._store = _phased("model", train_stage._store)
     add = IndependentNoise.add
     file = os.open(witness, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

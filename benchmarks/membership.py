@@ -31,13 +31,14 @@ from transformers import PreTrainedTokenizerFast
 from dptune.attacks.blind import blind_signal
 from dptune.attacks.membership import membership_report
 from dptune.attacks.roc import RocSettings
-from dptune.config import AttackSettings, PerformanceSettings
+from dptune.attacks.settings import AttackSettings
+from dptune.config import PerformanceSettings
 from dptune.data.synthetic import generate_dialogues
 from dptune.models.build import build_gpt2
 from dptune.models.loading import LoadedModel
 from dptune.models.tokenizer import train_tokenizer
 from dptune.results import STRONGEST_ATTACK
-from dptune.workflow.shadowing import shadow_training
+from dptune.workflow.shadows import shadow_training
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TOKENS = 64

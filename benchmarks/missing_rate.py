@@ -29,7 +29,7 @@ from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe
 from dptune.results import DetectionReport, Interval
 from dptune.text import Span
-from dptune.workflow.assessing import nominal_interval
+from dptune.workflow.assess import nominal_interval
 
 DATA = Path(os.environ.get("DPTUNE_DATA_ROOT", "../shared/data"))
 RECIPE = Path(__file__).parents[1] / "configs" / "recipes" / "jft_light.yaml"

@@ -38,7 +38,7 @@ from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.workflow.forward import PublicText
-from dptune.workflow.training import StageInputs, run_stage
+from dptune.workflow.train_stage import StageInputs, run_stage
 
 DATA = Path(os.environ.get("DPTUNE_DATA_ROOT", "../shared/data"))
 RECIPES = Path(__file__).parents[1] / "configs" / "recipes"

@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.runs import STARTED, finished, open_workspace, read_config, require_workspace
+from dptune.attacks.settings import AttackSettings
 from dptune.audits.step_report import StepAudit
-from dptune.config import AttackSettings, PerformanceSettings, TrainConfig
+from dptune.config import PerformanceSettings, TrainConfig
 from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
 from dptune.reports.formatting import number, words
-from dptune.workflow.external import ForeignModel
+from dptune.workflow.external_audit import ForeignModel
 
 if TYPE_CHECKING:
     from zenml.models import PipelineRunResponse

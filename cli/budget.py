@@ -138,7 +138,7 @@ def reserve_command(path: Path, overrides: Sequence[str]) -> None:
     """Hold the cost of a run."""
     from cli.runs import budget_place, read_config
     from dptune.workflow.budget import reserve_budget
-    from dptune.workflow.ingestion import read_corpus
+    from dptune.workflow.ingest import read_corpus
     from dptune.workflow.preflight import check_run
     from steps._reviewing import with_review
 
@@ -170,8 +170,8 @@ def count_command(
     from cli.runs import read_config
     from dptune.configfile import validate
     from dptune.data.public_units import ReleasedUnits
-    from dptune.workflow.counting import release_units
-    from dptune.workflow.ingestion import read_corpus
+    from dptune.workflow.ingest import read_corpus
+    from dptune.workflow.planned_units import release_units
 
     config = read_config(path, overrides)
     asked = {"number": 1, "noise_multiplier": noise_multiplier}

@@ -19,7 +19,7 @@ from dptune.reports.calibration_plots import calibration_png
 from dptune.reports.render import page_html
 from dptune.workflow.power import planned_power
 from dptune.workflow.preflight import Checked, check_run
-from dptune.workflow.whatif import calibration
+from dptune.workflow.what_if import calibration
 from infra.workspace import current_workspace, data_root, llm_access
 from steps._reviewing import read_lists, with_review
 

@@ -41,7 +41,7 @@ from dptune.reports.compare_page import guarantee_table, leakage_table
 from dptune.reports.formatting import MISSING, duration, epsilon, number
 from dptune.reports.html import render_fragment
 from dptune.workflow.budget import release_budget
-from dptune.workflow.comparing import CheckedComparison, check_comparison
+from dptune.workflow.compare import CheckedComparison, check_comparison
 from dptune.workflow.preflight import Checked
 from infra.profiles import Profile, default_profile, read_profile, run_options
 from infra.workspace import current_workspace, data_root, llm_access

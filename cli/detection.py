@@ -26,7 +26,7 @@ from dptune.review.lists import ListKey, with_lists
 from dptune.review.quality import Quality, Share, measure_quality
 from dptune.review.store import ReviewStore, write_private
 from dptune.text import Span
-from dptune.workflow.detectors import engine_of
+from dptune.workflow.detect import engine_of
 from infra.workspace import current_workspace, llm_access, read_review_key
 
 _MOST_CHARACTERS = 5_000_000

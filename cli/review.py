@@ -32,7 +32,7 @@ from dptune.review.store import (
     open_sentences,
     write_private,
 )
-from dptune.workflow.reviewing import Imported, export_sample, import_decisions
+from dptune.workflow.review import Imported, export_sample, import_decisions
 from infra.workspace import (
     current_workspace,
     data_root,

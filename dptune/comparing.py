@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dptune.accounting.store.purposes import Purpose
 from dptune.config import TrainConfig
@@ -25,17 +25,12 @@ from dptune.configfile import (
 )
 from dptune.errors import ConfigError, Problem
 from dptune.recipes import Recipe
+from dptune.settings import Settings
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,60}$")]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
-    )
-
-
-class RecipeChoice(_Settings):
+class RecipeChoice(Settings):
     """One recipe of a comparison; a plain string is its name.
 
     Args:
@@ -46,7 +41,7 @@ class RecipeChoice(_Settings):
 
     recipe: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
     label: str = Field(default="", max_length=60)
-    set: dict[str, Any] = {}
+    set: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def name(self: Self) -> str:
@@ -54,7 +49,7 @@ class RecipeChoice(_Settings):
         return self.label or self.recipe
 
 
-class MeasureSettings(_Settings):
+class MeasureSettings(Settings):
     """What is measured beside utility, exposure and membership, which always are.
 
     Args:
@@ -67,7 +62,7 @@ class MeasureSettings(_Settings):
     checkpoints: int | None = Field(default=None, ge=0, le=50)
 
 
-class CompareConfig(_Settings):
+class CompareConfig(Settings):
     """The schema of `configs/compare/<name>.yaml`.
 
     Args:
@@ -89,7 +84,7 @@ class CompareConfig(_Settings):
     title: str = Field(min_length=1, max_length=120)
     intro: str = ""
     base: Name | dict[str, Any]
-    set: dict[str, Any] = {}
+    set: dict[str, Any] = Field(default_factory=dict)
     recipes: tuple[RecipeChoice, ...] = Field(min_length=1)
     budgets: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = Field(min_length=1)
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)

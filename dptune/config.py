@@ -4,13 +4,13 @@ Every room of the library owns the settings of its own part; this module compose
 `dptune.configfile` reads the files.
 """
 
-import math
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dptune.accounting.store.purposes import Purpose
 from dptune.attacks.canaries import CanarySpec
+from dptune.attacks.settings import AttackSettings
 from dptune.data.deduplication import Duplicates
 from dptune.data.public_units import ReleasedUnits, RoundedUnits
 from dptune.data.source import DataSource, shares_data
@@ -28,22 +28,17 @@ from dptune.privacy import (
 from dptune.recipes import Recipe
 from dptune.redaction.operators import Operator
 from dptune.redaction.pseudonyms import Scope
+from dptune.settings import Settings
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
-    )
-
-
-class SplitSettings(_Settings):
+class SplitSettings(Settings):
     """Shares of the units that are kept from training, where files do not say."""
 
     validation: float = Field(default=0.1, ge=0, lt=0.5)
     test: float = Field(default=0.1, gt=0, lt=0.5)
 
 
-class DataSettings(_Settings):
+class DataSettings(Settings):
     """What is trained on, and what counts as one person's share of it.
 
     Args:
@@ -97,7 +92,7 @@ class DataSettings(_Settings):
 RecognizerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
 
 
-class DetectionSettings(_Settings):
+class DetectionSettings(Settings):
     """Which recognizers mark personal data, and how widely.
 
     Args:
@@ -150,7 +145,7 @@ class DetectionSettings(_Settings):
         return self
 
 
-class ScoringSettings(_Settings):
+class ScoringSettings(Settings):
     """Where the counts behind the sensitivity scores come from.
 
     Args:
@@ -178,7 +173,7 @@ class ScoringSettings(_Settings):
         return self
 
 
-class RedactionSettings(_Settings):
+class RedactionSettings(Settings):
     """What replaces a marked span.
 
     Args:
@@ -194,7 +189,7 @@ class RedactionSettings(_Settings):
     pseudonym_locale: str = Field(default="en_US", pattern=r"^[a-z]{2}_[A-Z]{2}$")
 
 
-class ModelSettings(_Settings):
+class ModelSettings(Settings):
     """Where the weights come from, what they are for, how long a sequence may be.
 
     Args:
@@ -263,7 +258,7 @@ class ModelSettings(_Settings):
         return self
 
 
-class PretrainingSettings(_Settings):
+class PretrainingSettings(Settings):
     """Training from scratch on public text, done once and cached."""
 
     source: DataSource
@@ -272,7 +267,7 @@ class PretrainingSettings(_Settings):
     learning_rate: float = Field(gt=0, le=1)
 
 
-class PrivacySettings(_Settings):
+class PrivacySettings(Settings):
     """What is promised. There are no defaults: a default is a claim nobody made.
 
     Args:
@@ -299,7 +294,7 @@ class PrivacySettings(_Settings):
         return self
 
 
-class BudgetSettings(_Settings):
+class BudgetSettings(Settings):
     """Whose budget a run draws on.
 
     Args:
@@ -326,100 +321,7 @@ class BudgetSettings(_Settings):
         return self
 
 
-class DecodingSettings(_Settings):
-    """How text is drawn: temperature, then top-k, then top-p; RLDP's values.
-
-    Args:
-        top_k: 0 for every token.
-    """
-
-    temperature: float = Field(default=0.7, gt=0, le=10)
-    top_k: int = Field(default=50, ge=0)
-    top_p: float = Field(default=0.95, gt=0, le=1)
-
-
-class PersonalDataAttackSettings(_Settings):
-    """Extraction, reconstruction and inference of what the detector marks."""
-
-    num_texts: int = Field(default=500, ge=10)
-    max_new_tokens: int = Field(default=64, ge=1)
-    num_values: int = Field(default=100, ge=10)
-    num_guesses: int = Field(default=16, ge=1)
-    num_candidates: int = Field(default=10, ge=2)
-
-
-class ExtractionSettings(_Settings):
-    """What is drawn out of the model by sampling.
-
-    Args:
-        num_trials: continuations of the canaries' template; 0 for none.
-        max_new_tokens: of each.
-        ending_tokens: longest ending of a record that is to be drawn.
-        personal_data: null leaves this slow attack out.
-    """
-
-    decoding: DecodingSettings = DecodingSettings()
-    num_trials: int = Field(default=4000, ge=0)
-    max_new_tokens: int = Field(default=10, ge=1)
-    ending_tokens: int = Field(default=50, ge=1)
-    personal_data: PersonalDataAttackSettings | None = None
-
-
-class ShadowSettings(_Settings):
-    """Shadow models for the strongest membership attacks.
-
-    They are trained without protection, on random halves of the attacked records,
-    members or not, and dropped: no release, and in no epsilon. Each ends when it knows
-    its records as well as the model knows its members: after one pass beside a model
-    that memorised nothing. All of them together take no more than
-    `num_models * epochs * num_members / batch_size` steps.
-
-    Args:
-        num_models: how many, in pairs that share the records.
-        epochs: passes of each over its half of the records, at most.
-        batch_size: records of a step.
-        learning_rate: of AdamW; null is by the width of the model.
-    """
-
-    num_models: int = Field(default=4, ge=4, le=64, multiple_of=2)
-    epochs: float = Field(default=8.0, gt=0)
-    batch_size: int = Field(default=8, ge=1)
-    learning_rate: float | None = Field(default=None, gt=0)
-
-    def num_steps(self: Self, num_attacked: int) -> int:
-        """Most steps of one shadow where so many records are attacked."""
-        records = num_attacked // 2
-        return max(1, math.ceil(self.epochs * records / self.batch_size))
-
-
-class AttackSettings(_Settings):
-    """How the trained model is attacked.
-
-    Args:
-        num_members: records of each side that membership is tried on, at most.
-        num_bootstrap: draws behind intervals.
-        scoring: what canaries are ranked by: the `sum` of the secret's nats, or the
-            `mean` per token, as JFT does.
-        max_candidates: larger canary spaces are searched, not enumerated.
-        max_nodes: how far that search may go.
-        extraction: what is drawn by sampling; null leaves it out.
-        shadows: null leaves out the attacks that train models of their own, which are
-            the strongest, and which a gate asks for unless its policy says otherwise.
-        num_checkpoints: how often each stage is measured while it trains; null is three
-            times, and before, for a stage that weighs tokens, and never for others.
-    """
-
-    num_members: int = Field(default=1000, ge=50)
-    num_bootstrap: int = Field(default=1000, ge=100)
-    scoring: Literal["sum", "mean"] = "sum"
-    max_candidates: int = Field(default=10_000_000, ge=100, le=20_000_000)
-    max_nodes: int = Field(default=20_000, ge=100)
-    extraction: ExtractionSettings | None = ExtractionSettings()
-    shadows: ShadowSettings | None = ShadowSettings()
-    num_checkpoints: int | None = Field(default=None, ge=0, le=50)
-
-
-class PerformanceSettings(_Settings):
+class PerformanceSettings(Settings):
     """What changes speed and memory, and can never change the guarantee.
 
     Args:
@@ -450,7 +352,7 @@ class PerformanceSettings(_Settings):
     sharding: Literal["none", "fsdp"] = "none"
 
 
-class StepAuditSettings(_Settings):
+class StepAuditSettings(Settings):
     """How a stage with noise is audited after it trained; see docs/AUDITS.md.
 
     Args:
@@ -461,13 +363,13 @@ class StepAuditSettings(_Settings):
     num_steps: int = Field(default=6, ge=0, le=100)
 
 
-class RegistrySettings(_Settings):
+class RegistrySettings(Settings):
     """The name under which versions are registered in MLflow and ZenML."""
 
     model_name: str = Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,80}$")
 
 
-class TrainConfig(_Settings):
+class TrainConfig(Settings):
     """One training run, from raw text to a gate decision.
 
     Args:

@@ -6,9 +6,10 @@ from zenml import pipeline
 from zenml.client import Client
 
 import materializers  # noqa: F401 - registers the materializers
-from dptune.config import AttackSettings, PerformanceSettings, TrainConfig
+from dptune.attacks.settings import AttackSettings
+from dptune.config import PerformanceSettings, TrainConfig
 from dptune.recipes import View
-from dptune.workflow.external import ForeignModel
+from dptune.workflow.external_audit import ForeignModel
 from pipelines.train import remember_failure
 from steps.attack_texts import attack_texts
 from steps.check_engine import check_engine

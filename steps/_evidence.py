@@ -35,7 +35,7 @@ from dptune.gates.signing import (
     signer_of,
 )
 from dptune.results import RegisteredVersion, Report
-from dptune.workflow.agreement import contradictions, unpaid
+from dptune.workflow.assess import contradictions, unpaid
 from dptune.workflow.attempts import attempts_on
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key

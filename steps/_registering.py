@@ -13,7 +13,7 @@ from dptune.gates.manifest import Manifest
 from dptune.models.bundle import ModelBundle
 from dptune.reports.formatting import epsilon as format_epsilon
 from dptune.results import RegisteredVersion
-from dptune.workflow.controlling import read_controllers
+from dptune.workflow.controller import read_controllers
 from dptune.workflow.dossier import Dossier
 from steps import _registry, _tracking
 from steps._dashboard import link_run

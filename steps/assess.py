@@ -40,7 +40,7 @@ def assess(
     label: str,
 ) -> Annotated[CellResult, "cell"]:
     """Return utility, leakage, claims and what the gate would decide."""
-    from dptune.workflow.assessing import assess as assess_dossier
+    from dptune.workflow.assess import assess as assess_dossier
     from steps._evidence import attempts_now
     from steps._figures import log_numbers
     from steps._registering import dossier_of_run, measured_numbers

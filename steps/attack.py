@@ -5,12 +5,8 @@ from typing import Annotated
 from zenml import step
 
 from dptune.attacks.canaries import CanarySet
-from dptune.config import (
-    AttackSettings,
-    DetectionSettings,
-    ModelSettings,
-    PerformanceSettings,
-)
+from dptune.attacks.settings import AttackSettings
+from dptune.config import DetectionSettings, ModelSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.models.bundle import ModelBundle
 from dptune.results import (
@@ -48,9 +44,9 @@ def attack(
 
     The budget store counts the evaluation before anybody sees it.
     """
+    from dptune.workflow.attack import attack_model
     from dptune.workflow.attempts import record_evaluation
     from dptune.workflow.device import pick_device
-    from dptune.workflow.evaluation import attack_model
 
     workspace = current_workspace()
     with freed_memory_kept(pick_device(performance.device)):

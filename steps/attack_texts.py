@@ -4,9 +4,10 @@ from typing import Annotated
 
 from zenml import step
 
-from dptune.config import AttackSettings, PerformanceSettings
+from dptune.attacks.settings import AttackSettings
+from dptune.config import PerformanceSettings
 from dptune.results import MembershipReport
-from dptune.workflow.external import ForeignModel, attack_foreign
+from dptune.workflow.external_audit import ForeignModel, attack_foreign
 from steps._caching import NEVER
 from steps._progress import say
 

@@ -23,7 +23,7 @@ def calibrate(
     data: DataSettings,
 ) -> tuple[Annotated[RunPlan, "plan"], Annotated[PrivacyLedger, "empty_ledger"]]:
     """Return the plan (noise, rate, steps, epsilon) and the ledger it starts with."""
-    from dptune.workflow.counting import ledger_of, units_for
+    from dptune.workflow.planned_units import ledger_of, units_for
     from dptune.workflow.preflight import plan_for
 
     plan = plan_for(

@@ -37,7 +37,7 @@ def detect(
         data_set: whose lists act.
         review: digest of the project's reviews, so that an import misses the cache.
     """
-    from dptune.workflow.labelling import label_corpus
+    from dptune.workflow.detect import label_corpus
     from steps._reviewing import read_review
 
     with progress("detect personal data", len(corpus.dataset)) as advance:

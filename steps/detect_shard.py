@@ -31,7 +31,7 @@ def detect_shard(
         index: of the part.
         num_shards: how many parts there are.
     """
-    from dptune.workflow.labelling import label_shard
+    from dptune.workflow.detect import label_shard
     from steps._reviewing import read_review
 
     total = -(-len(corpus.dataset) // num_shards)

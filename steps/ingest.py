@@ -27,7 +27,7 @@ def ingest(
         scheduled: digest of the configuration of a scheduled run, which stops here if
             the data have not changed; empty for a run that somebody started.
     """
-    from dptune.workflow.ingestion import read_corpus
+    from dptune.workflow.ingest import read_corpus
 
     corpus = read_corpus(data, data_root=data_root(), expected=fingerprint or None)
     if scheduled:

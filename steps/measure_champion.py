@@ -20,7 +20,7 @@ def measure_champion(
     performance: PerformanceSettings,
 ) -> Annotated[ChampionReport, "champion"]:
     """Return the champion's loss, so that the gate compares like with like."""
-    from dptune.workflow.evaluation import measure_utility
+    from dptune.workflow.attack import measure_utility
     from steps._files import fetched_bundle
     from steps._tracking import champion, connect
 

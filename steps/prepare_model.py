@@ -16,7 +16,7 @@ def prepare_model(
     model: ModelSettings, performance: PerformanceSettings, canaries: CanarySpec
 ) -> Annotated[ModelBundle, "base_model"]:
     """Return the base model, from the project's cache if it was made before."""
-    from dptune.workflow.preparation import prepare_base, with_canary_tokens
+    from dptune.workflow.prepare_model import prepare_base, with_canary_tokens
     from steps._training_progress import TrainingProgress
 
     with TrainingProgress("pre-train on public text") as on_step:

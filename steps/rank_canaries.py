@@ -6,7 +6,7 @@ from zenml import step
 
 from dptune.config import PerformanceSettings
 from dptune.results import ExposureReport
-from dptune.workflow.external import ForeignModel, rank_foreign
+from dptune.workflow.external_audit import ForeignModel, rank_foreign
 from infra.workspace import current_workspace
 from steps._caching import NEVER
 

@@ -18,7 +18,7 @@ def redact(
     Annotated[Corpus, "redacted_corpus"], Annotated[RedactionReport, "redaction"]
 ]:
     """Return the redacted view, row by row aligned with the original."""
-    from dptune.workflow.redacting import redact_corpus
+    from dptune.workflow.redact import redact_corpus
 
     redacted, report = redact_corpus(
         corpus, settings, key=lambda: ensure_budget_key(current_workspace())

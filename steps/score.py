@@ -30,7 +30,7 @@ def score(
 ]:
     """Return rarity, linkability, legal protection and score of each entity type."""
     from dptune.workflow.budget import release_held, spender
-    from dptune.workflow.scoring import score_corpus
+    from dptune.workflow.score import score_corpus
 
     workspace = current_workspace()
     with release_held(workspace.budget_url, reservation):

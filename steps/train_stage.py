@@ -10,13 +10,9 @@ from zenml import log_metadata, step
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
+from dptune.attacks.settings import AttackSettings
 from dptune.audits.step_report import StepAudit
-from dptune.config import (
-    AttackSettings,
-    ModelSettings,
-    PerformanceSettings,
-    StepAuditSettings,
-)
+from dptune.config import ModelSettings, PerformanceSettings, StepAuditSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.scoring import SensitivityTable
 from dptune.models.bundle import ModelBundle
@@ -60,11 +56,10 @@ def train_stage(
     run again on its own data.
     """
     from dptune.workflow.budget import release_held, spender
-    from dptune.workflow.device import pick_device
+    from dptune.workflow.device import pick_device, remembered_peak
     from dptune.workflow.inputs import StageInputs
     from dptune.workflow.tracing import Tracer
-    from dptune.workflow.training import run_stage
-    from dptune.workflow.usage import remembered_peak
+    from dptune.workflow.train_stage import run_stage
     from dptune.workflow.whitebox import kept_audit
     from steps._figures import log_internal_curve, log_progress
     from steps._training_progress import TrainingProgress

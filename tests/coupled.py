@@ -32,8 +32,8 @@ from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.randomness import RandomStream, seed_sequence
 from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.local import training as local_training
-from dptune.workflow import controlling
-from dptune.workflow import training as workflow_training
+from dptune.workflow import controller
+from dptune.workflow import train_stage as workflow_training
 
 NAMES = "_names_of_units"
 
@@ -349,7 +349,7 @@ def coupled(
         (local_training, "release", hooks.release_states),
         (GaussianStream, "add_to", _method(hooks.add_to)),
         (BandedNoise, "add", _method(hooks.add_banded)),
-        (controlling, "seed_sequence", known),
+        (controller, "seed_sequence", known),
     ]
     if not checked:
         changes.append((trainer, "check_private", lambda *_, **__: None))

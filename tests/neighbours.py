@@ -30,16 +30,16 @@ from dptune.privacy import CertificateStatus, NeighboringRelation, Notion
 from dptune.recipes import View
 from dptune.results import ValidationReport
 from dptune.review.store import ReviewState
-from dptune.workflow import redacting
-from dptune.workflow.counting import ledger_of, units_for
-from dptune.workflow.ingestion import read_corpus
+from dptune.workflow import redact
+from dptune.workflow.detect import label_corpus
+from dptune.workflow.ingest import read_corpus
 from dptune.workflow.inputs import StageInputs
-from dptune.workflow.labelling import label_corpus
+from dptune.workflow.planned_units import ledger_of, units_for
 from dptune.workflow.preflight import plan_for
-from dptune.workflow.preparation import prepare_base, with_canary_tokens
-from dptune.workflow.redacting import redact_corpus
-from dptune.workflow.scoring import score_corpus
-from dptune.workflow.training import run_stage
+from dptune.workflow.prepare_model import prepare_base, with_canary_tokens
+from dptune.workflow.redact import redact_corpus
+from dptune.workflow.score import score_corpus
+from dptune.workflow.train_stage import run_stage
 from tests.coupled import Recording, coupled, worst_distance
 from tests.neighbor_pairs import Relation, Row
 from tests.support.encoders import word_tokenizer
@@ -323,7 +323,7 @@ def run_recipe(
 def _unvalidated() -> Any:
     """Leave out the check of the redacted text, half of a small run."""
     report = ValidationReport(view="redacted", success=True, expectations=())
-    return mock.patch.object(redacting, "validate_redacted", return_value=report)
+    return mock.patch.object(redact, "validate_redacted", return_value=report)
 
 
 def _canaries(world: World) -> Any:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -25,11 +23,12 @@ from dptune.privacy import (
     Notion,
     PrivacyUnit,
 )
+from dptune.settings import Settings
 
 _PROVABLE = (CertificateStatus.CERTIFIED, CertificateStatus.CONDITIONAL)
 
 
-class GatePolicy(BaseModel):
+class GatePolicy(Settings):
     """A versioned set of thresholds. Claims have no defaults, statistics do.
 
     With these defaults a model that memorises nothing fails in less than 2 % of
@@ -96,10 +95,6 @@ class GatePolicy(BaseModel):
             there is none; ln 1.02 is 2 % perplexity.
         utility_confidence: of the one-sided paired bootstrap bound.
     """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
-    )
 
     schema_version: Literal[1] = 1
     name: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")

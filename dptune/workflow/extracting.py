@@ -21,13 +21,14 @@ from dptune.attacks.personal_data import (
     Target,
     personal_data_shares,
 )
-from dptune.config import DetectionSettings, ExtractionSettings
+from dptune.attacks.settings import ExtractionSettings
+from dptune.config import DetectionSettings
 from dptune.detection.endpoint import LlmAccess
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel
 from dptune.results import CanarySampling, ExtractionReport, PersonalDataShare
 from dptune.text import Span
-from dptune.workflow.detectors import engine_of
+from dptune.workflow.detect import engine_of
 
 
 @dataclass(frozen=True, kw_only=True)

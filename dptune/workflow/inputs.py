@@ -24,9 +24,13 @@ from dptune.stages import StagePlan
 from dptune.workflow.charging import sees_marks
 from dptune.workflow.forward import PublicText
 from dptune.workflow.job import TrainingJob, load_start
-from dptune.workflow.screening import screened_rows
-from dptune.workflow.tiering import count_leaks, in_tiers, tiers_for
-from dptune.workflow.weighting import weighted
+from dptune.workflow.token_weights import (
+    count_leaks,
+    in_tiers,
+    screened_rows,
+    tiers_for,
+    weighted,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel
 
 from dptune.audits.recorder import StepRecorder
@@ -27,10 +26,11 @@ from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.lora import add_lora
 from dptune.models.mask import add_mask_token
 from dptune.recipes import View
+from dptune.settings import Settings
 from dptune.stages import StagePlan
 
 
-class TrainingJob(BaseModel):
+class TrainingJob(Settings):
     """Everything but the data that decides what a stage computes, and how fast.
 
     Args:
@@ -41,8 +41,6 @@ class TrainingJob(BaseModel):
         checkpoint_dir: where blocks are stored, and where a run goes on from.
         performance: memory and speed.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: Path
     plan: StagePlan

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.classification import class_log_probs
+from dptune.attacks.settings import AttackSettings
 from dptune.attacks.signals import token_signals
-from dptune.config import AttackSettings, PerformanceSettings
+from dptune.config import PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.align import character_marks
 from dptune.models.encode import encode_corpus
@@ -23,9 +24,9 @@ from dptune.models.saving import save_model
 from dptune.results import CanaryExposure, TracePoint
 from dptune.stages import StagePlan
 from dptune.text import Span
-from dptune.workflow.classifying import HELD_OUT, labelled, sample_rows
+from dptune.workflow.attack import CanaryRanking
 from dptune.workflow.device import pick_device, place_processes
-from dptune.workflow.evaluation import CanaryRanking
+from dptune.workflow.shadows import HELD_OUT, labelled, sample_rows
 
 _MOST_RECORDS = 256
 _SCRUB_CHECKPOINTS = 3

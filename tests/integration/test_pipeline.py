@@ -36,7 +36,7 @@ from dptune.results import (
     TrainedCanaries,
     UtilityReport,
 )
-from dptune.workflow.preflight import expected_ledger
+from dptune.workflow.expectation import expected_ledger
 from steps import _files, _registry, _tracking
 from tests.unit.gates.test_signing import PEM, PUBLIC
 

@@ -3,7 +3,7 @@
 import pytest
 from zenml.client import Client
 
-from dptune.workflow.controlling import read_controllers
+from dptune.workflow.controller import read_controllers
 
 from .conftest import TINY
 

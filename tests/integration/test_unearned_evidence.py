@@ -14,7 +14,7 @@ from dptune.accounting.store.attempts import Attempt, record_attempt
 from dptune.accounting.store.store import BudgetStore
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import EvidenceStatement, seal
-from dptune.workflow import agreement
+from dptune.workflow import assess
 from dptune.workflow.dossier import Dossier
 from infra.workspace import current_workspace
 from steps import _deciding, _evidence, _tracking
@@ -516,7 +516,7 @@ def test_twin_without_the_ledgers_check_takes_a_ledger_that_lost_its_noise(
     stored.forge(values)
     assert gate()[0] == 1
     dossier = Dossier.model_validate(values)
-    assert agreement.contradictions(dossier)
+    assert assess.contradictions(dossier)
     monkeypatch.setattr(_evidence, "contradictions", lambda _: ())
     monkeypatch.setattr(_evidence, "unpaid", lambda *_: ())
     assert "evidence_origin INVALID" not in gate()[1]

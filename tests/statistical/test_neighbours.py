@@ -18,7 +18,7 @@ from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import CyclicPoissonSampler
 from dptune.redaction import engine as redaction
-from dptune.workflow import tiering
+from dptune.workflow import token_weights
 from tests import neighbours
 from tests.neighbor_pairs import corpus_rows, kind_of, neighbor_pairs
 from tests.neighbours import (
@@ -245,9 +245,9 @@ def test_secret_that_redaction_leaves_is_caught(worlds, monkeypatch):
 
 
 def test_tiers_that_see_one_another_are_caught(worlds, monkeypatch):
-    view = tiering.group_view
+    view = token_weights.group_view
     monkeypatch.setattr(
-        tiering, "group_view", lambda *a, **k: view(*a, **(k | {"mask": None}))
+        token_weights, "group_view", lambda *a, **k: view(*a, **(k | {"mask": None}))
     )
     ((_, rows),) = pairs_of("sa_adp", "selective", 0)
     assert twins_apart(worlds("sa_adp")[0], rows) == float("inf")

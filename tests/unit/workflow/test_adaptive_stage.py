@@ -11,7 +11,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.privacy import Notion
 from dptune.stages import StagePlan
 from dptune.workflow.budget import budget_cost, planned_costs
-from dptune.workflow.training import run_stage
+from dptune.workflow.train_stage import run_stage
 
 from .conftest import PERFORMANCE, run_plan, stage
 

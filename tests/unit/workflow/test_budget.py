@@ -20,7 +20,7 @@ from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.results import BudgetReservation
 from dptune.workflow.budget import budget_cost, planned_costs, release_held, spender
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.training import run_stage
+from dptune.workflow.train_stage import run_stage
 
 from .conftest import PERFORMANCE, run_plan, stage
 

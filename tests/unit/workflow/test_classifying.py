@@ -6,7 +6,8 @@ from transformers import BertConfig, BertModel
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec, draw_canaries
-from dptune.config import AttackSettings, DetectionSettings
+from dptune.attacks.settings import AttackSettings
+from dptune.config import DetectionSettings
 from dptune.data.building import build_corpus
 from dptune.data.deduplication import Duplicates
 from dptune.data.source import CsvSource
@@ -17,12 +18,12 @@ from dptune.models.loading import load_saved
 from dptune.models.saving import save_model
 from dptune.models.source import PathSource
 from dptune.privacy import PrivacyUnit
-from dptune.workflow.classifying import NO_EXPOSURE
-from dptune.workflow.evaluation import attack_model, measure_utility
-from dptune.workflow.handover import read_units, write_units
+from dptune.workflow.attack import attack_model, measure_utility
 from dptune.workflow.inputs import StageInputs
-from dptune.workflow.preparation import load_base
-from dptune.workflow.training import run_stage
+from dptune.workflow.prepare_model import load_base
+from dptune.workflow.ranks import read_units, write_units
+from dptune.workflow.shadows import NO_EXPOSURE
+from dptune.workflow.train_stage import run_stage
 from tests.support.encoders import word_tokenizer
 
 from .conftest import PERFORMANCE, run_plan, stage

@@ -10,7 +10,8 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.accounting.store.allowances import Grant
 from dptune.accounting.store.store import BudgetStore
 from dptune.attacks.canaries import CanarySpec, draw_canaries
-from dptune.config import AttackSettings, PerformanceSettings
+from dptune.attacks.settings import AttackSettings
+from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
 from dptune.data.deduplication import Duplicates
 from dptune.data.source import SyntheticSource
@@ -19,13 +20,13 @@ from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.results import Interval
-from dptune.workflow import comparing
-from dptune.workflow.assessing import nominal_interval
-from dptune.workflow.comparing import check_comparison
+from dptune.workflow import compare
+from dptune.workflow.assess import nominal_interval
+from dptune.workflow.compare import check_comparison
+from dptune.workflow.device import peak_memory, remembered_peak
 from dptune.workflow.preflight import BudgetPlace
 from dptune.workflow.tracing import Tracer
-from dptune.workflow.training import run_stage
-from dptune.workflow.usage import peak_memory, remembered_peak
+from dptune.workflow.train_stage import run_stage
 from tests.unit.reports.samples import detection_report
 from tests.unit.test_comparing import CONFIGS, TINY, load_comparison
 
@@ -64,7 +65,7 @@ def reads(monkeypatch):
             duplicates=Duplicates.KEEP,
         )
 
-    monkeypatch.setattr(comparing, "read_corpus", read)
+    monkeypatch.setattr(compare, "read_corpus", read)
     return count
 
 

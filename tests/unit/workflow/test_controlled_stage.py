@@ -16,10 +16,10 @@ from dptune.dpsgd.checkpoint import load_controller
 from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import RldpController
 from dptune.models.bundle import ModelBundle
-from dptune.workflow.controlling import read_controllers
+from dptune.workflow.controller import read_controllers
 from dptune.workflow.forward import PublicText
 from dptune.workflow.preflight import check_run
-from dptune.workflow.training import run_stage
+from dptune.workflow.train_stage import run_stage
 
 from .conftest import PERFORMANCE
 

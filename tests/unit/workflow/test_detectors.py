@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from dptune.config import DetectionSettings, ScoringSettings
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DependencyError
-from dptune.workflow.detectors import check_detector, engine_of
-from dptune.workflow.scoring import check_judge
+from dptune.workflow.detect import check_detector, engine_of
+from dptune.workflow.score import check_judge
 from tests.llm_server import reply, serving
 
 TEXT = "my cousin rose wrote to ann@example.org."

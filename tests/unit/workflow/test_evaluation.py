@@ -4,8 +4,8 @@ import pytest
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.exposure import Measured
-from dptune.config import AttackSettings
-from dptune.workflow.evaluation import CanaryRanking
+from dptune.attacks.settings import AttackSettings
+from dptune.workflow.attack import CanaryRanking
 
 
 @pytest.mark.parametrize("num_canaries", [0, 1])

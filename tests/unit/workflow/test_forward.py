@@ -19,8 +19,8 @@ from dptune.recipes import Recipe
 from dptune.workflow.charging import planned_ledger
 from dptune.workflow.forward import PublicText
 from dptune.workflow.inputs import StageInputs
-from dptune.workflow.training import run_stage
-from dptune.workflow.whatif import calibration
+from dptune.workflow.train_stage import run_stage
+from dptune.workflow.what_if import calibration
 from dptune.workflow.whitebox import audit_stage
 from tests.unit.reports.samples import corpus_report
 

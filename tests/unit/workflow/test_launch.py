@@ -19,13 +19,11 @@ from dptune.config import PerformanceSettings, TrainConfig
 from dptune.dpsgd.distributed import Ranks
 from dptune.errors import BudgetExceededError, ConfigError, DptuneError, ModelError
 from dptune.recipes import Recipe
-from dptune.workflow import launch, preflight
-from dptune.workflow import rank as rank_module
+from dptune.workflow import preflight, ranks
 from dptune.workflow.device import Placement, place_processes
-from dptune.workflow.handover import Channel, read_units, write_units
 from dptune.workflow.job import TrainingJob
-from dptune.workflow.launch import cause_of_failure
-from dptune.workflow.training import run_stage
+from dptune.workflow.ranks import Channel, cause_of_failure, read_units, write_units
+from dptune.workflow.train_stage import run_stage
 from infra.workspace import REPOSITORY
 from tests.support import oracles
 
@@ -57,14 +55,14 @@ def relative(found, expected):
 def started(monkeypatch):
     """Processes that were started."""
     processes = []
-    honest = launch._start
+    honest = ranks._start
 
     def start(data):
         rank = honest(data)
         processes.append(rank.process)
         return rank
 
-    monkeypatch.setattr(launch, "_start", start)
+    monkeypatch.setattr(ranks, "_start", start)
     return processes
 
 
@@ -153,8 +151,8 @@ FIGURES = {
 def with_fakes(monkeypatch, behaviour):
     """Start processes that need no torch and do as they are told."""
     program = FAKE + f"FIGURES = {FIGURES!r}\n" + behaviour
-    monkeypatch.setattr(launch, "_PROGRAM", program)
-    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(ranks, "_PROGRAM", program)
+    monkeypatch.setattr(ranks, "_GRACE_SECONDS", 0.2)
 
 
 def ended(processes):
@@ -198,7 +196,7 @@ def test_interrupt_leaves_no_process_behind(
 def test_rank_ends_when_its_parent_is_gone(tmp_path):
     """What a killed parent leaves is a socket that is closed at its end."""
     with (tmp_path / "data").open("wb+") as data:
-        rank = launch._start(data)
+        rank = ranks._start(data)
         rank.channel.close()
         assert rank.process.wait(timeout=300) != 0
 
@@ -207,14 +205,14 @@ def test_rank_reports_its_error_and_ends_when_nobody_listens(monkeypatch, capsys
     ends = queue.SimpleQueue()
     ours, theirs = socket.socketpair()
     kept = []
-    monkeypatch.setattr(rank_module.os, "_exit", ends.put)
+    monkeypatch.setattr(ranks.os, "_exit", ends.put)
     monkeypatch.setattr(
-        rank_module, "Channel", lambda end: kept.append(Channel(end)) or kept[0]
+        ranks, "Channel", lambda end: kept.append(Channel(end)) or kept[0]
     )
-    monkeypatch.setattr(rank_module.sys, "argv", ["", str(theirs.detach()), "0"])
+    monkeypatch.setattr(ranks.sys, "argv", ["", str(theirs.detach()), "0"])
     channel = Channel(ours)
     channel.send({"no": "order"})
-    rank_module.main()
+    ranks.main()
     assert channel.receive()["error"]["kind"] == "ValidationError"
     assert "Traceback" in capsys.readouterr().err
     assert ends.get(timeout=10) == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from dptune.attacks.canaries import CanarySpec
-from dptune.config import AttackSettings
+from dptune.attacks.settings import AttackSettings
 from dptune.gates.policy import GatePolicy
 from dptune.workflow.power import (
     clean_pass_probability,

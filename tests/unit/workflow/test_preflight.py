@@ -8,13 +8,9 @@ from cli import runs
 from dptune.configfile import load_train_config
 from dptune.errors import ConfigError
 from dptune.privacy import UnitsFrom
-from dptune.workflow.counting import PlannedUnits
-from dptune.workflow.preflight import (
-    check_gate,
-    expected_ledger,
-    gate_doubts,
-    plan_for,
-)
+from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
+from dptune.workflow.planned_units import PlannedUnits
+from dptune.workflow.preflight import plan_for
 from tests.unit.reports.samples import corpus_report
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -28,16 +28,16 @@ from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
 from dptune.reports.model_pages import PRIVATE_HEADING, stage_page
 from dptune.results import ChampionReport
-from dptune.workflow import counting
+from dptune.workflow import planned_units
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.counting import (
+from dptune.workflow.dossier import Dossier
+from dptune.workflow.planned_units import (
     PlannedUnits,
     check_bound,
     ledger_of,
     release_units,
     units_for,
 )
-from dptune.workflow.dossier import Dossier
 from steps._registering import dashboard_metadata, version_parameters
 from tests.unit.reports import samples
 
@@ -373,8 +373,10 @@ def test_operator_is_told_of_a_number_that_is_far_off_and_nothing_is_refused(
 ):
     data = config.data.model_copy(update={"public_units": 200})
     changed = config.model_copy(update={"data": data})
-    assert len(counting.far_off(changed, with_units(corpus.report, actual))) == told
-    assert not counting.far_off(config, with_units(corpus.report, actual))
+    assert (
+        len(planned_units.far_off(changed, with_units(corpus.report, actual))) == told
+    )
+    assert not planned_units.far_off(config, with_units(corpus.report, actual))
 
 
 def leaving(corpus, *, count, noise=None):

@@ -7,7 +7,7 @@ from dptune.detection.engine import build_engine, detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError
 from dptune.redaction.operators import Operator
-from dptune.workflow.redacting import check_pseudonyms, redact_corpus
+from dptune.workflow.redact import check_pseudonyms, redact_corpus
 
 KEY = b"k" * 32
 

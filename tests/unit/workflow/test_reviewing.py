@@ -24,11 +24,10 @@ from dptune.review.store import (
     measured_rate,
 )
 from dptune.settings import ScreenedSettings
-from dptune.workflow.detectors import engine_of
-from dptune.workflow.ingestion import read_corpus
-from dptune.workflow.labelling import label_corpus, marks_assume
-from dptune.workflow.reviewing import export_sample, import_decisions
-from dptune.workflow.screening import screened_units
+from dptune.workflow.detect import engine_of, label_corpus, marks_assume
+from dptune.workflow.ingest import read_corpus
+from dptune.workflow.review import export_sample, import_decisions
+from dptune.workflow.token_weights import screened_units
 from infra.workspace import REPOSITORY
 
 KEY = ListKey(secret=bytes(range(32)))

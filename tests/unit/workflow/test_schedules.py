@@ -8,7 +8,7 @@ from dptune.accounting.events import merge_events
 from dptune.dpsgd.noise import IndependentNoise
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.workflow.budget import planned_costs
-from dptune.workflow.training import run_stage
+from dptune.workflow.train_stage import run_stage
 
 from .conftest import PERFORMANCE, run_plan, stage
 from .test_training import EMPTY

@@ -16,9 +16,9 @@ from dptune.errors import BudgetExceededError
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe
-from dptune.workflow import scoring
+from dptune.workflow import score as scoring
 from dptune.workflow.budget import planned_costs
-from dptune.workflow.scoring import score_corpus
+from dptune.workflow.score import score_corpus
 from tests.llm_server import reply, serving
 
 from .conftest import stage

@@ -9,7 +9,7 @@ from dptune.privacy import Notion
 from dptune.settings import ScreenedSettings
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.inputs import load_stage
-from dptune.workflow.screening import screened_rows, screened_units
+from dptune.workflow.token_weights import screened_rows, screened_units
 
 from .conftest import PERFORMANCE, run_plan, stage
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from dptune.config import AttackSettings, ShadowSettings
+from dptune.attacks.settings import AttackSettings, ShadowSettings
 from dptune.models.loading import load_saved
-from dptune.workflow import shadowing
-from dptune.workflow.shadowing import shadow_training
+from dptune.workflow import shadows as shadowing
+from dptune.workflow.shadows import shadow_training
 
 from .conftest import PERFORMANCE
 

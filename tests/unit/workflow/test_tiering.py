@@ -14,12 +14,12 @@ from dptune.models.encode import encode_corpus
 from dptune.models.loading import load_model
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.settings import TierSettings
-from dptune.workflow import tiering
+from dptune.workflow import token_weights
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.inputs import load_stage
 from dptune.workflow.preflight import check_selective
-from dptune.workflow.tiering import count_leaks, in_tiers, tiers_for
-from dptune.workflow.training import run_stage
+from dptune.workflow.token_weights import count_leaks, in_tiers, tiers_for
+from dptune.workflow.train_stage import run_stage
 from dptune.workflow.whitebox import audit_stage
 from infra.workspace import REPOSITORY
 
@@ -178,7 +178,7 @@ def test_audit_finds_the_stage_sound_and_its_twins_not(inputs, monkeypatch):
     assert failed() == set()
     whole = sa_adp.group_view
     monkeypatch.setattr(
-        tiering, "group_view", lambda *a, **k: whole(*a, **(k | {"mask": None}))
+        token_weights, "group_view", lambda *a, **k: whole(*a, **(k | {"mask": None}))
     )
     (entry,) = ledger.entries
     low = entry.notion_events[1].model_copy(update={"tier": ""})

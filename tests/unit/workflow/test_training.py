@@ -9,9 +9,9 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd import step as dpsgd_step
 from dptune.errors import PrivacyError
 from dptune.models.loading import load_model, model_digest
-from dptune.workflow import training
+from dptune.workflow import train_stage
 from dptune.workflow.inputs import load_stage
-from dptune.workflow.training import run_stage
+from dptune.workflow.train_stage import run_stage
 
 from .conftest import PERFORMANCE
 
@@ -223,16 +223,16 @@ def test_killed_stage_resumes_and_pays_for_the_block_again(
 def test_stage_killed_while_it_stores_the_model_costs_nothing_more(
     make_inputs, tmp_path, monkeypatch
 ):
-    save = training.save_model
+    save = train_stage.save_model
 
     def half(model, tokenizer, target):
         save(model, tokenizer, target)
         raise Killed
 
-    monkeypatch.setattr(training, "save_model", half)
+    monkeypatch.setattr(train_stage, "save_model", half)
     with pytest.raises(Killed):
         run(make_inputs(), tmp_path)
-    monkeypatch.setattr(training, "save_model", save)
+    monkeypatch.setattr(train_stage, "save_model", save)
     outcome = run(make_inputs(), tmp_path)
     assert paid(outcome) == 5
     assert outcome.report.resumed_from_step == 5

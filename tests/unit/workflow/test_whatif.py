@@ -14,7 +14,7 @@ from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
 from dptune.workflow.charging import planned_ledger
-from dptune.workflow.whatif import calibration, changed, noise_cost
+from dptune.workflow.what_if import calibration, changed, noise_cost
 from tests.unit.reports.samples import corpus_report
 
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE

@@ -8,7 +8,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd import gaussian, noise
 from dptune.workflow import whitebox
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.training import run_stage
+from dptune.workflow.train_stage import run_stage
 from dptune.workflow.whitebox import audit_stage, kept_audit
 
 from .conftest import PERFORMANCE

@@ -15,9 +15,10 @@ from dptune.attacks.exposure import Measured, exposure_report, measure_exposure
 from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import canary_rows, planted_count
+from dptune.attacks.settings import AttackSettings
 from dptune.attacks.trie import load_or_build, trie_key
 from dptune.attacks.utility import utility_report
-from dptune.config import AttackSettings, DetectionSettings, PerformanceSettings
+from dptune.config import DetectionSettings, PerformanceSettings
 from dptune.data.corpus import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import DataError
@@ -33,16 +34,16 @@ from dptune.results import (
     TrainedCanaries,
     UtilityReport,
 )
-from dptune.workflow.classifying import (
+from dptune.workflow.device import pick_device
+from dptune.workflow.extracting import Extracting, nothing_to_extract
+from dptune.workflow.shadows import (
     HELD_OUT,
     attack_membership,
     measure_accuracy,
     sample_rows,
+    shadow_training,
     unmeasurable_exposure,
 )
-from dptune.workflow.device import pick_device
-from dptune.workflow.extracting import Extracting, nothing_to_extract
-from dptune.workflow.shadowing import shadow_training
 from dptune.workflow.trained import most_trained
 
 

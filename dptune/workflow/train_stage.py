@@ -21,7 +21,7 @@ from dptune.models.loading import LoadedModel, model_digest
 from dptune.models.saving import save_model
 from dptune.results import StageCurvePoint, StageReport, TrainedCanaries
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.controlling import (
+from dptune.workflow.controller import (
     PREFIX,
     controller_report,
     stage_controller,
@@ -31,7 +31,7 @@ from dptune.workflow.device import place_processes
 from dptune.workflow.forward import train_on_releases
 from dptune.workflow.inputs import StageInputs, load_job
 from dptune.workflow.job import TrainingJob, run_job
-from dptune.workflow.launch import train_on_ranks
+from dptune.workflow.ranks import train_on_ranks
 from dptune.workflow.retraining import start_again
 from dptune.workflow.trained import refuse_untrained, trained_canaries
 

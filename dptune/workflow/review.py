@@ -17,10 +17,10 @@ from dptune.review.findings import Findings, findings
 from dptune.review.lists import ListKey, ReviewLists, extended, with_lists
 from dptune.review.sample import Drawn, draw_sample, reread
 from dptune.review.store import ReviewRecord, ReviewStore, SampleRecord
-from dptune.workflow.counting import units_for
-from dptune.workflow.detectors import engine_of
-from dptune.workflow.ingestion import read_corpus
-from dptune.workflow.screening import rows_to_read
+from dptune.workflow.detect import engine_of
+from dptune.workflow.ingest import read_corpus
+from dptune.workflow.planned_units import units_for
+from dptune.workflow.token_weights import rows_to_read
 
 
 @dataclass(frozen=True, kw_only=True)

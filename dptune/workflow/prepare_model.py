@@ -28,7 +28,7 @@ from dptune.models.saving import save_model
 from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
 from dptune.models.tokenizer import train_tokenizer
 from dptune.workflow.device import pick_device
-from dptune.workflow.ingestion import read_public
+from dptune.workflow.ingest import read_public
 
 _PRETRAINING_VERSION = 1
 

@@ -15,7 +15,7 @@ from dptune.data.corpus import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem
 from dptune.workflow.budget import budget_request, run_key
-from dptune.workflow.ingestion import read_corpus
+from dptune.workflow.ingest import read_corpus
 from dptune.workflow.preflight import (
     BudgetPlace,
     Checked,

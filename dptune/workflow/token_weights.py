@@ -1,15 +1,19 @@
 """Units in parts, from what was detected in each record: one part for every tier."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 
 from dptune.detection.scoring import SensitivityTable
 from dptune.dpsgd.dataset import FloatArray, IntArray, UnitDataset
-from dptune.errors import PrivacyError
+from dptune.errors import ConfigError, PrivacyError, Problem
+from dptune.mechanisms.atdp import ordinary_weight, token_weights
 from dptune.mechanisms.sa_adp import (
     PROTECTED,
     Tier,
@@ -17,7 +21,8 @@ from dptune.mechanisms.sa_adp import (
     tiers_of_types,
     token_tiers,
 )
-from dptune.settings import TierSettings
+from dptune.recipes import Recipe
+from dptune.settings import ScreenedSettings, TierSettings, TokenWeightSettings
 from dptune.text import Span
 
 
@@ -163,3 +168,112 @@ def _labelled(
             tiers=tiers,
             unit=row["unit_id"],
         )
+
+
+def weighted(
+    encoded: Dataset, records: Dataset, settings: TokenWeightSettings
+) -> Dataset:
+    """Weigh every token by whether its record's labels call it sensitive.
+
+    **Privacy**: the weights of a row follow from its own record and from public
+    numbers, so that a change of one record changes the weights of no other.
+
+    Args:
+        encoded: rows of `encode_corpus` with offsets.
+        records: columns `id, text, spans` of the records that were encoded.
+        settings: public shares.
+
+    Returns:
+        The rows with `loss_weights` of 1, of the ordinary weight, or of 0 where they
+        were 0.
+    """
+    ordinary = ordinary_weight(
+        settings.sensitive_share, target_share=settings.target_share
+    )
+    place = {record: index for index, record in enumerate(records["id"])}
+    texts, spans = records["text"], records["spans"]
+
+    def weights(row: dict[str, Any]) -> list[float]:
+        index = place[row["id"]]
+        found = token_weights(
+            texts[index],
+            zip(row["token_starts"], row["token_ends"], strict=True),
+            [_span(span) for span in spans[index]],
+            ordinary=ordinary,
+        )
+        old = np.asarray(row["loss_weights"], np.float32)
+        return np.where(old > 0, found, old).tolist()  # type: ignore[no-any-return]
+
+    kept = encoded.data.table.drop_columns(
+        ["token_starts", "token_ends", "loss_weights"]
+    )
+    column = pa.array([weights(row) for row in encoded], pa.list_(pa.float32()))
+    return Dataset(kept.append_column("loss_weights", column))
+
+
+def _span(row: dict[str, Any]) -> Span:
+    """Read a span of a labelled corpus."""
+    return Span(start=row["start"], end=row["end"], entity_type=row["entity_type"])
+
+
+def screened_units(
+    units: Iterable[str], settings: ScreenedSettings, *, num_drawn: int
+) -> frozenset[str]:
+    """Draw the units that are to be read, by public coins.
+
+    **Privacy**: the draw looks at ids alone, so that no secret decides it. Ids must not
+    be hashes of texts, which `check_selective` refuses.
+
+    Args:
+        units: ids of all privacy units of the training split, in any order, each as
+            often as it has records.
+        settings: the public seed.
+        num_drawn: how many, which follows from the planned number of units, as
+            `settings.num_units` has it.
+
+    References:
+        Shi et al. (2022), "Just Fine-tune Twice", sections 3.1 and 6.2: 0.1 % there.
+    """
+
+    def coin(unit: str) -> bytes:
+        return hashlib.sha256(f"{settings.public_seed} {unit}".encode()).digest()
+
+    return frozenset(sorted(set(units), key=coin)[:num_drawn])
+
+
+def rows_to_read(rows: Dataset, recipe: Recipe, *, num_units: int) -> frozenset[int]:
+    """Return the rows of a corpus that people have to read for a recipe.
+
+    Canaries come in later, as units of their own, and can only take the place of units
+    that are drawn here.
+
+    Args:
+        rows: of the training split.
+        recipe: with a stage that is screened.
+        num_units: units that the run is planned for, canaries included.
+
+    Raises:
+        ConfigError: no stage is screened.
+    """
+    settings = [stage.screened for stage in recipe.stages if stage.screened is not None]
+    if not settings:
+        problem = Problem(
+            path="recipe",
+            message=f"must have a stage with screened to be read, got {recipe.name}.",
+            next_step="Choose jft_screened.",
+        )
+        raise ConfigError([problem])
+    units = rows["unit_id"]
+    chosen: set[str] = set()
+    for one in settings:
+        chosen |= screened_units(units, one, num_drawn=one.num_units(num_units))
+    return frozenset(i for i, unit in enumerate(units) if unit in chosen)
+
+
+def screened_rows(
+    rows: Dataset, settings: ScreenedSettings, *, num_drawn: int
+) -> Dataset:
+    """Return the records of the units that are to be read, in their order."""
+    chosen = screened_units(rows["unit_id"], settings, num_drawn=num_drawn)
+    places = [i for i, unit in enumerate(rows["unit_id"]) if unit in chosen]
+    return rows.select(places)

@@ -7,6 +7,8 @@ loopback interface: no port is open to other machines.
 """
 
 import json
+import mmap
+import os
 import queue
 import signal
 import socket
@@ -14,26 +16,118 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.distributed import revive_error
+from dptune.dpsgd.distributed import describe_error, revive_error
 from dptune.dpsgd.trainer import Charge, StepProgress
-from dptune.errors import DptuneError
+from dptune.errors import ConfigError, DptuneError
+from dptune.settings import Settings
 from dptune.workflow.device import Placement
-from dptune.workflow.handover import Channel, Message, write_units
-from dptune.workflow.job import TrainingJob
+from dptune.workflow.job import TrainingJob, load_start, run_job
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of a socket that carries one line of JSON per message.
+
+    Args:
+        end: of a connected pair.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._lines = end.makefile("rb")
+
+    def send(self, message: Message) -> None:
+        """Send a message; figures may be NaN."""
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> Message | None:
+        """Wait for a message; None when the other end is closed or its process gone."""
+        try:
+            line = self._lines.readline()
+        except (OSError, ValueError):  # hung up, at the other end or here
+            return None
+        return dict(json.loads(line)) if line.endswith(b"\n") else None
+
+    def close(self) -> None:
+        """Hang up; whoever waits at either end is woken."""
+        with suppress(OSError):  # the other end was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
+        self._socket.close()
+
+
+def write_units(data: UnitDataset, file: BinaryIO) -> None:
+    """Write a data set as safetensors. Private: it holds the tokens.
+
+    Args:
+        data: sequences, with or without classes.
+        file: empty.
+
+    Raises:
+        ConfigError: the units are parts.
+    """
+    if data.kinds is not None or data.unnoised is not None:
+        raise ConfigError(
+            "performance.num_processes must be 1 for a recipe that trains units in "
+            "parts."
+        )
+    bounds = [data.max_sequences_per_unit, data.num_dropped_sequences]
+    tensors: dict[str, NDArray[Any]] = {"bounds": np.asarray(bounds, np.int64)}
+    columns: dict[str, Sequence[NDArray[Any]]] = {
+        "sequences": data.sequences,
+        "loss_weights": data.loss_weights,
+        "units": data.units,
+    }
+    for name, arrays in columns.items():
+        tensors[name] = np.concatenate(arrays)
+        tensors[f"{name}.lengths"] = np.asarray([len(a) for a in arrays], np.int64)
+    if data.labels is not None:
+        tensors["labels"] = data.labels
+    file.write(save(tensors))
+    file.flush()
+
+
+def read_units(descriptor: int) -> UnitDataset:
+    """Read what `write_units` wrote; the descriptor may be shared with others."""
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
+        tensors = load(content[:])
+    max_sequences, num_dropped = tensors["bounds"].tolist()
+    return UnitDataset(
+        sequences=_split(tensors, "sequences"),
+        loss_weights=_split(tensors, "loss_weights"),
+        units=_split(tensors, "units"),
+        labels=tensors.get("labels"),
+        max_sequences_per_unit=max_sequences,
+        num_dropped_sequences=num_dropped,
+    )
+
+
+def _split(tensors: dict[str, NDArray[Any]], name: str) -> tuple[NDArray[Any], ...]:
+    """Cut a column into its arrays."""
+    ends = np.cumsum(tensors[f"{name}.lengths"])
+    return tuple(np.split(tensors[name], ends[:-1]))
+
 
 # The modules of this process, whatever lies in the working directory.
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from dptune.workflow.rank import main; main()"
+    "from dptune.workflow.ranks import main; main()"
 )
 _GRACE_SECONDS: Final = 5.0
 
@@ -230,3 +324,101 @@ def cause_of_failure(
 def _ending(code: int) -> str:
     """Name an exit code."""
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+_PATIENCE: Final = timedelta(hours=1)
+"""How long a rank waits for another, or for a charge, before it gives up."""
+
+
+class RankOrder(Settings):
+    """What one rank is told.
+
+    Args:
+        job: what all ranks compute together.
+        rank: of this process, from 0.
+        num_ranks: how many there are.
+        device: `cpu`, or the accelerator of this rank.
+        num_threads: of this process on the CPU.
+        meeting_file: absent at first; ranks find each other through it.
+    """
+
+    job: TrainingJob
+    rank: int
+    num_ranks: int
+    device: str
+    num_threads: int
+    meeting_file: Path
+
+
+def main() -> None:
+    """Train a share of a stage; the arguments are two inherited descriptors."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, inbox), daemon=True).start()
+    try:
+        order = RankOrder.model_validate(inbox.get())
+        end: Message = {"done": _train(order, int(sys.argv[2]), channel, inbox)}
+    except Exception as error:  # noqa: BLE001 - it is raised where we were started
+        if not isinstance(error, DptuneError):
+            traceback.print_exc()
+        end = {"error": describe_error(error)}
+    channel.send(end)
+    sys.stderr.flush()
+    os._exit(0)  # the listening thread holds a lock that an ordinary exit waits for
+
+
+def _listen(channel: Channel, inbox: queue.SimpleQueue[Message]) -> None:
+    """Pass messages on; end the process when nobody is there to send any."""
+    while (message := channel.receive()) is not None:
+        inbox.put(message)
+    os._exit(1)
+
+
+def _train(
+    order: RankOrder,
+    descriptor: int,
+    channel: Channel,
+    inbox: queue.SimpleQueue[Message],
+) -> int | None:
+    """Train with the others; return the step that the run went on from."""
+
+    def charge(first_step: int, num_steps: int) -> None:
+        channel.send({"charge": [first_step, num_steps]})
+        inbox.get()  # whoever refuses ends this process instead
+
+    def on_step(progress: StepProgress) -> None:
+        channel.send({"progress": asdict(progress)})
+
+    _join(order)
+    try:
+        loaded, _ = load_start(order.job)
+        outcome = run_job(
+            order.job,
+            loaded,
+            read_units(descriptor),
+            device=order.device,
+            charge=charge,
+            on_step=on_step,
+        )
+    finally:
+        dist.destroy_process_group()
+    return outcome.resumed_from_step
+
+
+def _join(order: RankOrder) -> None:
+    """Meet the other ranks, over this machine's own interface only."""
+    torch.set_num_threads(order.num_threads)
+    loopback = next(n for _, n in socket.if_nameindex() if n.startswith("lo"))
+    os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    device = torch.device(order.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        store=dist.FileStore(  # type: ignore[attr-defined]  # documented, not exported
+            str(order.meeting_file), order.num_ranks
+        ),
+        rank=order.rank,
+        world_size=order.num_ranks,
+        timeout=_PATIENCE,
+    )

@@ -9,17 +9,19 @@ from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import apply_setting
 from dptune.config import DetectionSettings
 from dptune.data.corpus import Corpus
-from dptune.detection.endpoint import NO_ACCESS, LlmAccess
+from dptune.detection.endpoint import NO_ACCESS, Endpoint, LlmAccess, endpoint_of
 from dptune.detection.engine import (
     READ_ONE_TEXT,
     DetectionEngine,
+    build_engine,
     detect_dataset,
     detection_report,
     refuse_if_nothing_found,
 )
+from dptune.detection.llm import LlmRecognizer
 from dptune.detection.missing import MissCounts, count_misses, missing_rate
 from dptune.detection.shards import SpanShard, detect_shard, merge_shards
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, Problem
 from dptune.results import DetectionReport, Interval
 from dptune.review.lists import ReviewLists, with_lists
 from dptune.review.store import (
@@ -29,8 +31,7 @@ from dptune.review.store import (
     measured_rate,
 )
 from dptune.workflow.auditing import count_detected
-from dptune.workflow.detectors import engine_of
-from dptune.workflow.ingestion import GOLD
+from dptune.workflow.ingest import GOLD
 
 
 def label_corpus(
@@ -215,3 +216,52 @@ def _misses(row: dict[str, list[dict[str, int]]]) -> MissCounts:
     gold = [(span["start"], span["end"]) for span in row[GOLD]]
     found = [(span["start"], span["end"]) for span in row["spans"]]
     return count_misses(str(row["text"]), gold, found)
+
+
+def engine_of(
+    settings: DetectionSettings, access: LlmAccess = NO_ACCESS
+) -> DetectionEngine:
+    """Build the detector of a configuration, without lists.
+
+    Args:
+        settings: which recognizers.
+        access: key and memory of the recognizer `llm`. Neither changes the fingerprint.
+    """
+    endpoint: Endpoint | None = None
+    if settings.llm is not None:
+        endpoint = endpoint_of(settings.llm, access, path="detection.llm")
+    gliner = settings.gliner
+    return build_engine(
+        tier=settings.tier,
+        recognizers=settings.recognizers,
+        spacy_pipeline=settings.spacy_pipeline,
+        gliner_model=gliner.model if gliner else None,
+        gliner_threshold=gliner.threshold if gliner else 0.3,
+        llm_endpoint=endpoint,
+    )
+
+
+def check_detector(settings: DetectionSettings, access: LlmAccess) -> None:
+    """Load what the recognizers need; ask a language model about a public sentence.
+
+    A model that is away would make every sentence sensitive, so a run does not start.
+
+    Raises:
+        ConfigError: a name that nobody offers, or an endpoint that does not answer.
+        DependencyError: a package, a pipeline or a model is not there.
+    """
+    engine = engine_of(settings, access)
+    _ = engine.fingerprint  # reads pipelines and models
+    for recognizer in engine.parts:
+        if isinstance(recognizer, LlmRecognizer) and (why := recognizer.failure()):
+            raise ConfigError(
+                [
+                    Problem(
+                        path="detection.llm",
+                        message="must be an endpoint that answers as asked, got "
+                        f"{why} to a public sentence.",
+                        next_step="Start the server, correct base_url, model or key, "
+                        "or leave llm out of detection.recognizers.",
+                    )
+                ]
+            )

@@ -6,27 +6,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.exposure import exposure_report
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import planted_count
-from dptune.config import AttackSettings, PerformanceSettings
+from dptune.attacks.settings import AttackSettings
+from dptune.config import PerformanceSettings
 from dptune.errors import DataError, Problem
 from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_model
 from dptune.results import ExposureReport, MembershipReport
+from dptune.settings import Settings
+from dptune.workflow.attack import CanaryRanking
 from dptune.workflow.device import pick_device
-from dptune.workflow.evaluation import CanaryRanking
-from dptune.workflow.shadowing import shadow_training
+from dptune.workflow.shadows import shadow_training
 
 _LEAST = 50
 
 
-class ForeignModel(BaseModel):
+class ForeignModel(Settings):
     """Where a model lies, and what it is said to have been trained on.
 
     Args:
@@ -37,8 +39,6 @@ class ForeignModel(BaseModel):
         canaries: a canary set as JSON, if there is one.
         max_tokens: longest sequence, if the models can read it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Path
     base: Path

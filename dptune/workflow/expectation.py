@@ -1,0 +1,154 @@
+"""What a run will claim if all goes as planned, and what its own gate says to that."""
+
+from dptune.accounting.assumptions import weakens
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.attacks.planting import plant_assumes
+from dptune.config import TrainConfig
+from dptune.errors import ConfigError, Problem
+from dptune.gates.claims import not_accepted
+from dptune.planning import RunPlan, spent_epsilon
+from dptune.privacy import Mode
+from dptune.results import CorpusReport
+from dptune.review.store import ListsOfProject
+from dptune.workflow.charging import planned_ledger
+from dptune.workflow.detect import marks_assume
+
+
+def expected_ledger(
+    config: TrainConfig,
+    plan: RunPlan,
+    corpus: CorpusReport,
+    *,
+    lists: ListsOfProject | None = None,
+) -> PrivacyLedger:
+    """Return the ledger that a run leaves if all goes as planned.
+
+    Args:
+        config: of the run.
+        plan: its noise and steps.
+        corpus: as it was ingested, before canaries and marks.
+        lists: review lists of the project, if there are any.
+    """
+    used = lists if config.detection.use_review else None
+    seen = corpus.model_copy(
+        update={
+            "assumes": (*corpus.assumes, *plant_assumes(config.canaries)),
+            "marks_assume": tuple(
+                marks_assume(config.detection, used, config.budget.data_set)
+            ),
+        }
+    )
+    return planned_ledger(
+        plan,
+        seen,
+        redaction=config.redaction.operator.value,
+        fixed_seed=config.seed is not None,
+    )
+
+
+def gate_doubts(config: TrainConfig, ledger: PrivacyLedger) -> tuple[str, ...]:
+    """Say why the run's own gate will refuse what it can claim, whatever it measures.
+
+    A warning and no refusal: a policy may come to accept it, and models are trained to
+    be compared.
+
+    Args:
+        config: of the run.
+        ledger: that it leaves if all goes as planned.
+    """
+    policy, notion = config.gate, config.gate.notion
+    if not _is_promised(config):
+        return ()
+    relation = policy.neighboring_relation
+    claim = ledger.certificate(
+        notion, delta=config.privacy.target_delta, relation=relation
+    )
+    about = f"the {notion} claim under {relation} will be {claim.status}"
+    if claim.status not in policy.accepted_statuses:
+        rests_on = [a for a in claim.assumptions if weakens(a, notion, relation)]
+        if rests_on:
+            about += f" on {', '.join(rests_on)}"
+        return (f"{about}, and gate {policy.name} will refuse it.",)
+    found = not_accepted(
+        (a for a in claim.assumptions if weakens(a, notion, relation)), policy
+    )
+    if not found:
+        return ()
+    doubt = (
+        f"{about} on {', '.join(found)}, and gate {policy.name} will refuse it. Set "
+        "what makes that unnecessary (data.public_units for num_units_is_public), or "
+        "list it under gate.accepted_assumptions."
+    )
+    return (doubt,)
+
+
+def _is_promised(config: TrainConfig) -> bool:
+    """Whether a run means to claim what its own gate asks for."""
+    privacy = config.privacy
+    return (
+        config.recipe.private
+        and privacy.notion is config.gate.notion
+        and privacy.mode is Mode.SOUND
+    )
+
+
+def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
+    """Refuse to train for hours towards what the run's own gate will refuse.
+
+    Recipes without noise, and what a paper would print, are trained to be looked at.
+
+    Args:
+        config: of the run.
+        plan: its noise and cost; None where it has none, and only the target is known.
+
+    Raises:
+        ConfigError: epsilon or delta is above the policy's, or the strongest attack is
+            left out.
+    """
+    privacy, policy = config.privacy, config.gate
+    if not _is_promised(config):
+        return
+    problems = []
+    epsilon = privacy.target_epsilon or (plan.epsilon if plan else 0.0)
+    same = privacy.relation is policy.neighboring_relation
+    if plan is not None and not same:
+        epsilon = spent_epsilon(
+            plan.stages,
+            delta=plan.target_delta,
+            relation=policy.neighboring_relation,
+            releases=plan.releases,
+        )
+    if epsilon > policy.max_epsilon:
+        terms = f"{policy.notion}, {policy.neighboring_relation}"
+        problems.append(
+            Problem(
+                path="privacy.target_epsilon",
+                message=f"must lead to at most gate.max_epsilon "
+                f"({policy.max_epsilon:g}; {terms}), got {epsilon:.4g}: the gate would "
+                "refuse what the run trains.",
+                next_step="Lower it, or let `gate` name a policy that accepts it.",
+            )
+        )
+    if privacy.target_delta > policy.max_delta:
+        problems.append(
+            Problem(
+                path="privacy.target_delta",
+                message=f"must be at most gate.max_delta ({policy.max_delta:g}), got "
+                f"{privacy.target_delta:g}: the gate would refuse what the run trains.",
+                next_step="Lower it, or let `gate` name a policy that accepts it.",
+            )
+        )
+    shadows = config.attack.shadows
+    if (shadows.num_models if shadows else 0) < policy.min_shadow_models:
+        problems.append(
+            Problem(
+                path="attack.shadows",
+                message=f"must hold at least gate.min_shadow_models "
+                f"({policy.min_shadow_models}) models: without them the strongest "
+                "attack does not run, and the gate cannot pass.",
+                next_step="Raise attack.shadows.num_models, or let `gate` name a "
+                "policy that asks for fewer.",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
