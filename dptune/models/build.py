@@ -50,6 +50,7 @@ def build_gpt2(
         n_embd=hidden_size,
         n_layer=num_layers,
         n_head=num_heads,
+        activation_function="gelu_pytorch_tanh",  # gelu_new, in one kernel
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=dropout,
