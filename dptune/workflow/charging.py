@@ -1,5 +1,7 @@
 """The ledger entry that one block of a stage is charged as."""
 
+from functools import partial
+
 from dp_accounting import NonPrivateDpEvent
 
 from dptune.accounting.assumptions import Assumption, hides_secrets
@@ -57,39 +59,30 @@ def stage_entry(
             the end of the stage; of an adaptive plan all steps at once.
         fixed_seed: whether sampling and noise come from a known seed.
     """
+    nominal = plan.settings.nominal
+    entry = partial(
+        LedgerEntry,
+        stage=plan.settings.name,
+        recipe=recipe,
+        data_fingerprint=corpus.fingerprint,
+        privacy_unit=PrivacyUnit(corpus.privacy_unit),
+        num_steps=num_steps,
+        nominal_epsilon=plan.nominal_epsilon,
+        nominal_reference=nominal.reference if nominal else "",
+    )
     if plan.settings.local is not None:
-        return _forward_entry(
-            corpus,
-            plan,
-            recipe=recipe,
-            first_step=first_step,
-            num_steps=num_steps,
-            fixed_seed=fixed_seed,
-        )
+        return _forward_entry(entry, corpus, plan, first_step, fixed_seed=fixed_seed)
     if plan.settings.tiers is not None:
-        return _tiered_entry(
-            corpus,
-            plan,
-            recipe=recipe,
-            first_step=first_step,
-            num_steps=num_steps,
-            fixed_seed=fixed_seed,
-        )
+        return _tiered_entry(entry, corpus, plan, first_step, fixed_seed=fixed_seed)
     private, training = plan.settings.private, plan.training_plan()
     if isinstance(training, GradientPlan):
         event = training.dp_event(num_steps, first_step=first_step)
     else:
         event = training.dp_event(num_steps)
-    runs, nominal = plan.noise_runs(first_step, num_steps), plan.settings.nominal
-    read = plan.settings.screened
-    return LedgerEntry(
-        stage=plan.settings.name,
-        recipe=recipe,
-        data_fingerprint=corpus.fingerprint,
-        privacy_unit=PrivacyUnit(corpus.privacy_unit),
+    runs, read = plan.noise_runs(first_step, num_steps), plan.settings.screened
+    return entry(
         view=DataView(plan.settings.view.value),
         dp_event=event,
-        num_steps=num_steps,
         sample_rate=plan.sample_rate if private else None,
         noise_multiplier=runs[0][0]
         if private and len(runs) == 1 and not is_adaptive(training)
@@ -109,19 +102,16 @@ def stage_entry(
             *_about_number(corpus, plan.units_from),
             *([Assumption.PUBLIC_WORD_LIST] if plan.settings.token_weights else []),
         ),
-        nominal_epsilon=plan.nominal_epsilon,
-        nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed and private,
     )
 
 
 def _tiered_entry(
+    entry: partial[LedgerEntry],
     corpus: CorpusReport,
     plan: StagePlan,
-    *,
-    recipe: str,
     first_step: int,
-    num_steps: int,
+    *,
     fixed_seed: bool,
 ) -> LedgerEntry:
     """Describe steps of a stage in tiers: a record has no guarantee, secrets do.
@@ -142,7 +132,7 @@ def _tiered_entry(
         *_about_number(corpus, plan.units_from),
         Assumption.LENGTHS_AND_TYPES_ARE_PUBLIC,
     )
-    nominal = plan.settings.nominal
+    num_steps: int = entry.keywords["num_steps"]
     is_founded = hides_secrets(assumptions)
     events = (
         NotionEvent(
@@ -158,30 +148,22 @@ def _tiered_entry(
             for kind, tier in enumerate(PROTECTED)
         ),
     )
-    return LedgerEntry(
-        stage=plan.settings.name,
-        recipe=recipe,
-        data_fingerprint=corpus.fingerprint,
-        privacy_unit=PrivacyUnit(corpus.privacy_unit),
+    return entry(
         view=DataView.ORIGINAL,
         dp_event=NonPrivateDpEvent(),
         notion_events=events if is_founded and not training.mixed_parts else (),
-        num_steps=num_steps,
         max_grad_norm=training.max_grad_norm,
         assumptions=assumptions,
-        nominal_epsilon=plan.nominal_epsilon,
-        nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed,
     )
 
 
 def _forward_entry(
+    entry: partial[LedgerEntry],
     corpus: CorpusReport,
     plan: StagePlan,
-    *,
-    recipe: str,
     first_step: int,
-    num_steps: int,
+    *,
     fixed_seed: bool,
 ) -> LedgerEntry:
     """Describe participations of a stage with forward noise.
@@ -189,23 +171,15 @@ def _forward_entry(
     Labels are sent in the clear, so that a record has no guarantee. Selective neighbors
     have equal labels, and all else that is learnt comes from the releases.
     """
-    forward, nominal = (
-        plan.forward_plan(plan.noise_multiplier or 0.0),
-        plan.settings.nominal,
-    )
-    event = forward.dp_event(num_steps, first_step=first_step)
-    return LedgerEntry(
-        stage=plan.settings.name,
-        recipe=recipe,
-        data_fingerprint=corpus.fingerprint,
-        privacy_unit=PrivacyUnit(corpus.privacy_unit),
+    forward = plan.forward_plan(plan.noise_multiplier or 0.0)
+    event = forward.dp_event(entry.keywords["num_steps"], first_step=first_step)
+    return entry(
         view=DataView.ORIGINAL,
         dp_event=NonPrivateDpEvent(),
         notion_events=(
             NotionEvent(notion=Notion.LOCAL, dp_event=event),
             NotionEvent(notion=Notion.SELECTIVE, dp_event=event),
         ),
-        num_steps=num_steps,
         max_grad_norm=forward.max_norm,
         assumptions=(
             *assumptions_of(
@@ -216,8 +190,6 @@ def _forward_entry(
             ),
             Assumption.LABELS_ARE_SENT,
         ),
-        nominal_epsilon=plan.nominal_epsilon,
-        nominal_reference=nominal.reference if nominal else "",
         fixed_seed=fixed_seed,
     )
 
