@@ -5,6 +5,7 @@ import torch
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.noise import (
     BandedNoise,
+    GroupedNoise,
     IndependentNoise,
     add_gaussian_noise,
     noise_stream,
@@ -142,3 +143,31 @@ def test_banded_noise_refuses_half_precision_and_bad_stddev():
         banded().add(sums, step=0)
     with pytest.raises(PrivacyError, match="noise_stddev"):
         banded(noise_stddev=float("nan"))
+
+
+def grouped(**stddevs):
+    steps = []
+    mechanism = GroupedNoise(
+        noise_stddevs=lambda step: steps.append(step) or stddevs,
+        stream=noise_stream(fixed_seed=6),
+    )
+    sums = {name: torch.zeros_like(value) for name, value in SHAPES.items()}
+    mechanism.add(sums, step=7)
+    assert steps == [7]
+    return sums
+
+
+def test_every_group_has_noise_of_its_own_stddev():
+    plain, sums = grouped(a=1.0, b=1.0), grouped(a=0.5, b=3.0)
+    torch.testing.assert_close(sums["a"], 0.5 * plain["a"])
+    torch.testing.assert_close(sums["b"], 3.0 * plain["b"])
+    assert len({*plain["a"].flatten().tolist(), *plain["b"].tolist()}) == 17
+
+
+@pytest.mark.parametrize(
+    "stddevs",
+    [{"a": 1.0}, {"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 1.0, "c": 1.0}, {}],
+)
+def test_sum_without_noise_of_its_own_is_refused(stddevs):
+    with pytest.raises(PrivacyError, match="noise of its own"):
+        grouped(**stddevs)

@@ -4,6 +4,7 @@ import pytest
 from dptune.dpsgd.sampling import (
     CyclicPoissonSampler,
     PoissonSampler,
+    SamplingKind,
     ShuffledSampler,
     TruncatedPoissonSampler,
     rate_in_turn,
@@ -143,3 +144,7 @@ def test_impossible_caps_and_groups_are_refused():
         CyclicPoissonSampler(num_units=3, sample_rate=0.5, num_groups=0)
     with pytest.raises(ConfigError, match="sample_rate"):
         CyclicPoissonSampler(num_units=3, sample_rate=0.0, num_groups=2)
+
+
+def test_names_of_samplers_are_those_of_recipes_and_ledgers():
+    assert {*SamplingKind} == {"poisson", "truncated_poisson", "cyclic_poisson"}

@@ -1,0 +1,500 @@
+"""Do the tests of a room see small changes of its source?
+
+    pip install --target FOLDER --no-deps mutmut==3.8.1 libcst==1.9.0
+    PYTHONPATH=.:FOLDER python benchmarks/mutants.py ROOM [--skip 0] [--take 20]
+
+Mutants are made by the operators of mutmut, over whole modules: decorated functions,
+class bodies and constants too, which mutmut itself leaves out. Left out here are what
+cannot change behavior or only words a message: annotations, decorators, docstrings, and
+texts with a blank in them. Of every module a share is drawn, the same again for the
+same source: `--skip` and `--take` cut disjoint samples from an order that a hash gives.
+
+The tests of a room are collected once, and run once to see which executes what. For
+each mutant a fork of that process takes its code in the place of the function's, and
+runs the tests that execute the changed statement, the quickest first, until one fails.
+What is executed by an import (class bodies, constants) is imported anew for all tests.
+Survivors are printed; those in `equivalent_mutants.yaml` are no bugs, and it says why.
+"""
+
+import argparse
+import difflib
+import gc
+import hashlib
+import importlib.util
+import inspect
+import itertools
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+import coverage
+import libcst as cst
+import pytest
+import yaml
+from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
+from mutmut.mutation.mutators import mutation_operators
+
+REPOSITORY: Final = Path(__file__).parents[1]
+EQUIVALENT: Final = REPOSITORY / "benchmarks" / "equivalent_mutants.yaml"
+SEED: Final = "dptune"
+MEMORY: Final = 12 << 30
+ANEW: Final = 9
+FLAGS: Final = ("-q", "-s", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider")
+LOADED: Final = ("-W", "ignore:Module already imported")  # by the process we fork
+QUICK: Final = ("-m", "not slow and not gpu", "-k", "not postgresql", *LOADED)
+
+STORE_TESTS: Final = (
+    "store", "store_laws", "store_tampering", "store_attempts", "store_keys",
+    "store_log", "store_schema",
+)  # fmt: skip
+
+ROOMS: Final = {
+    "gates": (
+        ["dptune/gates/*.py"],
+        ["tests/unit/gates", "tests/unit/test_policy_files.py"],
+    ),
+    "accounting": (
+        ["dptune/accounting/*.py"],
+        ["tests/unit/accounting", "--ignore-glob=*test_store*"],
+    ),
+    "store": (
+        ["dptune/accounting/store/**/*.py"],
+        [f"tests/unit/accounting/test_{name}.py" for name in STORE_TESTS],
+    ),
+    "dpsgd": (
+        [f"dptune/dpsgd/{name}.py" for name in ("clipping", "noise", "sampling")],
+        [
+            *(f"tests/unit/dpsgd/test_{name}.py" for name in ("clipping", "noise")),
+            "tests/unit/dpsgd/test_sampling.py",
+            *(f"tests/statistical/test_{name}.py" for name in ("noise", "sampling")),
+        ],
+    ),
+    "exposure": (
+        ["dptune/attacks/exposure.py"],
+        ["tests/unit/attacks/test_exposure.py"],
+    ),
+}
+"""Source of every room, and the tests that should see its mutants."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One changed module.
+
+    Args:
+        path: of the module.
+        place: names of the classes and functions around the change.
+        change: the node before and after, and which of equal ones it is.
+        lines: of the statement, if it is one of a function.
+        module, old, new: the tree, and what takes the place of what.
+    """
+
+    path: str
+    place: str
+    change: str
+    lines: range | None
+    module: cst.Module = field(repr=False)
+    old: cst.CSTNode = field(repr=False)
+    new: cst.CSTNode = field(repr=False)
+
+    @property
+    def key(self) -> str:
+        """Name the change, whatever lies around it."""
+        told = f"{SEED} {self.path} {self.place} {self.change}"
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+    def text(self) -> str:
+        """Write the changed module."""
+        return self.module.visit(_Replacement(self.old, self.new)).code
+
+    def told(self) -> str:
+        """Write what differs, line by line."""
+        two = self.module.code.splitlines(), self.text().splitlines()
+        lines = list(difflib.unified_diff(*two, n=0, lineterm=""))[2:]
+        return "\n".join(f"{one[0]} {one[1:].strip()}" for one in lines)
+
+
+class _Places(cst.CSTVisitor):
+    """Collects the nodes that are changed, and what each becomes."""
+
+    METADATA_DEPENDENCIES = (PositionProvider, ParentNodeProvider)
+
+    def __init__(self) -> None:
+        self.found: list[tuple[cst.CSTNode, cst.CSTNode, str, range | None]] = []
+        self._names: list[str] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.FunctionDef | cst.ClassDef):
+            self._names.append(node.name.value)
+        if _is_left_out(node):
+            return False
+        for kind, operator in mutation_operators:
+            if isinstance(node, kind):
+                for changed in operator(node):
+                    if not _only_words(node, changed):
+                        lines = self._lines(node)
+                        place = ".".join(self._names)
+                        self.found.append((node, changed, place, lines))
+        return True
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        if isinstance(original_node, cst.FunctionDef | cst.ClassDef):
+            self._names.pop()
+
+    def _lines(self, node: cst.CSTNode) -> range | None:
+        """Lines of the statement in a function; None where it runs at import."""
+        statement: cst.CSTNode | None = None
+        while node is not None:
+            if statement is None and isinstance(
+                node, cst.SimpleStatementLine | cst.BaseCompoundStatement
+            ):
+                statement = node
+            if isinstance(node, cst.FunctionDef) and node is not statement:
+                break
+            node = self.get_metadata(ParentNodeProvider, node, None)
+        if node is None or statement is None:
+            return None
+        where = self.get_metadata(PositionProvider, statement)
+        end = where.end.line
+        if isinstance(body := getattr(statement, "body", None), cst.IndentedBlock):
+            end = self.get_metadata(PositionProvider, body.body[0]).start.line
+        return range(where.start.line, end + 1)
+
+
+def _is_left_out(node: cst.CSTNode) -> bool:
+    """Whether nothing in a node is changed."""
+    if isinstance(node, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom):
+        return True
+    if isinstance(node, cst.SimpleStatementLine):
+        inner = node.body[0]
+        if isinstance(inner, cst.Expr) and isinstance(inner.value, cst.BaseString):
+            return True  # a docstring
+        if isinstance(inner, cst.Assign):
+            return cst.Module([]).code_for_node(inner.targets[0].target) == "__all__"
+    return _is_message(node)
+
+
+def _is_message(node: cst.CSTNode) -> bool:
+    """Whether a node is text for a reader: it has a blank in it."""
+    if isinstance(node, cst.ConcatenatedString):
+        return True
+    if isinstance(node, cst.FormattedString):
+        return any(
+            isinstance(part, cst.FormattedStringText) and " " in part.value
+            for part in node.parts
+        )
+    return isinstance(node, cst.SimpleString) and " " in node.value
+
+
+def _only_words(node: cst.CSTNode, changed: cst.CSTNode) -> bool:
+    """Whether a change of a call takes a message away, and nothing else."""
+    if not (isinstance(node, cst.Call) and isinstance(changed, cst.Call)):
+        return False
+    kept = {id(argument) for argument in changed.args}
+    lost = [argument for argument in node.args if id(argument) not in kept]
+    return bool(lost) and all(_is_message(argument.value) for argument in lost)
+
+
+class _Replacement(cst.CSTTransformer):
+    """Puts one node in the place of another, by identity."""
+
+    def __init__(self, old: cst.CSTNode, new: cst.CSTNode) -> None:
+        self._old, self._new = old, new
+
+    def on_leave(
+        self, original_node: cst.CSTNode, updated_node: cst.CSTNode
+    ) -> cst.CSTNode:
+        return self._new if original_node is self._old else updated_node
+
+
+def mutants(path: str) -> list[Mutant]:
+    """Make all mutants of a module, in the order in which samples are cut."""
+    wrapper = MetadataWrapper(cst.parse_module((REPOSITORY / path).read_bytes()))
+    places = _Places()
+    module = wrapper.visit(places)
+    seen: Counter[tuple[str, str]] = Counter()
+    found = []
+    for old, new, place, lines in places.found:
+        change = " -> ".join(module.code_for_node(node).strip() for node in (old, new))
+        seen[place, change] += 1
+        found.append(
+            Mutant(
+                path=path,
+                place=place,
+                change=f"{change} #{seen[place, change]}",
+                lines=lines,
+                module=module,
+                old=old,
+                new=new,
+            )
+        )
+    return sorted(found, key=lambda one: one.key)
+
+
+def compiled(mutant: Mutant) -> CodeType | None:
+    """Return a mutant's code; None if it is no Python."""
+    try:
+        return compile(mutant.text(), str(REPOSITORY / mutant.path), "exec")
+    except SyntaxError:
+        return None
+
+
+def planted(mutant: Mutant, code: CodeType) -> bool:
+    """Put a mutant's code into the function that is loaded; false if it has no place.
+
+    Whoever holds the function, under whatever decorator, holds the mutant then.
+    """
+    inner = code
+    for name in mutant.place.split("."):
+        parts = [part for part in inner.co_consts if isinstance(part, CodeType)]
+        inner = next(part for part in parts if part.co_name == name)
+        if inner.co_flags & inspect.CO_OPTIMIZED:  # a function, and no class
+            break
+    known = [
+        one
+        for one in gc.get_objects()
+        if isinstance(one, FunctionType)
+        and one.__code__.co_filename == inner.co_filename
+        and one.__code__.co_qualname == inner.co_qualname
+        and one.__code__.co_firstlineno == inner.co_firstlineno
+    ]
+    for function in known:
+        try:
+            function.__code__ = inner
+        except ValueError:  # it closes over other names
+            return False
+    return bool(known)
+
+
+class _Loader(SourceFileLoader):
+    """Finds and loads one module as the mutant says."""
+
+    def __init__(self, mutant: Mutant, code: CodeType) -> None:
+        name = mutant.path.removesuffix(".py").removesuffix("/__init__")
+        super().__init__(name.replace("/", "."), str(REPOSITORY / mutant.path))
+        self._code = code
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Answer for the mutated module alone."""
+        if name != self.name:
+            return None
+        return importlib.util.spec_from_file_location(name, self.path, loader=self)
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - of the protocol
+        """Return the mutant."""
+        return self._code
+
+
+class Room:
+    """A plugin of pytest: takes the place of its loop over the tests.
+
+    Args:
+        tests: what pytest is asked to collect.
+        job: is called with this room once the tests are collected.
+    """
+
+    def __init__(self, tests: list[str], job: Callable[["Room"], None]) -> None:
+        self._asked, self._job = tests, job
+        self._tests: dict[str, pytest.Item] = {}
+        self._seconds: dict[str, float] = {}
+        self._lines: dict[str, dict[int, list[str]]] = {}
+        self._coverage: coverage.Coverage | None = None
+        self._current = ""
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Watch the tests, which must pass, and do the job."""
+        self._tests = {item.nodeid: item for item in session.items}
+        with tempfile.NamedTemporaryFile() as file:
+
+            def look() -> int:
+                told = self._watched()
+                Path(file.name).write_text(json.dumps(told), encoding="utf-8")
+                return session.testsfailed
+
+            if code := forked(look, seconds=3600):
+                raise SystemExit(f"Tests must pass without a mutant, got code {code}.")
+            told = json.loads(Path(file.name).read_text(encoding="utf-8"))
+        self._seconds = told["seconds"]
+        for path, lines in told["lines"].items():
+            self._lines[path] = {int(line): names for line, names in lines.items()}
+        print(
+            f"{len(self._tests)} tests, {sum(self._seconds.values()):.0f} s", flush=True
+        )
+        self._job(self)
+        return True
+
+    def _watched(self) -> dict[str, Any]:
+        """Run all tests; returns their seconds, and who executes which line."""
+        self._coverage = coverage.Coverage(
+            data_file=None, config_file=False, source=["dptune"]
+        )
+        self._coverage.start()
+        seconds = {}
+        for name, item in self._tests.items():
+            self._current = name
+            self._coverage.switch_context(name)
+            start = time.process_time()
+            _run([item])
+            seconds[name] = time.process_time() - start
+        self._coverage.stop()
+        data = self._coverage.get_data()
+        lines = {
+            str(Path(file).relative_to(REPOSITORY)): data.contexts_by_lineno(file)
+            for file in data.measured_files()
+        }
+        return {"seconds": seconds, "lines": lines}
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object]
+    ) -> Iterator[None]:
+        """What a shared fixture executes, all tests execute that use it."""
+        if self._coverage and fixturedef.scope != "function":
+            self._coverage.switch_context(f"@{fixturedef.argname}")
+            yield
+            self._coverage.switch_context(self._current)
+        else:
+            yield
+
+    def _covering(self, mutant: Mutant) -> list[pytest.Item]:
+        """Tests that execute the changed statement, the quickest first."""
+        known = self._lines.get(mutant.path, {})
+        told = {name for line in mutant.lines or () for name in known.get(line, [])}
+        names = {
+            name
+            for name, item in self._tests.items()
+            if name in told or any(f"@{one}" in told for one in item.fixturenames)
+        }
+        return [self._tests[n] for n in sorted(names, key=self._seconds.__getitem__)]
+
+    def survives(self, mutant: Mutant, code: CodeType) -> bool:
+        """Whether no test sees a mutant."""
+        tests = self._covering(mutant) if mutant.lines else []
+        seconds = sum(self._seconds[item.nodeid] for item in tests)
+
+        def quick() -> int:
+            if not planted(mutant, code):
+                return ANEW
+            return _run(tests)
+
+        if mutant.lines:
+            if not tests:
+                return True
+            found = forked(quick, seconds=5 + 4 * seconds)
+            if found != ANEW:
+                return found == 0
+        seconds = sum(self._seconds.values())
+        return forked(lambda: self._anew(mutant, code), seconds=60 + 4 * seconds) == 0
+
+    def _anew(self, mutant: Mutant, code: CodeType) -> int:
+        """Import everything of ours again, the mutant among it, and run all tests."""
+        for name in list(sys.modules):
+            if name.partition(".")[0] in ("dptune", "tests", "conftest"):
+                del sys.modules[name]
+        sys.meta_path.insert(0, _Loader(mutant, code))
+        return int(pytest.main([*FLAGS, *QUICK, *self._asked]))
+
+
+def _run(tests: Sequence[pytest.Item]) -> int:
+    """Run tests until one fails; returns how many did."""
+    for item, following in itertools.zip_longest(tests, tests[1:]):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if item.session.testsfailed:
+            return 1
+    return 0
+
+
+def forked(job: Callable[[], int], *, seconds: float) -> int:
+    """Do a job in a fork of this process; returns its code, or a signal below 0.
+
+    Args:
+        job: returns the code.
+        seconds: of computing, after which it counts as a loop without end.
+    """
+    if process := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)  # what it may have started
+        return code
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    limit = max(1, round(seconds))
+    signal.alarm(600 + limit)
+    used = round(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (used + limit, used + limit))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    code = 3
+    try:
+        code = job()
+    finally:
+        os._exit(code)
+
+
+def judged(path: str, drawn: list[Mutant], known: Set[str], room: Room) -> Counter[str]:
+    """Count what becomes of the mutants of a module; print those that survive."""
+    figures: Counter[str] = Counter()
+    for mutant in drawn:
+        code = compiled(mutant)
+        if code is None:
+            continue
+        if mutant.key in known:
+            figures["equivalent"] += 1
+        elif room.survives(mutant, code):
+            figures["survived"] += 1
+            print(f"\n{mutant.key} {path} {mutant.place}\n{mutant.told()}", flush=True)
+        else:
+            figures["killed"] += 1
+    return figures
+
+
+def main() -> int:
+    """Draw mutants and tell which survive."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("room", choices=ROOMS)
+    parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--take", type=int, default=20)
+    parser.add_argument("--only", default="", help="modules whose path has this in it")
+    parser.add_argument("--key", nargs="*", default=[], help="these mutants alone")
+    options = parser.parse_args()
+    os.chdir(REPOSITORY)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    known = yaml.safe_load(EQUIVALENT.read_text(encoding="utf-8"))
+    sources, tests = ROOMS[options.room]
+    total: Counter[str] = Counter()
+
+    def job(room: Room) -> None:
+        for source in sources:
+            for file in sorted(REPOSITORY.glob(source)):
+                path = str(file.relative_to(REPOSITORY))
+                if options.only not in path:
+                    continue
+                made = mutants(path)
+                drawn = made[options.skip : options.skip + options.take]
+                if options.key:
+                    drawn = [one for one in made if one.key in options.key]
+                figures = judged(path, drawn, known.keys(), room)
+                if drawn:
+                    print(f"{path}: of {len(made)}", dict(figures), flush=True)
+                total.update(figures)
+
+    pytest.main([*FLAGS, *QUICK, *tests], plugins=[Room(tests, job)])
+    print(options.room, dict(total))
+    return 1 if total["survived"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
