@@ -1,7 +1,7 @@
-"""Do the tests of a room see small changes of its source?
+"""Do the tests see small changes of gates, accounting, clip, noise and exposure?
 
     pip install --target FOLDER --no-deps mutmut==3.8.1 libcst==1.9.0
-    PYTHONPATH=.:FOLDER python benchmarks/mutants.py ROOM [--skip 0] [--take 20]
+    PYTHONPATH=.:FOLDER python benchmarks/mutants.py [--skip 0] [--take 10]
 
 Mutants are made by the operators of mutmut, over whole modules: decorated functions,
 class bodies and constants too, which mutmut itself leaves out. Left out here are what
@@ -9,10 +9,11 @@ cannot change behavior or only words a message: annotations, decorators, docstri
 texts with a blank in them. Of every module a share is drawn, the same again for the
 same source: `--skip` and `--take` cut disjoint samples from an order that a hash gives.
 
-The tests of a room are collected once, and run once to see which executes what. For
+The tests are collected once, and run once to see which executes what. For
 each mutant a fork of that process takes its code in the place of the function's, and
 runs the tests that execute the changed statement, the quickest first, until one fails.
-What is executed by an import (class bodies, constants) is imported anew for all tests.
+What an import executes (class bodies, constants) is imported anew, for the tests of its
+module.
 Survivors are printed; those in `equivalent_mutants.yaml` are no bugs, and it says why.
 """
 
@@ -55,38 +56,24 @@ FLAGS: Final = ("-q", "-s", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovi
 LOADED: Final = ("-W", "ignore:Module already imported")  # by the process we fork
 QUICK: Final = ("-m", "not slow and not gpu", "-k", "not postgresql", *LOADED)
 
-STORE_TESTS: Final = (
-    "store", "store_laws", "store_tampering", "store_attempts", "store_keys",
-    "store_log", "store_schema",
-)  # fmt: skip
-
-ROOMS: Final = {
-    "gates": (
-        ["dptune/gates/*.py"],
-        ["tests/unit/gates", "tests/unit/test_policy_files.py"],
-    ),
-    "accounting": (
-        ["dptune/accounting/*.py"],
-        ["tests/unit/accounting", "--ignore-glob=*test_store*"],
-    ),
-    "store": (
-        ["dptune/accounting/store/**/*.py"],
-        [f"tests/unit/accounting/test_{name}.py" for name in STORE_TESTS],
-    ),
-    "dpsgd": (
-        [f"dptune/dpsgd/{name}.py" for name in ("clipping", "noise", "sampling")],
-        [
-            *(f"tests/unit/dpsgd/test_{name}.py" for name in ("clipping", "noise")),
-            "tests/unit/dpsgd/test_sampling.py",
-            *(f"tests/statistical/test_{name}.py" for name in ("noise", "sampling")),
-        ],
-    ),
-    "exposure": (
-        ["dptune/attacks/exposure.py"],
-        ["tests/unit/attacks/test_exposure.py"],
-    ),
-}
-"""Source of every room, and the tests that should see its mutants."""
+MODULES: Final = (
+    "dptune/dpsgd/clipping.py",
+    "dptune/dpsgd/noise.py",
+    "dptune/dpsgd/sampling.py",
+    "dptune/attacks/exposure.py",
+    "dptune/gates/*.py",
+    "dptune/accounting/**/*.py",
+)
+TESTS: Final = (
+    "tests/unit/dpsgd/test_clipping.py",
+    "tests/unit/dpsgd/test_noise.py",
+    "tests/unit/dpsgd/test_sampling.py",
+    "tests/statistical/test_noise.py",
+    "tests/statistical/test_sampling.py",
+    "tests/unit/attacks/test_exposure.py",
+    "tests/unit/gates",
+    "tests/unit/accounting",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,10 +238,24 @@ def compiled(mutant: Mutant) -> CodeType | None:
         return None
 
 
-def planted(mutant: Mutant, code: CodeType) -> bool:
+Functions = dict[tuple[str, str, int], list[FunctionType]]
+
+
+def loaded_functions() -> Functions:
+    """Find every function of ours, under whatever decorator, by its place."""
+    found: Functions = {}
+    for one in gc.get_objects():
+        if isinstance(one, FunctionType):
+            code = one.__code__
+            place = (code.co_filename, code.co_qualname, code.co_firstlineno)
+            found.setdefault(place, []).append(one)
+    return found
+
+
+def planted(mutant: Mutant, code: CodeType, functions: Functions) -> bool:
     """Put a mutant's code into the function that is loaded; false if it has no place.
 
-    Whoever holds the function, under whatever decorator, holds the mutant then.
+    Whoever holds the function holds the mutant then.
     """
     inner = code
     for name in mutant.place.split("."):
@@ -262,20 +263,13 @@ def planted(mutant: Mutant, code: CodeType) -> bool:
         inner = next(part for part in parts if part.co_name == name)
         if inner.co_flags & inspect.CO_OPTIMIZED:  # a function, and no class
             break
-    known = [
-        one
-        for one in gc.get_objects()
-        if isinstance(one, FunctionType)
-        and one.__code__.co_filename == inner.co_filename
-        and one.__code__.co_qualname == inner.co_qualname
-        and one.__code__.co_firstlineno == inner.co_firstlineno
-    ]
-    for function in known:
+    place = (inner.co_filename, inner.co_qualname, inner.co_firstlineno)
+    for function in functions.get(place, []):
         try:
             function.__code__ = inner
         except ValueError:  # it closes over other names
             return False
-    return bool(known)
+    return place in functions
 
 
 class _Loader(SourceFileLoader):
@@ -297,25 +291,29 @@ class _Loader(SourceFileLoader):
         return self._code
 
 
-class Room:
+class Suite:
     """A plugin of pytest: takes the place of its loop over the tests.
 
     Args:
-        tests: what pytest is asked to collect.
-        job: is called with this room once the tests are collected.
+        job: is called with this suite once the tests are collected and watched.
+        budget: seconds of computing that tests of one mutant may take; those beyond,
+            the slowest, are not asked.
     """
 
-    def __init__(self, tests: list[str], job: Callable[["Room"], None]) -> None:
-        self._asked, self._job = tests, job
+    def __init__(self, job: Callable[["Suite"], None], *, budget: float) -> None:
+        self._job, self._budget = job, budget
         self._tests: dict[str, pytest.Item] = {}
         self._seconds: dict[str, float] = {}
         self._lines: dict[str, dict[int, list[str]]] = {}
         self._coverage: coverage.Coverage | None = None
         self._current = ""
+        self._functions: Functions = {}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Watch the tests, which must pass, and do the job."""
         self._tests = {item.nodeid: item for item in session.items}
+        self._functions = loaded_functions()
+        gc.freeze()  # forks share what is loaded, as long as nobody walks over it
         with tempfile.NamedTemporaryFile() as file:
 
             def look() -> int:
@@ -329,16 +327,17 @@ class Room:
         self._seconds = told["seconds"]
         for path, lines in told["lines"].items():
             self._lines[path] = {int(line): names for line, names in lines.items()}
-        print(
-            f"{len(self._tests)} tests, {sum(self._seconds.values()):.0f} s", flush=True
-        )
+        seconds = sum(self._seconds.values())
+        print(f"{len(self._tests)} tests, {seconds:.0f} s", flush=True)
         self._job(self)
         return True
 
     def _watched(self) -> dict[str, Any]:
         """Run all tests; returns their seconds, and who executes which line."""
         self._coverage = coverage.Coverage(
-            data_file=None, config_file=False, source=["dptune"]
+            data_file=None,
+            config_file=False,
+            include=[str(REPOSITORY / module) for module in MODULES],
         )
         self._coverage.start()
         seconds = {}
@@ -346,7 +345,8 @@ class Room:
             self._current = name
             self._coverage.switch_context(name)
             start = time.process_time()
-            _run([item])
+            if _run([item]):
+                break
             seconds[name] = time.process_time() - start
         self._coverage.stop()
         data = self._coverage.get_data()
@@ -369,42 +369,39 @@ class Room:
             yield
 
     def _covering(self, mutant: Mutant) -> list[pytest.Item]:
-        """Tests that execute the changed statement, the quickest first."""
+        """Tests that execute the statement, or of an import the module."""
         known = self._lines.get(mutant.path, {})
-        told = {name for line in mutant.lines or () for name in known.get(line, [])}
-        names = {
+        told = {one for line in mutant.lines or known for one in known.get(line, [])}
+        names = [
             name
             for name, item in self._tests.items()
             if name in told or any(f"@{one}" in told for one in item.fixturenames)
-        }
-        return [self._tests[n] for n in sorted(names, key=self._seconds.__getitem__)]
+        ]
+        names.sort(key=self._seconds.__getitem__)
+        ends = itertools.accumulate(map(self._seconds.__getitem__, names))
+        asked = [n for n, end in zip(names, ends, strict=True) if end <= self._budget]
+        return [self._tests[name] for name in asked or names[:1]]
 
     def survives(self, mutant: Mutant, code: CodeType) -> bool:
         """Whether no test sees a mutant."""
-        tests = self._covering(mutant) if mutant.lines else []
+        tests = self._covering(mutant)
+
+        def job() -> int:
+            if mutant.lines and planted(mutant, code, self._functions):
+                return _run(tests)
+            return _anew(mutant, code, [item.nodeid for item in tests])
+
         seconds = sum(self._seconds[item.nodeid] for item in tests)
+        return not tests or forked(job, seconds=30 + 4 * seconds) == 0
 
-        def quick() -> int:
-            if not planted(mutant, code):
-                return ANEW
-            return _run(tests)
 
-        if mutant.lines:
-            if not tests:
-                return True
-            found = forked(quick, seconds=5 + 4 * seconds)
-            if found != ANEW:
-                return found == 0
-        seconds = sum(self._seconds.values())
-        return forked(lambda: self._anew(mutant, code), seconds=60 + 4 * seconds) == 0
-
-    def _anew(self, mutant: Mutant, code: CodeType) -> int:
-        """Import everything of ours again, the mutant among it, and run all tests."""
-        for name in list(sys.modules):
-            if name.partition(".")[0] in ("dptune", "tests", "conftest"):
-                del sys.modules[name]
-        sys.meta_path.insert(0, _Loader(mutant, code))
-        return int(pytest.main([*FLAGS, *QUICK, *self._asked]))
+def _anew(mutant: Mutant, code: CodeType, tests: list[str]) -> int:
+    """Import everything of ours again, the mutant among it, and run tests."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("dptune", "tests", "conftest"):
+            del sys.modules[name]
+    sys.meta_path.insert(0, _Loader(mutant, code))
+    return int(pytest.main([*FLAGS, *QUICK, *tests]))
 
 
 def _run(tests: Sequence[pytest.Item]) -> int:
@@ -444,8 +441,8 @@ def forked(job: Callable[[], int], *, seconds: float) -> int:
         os._exit(code)
 
 
-def judged(path: str, drawn: list[Mutant], known: Set[str], room: Room) -> Counter[str]:
-    """Count what becomes of the mutants of a module; print those that survive."""
+def judged(drawn: list[Mutant], known: Set[str], suite: Suite) -> Counter[str]:
+    """Count what becomes of some mutants; print those that survive."""
     figures: Counter[str] = Counter()
     for mutant in drawn:
         code = compiled(mutant)
@@ -453,9 +450,10 @@ def judged(path: str, drawn: list[Mutant], known: Set[str], room: Room) -> Count
             continue
         if mutant.key in known:
             figures["equivalent"] += 1
-        elif room.survives(mutant, code):
+        elif suite.survives(mutant, code):
             figures["survived"] += 1
-            print(f"\n{mutant.key} {path} {mutant.place}\n{mutant.told()}", flush=True)
+            where = f"{mutant.key} {mutant.path} {mutant.place}"
+            print(f"\n{where}\n{mutant.told()}", flush=True)
         else:
             figures["killed"] += 1
     return figures
@@ -464,35 +462,31 @@ def judged(path: str, drawn: list[Mutant], known: Set[str], room: Room) -> Count
 def main() -> int:
     """Draw mutants and tell which survive."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("room", choices=ROOMS)
     parser.add_argument("--skip", type=int, default=0)
-    parser.add_argument("--take", type=int, default=20)
+    parser.add_argument("--take", type=int, default=10, help="mutants of each module")
     parser.add_argument("--only", default="", help="modules whose path has this in it")
-    parser.add_argument("--key", nargs="*", default=[], help="these mutants alone")
+    parser.add_argument("--key", nargs="*", default=[], help="and these mutants")
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds of tests")
     options = parser.parse_args()
     os.chdir(REPOSITORY)
     os.environ["OMP_NUM_THREADS"] = "1"
     known = yaml.safe_load(EQUIVALENT.read_text(encoding="utf-8"))
-    sources, tests = ROOMS[options.room]
     total: Counter[str] = Counter()
 
-    def job(room: Room) -> None:
-        for source in sources:
-            for file in sorted(REPOSITORY.glob(source)):
-                path = str(file.relative_to(REPOSITORY))
-                if options.only not in path:
-                    continue
+    def job(suite: Suite) -> None:
+        for file in [one for module in MODULES for one in REPOSITORY.glob(module)]:
+            path = str(file.relative_to(REPOSITORY))
+            if options.only in path:
                 made = mutants(path)
                 drawn = made[options.skip : options.skip + options.take]
-                if options.key:
-                    drawn = [one for one in made if one.key in options.key]
-                figures = judged(path, drawn, known.keys(), room)
-                if drawn:
-                    print(f"{path}: of {len(made)}", dict(figures), flush=True)
+                drawn += [one for one in made if one.key in options.key]
+                figures = judged(drawn, known.keys(), suite)
+                print(f"{path}: of {len(made)}", dict(figures), flush=True)
                 total.update(figures)
 
-    pytest.main([*FLAGS, *QUICK, *tests], plugins=[Room(tests, job)])
-    print(options.room, dict(total))
+    suite = Suite(job, budget=options.budget)
+    pytest.main([*FLAGS, *QUICK, *TESTS], plugins=[suite])
+    print(dict(total))
     return 1 if total["survived"] else 0
 
 

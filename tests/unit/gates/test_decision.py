@@ -21,6 +21,9 @@ def assert_decides(evidence, policy, outcome, **expected):
     decision = decide(evidence, policy)
     assert decision.outcome == outcome, decision.failed()
     assert {k: verdicts(decision)[k] for k in expected} == expected
+    stuck = {criterion.name for criterion in decision.failed()}
+    helped = {one.name for one in decision.criteria if one.what_would_change_it}
+    assert stuck == helped
     return decision
 
 
@@ -51,6 +54,33 @@ def test_decide_clean_evidence_passes_with_every_criterion(make):
     }
     assert decision.failed() == ()
     assert all(criterion.reason for criterion in decision.criteria)
+
+
+def test_decide_shows_what_was_compared_with_what(make):
+    found = {
+        one.name: (one.measured, one.threshold)
+        for one in decide(make.evidence(), make.policy()).criteria
+    }
+    near = pytest.approx
+    mean = sum(math.log2(1e6 / rank) for rank in make.even_ranks(60)) / 60
+    assert {name: pair for name, pair in found.items() if pair != (None, None)} == {
+        "weights": (3, None),
+        "evidence_age": (2.0, 180.0),
+        "attempts": (1.0, None),
+        "planted_count": (60.0, 60.0),
+        "controls": (near(1.0), 0.001),
+        "base_model": (near(0.51, abs=0.1), 0.001),
+        "blind_membership": (0.5, 0.001),
+        "claim_contradiction": (1.0, 0.001),
+        "audit": (3.5, None),
+        "budget": (4.0, 8.0),
+        "dataset_budget": (4.0, 8.0),
+        "step_audit": (0.0, 0.0),
+        "memorization": (near(mean), 2.5),
+        "assurance": (near(2.0, abs=0.2), 2.5),
+        "membership": (0.01, 0.1),
+        "utility": (near(-0.2, abs=0.1), near(math.log(1.02))),
+    }
 
 
 def test_decide_is_pure_and_its_hash_commits_to_all(make):
