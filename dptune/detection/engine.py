@@ -119,7 +119,7 @@ def build_engine(
         ConfigError: an unknown name, no name, or a recognizer without what it needs.
         DependencyError: a package, a pipeline or the English lexicon is not installed.
     """
-    names = list(dict.fromkeys(recognizers))
+    tier, names = Tier(tier), list(dict.fromkeys(recognizers))
     given: dict[str, Any] = {
         "spacy": spacy_pipeline,
         "gliner": gliner_model,
