@@ -106,7 +106,8 @@ def group_privacy(epsilon: float, delta: float, *, size: int) -> tuple[float, fl
         return 0.0, min(1.0, size * delta)
     if total > 700.0:
         return total, 1.0 if delta > 0 else 0.0
-    return total, min(1.0, delta * math.expm1(total) / math.expm1(epsilon))
+    # the quotient first: times delta, a tiny numerator would vanish, and delta with it
+    return total, min(1.0, delta * (math.expm1(total) / math.expm1(epsilon)))
 
 
 def contradiction_p_value(

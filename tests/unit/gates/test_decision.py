@@ -7,6 +7,8 @@ import pytest
 
 from dptune.gates.decision import GateDecision, GateOutcome, Verdict, decide
 from dptune.gates.evidence import Evidence
+from dptune.gates.leakage import needed_candidates
+from dptune.gates.null_law import mean_exposure_bounds
 from dptune.results import ExposureReport, ShadowReport
 from dptune.statistics import fewest_hits_for
 
@@ -83,6 +85,30 @@ def test_decide_shows_what_was_compared_with_what(make):
     }
 
 
+def test_decide_shows_intervals_at_the_levels_that_were_asked(make):
+    shown = decide(make.evidence(), make.policy(assurance_level=0.1)).criteria
+    found = {one.name: one.interval for one in shown if one.interval}
+    assert {name: round(one.confidence, 9) for name, one in found.items()} == {
+        "memorization": 0.95,
+        "assurance": 0.8,
+        "membership": 0.95,
+    }
+    wide, narrow = found["memorization"], found["assurance"]
+    mean = sum(math.log2(1e6 / rank) for rank in make.even_ranks(60)) / 60
+    assert wide.low < narrow.low < mean < narrow.high < wide.high
+    assert (wide.low, wide.high) == pytest.approx(
+        mean_exposure_bounds(mean, 60, level=0.025)
+    )
+
+
+def test_candidates_needed_are_enough_for_one_at_rank_one_to_block(make):
+    by_level = make.policy(memorization_level=0.001, single_canary_share=0.5)
+    assert needed_candidates(by_level, 60) == 60 * 2000
+    by_share = make.policy(memorization_level=0.4, single_canary_share=1e-5)
+    assert needed_candidates(by_share, 60) == 10**5
+    assert needed_candidates(make.policy(memorization_level=0.4), 1) == 10**4
+
+
 def test_decide_is_pure_and_its_hash_commits_to_all(make):
     first = decide(make.evidence(), make.policy())
     assert first == decide(make.evidence(), make.policy())
@@ -147,6 +173,34 @@ def test_decide_stale_evidence_is_inconclusive_and_of_the_future_invalid(make):
     for days, outcome in ((180, "PASS"), (181, "INCONCLUSIVE"), (-1, "INVALID")):
         old = make.evidence(measured_at=make.now - timedelta(days=days))
         assert_decides(old, make.policy(), outcome, evidence_age=outcome)
+
+
+def test_decide_clocks_may_be_five_minutes_apart(make):
+    for seconds, outcome in ((300, "PASS"), (301, "INVALID")):
+        ahead = make.evidence(measured_at=make.now + timedelta(seconds=seconds))
+        decision = assert_decides(ahead, make.policy(), outcome, evidence_age=outcome)
+    found = make.evidence(
+        measured_at=make.now + timedelta(seconds=300),
+        exposure=make.exposure(measured_at=make.now),
+        membership=make.membership(measured_at=make.now),
+        utility=make.utility(measured_at=make.now),
+    )
+    decision = decide(found, make.policy())
+    (age,) = [one for one in decision.criteria if one.name == "evidence_age"]
+    assert age.measured == 0.0
+
+
+@pytest.mark.parametrize("rank", [0, 1, 10**6, 10**6 + 1])
+def test_decide_rank_is_from_one_to_the_number_of_candidates(rank, make):
+    report = make.exposure()
+    first, *rest = report.canaries
+    exposure = math.log2(10**6 / rank) if rank else 99.0
+    changed = first.model_copy(update={"rank": rank, "exposure": exposure})
+    report = report.model_copy(update={"canaries": (changed, *rest)})
+    decision = decide(make.evidence(exposure=report), make.policy())
+    within = 1 <= rank <= 10**6
+    assert ("exposure_evidence" in verdicts(decision)) is not within
+    assert (decision.outcome == "INVALID") is not within
 
 
 def test_decide_planted_count_off_by_one_is_invalid(make):
@@ -362,6 +416,33 @@ def test_decide_worst_claim_of_the_notion_decides(make):
     assert_decides(make.evidence(claims=claims), make.policy(), "BLOCK", budget="BLOCK")
 
 
+def test_decide_largest_epsilon_and_largest_delta_decide_of_whichever_claim(make):
+    claims = (make.claim(epsilon=5.0), make.claim(tier="low", delta=2e-5))
+    for given in (claims, claims[::-1]):
+        assert_decides(
+            make.evidence(claims=given), make.policy(), "BLOCK", budget="BLOCK"
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"epsilon": 0.0}, "PASS"),
+        ({"epsilon": -1e-9}, "INVALID"),
+        ({"delta": 0.0}, "PASS"),
+        ({"delta": 1.0}, "BLOCK"),
+        ({"delta": -1e-9}, "INVALID"),
+        ({"delta": 1 + 1e-9}, "INVALID"),
+    ],
+)
+def test_decide_claim_at_the_ends_of_its_range_means_something(changes, verdict, make):
+    found = {
+        "claims": (make.claim(**changes),),
+        "audits": (make.audit(epsilon_lower_bound=0.0),),
+    }
+    assert_decides(make.evidence(**found), make.policy(), verdict)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -384,6 +465,10 @@ def test_decide_claim_of_a_finer_unit_does_not_count_and_a_coarser_one_does(make
     assert_decides(make.evidence(claims=(by_record,)), users, "INCONCLUSIVE")
     assert_decides(make.evidence(claims=(by_user,)), users, "PASS")
     assert_decides(make.evidence(claims=(by_user,)), make.policy(), "PASS")
+    by_document = make.claim(privacy_unit="document")
+    assert_decides(make.evidence(claims=(by_document,)), users, "INCONCLUSIVE")
+    documents = make.policy(privacy_unit="document")
+    assert_decides(make.evidence(claims=(by_document,)), documents, "PASS")
 
 
 def test_decide_selective_claim_as_add_or_remove_is_invalid(make):
@@ -404,6 +489,11 @@ def test_decide_status_that_the_policy_does_not_accept_blocks(status, make):
     [
         (0.001, 0.005, "PASS"),
         (0.005, 0.02, "INCONCLUSIVE"),
+        (0.01, 0.01, "PASS"),
+        (0.01, 0.02, "INCONCLUSIVE"),
+        (1.0, 1.0, "BLOCK"),
+        (-0.001, 0.001, "INVALID"),
+        (0.5, 1.001, "INVALID"),
         (0.02, 0.03, "BLOCK"),
         (None, None, "INCONCLUSIVE"),
         (0.001, None, "INCONCLUSIVE"),
@@ -507,6 +597,13 @@ def test_decide_dataset_budget_exceeded_blocks(spent, make):
     )
 
 
+def test_decide_dataset_budget_may_be_spent_to_the_end_if_it_has_one(make):
+    for most, verdict in ((8.0, "PASS"), (math.inf, "BLOCK")):
+        budget = make.budget(spent_epsilon=most, budget_epsilon=most)
+        evidence = make.evidence(dataset_budget=budget)
+        assert_decides(evidence, make.policy(), verdict, dataset_budget=verdict)
+
+
 def test_decide_dataset_budget_may_be_waived_by_policy_only(make):
     evidence = make.evidence(dataset_budget=None)
     assert_decides(evidence, make.policy(require_dataset_budget=False), "PASS")
@@ -606,6 +703,9 @@ def test_decide_missed_canaries_do_not_test_a_selective_claim(make):
         ({"epsilon_lower_bound": 4.1}, "BLOCK"),
         ({"epsilon_lower_bound": 4.1, "assumption_violated": True}, "BLOCK"),
         ({"epsilon_lower_bound": 4.1, "delta": 1e-7}, "PASS"),
+        ({"epsilon_lower_bound": 4.1, "delta": 1e-6}, "BLOCK"),
+        ({"epsilon_lower_bound": 4.0}, "PASS"),
+        ({"epsilon_lower_bound": 4.0, "capacity": 4.0}, "PASS"),
         ({"epsilon_lower_bound": 4.1, "notion": "selective"}, "INCONCLUSIVE"),
         ({"epsilon_lower_bound": 4.1, "capacity": 4.0}, "INVALID"),
         ({"epsilon_lower_bound": math.nan}, "INVALID"),

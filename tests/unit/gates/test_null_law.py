@@ -10,6 +10,7 @@ from scipy import stats
 
 from dptune.gates.null_law import (
     contradiction_p_value,
+    distinct_probability,
     fisher_p_value,
     group_privacy,
     mean_exposure_bounds,
@@ -43,6 +44,28 @@ def test_uniform_p_value_accepts_quantiles_and_refuses_small_ranks():
     assert uniform_p_value(ranks / 2, SIZE) < 1e-3
 
 
+def test_p_values_of_one_or_two_ranks_by_hand():
+    """Uniform shares: one is its own p-value, and P[xy <= c] = c (1 - ln c)."""
+    assert fisher_p_value([30], 100) == pytest.approx(0.3)
+    assert fisher_p_value([30, 50], 100) == pytest.approx(0.15 * (1 - math.log(0.15)))
+    assert single_p_value([40, 3, 90], 100) == pytest.approx(0.09)
+    assert single_p_value([50, 60, 70], 100) == 1.0
+    assert uniform_p_value([1], 10) == pytest.approx(2 * 0.05)
+
+
+def test_bounds_of_one_exponential_exposure_by_hand():
+    low, high = mean_exposure_bounds(3.0, 1, level=0.1)
+    assert low == pytest.approx(3 / -math.log(0.1))
+    assert high == pytest.approx(3 / -math.log(0.9))
+
+
+@pytest.mark.parametrize(
+    ("num", "size", "chance"), [(1, 1, 1.0), (2, 4, 3 / 4), (3, 4, 3 / 8), (5, 4, 0.0)]
+)
+def test_distinct_secrets_are_as_likely_as_they_can_be_counted(num, size, chance):
+    assert distinct_probability(num, size) == pytest.approx(chance)
+
+
 def test_p_values_without_canaries_are_one():
     assert fisher_p_value([], SIZE) == single_p_value([], SIZE) == 1.0
     p = contradiction_p_value([], [], SIZE, epsilon=1, delta=0, relation=ADD)
@@ -59,6 +82,9 @@ def test_p_values_without_canaries_are_one():
         (300.0, 1e-6, 3, (900.0, 1.0)),
         (300.0, 0.0, 3, (900.0, 0.0)),
         (5.0, 0.5, 3, (15.0, 1.0)),
+        (0.0, 0.5, 3, (0.0, 1.0)),
+        (5e-324, 1e-6, 2, (1e-323, 2e-6)),
+        (350.0, 1e-300, 2, (700.0, 1e-300 * math.exp(350.0))),
     ],
 )
 def test_group_privacy_by_hand(epsilon, delta, size, expected):
@@ -81,6 +107,51 @@ def test_contradiction_of_one_canary_is_its_group_bound():
         own = math.exp(k * epsilon) * 10 / SIZE
         found = p_of([10], epsilon=epsilon, insertions=k)
         assert found == pytest.approx(own / 0.8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "expected"),
+    [
+        # the median of four, the second smallest: 4 / 2 times its share
+        ([40_000, 60_000, SIZE, SIZE], {}, 2 * 0.06 / 0.8),
+        # of three it is the second smallest, too
+        ([SIZE, 60_000, 40_000], {}, 3 / 2 * 0.06 / 0.8),
+        # the best one: four times its share
+        ([1, SIZE, SIZE, SIZE], {}, 4 * 1e-6 / 0.05),
+        # all four within the best 1e-5, 1e-3 and 1e-1
+        ([10] * 4, {}, 1e-20 / 0.05),
+        ([11] * 4, {}, 1e-12 / 0.05),
+        ([1000] * 4, {}, 1e-12 / 0.05),
+        ([1001] * 4, {}, 1e-4 / 0.05),
+        ([10**5] * 4, {}, 1e-4 / 0.05),
+        ([10**5 + 1] * 4, {}, 2 * 0.1 / 0.8),
+        # a replace guarantee, and one of add or remove, of which it is a group of two
+        ([1000] * 4, {"epsilon": math.log(2)}, (4e-3) ** 4 / 0.05),
+        (
+            [1000] * 4,
+            {"epsilon": math.log(2), "relation": REPLACE},
+            (2e-3) ** 4 / 0.05,
+        ),
+        ([1000] * 4, {"delta": 1e-6, "relation": REPLACE}, (1e-12 + 4e-6) / 0.05),
+        ([1000] * 4, {"delta": 1e-6}, (1e-12 + 8e-6) / 0.05),
+    ],
+)
+def test_contradiction_of_four_canaries_by_hand(ranks, changes, expected):
+    found = p_of(ranks, **{"epsilon": 0.0} | changes)
+    assert found == pytest.approx(expected, rel=2e-5)
+
+
+def test_contradiction_of_many_copies_is_that_of_the_most():
+    found = contradiction_p_value(
+        [1000] * 4, [1, 1, 1, 2], SIZE, epsilon=0.1, delta=0.0, relation=REPLACE
+    )
+    assert found == pytest.approx((1e-3 * math.exp(0.2)) ** 4 / 0.05, rel=2e-5)
+
+
+def test_contradiction_of_few_candidates_allows_for_secrets_that_are_alike():
+    """Two of four are distinct three times in four; of the first, one in four."""
+    found = p_of([1, 4], epsilon=0.0, size=4)
+    assert found == pytest.approx(2 * 0.25 / 0.8 / 0.75)
 
 
 def test_contradiction_of_all_canaries_at_rank_one_reaches_epsilon_eight():
