@@ -1,6 +1,6 @@
-"""Documents and spans: half-open ranges of code points of the original text."""
+"""Spans: half-open ranges of code points of the original text."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dptune.errors import DetectionError
 
@@ -37,20 +37,3 @@ class Span:
             raise DetectionError(
                 f"confidence must be in [0, 1], got confidence={self.confidence}."
             )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
-    """One record of a corpus. Its text is hidden from `repr`.
-
-    Args:
-        id: stable id of the record in its source.
-        text: the record's text, Unicode.
-        unit_id: id of the privacy unit that owns the record.
-        split: `train`, `validation` or `test`.
-    """
-
-    id: str
-    text: str = field(repr=False)
-    unit_id: str
-    split: str = "train"

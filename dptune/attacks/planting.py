@@ -133,18 +133,7 @@ def planted_count(texts: Iterable[str], canaries: CanarySet) -> int:
     Returns:
         Occurrences of planted records; compare with `canaries.num_expected`.
     """
-    return _count_records(texts, canaries.spec, frozenset(canaries.planted))
-
-
-def held_out_count(texts: Iterable[str], canaries: CanarySet) -> int:
-    """Count control records in a training view: anything but 0 spoils the control."""
-    return _count_records(texts, canaries.spec, frozenset(canaries.held_out))
-
-
-def _count_records(
-    texts: Iterable[str], spec: CanarySpec, wanted: frozenset[str]
-) -> int:
-    """Occurrences of `prefix + secret + suffix` for the wanted secrets."""
+    spec, wanted = canaries.spec, frozenset(canaries.planted)
     symbol = f"[{re.escape(spec.symbols)}]"
     pattern = re.compile(
         ("" if spec.prefix else f"(?<!{symbol})")

@@ -74,17 +74,6 @@ class CandidateTrie:
     leaf_node: NDArray[np.int32]  # (candidates,)
     num_scored: NDArray[np.uint8]  # (candidates,)
 
-    @property
-    def num_internal(self: Self) -> int:
-        """Nodes to forward, the context not counted."""
-        return int(sum(level.internal.sum() for level in self.levels))
-
-    @property
-    def num_brute_force_tokens(self: Self) -> int:
-        """Token forwards that scoring every candidate on its own would cost."""
-        depth = self.leaf_level.astype(np.int64).sum()
-        return int(depth + len(self.context) * len(self.leaf_level))
-
     @classmethod
     def build(
         cls: type[Self],

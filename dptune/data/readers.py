@@ -4,9 +4,6 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import datasets
-
-from dptune.data.checks import check_records, to_dataset
 from dptune.data.files import locate, read_text
 from dptune.data.hub import read_hub
 from dptune.data.parsers import (
@@ -42,35 +39,6 @@ _TABLE_KINDS: dict[str, type[JsonlSource | CsvSource | ParquetSource]] = {
     "csv": CsvSource,
     "parquet": ParquetSource,
 }
-
-
-def read_source(
-    source: DataSource, *, data_root: Path | None = None
-) -> datasets.Dataset:
-    """Read a source into a data set with the columns `id, text, unit_id`.
-
-    `unit_id` is the unit column, else the document, else the id. A `label` column is
-    there if the source has labels, a `split` column if it decides splits. Nothing is
-    deduplicated or split; `build_corpus` does that.
-
-    Privacy: the result holds raw text. Errors hold none.
-
-    Args:
-        source: where the records are.
-        data_root: folder that relative paths start from; the working directory if None.
-
-    Raises:
-        DataError: with every fault of the source.
-        DependencyError: a hub data set cannot be fetched.
-    """
-    log = ProblemLog()
-    raw = read_records(source, data_root=data_root, log=log)
-    records = check_records(raw, log=log)
-    if not raw and not log:
-        log.add(describe_source(source), "must hold a record, got 0.")
-    log.raise_if_any()
-    with_split = any(record.split is not None for record in records)
-    return to_dataset(records, with_split=with_split)
 
 
 def read_records(

@@ -5,7 +5,6 @@ Paths may be relative; `data_root` of the reader says to what. Nothing is opened
 
 import os.path
 import string
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -14,12 +13,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    TypeAdapter,
-    ValidationError,
     model_validator,
 )
-
-from dptune.errors import ConfigError, Problem
 
 SPLITS = ("train", "validation", "test")
 TextUnit = Literal["line", "paragraph", "document"]
@@ -333,30 +328,6 @@ DataSource = Annotated[
     | SyntheticSource,
     Field(discriminator="kind"),
 ]
-_ADAPTER: TypeAdapter[DataSource] = TypeAdapter(DataSource)
-
-
-def parse_source(value: Mapping[str, object]) -> DataSource:
-    """Turn a mapping, as read from YAML, into a source.
-
-    Args:
-        value: the mapping; `kind` decides the schema.
-
-    Raises:
-        ConfigError: with every problem; each path starts with `data`.
-    """
-    try:
-        return _ADAPTER.validate_python(value)
-    except ValidationError as error:
-        problems = [
-            Problem(
-                path=".".join(("data", *(str(part) for part in detail["loc"]))),
-                message=f"{detail['msg'].removeprefix('Value error, ')}.",
-                next_step="See dptune/data/source.py for the fields of each kind.",
-            )
-            for detail in error.errors(include_input=False, include_url=False)
-        ]
-    raise ConfigError(problems)
 
 
 def describe_source(source: DataSource) -> str:

@@ -98,11 +98,6 @@ class SensitivityTable(Report):
     counts: CountsOrigin
     judge: JudgeReport | None = None
 
-    def score_of(self, entity_type: str) -> float:
-        """Return the score of a type; 1.0, the largest, if it is not in the table."""
-        scores = {row.entity_type: row.score for row in self.rows}
-        return scores.get(entity_type, 1.0)
-
 
 @lru_cache(maxsize=1)
 def _file() -> dict[str, Any]:

@@ -67,17 +67,6 @@ def redact_corpus(
     return corpus.redacted(redacted, operator=settings.operator.value), report
 
 
-def check_pseudonyms(settings: RedactionSettings) -> None:
-    """Try whether pseudonyms can be made, if they are asked for.
-
-    Raises:
-        ConfigError: the locale is unknown.
-        DependencyError: a package is not installed.
-    """
-    if settings.operator is Operator.PSEUDONYM:
-        _pseudonyms(settings, b"no secret: nothing is made with it").replacement("")
-
-
 def _pseudonyms(settings: RedactionSettings, secret: bytes) -> Pseudonyms:
     """Derive the key of pseudonyms, so that it names no privacy unit."""
     return Pseudonyms(

@@ -7,10 +7,10 @@ from zenml.client import Client
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.audits.step_report import StepAudit
-from dptune.data.readers import read_source
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd import noise
 from dptune.results import ExposureReport, MembershipReport
+from tests.support.sources import read_source
 
 from .conftest import TINY
 

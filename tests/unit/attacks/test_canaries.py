@@ -16,7 +16,6 @@ from dptune.attacks.canaries import (
 from dptune.attacks.planting import (
     apply_setting,
     canary_rows,
-    held_out_count,
     plant,
     plant_assumes,
     planted_count,
@@ -161,7 +160,6 @@ def test_planted_count_sees_lost_redacted_and_repeated_records():
     assert planted_count([text + "9" for text in texts], canaries) == 0
     held_out = [canaries.spec.record(secret) for secret in canaries.held_out]
     assert planted_count(held_out, canaries) == 0
-    assert held_out_count(texts + held_out, canaries) == 3
 
 
 def span(start, end):
@@ -262,7 +260,7 @@ def test_appended_canaries_end_records_of_distinct_training_units():
         assert new["text"] == f"{old['text']}\nsecret_id={rows[old['id']]}"
     assert spec.num_new_units == 0
     assert planted_count(after["text"], canaries) == canaries.num_expected == 4
-    assert held_out_count(after["text"], canaries) == 0
+    assert not any(s in text for s in canaries.held_out for text in after["text"])
     other = canary_rows(before, draw_canaries(spec, seed=1))
     assert set(other) != set(rows)
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dptune.data.building import build_corpus
-from dptune.data.source import parse_source
 from dptune.data.splitting import SplitSettings
 from dptune.errors import ConfigError, DataError, DependencyError, DptuneError
 from dptune.privacy import PrivacyUnit
+from tests.support.sources import parse_source
 
 SENTINEL = "Zebediah Quartermain 078-05-1120 zeb@example.com"
 GOOD = [

@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dptune.data import files
-from dptune.data.readers import read_source
-from dptune.data.source import parse_source
 from dptune.errors import DataError
+from tests.support.sources import parse_source, read_source
 
 LIMIT = 1 << 20
 

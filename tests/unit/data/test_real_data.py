@@ -9,8 +9,8 @@ from dptune.data.building import build_corpus
 from dptune.data.deduplication import Duplicates
 from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
-from dptune.data.source import parse_source
 from dptune.privacy import PrivacyUnit
+from tests.support.sources import parse_source
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "train"
 

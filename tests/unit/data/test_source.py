@@ -10,11 +10,11 @@ from dptune.data.source import (
     SyntheticSource,
     TextSource,
     describe_source,
-    parse_source,
     template_columns,
     template_parts,
 )
 from dptune.errors import ConfigError
+from tests.support.sources import parse_source
 
 
 def test_parse_source_round_trips_through_json():

@@ -44,7 +44,7 @@ def test_noise_of_a_score_is_that_of_section_3c(score, sigma):
 )
 def test_scores_are_those_of_equations_1_to_4(name, share, score):
     counts = {name: round(100 * share), "OTHER": 100 - round(100 * share)}
-    found = table(counts).score_of(name)
+    (found,) = (r.score for r in table(counts).rows if r.entity_type == name)
     assert found == pytest.approx(score)
     tier = tiers_of_types(table(counts), spare=True)[name]
     assert tier == {0: 0, 2.0: 1, 3.0: 2}[noise_of_score(found)]

@@ -7,7 +7,8 @@ from dptune.detection.engine import build_engine, detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError
 from dptune.redaction.operators import Operator
-from dptune.workflow.redact import check_pseudonyms, redact_corpus
+from dptune.redaction.pseudonyms import Pseudonyms
+from dptune.workflow.redact import redact_corpus
 
 KEY = b"k" * 32
 
@@ -47,7 +48,6 @@ def test_redact_corpus_asks_for_no_key_it_does_not_need(labelled):
     redact_corpus(labelled, RedactionSettings(), key=refuse)
 
 
-def test_check_pseudonyms_unknown_locale_is_refused():
-    settings = RedactionSettings(operator="pseudonym", pseudonym_locale="xx_YY")
+def test_pseudonyms_of_unknown_locale_are_refused():
     with pytest.raises(ConfigError, match="locale must be"):
-        check_pseudonyms(settings)
+        Pseudonyms(key=bytes(16), locale="xx_YY").replacement("unit")
