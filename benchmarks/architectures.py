@@ -47,7 +47,7 @@ from dptune.dpsgd.randomness import (
 )
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.errors import DptuneError
-from dptune.models.lora import add_lora
+from dptune.models.build import add_lora
 
 Clip = Callable[[torch.Tensor], torch.Tensor]
 VOCABULARY = 128

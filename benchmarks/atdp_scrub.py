@@ -59,8 +59,7 @@ from dptune.attacks.planting import apply_setting, plant
 from dptune.attacks.settings import AttackSettings
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.configfile import validate
-from dptune.models.loading import LoadedModel, load_saved
-from dptune.models.saving import save_model
+from dptune.models.loading import LoadedModel, load_saved, save_model
 from dptune.planning import RunPlan
 from dptune.privacy import Notion
 from dptune.reports import _figure as fig

@@ -16,15 +16,13 @@ from typing import Any, Final
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
-from dptune.data.corpus import Corpus
 from dptune.data.deduplication import Duplicates
+from dptune.data.records import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.detection.scoring import public_counts, score_entity_types
 from dptune.errors import DptuneError
-from dptune.models.bundle import ModelBundle
-from dptune.models.loading import load_model, model_digest
-from dptune.models.saving import save_model
-from dptune.models.source import ArchitectureSource
+from dptune.models.loading import load_model, model_digest, save_model
+from dptune.models.source import ArchitectureSource, ModelBundle
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe

@@ -19,10 +19,10 @@ from dptune.config import (
     RedactionSettings,
 )
 from dptune.configfile import apply_overrides, read_yaml, validate
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.engine import detect_dataset
-from dptune.models.bundle import ModelBundle
 from dptune.models.loading import LoadedModel
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe, View

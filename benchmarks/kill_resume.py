@@ -61,15 +61,13 @@ from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
-from dptune.data.corpus import Corpus
 from dptune.data.deduplication import Duplicates
+from dptune.data.records import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd import trainer
 from dptune.dpsgd.noise import IndependentNoise
-from dptune.models.bundle import ModelBundle
-from dptune.models.loading import load_model, model_digest
-from dptune.models.saving import save_model
-from dptune.models.source import ArchitectureSource
+from dptune.models.loading import load_model, model_digest, save_model
+from dptune.models.source import ArchitectureSource, ModelBundle
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe

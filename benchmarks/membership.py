@@ -28,9 +28,8 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from dptune.attacks.blind import blind_signal
 from dptune.attacks.membership import membership_report
-from dptune.attacks.roc import RocSettings
+from dptune.attacks.roc import RocSettings, blind_signal
 from dptune.attacks.settings import AttackSettings
 from dptune.config import PerformanceSettings
 from dptune.data.synthetic import generate_dialogues

@@ -22,12 +22,12 @@ from scipy import stats
 from dptune.configfile import read_yaml
 from dptune.data.gold import read_gold
 from dptune.detection.engine import DetectionEngine, build_engine
-from dptune.detection.missing import MissCounts, count_misses, missing_rate
 from dptune.detection.recognizer import Tier
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe
 from dptune.results import DetectionReport, Interval
+from dptune.review.quality import MissCounts, count_misses, missing_rate
 from dptune.text import Span
 from dptune.workflow.assess import nominal_interval
 

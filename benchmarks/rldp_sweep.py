@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.attacks.utility import utility_report
+from dptune.attacks.signals import utility_report
 from dptune.config import PerformanceSettings
 from dptune.configfile import read_yaml
 from dptune.data.building import build_corpus
-from dptune.data.corpus import Corpus
 from dptune.data.deduplication import Duplicates
+from dptune.data.records import Corpus
 from dptune.data.source import JsonlSource, TextSource
-from dptune.models.bundle import ModelBundle
 from dptune.models.encode import encode_corpus
 from dptune.models.loading import LoadedModel, load_saved, model_digest
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe

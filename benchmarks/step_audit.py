@@ -19,10 +19,8 @@ from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
 from dptune.data.deduplication import Duplicates
 from dptune.data.source import SyntheticSource
-from dptune.models.bundle import ModelBundle
-from dptune.models.loading import load_model, model_digest
-from dptune.models.saving import save_model
-from dptune.models.source import ArchitectureSource
+from dptune.models.loading import load_model, model_digest, save_model
+from dptune.models.source import ArchitectureSource, ModelBundle
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe

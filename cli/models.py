@@ -47,7 +47,7 @@ def check(folder: Folder, configs: Configs = None) -> None:
 
 def _report(folder: Path, configs: list[Path] | None) -> None:
     """Fetch, and print what lies there."""
-    from dptune.models.fetching import fetch_models
+    from dptune.models.hub import fetch_models
 
     console = Console(highlight=False)
     files = configs or sorted((CONFIGS / "train").glob("*.yaml"))

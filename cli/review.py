@@ -22,7 +22,7 @@ from dptune.review.crosscheck import (
     Opinion,
     check_excerpt,
 )
-from dptune.review.findings import best_upper_bound
+from dptune.review.decisions import best_upper_bound
 from dptune.review.lists import ListKey
 from dptune.review.sample import Excerpt
 from dptune.review.store import (

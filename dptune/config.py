@@ -15,8 +15,8 @@ from dptune.data.deduplication import Duplicates
 from dptune.data.public_units import ReleasedUnits, RoundedUnits
 from dptune.data.source import DataSource, shares_data
 from dptune.detection.endpoint import JudgeSettings, LlmSettings
-from dptune.detection.gliner import GlinerSettings
 from dptune.detection.recognizer import Tier
+from dptune.detection.third_party import GlinerSettings
 from dptune.gates.policy import GatePolicy
 from dptune.models.source import HubSource, ModelSource, PackageSource, PathSource
 from dptune.privacy import (
@@ -26,8 +26,7 @@ from dptune.privacy import (
     PrivacyUnit,
 )
 from dptune.recipes import Recipe
-from dptune.redaction.operators import Operator
-from dptune.redaction.pseudonyms import Scope
+from dptune.redaction.operators import Operator, Scope
 from dptune.settings import Settings
 
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from datasets import Dataset
 
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.results import CorpusReport
 from materializers._arrow import ArrowMaterializer, rows_digest
 

@@ -9,8 +9,8 @@ from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.errors import ArtifactError
 from dptune.gates.manifest import Manifest, read_manifest
-from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
+from dptune.models.source import ModelBundle
 from materializers._place import file_of
 
 _ALLOWED = (".safetensors", ".json", ".txt", ".model", ".jinja")

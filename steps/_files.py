@@ -15,8 +15,8 @@ from dptune.gates.manifest import (
     difference,
     read_manifest,
 )
-from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
+from dptune.models.source import ModelBundle
 from dptune.results import RegisteredVersion
 from steps import _tracking
 

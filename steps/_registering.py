@@ -10,7 +10,7 @@ from zenml.metadata.metadata_types import MetadataType
 from dptune.config import TrainConfig
 from dptune.errors import ArtifactError, MalformedEvidenceError
 from dptune.gates.manifest import Manifest
-from dptune.models.bundle import ModelBundle
+from dptune.models.source import ModelBundle
 from dptune.reports.formatting import epsilon as format_epsilon
 from dptune.results import RegisteredVersion
 from dptune.workflow.controller import read_controllers

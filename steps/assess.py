@@ -6,7 +6,7 @@ from zenml import log_metadata, step
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import TrainConfig
-from dptune.models.bundle import ModelBundle
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.reports.cells import CellResult
 from dptune.results import (

@@ -7,8 +7,8 @@ from zenml import step
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.settings import AttackSettings
 from dptune.config import DetectionSettings, ModelSettings, PerformanceSettings
-from dptune.data.corpus import Corpus
-from dptune.models.bundle import ModelBundle
+from dptune.data.records import Corpus
+from dptune.models.source import ModelBundle
 from dptune.results import (
     ExposureReport,
     ExtractionReport,

@@ -7,9 +7,9 @@ from zenml import log_metadata, step
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.audits.step_report import StepAudit
 from dptune.config import ModelSettings, PerformanceSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.scoring import SensitivityTable
-from dptune.models.bundle import ModelBundle
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.workflow.inputs import StageInputs
 from dptune.workflow.whitebox import audit_stage

@@ -5,8 +5,8 @@ from typing import Annotated
 from zenml import step
 
 from dptune.config import DetectionSettings
-from dptune.data.corpus import Corpus
-from dptune.detection.shards import SpanShard
+from dptune.data.records import Corpus
+from dptune.detection.engine import SpanShard
 from infra.workspace import llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import progress

@@ -5,7 +5,7 @@ from typing import Annotated
 from zenml import step
 
 from dptune.config import DataSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.results import CorpusReport
 from infra.workspace import data_root
 from steps._caching import BY_CONTENT

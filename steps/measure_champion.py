@@ -5,8 +5,8 @@ from typing import Annotated
 from zenml import step
 
 from dptune.config import ModelSettings, PerformanceSettings
-from dptune.data.corpus import Corpus
-from dptune.models.bundle import ModelBundle
+from dptune.data.records import Corpus
+from dptune.models.source import ModelBundle
 from dptune.results import ChampionReport
 from steps._caching import NEVER
 

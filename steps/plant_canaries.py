@@ -6,7 +6,7 @@ from zenml import step
 
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.planting import plant, plant_assumes
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from steps._caching import BY_CONTENT
 
 

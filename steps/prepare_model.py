@@ -6,7 +6,7 @@ from zenml import step
 
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import ModelSettings, PerformanceSettings
-from dptune.models.bundle import ModelBundle
+from dptune.models.source import ModelBundle
 from infra.workspace import current_workspace, data_root
 from steps._caching import BY_CONTENT
 

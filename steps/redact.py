@@ -5,7 +5,7 @@ from typing import Annotated
 from zenml import step
 
 from dptune.config import RedactionSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.results import RedactionReport
 from infra.workspace import current_workspace, ensure_budget_key
 from steps._caching import BY_CONTENT

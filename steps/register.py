@@ -7,7 +7,7 @@ from zenml import step
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.audits.step_report import StepAudit
 from dptune.config import TrainConfig
-from dptune.models.bundle import ModelBundle
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.results import (
     BudgetReport,

@@ -5,7 +5,7 @@ from typing import Annotated
 from zenml import step
 
 from dptune.config import TrainConfig
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation
 from infra.workspace import current_workspace, ensure_budget_key

@@ -6,7 +6,7 @@ from zenml import step
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import ScoringSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.scoring import SensitivityTable
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation

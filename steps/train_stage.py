@@ -13,9 +13,9 @@ from dptune.attacks.canaries import CanarySet
 from dptune.attacks.settings import AttackSettings
 from dptune.audits.step_report import StepAudit
 from dptune.config import ModelSettings, PerformanceSettings, StepAuditSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.scoring import SensitivityTable
-from dptune.models.bundle import ModelBundle
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation, StageReport, TrainedCanaries
 from infra.allocator import freed_memory_kept

@@ -22,9 +22,9 @@ from dptune.attacks.canaries import draw_canaries
 from dptune.attacks.planting import plant, plant_assumes
 from dptune.config import TrainConfig
 from dptune.configfile import read_yaml, train_config_of
-from dptune.data.corpus import Corpus
-from dptune.models.bundle import ModelBundle
-from dptune.models.saving import save_model
+from dptune.data.records import Corpus
+from dptune.models.loading import save_model
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.privacy import CertificateStatus, NeighboringRelation, Notion
 from dptune.recipes import View

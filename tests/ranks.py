@@ -41,7 +41,7 @@ from dptune.mechanisms.automatic import Automatic
 from dptune.mechanisms.dc_sgd import DcSgd
 from dptune.mechanisms.psac import Psac
 from dptune.mechanisms.quantile_clip import QuantileClip
-from dptune.models.lora import add_lora
+from dptune.models.build import add_lora
 from tests.support import models, oracles
 
 CPU = torch.device("cpu")

@@ -18,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dptune.attacks._inference import evaluating, place
-from dptune.attacks.blind import blind_signal
-from dptune.attacks.roc import RocSettings, membership_signal
-from dptune.attacks.shadows import Attacked, attack_with_shadows
+from dptune.attacks.inference import evaluating, place
+from dptune.attacks.membership import Attacked, attack_with_shadows
+from dptune.attacks.roc import RocSettings, blind_signal, membership_signal
 from dptune.errors import DataError
 from dptune.results import Interval, MembershipReport, UtilityReport
 from dptune.statistics import clopper_pearson

@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dptune.attacks._inference import KeyValues, evaluating, next_logits, place
 from dptune.attacks.canaries import CanarySet
+from dptune.attacks.inference import KeyValues, evaluating, next_logits, place
 from dptune.attacks.trie import CandidateTrie
 from dptune.errors import ModelError
 from dptune.results import CanaryExposure, ExposureReport

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.candidates import encode_secrets, plain_tokenizer
-from dptune.attacks.decoding import Decoding, ending_log_probs, sample_continuations
+from dptune.attacks.inference import Decoding, ending_log_probs, sample_continuations
 from dptune.results import (
     CanarySampling,
     DiscoverableShare,

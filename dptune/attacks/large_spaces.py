@@ -31,13 +31,15 @@ from dptune.attacks.exposure import (
     tie_place,
 )
 from dptune.attacks.pieces import Spelling
-from dptune.attacks.sampling import (
+from dptune.attacks.search import (
+    Found,
+    Scoring,
     WeightedSample,
     draw_candidates,
     extrapolated_exposure,
+    search,
     uniform_rank,
 )
-from dptune.attacks.search import Found, Scoring, search
 from dptune.attacks.trie import CandidateTrie
 from dptune.results import CanaryExposure, Interval
 

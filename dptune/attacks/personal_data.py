@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from dptune.attacks.decoding import Decoding, sample_continuations
+from dptune.attacks.inference import Decoding, sample_continuations
 from dptune.attacks.signals import token_signals
 from dptune.results import Interval, PersonalDataShare
 from dptune.statistics import clopper_pearson

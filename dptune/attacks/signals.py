@@ -1,5 +1,6 @@
-"""One pass of a causal language model: everything that membership and utility need."""
+"""One pass of a causal language model: token losses, and what it is good for."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -9,13 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dptune.attacks._inference import evaluating, place
+from dptune.attacks.inference import batches, evaluating, padded, place
 from dptune.errors import DataError
+from dptune.results import UtilityReport
 
 Floats = NDArray[np.float64]
-
-_MAX_LOGITS = 1 << 25
-_ASSUMED_VOCABULARY = 50_257
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,46 +73,12 @@ def token_signals(
     target = place(model, device, allow_half=True)
     found: list[TokenSignals | None] = [None] * len(sequences)
     with evaluating(model):
-        for rows in _batches(lengths, model, batch_size):
+        for rows in batches(lengths, model, batch_size):
             batch = [sequences[row] for row in rows]
             signals = _forward(model, batch, device=target, moments=moments)
             for row, one in zip(rows, signals, strict=True):
                 found[row] = one
     return [signals for signals in found if signals is not None]
-
-
-def _batches(
-    lengths: NDArray[np.int64], model: nn.Module, batch_size: int
-) -> Iterator[list[int]]:
-    """Rows of similar length, longest first, within the memory of their logits."""
-    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-    room = _MAX_LOGITS // (vocabulary or _ASSUMED_VOCABULARY)
-    order = np.argsort(-lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        size = min(batch_size, max(1, room // int(lengths[order[start]])))
-        yield order[start : start + size].tolist()
-        start += size
-
-
-def padded_batches(
-    model: nn.Module, sequences: Sequence[Sequence[int]], batch_size: int
-) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Row numbers, padded tokens and mask of batches of similar length."""
-    lengths = np.array([len(sequence) for sequence in sequences])
-    for rows in _batches(lengths, model, batch_size):
-        yield rows, *_padded([sequences[row] for row in rows])
-
-
-def _padded(batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Tokens filled up with zeros, and where they are not."""
-    width = max(len(sequence) for sequence in batch)
-    tokens = torch.zeros((len(batch), width), dtype=torch.long)
-    mask = torch.zeros_like(tokens)
-    for row, sequence in enumerate(batch):
-        tokens[row, : len(sequence)] = torch.as_tensor(sequence, dtype=torch.long)
-        mask[row, : len(sequence)] = 1
-    return tokens, mask
 
 
 def _forward(
@@ -124,7 +89,7 @@ def _forward(
     moments: bool,
 ) -> Iterator[TokenSignals]:
     """Signals of one padded batch."""
-    tokens, mask = (t.to(device) for t in _padded(batch))
+    tokens, mask = (t.to(device) for t in padded(batch))
     width = tokens.shape[1]
     positions = torch.arange(width, device=device).expand(len(batch), width)
     logits = model(
@@ -164,3 +129,82 @@ def _statistics(
         means.double().cpu().numpy(),
         stddevs.double().cpu().numpy(),
     )
+
+
+def utility_report(
+    sequences: Sequence[Sequence[int]],
+    *,
+    model: nn.Module,
+    base_model: nn.Module,
+    model_digest: str,
+    corpus_fingerprint: str,
+    split: str,
+    batch_size: int = 32,
+    device: str | None = None,
+) -> UtilityReport:
+    """Loss, perplexity and next-token accuracy of a model and of its base.
+
+    Both forward the same held-out records once.
+
+    Args:
+        sequences: token ids of each held-out record, as in training.
+        model: the fine-tuned model.
+        base_model: the model before fine-tuning.
+        model_digest: digest of the model's weights.
+        corpus_fingerprint: of the corpus that the records belong to.
+        split: the records' split.
+        batch_size: records forwarded at once, at most.
+        device: where to run; None is where each model is.
+
+    Returns:
+        Losses in nats. Perplexity is `exp(total nats / total predicted tokens)`, so
+        that long records count for more; a NaN loss stays NaN.
+
+    Raises:
+        DataError: no record has a token to predict.
+
+    References:
+        Etuk, Matrawy (2025), "SA-ADP", section V-A, for the accuracy.
+
+    Privacy:
+        Held-out records are private too: a function of private data outside any
+        epsilon.
+    """
+    tokens = tuple(len(sequence) - 1 for sequence in sequences)
+    total = sum(tokens)
+    if total <= 0:
+        raise DataError(
+            f"split {split} must have a token to predict, got none in "
+            f"{len(sequences)} records."
+        )
+    found, base = (
+        token_signals(one, sequences, batch_size=batch_size, device=device)
+        for one in (model, base_model)
+    )
+    losses = tuple(signals.nll for signals in found)
+    return UtilityReport(
+        model_digest=model_digest,
+        corpus_fingerprint=corpus_fingerprint,
+        split=split,
+        num_records=len(sequences),
+        num_tokens=total,
+        nll_per_token=sum(losses) / total,
+        perplexity=_perplexity(losses, total),
+        base_perplexity=_perplexity([signals.nll for signals in base], total),
+        record_nll=losses,
+        record_tokens=tokens,
+        token_accuracy=_accuracy(found, total),
+        base_token_accuracy=_accuracy(base, total),
+        base_record_nll=tuple(signals.nll for signals in base),
+    )
+
+
+def _accuracy(signals: Sequence[TokenSignals], total: int) -> float:
+    """Share of the tokens that were the model's first choice."""
+    return sum(int(one.hits.sum()) for one in signals) / total
+
+
+def _perplexity(losses: Sequence[float], total: int) -> float:
+    """Exponential of the mean, infinite where it overflows."""
+    mean = sum(losses) / total
+    return math.inf if mean > 700 else math.exp(mean)

@@ -9,11 +9,16 @@ from datasets import Dataset
 
 from dptune.accounting.assumptions import Assumption
 from dptune.data.checks import SPLIT_NAMES, check_records, owner, to_dataset
-from dptune.data.corpus import Corpus
 from dptune.data.deduplication import Deduplication, Duplicates, deduplicate
-from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
-from dptune.data.records import MISSING, RawRecord, Record
+from dptune.data.records import (
+    MISSING,
+    Corpus,
+    ProblemLog,
+    RawRecord,
+    Record,
+    seeded_fraction,
+)
 from dptune.data.source import SPLITS, DataSource, TextSource, describe_source
 from dptune.data.splitting import (
     SplitSettings,
@@ -22,7 +27,6 @@ from dptune.data.splitting import (
     check_leaks,
     check_sizes,
 )
-from dptune.data.units import seeded_fraction
 from dptune.data.validation import validate_corpus
 from dptune.errors import ConfigError, DataError, Problem
 from dptune.privacy import PrivacyUnit

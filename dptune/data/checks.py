@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import datasets
 
-from dptune.data.patterns import MOJIBAKE
-from dptune.data.problems import ProblemLog
-from dptune.data.records import MISSING, RawRecord, Record
+from dptune.data.records import MISSING, ProblemLog, RawRecord, Record
+from dptune.data.validation import MOJIBAKE
 from dptune.errors import DataError
 from dptune.privacy import PrivacyUnit
 

@@ -4,17 +4,17 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dptune.data.files import locate, read_text
-from dptune.data.hub import read_hub
 from dptune.data.parsers import (
     check_columns,
+    locate,
     parse_csv,
     parse_jsonl,
     parse_parquet,
     parse_text,
+    read_hub,
+    read_text,
 )
-from dptune.data.problems import ProblemLog
-from dptune.data.records import MISSING, RawRecord
+from dptune.data.records import MISSING, ProblemLog, RawRecord
 from dptune.data.source import (
     CsvSource,
     DataSource,

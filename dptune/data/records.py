@@ -1,8 +1,18 @@
-"""Records on their way from a file to a corpus."""
+"""Records from a file to a corpus, what is wrong with them, and the corpus itself."""
 
+import hashlib
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_core import CoreSchema, core_schema
+
+from dptune.errors import DataError, Problem
+from dptune.results import CorpusReport
+
+if TYPE_CHECKING:  # so that those who only name a corpus need no library of tables
+    from datasets import Dataset
 
 
 class _Missing:
@@ -73,3 +83,132 @@ class Record:
     split: str | None
     label: int | str | None
     location: str
+
+
+_MAX_ROWS_NAMED = 5
+
+
+@dataclass(slots=True)
+class _Group:
+    """Rows with the same fault."""
+
+    message: str
+    next_step: str
+    count: int = 0
+    rows: list[str] = field(default_factory=list)
+
+    def to_problem(self) -> Problem:
+        """Name the first rows and count the rest."""
+        more = self.count - len(self.rows)
+        rows = [*self.rows, f"and {more} more rows"] if more else self.rows
+        return Problem(
+            path="; ".join(rows), message=self.message, next_step=self.next_step
+        )
+
+
+class ProblemLog:
+    """An append-only collector, which sees row names and counts but no record text."""
+
+    def __init__(self) -> None:
+        self._problems: list[Problem] = []
+        self._groups: dict[str, _Group] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything was reported."""
+        return bool(self._problems or self._groups)
+
+    def has_file_faults(self) -> bool:
+        """Whether a whole file, not just some rows, could not be used."""
+        return bool(self._problems)
+
+    def add(self, path: str, message: str, next_step: str = "") -> None:
+        """Report one fault of a file, a setting or the whole corpus."""
+        self._problems.append(Problem(path=path, message=message, next_step=next_step))
+
+    def add_row(self, row: str, message: str, next_step: str = "") -> None:
+        """Report one fault of one row; equal faults are grouped."""
+        group = self._groups.setdefault(message, _Group(message, next_step))
+        group.count += 1
+        if len(group.rows) < _MAX_ROWS_NAMED:
+            group.rows.append(row)
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Everything reported so far, files before rows."""
+        rows = tuple(group.to_problem() for group in self._groups.values())
+        return (*self._problems, *rows)
+
+    def raise_if_any(self) -> None:
+        """Raise one error with every problem.
+
+        Raises:
+            DataError: something was reported.
+        """
+        if self:
+            raise DataError(self.problems())
+
+
+def seeded_fraction(value: str, *, seed: int, purpose: str) -> float:
+    """Map a string to [0, 1), the same in every process for one seed and purpose."""
+    text = f"{seed}\x1f{purpose}\x1f{value}".encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2.0**53
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """A checked, deduplicated, split corpus.
+
+    Args:
+        dataset: columns `id, text, unit_id, split`, and `label` where there are labels.
+            Private; hidden from `repr`.
+        fingerprint: SHA-256 over ids, units, splits and text hashes.
+        report: counts and the verdict of the data expectations; holds no text.
+        dropped_units: privacy units of which deduplication left no record. They were
+            read, and a copy of what they say may be trained on.
+    """
+
+    dataset: "Dataset" = field(repr=False, compare=False)
+    fingerprint: str
+    report: CorpusReport
+    dropped_units: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> CoreSchema:  # noqa: ANN401
+        """Where pydantic checks an argument, a corpus is taken as one thing."""
+        return core_schema.is_instance_schema(cls)
+
+    @property
+    def source_units(self) -> frozenset[str]:
+        """Every privacy unit that was read, also those that deduplication dropped.
+
+        Ask a corpus before canaries are planted: these are no units of the source.
+        """
+        return frozenset(self.dataset["unit_id"]) | frozenset(self.dropped_units)
+
+    def with_dataset(self, dataset: "Dataset") -> "Corpus":
+        """Return another view of the same corpus: its fingerprint and report stay."""
+        return replace(self, dataset=dataset)
+
+    def assuming(self, *names: str) -> "Corpus":
+        """Return the corpus with more that every claim about it rests on."""
+        return self._naming("assumes", names)
+
+    def marked(self, dataset: "Dataset", *, assumes: Sequence[str]) -> "Corpus":
+        """Return the corpus with its marks, which know what they rest on."""
+        return self.with_dataset(dataset)._naming("marks_assume", assumes)
+
+    def _naming(self, field_name: str, names: Sequence[str]) -> "Corpus":
+        """Add names to a field of the report."""
+        known = (*getattr(self.report, field_name), *names)
+        more = {field_name: tuple(dict.fromkeys(known))}
+        return replace(self, report=self.report.model_copy(update=more))
+
+    def redacted(self, dataset: "Dataset", *, operator: str) -> "Corpus":
+        """Return the redacted view, which knows how it was made."""
+        report = self.report.model_copy(update={"redaction": operator})
+        return replace(self, dataset=dataset, report=report)
+
+    def split(self, name: str) -> "Dataset":
+        """Return the records of one split, in order; empty if there is none."""
+        rows = [i for i, split in enumerate(self.dataset["split"]) if split == name]
+        return self.dataset.select(rows)

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from dptune.data.problems import ProblemLog
-from dptune.data.records import Record
+from dptune.data.records import ProblemLog, Record, seeded_fraction
 from dptune.data.source import SPLITS
-from dptune.data.units import seeded_fraction
 from dptune.errors import ConfigError, Problem
 
 

@@ -1,28 +1,24 @@
 """Generate customer-service dialogues with exact gold spans of personal data.
 
 The public half speaks of products, prices and policies and names nobody; the private
-half holds people, addresses and numbers. Every value is invented.
+half holds people, addresses and numbers. Every value is invented, from the turns and
+words of `synthetic.json`.
 """
 
 import functools
+import json
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, TypeVar
 
-from dptune.data import synthetic_public as public
-from dptune.data import synthetic_templates as templates
 from dptune.data.source import SyntheticSource
-from dptune.data.synthetic_values import (
-    ENTITY_TYPES,
-    FRESH_PERSONAL,
-    KEPT_IN_TOPIC,
-    PUBLIC,
-    Draw,
-    personal_values,
-)
 from dptune.errors import ConfigError
 from dptune.text import Span
 
+_T = TypeVar("_T")
 MIN_WORDS = 40
 MAX_WORDS = 90
 _LOWER_CASE_SHARE = 0.08
@@ -116,6 +112,171 @@ def _customer_number(number: int) -> int:
     return customer
 
 
+@functools.cache
+def _content() -> dict[str, Any]:
+    """Read the turns and words that dialogues are made of."""
+    source = resources.files("dptune.data").joinpath("synthetic.json")
+    return dict(json.loads(source.read_text("utf8")))
+
+
+class Draw:
+    """Choices from `random()` alone, whose stream Python promises to keep."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed).random  # noqa: S311 - nothing is secret
+
+    def below(self, limit: int) -> int:
+        """Draw from 0 to `limit - 1`."""
+        return int(self._random() * limit)
+
+    def between(self, low: int, high: int) -> int:
+        """Draw from `low` to `high`, both included."""
+        return low + self.below(high - low + 1)
+
+    def choice(self, options: Sequence[_T]) -> _T:
+        """Draw one option."""
+        return options[self.below(len(options))]
+
+    def word(self, kind: str) -> str:
+        """Draw one word of a list."""
+        words: list[str] = _content()["words"][kind]
+        return self.choice(words)
+
+    def chance(self, probability: float) -> bool:
+        """Draw true with a probability."""
+        return self._random() < probability
+
+    def digits(self, count: int) -> str:
+        """Draw digits."""
+        return f"{self.below(10**count):0{count}d}"
+
+
+def personal_values(unit_id: str) -> dict[str, str]:
+    """Invent what stays the same in all dialogues of a customer."""
+    draw = Draw(unit_id)
+    first, last = draw.word("first_names"), draw.word("last_names")
+    initial = f" {chr(65 + draw.below(26))}." if draw.chance(0.08) else ""
+    return {
+        "FIRST": first,
+        "PERSON": f"{first}{initial} {last}",
+        "EMAIL": _email(draw, first, last),
+        "PHONE": _phone(draw),
+        "ADDRESS": _address(draw),
+        "ACCOUNT_ID": _account_id(draw),
+    }
+
+
+def _email(draw: Draw, first: str, last: str) -> str:
+    """Invent an address at a reserved domain."""
+    first, last = first.lower(), last.lower()
+    local = draw.choice(
+        (
+            f"{first}.{last}",
+            f"{first[0]}{last}{draw.between(1, 99)}",
+            f"{last}_{first}",
+            f"{first}{draw.between(1950, 2005)}",
+            f"{first}{last}",
+        )
+    )
+    return f"{local}@{draw.word('mail_domains')}"
+
+
+def _phone(draw: Draw) -> str:
+    """Invent a number in the fictional range 555-01xx."""
+    area, line = draw.between(201, 989), f"01{draw.digits(2)}"
+    return draw.choice(
+        (
+            f"({area}) 555-{line}",
+            f"{area}-555-{line}",
+            f"{area}.555.{line}",
+            f"+1 {area} 555 {line}",
+            f"{area}555{line}",
+        )
+    )
+
+
+def _address(draw: Draw) -> str:
+    """Invent a postal address."""
+    street = f"{draw.word('streets')} {draw.word('street_types')}"
+    unit = f" Apt {draw.between(1, 60)}" if draw.chance(0.2) else ""
+    number = draw.between(1, 9999)
+    place = f"{draw.word('towns')}, {draw.word('states')}"
+    return f"{number} {street}{unit}, {place} {draw.between(501, 99950):05d}"
+
+
+def _account_id(draw: Draw) -> str:
+    """Invent an account id."""
+    if draw.chance(0.3):
+        return f"AC-{draw.digits(6)}"
+    alphabet = "ABCDEFGHJKLMNPQRSTUVWXYZ0123456789"
+    head = "".join(draw.choice(alphabet) for _ in range(8))
+    return f"{draw.choice(alphabet[:24])}{head}{draw.below(10)}"
+
+
+def _order_id(draw: Draw) -> str:
+    """Invent an order number."""
+    return draw.choice(
+        (
+            f"{draw.digits(3)}-{draw.digits(5)}-{draw.digits(4)}",
+            f"{draw.between(10**9, 10**10 - 1)}",
+            f"#{draw.between(10**6, 10**8)}",
+            f"ORD-{draw.digits(6)}",
+        )
+    )
+
+
+def _date(draw: Draw) -> str:
+    """Invent a date."""
+    day, month, year = draw.between(1, 28), draw.below(12), draw.between(2021, 2025)
+    name = _content()["words"]["months"][month]
+    return draw.choice(
+        (
+            f"{name} {day}",
+            f"{name} {day}, {year}",
+            f"{day} {name} {year}",
+            f"{year}-{month + 1:02d}-{day:02d}",
+            f"{month + 1:02d}/{day:02d}/{year}",
+            f"{name[:3]} {day}",
+        )
+    )
+
+
+FRESH_PERSONAL: Mapping[str, Callable[[Draw], str]] = {
+    "ORDER_ID": _order_id,
+    "DATE": _date,
+    "OTHER_PERSON": lambda draw: (
+        f"{draw.word('first_names')} {draw.word('last_names')}"
+    ),
+}
+ENTITY_TYPES = {"FIRST": "PERSON", "OTHER_PERSON": "PERSON"}
+PUBLIC: Mapping[str, Callable[[Draw], str]] = {
+    "product": lambda draw: draw.word("products"),
+    "other_product": lambda draw: draw.word("products"),
+    "color": lambda draw: draw.word("colors"),
+    "material": lambda draw: draw.word("materials"),
+    "other_material": lambda draw: draw.word("materials"),
+    "item": lambda draw: draw.digits(draw.between(4, 9)),
+    "other_item": lambda draw: draw.digits(draw.between(4, 9)),
+    "weekday": lambda draw: draw.word("weekdays"),
+    "weather": lambda draw: draw.word("weather"),
+    "price": lambda draw: f"${draw.between(2, 899)}.{draw.digits(2)}",
+    "fee": lambda draw: f"${draw.between(1, 39)}.{draw.digits(2)}",
+    "percent": lambda draw: str(draw.between(3, 97)),
+    "days": lambda draw: str(draw.between(2, 60)),
+    "hours": lambda draw: str(draw.between(2, 48)),
+    "months": lambda draw: str(draw.between(3, 60)),
+    "quantity": lambda draw: str(draw.between(2, 480)),
+    "size": lambda draw: f"{draw.between(10, 250)}.{draw.below(10)}",
+    "points": lambda draw: str(draw.between(100, 99_999)),
+    "degrees": lambda draw: str(draw.between(2, 40)),
+    "rating": lambda draw: f"{draw.between(1, 4)}.{draw.below(10)}",
+    "time": lambda draw: (
+        f"{draw.between(1, 12)}:{draw.below(6)}0 {draw.choice(('am', 'pm'))}"
+    ),
+}
+KEPT_IN_TOPIC = ("product", "color", "material", "item", "other_item")
+
+
 _Maker = Callable[[Draw, Mapping[str, str]], tuple[str, tuple[Span, ...]]]
 
 
@@ -200,19 +361,20 @@ def _private_dialogue(
     draw: Draw, personal: Mapping[str, str]
 ) -> tuple[str, tuple[Span, ...]]:
     """Write a dialogue in which a customer says who they are."""
+    private = _content()["private"]
     dialogue = _Dialogue(draw, personal)
-    issues, answers = draw.choice(tuple(templates.PERSONAL_TOPICS.values()))
-    dialogue.say("SYS", draw.choice(templates.GREETINGS))
+    issues, answers = draw.choice(tuple(private["personal_topics"].values()))
+    dialogue.say("SYS", draw.choice(private["greetings"]))
     dialogue.say("USR", draw.choice(issues))
-    dialogue.say("SYS", draw.choice(templates.ASK_NAME))
-    dialogue.say("USR", draw.choice(templates.GIVE_NAME))
-    kinds = list(templates.DETAILS)
+    dialogue.say("SYS", draw.choice(private["ask_name"]))
+    dialogue.say("USR", draw.choice(private["give_name"]))
+    kinds = list(private["details"])
     for _ in range(2 if draw.chance(0.4) else 1):
-        asks, gives = templates.DETAILS[kinds.pop(draw.below(len(kinds)))]
+        asks, gives = private["details"][kinds.pop(draw.below(len(kinds)))]
         dialogue.say("SYS", draw.choice(asks))
         dialogue.say("USR", draw.choice(gives))
     dialogue.say("SYS", draw.choice(answers))
-    return _finish(dialogue, draw, templates.CLOSINGS)
+    return _finish(dialogue, draw, private["closings"])
 
 
 def _public_dialogue(
@@ -220,15 +382,15 @@ def _public_dialogue(
 ) -> tuple[str, tuple[Span, ...]]:
     """Write a dialogue about goods and rules."""
     dialogue = _Dialogue(draw, personal)
-    dialogue.say("SYS", draw.choice(templates.GREETINGS))
+    dialogue.say("SYS", draw.choice(_content()["private"]["greetings"]))
     for _ in range(draw.between(1, 2)):
         _say_public(dialogue, draw)
-    return _finish(dialogue, draw, public.PUBLIC_CLOSINGS)
+    return _finish(dialogue, draw, _content()["public"]["public_closings"])
 
 
 def _say_public(dialogue: _Dialogue, draw: Draw) -> None:
     """Add a question and its answer."""
-    questions, answers = draw.choice(public.PUBLIC_TOPICS)
+    questions, answers = draw.choice(_content()["public"]["public_topics"])
     dialogue.change_topic()
     dialogue.say("USR", draw.choice(questions))
     dialogue.say("SYS", draw.choice(answers))

@@ -138,7 +138,7 @@ def entity_types(tier: Tier) -> frozenset[str]:
 
 @lru_cache
 def code_digest(*modules: str) -> str:
-    """Digest the source of modules of this room, so that a changed rule shows."""
+    """Digest the source of modules of this package, so that a changed rule shows."""
     room = resources.files("dptune.detection")
     return fingerprint_of(
         (

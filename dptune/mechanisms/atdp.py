@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.detection.align import character_marks
+from dptune.detection.union import character_marks
 from dptune.detection.words import CLOSED, reading_of
 from dptune.errors import ConfigError
 from dptune.text import Span

@@ -27,8 +27,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.detection.align import token_labels
 from dptune.detection.scoring import SensitivityTable
+from dptune.detection.union import token_labels
 from dptune.text import Span
 
 IntArray = NDArray[np.int64]

@@ -1,9 +1,49 @@
-"""Build a small GPT-2 on the spot."""
+"""Build a small GPT-2 on the spot, and add low-rank adapters to a model."""
 
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.pytorch_utils import Conv1D
 
 from dptune.errors import ModelError
-from dptune.models._context import seeded
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from `seed` inside; the global generator is as before afterwards.
+
+    transformers and peft initialise from the global CPU generator and take no other.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def input_weight(model: PreTrainedModel) -> Tensor:
+    """Weight of the input embedding, (tokens, hidden)."""
+    weight = model.get_input_embeddings().weight
+    if not isinstance(weight, Tensor):
+        raise TypeError("the input embedding has no weight")
+    return weight
+
+
+def output_parameters(model: PreTrainedModel) -> list[Tensor]:
+    """Weight and bias of the output layer that are not the input embedding's."""
+    outputs: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    if outputs is None:
+        return []
+    found = dict(outputs.named_parameters(recurse=False)).values()
+    return [p for p in found if p is not input_weight(model)]
 
 
 def build_gpt2(
@@ -90,3 +130,129 @@ def _check_sizes(
         )
     if not 0.0 <= dropout < 1.0:
         raise ModelError(f"dropout must be in [0, 1), got dropout={dropout}.")
+
+
+_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DEFAULT_TARGETS = {
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "bert": ("query", "key", "value"),
+    "roberta": ("query", "key", "value"),
+}
+"""Layers that get adapters, by `config.model_type`."""
+
+
+def add_lora(
+    model: PreTrainedModel | PeftModel,
+    *,
+    rank: int,
+    alpha: float,
+    target_modules: Sequence[str] | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> PeftModel:
+    """Wrap `model`, in place, so that only low-rank adapters train.
+
+    A layer W x becomes W x + (alpha / rank) B A x. B starts at zero, so that the model
+    computes what it did before; A is drawn from `seed`, which is public, and the global
+    random state is left as it was. A sequence classifier also trains its head.
+
+    Args:
+        model: a model of transformers without adapters.
+        rank: of the adapters, at least 1.
+        alpha: scale, positive.
+        target_modules: endings of layer names (Linear or Conv1D); by default those of
+            `DEFAULT_TARGETS` for the model's type.
+        dropout: on the adapters' input, in [0, 1).
+        seed: of the initial A.
+
+    Raises:
+        ModelError: a value is out of range, the type has no defaults, a target matches
+            no layer, or a target shares its weight with another layer.
+
+    References:
+        Hu et al. (2021), "LoRA", section 4.1, https://arxiv.org/abs/2106.09685
+    """
+    if rank < 1 or not alpha > 0 or not 0.0 <= dropout < 1.0:
+        raise ModelError(
+            "rank must be at least 1, alpha positive and dropout in [0, 1), "
+            f"got rank={rank}, alpha={alpha}, dropout={dropout}."
+        )
+    if isinstance(model, PeftModel):
+        raise ModelError("the model has adapters already. Add LoRA once only.")
+    targets = tuple(target_modules or _default_targets(model))
+    classifies = type(model).__name__.endswith("ForSequenceClassification")
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # peft takes floats too
+        lora_dropout=dropout,
+        target_modules=list(targets),
+        fan_in_fan_out=_is_transposed(model, targets),
+        bias="none",
+        task_type=TaskType.SEQ_CLS if classifies else TaskType.CAUSAL_LM,
+    )
+    with seeded(seed), warnings.catch_warnings():
+        # peft 0.21 reads a property that transformers 5.23 has renamed
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+        adapted = get_peft_model(model, config)
+    if not isinstance(adapted, PeftModel):
+        raise ModelError("peft returned a model without adapters.")
+    return adapted
+
+
+def _default_targets(model: PreTrainedModel) -> tuple[str, ...]:
+    """Targets of the model's type."""
+    model_type = model.config.model_type
+    if model_type not in DEFAULT_TARGETS:
+        raise ModelError(
+            f"target_modules must be given for model type {model_type!r}, which has no "
+            f"defaults. Types with defaults: {', '.join(sorted(DEFAULT_TARGETS))}."
+        )
+    return DEFAULT_TARGETS[model_type]
+
+
+def _is_transposed(model: PreTrainedModel, targets: tuple[str, ...]) -> bool:
+    """Whether the targets keep their weight as (in, out), as GPT-2's Conv1D does."""
+    kinds = set()
+    for target in targets:
+        layers = [m for name, m in model.named_modules() if _ends_with(name, target)]
+        if not layers:
+            raise ModelError(
+                f"target_modules must name layers of the model, got {target!r}, which "
+                "matches none. List them with model.named_modules()."
+            )
+        kinds |= {_kind(layer, target) for layer in layers}
+        _refuse_tied(model, layers, target)
+    if len(kinds) > 1:
+        raise ModelError(
+            "target_modules must be all Linear or all Conv1D, got both. "
+            "Leave one kind out."
+        )
+    return kinds == {Conv1D}
+
+
+def _ends_with(name: str, target: str) -> bool:
+    """How peft matches a layer name with a target."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _kind(layer: nn.Module, target: str) -> type[nn.Module]:
+    """Linear or Conv1D; nothing else gets an adapter here."""
+    for kind in (Conv1D, nn.Linear):
+        if isinstance(layer, kind):
+            return kind
+    raise ModelError(
+        f"target_modules must be Linear or Conv1D layers, got {target!r}, "
+        f"a {type(layer).__name__}."
+    )
+
+
+def _refuse_tied(model: PreTrainedModel, layers: list[nn.Module], target: str) -> None:
+    """A merged adapter on a tied layer would change the other layer too."""
+    embedding = input_weight(model)
+    if any(layer.weight is embedding for layer in layers):
+        raise ModelError(
+            f"target_modules must not share weights, got {target!r}, which is tied to "
+            "the input embedding. Leave it out."
+        )

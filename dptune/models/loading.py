@@ -1,12 +1,19 @@
-"""Load models: safetensors only, no code from outside, fast tokenizers."""
+"""Load and save models: safetensors only, no code from outside, fast tokenizers.
 
-from collections.abc import Callable, Sequence
+What is saved is one ordinary directory of safetensors and JSON, whatever was trained.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
@@ -16,15 +23,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging as hf_logging
 
 from dptune.errors import ArtifactError, DependencyError, ModelError
-from dptune.models._context import seeded, silent_progress
-from dptune.models._embeddings import input_weight
-from dptune.models._hub import fetch
-from dptune.models._public_text import read_public_text
-from dptune.models.build import build_gpt2
+from dptune.models.build import build_gpt2, input_weight, seeded
 from dptune.models.digest import model_digest, read_json, weight_files
-from dptune.models.saving import save_model
+from dptune.models.hub import fetch
 from dptune.models.source import (
     ArchitectureSource,
     HubSource,
@@ -33,20 +37,23 @@ from dptune.models.source import (
     PathSource,
     TrainedTokenizer,
 )
-from dptune.models.tokenizer import train_tokenizer
-
-__all__ = [
-    "LoadedModel",
-    "load_classifier",
-    "load_model",
-    "load_saved",
-    "load_tokenizer",
-    "model_digest",
-    "save_model",
-]
+from dptune.models.tokenizer import read_public_text, train_tokenizer
 
 _CLASSIFIER = "ForSequenceClassification"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@contextmanager
+def silent_progress() -> Iterator[None]:
+    """Switch the progress bars of transformers off inside."""
+    was_enabled = hf_logging.is_progress_bar_enabled()
+    if was_enabled:
+        hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if was_enabled:
+            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,3 +365,71 @@ def _cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The model with weights of `dtype`."""
     torch.nn.Module.to(model, dtype)
     return model
+
+
+ADAPTER_FOLDER = "adapter"
+
+
+def save_model(
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerFast,
+    directory: Path,
+    *,
+    adapter: bool = False,
+) -> str:
+    """Write one ordinary model and its tokenizer; return the digest of the directory.
+
+    Adapters are merged into a copy of the model, so that attacks and registries see
+    the same kind of model whatever was trained.
+
+    Args:
+        model: with or without LoRA adapters; it is not changed.
+        tokenizer: its tokenizer.
+        directory: absent or empty.
+        adapter: also keep the adapter by itself, in `adapter/` below.
+
+    Raises:
+        ArtifactError: the directory has files already.
+        ModelError: `adapter` without adapters, or weights that are not finite.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ArtifactError(f"{directory} must be absent or empty. Use a new one.")
+    if adapter and not isinstance(model, PeftModel):
+        raise ModelError("adapter=True needs a model with adapters, got one without.")
+    directory.mkdir(parents=True, exist_ok=True)
+    with silent_progress():
+        _merged(model).save_pretrained(directory)
+        if adapter and isinstance(model, PeftModel):
+            _save_adapter(model, directory / ADAPTER_FOLDER)
+    _save_tokenizer(tokenizer, directory)
+    return model_digest(directory)
+
+
+def _merged(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The model itself, or a copy with its adapters merged."""
+    if not isinstance(model, PeftModel):
+        return model
+    try:
+        merged: PreTrainedModel = copy.deepcopy(model).merge_and_unload(safe_merge=True)
+    except ValueError as error:
+        raise ModelError("the adapters must be finite to be merged.") from error
+    return merged
+
+
+def _save_adapter(model: PeftModel, folder: Path) -> None:
+    """Write the adapter without the path of its base model and without a hub lookup."""
+    model.save_pretrained(
+        str(folder), safe_serialization=True, save_embedding_layers=False
+    )
+    (folder / "README.md").unlink(missing_ok=True)
+    path = folder / "adapter_config.json"
+    config = read_json(path) | {"base_model_name_or_path": None}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    """Write a copy that remembers no padding or truncation of the last call."""
+    clean = copy.deepcopy(tokenizer)
+    clean.backend_tokenizer.no_padding()
+    clean.backend_tokenizer.no_truncation()
+    clean.save_pretrained(directory)

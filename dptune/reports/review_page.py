@@ -16,8 +16,7 @@ from markupsafe import Markup
 
 from dptune.reports.render import TEMPLATES, environment
 from dptune.review.crosscheck import CheckedSentence
-from dptune.review.masking import masked
-from dptune.review.sample import Excerpt
+from dptune.review.sample import Excerpt, masked
 from dptune.review.store import SampleRecord
 
 _MEANINGS: Final = {

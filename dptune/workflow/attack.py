@@ -16,15 +16,15 @@ from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import canary_rows, planted_count
 from dptune.attacks.settings import AttackSettings
+from dptune.attacks.signals import utility_report
 from dptune.attacks.trie import load_or_build, trie_key
-from dptune.attacks.utility import utility_report
 from dptune.config import DetectionSettings, PerformanceSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import DataError
-from dptune.models.bundle import ModelBundle
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_saved
+from dptune.models.source import ModelBundle
 from dptune.results import (
     CanaryExposure,
     ExposureReport,

@@ -17,7 +17,7 @@ from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import budgets, history
 from dptune.accounting.store.tables import IdKind
 from dptune.config import BudgetSettings, TrainConfig
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.dpsgd.plan import is_adaptive
 from dptune.errors import BudgetExceededError, DptuneError
 from dptune.planning import RunPlan

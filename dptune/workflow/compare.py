@@ -11,7 +11,7 @@ from dptune.accounting.store.costs import total
 from dptune.accounting.store.keys import KEY_BYTES
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.config import DataSettings, TrainConfig
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem
 from dptune.workflow.budget import budget_request, run_key

@@ -10,8 +10,8 @@ from datasets import Dataset
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
+from dptune.data.records import ProblemLog
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.grouping import Grouping, group_parameters
 from dptune.dpsgd.loss import CausalLoss

@@ -8,22 +8,24 @@ from dptune.accounting.assumptions import Assumption
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import apply_setting
 from dptune.config import DetectionSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, Endpoint, LlmAccess, endpoint_of
 from dptune.detection.engine import (
     READ_ONE_TEXT,
     DetectionEngine,
+    SpanShard,
     build_engine,
     detect_dataset,
+    detect_shard,
     detection_report,
+    merge_shards,
     refuse_if_nothing_found,
 )
 from dptune.detection.llm import LlmRecognizer
-from dptune.detection.missing import MissCounts, count_misses, missing_rate
-from dptune.detection.shards import SpanShard, detect_shard, merge_shards
 from dptune.errors import ConfigError, Problem
 from dptune.results import DetectionReport, Interval
 from dptune.review.lists import ReviewLists, with_lists
+from dptune.review.quality import MissCounts, count_misses, missing_rate
 from dptune.review.store import (
     ListsOfProject,
     MeasuredRate,

@@ -15,10 +15,10 @@ from dptune.attacks.planting import planted_count
 from dptune.attacks.settings import AttackSettings
 from dptune.config import PerformanceSettings
 from dptune.errors import DataError, Problem
-from dptune.models.bundle import ModelBundle
 from dptune.models.digest import model_digest
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_model
+from dptune.models.source import ModelBundle
 from dptune.results import ExposureReport, MembershipReport
 from dptune.settings import Settings
 from dptune.workflow.attack import CanaryRanking

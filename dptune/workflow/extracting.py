@@ -7,7 +7,6 @@ from typing import Self
 from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
-from dptune.attacks.decoding import Decoding
 from dptune.attacks.extraction import (
     SamplingSettings,
     discoverable,
@@ -15,6 +14,7 @@ from dptune.attacks.extraction import (
     sample_canaries,
     secret_chances,
 )
+from dptune.attacks.inference import Decoding
 from dptune.attacks.personal_data import (
     MarkedText,
     PersonalDataSettings,

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
+from dptune.data.records import ProblemLog
 from dptune.data.source import DataSource
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.gaussian import GaussianStream

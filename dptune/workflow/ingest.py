@@ -6,8 +6,8 @@ from datasets import List, Value
 
 from dptune.config import DataSettings, PretrainingSettings
 from dptune.data.building import build_corpus
-from dptune.data.corpus import Corpus
 from dptune.data.deduplication import Duplicates
+from dptune.data.records import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.data.splitting import SplitSettings
 from dptune.data.synthetic import gold_spans

@@ -9,15 +9,14 @@ from typing import Self
 from datasets import Dataset
 
 from dptune.config import ModelSettings, PerformanceSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.scoring import SensitivityTable
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import PrivacyError
 from dptune.mechanisms.sa_adp import Tier
-from dptune.models.bundle import ModelBundle
-from dptune.models.classes import encode_classes
-from dptune.models.encode import encode_corpus
+from dptune.models.encode import encode_classes, encode_corpus
 from dptune.models.loading import LoadedModel
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.privacy import UnitsFrom
 from dptune.stages import StagePlan

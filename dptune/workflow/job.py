@@ -22,9 +22,9 @@ from dptune.dpsgd.trainer import (
     train_stage,
 )
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
+from dptune.models.build import add_lora
 from dptune.models.loading import LoadedModel, load_saved
-from dptune.models.lora import add_lora
-from dptune.models.mask import add_mask_token
+from dptune.models.tokens import add_mask_token
 from dptune.recipes import View
 from dptune.settings import Settings
 from dptune.stages import StagePlan

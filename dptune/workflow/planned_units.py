@@ -13,8 +13,8 @@ from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.tables import IdKind
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import DataSettings, TrainConfig
-from dptune.data.corpus import Corpus
 from dptune.data.public_units import ReleasedUnits, round_units
+from dptune.data.records import Corpus
 from dptune.errors import ConfigError, Problem
 from dptune.planning import RunPlan
 from dptune.privacy import PrivacyUnit, UnitsFrom

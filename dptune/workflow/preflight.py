@@ -9,10 +9,10 @@ from typing import Self, TypeVar
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.accounting.store.store import BudgetStore
 from dptune.config import DataSettings, PrivacySettings, TrainConfig
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
-from dptune.models.check import check_source
+from dptune.models.source import check_source
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Mode, Notion
 from dptune.recipes import Recipe, StageSettings
@@ -212,7 +212,7 @@ def _check_labels(config: TrainConfig, corpus: Corpus) -> None:
     _check_forward(config)
     if not config.model.class_names:
         return
-    from dptune.models.classes import class_numbers  # noqa: PLC0415 - transformers
+    from dptune.models.encode import class_numbers  # noqa: PLC0415 - transformers
 
     class_numbers(corpus.dataset, class_names=config.model.class_names)
     problems = [

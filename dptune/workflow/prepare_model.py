@@ -8,25 +8,29 @@ from pathlib import Path
 
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.errors import ConfigError, Problem
 from dptune.models.build import build_gpt2
-from dptune.models.bundle import ModelBundle
 from dptune.models.encode import encode_corpus
 from dptune.models.loading import (
     LoadedModel,
     load_classifier,
     load_model,
     model_digest,
+    save_model,
 )
-from dptune.models.new_tokens import add_new_tokens
-from dptune.models.saving import save_model
-from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
+from dptune.models.source import (
+    ArchitectureSource,
+    ModelBundle,
+    ModelSource,
+    TrainedTokenizer,
+)
 from dptune.models.tokenizer import train_tokenizer
+from dptune.models.tokens import add_new_tokens
 from dptune.workflow.device import pick_device
 from dptune.workflow.ingest import read_public
 

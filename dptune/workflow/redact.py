@@ -5,13 +5,11 @@ import hmac
 from collections.abc import Callable
 
 from dptune.config import RedactionSettings
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.data.validation import validate_redacted
 from dptune.errors import DataError, Problem
-from dptune.redaction.engine import redact_dataset
-from dptune.redaction.operators import Operator
-from dptune.redaction.pseudonyms import Pseudonyms
-from dptune.redaction.residual import residual_counts
+from dptune.redaction.engine import redact_dataset, residual_counts
+from dptune.redaction.operators import Operator, Pseudonyms
 from dptune.results import RedactionReport
 
 

@@ -12,8 +12,13 @@ from dptune.config import DataSettings, TrainConfig
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.detection.engine import detect_dataset
 from dptune.errors import ConfigError, DataError
-from dptune.review.decisions import check_decisions, merged, read_decisions
-from dptune.review.findings import Findings, findings
+from dptune.review.decisions import (
+    Findings,
+    check_decisions,
+    findings,
+    merged,
+    read_decisions,
+)
 from dptune.review.lists import ListKey, ReviewLists, extended, with_lists
 from dptune.review.sample import Drawn, draw_sample, reread
 from dptune.review.store import ReviewRecord, ReviewStore, SampleRecord

@@ -11,8 +11,7 @@ from typing import Final
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.config import ScoringSettings
-from dptune.data.corpus import Corpus
-from dptune.detection.counts import counts_by_unit, release_counts
+from dptune.data.records import Corpus
 from dptune.detection.endpoint import (
     NO_ACCESS,
     JudgeSettings,
@@ -20,11 +19,13 @@ from dptune.detection.endpoint import (
     endpoint_of,
     require_client,
 )
-from dptune.detection.judge import judge_types
+from dptune.detection.llm import judge_types
 from dptune.detection.scoring import (
     Judgement,
     SensitivityTable,
+    counts_by_unit,
     public_counts,
+    release_counts,
     score_entity_types,
 )
 from dptune.workflow.charging import release_entry

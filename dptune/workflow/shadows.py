@@ -23,18 +23,17 @@ from dptune.attacks.classification import (
 from dptune.attacks.roc import RocSettings
 from dptune.attacks.settings import AttackSettings, ShadowSettings
 from dptune.config import PerformanceSettings
-from dptune.data.corpus import Corpus
-from dptune.data.units import seeded_fraction
+from dptune.data.records import Corpus, seeded_fraction
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.loss import ClassificationLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.errors import DataError
-from dptune.models.bundle import ModelBundle
-from dptune.models.classes import class_numbers, encode_classes
+from dptune.models.build import add_lora
+from dptune.models.encode import class_numbers, encode_classes
 from dptune.models.loading import LoadedModel
-from dptune.models.lora import add_lora
+from dptune.models.source import ModelBundle
 from dptune.results import ExposureReport, MembershipReport, UtilityReport
 from dptune.workflow.device import pick_device
 

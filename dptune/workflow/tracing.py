@@ -16,11 +16,10 @@ from dptune.attacks.classification import class_log_probs
 from dptune.attacks.settings import AttackSettings
 from dptune.attacks.signals import token_signals
 from dptune.config import PerformanceSettings
-from dptune.data.corpus import Corpus
-from dptune.detection.align import character_marks
+from dptune.data.records import Corpus
+from dptune.detection.union import character_marks
 from dptune.models.encode import encode_corpus
-from dptune.models.loading import LoadedModel, load_saved
-from dptune.models.saving import save_model
+from dptune.models.loading import LoadedModel, load_saved, save_model
 from dptune.results import CanaryExposure, TracePoint
 from dptune.stages import StagePlan
 from dptune.text import Span

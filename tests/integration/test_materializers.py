@@ -11,14 +11,11 @@ import materializers
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.data.building import build_corpus
 from dptune.data.source import SyntheticSource
-from dptune.detection.engine import build_engine
+from dptune.detection.engine import SpanShard, build_engine, detect_shard
 from dptune.detection.recognizer import Tier
-from dptune.detection.shards import SpanShard, detect_shard
 from dptune.errors import ArtifactError
-from dptune.models.bundle import ModelBundle
-from dptune.models.loading import load_model, model_digest
-from dptune.models.saving import save_model
-from dptune.models.source import ArchitectureSource
+from dptune.models.loading import load_model, model_digest, save_model
+from dptune.models.source import ArchitectureSource, ModelBundle
 from dptune.privacy import PrivacyUnit
 from dptune.results import (
     BudgetLine,

@@ -14,10 +14,10 @@ from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
 from dptune.audits.step_report import StepAudit
-from dptune.data.corpus import Corpus
+from dptune.data.records import Corpus
 from dptune.gates.decision import GateDecision
 from dptune.gates.signing import open_evidence, seal, signer_of
-from dptune.models.bundle import ModelBundle
+from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.privacy import Notion
 from dptune.reports.card import PrivacyCard

@@ -22,8 +22,7 @@ from dptune.errors import GateFailedError
 from dptune.gates.decision import GateOutcome, decide
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import open_unverified, seal
-from dptune.models.loading import load_model, model_digest
-from dptune.models.saving import save_model
+from dptune.models.loading import load_model, model_digest, save_model
 from dptune.models.source import ArchitectureSource
 from dptune.results import ChampionReport, RegisteredVersion
 from dptune.workflow.dossier import Dossier

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dptune.detection.missing import MissCounts, Stratum, stratified_missing_rate
+from dptune.review.quality import MissCounts, Stratum, stratified_missing_rate
 
 REPLICATES = 800
 SHARES = (0.4, 0.6)  # of flagged and unflagged sentences

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
-from dptune.detection.align import BoolArray, character_marks
+from dptune.detection.union import BoolArray, character_marks
 from dptune.errors import DetectionError
 from dptune.results import Report
 from dptune.text import Span

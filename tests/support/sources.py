@@ -7,8 +7,8 @@ import datasets
 from pydantic import TypeAdapter, ValidationError
 
 from dptune.data.checks import check_records, to_dataset
-from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
+from dptune.data.records import ProblemLog
 from dptune.data.source import DataSource
 from dptune.errors import ConfigError, Problem
 

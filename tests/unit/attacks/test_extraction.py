@@ -15,7 +15,6 @@ from transformers.generation.logits_process import (
 )
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
-from dptune.attacks.decoding import Decoding, ending_log_probs, sample_continuations
 from dptune.attacks.extraction import (
     SamplingSettings,
     discoverable,
@@ -24,6 +23,7 @@ from dptune.attacks.extraction import (
     sample_canaries,
     secret_chances,
 )
+from dptune.attacks.inference import Decoding, ending_log_probs, sample_continuations
 
 from .test_exposure import train
 

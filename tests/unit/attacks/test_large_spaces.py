@@ -15,7 +15,7 @@ from dptune.attacks.large_spaces import (
     measure_large_space,
 )
 from dptune.attacks.pieces import Spelling
-from dptune.attacks.sampling import (
+from dptune.attacks.search import (
     draw_candidates,
     extrapolated_exposure,
     uniform_rank,

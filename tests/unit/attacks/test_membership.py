@@ -9,11 +9,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from dptune.attacks import blind
-from dptune.attacks.blind import blind_signal
-from dptune.attacks.membership import membership_report
-from dptune.attacks.roc import RocSettings, membership_signal
-from dptune.attacks.scores import membership_scores
+from dptune.attacks import roc as blind
+from dptune.attacks.membership import membership_report, membership_scores
+from dptune.attacks.roc import RocSettings, blind_signal, membership_signal
 from dptune.attacks.signals import token_signals
 from dptune.errors import DataError
 

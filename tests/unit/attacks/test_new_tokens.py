@@ -7,7 +7,7 @@ import numpy as np
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.exposure import measure_exposure
 from dptune.attacks.trie import CandidateTrie
-from dptune.models.new_tokens import add_new_tokens
+from dptune.models.tokens import add_new_tokens
 
 from .test_exposure import train
 

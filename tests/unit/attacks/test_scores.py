@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from dptune.attacks.roc import RocSettings, membership_signal
-from dptune.attacks.scores import (
+from dptune.attacks.membership import (
     WINDOW_SIZES,
     ending,
     error_zone,
     window_votes,
 )
+from dptune.attacks.roc import RocSettings, membership_signal
 from dptune.attacks.signals import TokenSignals
 
 

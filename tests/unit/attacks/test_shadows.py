@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-from dptune.attacks import shadows as module
-from dptune.attacks.membership import membership_report
+from dptune.attacks import membership as module
+from dptune.attacks.membership import (
+    Attacked,
+    draw_halves,
+    membership_report,
+    shadow_scores,
+)
 from dptune.attacks.roc import membership_signal
-from dptune.attacks.shadows import Attacked, draw_halves, shadow_scores
 from dptune.errors import DataError
 
 NUM = 800

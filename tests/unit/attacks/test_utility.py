@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dptune.attacks.utility import utility_report
+from dptune.attacks.signals import utility_report
 from dptune.errors import DataError
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dptune.data import files
+from dptune.data import parsers as files
 from dptune.errors import DataError
 from tests.support.sources import parse_source, read_source
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dptune.data.patterns import EMAIL, MOJIBAKE, US_SSN, has_card_number, has_iban
+from dptune.data.validation import EMAIL, MOJIBAKE, US_SSN, has_card_number, has_iban
 
 
 @pytest.mark.parametrize(

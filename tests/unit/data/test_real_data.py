@@ -7,8 +7,8 @@ import yaml
 
 from dptune.data.building import build_corpus
 from dptune.data.deduplication import Duplicates
-from dptune.data.problems import ProblemLog
 from dptune.data.readers import read_records
+from dptune.data.records import ProblemLog
 from dptune.privacy import PrivacyUnit
 from tests.support.sources import parse_source
 

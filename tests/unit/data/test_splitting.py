@@ -5,8 +5,7 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.data.problems import ProblemLog
-from dptune.data.records import Record
+from dptune.data.records import ProblemLog, Record
 from dptune.data.splitting import SplitSettings, assign_splits, check_leaks
 
 SETTINGS = SplitSettings(validation=0.2, test=0.1)

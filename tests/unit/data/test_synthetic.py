@@ -8,11 +8,10 @@ from collections import Counter
 
 import pytest
 
-from dptune.data.patterns import EMAIL
+from dptune.data import synthetic
 from dptune.data.source import SyntheticSource
 from dptune.data.synthetic import generate_dialogues, gold_spans
-from dptune.data.synthetic_public import PUBLIC_TOPICS
-from dptune.data.synthetic_templates import DETAILS, GIVE_NAME, PERSONAL_TOPICS
+from dptune.data.validation import EMAIL
 from dptune.errors import ConfigError
 
 FORMS = {
@@ -108,10 +107,14 @@ def test_dialogues_differ_and_have_forty_to_ninety_words(private, public):
 
 
 def test_templates_are_many():
-    personal = [turn for topic in PERSONAL_TOPICS.values() for turn in sum(topic, ())]
-    details = [turn for kind in DETAILS.values() for turn in sum(kind, ())]
-    shared = [turn for topic in PUBLIC_TOPICS for turn in sum(topic, ())]
-    assert len({*personal, *details, *GIVE_NAME, *shared}) > 180
+    content = synthetic._content()
+    pairs = [
+        *content["private"]["personal_topics"].values(),
+        *content["private"]["details"].values(),
+        *content["public"]["public_topics"],
+    ]
+    turns = {turn for pair in pairs for side in pair for turn in side}
+    assert len(turns | set(content["private"]["give_name"])) > 180
 
 
 def test_customers_keep_name_and_address(private):

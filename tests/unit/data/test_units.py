@@ -1,6 +1,6 @@
 """Seeded fractions of ids."""
 
-from dptune.data.units import seeded_fraction
+from dptune.data.records import seeded_fraction
 
 
 def test_seeded_fraction_is_uniform_and_independent():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from dptune.detection.align import character_marks, token_labels
+from dptune.detection.union import character_marks, token_labels
 from dptune.errors import DetectionError
 from dptune.text import Span
 

@@ -4,7 +4,8 @@ import datasets
 import pytest
 
 from dptune.detection import blocks
-from dptune.detection.engine import DetectionEngine, detect_dataset, spans_of
+from dptune.detection.blocks import spans_of
+from dptune.detection.engine import DetectionEngine, detect_dataset
 from dptune.detection.recognizer import UNAVAILABLE, Tier, fingerprint_of
 from dptune.text import Span
 

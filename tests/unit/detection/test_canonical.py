@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.detection.canonical import canonical
-from dptune.detection.patterns import PatternRecognizer
+from dptune.detection.patterns import PatternRecognizer, canonical
 from dptune.detection.recognizer import Tier
 
 

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dptune.detection import names, ner
+from dptune.detection import names
+from dptune.detection import third_party as ner
 from dptune.detection.engine import READ_ONE_TEXT, build_engine
-from dptune.detection.ner import SpacyRecognizer
 from dptune.detection.recognizer import Tier
+from dptune.detection.third_party import SpacyRecognizer
 
 TEXTS = (
     "My name is frank rose and I live here.",

@@ -6,8 +6,12 @@ import statistics
 import datasets
 import pytest
 
-from dptune.detection.counts import PUBLIC_TYPES, counts_by_unit, release_counts
-from dptune.detection.scoring import score_entity_types
+from dptune.detection.scoring import (
+    PUBLIC_TYPES,
+    counts_by_unit,
+    release_counts,
+    score_entity_types,
+)
 from dptune.errors import ConfigError
 
 UNITS = [{"PERSON": 3, "EMAIL": 4}, {"PERSON": 1}, {}]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dptune.detection.endpoint import Endpoint
-from dptune.detection.judge import NOT_ASKED, judge_types
+from dptune.detection.llm import NOT_ASKED, judge_types
 from dptune.detection.scoring import known_types, public_counts, score_entity_types
 from tests.llm_server import reply, serving
 

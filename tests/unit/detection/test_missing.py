@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dptune.detection.missing import MissCounts, count_misses, missing_rate
+from dptune.review.quality import MissCounts, count_misses, missing_rate
 
 
 def clustered(rng, *, records=200, words=60, rate=0.01, spread=6.0):

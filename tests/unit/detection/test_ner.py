@@ -6,8 +6,8 @@ import pytest
 import spacy
 
 from dptune.detection.engine import build_engine
-from dptune.detection.ner import SpacyRecognizer
 from dptune.detection.recognizer import Tier
+from dptune.detection.third_party import SpacyRecognizer
 from dptune.errors import DependencyError, DetectionError
 
 DIVORCE = "Did you hear Alice is getting divorced??"

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.detection.engine import build_engine, detect_dataset
+from dptune.detection.engine import (
+    build_engine,
+    detect_dataset,
+    detect_shard,
+    merge_shards,
+)
 from dptune.detection.recognizer import Tier
-from dptune.detection.shards import detect_shard, merge_shards
 from dptune.errors import ArtifactError
 
 LINES = (

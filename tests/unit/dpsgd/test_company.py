@@ -37,7 +37,7 @@ from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import check_private
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import ModelError
-from dptune.models.lora import add_lora
+from dptune.models.build import add_lora
 from tests.support import models
 
 WIDTH = 16

@@ -18,7 +18,7 @@ from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import checkpointing
-from dptune.models.lora import add_lora
+from dptune.models.build import add_lora
 from tests.support import models, oracles
 
 pytestmark = pytest.mark.filterwarnings(

@@ -10,7 +10,7 @@ from dptune.dpsgd.rules import as_sequence, register_gradient_rule
 from dptune.dpsgd.selfcheck import check_model
 from dptune.dpsgd.terms import Outer
 from dptune.errors import ModelError
-from dptune.models.lora import add_lora
+from dptune.models.build import add_lora
 from tests.support import models, oracles
 
 LOSS = CausalLoss(loss_normalizer=4.0)

@@ -5,9 +5,8 @@ from datasets import Dataset
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from dptune.errors import DataError, DependencyError, ModelError
-from dptune.models.classes import class_numbers, encode_classes
-from dptune.models.loading import load_classifier, load_model, load_saved
-from dptune.models.saving import save_model
+from dptune.models.encode import class_numbers, encode_classes
+from dptune.models.loading import load_classifier, load_model, load_saved, save_model
 from dptune.models.source import PackageSource
 from tests.support.encoders import word_tokenizer
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from dptune.errors import DataError, ModelError
 from dptune.models.encode import encode_corpus, record_tokens
 from dptune.models.loading import load_tokenizer
-from dptune.models.mask import add_mask_token
+from dptune.models.tokens import add_mask_token
 
 
 def _corpus(texts):

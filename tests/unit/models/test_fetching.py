@@ -6,8 +6,8 @@ import pytest
 
 from dptune.errors import DependencyError
 from dptune.models.digest import model_digest
-from dptune.models.fetching import fetch_models
-from dptune.models.saving import save_model
+from dptune.models.hub import fetch_models
+from dptune.models.loading import save_model
 from dptune.models.source import HubSource, PathSource
 
 COMMIT = "c" * 40

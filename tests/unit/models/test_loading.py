@@ -14,8 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, BertConfig, BertModel, dynamic_module_utils
 
 from dptune.errors import DependencyError, ModelError
-from dptune.models.loading import load_classifier, load_model, load_tokenizer
-from dptune.models.saving import save_model
+from dptune.models.loading import (
+    load_classifier,
+    load_model,
+    load_tokenizer,
+    save_model,
+)
 from dptune.models.source import (
     ArchitectureSource,
     HubSource,
@@ -249,7 +253,7 @@ def test_load_hub_refusal_says_what_to_do(monkeypatch, error, message):
         request = httpx.Request("GET", "https://hub.invalid")
         raise error("secret url", response=httpx.Response(404, request=request))
 
-    monkeypatch.setattr("dptune.models._hub.snapshot_download", refuse)
+    monkeypatch.setattr("dptune.models.hub.snapshot_download", refuse)
     with pytest.raises(ModelError, match=message) as caught:
         load_model(HubSource(kind="hub", id="nobody/nothing"))
     assert "secret" not in str(caught.value)

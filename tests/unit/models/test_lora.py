@@ -5,9 +5,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from dptune.errors import ModelError
-from dptune.models.loading import load_model
-from dptune.models.lora import add_lora
-from dptune.models.saving import save_model
+from dptune.models.build import add_lora
+from dptune.models.loading import load_model, save_model
 
 TOKENS = torch.tensor([[3, 20, 40, 60, 80]])
 

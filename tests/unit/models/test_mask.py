@@ -6,10 +6,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from dptune.errors import ModelError
-from dptune.models.loading import load_model, load_tokenizer
-from dptune.models.lora import add_lora
-from dptune.models.mask import add_mask_token
-from dptune.models.saving import save_model
+from dptune.models.build import add_lora
+from dptune.models.loading import load_model, load_tokenizer, save_model
+from dptune.models.tokens import add_mask_token
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from dptune.errors import ConfigError
 from dptune.redaction.engine import redact_dataset, redact_text
-from dptune.redaction.operators import Operator, normalized
-from dptune.redaction.pseudonyms import _MAKERS, Pseudonyms, Scope
+from dptune.redaction.operators import _MAKERS, Operator, Pseudonyms, Scope, normalized
 from dptune.text import Span
 
 pytest.importorskip("faker", reason="needs the extra pseudonyms")

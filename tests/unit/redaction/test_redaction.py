@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 
 from dptune.errors import DetectionError
 from dptune.redaction.engine import Redaction, redact_dataset, redact_text
-from dptune.redaction.operators import MASK, Operator, normalized, replacement
-from dptune.redaction.pseudonyms import Pseudonyms
+from dptune.redaction.operators import (
+    MASK,
+    Operator,
+    Pseudonyms,
+    normalized,
+    replacement,
+)
 from dptune.text import Span
 
 PSEUDONYMS = Pseudonyms(key=b"0123456789abcdef")

@@ -4,9 +4,13 @@ import datasets
 import pytest
 
 from dptune.errors import DetectionError
-from dptune.redaction.engine import redact_dataset, redact_text
+from dptune.redaction.engine import (
+    redact_dataset,
+    redact_text,
+    residual_counts,
+    residual_values,
+)
 from dptune.redaction.operators import Operator
-from dptune.redaction.residual import residual_counts, residual_values
 from dptune.text import Span
 
 TEXT = "Wanda met wanda and Jo. Jo left Wandalyn."

@@ -7,8 +7,7 @@ import pytest
 
 from dptune.errors import DataError
 from dptune.review.decisions import check_decisions, read_decisions
-from dptune.review.masking import masked
-from dptune.review.sample import draw_sample
+from dptune.review.sample import draw_sample, masked
 
 SAMPLE = "0123456789abcdef"
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dptune.errors import ConfigError
-from dptune.review.decisions import Verdict
-from dptune.review.findings import best_upper_bound, findings
+from dptune.review.decisions import Verdict, best_upper_bound, findings
 from dptune.review.lists import DenyRecognizer, ReviewLists, extended
 from dptune.review.sample import draw_sample
 

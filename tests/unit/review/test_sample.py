@@ -8,8 +8,16 @@ import pytest
 from dptune.errors import ConfigError
 from dptune.reports.review_page import masked_lines
 from dptune.review.lists import ListKey
-from dptune.review.masking import masked, placeholders_of, to_original
-from dptune.review.sample import Excerpt, Mark, SampledSentence, draw_sample, reread
+from dptune.review.sample import (
+    Excerpt,
+    Mark,
+    SampledSentence,
+    draw_sample,
+    masked,
+    placeholders_of,
+    reread,
+    to_original,
+)
 
 
 def draw(labelled, key, *, seed=0, **wanted):

@@ -14,8 +14,7 @@ from dptune.data.source import CsvSource
 from dptune.data.splitting import SplitSettings
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import DataError
-from dptune.models.loading import load_saved
-from dptune.models.saving import save_model
+from dptune.models.loading import load_saved, save_model
 from dptune.models.source import PathSource
 from dptune.privacy import PrivacyUnit
 from dptune.workflow.attack import attack_model, measure_utility

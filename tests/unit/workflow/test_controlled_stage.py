@@ -15,7 +15,7 @@ from dptune.data.source import SyntheticSource
 from dptune.dpsgd.checkpoint import load_controller
 from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import RldpController
-from dptune.models.bundle import ModelBundle
+from dptune.models.source import ModelBundle
 from dptune.workflow.controller import read_controllers
 from dptune.workflow.forward import PublicText
 from dptune.workflow.preflight import check_run

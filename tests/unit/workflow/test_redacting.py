@@ -6,8 +6,7 @@ from dptune.config import RedactionSettings
 from dptune.detection.engine import build_engine, detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError
-from dptune.redaction.operators import Operator
-from dptune.redaction.pseudonyms import Pseudonyms
+from dptune.redaction.operators import Operator, Pseudonyms
 from dptune.workflow.redact import redact_corpus
 
 KEY = b"k" * 32

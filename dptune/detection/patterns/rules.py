@@ -8,7 +8,7 @@ run on lower-cased text; `cased` rules run on the text as it is.
 import re
 from dataclasses import dataclass
 
-from dptune.detection import validators as v
+from dptune.detection.patterns import validators as v
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ has them too, is under the LGPL.
 import hashlib
 import re
 
-from dptune.detection.rules import Rule
-from dptune.detection.validators import Range, digits_of, is_luhn_valid
+from dptune.detection.patterns.rules import Rule
+from dptune.detection.patterns.validators import Range, digits_of, is_luhn_valid
 
 _LAW = "GDPR art. 87; "
 

@@ -1,17 +1,133 @@
-"""How text is drawn from a model, and the chance that it draws a given text."""
+"""Where and how an attacked model is run, and how text is drawn from it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import DynamicCache
 
-from dptune.attacks._inference import evaluating, next_logits, place
-from dptune.attacks.signals import padded_batches
+from dptune.errors import ModelError
+
+_MAX_LOGITS = 1 << 25
+_ASSUMED_VOCABULARY = 50_257
+
+
+KeyValues = list[tuple[Tensor, Tensor]]
+
+
+def place(
+    model: nn.Module, device: str | torch.device | None, *, allow_half: bool = False
+) -> torch.device:
+    """Check the weights' type and find, or set, the device."""
+    parameters = list(model.parameters())
+    half = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in parameters)
+    if half and not allow_half:
+        raise ModelError(
+            "model weights must be float32 to rank candidates, because half precision "
+            "makes many of them tie. Call model.float() on a copy."
+        )
+    if device is None:
+        return parameters[0].device
+    model.to(device)
+    return torch.device(device)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, then every module's own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def next_logits(
+    model: nn.Module,
+    tokens: Tensor,
+    key_values: KeyValues,
+    *,
+    past: int,
+    device: torch.device,
+) -> tuple[Tensor, KeyValues]:
+    """Logits behind the last token, and keys and values of all tokens so far.
+
+    Args:
+        model: any causal language model with a key-value cache.
+        tokens: `(batch, tokens)` that follow what `key_values` holds.
+        key_values: of each layer, `(batch, ...)`; empty for a fresh start.
+        past: tokens that `key_values` holds.
+        device: where the model is.
+
+    Raises:
+        ModelError: the architecture keeps no keys and values.
+    """
+    cache = DynamicCache()
+    for layer, (key, value) in enumerate(key_values):
+        cache.update(key, value, layer)
+    num, length = tokens.shape
+    positions = torch.arange(past, past + length, device=device)
+    output = model(
+        input_ids=tokens.to(device),
+        position_ids=positions.expand(num, length),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return output.logits[:, -1].float(), _layers(output.past_key_values)
+
+
+def _layers(cache: object) -> KeyValues:
+    """Keys and values of every layer."""
+    layers = getattr(cache, "layers", None)
+    if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
+        raise ModelError(
+            "model must keep keys and values of every layer, which this architecture "
+            "does not. Exact exposure needs a transformer with a key-value cache."
+        )
+    return [(layer.keys, layer.values) for layer in layers]
+
 
 Floats = NDArray[np.float64]
+
+
+def batches(
+    lengths: NDArray[np.int64], model: nn.Module, batch_size: int
+) -> Iterator[list[int]]:
+    """Rows of similar length, longest first, within the memory of their logits."""
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    room = _MAX_LOGITS // (vocabulary or _ASSUMED_VOCABULARY)
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        size = min(batch_size, max(1, room // int(lengths[order[start]])))
+        yield order[start : start + size].tolist()
+        start += size
+
+
+def padded_batches(
+    model: nn.Module, sequences: Sequence[Sequence[int]], batch_size: int
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Row numbers, padded tokens and mask of batches of similar length."""
+    lengths = np.array([len(sequence) for sequence in sequences])
+    for rows in batches(lengths, model, batch_size):
+        yield rows, *padded([sequences[row] for row in rows])
+
+
+def padded(batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Tokens filled up with zeros, and where they are not."""
+    width = max(len(sequence) for sequence in batch)
+    tokens = torch.zeros((len(batch), width), dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for row, sequence in enumerate(batch):
+        tokens[row, : len(sequence)] = torch.as_tensor(sequence, dtype=torch.long)
+        mask[row, : len(sequence)] = 1
+    return tokens, mask
 
 
 @dataclass(frozen=True, kw_only=True)
