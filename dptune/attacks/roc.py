@@ -258,7 +258,6 @@ _CONFIDENCE = 0.99
 _FEWEST = 5
 _WORD = r"\w+|[^\w\s]"
 
-Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 

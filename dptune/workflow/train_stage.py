@@ -16,7 +16,8 @@ from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
 from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import RldpController
-from dptune.models.loading import LoadedModel, model_digest, save_model
+from dptune.models.digest import model_digest
+from dptune.models.loading import LoadedModel, save_model
 from dptune.models.source import ModelBundle
 from dptune.results import StageCurvePoint, StageReport, TrainedCanaries
 from dptune.workflow.charging import stage_entry

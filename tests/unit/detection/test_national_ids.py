@@ -2,8 +2,8 @@
 
 import pytest
 
-from dptune.detection import national_ids as n
 from dptune.detection.patterns import PatternRecognizer
+from dptune.detection.patterns import national_ids as n
 from dptune.detection.recognizer import Tier
 
 CHECKS = [
