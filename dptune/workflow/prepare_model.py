@@ -15,8 +15,8 @@ from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.errors import ConfigError, Problem
 from dptune.models.build import build_gpt2
-from dptune.models.encode import encode_corpus
 from dptune.models.digest import model_digest
+from dptune.models.encode import encode_corpus
 from dptune.models.loading import LoadedModel, load_classifier, load_model, save_model
 from dptune.models.source import (
     ArchitectureSource,
