@@ -48,7 +48,7 @@ RATE = 2e-3
 BATCH = 8
 NUM_LIRA = 4
 RATIOS = ("auc_ratio", "tpr_ratio", "seconds_ratio")
-BLIND_LEVEL = 0.001
+BLIND_LEVEL = 0.0005
 
 Floats = NDArray[np.float64]
 

@@ -70,8 +70,8 @@ class GatePolicy(Settings):
             own.
         assurance_bound_bits: largest upper bound of the mean exposure.
         assurance_level: one-sided level of that bound.
-        control_level: level of the test that controls are uniform. About ten tests are
-            made of a clean run, so that each is wrong once in a thousand.
+        control_level: level of the test that controls are uniform. It, `base_level` and
+            `blind_level` make evidence INVALID, of clean runs once in 667 together.
         base_level: level of the test that canaries mean nothing to the base model.
         contradiction_level: level at which exposures contradict a claim.
         min_audit_capacity: epsilon that an audit of the claim must be able to refute;
@@ -120,8 +120,8 @@ class GatePolicy(Settings):
     single_canary_share: float = Field(default=1e-4, gt=0, lt=1)
     assurance_bound_bits: float = Field(default=2.5, gt=0)
     assurance_level: float = Field(default=0.005, gt=0, lt=0.5)
-    control_level: float = Field(default=0.001, gt=0, lt=0.5)
-    base_level: float = Field(default=0.001, gt=0, lt=0.5)
+    control_level: float = Field(default=0.0005, gt=0, lt=0.5)
+    base_level: float = Field(default=0.0005, gt=0, lt=0.5)
     contradiction_level: float = Field(default=0.001, gt=0, lt=0.5)
     min_audit_capacity: float | None = Field(default=None, gt=0)
     require_step_audit: bool = True
@@ -132,7 +132,7 @@ class GatePolicy(Settings):
     membership_level: float = Field(default=0.05, gt=0, lt=0.5)
     min_shadow_models: int = Field(default=4, ge=0)
     min_membership_records: int = Field(default=500, ge=100)
-    blind_level: float = Field(default=0.001, gt=0, lt=0.5)
+    blind_level: float = Field(default=0.0005, gt=0, lt=0.5)
     max_nll_increase: float = Field(default=math.log(1.02), ge=0)
     utility_confidence: float = Field(default=0.95, gt=0.5, lt=1)
 

@@ -70,9 +70,9 @@ def test_decide_shows_what_was_compared_with_what(make):
         "evidence_age": (2.0, 180.0),
         "attempts": (1.0, None),
         "planted_count": (60.0, 60.0),
-        "controls": (near(1.0), 0.001),
-        "base_model": (near(0.51, abs=0.1), 0.001),
-        "blind_membership": (0.5, 0.001),
+        "controls": (near(1.0), 0.0005),
+        "base_model": (near(0.51, abs=0.1), 0.0005),
+        "blind_membership": (0.5, 0.0005),
         "claim_contradiction": (1.0, 0.001),
         "audit": (3.5, None),
         "budget": (4.0, 8.0),
@@ -231,7 +231,7 @@ def test_decide_canaries_known_to_the_base_model_are_invalid(make):
 
 
 def test_decide_texts_that_tell_members_are_invalid(make):
-    for p_value, outcome in ((0.0011, "PASS"), (0.001, "INVALID")):
+    for p_value, outcome in ((0.00051, "PASS"), (0.0005, "INVALID")):
         found = make.membership(blind=make.blind(p_value=p_value))
         assert_decides(
             make.evidence(membership=found),
