@@ -1,7 +1,13 @@
 """The one command line: `python run.py --help`."""
 
+import signal
 import sys
 
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+# What comes while this is being loaded waits for `main`, which answers it in words.
+signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # once all is said, without a trace
 try:
     from cli.main import main
 except (ImportError, SyntaxError) as error:  # else exit code 1, which is a verdict

@@ -28,10 +28,8 @@ operating system: what a power cut does is not tested here. Writes `--output`, i
 """
 
 import argparse
-import hashlib
 import json
 import multiprocessing
-import multiprocessing.sharedctypes
 import os
 import random
 import signal
@@ -41,7 +39,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +46,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from safetensors.torch import load_file
+from witness import PHASE, PHASES, is_reused, phased, seen, watch
 
 from dptune.accounting.journal import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
@@ -65,23 +63,19 @@ from dptune.data.deduplication import Duplicates
 from dptune.data.records import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd import trainer
-from dptune.dpsgd.noise import IndependentNoise
 from dptune.models.loading import load_model, model_digest, save_model
 from dptune.models.source import ArchitectureSource, ModelBundle
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.results import BudgetReservation
-from dptune.workflow import job, train_stage
+from dptune.workflow import job
 from dptune.workflow.budget import planned_costs, settle_budget, spender
 from dptune.workflow.inputs import StageInputs
 from dptune.workflow.train_stage import run_stage
 
 STEPS, BLOCK, DELTA, DATA_SET = 26, 4, 1e-3, "people"
 MOST_TWIN_KILLS = 60
-PHASES = ("start", "store", "journal", "noise", "step", "checkpoint", "model", "settle")
-PHASE = multiprocessing.sharedctypes.RawValue("b", 0)
-"""Where the running child is: survives its death, costs nothing."""
 PERFORMANCE = PerformanceSettings(
     physical_batch_size=64, block_size=BLOCK, device="cpu"
 )
@@ -229,7 +223,7 @@ def _one_run(
     found.kills += kills
     found.double_counts += extra > kills * BLOCK
     found.most_extra_steps = max(found.most_extra_steps, extra)
-    found.reused += _is_reused(home)
+    found.reused += is_reused(home / "witness")
     found.incomplete += code != 0 or not _is_complete(toy, home)
 
 
@@ -238,19 +232,6 @@ def _is_unpaid(before: Counts, after: Counts) -> bool:
     drawn = after.drawn - before.drawn
     paid = min(after.journal - before.journal, after.store - before.store)
     return drawn > paid
-
-
-def _is_reused(home: Path) -> bool:
-    """Whether any noise was drawn twice."""
-    lines = _witness(home)
-    seen = [line for line in lines if line != "draw"]
-    return len(set(seen)) < len(seen)
-
-
-def _witness(home: Path) -> list[str]:
-    """Read what the witness saw; a line that a kill cut short is none."""
-    file = home / "witness"
-    return file.read_text("ascii").split("\n")[:-1] if file.exists() else []
 
 
 def _start(
@@ -270,7 +251,7 @@ def _start(
 def _run(toy: Toy, home: Path, twin: str | None) -> None:
     """Hold the budget, train, settle: what the pipeline does, in one process."""
     PHASE.value = PHASES.index("start")
-    _watch(_made(home) / "witness")
+    watch(_made(home) / "witness")
     if twin is not None:
         TWINS[twin](toy, home)
     reservation = _reserve(toy, home)
@@ -279,7 +260,7 @@ def _run(toy: Toy, home: Path, twin: str | None) -> None:
         PrivacyLedger(),
         folder=home / "runs",
         performance=PERFORMANCE,
-        spend=_phased("store", spender(_url(home), reservation)),
+        spend=phased("store", spender(_url(home), reservation)),
     )
     PHASE.value = PHASES.index("settle")
     settle_budget(_url(home), reservation, delta=DELTA)
@@ -289,44 +270,6 @@ def _run(toy: Toy, home: Path, twin: str | None) -> None:
         "charged": sum(entry.num_steps for entry in outcome.ledger.entries),
     }
     (home / "result.json").write_text(json.dumps(result), "utf-8")
-
-
-def _watch(witness: Path) -> None:
-    """Let the witness see every draw, and show in which phase the process is."""
-    LedgerJournal.charge = _phased("journal", LedgerJournal.charge)
-    trainer.save_checkpoint = _phased("checkpoint", trainer.save_checkpoint)
-    train_stage._store = _phased("model", train_stage._store)
-    add = IndependentNoise.add
-    file = os.open(witness, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def witnessed(self: IndependentNoise, sums: Any, *, step: int) -> None:  # noqa: ANN401
-        _tell(file, "draw")
-        some = max(sums.values(), key=torch.numel).flatten()[:64]
-        before = some.clone()
-        add(self, sums, step=step)
-        coarse = torch.round((some - before) * 1e3).to(torch.int32)  # noise alone
-        _tell(file, hashlib.sha256(coarse.numpy().tobytes()).hexdigest())
-
-    IndependentNoise.add = _phased("noise", witnessed)
-
-
-def _tell(file: int, line: str) -> None:
-    """Write one line down to the disk."""
-    os.write(file, f"{line}\n".encode("ascii"))
-    os.fsync(file)
-
-
-def _phased(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Show that a function is running."""
-
-    @wraps(function)
-    def shown(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
-        PHASE.value = PHASES.index(name)
-        result = function(*arguments, **keywords)
-        PHASE.value = PHASES.index("step")
-        return result
-
-    return shown
 
 
 def _made(folder: Path) -> Path:
@@ -382,7 +325,7 @@ def _counts(toy: Toy, home: Path) -> Counts:
     return Counts(
         journal=_journal_steps(toy, home),
         store=sum(run.spent.count(Notion.RECORD) for run in runs),
-        drawn=_witness(home).count("draw"),
+        drawn=seen(home / "witness").count("draw"),
     )
 
 

@@ -17,6 +17,9 @@ class _Run:
 
 _began: list[_Run] = []
 """The runs of this command, in order; a command is a process."""
+_AGAIN = "the same command"
+_completes: list[str] = []
+"""What completes this command, where saying the same again would not."""
 
 
 def begin(config: TrainConfig, fingerprint: str, *, url: str) -> None:
@@ -33,6 +36,12 @@ def begin(config: TrainConfig, fingerprint: str, *, url: str) -> None:
 def forget() -> None:
     """Begin a command anew."""
     _began.clear()
+    _completes.clear()
+
+
+def completes(command: str) -> None:
+    """Say which command completes this one, if it is not the same."""
+    _completes.append(f"`python run.py {command}`")
 
 
 def statement(*, started: bool) -> str:
@@ -54,8 +63,8 @@ def statement(*, started: bool) -> str:
         )
     if is_project_open():
         return (
-            "No budget was spent. What was recorded so far stays, and the same command "
-            "completes it."
+            "No budget was spent. What was recorded so far stays, and "
+            f"{_completes[-1] if _completes else _AGAIN} completes it."
         )
     return "Nothing was created and no budget was spent."
 

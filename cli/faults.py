@@ -57,6 +57,11 @@ def signals_raised() -> Iterator[None]:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
+def take_signals() -> None:
+    """Take signals that came while the program was loaded; `run.py` lets them wait."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """What happened to a command, and what would help.

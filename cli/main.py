@@ -31,6 +31,7 @@ from cli.faults import (
     full_disk,
     is_closed_pipe,
     signals_raised,
+    take_signals,
 )
 from cli.runs import STARTED, write_trace
 from dptune.errors import DptuneError, GateFailedError, ProblemsError
@@ -57,6 +58,7 @@ def main() -> int:
 
 def _command(errors: Console) -> None:
     """Prepare the process, then do what the arguments say."""
+    take_signals()
     workspace = current_workspace()
     isolate(workspace)
     _be_quiet()

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli import account
 from cli.budget import show_budgets
 from cli.runs import CONFIGS, require_workspace
 from dptune.configfile import load_policy
@@ -150,6 +151,9 @@ def roll_back(
     _tracking.connect()
     if model not in _tracking.model_names():
         newest(model)
+    if to is None:  # once it is done, the same again would go one further
+        to = _promoting.earlier_champion(model)
+        account.completes(f"rollback {model} --to {to}")
     version, relied = _promoting.roll_back(model, to=to, reason=reason, policy=policy)
     _print_champion(f"version {version} of {model} is the champion again", relied)
 

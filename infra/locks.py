@@ -1,4 +1,4 @@
-"""One process at a time, among all that share a budget store."""
+"""One process at a time, among all that share a budget store or a project folder."""
 
 import fcntl
 import hashlib
@@ -32,7 +32,7 @@ def one_at_a_time(url: str, name: str) -> Iterator[None]:
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
     try:
         if engine.dialect.name == "sqlite":
-            with _file_lock(f"{engine.url.database}.{number & 0xFFFF_FFFF:08x}.lock"):
+            with file_lock(f"{engine.url.database}.{number & 0xFFFF_FFFF:08x}.lock"):
                 yield
         else:
             with connecting(engine) as connection, connection.begin():
@@ -43,7 +43,32 @@ def one_at_a_time(url: str, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _file_lock(file: str) -> Iterator[None]:
+def made_whole(database: Path) -> Iterator[None]:
+    """Hold a database of somebody else's program while it is made.
+
+    ZenML and MLflow make their tables one by one, and can go on with none of a part of
+    them. A mark stands beside the file while that lasts; where a process that was
+    killed, or met a full disk, has left it, they are made anew: there was no run yet.
+
+    Args:
+        database: an SQLite file; one that is there without the mark is left alone.
+    """
+    mark = database.with_name(f"{database.name}.making")
+    if database.exists() and not mark.exists():
+        yield
+        return
+    with file_lock(f"{database}.lock"):
+        if mark.exists():
+            for part in ("", "-wal", "-shm", "-journal"):
+                database.with_name(database.name + part).unlink(missing_ok=True)
+        if not database.exists():
+            mark.touch()
+        yield
+        mark.unlink(missing_ok=True)
+
+
+@contextmanager
+def file_lock(file: str) -> Iterator[None]:
     """Lock a file that is never removed."""
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)

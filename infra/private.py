@@ -136,7 +136,10 @@ def drop_temporary_files() -> None:
 def _sweep(home: Path) -> None:
     """Remove the folders of processes that are gone: theirs are locked by nobody."""
     for folder in home.iterdir():
-        handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # its process has just ended, and removed it
+            continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

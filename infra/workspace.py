@@ -202,11 +202,11 @@ def _ensure_key(variable: str, file: Path) -> bytes:
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="ascii") as sink:
-        sink.write(secrets.token_bytes(32).hex())
-        sink.flush()
-        os.fsync(sink.fileno())
     try:
+        with os.fdopen(handle, "w", encoding="ascii") as sink:
+            sink.write(secrets.token_bytes(32).hex())
+            sink.flush()
+            os.fsync(sink.fileno())
         file.hardlink_to(half)  # another process may have been first: its key stays
     except FileExistsError:
         pass

@@ -5,7 +5,7 @@ is checked with the configured key, and its version, outcome, policy and files w
 is there now. What cannot be checked, for want of a key for instance, is said and kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -26,6 +26,7 @@ from steps._deciding import ENVELOPE, kept_envelope, kept_statements, read_dossi
 from steps._evidence import refuse_changed_evidence
 from steps._files import manifest_of
 
+_BACK = "rollback"
 _AGAIN = "Run `python run.py gate` on it again."
 _NO_BYTES = (
     "the bytes of the files, only names and sizes (`status --weights` reads them)"
@@ -132,7 +133,9 @@ def roll_back(
 
     Args:
         model_name: as registered.
-        to: a version that was champion before; the last such one by default.
+        to: a version that was champion before; by default the `earlier_champion`. One
+            that a rollback has made the champion already is that again, so that a
+            command that was cut off may be repeated.
         reason: kept in the trail.
         policy: that it must have passed; by default the one that its run planned for.
 
@@ -142,25 +145,64 @@ def roll_back(
             refused since, or its decision or a file is not what it was.
     """
     with _registry.moving_champion(model_name):
-        current = _tracking.alias(model_name, _tracking.CHAMPION)
+        to = earlier_champion(model_name) if to is None else to
         trail = _tracking.history(model_name)
-        earlier = [e for e in reversed(trail) if e["version"] != current]
-        fits = [e for e in earlier if to in {None, e["version"]}]
+        done = [e for e in trail[-1:] if (e["action"], e["version"]) == (_BACK, to)]
+        earlier = _earlier(model_name, trail)
+        fits = [*done, *(e for e in earlier if e["version"] == to)]
         if not fits:
-            names = ", ".join(dict.fromkeys(e["version"] for e in earlier))
-            raise ArtifactError(
-                f"rollback needs an earlier champion of {model_name} "
-                f"({names or 'there is none'}), got {to}."
-            )
+            raise _no_earlier(model_name, earlier, to)
         version, known = str(fits[0]["version"]), _decision_in(fits[0])
         text = kept_envelope(model_name, version, known)
         relied = _rely_on(model_name, version, text=text, known=known)
         _refuse_other_policy(relied.decision, model_name, version, policy)
         _refuse_refused_since(relied.decision, model_name, version)
         _registry.promote_version(
-            model_name, version, reason=reason, action="rollback", relied=relied.trail
+            model_name, version, reason=reason, action=_BACK, relied=relied.trail
         )
         return version, relied
+
+
+def earlier_champion(model_name: str) -> str:
+    """Return the version that was the champion before this one.
+
+    What a rollback has left is none: whoever wants to go there must name it.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    trail = _tracking.history(model_name)
+    stands: list[str] = []
+    for entry in trail:
+        version = str(entry["version"])
+        if entry["action"] == _BACK and version in stands:
+            del stands[stands.index(version) :]
+        stands.append(version)
+    earlier = _earlier(model_name, trail)
+    found = {e["version"] for e in earlier}
+    fits = [version for version in reversed(stands) if version in found]
+    if not fits:
+        raise _no_earlier(model_name, earlier, None)
+    return fits[0]
+
+
+def _earlier(
+    model_name: str, trail: Sequence[Mapping[str, str]]
+) -> list[Mapping[str, str]]:
+    """List promotions of other versions than the champion, the newest first."""
+    current = _tracking.alias(model_name, _tracking.CHAMPION)
+    return [entry for entry in reversed(trail) if entry["version"] != current]
+
+
+def _no_earlier(
+    model_name: str, earlier: Sequence[Mapping[str, str]], to: str | None
+) -> ArtifactError:
+    """Say that there is nothing to go back to."""
+    names = ", ".join(dict.fromkeys(entry["version"] for entry in earlier))
+    return ArtifactError(
+        f"rollback needs an earlier champion of {model_name} "
+        f"({names or 'there is none'}), got {to}. Name one with --to."
+    )
 
 
 def look_at_champion(

@@ -29,6 +29,7 @@ from zenml.client import Client
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.results import RegisteredVersion
+from infra.locks import made_whole
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
@@ -55,7 +56,12 @@ def connect() -> MlflowClient:
             "`python run.py status`, which mends the local stack."
         )
     tracker.configure_mlflow()  # type: ignore[attr-defined]
-    return MlflowClient()
+    client = MlflowClient()
+    scheme, _, file = str(mlflow.get_tracking_uri()).partition(":///")
+    if scheme == "sqlite":
+        with made_whole(Path(file)):
+            client.search_registered_models(max_results=1)
+    return client
 
 
 def register_model(
@@ -154,21 +160,18 @@ def _log_and_register(
 
     loaded = load_saved(folder)
     task = "text-classification" if loaded.class_names else "text-generation"
+    tags = {_DIGEST: digest, "dptune.recipe": recipe}
     with redirect_stderr(io.StringIO()):  # MLflow narrates; what fails is raised
         info = mlflow.transformers.log_model(
             transformers_model={"model": loaded.model, "tokenizer": loaded.tokenizer},
             task=task,
             name=model_name,
-            registered_model_name=model_name,
             pip_requirements=_REQUIREMENTS,
             params=dict(params),
-            tags={_DIGEST: digest, "dptune.recipe": recipe},
+            tags=tags,
         )
-    client = MlflowClient()
-    version = client.get_model_version(model_name, str(info.registered_model_version))
-    for key, value in {_DIGEST: digest, "dptune.recipe": recipe}.items():
-        client.set_model_version_tag(model_name, version.version, key, value)
-    return version
+        # With its digest in one transaction: no kill leaves a version without.
+        return mlflow.register_model(info.model_uri, model_name, tags=tags)
 
 
 def server() -> str | None:

@@ -121,10 +121,7 @@ def _append(path: Path, size: int, line: bytes) -> None:
     try:
         os.ftruncate(handle, size)
         os.lseek(handle, size, os.SEEK_SET)
-        written = 0
-        while written < len(line):
-            written += os.write(handle, line[written:])
-        os.fsync(handle)
+        _write(handle, line)
     finally:
         os.close(handle)
     if is_new:
@@ -137,12 +134,19 @@ def _write_head(path: Path, tip: _Tip) -> None:
     half = _beside(path, "head.half")
     handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(handle, _canonical({"count": tip.count, "hash": tip.digest}))
-        os.fsync(handle)
+        _write(handle, _canonical({"count": tip.count, "hash": tip.digest}))
     finally:
         os.close(handle)
     half.replace(target)
     _sync_folder(path)
+
+
+def _write(handle: int, data: bytes) -> None:
+    """Write all of it, down to the disk: one call may take less, on a full one."""
+    written = 0
+    while written < len(data):
+        written += os.write(handle, data[written:])
+    os.fsync(handle)
 
 
 def _read(path: Path) -> tuple[tuple[Any, ...], _Tip]:

@@ -342,7 +342,8 @@ def read_hub(
 ) -> Iterator[tuple[str | None, int, Mapping[str, object]]]:
     """Yield split, row number and columns of every row.
 
-    Privacy: the Hugging Face cache keeps a copy of the data set on disk, in plain text.
+    Privacy: the Hugging Face cache keeps a copy of the data set on disk, in plain text;
+    the command line lets it lie in the project folder (`HF_DATASETS_CACHE`).
 
     Raises:
         DependencyError: the data set cannot be fetched, here or now.

@@ -8,7 +8,6 @@ a figure that was edited by hand is refused.
 import fcntl
 import hmac
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pydantic import Field, ValidationError
 from dptune.accounting.assumptions import Assumption
 from dptune.detection.recognizer import fingerprint_of
 from dptune.errors import ArtifactError, ConfigError, Problem
+from dptune.files import replacing
 from dptune.results import Interval, MissingRateOrigin, Report
 from dptune.review.decisions import Verdict
 from dptune.review.lists import (
@@ -329,17 +329,10 @@ def _refuse_homeless(file: _Lists) -> None:
 
 def write_private(file: Path, content: str) -> None:
     """Write a file as a whole, mode 0600 from its first byte."""
-    half = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
+    with replacing(file) as half:
+        handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as sink:
             sink.write(content)
-            sink.flush()
-            os.fsync(sink.fileno())
-        half.replace(file)
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
 
 
 def _load(kind: type[RecordT], file: Path) -> RecordT:

@@ -22,6 +22,7 @@ from dptune.config import DetectionSettings, PerformanceSettings
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import DataError
+from dptune.files import replacing
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.source import ModelBundle
@@ -362,8 +363,8 @@ class CanaryRanking:
             return Measured(canaries=known, num_token_forwards=0)
         found = self.measure(loaded)
         rows = [one.model_dump(mode="json") for one in found.canaries]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(rows), encoding="utf-8")
+        with replacing(file) as half:
+            half.write_text(json.dumps(rows), encoding="utf-8")
         return found
 
 

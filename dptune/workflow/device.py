@@ -11,6 +11,7 @@ import torch
 
 from dptune.config import PerformanceSettings
 from dptune.errors import ConfigError, Problem
+from dptune.files import replacing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,8 @@ def remembered_peak(
     known = [peak for peak in (earlier, found.num_bytes) if peak is not None]
     found.num_bytes = max(known, default=None)
     if found.num_bytes is not None:
-        file.write_text(str(found.num_bytes), encoding="ascii")
+        with replacing(file) as half:
+            half.write_text(str(found.num_bytes), encoding="ascii")
 
 
 def _reset() -> int | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.classification import class_log_probs
@@ -76,11 +78,15 @@ class Tracer:
         )
 
     def points(self: Self) -> tuple[TracePoint, ...]:
-        """Read what was measured, step by step; the last of a step that ran twice."""
-        if not self.file.is_file():
-            return ()
-        lines = self.file.read_text(encoding="utf-8").splitlines()
-        found = [TracePoint.model_validate_json(line) for line in lines]
+        """Read what was measured, step by step; the last of a step that ran twice.
+
+        A line that a kill cut short is none: its step is measured again.
+        """
+        found = []
+        lines = self.file.read_bytes().splitlines() if self.file.is_file() else ()
+        for line in lines:
+            with suppress(ValidationError):
+                found.append(TracePoint.model_validate_json(line))
         return tuple({p.step: p for p in sorted(found, key=lambda p: p.step)}.values())
 
     def watch(self: Self, step: int, loaded: LoadedModel) -> None:
@@ -90,8 +96,12 @@ class Tracer:
         with TemporaryDirectory() as folder:
             save_model(loaded.model, loaded.tokenizer, Path(folder) / "model")
             point = self._measure(step, load_saved(Path(folder) / "model"))
-        with self.file.open("a", encoding="utf-8") as sink:
-            sink.write(point.model_dump_json() + "\n")
+        self.keep(point)
+
+    def keep(self: Self, point: TracePoint) -> None:
+        """Write a point down, on a line of its own."""
+        with self.file.open("ab") as sink:
+            sink.write(b"\n" + point.model_dump_json().encode())
 
     def _measure(self: Self, step: int, loaded: LoadedModel) -> TracePoint:
         """Return one point of the trace."""

@@ -21,6 +21,7 @@ from dptune.config import PerformanceSettings
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.files import replacing
 from dptune.local.autoencoder import StackedAutoencoder
 from dptune.local.split import split_model
 from dptune.local.training import UserSequences
@@ -115,7 +116,8 @@ def kept_audit(
         inputs, ledger, performance=performance, num_steps=num_steps, home=home
     )
     audit = audit.model_copy(update={"seconds": time.perf_counter() - started})
-    file.write_text(audit.model_dump_json(), encoding="utf-8")
+    with replacing(file) as half:
+        half.write_text(audit.model_dump_json(), encoding="utf-8")
     return audit
 
 

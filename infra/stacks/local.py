@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from infra.locks import made_whole
 from infra.private import write_for_owner_only
 from infra.workspace import Workspace
 
@@ -36,6 +37,7 @@ def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
             "GX_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "true",
             "TOKENIZERS_PARALLELISM": "false",
+            "HF_DATASETS_CACHE": str(workspace.cache / "datasets"),  # plain text
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -61,8 +63,10 @@ def ensure_local_stack(workspace: Workspace) -> None:
         GlobalConfiguration,
     )
 
-    GlobalConfiguration().analytics_opt_in = False  # on disk too, not only here
-    client = Client()
+    with made_whole(workspace.stores / "default_zen_store" / "zenml.db"):
+        GlobalConfiguration().analytics_opt_in = False  # on disk too, not only here
+        client = Client()
+        client.zen_store  # noqa: B018 - opens it, and makes it where there is none
     if client.active_stack_model.name != STACK:
         client.activate_stack(_stack(client))
         _dismiss_survey(client)

@@ -132,6 +132,26 @@ def test_failed_head_does_not_lock_the_journal_out(tmp_path, monkeypatch):
     assert len(journal.read().entries) == 3
 
 
+def test_head_of_which_the_disk_takes_a_part_at_a_time_is_whole(tmp_path, monkeypatch):
+    path, write = tmp_path / "ledger.jsonl", os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:10]))
+    charged(path, 2)
+    assert len(LedgerJournal(path).read().entries) == 2
+
+
+def test_twin_that_writes_once_loses_the_head(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    charged(path, 1)
+    whole = head(path).read_bytes()
+    monkeypatch.setattr(
+        chain_module, "_write", lambda handle, data: os.write(handle, data[:10])
+    )
+    chain_module._write_head(path, chain_module._Tip(count=1))
+    assert head(path).read_bytes() != whole
+    with pytest.raises(ArtifactError, match="head of a chain"):
+        LedgerJournal(path).read()
+
+
 def edited(lines):
     lines[1] = lines[1].replace(b'"num_steps":5', b'"num_steps":4')
     return lines, 2

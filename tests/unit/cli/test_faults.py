@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import resource
 import signal
 import sqlite3
 import subprocess
@@ -24,6 +23,7 @@ from cli import main as entry
 from cli.faults import Stopped, fault_of
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError, ConfigError, GateFailedError
+from tests.full_disk import files_of_at_most
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -31,19 +31,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 def full_device(folder):
     with Path("/dev/full").open("w") as sink:
         sink.write("x")
-
-
-@contextlib.contextmanager
-def files_of_at_most(size):
-    """Let no file of this process grow: what a full disk does to a write."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def full_weights(folder):
@@ -239,6 +226,34 @@ def test_signal_from_outside_says_what_was_spent():
     assert "stopped by SIGTERM" in err
     assert "no budget was spent" in err
     assert "Traceback" not in err
+
+
+EARLY = """
+import os, runpy, signal, sys
+class Early:
+    def find_spec(self, name, *_):
+        if name == "cli.main":
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+sys.meta_path.insert(0, Early())
+runpy.run_path("run.py", run_name="__main__")
+"""
+
+
+def stopped_early(number):
+    """Send a signal while the program is being loaded."""
+    command = [sys.executable, "-c", EARLY, number]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    return done.returncode, " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_signal_while_the_program_is_loaded_is_answered(number, code):
+    found, said = stopped_early(number)
+    assert found == code
+    assert f"stopped by {number}. Nothing was created and no budget was spent." in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

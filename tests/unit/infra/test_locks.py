@@ -1,11 +1,12 @@
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from time import sleep
 
 import pytest
 
-from infra.locks import one_at_a_time
+from infra.locks import made_whole, one_at_a_time
 
 TIMES = 40
 
@@ -51,3 +52,60 @@ def test_lock_is_free_after_an_error(url):
         raise KeyError
     with one_at_a_time(url, "champion of bot"):
         pass
+
+
+# a database that another program makes table by table
+
+
+def make(database, *, cut=False):
+    """Make tables, and fail in between; what is there already stands in the way."""
+    with closing(sqlite3.connect(database)) as connection:
+        for name in ("runs", "version"):
+            connection.execute(f"CREATE TABLE {name} (x)")
+            connection.commit()
+            if cut:
+                raise KeyboardInterrupt
+
+
+def made(database, *, whole=made_whole):
+    """Make it where it is not; return whether it was there."""
+    with whole(database):
+        was_there = database.exists()
+        if not was_there:
+            make(database)
+    return was_there
+
+
+def cut_off(database, *, whole=made_whole):
+    with pytest.raises(KeyboardInterrupt), whole(database):
+        make(database, cut=True)
+
+
+def test_database_that_was_cut_off_is_made_anew(tmp_path):
+    database = tmp_path / "new" / "a.db"
+    cut_off(database)
+    assert database.exists()
+    assert [made(database), made(database)] == [False, True]
+    assert sorted(p.name for p in database.parent.iterdir()) == ["a.db", "a.db.lock"]
+
+
+def test_twin_without_a_mark_keeps_a_part(tmp_path):
+    database = tmp_path / "a.db"
+    cut_off(database, whole=nullcontext)
+    assert made(database, whole=nullcontext)
+    with pytest.raises(sqlite3.OperationalError, match="already exists"):
+        make(database)
+
+
+def test_database_from_before_is_left_alone(tmp_path):
+    database = tmp_path / "a.db"
+    make(database)
+    assert made(database)
+    assert list(tmp_path.iterdir()) == [database]
+
+
+def test_database_is_made_once_where_many_begin(tmp_path):
+    database = tmp_path / "a.db"
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: made(database), range(8)))
+    assert sorted(found) == [False, *[True] * 7]

@@ -159,3 +159,12 @@ def test_copies_of_a_killed_process_go_and_those_of_a_living_one_stay(tmp_path):
         keep_temporary_files_in(workspace)
         assert [copy.exists() for copy in copies] == [True, False]
         living.kill()
+
+
+def test_folder_that_goes_while_others_are_swept_stops_nobody(tmp_path, monkeypatch):
+    workspace = Workspace(root=tmp_path / "home")
+    workspace.temporary.mkdir(parents=True)
+    gone = workspace.temporary / "gone"
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([gone]))
+    keep_temporary_files_in(workspace)
+    assert Path(tempfile.gettempdir()).parent == workspace.temporary

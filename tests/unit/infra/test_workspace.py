@@ -6,6 +6,7 @@ import pytest
 
 from dptune.errors import ConfigError
 from infra.workspace import Workspace, ensure_budget_key, read_budget_key
+from tests.full_disk import files_of_at_most
 
 
 @pytest.fixture
@@ -26,6 +27,14 @@ def test_key_is_made_once_for_its_owner(workspace):
     assert ensure_budget_key(workspace) == read_budget_key(workspace) == key
     assert stat.S_IMODE(workspace.budget_key_file.stat().st_mode) == 0o600
     assert [p.name for p in workspace.root.iterdir()] == ["budget.key"]
+
+
+def test_key_that_found_no_room_leaves_no_part_of_it(workspace):
+    workspace.root.mkdir()
+    with files_of_at_most(8), pytest.raises(OSError, match="large"):
+        ensure_budget_key(workspace)
+    assert list(workspace.root.iterdir()) == []
+    assert len(ensure_budget_key(workspace)) == 32
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
