@@ -28,10 +28,11 @@ from dp_accounting.pld import PLDAccountant
 
 from dptune.accounting import accountants, composition, loss_distribution
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.events import merge_events, poisson_gaussian_event
-from dptune.accounting.levels import rounding_bounds
+from dptune.accounting.events import merge_events
 from dptune.accounting.quadrature import QuadratureError, quadrature_delta
 from dptune.privacy import NeighboringRelation
+from tests.support.events import poisson_gaussian_event
+from tests.support.rounding import rounding_bounds
 
 RESULTS = Path(__file__).parent / "results" / "accounting.json"
 RELATIONS = list(NeighboringRelation)

@@ -32,10 +32,10 @@ from dptune.audits.tails import guess_tail
 from dptune.dpsgd import clipping, noise, sampling
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.randomness import GaussianStream
 from dptune.dpsgd.trainer import train_stage
 from dptune.gates.null_law import contradiction_p_value
 from dptune.privacy import NeighboringRelation, Notion

@@ -23,19 +23,17 @@ from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.events import poisson_gaussian_event
 from dptune.accounting.store import cohorts
-from dptune.accounting.store.allowances import Grant
-from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.allowances import Cost, Grant
 from dptune.accounting.store.database import connecting, reading, writing
-from dptune.accounting.store.keys import UnitSet
-from dptune.accounting.store.reservations import Reservation
+from dptune.accounting.store.reservations import Reservation, UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import budgets
 from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
 from dptune.errors import BudgetExceededError
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from tests.support.events import poisson_gaussian_event
 
 WINNERS, STEPS, DELTA, PATIENCE = 3, 10, 1e-5, 120.0
 RELATION = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -21,11 +21,10 @@ from pathlib import Path
 import torch
 from engine import TIME, build_model, make_tokens
 
-from dptune.accounting.events import poisson_gaussian_event
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import DataView, LedgerEntry
 from dptune.accounting.store.allowances import Grant
-from dptune.accounting.store.keys import UnitSet
+from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.tables import IdKind
 from dptune.config import PerformanceSettings
@@ -36,6 +35,7 @@ from dptune.dpsgd.trainer import train_stage
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.results import BudgetReservation
 from dptune.workflow.budget import budget_cost, spender
+from tests.support.events import poisson_gaussian_event
 
 RESULTS = Path(__file__).parent / "results" / "charging.json"
 RECORDS, BATCH, WARM_UP = 1600, 16, 3

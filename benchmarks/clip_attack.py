@@ -21,12 +21,12 @@ import torch
 
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import PrivateGradients, gradient_source
-from dptune.mechanisms.adaclip import AdaClip
-from dptune.mechanisms.automatic import Automatic
+from dptune.mechanisms.clip_rules import Automatic
+from dptune.mechanisms.transforms import AdaClip
 from tests.support import models
 from tests.support.clip_attack import KINDS, PATHS, Arena, make_unit, mutated
 

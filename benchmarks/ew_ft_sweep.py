@@ -39,11 +39,14 @@ from torch import Tensor, nn
 
 from dptune.accounting.accountants import epsilon
 from dptune.configfile import read_yaml
-from dptune.dpsgd.gaussian import GaussianStream
-from dptune.dpsgd.randomness import RandomStream, seed_sequence
-from dptune.local.autoencoder import StackedAutoencoder, train_autoencoder
+from dptune.dpsgd.randomness import GaussianStream, RandomStream, seed_sequence
 from dptune.local.plan import ForwardPlan
-from dptune.local.split import ServerPart, split_model
+from dptune.local.split import (
+    ServerPart,
+    StackedAutoencoder,
+    split_model,
+    train_autoencoder,
+)
 from dptune.local.training import UserSequences, accuracy, train_forward
 from dptune.models.loading import load_classifier
 from dptune.models.source import PackageSource

@@ -48,11 +48,10 @@ import torch
 from safetensors.torch import load_file
 from witness import PHASE, PHASES, is_reused, phased, seen, watch
 
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.accounting.store.allowances import Grant
-from dptune.accounting.store.keys import UnitSet
-from dptune.accounting.store.reservations import ReservationStatus
+from dptune.accounting.store.reservations import ReservationStatus, UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import history
 from dptune.accounting.store.tables import IdKind

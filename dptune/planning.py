@@ -12,8 +12,7 @@ from dptune.accounting.calibration import (
     calibrate_noise_multiplier,
     find_noise_multiplier,
 )
-from dptune.dpsgd.banding import candidate_bands, choose_banding
-from dptune.dpsgd.factorization import Coefficients
+from dptune.dpsgd.factorization import Coefficients, candidate_bands, choose_banding
 from dptune.errors import ConfigError, Problem
 from dptune.mechanisms.ewpba import epoch_shape
 from dptune.privacy import (

@@ -10,28 +10,23 @@ from dp_accounting import dp_event as dpe
 from pydantic import Field
 
 from dptune.accounting.adaptive import AdaptiveTerms, OpenTerms
+from dptune.dpsgd.adaptive_clipping import NormRule
 from dptune.dpsgd.clipping import THRESHOLD, ScaleRule
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
-from dptune.dpsgd.grouping import Grouping
-from dptune.dpsgd.moving_clip import NormRule
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import CONSTANT, GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import noise_runs
 from dptune.dpsgd.transform import GradientTransform
 from dptune.errors import ConfigError
 from dptune.local.plan import ForwardPlan
-from dptune.mechanisms.adaclip import AdaClip
 from dptune.mechanisms.atdp import rise_and_reset
-from dptune.mechanisms.automatic import Automatic
-from dptune.mechanisms.dc_sgd import DcSgd
+from dptune.mechanisms.clip_rules import Automatic, DcSgd, Psac, QuantileClip
 from dptune.mechanisms.ewpba import sampled_epsilon
-from dptune.mechanisms.geoclip import GeoClip
 from dptune.mechanisms.nominal import OPACUS_ORDERS, Steps, gdp_epsilon, renyi_epsilon
-from dptune.mechanisms.psac import Psac
-from dptune.mechanisms.quantile_clip import QuantileClip
-from dptune.mechanisms.rldp import num_actions
-from dptune.mechanisms.rldp_deck import deck, deck_terms
+from dptune.mechanisms.rldp import deck, deck_terms, num_actions
 from dptune.mechanisms.sa_adp import PROTECTED, summed_noise, tier_shares
+from dptune.mechanisms.transforms import AdaClip, GeoClip
 from dptune.privacy import UnitsFrom
 from dptune.recipes import StageSettings
 from dptune.results import Report

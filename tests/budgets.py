@@ -3,13 +3,13 @@
 import dp_accounting
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.events import merge_events, poisson_gaussian_event
-from dptune.accounting.store.allowances import Grant
-from dptune.accounting.store.costs import Cost
-from dptune.accounting.store.keys import UnitSet
+from dptune.accounting.events import merge_events
+from dptune.accounting.store.allowances import Cost, Grant
+from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import Request
 from dptune.accounting.store.tables import IdKind
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from tests.support.events import poisson_gaussian_event
 
 KEY = b"k" * 32
 DELTA = 1e-5

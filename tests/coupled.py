@@ -26,10 +26,9 @@ from dptune.accounting.events import mechanism_counts
 from dptune.dpsgd import step as step_module
 from dptune.dpsgd import trainer
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.noise import BandedNoise
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.randomness import RandomStream, seed_sequence
+from dptune.dpsgd.randomness import GaussianStream, RandomStream, seed_sequence
 from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.local import training as local_training
 from dptune.workflow import controller

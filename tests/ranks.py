@@ -19,28 +19,23 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import multiprocessing
 
-from dptune.accounting.adaptive import DeckTerms
-from dptune.accounting.filters import Card
+from dptune.accounting.adaptive import Card, DeckTerms
 from dptune.dpsgd import step as step_module
-from dptune.dpsgd.distributed import Ranks, ReplicatedSums
+from dptune.dpsgd.adaptive_clipping import MovingClip
+from dptune.dpsgd.distributed import Ranks, ReplicatedSums, gathered, shard_model
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
-from dptune.dpsgd.moving_clip import MovingClip
 from dptune.dpsgd.noise import noise_stream
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.sampling import SamplingKind
-from dptune.dpsgd.sharding import gathered, shard_model
 from dptune.dpsgd.step import PrivateGradients, gradient_source
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import BudgetExceededError, DptuneError
-from dptune.mechanisms.automatic import Automatic
-from dptune.mechanisms.dc_sgd import DcSgd
-from dptune.mechanisms.psac import Psac
-from dptune.mechanisms.quantile_clip import QuantileClip
+from dptune.mechanisms.clip_rules import Automatic, DcSgd, Psac, QuantileClip
 from dptune.models.build import add_lora
 from tests.support import models, oracles
 

@@ -45,7 +45,7 @@ from dp_accounting import DpEvent, rdp
 from numpy.typing import NDArray
 
 from dptune import __version__
-from dptune.accounting.composition import composed_epsilon
+from dptune.accounting.composition import composed_epsilon, composition_levels
 from dptune.accounting.events import (
     event_from_json,
     event_to_json,
@@ -54,8 +54,7 @@ from dptune.accounting.events import (
     merge_events,
     with_one_more_unit,
 )
-from dptune.accounting.levels import composition_levels
-from dptune.accounting.loss_distribution import interval_floor, typical_loss
+from dptune.accounting.pairs import interval_floor, typical_loss
 from dptune.accounting.quadrature import QuadratureError, quadrature_epsilon
 from dptune.errors import ConfigError, PrivacyError, UnsupportedEventError
 from dptune.privacy import NeighboringRelation
@@ -133,19 +132,6 @@ def epsilon(
         NeighboringRelation(relation),
         Accountant(accountant),
     )
-
-
-def rdp_epsilon(
-    event: DpEvent, *, delta: float, relation: NeighboringRelation
-) -> float:
-    """Compute epsilon by Renyi composition, a looser bound by another road.
-
-    Raises:
-        UnsupportedEventError: under `replace_one`. dp_accounting's RDP refuses Poisson
-            sampling there but silently accounts a plain Gaussian with sensitivity C
-            instead of 2C, so everything is refused here.
-    """
-    return epsilon(event, delta=delta, relation=relation, accountant=Accountant.RDP)
 
 
 def cross_check(

@@ -1,22 +1,189 @@
-"""Terms of an adaptive run, and a budget whose grants a crash cannot take back.
+"""Adaptive runs: what a controller must ask before every step, and what it may get.
 
-`AdaptiveTerms` are public numbers that are fixed before training: they say what the run
-is charged for, once, whatever a controller will ask. `AskedBudget` lets a controller
-ask within them. A grant is on durable storage before it is returned, so that what a
+A controller that chooses the noise of a step from what was released before it makes
+the composition *fully adaptive*: the theorems for schedules that were fixed in advance
+do not apply. In particular a "filter" that composes what was spent so far, by PLD or
+f-DP, and stops when that curve reaches (epsilon, delta), is invalid: each outcome may
+choose the continuation that hurts most just there, although each of the curves stays
+within the budget (`tests/unit/accounting/test_filters.py` has an example by numbers).
+
+What is sound, and done here: a fixed multiset of steps, a *deck*, is charged before the
+first of them (`DeckTerms`), and the controller chooses only in which order they are
+played and when to stop (`SigmaDeck`). Nothing that it does later can spend more than
+what is in the ledger, and the price is plain PLD of the cards, under both relations.
+
+What a controller may look at: what was released with noise, public data, coins that do
+not depend on the data. Nothing else, ever: the guarantee rests on it.
+
+A grant is on durable storage before it is returned (`AskedBudget`), so that what a
 killed run was granted stays used up when it goes on.
+
+References:
+    Rogers, Roth, Ullman, Vadhan (2016), privacy filters, arXiv:1605.08294.
 """
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import dp_accounting
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from dptune.accounting.chain import Chain
-from dptune.accounting.filters import AdaptiveBudget, Card, RdpFilter, SigmaDeck
-from dptune.errors import ArtifactError, PrivacyError
-from dptune.privacy import NeighboringRelation, PrivacyBudget
+from dptune.accounting.events import merge_events
+from dptune.errors import ArtifactError, BudgetExceededError, ConfigError, PrivacyError
+
+
+class AdaptiveBudget(Protocol):
+    """Grants noise multipliers to a controller, one step at a time.
+
+    The run charges `event` before its first step. Then, before each step, the
+    controller asks; only what was granted may be used, and only for one step.
+    """
+
+    @property
+    def event(self) -> DpEvent:
+        """What the whole run is charged for, whatever will be asked."""
+        ...
+
+    def ask(
+        self, noise_multiplier: float, *, sample_rate: float | None = None
+    ) -> float:
+        """Grant the noise multiplier of the next step, the wish or one near it.
+
+        Raises:
+            BudgetExceededError: nothing fits any more; no further step may run.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Card:
+    """One Poisson-sampled Gaussian step that a deck holds."""
+
+    sample_rate: float
+    noise_multiplier: float
+
+
+class SigmaDeck:
+    """A multiset of steps, committed to before training, played in any order.
+
+    **Theorem.** Let a deck S be fixed before the data is seen. At each step a
+    controller, seeing only what was released and its own coins, picks a card that is
+    left and runs a mechanism that the card's pair (P_c, Q_c) dominates whatever was
+    released before; each card is played at most once; it may stop at any time. Then
+    for every c = exp(e) >= 0 the hockey stick of all that was released is at most h_S,
+    that of the product of all pairs of S. So plain PLD of the multiset holds.
+
+    *Proof*, by induction on the number of cards. With none left, both sides are
+    (1 - c)+. Otherwise the first card a is fixed by coins; let y be its output with
+    densities p, q. What follows is a controller on the deck S - a, *the same deck for
+    every y*, so its hockey stick is at most h_{S-a} at every point, and
+
+        H_c(all) = integral of p(y) H_{c q(y)/p(y)}(rest | y) dy
+                <= integral of p(y) h_{S-a}(c q(y)/p(y)) dy,
+
+    which is the hockey stick of the pair (first mechanism, independent product of S -
+    a). Those are independent, so the order of integration may be swapped, and the
+    first mechanism's hockey stick is at most that of its pair at every point: the
+    result is h_S, whichever card came first and whatever the coins. Stopping early
+    drops outputs, which is post-processing. Both directions (unit added, unit
+    removed) are separate uses of the theorem.
+
+    What breaks it: cards added or changed after training began, a card played twice
+    (also by a killed run that goes on: store `played` before the noise is drawn), a
+    controller that sees private values.
+
+    Args:
+        cards: how many of each.
+        played: how many of each a killed run had already been granted.
+
+    Raises:
+        ConfigError: a count or a number is out of range, or more was played than held.
+    """
+
+    def __init__(
+        self, cards: Mapping[Card, int], *, played: Mapping[Card, int] | None = None
+    ) -> None:
+        for card, count in cards.items():
+            _checked_rate(card.sample_rate)
+            _checked_noise(card.noise_multiplier)
+            if isinstance(count, bool) or count < 0:
+                raise ConfigError(f"cards must be counted from 0, got {count}.")
+        self._cards = Counter(dict(cards))
+        self._played: Counter[Card] = Counter(dict(played or {}))
+        if self._played - self._cards or any(n < 0 for n in self._played.values()):
+            raise ConfigError(
+                "played must be part of the deck. Restore the deck that was charged."
+            )
+
+    @property
+    def event(self) -> DpEvent:
+        """All cards, played or not."""
+        return merge_events(
+            dp_accounting.SelfComposedDpEvent(
+                event=dp_accounting.PoissonSampledDpEvent(
+                    card.sample_rate,
+                    dp_accounting.GaussianDpEvent(card.noise_multiplier),
+                ),
+                count=count,
+            )
+            for card, count in sorted(self._cards.items())
+            if count
+        )
+
+    @property
+    def played(self) -> dict[Card, int]:
+        """Cards that were granted, to be stored with a checkpoint."""
+        return {card: count for card, count in sorted(self._played.items()) if count}
+
+    @property
+    def left(self) -> dict[Card, int]:
+        """Cards that can still be granted."""
+        return dict(sorted((self._cards - self._played).items()))
+
+    def ask(
+        self, noise_multiplier: float, *, sample_rate: float | None = None
+    ) -> float:
+        """Play the card nearest to the wish and return its noise multiplier.
+
+        Nearest by ratio; of two equally near, the one with more noise.
+
+        Raises:
+            BudgetExceededError: no card of this rate is left.
+            ConfigError: the deck has several rates and the wish names none.
+        """
+        wish = math.log(_checked_noise(noise_multiplier))
+        rate = self._rate(sample_rate)
+        fitting = [card for card in self.left if card.sample_rate == rate]
+        if not fitting:
+            raise BudgetExceededError(
+                f"the deck must have a card left, got none of sample_rate={rate:g}. "
+                "End the stage here, or commit to a larger deck before training."
+            )
+        chosen = min(
+            fitting,
+            key=lambda card: (
+                abs(math.log(card.noise_multiplier) - wish),
+                -card.noise_multiplier,
+            ),
+        )
+        self._played[chosen] += 1
+        return chosen.noise_multiplier
+
+    def _rate(self, asked: float | None) -> float:
+        """Rate of the next step."""
+        if asked is not None:
+            return asked
+        rates = {card.sample_rate for card in self._cards}
+        if len(rates) != 1:
+            raise ConfigError(
+                f"sample_rate must be given where a deck has {len(rates)} rates."
+            )
+        return rates.pop()
 
 
 class AdaptiveTerms(Protocol):
@@ -106,49 +273,6 @@ class _Endless:
     ) -> float:
         """Return the wish."""
         return noise_multiplier
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterTerms:
-    """A Renyi filter, see `RdpFilter`.
-
-    Args:
-        target_epsilon, target_delta: of the adaptive run.
-        sample_rate: of every step.
-        relation: neighboring relation of the promise.
-        orders: above 1.
-    """
-
-    target_epsilon: float
-    target_delta: float
-    sample_rate: float
-    relation: NeighboringRelation
-    orders: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        """Refuse what is no filter."""
-        self.open()
-
-    @property
-    def event(self) -> DpEvent:
-        """The limits."""
-        return self.open().event
-
-    @property
-    def sample_rates(self) -> frozenset[float]:
-        """The one rate."""
-        return frozenset({self.sample_rate})
-
-    def open(self) -> RdpFilter:
-        """Return a filter that has let nothing through."""
-        return RdpFilter(
-            PrivacyBudget(
-                target_epsilon=self.target_epsilon, target_delta=self.target_delta
-            ),
-            sample_rate=self.sample_rate,
-            relation=self.relation,
-            orders=self.orders,
-        )
 
 
 class AskedBudget:
@@ -266,3 +390,19 @@ def _listed(value: object) -> object:
     if isinstance(value, tuple | list):
         return [_listed(inner) for inner in value]
     return value
+
+
+def _checked_rate(sample_rate: float) -> float:
+    """Refuse a rate outside [0, 1]."""
+    if not 0 <= sample_rate <= 1:
+        raise ConfigError(f"sample_rate must be in [0, 1], got {sample_rate}.")
+    return sample_rate
+
+
+def _checked_noise(noise_multiplier: float) -> float:
+    """Refuse a multiplier that is not positive, or infinite or NaN."""
+    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+        raise ConfigError(
+            f"noise_multiplier must be a finite number above 0, got {noise_multiplier}."
+        )
+    return noise_multiplier

@@ -183,15 +183,6 @@ def hides_secrets(assumptions: Iterable[Assumption]) -> bool:
     return set(REDACTED_VIEW_ASSUMPTIONS) <= named
 
 
-def explain(name: str) -> str:
-    """Return the sentence of an assumption for a card.
-
-    Raises:
-        ValueError: the name is not in the table.
-    """
-    return EXPLANATIONS[Assumption(name)].sentence
-
-
 def weakens(
     assumption: Assumption, notion: Notion, relation: NeighboringRelation
 ) -> bool:

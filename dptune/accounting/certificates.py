@@ -9,12 +9,10 @@ from pydantic import Field, model_validator
 
 from dptune.accounting.accountants import (
     Accountant,
-    CrossCheck,
     accountant_version,
     cross_check,
 )
 from dptune.accounting.assumptions import Assumption, weakens
-from dptune.accounting.conversion import is_foreign, stated_epsilon
 from dptune.accounting.events import merge_events
 from dptune.errors import PrivacyError
 from dptune.privacy import (
@@ -179,7 +177,6 @@ def issue_certificate(
     | does not touch what is protected | 0 | 0 | certified or conditional |
     | all noisy | PLD | as asked | certified or conditional |
     | something without noise | infinity | as asked | none |
-    | a filter of the other relation | see `stated_epsilon` | as asked | likewise |
     | noise from a fixed seed | infinity | as asked | none |
 
     A fixed seed voids the theorem: differential privacy bounds what an attacker learns
@@ -204,7 +201,7 @@ def issue_certificate(
         UnsupportedEventError: an event that the accountant does not know.
     """
     relation = check_relation(notion, relation)
-    check = _checked(event, delta=delta, relation=relation)
+    check = cross_check(event, delta=delta, relation=relation)
     seeded = Assumption.FIXED_SEED_RANDOMNESS in assumptions
     epsilon = math.inf if seeded else check.epsilon
     untouched = not seeded and merge_events([event]) == merge_events([])
@@ -242,7 +239,7 @@ def _tier_epsilons(
     if math.isinf(epsilon):
         return ()
     checks = {
-        tier: _checked(event, delta=delta, relation=relation)
+        tier: cross_check(event, delta=delta, relation=relation)
         for tier, event in tiers.items()
     }
     return tuple(
@@ -254,19 +251,6 @@ def _tier_epsilons(
 def _explain_tier(part: TierEpsilon) -> str:
     """Say what a tier alone is worth."""
     return f"For secrets of tier {part.tier} alone epsilon is {part.epsilon:.3g}."
-
-
-def _checked(
-    event: DpEvent, *, delta: float, relation: NeighboringRelation
-) -> CrossCheck:
-    """Compute epsilon twice; once where a filter of the other relation is converted."""
-    if not is_foreign(event, relation):
-        return cross_check(event, delta=delta, relation=relation)
-    return CrossCheck(
-        epsilon=stated_epsilon(event, delta=delta, relation=relation),
-        second_epsilon=None,
-        second_method="none: converted from the relation of a filter",
-    )
 
 
 _SEEDED: Final = (

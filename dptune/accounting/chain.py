@@ -1,4 +1,4 @@
-"""A chain: JSON values on disk that a crash cannot shorten, one a line.
+"""Chains: JSON values on disk that a crash cannot shorten, one a line; the journal.
 
 A file holds one JSON object per line, each with the hash of the line before it:
 
@@ -21,6 +21,11 @@ What a reader finds, and what it means:
 
 Several processes may write to one chain: a lock on a third file, `<name>.lock`, orders
 them.
+
+A run's journal is a chain of ledger entries. **Spend before you draw**: `charge`
+returns only when the entry is on durable storage; the caller draws its noise after
+that. A killed run can have charged for noise that it never drew, never the other way
+round.
 """
 
 import fcntl
@@ -33,6 +38,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
+from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.errors import ArtifactError
 
 _GENESIS: Final = "0" * 64
@@ -245,3 +253,51 @@ def _canonical(value: object) -> bytes:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), allow_nan=False
     ).encode()
+
+
+class LedgerJournal:
+    """An append-only file of ledger entries.
+
+    Args:
+        path: of the file; it and its folder are made by the first charge.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._chain = Chain(path)
+
+    @property
+    def path(self) -> Path:
+        """Where the journal lies."""
+        return self._chain.path
+
+    def charge(self, entry: LedgerEntry) -> None:
+        """Write one entry to durable storage, before its noise is drawn.
+
+        **Formal guarantee**: when this returns, every later `read`, also after a kill
+        or a power cut, has the entry. When it raises, or the process is killed in it,
+        no noise may be drawn; the entry may or may not be counted.
+
+        Raises:
+            ArtifactError: the journal was tampered with.
+            OSError: the disk is full or gone.
+        """
+        self._chain.append(entry.model_dump(mode="json"))
+
+    def read(self) -> PrivacyLedger:
+        """Read all entries and check the chain.
+
+        Raises:
+            ArtifactError: a line was edited, moved or deleted; names the first bad one.
+        """
+        found = enumerate(self._chain.read(), start=1)
+        return PrivacyLedger(entries=tuple(self._entry(n, data) for n, data in found))
+
+    def _entry(self, number: int, data: object) -> LedgerEntry:
+        """Read one line."""
+        try:
+            return LedgerEntry.model_validate(data)
+        except ValidationError:
+            raise ArtifactError(
+                f"line {number} of {self.path.name} must be an entry that this version "
+                "knows. Upgrade dptune to read it."
+            ) from None

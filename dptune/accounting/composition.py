@@ -17,6 +17,7 @@ something is left out errs upwards:
 | frequencies below exp(-80) | far below the rounding error |
 | rounding of the transforms | the caller lowers delta by 1e-15 for each step |
 | negative mass, from rounding | set to zero |
+| levels beyond `MAX_LEVELS` | rounded to fewer that cost no less |
 
 Wrapping: circular convolution gives g(k) + g(k + size) + g(k - size) + ... at k,
 never less than g(k); only mass above the grid can come out lower than it is, and that
@@ -25,25 +26,99 @@ is in the Chernoff term as a whole.
 Equal levels give equal bits: the product runs in the caller's order, and what comes
 from the cache is what would be computed.
 
+**Levels.** Plain Gaussians merge exactly: n of noise multiplier s compose to one of
+s / sqrt(n), and 1/s^2 adds up over different ones. A controller that moves the noise at
+every step leaves as many Poisson-sampled levels as steps. Where there are more than
+`MAX_LEVELS`, noise multipliers are rounded *down* to a geometric lattice, so that
+levels fall together; so are, *up*, sample rates, if there are more than a few. Neither
+makes epsilon smaller:
+
+* Noise: more Gaussian noise is post-processing of less.
+* Rate: with w = q/q', the pair of rate q is w times that of rate q' plus 1 - w times a
+  pair of two equal distributions, in all three directions. The hockey stick is jointly
+  convex, and that of equal distributions is the least there is.
+
+Rounding the other way gives a history that costs no more than the true one: the two
+enclose it (`tests/support/rounding.py`).
+
 References:
     Koskela, Jälkö, Honkela (2020), Fourier accountant, arXiv:1906.03049.
+    Balle, Barthe, Gaboardi (2018), advanced joint convexity, arXiv:1807.01647.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+import dp_accounting
 import numpy as np
+from dp_accounting import DpEvent
 from numpy.typing import NDArray
 from scipy import fft, signal, special
 
-from dptune.accounting.atoms import LossAtoms
-from dptune.accounting.cache import BoundedCache
-from dptune.accounting.loss_distribution import mechanism_distribution
-from dptune.accounting.pairs import Floats
+from dptune.accounting.events import event_to_json
+from dptune.accounting.pairs import Floats, LossAtoms, mechanism_distribution
 from dptune.privacy import NeighboringRelation
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class BoundedCache(Generic[K, V]):
+    """Values by key, in this process, safe across threads.
+
+    Two threads that miss the same key both compute it; values are pure functions of
+    their keys, so it does not matter whose is kept.
+
+    Args:
+        max_bytes: of all values together; a larger value is not kept.
+        size_of: bytes of one value.
+    """
+
+    def __init__(self, *, max_bytes: int, size_of: Callable[[V], int]) -> None:
+        self._max_bytes = max_bytes
+        self._size_of = size_of
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values now kept."""
+        return self._bytes
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of a key, made now if it is not kept."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        self._keep(key, value)
+        return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
+    def _keep(self, key: K, value: V) -> None:
+        """Add a value and make room for it."""
+        size = self._size_of(value)
+        with self._lock:
+            if key in self._values or size > self._max_bytes:
+                return
+            self._values[key] = value
+            self._bytes += size
+            while self._bytes > self._max_bytes:
+                _, oldest = self._values.popitem(last=False)
+                self._bytes -= self._size_of(oldest)
+
 
 _CUT: Final = 80.0
 _TAIL: Final = 1e-4
@@ -247,3 +322,89 @@ def _epsilon(mass: Floats, window: _Window, delta: float, interval: float) -> fl
     if weight[last] == 0:
         return loss
     return min(max(loss + math.log(excess / float(weight[last])), 0.0), loss)
+
+
+MAX_LEVELS: Final = 1024
+_FINEST: Final = 1024
+_FEW_RATES: Final = 16
+
+Counts = tuple[tuple[DpEvent, int], ...]
+_Grouped = dict[tuple[float, float], int]
+
+
+def composition_levels(counts: Counts, *, most: int | None = None) -> tuple[Level, ...]:
+    """Describe a history by at most about `most` levels, which cost no less.
+
+    Args:
+        counts: distinct mechanisms and how often each ran.
+        most: number of Poisson-sampled Gaussian levels above which they are rounded,
+            `MAX_LEVELS` if None; a wide range of noise can leave more, never more than
+            there were.
+    """
+    sampled, others, inverse_variance = _sort(counts)
+    limit = MAX_LEVELS if most is None else most
+    grouped = _rounded(sampled, limit, math.floor, math.ceil)
+    if inverse_variance > 0:
+        others.append((dp_accounting.GaussianDpEvent(inverse_variance**-0.5), 1))
+    return tuple(
+        Level(event_json=event_to_json(event), count=count)
+        for event, count in (*_events(grouped), *others)
+    )
+
+
+def _sort(counts: Counts) -> tuple[_Grouped, list[tuple[DpEvent, int]], float]:
+    """Split into sampled Gaussians, other mechanisms, and 1/s^2 of plain Gaussians."""
+    sampled: _Grouped = {}
+    others: list[tuple[DpEvent, int]] = []
+    inverse_variance = 0.0
+    for event, count in counts:
+        if isinstance(event, dp_accounting.GaussianDpEvent):
+            inverse_variance += count / event.noise_multiplier**2
+        elif isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
+            event.event, dp_accounting.GaussianDpEvent
+        ):
+            rate, noise = event.sampling_probability, event.event.noise_multiplier
+            sampled[rate, noise] = sampled.get((rate, noise), 0) + count
+        else:
+            others.append((event, count))
+    return sampled, others, inverse_variance
+
+
+def _rounded(
+    sampled: _Grouped,
+    most: int,
+    of_noise: Callable[[float], int],
+    of_rate: Callable[[float], int],
+) -> _Grouped:
+    """Round on lattices that get coarser until few enough levels are left."""
+    per_octave, grouped = _FINEST, sampled
+    keep_rates = len({rate for rate, _ in sampled}) <= _FEW_RATES
+    while len(grouped) > most and per_octave >= 8:
+        grouped = {}
+        for (rate, noise), count in sampled.items():
+            snapped = rate if keep_rates else _snap(rate, per_octave, of_rate)
+            key = (min(snapped, 1.0), _snap(noise, per_octave, of_noise))
+            grouped[key] = grouped.get(key, 0) + count
+        per_octave //= 2
+    return grouped
+
+
+def _snap(value: float, per_octave: int, rounding: Callable[[float], int]) -> float:
+    """Round to a power of 2^(1/per_octave), values on the lattice to themselves.
+
+    The direction is checked on the result, so that it holds in floating point.
+    """
+    step = rounding(math.log2(value) * per_octave)
+    snapped: float = 2.0 ** (step / per_octave)
+    if (rounding is math.floor and snapped > value) or (
+        rounding is math.ceil and snapped < value
+    ):
+        return value
+    return snapped
+
+
+def _events(grouped: _Grouped) -> Iterable[tuple[DpEvent, int]]:
+    """Describe groups, in the order of their numbers."""
+    for (rate, noise), count in sorted(grouped.items()):
+        gaussian = dp_accounting.GaussianDpEvent(noise)
+        yield dp_accounting.PoissonSampledDpEvent(rate, gaussian), count

@@ -9,24 +9,20 @@ canonical (equal events give equal text) and never names a class to import.
 | `no_op` | nothing that touches private data | |
 | `non_private` | a release with no guarantee, epsilon is infinite | |
 | `gaussian` | sum of vectors of norm <= C, plus noise | `noise_multiplier` |
-| `laplace` | the same with the L1 norm | `noise_multiplier` |
 | `poisson_sampled` | every unit tosses a coin | `sampling_probability`, `event` |
 | `truncated_subsampled_gaussian` | Poisson, cut at a public cap | four numbers |
-| `renyi_filter` | adaptive steps that a Renyi filter stopped | `orders`, `divergences`,
-  `relation` |
 | `self_composed` | the same again | `event`, `count` |
 | `composed` | one after the other, adaptively | `events` |
 
-All but `renyi_filter` say nothing of a relation; a filter kept its promise under one
-relation, so that its event holds under that one only.
+No event says anything of a relation: an accountant is asked under one.
 
 Meanings are frozen: a new mechanism gets a new type, a changed form a new version.
+`laplace` and `renyi_filter` were types that no run ever wrote: do not use them again.
 """
 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import attr
@@ -34,38 +30,16 @@ import dp_accounting
 from dp_accounting import DpEvent
 
 from dptune.errors import ArtifactError, UnsupportedEventError
-from dptune.privacy import NeighboringRelation
 
 EVENT_VERSION: Final = 1
 _MAX_DEPTH: Final = 32
 _MAX_COUNT: Final = 10**12
 
 
-@dataclass(frozen=True, kw_only=True)
-class RenyiFilterDpEvent(DpEvent):  # type: ignore[misc]  # DpEvent is untyped
-    """Any number of mechanisms, chosen adaptively, that a Renyi filter let through.
-
-    The transcript splits into one part for each order. Under that part's order the
-    process that stops at the order's own limit has at most that Renyi divergence, for
-    neighbors of `relation` in both directions. With one order that is the divergence
-    of the whole.
-
-    Args:
-        orders: above 1, fixed before the first mechanism ran, all different.
-        divergences: limit at each order, not negative.
-        relation: neighboring relation of the limits, as its name.
-    """
-
-    orders: tuple[float, ...]
-    divergences: tuple[float, ...]
-    relation: str
-
-
 _TYPES: Final[dict[str, tuple[type[DpEvent], dict[str, str]]]] = {
     "no_op": (dp_accounting.NoOpDpEvent, {}),
     "non_private": (dp_accounting.NonPrivateDpEvent, {}),
     "gaussian": (dp_accounting.GaussianDpEvent, {"noise_multiplier": "multiplier"}),
-    "laplace": (dp_accounting.LaplaceDpEvent, {"noise_multiplier": "multiplier"}),
     "poisson_sampled": (
         dp_accounting.PoissonSampledDpEvent,
         {"sampling_probability": "probability", "event": "event"},
@@ -79,10 +53,6 @@ _TYPES: Final[dict[str, tuple[type[DpEvent], dict[str, str]]]] = {
             "noise_multiplier": "multiplier",
         },
     ),
-    "renyi_filter": (
-        RenyiFilterDpEvent,
-        {"orders": "orders", "divergences": "divergences", "relation": "relation"},
-    ),
     "self_composed": (
         dp_accounting.SelfComposedDpEvent,
         {"event": "event", "count": "count"},
@@ -90,7 +60,6 @@ _TYPES: Final[dict[str, tuple[type[DpEvent], dict[str, str]]]] = {
     "composed": (dp_accounting.ComposedDpEvent, {"events": "events"}),
 }
 _NAMES: Final = {cls: name for name, (cls, _) in _TYPES.items()}
-_SAMPLED: Final = (dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent)
 
 
 def event_to_dict(event: DpEvent) -> dict[str, Any]:
@@ -215,28 +184,6 @@ def is_non_private(event: DpEvent) -> bool:
     return any(_releases_raw(mechanism) for mechanism, _ in mechanism_counts(event))
 
 
-def poisson_gaussian_event(
-    *, sample_rate: float, noise_multiplier: float, num_steps: int
-) -> DpEvent:
-    """Describe `num_steps` steps of DP-SGD with Poisson sampling.
-
-    Args:
-        sample_rate: chance that a unit joins a step, in [0, 1].
-        noise_multiplier: noise stddev / max_grad_norm, finite and not negative.
-        num_steps: noisy updates, not negative; 0 gives a `NoOpDpEvent`.
-
-    Raises:
-        UnsupportedEventError: a value is out of range.
-    """
-    if num_steps == 0:
-        return dp_accounting.NoOpDpEvent()
-    step = dp_accounting.PoissonSampledDpEvent(
-        sampling_probability=sample_rate,
-        event=dp_accounting.GaussianDpEvent(noise_multiplier=noise_multiplier),
-    )
-    return check_event(dp_accounting.SelfComposedDpEvent(event=step, count=num_steps))
-
-
 def _releases_raw(mechanism: DpEvent) -> bool:
     """Whether one flat mechanism gives no guarantee at all."""
     if isinstance(mechanism, dp_accounting.NonPrivateDpEvent):
@@ -334,15 +281,9 @@ def _check_parts(event: object, path: str) -> None:
     agree on them are few, so the table leaves them out.
     """
     if isinstance(event, dp_accounting.PoissonSampledDpEvent) and not isinstance(
-        event.event, _SAMPLED
+        event.event, dp_accounting.GaussianDpEvent
     ):
         raise _unsupported(type(event.event).__name__, f"{path}.event")
-    if isinstance(event, RenyiFilterDpEvent) and not (
-        0 < len(event.orders) == len(event.divergences) == len(set(event.orders))
-    ):
-        raise UnsupportedEventError(
-            f"{path} must have one divergence for each order, and no order twice."
-        )
 
 
 def _items(value: object) -> list[Any]:
@@ -356,7 +297,7 @@ def _unsupported(name: str, path: str) -> UnsupportedEventError:
     """Name the sub-event that no accountant here knows."""
     return UnsupportedEventError(
         f"{path} must be one of {', '.join(sorted(_TYPES))}, got {name}. "
-        "Poisson sampling takes a Gaussian or Laplace event only. Describe the "
+        "Poisson sampling takes a Gaussian event only. Describe the "
         "mechanism by these, or as non_private if it has no guarantee."
     )
 
@@ -387,41 +328,15 @@ def _count(value: Any) -> int:  # noqa: ANN401 - numbers of any library
     return number
 
 
-def _orders(value: Any) -> tuple[float, ...]:  # noqa: ANN401 - lists or tuples
-    """Read Renyi orders above 1."""
-    orders = _multipliers(value)
-    if min(orders) <= 1:
-        raise ValueError
-    return orders
-
-
-def _multipliers(value: Any) -> tuple[float, ...]:  # noqa: ANN401 - lists or tuples
-    """Read finite numbers >= 0, at least one."""
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError
-    return tuple(_multiplier(number) for number in value)
-
-
-def _relation(value: Any) -> str:  # noqa: ANN401 - a name or a relation
-    """Read the name of a relation."""
-    return NeighboringRelation(value).value
-
-
 _NUMBERS: Final[dict[str, Callable[[Any], object]]] = {
     "multiplier": _multiplier,
     "probability": _probability,
     "count": _count,
-    "orders": _orders,
-    "divergences": _multipliers,
-    "relation": _relation,
 }
 _CONSTRAINTS: Final = {
     "multiplier": "a finite number >= 0",
     "probability": "in [0, 1]",
     "count": f"an integer in [1, {_MAX_COUNT}]",
-    "orders": "finite numbers > 1",
-    "divergences": "finite numbers >= 0",
-    "relation": "the name of a neighboring relation",
 }
 
 

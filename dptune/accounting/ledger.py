@@ -54,7 +54,6 @@ from dptune.accounting.certificates import (
     issue_certificate,
 )
 from dptune.accounting.events import (
-    RenyiFilterDpEvent,
     check_event,
     event_from_json,
     event_to_dict,
@@ -339,8 +338,6 @@ def _check_counts(entry: LedgerEntry) -> None:
     if entry.dp_event is None or is_non_private(entry.dp_event):
         return
     counts = mechanism_counts(entry.dp_event)
-    if any(isinstance(mechanism, RenyiFilterDpEvent) for mechanism, _ in counts):
-        return  # pays for any number of steps, of any noise
     if sum(count for _, count in counts) * entry.num_bands < entry.num_steps:
         raise ValueError(
             "dp_event must pay for at least num_steps / num_bands mechanisms"

@@ -20,9 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dptune.audits.bounds import largest_refuted
 from dptune.audits.guesses import Guesses, guess_inclusion, guess_pairs
-from dptune.audits.tails import GuaranteeCurve, guess_tail, hit_tail, is_possible
+from dptune.audits.tails import (
+    GuaranteeCurve,
+    guess_tail,
+    hit_tail,
+    is_possible,
+    largest_refuted,
+)
 from dptune.gates.evidence import AuditEvidence
 from dptune.gates.null_law import distinct_probability, group_privacy
 from dptune.privacy import NeighboringRelation, Notion

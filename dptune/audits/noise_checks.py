@@ -18,8 +18,8 @@ from dptune.audits.sampling_checks import known_randomness
 from dptune.audits.step_releases import releases
 from dptune.audits.step_report import FALSE_ALARM_RATE, StepCheck
 from dptune.dpsgd import step as engine
+from dptune.dpsgd.adaptive_clipping import StepFigures
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.moving_clip import StepFigures
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.randomness import (
     RandomStream,

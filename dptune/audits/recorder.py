@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dptune.accounting.filters import AdaptiveBudget
+from dptune.accounting.adaptive import AdaptiveBudget
 from dptune.audits.noise_checks import (
     generator_identity,
     multiplier_of,
@@ -30,18 +30,15 @@ from dptune.audits.noise_checks import (
     streams_check,
 )
 from dptune.audits.sampling_checks import SamplingTally
-from dptune.audits.segments import Segment, read_segments
-from dptune.audits.step_report import StepCheck
+from dptune.audits.step_report import Segment, StepCheck, read_segments
 from dptune.dpsgd.checkpoint import TrainingState
-from dptune.dpsgd.gaussian import GaussianStream
-from dptune.dpsgd.grouping import group_parameters
+from dptune.dpsgd.distributed import is_sharded
 from dptune.dpsgd.optimizer import OptimizerSettings
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.parameters import group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.randomness import StreamIdentity
+from dptune.dpsgd.randomness import GaussianStream, StreamIdentity
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
-from dptune.dpsgd.sharding import is_sharded
 from dptune.dpsgd.witness import StepWitness
 from dptune.errors import BudgetExceededError
 

@@ -17,8 +17,7 @@ from dptune.audits.event_checks import Block
 from dptune.audits.noise_checks import variance_check
 from dptune.audits.sampling_checks import known_randomness
 from dptune.audits.step_report import StepCheck
-from dptune.dpsgd.gaussian import GaussianStream
-from dptune.dpsgd.randomness import RandomStream, seed_sequence
+from dptune.dpsgd.randomness import GaussianStream, RandomStream, seed_sequence
 from dptune.local.plan import ForwardPlan
 from dptune.local.release import normalize
 from dptune.local.split import ServerPart, UserPart

@@ -20,8 +20,8 @@ from dptune.audits.step_releases import last_release
 from dptune.audits.step_report import StepCheck
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import RecordLoss
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import UnitIndices
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from dptune.accounting.adaptive import OpenTerms
+from dptune.dpsgd.adaptive_clipping import SteeredStep, group_stddevs
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.grouping import group_parameters
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.parameters import group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
-from dptune.dpsgd.steered_clip import SteeredStep, group_stddevs
 from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.transform import TransformState
 

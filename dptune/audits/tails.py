@@ -1,4 +1,4 @@
-"""How likely an attack succeeds if a claim holds: the p-values behind every audit.
+"""How likely an attack succeeds if a claim holds, and the epsilons that it refutes.
 
 All hold in one training run, whatever canaries do to each other in training: a DP
 mechanism bounds what its output says of each secret given all others. What is assumed
@@ -6,7 +6,7 @@ is the experiment: secrets (or coins) are drawn independently from a secure sour
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -137,19 +137,6 @@ class GuaranteeCurve:
         return found
 
 
-class GaussianCurve:
-    """The curve of distinguishing N(0, 1) from N(mu, 1)."""
-
-    def __init__(self, mu: float) -> None:
-        self._mu = mu
-
-    def inverse(self, probability: float) -> float:
-        """Return Phi(Phi^-1(probability) - mu)."""
-        if not 0.0 < probability < 1.0:
-            return min(1.0, max(0.0, probability))
-        return float(special.ndtr(special.ndtri(probability) - self._mu))
-
-
 def is_possible(
     correct: int, *, guesses: int, canaries: int, chance: float, curve: TradeOff
 ) -> bool:
@@ -192,3 +179,32 @@ def is_possible(
         if total > 1.0:
             return False
     return True
+
+
+_LARGEST = 100.0
+_STEPS = 24
+
+
+def largest_refuted(refutes: Callable[[float], bool]) -> float:
+    """Return an epsilon that is refuted and above which, near by, none is.
+
+    Whoever has a smaller epsilon has any larger one too, so that every smaller epsilon
+    is refuted with it. 0 where even epsilon 0 is not refuted.
+
+    Args:
+        refutes: whether an epsilon, at least 0, is refuted.
+    """
+    if not refutes(0.0):
+        return 0.0
+    low, high = 0.0, 0.5
+    while refutes(high):
+        low, high = high, 2.0 * high
+        if low >= _LARGEST:
+            return _LARGEST
+    for _ in range(_STEPS):
+        middle = (low + high) / 2.0
+        if refutes(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -12,18 +12,20 @@ checkpoint_dir/
 ```
 
 Where several ranks train, the first one writes for all. Tensors are stored whole, so
-that any number of ranks may go on from them.
+that any number of ranks may go on from them. A run resumes only from a checkpoint of
+its own `run_fingerprint`.
 
 **Privacy**: weights and optimizer state are released values, but the curve and the
 token count are private. A checkpoint stays inside the trust boundary.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dptune.dpsgd.distributed import ALONE, Ranks
-from dptune.dpsgd.sharding import gathered, held, part_like
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.distributed import ALONE, Ranks, gathered, held, part_like
+from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.errors import ArtifactError
 
 _FORMAT = 2
@@ -315,3 +319,38 @@ def _from_json(path: Path) -> TrainingState:
         curve=tuple((int(step), float(loss)) for step, loss in content["curve"]),
         max_grad_norm=content["max_grad_norm"],
     )
+
+
+def run_fingerprint(
+    model: nn.Module,
+    data: UnitDataset,
+    *,
+    plan: GradientPlan | PlainPlan,
+    optimizer: OptimizerSettings,
+    settings: tuple[int | str | None, ...],
+) -> str:
+    """Hash everything that a checkpoint must agree with. Private: covers the data.
+
+    Trained weights enter by name and shape, frozen ones by value: a run that resumes is
+    given the starting model again, whose adapters may have been initialised anew.
+    """
+    digest = hashlib.sha256()
+    header = [
+        type(plan).__name__,
+        asdict(plan),
+        asdict(optimizer),
+        list(settings),
+        data.digest(),
+    ]
+    digest.update(json.dumps(header, sort_keys=True).encode())
+    for name, value in model.named_parameters():
+        digest.update(f"{name} {tuple(value.shape)} {value.requires_grad}".encode())
+        if not value.requires_grad:
+            digest.update(_bytes(value))
+    return digest.hexdigest()
+
+
+def _bytes(value: Tensor) -> bytes:
+    """Return the raw memory of a tensor."""
+    flat = value.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()

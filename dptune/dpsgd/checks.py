@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dptune.accounting.adaptive import AdaptiveTerms
 from dptune.dpsgd.clipping import THRESHOLD
 from dptune.dpsgd.factorization import is_normalized
-from dptune.dpsgd.grouping import Grouping
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import ConstantNoise
 from dptune.errors import Problem

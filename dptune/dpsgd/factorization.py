@@ -15,6 +15,10 @@ Column t of C is what a unit that joins step t adds to C G, G the sums of gradie
 norm is the sensitivity. The first n - b + 1 columns have norm |c| and the others less,
 so that |c| = 1 is the largest.
 
+How many bands a planned run should have: more cancel more of the noise in prefix sums,
+and cost amplification, since a unit joins b times as likely in one of every b steps.
+Which wins depends on the target (`choose_banding`).
+
 References:
     Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), "(Amplified)
     Banded Matrix Factorization", section 4, https://arxiv.org/abs/2306.08153.
@@ -24,13 +28,15 @@ References:
 
 import functools
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, signal
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, InfeasibleBudgetError
 
 Floats = NDArray[np.float64]
 Coefficients = tuple[float, ...]
@@ -176,3 +182,81 @@ def _square_root_bands(num_bands: int) -> Floats:
     """First coefficients of (1 - x)^(-1/2), the square root of A."""
     steps = np.arange(1, num_bands)
     return np.concatenate(([1.0], np.cumprod((2 * steps - 1) / (2 * steps))))
+
+
+WORTHWHILE: Final = 0.95
+"""More bands must lower the error of prefix sums to this share, for their memory."""
+
+_RATE_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Banding:
+    """One way to spend a budget.
+
+    Args:
+        coefficients: c; one is independent noise.
+        noise_multiplier: that meets the target.
+        prefix_sum_error: root mean square, over the prefix sums of the run, of the
+            noise, in units of max_grad_norm.
+    """
+
+    coefficients: Coefficients
+    noise_multiplier: float
+    prefix_sum_error: float
+
+
+def candidate_bands(*, sample_rate: float, num_steps: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... as far as groups fill a batch and the run is that long."""
+    most = min(num_steps, math.floor(1 / sample_rate * (1 + _RATE_ROUNDING)))
+    return tuple(2**power for power in range(max(most, 1).bit_length()))
+
+
+def choose_banding(
+    bands: Iterable[int],
+    *,
+    num_steps: int,
+    calibrate: Callable[[Coefficients], float],
+) -> Banding:
+    """Pick the bands whose noise hurts prefix sums least at one target.
+
+    A candidate replaces the best so far only if its error is below `WORTHWHILE` of it:
+    each doubling of the memory has to pay. The first one always stands, so that with 1
+    in front the result is never worse than independent noise by this measure.
+
+    The measure is that of plain SGD, whose weights are prefix sums of noisy gradients.
+    With momentum, and with AdamW, which divides by running moments of them, it is a
+    heuristic.
+
+    Args:
+        bands: numbers of bands, rising, not empty.
+        num_steps: noisy updates of the run.
+        calibrate: noise multiplier that meets the target with some coefficients.
+
+    Raises:
+        InfeasibleBudgetError: the first candidate cannot meet the target.
+    """
+    first, *more = bands
+    best = _banding(first, num_steps, calibrate)
+    for number in more:
+        try:
+            candidate = _banding(number, num_steps, calibrate)
+        except InfeasibleBudgetError:
+            continue
+        if candidate.prefix_sum_error < WORTHWHILE * best.prefix_sum_error:
+            best = candidate
+    return best
+
+
+def _banding(
+    num_bands: int, num_steps: int, calibrate: Callable[[Coefficients], float]
+) -> Banding:
+    """Calibrate one candidate and measure it."""
+    coefficients = band_coefficients(num_bands=num_bands, num_steps=num_steps)
+    multiplier = calibrate(coefficients)
+    error = prefix_sum_error(coefficients, num_steps=num_steps)
+    return Banding(
+        coefficients=coefficients,
+        noise_multiplier=multiplier,
+        prefix_sum_error=multiplier * error,
+    )

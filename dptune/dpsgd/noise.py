@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from dptune.dpsgd.factorization import Coefficients, is_normalized
-from dptune.dpsgd.gaussian import GaussianStream
-from dptune.dpsgd.randomness import RandomStream, seed_sequence
+from dptune.dpsgd.randomness import GaussianStream, RandomStream, seed_sequence
 from dptune.errors import ConfigError, PrivacyError
 
 MAX_NOISE_BYTES: Final = 16 * 2**30

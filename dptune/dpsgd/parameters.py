@@ -1,4 +1,10 @@
-"""What is trained of a model. Imports no library of models: a plan needs none."""
+"""What is trained of a model, and which parameters share a clip.
+
+Imports no library of models: a plan needs none.
+"""
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 
 import torch
 from torch import nn
@@ -27,3 +33,62 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
                 'the model in float32 and choose dtype="bfloat16" to compute.'
             )
     return named
+
+
+_LORA_MARKS = (".lora_A.", ".lora_B.", ".lora_embedding_A.", ".lora_embedding_B.")
+
+
+class Grouping(StrEnum):
+    """Which parameters share a clip.
+
+    | choice | a group is |
+    |---|---|
+    | `flat` | everything |
+    | `per_layer` | the parameters of one module, such as a weight and its bias |
+    | `per_lora_pair` | the two factors of an adapter; other parameters by module |
+
+    One group loses least for a given C; several keep a layer with large gradients from
+    silencing the rest (He et al. 2023, https://arxiv.org/abs/2212.01539, section 4).
+    """
+
+    FLAT = "flat"
+    PER_LAYER = "per_layer"
+    PER_LORA_PAIR = "per_lora_pair"
+
+
+def group_parameters(names: Iterable[str], grouping: Grouping) -> dict[str, int]:
+    """Number the groups, from 0, in the order in which they first appear.
+
+    Args:
+        names: trainable parameters, as `named_parameters` gives them; a tied weight
+            belongs to the group of its first name.
+        grouping: what shares a group.
+    """
+    key_of = _KEYS[grouping]
+    numbers: dict[str, int] = {}
+    return {name: numbers.setdefault(key_of(name), len(numbers)) for name in names}
+
+
+def _module(name: str) -> str:
+    """Return the name without that of the parameter."""
+    return name.rpartition(".")[0]
+
+
+def _lora_pair(name: str) -> str:
+    """Return the name of the adapted module, or of the parameter's own."""
+    for mark in _LORA_MARKS:
+        if mark in name:
+            return name.partition(mark)[0]
+    return _module(name)
+
+
+def _everything(name: str) -> str:  # noqa: ARG001 - the signature of a key
+    """Put all names under one key."""
+    return ""
+
+
+_KEYS: dict[Grouping, Callable[[str], str]] = {
+    Grouping.FLAT: _everything,
+    Grouping.PER_LAYER: _module,
+    Grouping.PER_LORA_PAIR: _lora_pair,
+}

@@ -22,12 +22,12 @@ References:
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import dp_accounting
 from torch import Tensor
 
 from dptune.accounting.adaptive import AdaptiveTerms
+from dptune.dpsgd.adaptive_clipping import MovingClip, NormRule, SteeredClip, shares
 from dptune.dpsgd.checks import contradictions, out_of_range
 from dptune.dpsgd.clipping import (
     THRESHOLD,
@@ -39,9 +39,6 @@ from dptune.dpsgd.clipping import (
     sum_sensitivity,
 )
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients
-from dptune.dpsgd.gaussian import GaussianStream
-from dptune.dpsgd.grouping import Grouping
-from dptune.dpsgd.moving_clip import MovingClip, NormRule, shares
 from dptune.dpsgd.noise import (
     MAX_NOISE_BYTES,
     BandedNoise,
@@ -49,7 +46,9 @@ from dptune.dpsgd.noise import (
     IndependentNoise,
     NoiseMechanism,
 )
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.parts import part_multipliers
+from dptune.dpsgd.randomness import GaussianStream
 from dptune.dpsgd.sampling import (
     CyclicPoissonSampler,
     PoissonSampler,
@@ -66,53 +65,12 @@ from dptune.dpsgd.schedule import (
     SteppedNoise,
     schedule_event,
 )
-from dptune.dpsgd.steered_clip import SteeredClip
 from dptune.dpsgd.transform import GradientTransform
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
 
 CONSTANT = (1.0,)
 """The noise levels of a schedule that has one."""
-
-
-class DPPlan(Protocol):
-    """What accounting and cards need to know of either form of plan.
-
-    No property depends on the neighboring relation: the relation is chosen when a
-    sensitivity or an epsilon is asked for.
-    """
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Noise stddev / C, dimensionless."""
-        ...
-
-    @property
-    def sample_rate(self) -> float:
-        """Chance in (0, 1] that a unit joins a step."""
-        ...
-
-    @property
-    def max_grad_norm(self) -> float:
-        """C: bound on the norm of one unit's contribution."""
-        ...
-
-    @property
-    def expected_batch_size(self) -> float:
-        """Public divisor of the noisy sum."""
-        ...
-
-    def dp_event(self, num_steps: int) -> dp_accounting.DpEvent:
-        """Describe `num_steps` steps to an accountant."""
-        ...
-
-    def noise_stddev(self) -> float:
-        """Absolute noise in units of the sum."""
-        ...
-
-    def sensitivity(self, relation: NeighboringRelation) -> float:
-        """L2 sensitivity of the sum: C or 2C."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +135,7 @@ class GradientPlan:
             the other; the last one stays.
         steps_per_level: steps of each level.
         norm_rule: moves C from step to step, from `max_grad_norm` on, by noisy counts;
-            see `moving_clip`, whose guarantee leaves the event as it is.
+            see `MovingClip`, whose guarantee leaves the event as it is.
         count_share: f in [0, 1) of the budget that counts get, with a `norm_rule` or
             `steering` and only then; 0 releases them as they are, and nothing is
             private.
@@ -191,7 +149,7 @@ class GradientPlan:
         adaptive: terms that a controller chooses the noise of every step within;
             `noise_multiplier` is then for the reader alone.
         steering: the controller names the clip norm of every group too, see
-            `steered_clip`, whose guarantee leaves the event as it is; `max_grad_norm`
+            `SteeredClip`, whose guarantee leaves the event as it is; `max_grad_norm`
             is then where it starts.
 
     Raises:

@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from dptune.dpsgd.adaptive_clipping import ClipController
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.grouping import Grouping, group_parameters
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan, PlainPlan, is_adaptive
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.selfcheck import check_model
-from dptune.dpsgd.steered_clip import ClipController
 from dptune.errors import ConfigError, ModelError, PrivacyError, Problem
 
 

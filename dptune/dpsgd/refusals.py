@@ -9,8 +9,7 @@ from torch import nn
 
 from dptune.dpsgd.dataset import PhysicalBatch
 from dptune.dpsgd.gradients import PerUnitGradients
-from dptune.dpsgd.isolation import Isolation
-from dptune.dpsgd.probes import COMPARED, Probe
+from dptune.dpsgd.isolation import COMPARED, Isolation, Probe
 from dptune.dpsgd.untouched import Snapshot
 from dptune.errors import DptuneError, ModelError
 

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients, one_group
-from dptune.dpsgd.isolation import Isolation
-from dptune.dpsgd.probes import COMPARED, Probe, make_probe, same_length
+from dptune.dpsgd.isolation import COMPARED, Isolation, Probe, make_probe, same_length
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import company_error, explained, model_name
-from dptune.dpsgd.undropped import Undropped
 from dptune.dpsgd.untouched import (
     LOW_PRECISION,
     Snapshot,
+    Undropped,
     in_dtype,
     scaled,
     untouched,

@@ -9,27 +9,26 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dptune.dpsgd.adaptive_clipping import ClipController, MovingClip, SteeredClip
 from dptune.dpsgd.clipping import ClipPolicy
 from dptune.dpsgd.dataset import PhysicalBatch
 from dptune.dpsgd.distributed import (
     GradientSums,
     Ranks,
     ReplicatedSums,
+    ShardedSums,
     add_up_gradients,
+    is_sharded,
 )
 from dptune.dpsgd.feed import Feed, StepTotals
-from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.gradients import PerUnitGradients
-from dptune.dpsgd.grouping import group_parameters
-from dptune.dpsgd.moving_clip import MovingClip
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.parameters import group_parameters, trainable_parameters
 from dptune.dpsgd.parts import bounds_of, check_parts, public_batch
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.dpsgd.randomness import GaussianStream
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
-from dptune.dpsgd.sharding import ShardedSums, is_sharded
-from dptune.dpsgd.steered_clip import ClipController, SteeredClip
 from dptune.dpsgd.transform import TransformedSums, TransformState
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
 from dptune.errors import ConfigError

@@ -86,7 +86,7 @@ class Tape:
         self._terms: dict[str, list[Term]] = {}
         self._num_parts = len(rows_of_part)
         self._bounds: dict[str, list[Tensor]] = {}
-        self._nonfinite: Tensor | None = None
+        self._nonfinite = torch.zeros(self._num_units, dtype=torch.bool, device=device)
         self._spoilt: Tensor | None = None
         self._adding: tuple[Tensor, Mapping[str, Tensor]] | None = None
 
@@ -107,7 +107,7 @@ class Tape:
         """Return bounds on the L2 norm of each unit's gradient within each group.
 
         **Formal guarantee**: a norm times a factor bounds the norm of what
-        `add_clipped_sum` adds for that unit, in the arithmetic that runs, for every
+        `backward` adds for that unit, in the arithmetic that runs, for every
         unit: see `dptune.dpsgd.rounding`. It exceeds the exact norm by rounding only,
         unless the summands of a unit cancel. Uses of tied weights are summed before
         squaring; where they stream, their norms are added.
@@ -136,23 +136,25 @@ class Tape:
         self._spoilt = nonfinite.repeat(self._num_tiers) if nonfinite.any() else None
         return norms.masked_fill_(nonfinite, torch.inf)
 
-    @property
-    def num_nonfinite_units(self) -> int:
-        """Units without a finite gradient, which contribute zero. Private."""
-        return 0 if self._nonfinite is None else int(self._nonfinite.sum())
-
     def backward(
         self, loss: Tensor, clip: Callable[[Tensor], Tensor], sums: Mapping[str, Tensor]
     ) -> Tensor:
         """Run the backward passes of a recording and add the clipped gradients.
 
+        The sum over units of factor * gradient is added to each parameter's tensor.
+        Units whose gradient is not finite contribute exactly zero, whatever their
+        factor: they are overwritten, since 0 * NaN is NaN.
+
         Args:
             loss: sum of the losses of all rows, scalar.
             clip: norms `(groups, units)` to factors of that shape.
-            sums: see `add_clipped_sum`.
+            sums: one float32 tensor per trainable parameter; changed in place.
 
         Returns:
             The norms.
+
+        Raises:
+            PrivacyError: a factor of a unit with a finite norm is not finite.
         """
         self.in_backward = True
         loss.backward(retain_graph=self.streams)  # type: ignore[no-untyped-call]
@@ -163,24 +165,6 @@ class Tape:
             loss.backward()  # type: ignore[no-untyped-call]
         self._add_kept(factors, sums)
         return norms
-
-    def add_clipped_sum(self, factors: Tensor, sums: Mapping[str, Tensor]) -> None:
-        """Add sum over units of factor * gradient to each parameter's tensor.
-
-        Units whose gradient is not finite contribute exactly zero, whatever their
-        factor: they are overwritten, since 0 * NaN is NaN.
-
-        Args:
-            factors: shaped like `norms`, from a clip policy.
-            sums: one float32 tensor per trainable parameter; changed in place.
-
-        Raises:
-            PrivacyError: `norms` was not called before, a factor is not finite, or the
-                tape streams and has nothing left to add.
-        """
-        if self.streams:
-            raise PrivacyError("a tape that streams must be read by backward().")
-        self._add_kept(self._checked(factors), sums)
 
     def unit_gradients(self) -> dict[str, Tensor]:
         """Write down every unit's gradient, for rules that need more than its norm.
@@ -212,8 +196,6 @@ class Tape:
 
     def _checked(self, factors: Tensor) -> Tensor:
         """Return factors by part, zero where a gradient is not finite."""
-        if self._nonfinite is None:
-            raise PrivacyError("norms() must be called before add_clipped_sum().")
         factors = factors.masked_fill(self._nonfinite, 0)
         if not bool(torch.isfinite(factors).all()):
             raise PrivacyError(

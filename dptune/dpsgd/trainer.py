@@ -22,18 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dptune.dpsgd.adaptive_clipping import ClipController
 from dptune.dpsgd.checkpoint import (
     CurvePoint,
     TrainingState,
     claim_attempt,
     load_checkpoint,
     load_controller,
+    run_fingerprint,
     save_checkpoint,
 )
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.distributed import Ranks
+from dptune.dpsgd.distributed import Ranks, is_sharded, shard_model
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.fingerprint import run_fingerprint
 from dptune.dpsgd.loss import CausalLoss, RecordLoss
 from dptune.dpsgd.noise import MAX_NOISE_BYTES
 from dptune.dpsgd.optimizer import OptimizerSettings
@@ -49,8 +50,6 @@ from dptune.dpsgd.prechecks import (
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.sampling import UnitIndices, sampling_generator
 from dptune.dpsgd.schedule import AdaptiveNoise, Controller
-from dptune.dpsgd.sharding import is_sharded, shard_model
-from dptune.dpsgd.steered_clip import ClipController
 from dptune.dpsgd.step import GradientSource, gradient_source
 from dptune.dpsgd.transform import check_transform
 from dptune.dpsgd.witness import UNWATCHED, StepWitness

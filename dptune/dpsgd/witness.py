@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dptune.dpsgd.checkpoint import TrainingState
-from dptune.dpsgd.gaussian import GaussianStream
+from dptune.dpsgd.randomness import GaussianStream
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
 

@@ -9,7 +9,7 @@ from dptune.errors import PrivacyError
 
 
 class NormalStream(Protocol):
-    """Secret independent normal numbers, such as `dptune.dpsgd.gaussian`."""
+    """Secret independent normal numbers, such as `dptune.dpsgd.randomness`."""
 
     def add_to(self, values: Tensor, *, stddev: float) -> None:
         """Add independent N(0, stddev^2) to every entry, in place."""

@@ -6,7 +6,7 @@
 | utility | loss on public text, or a tracked median | loss of the private batch |
 | clip before it acts | tracked median | median of the batch |
 | noise | card of the deck nearest to the wish | the wish |
-| guarantee | of `dptune.dpsgd.steered_clip` and the deck | none |
+| guarantee | of `dptune.dpsgd.adaptive_clipping` and the deck | none |
 
 The sound state holds noisy shares of units below the medians that they move (Andrew et
 al. 2021), what of each pair's released gradient is above its noise, the medians, clip
@@ -29,7 +29,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dptune.dpsgd.steered_clip import SteeredStep
+from dptune.dpsgd.adaptive_clipping import SteeredStep
 from dptune.errors import PrivacyError
 from dptune.mechanisms.nominal import gdp_to_epsilon
 from dptune.mechanisms.rldp import (

@@ -47,20 +47,6 @@ PROTECTED = (Tier.LOW, Tier.HIGH)
 """Tiers that get noise, in the order of `tier_shares`."""
 
 
-def noise_of_score(score: float, *, low: float = 2.0, high: float = 3.0) -> float:
-    """Return sigma of a token whose type has a score; 0 is no noise.
-
-    sigma = low for 0.01 <= score <= 0.50, high for 0.51 <= score <= 1, else 0. The gap
-    from 0.50 to 0.51 is closed upwards.
-
-    References:
-        Section III-C, the unnumbered equation after eq. 4; 2.0 and 3.0 there.
-    """
-    if score < 0.01:
-        return 0.0
-    return low if score <= 0.5 else high
-
-
 def tiers_of_types(table: SensitivityTable, *, spare: bool = False) -> dict[str, Tier]:
     """Map every type of a table to its tier.
 

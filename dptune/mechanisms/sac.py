@@ -153,11 +153,6 @@ class SoftActorCritic:
         )
         self._replay: list[Transitions] = []
 
-    @property
-    def num_transitions(self) -> int:
-        """Transitions in the buffer."""
-        return len(self._replay)
-
     @torch.no_grad()
     def act(self, state: Tensor) -> Tensor:
         """Draw an action `(action,)` for a state `(state,)`."""

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.events import merge_events
+from dptune.accounting.store.allowances import NON_PRIVATE, Cost, total
 from dptune.accounting.store.attempts import continues
-from dptune.accounting.store.costs import NON_PRIVATE, Cost, total
 from dptune.accounting.store.log import Head
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import first_plan, history

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from dptune.accounting.curves import charged_event, ledger_curves
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
-from dptune.accounting.store.allowances import History, worst
-from dptune.accounting.store.costs import Cost, total
-from dptune.accounting.store.keys import KEY_BYTES, UnitSet
+from dptune.accounting.progress import charged_event, ledger_curves
+from dptune.accounting.store.allowances import Cost, History, total, worst
+from dptune.accounting.store.reservations import KEY_BYTES, UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import budgets, history
 from dptune.accounting.store.tables import IdKind

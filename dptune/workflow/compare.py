@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Self
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.store.costs import total
-from dptune.accounting.store.keys import KEY_BYTES
+from dptune.accounting.store.allowances import total
+from dptune.accounting.store.reservations import KEY_BYTES
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.config import DataSettings, TrainConfig
 from dptune.data.records import Corpus

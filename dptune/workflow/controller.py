@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from dptune.data.readers import read_records
 from dptune.data.records import ProblemLog
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.grouping import Grouping, group_parameters
 from dptune.dpsgd.loss import CausalLoss
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
 from dptune.dpsgd.randomness import RandomStream, seed_sequence, torch_generator
 from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import ControlTerms, RldpController

@@ -13,11 +13,7 @@ from pydantic import AwareDatetime
 
 from dptune import __version__
 from dptune.accounting.certificates import Certificate
-from dptune.accounting.events import (
-    RenyiFilterDpEvent,
-    is_non_private,
-    mechanism_counts,
-)
+from dptune.accounting.events import is_non_private, mechanism_counts
 from dptune.accounting.groups import group_epsilon
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.audits.step_report import StepAudit
@@ -64,7 +60,6 @@ from dptune.workflow.charging import RELEASED_COUNTS, RELEASED_UNITS
 _PACKAGES = ("dp-accounting", "torch", "transformers", "opacus")
 _ACCOUNTED: dict[type, str] = {
     dp_accounting.PoissonSampledDpEvent: "Poisson",
-    RenyiFilterDpEvent: "Poisson",
     dp_accounting.TruncatedSubsampledGaussianDpEvent: "truncated Poisson",
 }
 _RAN: dict[type, str] = {

@@ -16,13 +16,23 @@ from dptune.data.readers import read_records
 from dptune.data.records import ProblemLog
 from dptune.data.source import DataSource
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.optimizer import OptimizerSettings
-from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
+from dptune.dpsgd.randomness import (
+    GaussianStream,
+    RandomStream,
+    scoped_randomness,
+    seed_sequence,
+)
 from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
 from dptune.errors import ConfigError
-from dptune.local.autoencoder import StackedAutoencoder, train_autoencoder
-from dptune.local.split import ServerPart, UserPart, merge_server, split_model
+from dptune.local.split import (
+    ServerPart,
+    StackedAutoencoder,
+    UserPart,
+    merge_server,
+    split_model,
+    train_autoencoder,
+)
 from dptune.local.training import ForwardProgress, UserSequences, train_forward
 from dptune.models.loading import LoadedModel
 from dptune.stages import StagePlan

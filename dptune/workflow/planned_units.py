@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
-from dptune.accounting.store.keys import UnitSet
+from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.tables import IdKind
 from dptune.attacks.canaries import CanarySpec

@@ -14,16 +14,20 @@ from dptune.audits.noise_checks import check_noise, check_streams
 from dptune.audits.rehearsal import rehearse
 from dptune.audits.release_checks import check_release_events, check_releases
 from dptune.audits.sampling_checks import check_sampling
-from dptune.audits.segments import count_steps, merged_checks, read_segments
 from dptune.audits.step_checks import check_sensitivity, probe_units, unit_lengths
-from dptune.audits.step_report import StepAudit, StepCheck
+from dptune.audits.step_report import (
+    StepAudit,
+    StepCheck,
+    count_steps,
+    merged_checks,
+    read_segments,
+)
 from dptune.config import PerformanceSettings
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.files import replacing
-from dptune.local.autoencoder import StackedAutoencoder
-from dptune.local.split import split_model
+from dptune.local.split import StackedAutoencoder, split_model
 from dptune.local.training import UserSequences
 from dptune.mechanisms.sa_adp import PROTECTED
 from dptune.models.loading import LoadedModel

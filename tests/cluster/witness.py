@@ -103,7 +103,7 @@ def _anew() -> None:
 
 def _reserve_again(url: str, identifier: str) -> str:
     """Make a reservation like another one, for the same computation."""
-    from dptune.accounting.store.keys import UnitSet  # noqa: PLC0415
+    from dptune.accounting.store.reservations import UnitSet  # noqa: PLC0415
     from dptune.accounting.store.store import BudgetStore, Request  # noqa: PLC0415
     from dptune.accounting.store.summaries import history  # noqa: PLC0415
     from dptune.accounting.store.tables import IdKind  # noqa: PLC0415

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from dptune.accounting.accountants import Accountant, epsilon
-from dptune.accounting.events import merge_events, poisson_gaussian_event
+from dptune.accounting.events import merge_events
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.accounting.quadrature import quadrature_delta
 from dptune.privacy import NeighboringRelation, Notion
+from tests.support.events import poisson_gaussian_event
 
 RELATIONS = list(NeighboringRelation)
 

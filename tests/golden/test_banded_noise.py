@@ -20,15 +20,18 @@ from scipy import stats
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
-from dptune.accounting.events import poisson_gaussian_event
 from dptune.accounting.quadrature import quadrature_delta
 from dptune.dpsgd import noise as noise_module
-from dptune.dpsgd.banding import candidate_bands
-from dptune.dpsgd.factorization import band_coefficients, prefix_sum_error
+from dptune.dpsgd.factorization import (
+    band_coefficients,
+    candidate_bands,
+    prefix_sum_error,
+)
 from dptune.dpsgd.noise import noise_stream
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind, sampling_generator
 from dptune.privacy import NeighboringRelation, PrivacyBudget
+from tests.support.events import poisson_gaussian_event
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE

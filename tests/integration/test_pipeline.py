@@ -10,7 +10,7 @@ from zenml.client import Client
 from zenml.enums import ExecutionStatus, ModelStages
 
 from cli.runs import read_config
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
 from dptune.audits.step_report import StepAudit

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dptune.audits.bounds import gaussian_epsilon
 from dptune.audits.canary_audit import AuditedClaim
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.results import CanaryExposure, ExposureReport
+from tests.support.gaussian_curve import gaussian_epsilon
 
 Floats = NDArray[np.float64]
 

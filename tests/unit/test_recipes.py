@@ -13,8 +13,7 @@ from dptune.accounting.accountants import epsilon
 from dptune.configfile import read_yaml, validate
 from dptune.dpsgd.factorization import prefix_sum_error
 from dptune.errors import ConfigError, InfeasibleBudgetError
-from dptune.mechanisms.adaclip import AdaClip
-from dptune.mechanisms.geoclip import GeoClip
+from dptune.mechanisms.transforms import AdaClip, GeoClip
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Mode, NeighboringRelation, Notion
 from dptune.recipes import Recipe

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.schema import DropTable
 
 from dptune.accounting.store import schema
-from dptune.accounting.store.keys import UnitSet
+from dptune.accounting.store.reservations import UnitSet
 
 _CHUNK: Final = 100_000
 _STAGED: Final = Table(

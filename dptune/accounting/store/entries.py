@@ -5,11 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dptune.accounting.store.allowances import Claim, Grant
-from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.allowances import Claim, Cost, Grant
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import (
+    Purpose,
     Reservation,
     ReservationStatus,
 )

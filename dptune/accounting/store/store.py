@@ -17,9 +17,16 @@ from typing import Self
 from sqlalchemy import Connection, Engine
 
 from dptune.accounting.store import cohorts, entries, log, tables
-from dptune.accounting.store.allowances import Claim, Grant, History, check, claims
+from dptune.accounting.store.allowances import (
+    Claim,
+    Cost,
+    Grant,
+    History,
+    check,
+    claims,
+    total,
+)
 from dptune.accounting.store.cohorts import Touched
-from dptune.accounting.store.costs import Cost, total
 from dptune.accounting.store.database import (
     connecting,
     exists,
@@ -28,12 +35,12 @@ from dptune.accounting.store.database import (
     reading,
     writing,
 )
-from dptune.accounting.store.keys import UnitSet
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import (
+    Purpose,
     Reservation,
     ReservationStatus,
+    UnitSet,
 )
 from dptune.accounting.store.tables import DataSet, IdKind
 from dptune.errors import BudgetExceededError, ConfigError

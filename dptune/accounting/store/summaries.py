@@ -9,15 +9,13 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, select
 
-from dptune.accounting.curves import USUAL_TERMS
+from dptune.accounting.progress import USUAL_TERMS
 from dptune.accounting.store import cohorts, log, schema, tables
-from dptune.accounting.store.allowances import Grant, History, worst
-from dptune.accounting.store.costs import Cost
+from dptune.accounting.store.allowances import Cost, Grant, History, worst
 from dptune.accounting.store.database import connecting, reading
 from dptune.accounting.store.entries import read_content
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.purposes import Purpose
-from dptune.accounting.store.reservations import Reservation
+from dptune.accounting.store.reservations import Purpose, Reservation
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError
 from dptune.privacy import NeighboringRelation, Notion

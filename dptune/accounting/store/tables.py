@@ -7,10 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from dptune.accounting.store import log, schema
-from dptune.accounting.store.allowances import Grant
-from dptune.accounting.store.costs import Cost
-from dptune.accounting.store.purposes import Purpose
+from dptune.accounting.store.allowances import Cost, Grant
 from dptune.accounting.store.reservations import (
+    Purpose,
     Reservation,
     ReservationStatus,
 )

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
-from dptune.accounting.events import merge_events, poisson_gaussian_event
+from dptune.accounting.events import merge_events
 from dptune.errors import InfeasibleBudgetError
 from dptune.privacy import NeighboringRelation, PrivacyBudget
+from tests.support.events import poisson_gaussian_event
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE

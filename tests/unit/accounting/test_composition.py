@@ -11,19 +11,23 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.accounting import accountants, composition, levels
+from dptune.accounting import accountants, composition
 from dptune.accounting.accountants import Accountant, epsilon
-from dptune.accounting.cache import BoundedCache
-from dptune.accounting.composition import Level, composed_epsilon
+from dptune.accounting.composition import (
+    BoundedCache,
+    Level,
+    composed_epsilon,
+    composition_levels,
+)
 from dptune.accounting.events import (
     event_from_json,
     event_to_json,
     merge_events,
-    poisson_gaussian_event,
 )
-from dptune.accounting.levels import composition_levels, rounding_bounds
-from dptune.accounting.loss_distribution import mechanism_distribution
+from dptune.accounting.pairs import mechanism_distribution
 from dptune.privacy import NeighboringRelation
+from tests.support.events import poisson_gaussian_event
+from tests.support.rounding import rounding_bounds
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -262,7 +266,7 @@ def test_composition_levels_twin_that_rounds_noise_up_is_cheaper():
 
 def test_epsilon_of_a_noise_that_moves_at_every_step_is_within_its_bounds(monkeypatch):
     """More distinct levels than are composed one by one."""
-    monkeypatch.setattr(levels, "MAX_LEVELS", 128)
+    monkeypatch.setattr(composition, "MAX_LEVELS", 128)
     rng = np.random.default_rng(3)
     event = merge_events(step(0.01, float(1 + 0.5 * rng.random())) for _ in range(600))
     counts = accountants._used_mechanisms(event)

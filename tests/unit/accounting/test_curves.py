@@ -5,10 +5,10 @@ import math
 import pytest
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.curves import USUAL_TERMS, ledger_curves
-from dptune.accounting.events import poisson_gaussian_event
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.accounting.progress import USUAL_TERMS, ledger_curves
 from dptune.privacy import NeighboringRelation, Notion
+from tests.support.events import poisson_gaussian_event
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 

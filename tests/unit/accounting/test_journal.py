@@ -11,11 +11,11 @@ import dp_accounting as dpa
 import pytest
 
 from dptune.accounting import chain as chain_module
-from dptune.accounting.events import poisson_gaussian_event
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.errors import ArtifactError
 from dptune.privacy import Notion
+from tests.support.events import poisson_gaussian_event
 
 
 def entry(number=0, count=5):

@@ -6,13 +6,14 @@ import pytest
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from scipy import stats
 
-from dptune.accounting.atoms import LossAtoms
 from dptune.accounting.events import event_to_json
-from dptune.accounting.loss_distribution import (
+from dptune.accounting.pairs import (
+    GaussianPair,
+    LossAtoms,
+    gaussian_pairs,
     mechanism_distribution,
+    truncation_parts,
 )
-from dptune.accounting.pairs import GaussianPair, gaussian_pairs, truncation_parts
-from dptune.errors import UnsupportedEventError
 from dptune.privacy import NeighboringRelation
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -137,16 +138,6 @@ def test_gaussian_pairs_twin_with_add_or_remove_for_replace_is_smaller():
     x = np.array([1.0])
     assert sound[0].loss(x) == pytest.approx(2 * x / 4)
     assert twin[0].loss(x) < sound[0].loss(x)
-
-
-def test_laplace_is_known_under_add_or_remove_only():
-    event = event_to_json(dpa.LaplaceDpEvent(1.0))
-    pure = mechanism_distribution(event, ADD, 1e-3)
-    assert len(pure) == 2
-    assert pure[0].delta(1.001, interval=1e-3) <= 1e-12
-    assert pure[0].delta(0.99, interval=1e-3) > 1e-3
-    with pytest.raises(UnsupportedEventError, match="replace_one"):
-        mechanism_distribution(event, REPLACE, 1e-3)
 
 
 def test_truncation_parts_cap_above_the_data_never_binds():

@@ -3,10 +3,11 @@
 import pytest
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.events import merge_events, poisson_gaussian_event
+from dptune.accounting.events import merge_events
 from dptune.accounting.progress import epsilon_curve
 from dptune.errors import ConfigError
 from dptune.privacy import NeighboringRelation
+from tests.support.events import poisson_gaussian_event
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dptune.accounting.store.keys import UnitSet, unpack
+from dptune.accounting.store.reservations import UnitSet, unpack
 from dptune.errors import ArtifactError, ConfigError
 
 KEY = b"0123456789abcdef"

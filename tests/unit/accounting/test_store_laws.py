@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.accounting.store.keys import UnitSet
+from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets
 from dptune.accounting.store.verify import verify

@@ -12,13 +12,13 @@ import torch
 from dptune.audits.recorder import StepRecorder
 from dptune.audits.rehearsal import rehearse
 from dptune.audits.sampling_checks import SamplingTally, check_sampling
-from dptune.audits.segments import count_steps, merged_checks, read_segments
 from dptune.audits.step_checks import check_sensitivity, probe_units
+from dptune.audits.step_report import count_steps, merged_checks, read_segments
 from dptune.dpsgd import (
+    adaptive_clipping,
     clipping,
-    gaussian,
-    moving_clip,
     noise,
+    randomness,
     sampling,
     step,
     trainer,
@@ -26,7 +26,7 @@ from dptune.dpsgd import (
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
-from dptune.mechanisms.rldp_deck import deck_terms
+from dptune.mechanisms.rldp import deck_terms
 from tests.support import models, oracles
 
 from .test_step_checks import (
@@ -150,7 +150,7 @@ def kept_noise(lag):
     return add_to
 
 
-HONEST = gaussian.GaussianStream.add_to
+HONEST = randomness.GaussianStream.add_to
 RELEASE = step.GradientPlan.release
 COMPUTE = step.PrivateGradients.compute
 
@@ -225,7 +225,7 @@ def stale_factors():
     return factors
 
 
-COUNT, LOSSES = moving_clip.MovingClip.count, Feed.losses
+COUNT, LOSSES = adaptive_clipping.MovingClip.count, Feed.losses
 FACTORS = clipping.FlatClip.factors
 
 
@@ -257,7 +257,7 @@ STEP = trainer._Run._step
         (step.GradientPlan, "noise_stddev", ahead, RISING, "noise_as_planned"),
         (step.GradientPlan, "noise_stddev", smaller, MOVING, "noise_covers_clip"),
         (
-            moving_clip.MovingClip,
+            adaptive_clipping.MovingClip,
             "release",
             noised_for_next,
             MOVING,
@@ -309,7 +309,7 @@ def test_moved_buffers_and_frozen_weights_show(tiny, monkeypatch):
 def test_noise_used_again_some_steps_later_shows(steps_apart, tiny, monkeypatch):
     parameters = len(list(tiny.parameters()))
     monkeypatch.setattr(
-        gaussian.GaussianStream, "add_to", kept_noise(parameters * steps_apart)
+        randomness.GaussianStream, "add_to", kept_noise(parameters * steps_apart)
     )
     assert "noise_independence" in again(tiny)
 
@@ -455,7 +455,7 @@ def test_grants_that_were_not_paid_for_show():
 
 
 def test_counts_of_norm_above_one_show(tiny, monkeypatch):
-    monkeypatch.setattr(moving_clip.MovingClip, "count", counted_twice)
+    monkeypatch.setattr(adaptive_clipping.MovingClip, "count", counted_twice)
     assert "noise_covers_clip" in again(tiny, **MOVING)
 
 

@@ -8,31 +8,29 @@ import pytest
 import torch
 
 from dptune.accounting.adaptive import OpenTerms
-from dptune.accounting.events import poisson_gaussian_event
 from dptune.audits import step_checks
 from dptune.audits.event_checks import check_blocks
 from dptune.audits.noise_checks import check_noise, check_streams
 from dptune.audits.sampling_checks import check_sampling
 from dptune.audits.step_checks import check_sensitivity, probe_units
 from dptune.dpsgd import (
+    adaptive_clipping,
     clipping,
-    moving_clip,
     noise,
     sampling,
-    steered_clip,
     step,
     transform,
 )
 from dptune.dpsgd import plan as plan_module
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan
-from dptune.mechanisms.adaclip import AdaClip
-from dptune.mechanisms.geoclip import GeoClip
-from dptune.mechanisms.quantile_clip import QuantileClip
+from dptune.mechanisms.clip_rules import QuantileClip
+from dptune.mechanisms.transforms import AdaClip, GeoClip
 from tests.support import models, oracles
+from tests.support.events import poisson_gaussian_event
 
 FLAT = {
     "noise_multiplier": 0.8,
@@ -125,8 +123,8 @@ def test_steered_noise_of_another_size_is_caught(planted, feed, monkeypatch):
             norms, sizes, multiplier=multiplier * math.sqrt(1 - 0.2)
         ),
     }
-    real = steered_clip.group_stddevs
-    monkeypatch.setattr(steered_clip, "group_stddevs", bugs[planted])
+    real = adaptive_clipping.group_stddevs
+    monkeypatch.setattr(adaptive_clipping, "group_stddevs", bugs[planted])
     assert "noise_variance" in run_all(plan_of(**STEERED), feed)
 
 
@@ -182,7 +180,7 @@ def test_noise_of_a_known_seed_is_caught(feed, monkeypatch):
 def test_moving_clip_that_pays_for_one_of_two_is_caught(planted, feed, monkeypatch):
     if planted == "counts without noise":
         monkeypatch.setattr(
-            moving_clip, "add_gaussian_noise", lambda sums, **options: None
+            adaptive_clipping, "add_gaussian_noise", lambda sums, **options: None
         )
         expected = {"count_noise_variance"}
     else:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from dptune.audits.bounds import gaussian_epsilon, largest_refuted
 from dptune.audits.tails import (
-    GaussianCurve,
     GuaranteeCurve,
     guess_tail,
     hit_tail,
     is_possible,
+    largest_refuted,
 )
+from tests.support.gaussian_curve import GaussianCurve, gaussian_epsilon
 
 
 @pytest.mark.parametrize(("num", "capacity"), [(100, 3.5), (1_000, 5.8), (10_000, 7.8)])

@@ -1,7 +1,11 @@
 import pytest
 
-from dptune.dpsgd.banding import WORTHWHILE, candidate_bands, choose_banding
-from dptune.dpsgd.factorization import prefix_sum_error
+from dptune.dpsgd.factorization import (
+    WORTHWHILE,
+    candidate_bands,
+    choose_banding,
+    prefix_sum_error,
+)
 from dptune.errors import InfeasibleBudgetError
 
 STEPS = 64

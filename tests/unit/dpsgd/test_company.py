@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from dptune.dpsgd import isolation, probes, selfcheck
+from dptune.dpsgd import isolation, selfcheck
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
@@ -165,7 +165,7 @@ def shortened(longest, *, several):
 
 def test_rows_one_token_apart_miss_padding(monkeypatch):
     """The twin that was there before."""
-    monkeypatch.setattr(probes, "_lengths", shortened)
+    monkeypatch.setattr(isolation, "_lengths", shortened)
     monkeypatch.setattr(selfcheck, "_APART", 1e-3)
     monkeypatch.setattr(selfcheck, "_EXPONENTS", (0,))
     check(smaller(leaky("convbert")))
@@ -174,7 +174,7 @@ def test_rows_one_token_apart_miss_padding(monkeypatch):
 def test_losses_alone_miss_padding():
     """The twin that compares losses to 1e-3, in evaluation mode, and no gradient."""
     model = smaller(leaky("convbert")).eval()
-    probe = probes.make_probe(model, feed())
+    probe = isolation.make_probe(model, feed())
     with torch.no_grad():
         together = probe.feed.losses(model, probe.batch(probe.companies[0]))
         alone = [
@@ -417,11 +417,11 @@ def test_bfloat16_hides_no_leak_and_units_of_several_rows_pass(changes):
 def test_leak_below_a_unit_next_to_nothing_is_seen_over_its_own_norm(monkeypatch):
     """What is compared is what a clipped unit adds, not what the largest one does."""
     model = models.tiny_gpt2()
-    probe = probes.make_probe(model, feed(**causal()))
-    short = probe.length(probes.COMPARED[-1])
+    probe = isolation.make_probe(model, feed(**causal()))
+    short = probe.length(isolation.COMPARED[-1])
     assert short == 3
     with isolation.PerUnitGradients(model) as engine:
         found = isolation.Isolation(model, engine, probe)
-        assert found.gradient(probes.COMPARED[-1]).keys() == engine.parameters.keys()
-        total = isolation._largest(found.gradient(probes.COMPARED[-1])).distance
+        assert found.gradient(isolation.COMPARED[-1]).keys() == engine.parameters.keys()
+        total = isolation._largest(found.gradient(isolation.COMPARED[-1])).distance
         assert total == pytest.approx(1, rel=1e-5)

@@ -17,10 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from dptune.dpsgd import distributed
-from dptune.dpsgd.distributed import ALONE, Ranks
+from dptune.dpsgd.distributed import ALONE, Ranks, shard_model
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
-from dptune.dpsgd.sharding import shard_model
 from dptune.errors import BudgetExceededError, ConfigError, DptuneError
 from tests import ranks as scenarios
 from tests.support import oracles

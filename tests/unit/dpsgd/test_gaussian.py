@@ -3,8 +3,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dptune.dpsgd import gaussian
-from dptune.dpsgd.gaussian import GaussianStream
+from dptune.dpsgd import randomness
+from dptune.dpsgd.randomness import GaussianStream
 
 
 def draw(seed, *sizes):
@@ -17,16 +17,16 @@ def draw(seed, *sizes):
 
 def test_stream_does_not_depend_on_how_it_is_cut():
     """No number is given out twice, none is lost, across pieces and tensors."""
-    total = gaussian._PIECE * 2 + 77
+    total = randomness._PIECE * 2 + 77
     whole = draw(3, total)
-    assert torch.equal(whole, draw(3, 5, gaussian._PIECE, 72, gaussian._PIECE))
+    assert torch.equal(whole, draw(3, 5, randomness._PIECE, 72, randomness._PIECE))
     assert len(whole.unique()) > 0.99 * total
 
 
 def test_numbers_are_normal_and_halves_are_uncorrelated():
-    numbers = draw(4, 4 * gaussian._PIECE).double()
+    numbers = draw(4, 4 * randomness._PIECE).double()
     assert stats.kstest(numbers.numpy(), "norm").pvalue > 1e-6
-    halves = numbers.view(-1, 2, gaussian._PIECE // 2)
+    halves = numbers.view(-1, 2, randomness._PIECE // 2)
     cosines, sines = halves[:, 0].flatten(), halves[:, 1].flatten()
     correlation = float((cosines * sines).mean()) * len(sines) ** 0.5
     squares = float((cosines.square() * sines.square()).mean() - 1)
@@ -42,7 +42,7 @@ def test_largest_numbers_are_normal_and_not_on_a_few_circles():
     """With the radius of every pair in the outermost 2^-31, they still spread."""
     stream = GaussianStream(np.random.SeedSequence(0))
     stream._encryptor = _Stuck(bytes(4), behind=np.random.default_rng(1).bytes)
-    values = torch.zeros(gaussian._PIECE)
+    values = torch.zeros(randomness._PIECE)
     stream.add_to(values, stddev=1.0)
     cosines, sines = values.double().view(2, -1)
     exponents = (cosines.square() + sines.square()) / 2 - 31 * np.log(2)
@@ -55,7 +55,7 @@ def test_largest_numbers_are_normal_and_not_on_a_few_circles():
 def test_extreme_bits_give_finite_numbers(stuck, behind):
     stream = GaussianStream(np.random.SeedSequence(0))
     stream._encryptor = _Stuck(stuck, behind=lambda size: behind * size)
-    values = torch.zeros(gaussian._PIECE)
+    values = torch.zeros(randomness._PIECE)
     stream.add_to(values, stddev=1.0)
     assert torch.isfinite(values).all()
     assert float(values.abs().max()) < 11.6

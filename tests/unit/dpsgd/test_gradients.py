@@ -11,9 +11,8 @@ from torch import nn
 from dptune.dpsgd.clipping import FlatClip, GroupClip
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.gradients import PerUnitGradients
-from dptune.dpsgd.grouping import Grouping, group_parameters
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
 from dptune.dpsgd.rounding import norm_bound
 from dptune.dpsgd.terms import Dense, Outer, Scatter
 from dptune.errors import DataError, ModelError, PrivacyError
@@ -96,9 +95,8 @@ def recorded(model, loss, data, *, clip=None, pad=1, indices=None, budget=1 << 3
     with PerUnitGradients(model, materialize_bytes=budget) as engine:
         sums = engine.zeros()
         with engine.record(batch.rows_of_unit) as tape:
-            loss(model, batch).sum().backward()
-        norms = tape.norms()
-        tape.add_clipped_sum((clip or FlatClip(C)).factors(norms), sums)
+            factors = (clip or FlatClip(C)).factors
+            norms = tape.backward(loss(model, batch).sum(), factors, sums)
     return norms, sums
 
 
@@ -212,17 +210,6 @@ def test_nan_unit_scaled_by_zero_is_caught(monkeypatch):
     assert not all(value.isfinite().all() for value in sums.values())
 
 
-def test_nonfinite_units_are_counted():
-    model = models.tiny_gpt2()
-    data = oracles.random_data(rows_per_unit=(1, 1), seed=4)
-    batch = data.collate([0, 1], 0)
-    with PerUnitGradients(model) as engine, engine.record(batch.rows_of_unit) as tape:
-        (CAUSAL(model, batch) * torch.tensor([torch.inf, 1.0])).sum().backward()
-    assert tape.num_nonfinite_units == 0
-    tape.norms()
-    assert tape.num_nonfinite_units == 1
-
-
 def test_groups_have_their_own_norms():
     model = models.tiny_gpt2()
     data = oracles.random_data(seed=6)
@@ -232,11 +219,9 @@ def test_groups_have_their_own_norms():
     with PerUnitGradients(model, parameter_groups=group.__getitem__) as engine:
         assert engine.num_groups == 3
         sums = engine.zeros()
+        factors = torch.tensor([[1.0], [0.0], [2.0]])
         with engine.record(batch.rows_of_unit) as tape:
-            CAUSAL(model, batch).sum().backward()
-        norms = tape.norms()
-        factors = torch.tensor([[1.0], [0.0], [2.0]]).expand_as(norms)
-        tape.add_clipped_sum(factors, sums)
+            norms = tape.backward(CAUSAL(model, batch).sum(), factors.expand_as, sums)
     naive = oracles.naive_unit_gradients(model, CAUSAL, data, pad_token_id=0)
     for unit, gradients in enumerate(naive):
         for index in range(3):
@@ -266,8 +251,7 @@ def test_dropout_is_recorded_as_drawn():
     with PerUnitGradients(model) as engine:
         sums = engine.zeros()
         with engine.record(batch.rows_of_unit, skip_autograd=False) as tape:
-            CAUSAL(model, batch).sum().backward()
-        tape.add_clipped_sum(torch.ones_like(tape.norms()), sums)
+            tape.backward(CAUSAL(model, batch).sum(), torch.ones_like, sums)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(sums[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
@@ -337,8 +321,6 @@ def streamed(model, loss, data, *, clip, pad=1):
         sums = engine.zeros()
         with engine.record(batch.rows_of_unit) as tape:
             norms = tape.backward(loss(model, batch).sum(), clip.factors, sums)
-        with pytest.raises(PrivacyError, match="backward"):
-            tape.add_clipped_sum(norms, sums)
         with pytest.raises(PrivacyError, match="checkpointing"):
             tape.unit_gradients()
     return norms, sums
@@ -449,17 +431,17 @@ def test_row_without_exactly_one_unit_is_refused(rows):
         pass
 
 
-def test_clipped_sum_needs_norms_and_finite_factors():
+def test_clipped_sum_needs_finite_factors():
     model = models.tiny_gpt2()
     batch = oracles.random_data().collate(range(4), 0)
-    with PerUnitGradients(model) as engine:
-        with engine.record(batch.rows_of_unit) as tape:
-            CAUSAL(model, batch).sum().backward()
-        with pytest.raises(PrivacyError, match="norms"):
-            tape.add_clipped_sum(torch.ones(1, 4), engine.zeros())
-        tape.norms()
-        with pytest.raises(PrivacyError, match="finite"):
-            tape.add_clipped_sum(torch.full((1, 4), torch.nan), engine.zeros())
+    with (
+        PerUnitGradients(model) as engine,
+        engine.record(batch.rows_of_unit) as tape,
+        pytest.raises(PrivacyError, match="finite"),
+    ):
+        tape.backward(
+            CAUSAL(model, batch).sum(), lambda n: n * torch.nan, engine.zeros()
+        )
 
 
 def test_norm_of_many_equal_entries_is_exact():

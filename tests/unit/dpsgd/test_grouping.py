@@ -1,6 +1,6 @@
 import pytest
 
-from dptune.dpsgd.grouping import Grouping, group_parameters
+from dptune.dpsgd.parameters import Grouping, group_parameters
 
 NAMES = (
     "wte.weight",

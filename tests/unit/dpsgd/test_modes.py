@@ -13,9 +13,8 @@ from dptune.dpsgd import step as step_module
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients
-from dptune.dpsgd.grouping import Grouping, group_parameters
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import checkpointing
 from dptune.models.build import add_lora

@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from dptune.dpsgd import moving_clip
+from dptune.dpsgd import adaptive_clipping
+from dptune.dpsgd.adaptive_clipping import MovingClip, shares
 from dptune.dpsgd.distributed import ALONE
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
-from dptune.dpsgd.moving_clip import MovingClip, shares
 from dptune.dpsgd.noise import noise_stream
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import BudgetExceededError, ConfigError, PrivacyError
-from dptune.mechanisms.dc_sgd import DcSgd
-from dptune.mechanisms.quantile_clip import QuantileClip
+from dptune.mechanisms.clip_rules import DcSgd, QuantileClip
 from tests.support import models, oracles
 
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
@@ -149,13 +148,13 @@ def test_counts_get_the_noise_of_their_share():
 
 def test_noise_of_a_step_is_scaled_to_its_own_clip_norm(monkeypatch):
     seen = []
-    honest = moving_clip.MovingClip.release
+    honest = adaptive_clipping.MovingClip.release
 
     def release(self, **figures):
         seen.append(self.max_grad_norm)
         honest(self, **figures)
 
-    monkeypatch.setattr(moving_clip.MovingClip, "release", release)
+    monkeypatch.setattr(adaptive_clipping.MovingClip, "release", release)
     model = models.tiny_gpt2(vocabulary=500, width=64, num_heads=2)
     plan = replace(PLAN, norm_rule=replace(RULE, rate=3.0))
     spreads = []

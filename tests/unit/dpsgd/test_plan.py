@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.dpsgd.factorization import band_coefficients
-from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.noise import BandedNoise, IndependentNoise, noise_stream
-from dptune.dpsgd.plan import DPPlan, GradientPlan, PlainPlan
+from dptune.dpsgd.parameters import Grouping
+from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import (
     CyclicPoissonSampler,
     PoissonSampler,
@@ -29,7 +29,7 @@ NUMBERS = {
 
 
 def test_plan_derives_everything_from_the_same_numbers():
-    plan: DPPlan = GradientPlan(**NUMBERS)
+    plan = GradientPlan(**NUMBERS)
     step = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5))
     assert plan.dp_event(7) == dp_accounting.SelfComposedDpEvent(step, 7)
     assert plan.noise_stddev() == 0.75

@@ -10,16 +10,15 @@ import dp_accounting
 import pytest
 import torch
 
-from dptune.accounting.adaptive import DeckTerms, OpenTerms
-from dptune.accounting.filters import Card
-from dptune.dpsgd import steered_clip
+from dptune.accounting.adaptive import Card, DeckTerms, OpenTerms
+from dptune.dpsgd import adaptive_clipping
+from dptune.dpsgd.adaptive_clipping import SteeredClip, group_stddevs
 from dptune.dpsgd.clipping import BoundedGroups
-from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.noise import GroupedNoise, noise_stream
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.schedule import AdaptiveNoise
-from dptune.dpsgd.steered_clip import SteeredClip, group_stddevs
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
@@ -130,7 +129,7 @@ def test_one_unit_adds_at_most_what_the_multiplier_says():
 def test_twin_with_noise_of_every_group_alone_is_caught(monkeypatch):
     """The bug of RLDP's equation 6: sigma C_i for each of n groups, not for all."""
     monkeypatch.setattr(
-        steered_clip,
+        adaptive_clipping,
         "group_stddevs",
         lambda norms, sizes, *, multiplier: tuple(multiplier * c for c in norms),
     )

@@ -7,9 +7,9 @@ import torch
 
 from dptune.dpsgd import trainer
 from dptune.dpsgd.factorization import band_coefficients
-from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.trainer import train_stage

@@ -8,17 +8,17 @@ import torch
 
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.grouping import Grouping
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.trainer import train_stage
 from dptune.dpsgd.transform import check_transform
 from dptune.errors import BudgetExceededError, ConfigError
-from dptune.mechanisms.adaclip import AdaClip
-from dptune.mechanisms.quantile_clip import QuantileClip
+from dptune.mechanisms.clip_rules import QuantileClip
+from dptune.mechanisms.transforms import AdaClip
 from tests.support import models, oracles
 
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)

@@ -7,9 +7,14 @@ from torch import nn
 
 from dptune.errors import DataError, ModelError, PrivacyError
 from dptune.local import training
-from dptune.local.autoencoder import StackedAutoencoder, train_autoencoder
 from dptune.local.plan import ForwardPlan
-from dptune.local.split import ServerPart, UserPart, split_model
+from dptune.local.split import (
+    ServerPart,
+    StackedAutoencoder,
+    UserPart,
+    split_model,
+    train_autoencoder,
+)
 from dptune.local.training import (
     Participations,
     UserSequences,

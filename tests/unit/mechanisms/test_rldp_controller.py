@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-from dptune.dpsgd.steered_clip import ClipController, SteeredStep
+from dptune.dpsgd.adaptive_clipping import ClipController, SteeredStep
 from dptune.errors import PrivacyError
 from dptune.mechanisms.nominal import gdp_epsilon
-from dptune.mechanisms.rldp import next_clip, reward
+from dptune.mechanisms.rldp import deck, deck_terms, next_clip, reward
 from dptune.mechanisms.rldp_controller import ControlTerms, RldpController
-from dptune.mechanisms.rldp_deck import deck, deck_terms
 from dptune.mechanisms.sac import SacSettings
 
 GROUPS = {"a.lora_A": 0, "a.lora_B": 0, "b.lora_A": 1, "b.lora_B": 1}

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptune.detection.scoring import _tier_group as tier_group
 from dptune.detection.scoring import score_entity_types
 from dptune.mechanisms.sa_adp import (
     PROTECTED,
     Tier,
     group_view,
-    noise_of_score,
     summed_noise,
     tier_shares,
     tiers_of_types,
@@ -30,7 +30,8 @@ def table(counts, **changes):
     [(0, 0), (0.009, 0), (0.01, 2), (0.5, 2), (0.505, 3), (0.51, 3), (1, 3)],
 )
 def test_noise_of_a_score_is_that_of_section_3c(score, sigma):
-    assert noise_of_score(score) == sigma
+    """sigma = 2 for 0.01 <= score <= 0.50, 3 above, else 0; the gap closed upwards."""
+    assert {"none": 0, "low": 2, "high": 3}[tier_group(score)] == sigma
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_scores_are_those_of_equations_1_to_4(name, share, score):
     (found,) = (r.score for r in table(counts).rows if r.entity_type == name)
     assert found == pytest.approx(score)
     tier = tiers_of_types(table(counts), spare=True)[name]
-    assert tier == {0: 0, 2.0: 1, 3.0: 2}[noise_of_score(found)]
+    assert tier == (0 if found < 0.01 else 1 if found <= 0.5 else 2)
 
 
 def test_detected_type_is_never_spared_but_by_the_paper():

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.dpsgd.clipping import FlatClip, GroupClip
-from dptune.mechanisms.automatic import Automatic
-from dptune.mechanisms.psac import Psac
+from dptune.mechanisms.clip_rules import Automatic, Psac
 
 RULES = [Automatic(0.01), Automatic(1e-9), Psac(0.1), Psac(1e-6)]
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy import optimize
 
-from dptune.mechanisms.adaclip import AdaClip
-from dptune.mechanisms.geoclip import GeoClip
+from dptune.mechanisms.transforms import AdaClip, GeoClip
 
 C, D, SIGMA = 0.3, 7, 0.05
 UNIT = C / math.sqrt(D)

@@ -6,8 +6,8 @@ import math
 import dp_accounting
 
 from dptune.accounting.assumptions import REDACTED_VIEW_ASSUMPTIONS, Assumption
-from dptune.accounting.curves import ledger_curves
 from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
+from dptune.accounting.progress import ledger_curves
 from dptune.audits.step_report import StepAudit, StepCheck
 from dptune.detection.scoring import score_entity_types
 from dptune.gates.criterion import Criterion, GateOutcome, Verdict

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dptune.accounting.adaptive import DeckTerms
-from dptune.accounting.filters import Card
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.adaptive import Card, DeckTerms
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.privacy import Notion
 from dptune.stages import StagePlan

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.store.attempts import Attempt, record_attempt
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError

@@ -3,11 +3,10 @@
 import pytest
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.accounting.store.allowances import Grant
-from dptune.accounting.store.costs import NON_PRIVATE, Cost
-from dptune.accounting.store.keys import UnitSet
+from dptune.accounting.store.allowances import NON_PRIVATE, Cost, Grant
+from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import history
 from dptune.accounting.store.tables import IdKind

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import NonPrivateDpEvent
 from safetensors.torch import load_file
 
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.configfile import load_train_config
 from dptune.data.source import SyntheticSource

@@ -2,7 +2,6 @@
 
 import pytest
 
-from dptune.accounting.events import poisson_gaussian_event
 from dptune.accounting.groups import group_epsilon
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd.factorization import band_coefficients
@@ -13,6 +12,7 @@ from dptune.privacy import NeighboringRelation, Notion
 from dptune.reports.card import render_html, render_markdown
 from dptune.results import ChampionReport, Interval
 from dptune.workflow.dossier import Dossier
+from tests.support.events import poisson_gaussian_event
 from tests.unit.reports import samples
 
 

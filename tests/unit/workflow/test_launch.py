@@ -13,7 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import PerformanceSettings, TrainConfig
 from dptune.dpsgd.distributed import Ranks

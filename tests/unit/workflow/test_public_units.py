@@ -12,7 +12,7 @@ from dp_accounting import GaussianDpEvent
 from pydantic import ValidationError
 
 from dptune.accounting.assumptions import Assumption
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import history
@@ -20,8 +20,8 @@ from dptune.comparing import load_comparison
 from dptune.config import DataSettings
 from dptune.configfile import load_train_config, read_yaml, validate
 from dptune.data.public_units import ReleasedUnits, round_units
-from dptune.dpsgd.gaussian import GaussianStream
 from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.randomness import GaussianStream
 from dptune.errors import ConfigError
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, UnitsFrom

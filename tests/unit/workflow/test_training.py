@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd import step as dpsgd_step
 from dptune.errors import PrivacyError

@@ -4,17 +4,17 @@ import math
 
 import numpy as np
 import pytest
+from dptune.workflow.what_if import calibration, changed, noise_cost
 from scipy import signal
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.events import poisson_gaussian_event
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd.factorization import INDEPENDENT, prefix_sum_error, step_error
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
 from dptune.workflow.charging import planned_ledger
-from dptune.workflow.what_if import calibration, changed, noise_cost
+from tests.support.events import poisson_gaussian_event
 from tests.unit.reports.samples import corpus_report
 
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.dpsgd import gaussian, noise
+from dptune.dpsgd import noise, randomness
 from dptune.workflow import whitebox
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.train_stage import run_stage
@@ -80,14 +80,14 @@ def test_run_is_audited_by_what_was_seen_while_it_trained(
     monkeypatch.setattr(whitebox, "_steps_again", lambda *_, **__: [])
     sound = audited(make_inputs(), tmp_path / "sound")
     assert (sound.failed, sound.num_recorded) == ((), 5)
-    real = gaussian.GaussianStream.add_to
+    real = randomness.GaussianStream.add_to
 
     def smaller(self, values, *, stddev):
         real(self, values, stddev=stddev)
         values.mul_(0.7)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gaussian.GaussianStream, "add_to", smaller)
+        patch.setattr(randomness.GaussianStream, "add_to", smaller)
         done = run_stage(
             make_inputs(),
             PrivacyLedger(),
