@@ -1,39 +1,36 @@
 """Accountants: from an event, a delta and a relation to an epsilon.
 
-The accountant of record is the pessimistic privacy loss distribution (PLD). Two others
-give a second opinion, since one program cannot check itself:
-
 | accountant | relation | is |
 |---|---|---|
-| `PLD` | both | an upper bound, tight to about 0.1 % |
+| `PUBLISHED` | both | dp_accounting's PLD, an upper bound: a certificate cites it |
+| `PLD` | both | our own: an upper bound, tight to about 0.1 %, in milliseconds |
 | `RDP` | add or remove only | an upper bound, looser; refuses `replace_one` |
-| `QUADRATURE` | both, Gaussian mechanisms | an estimate, exact to about 0.01 % |
+| `QUADRATURE` | both | an estimate, exact to about 0.01 % |
 
-| event | PLD | RDP | quadrature |
-|---|---|---|---|
-| `gaussian`, alone or Poisson-sampled | both | add or remove | both |
-| `truncated_subsampled_gaussian` | both | refused: it has no formula for it | both |
-| `laplace`, alone or Poisson-sampled | add or remove | alone, add or remove | refused |
-| `renyi_filter` | its own relation | refused | refused |
+PLD is the pessimistic privacy loss distribution. Ours searches (calibration, what-if,
+the budget store), since it answers a hundred times faster. A certificate is issued by
+`cross_check` alone, which asks all of them, because no program can check itself:
 
-The quadrature integrates Gaussian pairs; Laplace has kinks and atoms. RDP could add up
-a filter's limit at one order, and come out below PLD, which knows the whole profile:
-neither would be wrong, so it could confirm nothing. PLD refuses Laplace under replace,
-since the L1 sensitivity doubles there and the event does not say whose it was.
+* the published figure and ours must be within 0.2 % of each other, and the larger of
+  the two is certified, so that neither proves less than what is claimed;
+* RDP must not be smaller, and where it has no formula (replace, truncated batches) the
+  quadrature must not be larger.
+
+Whoever contradicts another is not believed, and neither is the other: no certificate.
+dp_accounting is not asked where it would take long or its rounding would be felt (see
+`_published_epsilon`). Then ours is the figure, and the certificate says so.
 
 Under add or remove, truncated batches are accounted for a data set that may lose a unit
-and for one that may gain one, and the larger epsilon counts.
-
-So on every certificate RDP must not be smaller than PLD, and the quadrature must not be
-larger. An epsilon under one relation says nothing under the other: with sample rate
-0.02, noise multiplier 1.37, 1,000 steps and delta 1e-6, it is 2.57 for add/remove and
-4.56 for replace.
+and for one that may gain one, and the larger epsilon counts. An epsilon under one
+relation says nothing under the other: with sample rate 0.02, noise multiplier 1.37,
+1,000 steps and delta 1e-6, it is 2.57 for add/remove and 4.56 for replace.
 """
 
 import functools
+import importlib.metadata
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,10 +39,15 @@ from typing import Final
 import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, rdp
+from dp_accounting.pld import PLDAccountant
 from numpy.typing import NDArray
 
 from dptune import __version__
-from dptune.accounting.composition import composed_epsilon, composition_levels
+from dptune.accounting.composition import (
+    Level,
+    composed_epsilon,
+    composition_levels,
+)
 from dptune.accounting.events import (
     event_from_json,
     event_to_json,
@@ -66,13 +68,24 @@ _NEGLIGIBLE: Final = 1e-6
 _MAX_REFINEMENTS: Final = 6
 _FLOAT_ERROR: Final = 1e-15
 _NOTICEABLE: Final = 1e-2
-_AGREEMENT: Final = 2e-3
+AGREEMENT: Final = 2e-3
+"""How far two accountants may be apart, as a fraction of epsilon."""
+_MOST_MECHANISMS: Final = 16
+_MOST_LOSSES: Final = 600_000
+_VERSION: Final = importlib.metadata.version("dp-accounting")
+_THEIRS: Final = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: (
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    ),
+    NeighboringRelation.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
+}
 _RDP_ORDERS: Final = tuple(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 
 
 class Accountant(StrEnum):
     """A way to turn an event into an epsilon."""
 
+    PUBLISHED = "published"
     PLD = "pld"
     RDP = "rdp"
     QUADRATURE = "quadrature"
@@ -80,16 +93,18 @@ class Accountant(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossCheck:
-    """Two accountants on one event.
+    """What all accountants say of one event.
 
     Args:
-        epsilon: of the accountant of record.
-        second_epsilon: of the other one; None where none could give an opinion.
-        second_method: the other accountant, or why there is none.
+        epsilon: what may be certified.
+        method: the accountant of record, with its version; why, if it is our own.
+        second_epsilon: of RDP or the quadrature; None where neither knows the event.
+        second_method: that accountant, or why there is none.
     """
 
     epsilon: float
-    second_epsilon: float | None
+    method: str
+    second_epsilon: float | None = None
     second_method: str
 
 
@@ -137,25 +152,52 @@ def epsilon(
 def cross_check(
     event: DpEvent, *, delta: float, relation: NeighboringRelation
 ) -> CrossCheck:
-    """Compute epsilon and a second opinion, and refuse to go on if they disagree.
+    """Compute what may be certified, and refuse to go on if accountants disagree.
 
-    Add or remove: RDP, or the quadrature where RDP does not know the event. Replace:
-    the quadrature.
+    **Formal guarantee**: the epsilon is at least dp_accounting's and at least ours,
+    each of which is an upper bound by itself.
 
     Raises:
-        PrivacyError: RDP came out below PLD, or the quadrature above it. One of the
-            two is wrong, so there is no claim.
+        PrivacyError: the published figure and ours are more than 0.2 % apart, RDP came
+            out below them, or the quadrature above. One is wrong, so there is no claim.
     """
-    first = epsilon(event, delta=delta, relation=relation)
-    method, second = _second_opinion(event, delta, NeighboringRelation(relation))
-    check = CrossCheck(epsilon=first, second_epsilon=second, second_method=method)
-    _require_agreement(check)
-    return check
+    relation = NeighboringRelation(relation)
+    found = epsilon(event, delta=delta, relation=relation)
+    method = f"pld (dp_accounting {_VERSION})"
+    try:
+        published = epsilon(
+            event, delta=delta, relation=relation, accountant=Accountant.PUBLISHED
+        )
+    except UnsupportedEventError as reason:
+        method = f"pld (dptune {__version__}: {reason})"
+    else:
+        _require_agreement(found, published, Accountant.PUBLISHED)
+        found = max(found, published)
+    second = _second_opinion(event, delta, relation)
+    if second is None:
+        nobody = "none knows these mechanisms under this relation"
+        return CrossCheck(epsilon=found, method=method, second_method=nobody)
+    accountant, other = second
+    _require_agreement(found, other, accountant)
+    return CrossCheck(
+        epsilon=found,
+        method=method,
+        second_epsilon=other,
+        second_method=accountant.value,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refined:
+    """An upper bound of epsilon, and the spacing of the last grid that was tried."""
+
+    epsilon: float
+    interval: float
 
 
 def refine(
     on_grid: Callable[[float], float], *, interval: float, floor: float
-) -> float:
+) -> Refined:
     """Refine a grid until the discretisation costs less than about 0.1 %.
 
     Every grid gives an upper bound, so the least of them is one. The error falls with
@@ -177,12 +219,7 @@ def refine(
         if left <= max(_ACCURACY * current, _NEGLIGIBLE) or interval <= floor:
             break
         ratio, previous, interval = 4.0, current, interval / 4
-    return best
-
-
-def accountant_version() -> str:
-    """Version of this library, whose PLD is the accountant of record."""
-    return __version__
+    return Refined(epsilon=best, interval=interval)
 
 
 def check_delta(delta: float) -> None:
@@ -224,37 +261,112 @@ def _one_side(
     """Account an event against neighbors that are smaller by one, or of its size."""
     if accountant is Accountant.QUADRATURE:
         return quadrature_epsilon(event, delta=delta, relation=relation)
+    if accountant is Accountant.PUBLISHED:
+        return _published_epsilon(event, delta, relation)
     return _pld_epsilon(event, delta, relation)
 
 
+def _published_epsilon(
+    event: DpEvent, delta: float, relation: NeighboringRelation
+) -> float:
+    """Ask dp_accounting, on the grid on which our own distribution was fine enough.
+
+    | it is not asked about | since |
+    |---|---|
+    | more than 16 kinds of mechanism | it composes them one after the other |
+    | a grid of more than 600,000 losses | that takes it many seconds |
+    | more steps than 1 % of delta / 1e-15 | it leaves the transforms' rounding out |
+
+    Raises:
+        UnsupportedEventError: it is not asked; the message says why.
+    """
+    used = _used_mechanisms(event)
+    levels = composition_levels(used)
+    if not levels:
+        return 0.0
+    if len(used) > _MOST_MECHANISMS:
+        raise UnsupportedEventError(
+            f"dp_accounting would compose {len(used)} kinds of mechanism one by one"
+        )
+    rounding = _rounding(levels)
+    if rounding > _NOTICEABLE * delta:
+        raise UnsupportedEventError(
+            "dp_accounting leaves rounding out, which is felt at this delta"
+        )
+    spread, width = _sizes(levels, relation)
+    interval = _on_grids(levels, delta - rounding, relation).interval
+    # a composition reaches about eight standard deviations to either side
+    num_losses = len(used) * (width + 16 * spread) / interval
+    if num_losses > _MOST_LOSSES:
+        raise UnsupportedEventError(
+            f"dp_accounting would need a grid of {num_losses:.1g} losses"
+        )
+    accountant = PLDAccountant(_THEIRS[relation], interval)
+    accountant.compose(event)
+    found = float(accountant.get_epsilon(delta))
+    if math.isinf(found):
+        raise UnsupportedEventError("dp_accounting finds no finite epsilon")
+    return found
+
+
 def _pld_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
-    """Compose on grids that get finer until the discretisation hardly costs."""
+    """Compose by ourselves; where rounding is felt, RDP may have the smaller bound."""
     levels = composition_levels(_used_mechanisms(event))
     if not levels:
         return 0.0
-    rounding = _FLOAT_ERROR * sum(level.count for level in levels)
+    rounding = _rounding(levels)
     usable = delta - rounding
-    if usable < delta / 2:
-        return _beyond_precision(event, delta, relation)
+    if usable >= delta / 2:
+        found = _on_grids(levels, usable, relation).epsilon
+        if rounding <= _NOTICEABLE * delta:
+            return found
+        return min(found, _rdp_bound(event, delta, relation))
+    bound = _rdp_bound(event, delta, relation)
+    if math.isfinite(bound):
+        return bound
+    raise PrivacyError(
+        f"delta must be above 2e-15 times the number of steps, got delta={delta}. "
+        "Choose a larger delta or fewer steps."
+    )
+
+
+def _rounding(levels: Sequence[Level]) -> float:
+    """Bound what the rounding of Fourier transforms may move delta by: 1e-15 a step."""
+    return _FLOAT_ERROR * sum(level.count for level in levels)
+
+
+def _sizes(
+    levels: Sequence[Level], relation: NeighboringRelation
+) -> tuple[float, float]:
+    """Root mean square of the composed loss, and the widest loss of one mechanism."""
     sizes = [
         (typical_loss(level.event_json, relation), level.count) for level in levels
     ]
     spread = math.sqrt(sum(count * size**2 for (size, _), count in sizes))
-    floor = max(interval_floor(width) for (_, width), _ in sizes)
-    single = spread / math.sqrt(sum(count for _, count in sizes))
+    return spread, max(width for (_, width), _ in sizes)
+
+
+def _on_grids(
+    levels: Sequence[Level], delta: float, relation: NeighboringRelation
+) -> Refined:
+    """Compose on grids that get finer until the discretisation hardly costs.
+
+    The first is a tenth of one step's typical loss, which the composed loss blurs away,
+    but never so fine that one mechanism has more than a tenth of the points allowed.
+    """
+    spread, width = _sizes(levels, relation)
+    floor = interval_floor(width)
+    single = spread / math.sqrt(sum(level.count for level in levels))
+    coarsest = max(_COARSEST, _COARSEST_SHARE * spread)
+    interval = max(min(0.1 * single, coarsest), 10 * floor)
 
     def on_grid(interval: float) -> float:
         return composed_epsilon(
-            levels, delta=usable, relation=relation, interval=interval, spread=spread
+            levels, delta=delta, relation=relation, interval=interval, spread=spread
         )
 
-    coarsest = max(_COARSEST, _COARSEST_SHARE * spread)
-    interval = max(min(0.1 * single, coarsest), 10 * floor)
-    interval = 2.0 ** math.floor(math.log2(interval))
-    found = refine(on_grid, interval=interval, floor=floor)
-    if rounding > _NOTICEABLE * delta:
-        return min(found, _rdp_bound(event, delta, relation))
-    return found
+    # powers of two: histories that share a mechanism then share its cached spectra
+    return refine(on_grid, interval=2.0 ** math.floor(math.log2(interval)), floor=floor)
 
 
 def _used_mechanisms(event: DpEvent) -> tuple[tuple[DpEvent, int], ...]:
@@ -263,19 +375,6 @@ def _used_mechanisms(event: DpEvent) -> tuple[tuple[DpEvent, int], ...]:
         (mechanism, count)
         for mechanism, count in mechanism_counts(event)
         if getattr(mechanism, "sampling_probability", 1.0) > 0
-    )
-
-
-def _beyond_precision(
-    event: DpEvent, delta: float, relation: NeighboringRelation
-) -> float:
-    """Where rounding in the convolution is as large as delta, fall back or refuse."""
-    bound = _rdp_bound(event, delta, relation)
-    if math.isfinite(bound):
-        return bound
-    raise PrivacyError(
-        f"delta must be above 2e-15 times the number of steps, got delta={delta}. "
-        "Choose a larger delta or fewer steps."
     )
 
 
@@ -335,33 +434,28 @@ def no_warnings_of_skipped_orders() -> Iterator[None]:
 
 def _second_opinion(
     event: DpEvent, delta: float, relation: NeighboringRelation
-) -> tuple[str, float | None]:
-    """Ask the accountants that are not of record, in order of preference."""
-    methods = [Accountant.RDP, Accountant.QUADRATURE]
-    if relation is NeighboringRelation.REPLACE_ONE:
-        methods = [Accountant.QUADRATURE]
-    for method in methods:
+) -> tuple[Accountant, float] | None:
+    """Ask RDP, or the quadrature where RDP does not know the event."""
+    for method in (Accountant.RDP, Accountant.QUADRATURE):
         try:
-            return method.value, epsilon(
+            return method, epsilon(
                 event, delta=delta, relation=relation, accountant=method
             )
         except (UnsupportedEventError, QuadratureError):
             continue
-    return "none knows these mechanisms under this relation", None
+    return None
 
 
-def _require_agreement(check: CrossCheck) -> None:
-    """Refuse a claim on which two accountants contradict each other."""
-    second = check.second_epsilon
-    if second is None or second == check.epsilon:
-        return
-    slack = _AGREEMENT * max(second, check.epsilon) + _NEGLIGIBLE
-    if check.second_method == Accountant.RDP:
-        wrong = second < check.epsilon - slack
-    else:
-        wrong = second > check.epsilon + slack
-    if wrong:
+def _require_agreement(found: float, other: float, accountant: Accountant) -> None:
+    """Refuse a claim on which two accountants contradict each other.
+
+    RDP must not be smaller, the quadrature not larger, the published figure neither.
+    """
+    slack = AGREEMENT * max(other, found) + _NEGLIGIBLE
+    too_small = accountant is not Accountant.QUADRATURE and other < found - slack
+    too_large = accountant is not Accountant.RDP and other > found + slack
+    if other != found and (too_small or too_large):
         raise PrivacyError(
-            f"{check.second_method} must confirm pld, got epsilon={second:.6g} against "
-            f"{check.epsilon:.6g}. One accountant is wrong: make no claim, report it."
+            f"{accountant} must confirm pld, got epsilon={other:.6g} against "
+            f"{found:.6g}. One accountant is wrong: make no claim, report it."
         )

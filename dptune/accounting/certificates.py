@@ -7,11 +7,7 @@ from typing import Final, Self
 from dp_accounting import DpEvent
 from pydantic import Field, model_validator
 
-from dptune.accounting.accountants import (
-    Accountant,
-    accountant_version,
-    cross_check,
-)
+from dptune.accounting.accountants import cross_check
 from dptune.accounting.assumptions import Assumption, weakens
 from dptune.accounting.events import merge_events
 from dptune.errors import PrivacyError
@@ -54,7 +50,8 @@ class Certificate(Report):
         assumptions: of the entries that this claim rests on.
         accounted_epsilon: what the events cost if all randomness was secret. Differs
             from `epsilon` only under a fixed seed. Not a guarantee.
-        accountant: of record, with its version.
+        accountant: of record, with its published version; with the reason where it is
+            our own, which dp_accounting could not be asked to confirm.
         second_opinion: epsilon of another accountant, None where none knows the events.
         second_opinion_method: that accountant, or why there is none.
         nominal_epsilon: what the papers' formulas say. Not a guarantee.
@@ -175,7 +172,7 @@ def issue_certificate(
     | history | epsilon | delta | status |
     |---|---|---|---|
     | does not touch what is protected | 0 | 0 | certified or conditional |
-    | all noisy | PLD | as asked | certified or conditional |
+    | all noisy | `cross_check` | as asked | certified or conditional |
     | something without noise | infinity | as asked | none |
     | noise from a fixed seed | infinity | as asked | none |
 
@@ -218,7 +215,7 @@ def issue_certificate(
         status=status,
         assumptions=assumptions,
         accounted_epsilon=check.epsilon,
-        accountant=f"{Accountant.PLD.value} (dptune {accountant_version()})",
+        accountant=check.method,
         second_opinion=check.second_epsilon,
         second_opinion_method=check.second_method,
         nominal_epsilon=nominal_epsilon,

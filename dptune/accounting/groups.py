@@ -145,7 +145,7 @@ def _mixture_epsilon(parts: tuple[_Part, ...], group_size: int, delta: float) ->
 
     if not parts:
         return 0.0
-    return refine(on_grid, interval=_FIRST_INTERVAL, floor=_LEAST_INTERVAL)
+    return refine(on_grid, interval=_FIRST_INTERVAL, floor=_LEAST_INTERVAL).epsilon
 
 
 def _mixture(

@@ -1,5 +1,6 @@
 """Laws that every accountant obeys, and mutants that the cross-check must catch."""
 
+import importlib.metadata
 import logging
 import math
 
@@ -12,7 +13,6 @@ from scipy import special
 from dptune.accounting import accountants
 from dptune.accounting.accountants import (
     Accountant,
-    accountant_version,
     cross_check,
     epsilon,
 )
@@ -25,6 +25,8 @@ ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
 RELATIONS = [ADD, REPLACE]
 KNOWN = [
+    (Accountant.PUBLISHED, ADD),
+    (Accountant.PUBLISHED, REPLACE),
     (Accountant.PLD, ADD),
     (Accountant.PLD, REPLACE),
     (Accountant.RDP, ADD),
@@ -239,8 +241,65 @@ def test_cross_check_catches_add_or_remove_used_for_replace(forgetful, monkeypat
     monkeypatch.setattr(
         accountants, "_pld_epsilon", lambda event, delta, _: sound(event, delta, ADD)
     )
-    with pytest.raises(PrivacyError, match="quadrature must confirm pld"):
+    with pytest.raises(PrivacyError, match="must confirm pld"):
         cross_check(steps(), delta=1e-5, relation=REPLACE)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("factor", [0.995, 1.005])
+def test_cross_check_catches_a_pld_half_a_percent_off(
+    forgetful, monkeypatch, factor, relation
+):
+    sound = accountants._pld_epsilon
+    monkeypatch.setattr(
+        accountants, "_pld_epsilon", lambda *given: factor * sound(*given)
+    )
+    with pytest.raises(PrivacyError, match="published must confirm pld"):
+        cross_check(steps(), delta=1e-5, relation=relation)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("factor", [0.999, 1.001])
+def test_cross_check_certifies_the_larger_of_two_that_agree(
+    forgetful, monkeypatch, factor, relation
+):
+    """The mutant: whichever is smaller."""
+    sound = accountants._pld_epsilon
+    monkeypatch.setattr(
+        accountants, "_pld_epsilon", lambda *given: factor * sound(*given)
+    )
+    ours = epsilon(steps(), delta=1e-5, relation=relation)
+    theirs = epsilon(
+        steps(), delta=1e-5, relation=relation, accountant=Accountant.PUBLISHED
+    )
+    found = cross_check(steps(), delta=1e-5, relation=relation).epsilon
+    assert found == max(ours, theirs) > min(ours, theirs)
+
+
+def test_cross_check_names_the_published_accountant_and_its_version():
+    check = cross_check(steps(), delta=1e-5, relation=ADD)
+    version = importlib.metadata.version("dp-accounting")
+    assert check.method == f"pld (dp_accounting {version})"
+
+
+@pytest.mark.parametrize(
+    ("event", "delta", "reason"),
+    [
+        (
+            dpa.ComposedDpEvent([steps(noise=1 + n / 50) for n in range(20)]),
+            1e-5,
+            "20 kinds of mechanism",
+        ),
+        (steps(1e-4, 0.6, 3_000_000), 1e-5, "grid of"),
+        (steps(0.01, 1.0, 1000), 5e-11, "rounding"),
+    ],
+)
+def test_cross_check_that_cannot_ask_dp_accounting_says_why(event, delta, reason):
+    check = cross_check(event, delta=delta, relation=ADD)
+    assert check.method.startswith("pld (dptune ")
+    assert reason in check.method
+    assert check.second_method == "rdp"
+    assert check.epsilon == epsilon(event, delta=delta, relation=ADD)
 
 
 def test_cross_check_catches_a_wrong_count(forgetful, monkeypatch):
@@ -250,18 +309,20 @@ def test_cross_check_catches_a_wrong_count(forgetful, monkeypatch):
         "_used_mechanisms",
         lambda event: tuple((m, max(1, count - 5)) for m, count in sound(event)),
     )
-    with pytest.raises(PrivacyError, match="quadrature must confirm pld"):
+    with pytest.raises(PrivacyError, match="published must confirm pld"):
         cross_check(steps(), delta=1e-5, relation=REPLACE)
 
 
-def test_cross_check_catches_a_pld_above_rdp(forgetful, monkeypatch):
-    monkeypatch.setattr(accountants, "_pld_epsilon", lambda *_: 5.0)
-    with pytest.raises(PrivacyError, match="rdp must confirm pld"):
-        cross_check(steps(), delta=1e-5, relation=ADD)
-
-
-def test_accountant_version_names_the_library():
-    assert accountant_version()[0].isdigit()
+@pytest.mark.parametrize(
+    ("value", "relation", "doubter"), [(5.0, ADD, "rdp"), (3.0, REPLACE, "quadrature")]
+)
+def test_cross_check_catches_two_plds_that_are_wrong_alike(
+    forgetful, monkeypatch, value, relation, doubter
+):
+    monkeypatch.setattr(accountants, "_pld_epsilon", lambda *_: value)
+    monkeypatch.setattr(accountants, "_published_epsilon", lambda *_: value)
+    with pytest.raises(PrivacyError, match=f"{doubter} must confirm pld"):
+        cross_check(steps(count=1000), delta=1e-5, relation=relation)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

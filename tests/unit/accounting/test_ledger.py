@@ -195,7 +195,7 @@ def test_certificate_has_a_second_opinion_and_the_accountant_of_record():
     assert found[RECORD, ADD].second_opinion_method == "rdp"
     assert found[RECORD, ADD].second_opinion > found[RECORD, ADD].epsilon
     assert found[RECORD, REPLACE].second_opinion_method == "quadrature"
-    assert found[RECORD, ADD].accountant.startswith("pld (dptune 0.")
+    assert found[RECORD, ADD].accountant.startswith("pld (dp_accounting 0.")
     assert "factor of" in found[RECORD, ADD].explanation
     assert found[RECORD, REPLACE].label == "record (replace one record)"
 

@@ -56,7 +56,7 @@ def test_card_says_everything_that_is_required():
         "replace one record",
         "conditional",
         "The detector found every sensitive token",
-        "pld (dptune",
+        "pld (dp_accounting",
         "quadrature",
         "Nominal ε",
         "2.56",

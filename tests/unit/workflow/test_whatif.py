@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from dptune.workflow.what_if import calibration, changed, noise_cost
 from scipy import signal
 
 from dptune.accounting.accountants import epsilon
@@ -14,6 +13,7 @@ from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
 from dptune.workflow.charging import planned_ledger
+from dptune.workflow.what_if import calibration, changed, noise_cost
 from tests.support.events import poisson_gaussian_event
 from tests.unit.reports.samples import corpus_report
 
