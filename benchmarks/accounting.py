@@ -26,7 +26,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import PLDAccountant
 
-from dptune.accounting import accountants, composition, loss_distribution
+from dptune.accounting import accountants, composition, pairs
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.events import merge_events
 from dptune.accounting.quadrature import QuadratureError, quadrature_delta
@@ -49,8 +49,8 @@ def forget() -> None:
     accountants._epsilon.cache_clear()
     composition._spectra.clear()
     composition._profile.cache_clear()
-    loss_distribution.mechanism_distribution.cache_clear()
-    loss_distribution.typical_loss.cache_clear()
+    pairs.mechanism_distribution.cache_clear()
+    pairs.typical_loss.cache_clear()
 
 
 def timed(work: Callable[[], float]) -> tuple[float, float]:

@@ -22,6 +22,7 @@ References:
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import dp_accounting
 from torch import Tensor
@@ -69,7 +70,7 @@ from dptune.dpsgd.transform import GradientTransform
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
 
-CONSTANT = (1.0,)
+CONSTANT: Final[tuple[float, ...]] = (1.0,)
 """The noise levels of a schedule that has one."""
 
 
