@@ -1,5 +1,6 @@
 """How fast, and how tight, does the ledger answer?
 
+    export PYTHONPATH=.
     python benchmarks/accounting.py                     all parts; about 20 minutes
     python benchmarks/accounting.py speed rounding      some parts
     python benchmarks/accounting.py schedules --number 10000 --seconds 900

@@ -1,5 +1,6 @@
 """Processes racing for the last of a budget: how often do two of them get it?
 
+    export PYTHONPATH=.
     python benchmarks/budget_race.py sqlite:///race.db --rounds 100
     python benchmarks/budget_race.py postgresql://user@host/name --rounds 100
 

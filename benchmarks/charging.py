@@ -1,5 +1,6 @@
 """What share of a private step does charging take? Store and journal against training.
 
+    export PYTHONPATH=.
     python benchmarks/charging.py                     # SQLite in a temporary folder
     python benchmarks/charging.py postgresql://user@host/name
 
