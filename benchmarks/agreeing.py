@@ -10,7 +10,7 @@ from typing import Any
 
 import witness
 
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.store.attempts import charges
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.verify import verify

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dptune.accounting.journal import LedgerJournal
+from dptune.accounting.chain import LedgerJournal
 from dptune.dpsgd import trainer
 from dptune.dpsgd.noise import IndependentNoise
 from dptune.workflow import train_stage, whitebox
