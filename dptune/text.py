@@ -1,8 +1,13 @@
 """Spans: half-open ranges of code points of the original text."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 from dptune.errors import DetectionError
+
+MASK = "<mask>"
+"""What redaction puts for a span, and the token that models read it as."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -37,3 +42,12 @@ class Span:
             raise DetectionError(
                 f"confidence must be in [0, 1], got confidence={self.confidence}."
             )
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Read one struct of the column `spans`; recognizer and confidence may lack.
+
+        >>> Span.from_row({"start": 3, "end": 8, "entity_type": "PERSON"}).end
+        8
+        """
+        return cls(**{**row, "confidence": float(row.get("confidence", 1.0))})

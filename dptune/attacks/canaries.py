@@ -259,6 +259,13 @@ def draw_canaries(spec: CanarySpec, *, seed: int | None = None) -> CanarySet:
     Returns:
         Planted and held-out canaries, all distinct.
 
+    >>> spec = CanarySpec(template="my code is {secret}", num_planted=2, num_held_out=1)
+    >>> canaries = draw_canaries(spec)
+    >>> len(canaries.planted), len(canaries.held_out), spec.space_size
+    (2, 1, 1000000)
+    >>> canaries.planted[0] in repr(canaries)
+    False
+
     Privacy:
         The result is restricted: whoever knows a secret can find it in a model.
     """

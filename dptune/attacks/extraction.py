@@ -196,6 +196,9 @@ def _similarity(
 def jaccard(left: Sequence[str], right: Sequence[str], *, size: int) -> Floats:
     """Jaccard similarity of the n-gram sets of every pair; 0 where both are empty.
 
+    >>> jaccard(["4173"], ["4179"], size=2).tolist()
+    [[0.5]]
+
     References:
         RLDP (2025), equations 28 to 33.
     """

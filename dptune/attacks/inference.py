@@ -199,7 +199,10 @@ def sample_continuations(
         for start in range(0, count, batch_size):
             rows = min(batch_size, count - start)
             logits = first.expand(rows, -1)
-            past = [(_copies(k, rows), _copies(v, rows)) for k, v in root]
+            past = [
+                (k.expand(rows, *k.shape[1:]), v.expand(rows, *v.shape[1:]))
+                for k, v in root
+            ]
             grown: list[Tensor] = []
             for step in range(max_new_tokens):
                 grown.append(_draw(logits, decoding, generator))
@@ -211,13 +214,11 @@ def sample_continuations(
                         past=len(context) + step,
                         device=target,
                     )
-            drawn.extend(_cut(row, stop) for row in torch.cat(grown, dim=1).tolist())
+            drawn.extend(
+                row[: row.index(stop)] if stop in row else row
+                for row in torch.cat(grown, dim=1).tolist()
+            )
     return drawn
-
-
-def _copies(tensor: Tensor, rows: int) -> Tensor:
-    """The same keys or values for every row."""
-    return tensor.expand(rows, *tensor.shape[1:])
 
 
 def _draw(logits: Tensor, decoding: Decoding, generator: torch.Generator) -> Tensor:
@@ -225,11 +226,6 @@ def _draw(logits: Tensor, decoding: Decoding, generator: torch.Generator) -> Ten
     tokens, log_probs = decoding.log_probs(logits)
     place_in_row = torch.multinomial(log_probs.exp().cpu(), 1, generator=generator)
     return tokens.cpu().gather(1, place_in_row)
-
-
-def _cut(tokens: list[int], stop: int | None) -> list[int]:
-    """What stands before the stop token."""
-    return tokens[: tokens.index(stop)] if stop in tokens else tokens
 
 
 @torch.inference_mode()

@@ -132,6 +132,11 @@ def planted_count(texts: Iterable[str], canaries: CanarySet) -> int:
 
     Returns:
         Occurrences of planted records; compare with `canaries.num_expected`.
+
+    >>> from dptune.attacks.canaries import draw_canaries
+    >>> canaries = draw_canaries(CanarySpec(num_planted=1, num_held_out=1))
+    >>> planted_count([canaries.spec.record(canaries.planted[0])], canaries)
+    1
     """
     spec, wanted = canaries.spec, frozenset(canaries.planted)
     symbol = f"[{re.escape(spec.symbols)}]"

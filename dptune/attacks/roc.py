@@ -124,7 +124,7 @@ def membership_signal(
         directions.append(_Sorted.of(-members, -others))
     largest, low_fpr = max(directions, key=_area), settings.low_fpr
     groups = max(directions, key=lambda one: (_rate(one, low_fpr), _area(one)))
-    more = [f for f in settings.more_fprs if _is_resolvable(f, len(others))]
+    more = [f for f in settings.more_fprs if len(others) >= _num_needed(f)]
     area_low, area_high = _interval(_resample(largest, settings), settings.confidence)
     fpr, tpr = _curve(groups)
     return MembershipSignal(
@@ -169,11 +169,6 @@ def _rate(groups: _Sorted, low_fpr: float) -> float:
 def _num_needed(fpr: float) -> int:
     """Non-members that it takes to resolve a false-positive rate."""
     return int(np.ceil(FEWEST_FALSE_POSITIVES / fpr - 1e-9))
-
-
-def _is_resolvable(fpr: float, num_others: int) -> bool:
-    """Whether a share of the non-members is more than a handful."""
-    return num_others >= _num_needed(fpr)
 
 
 def _hits(directions: Sequence[_Sorted], fpr: float) -> tuple[int, ...]:

@@ -115,7 +115,11 @@ def build_corpus(
     check_leaks(records, log=log)
     log.raise_if_any()
 
-    records = _share(records, sample_share, seed=seed)
+    records = [
+        row
+        for row in records
+        if seeded_fraction(row.draw_key, seed=seed, purpose="share") < sample_share
+    ]
     records = _sample(records, max_records, seed=seed)
     if getattr(source, "split_column", None) is not None:
         check_given_by_column(records, given=given - {"train"}, log=log)
@@ -259,15 +263,6 @@ def _assumes(source: DataSource, privacy_unit: PrivacyUnit) -> tuple[str, ...]:
         and privacy_unit is PrivacyUnit.RECORD
     )
     return (Assumption.POSITIONS_NAME_RECORDS.value,) if is_placed else ()
-
-
-def _share(records: list[Record], share: float, *, seed: int) -> list[Record]:
-    """Take units by coins of their own."""
-    return [
-        row
-        for row in records
-        if seeded_fraction(row.draw_key, seed=seed, purpose="share") < share
-    ]
 
 
 def _sample(

@@ -110,7 +110,7 @@ def _check_record(
         _split_fault(row.split),
         _label_fault(row.label),
     ]
-    identifier = _content_id(row.text, seen) if row.id is MISSING else _text_of(row.id)
+    identifier = _content_id(row.text, seen) if row.id is MISSING else str(row.id)
     if row.id is not MISSING and not faults[1]:
         seen[identifier] += 1
         faults.append(_DUPLICATE_ID if seen[identifier] > 1 else None)
@@ -119,15 +119,16 @@ def _check_record(
         log.add_row(row.location(), message, next_step)
     if found or not isinstance(row.text, str):
         return None
-    owner_id = identifier if unit is MISSING else _text_of(unit)
+    owner_id = identifier if unit is MISSING else str(unit)
     is_content = unit is MISSING and row.id is MISSING
+    label = int(row.label) if isinstance(row.label, int | float) else str(row.label)
     return Record(
         id=identifier,
         text=row.text,
         unit_id=owner_id,
         draw_key=_content_hash(row.text) if is_content else owner_id,
-        split=None if row.split is None else SPLIT_NAMES[_text_of(row.split)],
-        label=None if row.label is MISSING else _plain_label(row.label),
+        split=None if row.split is None else SPLIT_NAMES[str(row.split)],
+        label=None if row.label is MISSING else label,
         location=row.location(),
     )
 
@@ -152,16 +153,6 @@ def _content_hash(text: object) -> str:
     return f"text-{hashlib.sha256(data).hexdigest()[:32]}"
 
 
-def _text_of(value: object) -> str:
-    """Write an id as a string."""
-    return str(value)
-
-
-def _is_nan(value: object) -> bool:
-    """Tell the float that differs from itself."""
-    return isinstance(value, float) and math.isnan(value)
-
-
 def _is_encodable(value: str) -> bool:
     """Tell whether a string is Unicode text, without lone surrogates."""
     try:
@@ -175,7 +166,7 @@ def _null_fault(field: str, value: object, next_step: str) -> _Fault | None:
     """Find a missing value."""
     if value is None:
         return f"{field} must not be null, got null.", next_step
-    if _is_nan(value):
+    if isinstance(value, float) and math.isnan(value):
         return f"{field} must not be NaN, got NaN.", next_step
     return None
 
@@ -261,11 +252,6 @@ def _label_fault(value: object) -> _Fault | None:
     )
 
 
-def _plain_label(value: object) -> int | str:
-    """Write whole numbers as integers."""
-    return int(value) if isinstance(value, int | float) else str(value)
-
-
 def _check_mojibake(
     records: Sequence[Record], *, max_share: float, log: ProblemLog
 ) -> None:
@@ -290,17 +276,6 @@ def _check_labels(records: Sequence[Record], *, log: ProblemLog) -> None:
         )
 
 
-def _parse_labels(labels: list[int | str | None]) -> list[object]:
-    """Read labels as integers if all are written as such, as in CSV files.
-
-    Only where writing the integer gives the label again: else the label of one record
-    could decide what class another's is.
-    """
-    if all(isinstance(item, str) and _WHOLE_NUMBER.fullmatch(item) for item in labels):
-        return [int(str(item)) for item in labels]
-    return list(labels)
-
-
 def to_dataset(records: Sequence[Record], *, with_split: bool) -> datasets.Dataset:
     """Write checked records as an Arrow data set.
 
@@ -317,7 +292,11 @@ def to_dataset(records: Sequence[Record], *, with_split: bool) -> datasets.Datas
         columns["split"] = [row.split for row in records]
         features["split"] = datasets.Value("string")
     if any(row.label is not None for row in records):
-        labels = _parse_labels([row.label for row in records])
+        labels: list[object] = [row.label for row in records]
+        # CSV files write integers as text. Only where writing the integer gives the
+        # label again: else one record's label could decide what class another's is.
+        if all(isinstance(x, str) and _WHOLE_NUMBER.fullmatch(x) for x in labels):
+            labels = [int(str(label)) for label in labels]
         columns["label"] = labels
         is_text = any(isinstance(label, str) for label in labels)
         features["label"] = datasets.Value("string" if is_text else "int64")

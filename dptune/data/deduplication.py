@@ -127,7 +127,10 @@ def deduplicate(
         section 4; Debenedetti et al. (2024), "Privacy side channels in machine learning
         systems", section 4.
     """
-    order = sorted(range(len(records)), key=lambda i: _rank(records[i]))
+    late = {"test": 2, "validation": 1}  # nothing held out decides what is trained on
+    order = sorted(
+        range(len(records)), key=lambda i: late.get(records[i].split or "train", 0)
+    )
     copies = _copies([row.text for row in records], order)
     rest = [i for i in order if i not in copies]
     near: dict[int, int] = {}
@@ -147,11 +150,6 @@ def deduplicate(
             records[i].unit_id != records[first].unit_id for i, first in dropped.items()
         ),
     )
-
-
-def _rank(record: Record) -> int:
-    """Order splits: nothing held out decides what is trained on."""
-    return {"test": 2, "validation": 1}.get(record.split or "train", 0)
 
 
 def _copies(values: Sequence[object], order: Sequence[int]) -> dict[int, int]:

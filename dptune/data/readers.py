@@ -231,10 +231,7 @@ def _file_source(source: FolderSource, file: Path) -> FileSource:
             record=source.record,
             max_bytes=source.max_bytes,
         )
-    shared = source.model_dump(
-        include=_COLUMN_FIELDS
-        | {"text_column", "text_template", "encoding", "max_bytes"}
-    )
+    shared = source.model_dump(include=_COLUMN_FIELDS | _FILE_FIELDS)
     if source.format == "csv":
         shared |= source.model_dump(include={"delimiter", "quote_character"})
     return _TABLE_KINDS[source.format].model_validate(shared | {"path": file})
@@ -253,7 +250,10 @@ def _to_record(
     def pick(column: str | None) -> object:
         return MISSING if column is None else values[column]
 
-    chosen = _pick_split(values, source, split=split)
+    chosen: object = split
+    if source.split_column is not None:  # where null is a fault, not no split
+        value = values[source.split_column]
+        chosen = MISSING if value is None else value
     identifier = pick(source.id_column)
     if source.ids_are_per_split and isinstance(chosen, str) and _is_id(identifier):
         identifier = f"{chosen}/{identifier}"
@@ -266,19 +266,6 @@ def _to_record(
         split=chosen,
         label=pick(source.label_column),
     )
-
-
-def _pick_split(
-    values: Mapping[str, object],
-    source: TabularFileSource | HubSource,
-    *,
-    split: str | None,
-) -> object:
-    """Take the split of the file, or of the column, where null is a fault."""
-    if source.split_column is None:
-        return split
-    value = values[source.split_column]
-    return MISSING if value is None else value
 
 
 def _is_id(value: object) -> bool:

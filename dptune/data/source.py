@@ -52,6 +52,9 @@ def _check_pattern(value: str) -> str:
 def template_columns(template: str) -> tuple[str, ...]:
     """Return the column names of a text template such as `"{question} {answer}"`.
 
+    >>> template_columns("{question} {answer}")
+    ('question', 'answer')
+
     Raises:
         ValueError: a field is empty, or has an attribute, index, conversion or format.
     """
@@ -349,6 +352,10 @@ def shares_data(one: DataSource, other: DataSource) -> bool:
     """Tell whether two sources are one, or name a file or a data set in common.
 
     Looks at names alone: a copy under another name, or a link, is not found.
+
+    >>> one, other = JsonlSource(path="a.jsonl"), JsonlSource(train="./a.jsonl")
+    >>> shares_data(one, other), shares_data(one, JsonlSource(path="b.jsonl"))
+    (True, False)
     """
     return one == other or bool(_names_of(one) & _names_of(other))
 

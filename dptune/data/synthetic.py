@@ -62,6 +62,11 @@ def generate_dialogues(
 
     Raises:
         ConfigError: an argument is out of range.
+
+    >>> (record,) = generate_dialogues(num_records=1, private=True, seed=0)
+    >>> first = record.spans[0]
+    >>> first.entity_type, record.text[first.start : first.end]
+    ('PERSON', 'Elias Reyes')
     """
     if num_records < 1 or seed < 0:
         raise ConfigError(

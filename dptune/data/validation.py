@@ -1,7 +1,7 @@
 """Great Expectations over a corpus, with results that hold booleans only.
 
-Patterns check a redacted corpus from outside: they share no code with the detectors
-whose work they judge.
+Patterns check a redacted corpus from outside: of the detectors whose
+work they judge they share nothing but the arithmetic of check digits.
 
 Great Expectations is imported when a corpus is validated, since that takes seconds.
 """
@@ -19,6 +19,7 @@ import pandas as pd
 
 from dptune.data.source import SPLITS
 from dptune.errors import ConfigError
+from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
 from dptune.results import Expectation, ValidationReport
 
 # U+FFFD, control characters, and UTF-8 read as Latin-1 or Windows-1252.
@@ -38,18 +39,6 @@ US_SSN = (
 _DIGIT_GROUPS = re.compile(r"[0-9]+(?:[ -][0-9]+)*")
 _CARD_PREFIX = re.compile(r"3[0-9]|4|5[0-9]|6|2[2-7]")
 _IBAN_START = re.compile(r"(?<![A-Z0-9])[A-Z]{2}[0-9]{2}(?=[ -]?[A-Z0-9])")
-# ISO 13616 registry: length by country.
-_IBAN_LENGTHS = {
-    country: int(entry[:2])
-    for entry in (
-        "15 NO", "16 BE", "18 DK FI FO GL NL", "19 MK SI",
-        "20 AT BA EE KZ LT LU XK", "21 CH HR LI LV", "22 BG BH CR DE GB GE IE ME RS VA",
-        "23 AE GI IL IQ OM TL", "24 AD CZ ES MD PK RO SA SE SK TN VG", "25 LY PT ST",
-        "26 IS TR", "27 BI DJ FR GR IT MC MR SM", "28 AL AZ BY CY DO GT HU LB NI PL SV",
-        "29 BR EG PS QA UA", "30 JO KW MU", "31 MT SC", "32 LC", "33 RU",
-    )
-    for country in entry[2:].split()
-}  # fmt: skip
 
 
 def has_card_number(text: str) -> bool:
@@ -65,7 +54,7 @@ def has_card_number(text: str) -> bool:
         ISO/IEC 7812-1:2017, annex B (Luhn).
     """
     return any(
-        _is_card(digits)
+        _CARD_PREFIX.match(digits) is not None and is_luhn_valid(digits)
         for match in _DIGIT_GROUPS.finditer(text)
         for digits in _joined_groups(re.split("[ -]", match.group()))
     )
@@ -85,15 +74,6 @@ def _joined_groups(groups: list[str]) -> list[str]:
     return runs
 
 
-def _is_card(digits: str) -> bool:
-    """Check prefix and Luhn digit."""
-    if not _CARD_PREFIX.match(digits):
-        return False
-    doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
-    total = sum(doubled) + sum(int(digit) for digit in digits[::-2])
-    return total % 10 == 0
-
-
 def has_iban(text: str) -> bool:
     """Tell whether a text holds an IBAN of a known country with valid check digits.
 
@@ -109,12 +89,11 @@ def has_iban(text: str) -> bool:
 
 def _is_iban(text: str, start: int) -> bool:
     """Check the characters from `start`, past single spaces and hyphens."""
-    length = _IBAN_LENGTHS.get(text[start : start + 2], 0)
+    length = IBAN_LENGTHS.get(text[start : start + 2], 0)
     compact = re.sub("[ -]", "", text[start : start + 2 * length])[:length]
     if not length or not re.fullmatch(f"[A-Z0-9]{{{length}}}", compact):
         return False
-    number = "".join(str(int(mark, 36)) for mark in compact[4:] + compact[:4])
-    return int(number) % 97 == 1
+    return has_iban_digits(compact)
 
 
 REDACTED_TYPES = ("EMAIL", "US_SSN", "CREDIT_CARD", "IBAN")

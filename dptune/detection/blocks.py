@@ -11,6 +11,7 @@ the spans are private: keep the folder where the corpus may be.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +48,12 @@ def span_feature(confidence: str) -> list[dict[str, Value]]:
 
 def as_row(span: Span) -> dict[str, Any]:
     """Write a span as one struct of a column."""
-    return {
-        "start": span.start,
-        "end": span.end,
-        "entity_type": span.entity_type,
-        "recognizer": span.recognizer,
-        "confidence": span.confidence,
-    }
+    return asdict(span)
 
 
 def spans_of(row: Sequence[dict[str, Any]]) -> tuple[Span, ...]:
     """Read one value of the column `spans`."""
-    return tuple(
-        Span(**{**span, "confidence": float(span["confidence"])}) for span in row
-    )
+    return tuple(map(Span.from_row, row))
 
 
 class Labeller:

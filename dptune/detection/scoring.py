@@ -159,6 +159,10 @@ def score_entity_types(
     Returns:
         One row per type in `counts`, most sensitive first.
 
+    >>> table = score_entity_types({"SSN": 1, "TIME": 9}, counts_are_public=True)
+    >>> [(row.entity_type, round(row.score, 2)) for row in table.rows]
+    [('SSN', 0.96), ('TIME', 0.04)]
+
     Raises:
         ConfigError: a count is negative.
 

@@ -1,6 +1,7 @@
 """Union of spans that loses no coverage, and their exact map to token labels."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,11 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     an address, which becomes one span, and the blank between a date and its time.
     Whether a secret holds a comma is part of the secret.
 
+    >>> street = Span(start=0, end=9, entity_type="ADDRESS")
+    >>> town = Span(start=11, end=17, entity_type="GPE")
+    >>> [(s.start, s.end) for s in unite([town, street], "12 Elm St, Oxford")]
+    [(0, 17)]
+
     Args:
         spans: spans of one text, in any order.
         text: the text they belong to.
@@ -64,10 +70,10 @@ def _join_parts(spans: Sequence[Span], text: str) -> Iterator[Span]:
             continue
         gap = text[last.end : span.start]
         if _is_address(last, span, gap):
-            last = _until(last, span.end)
+            last = replace(last, end=span.end)
             continue
         if gap == " " and (last.entity_type, span.entity_type) == ("DATE", "TIME"):
-            last = _until(last, span.start)
+            last = replace(last, end=span.start)
         yield last
         last = span
     if last is not None:
@@ -78,26 +84,14 @@ def _is_address(last: Span, span: Span, gap: str) -> bool:
     """Tell whether a span goes on an address behind a comma or on a new line."""
     return (
         last.entity_type == "ADDRESS"
-        and (span.entity_type in _OF_ADDRESS or _may_be_place(span))
+        and (
+            span.entity_type in _OF_ADDRESS
+            # nothing but a guess says that the span is no place
+            or (span.entity_type in _MAYBE_OF_ADDRESS and span.confidence < _IS_SURE)
+        )
         and 0 < len(gap) <= _LONGEST_GAP
         and not gap.strip(",. \t\n")
         and "\n\n" not in gap
-    )
-
-
-def _may_be_place(span: Span) -> bool:
-    """Tell whether nothing but a guess says that a span is no place."""
-    return span.entity_type in _MAYBE_OF_ADDRESS and span.confidence < _IS_SURE
-
-
-def _until(span: Span, end: int) -> Span:
-    """Let a span end elsewhere."""
-    return Span(
-        start=span.start,
-        end=end,
-        entity_type=span.entity_type,
-        recognizer=span.recognizer,
-        confidence=span.confidence,
     )
 
 
@@ -141,14 +135,7 @@ def _pieces(
             pieces.append((first, position, owner[first]))
         first = position
     for low, high, rank in pieces:
-        source = ranked[rank]
-        yield Span(
-            start=start + low,
-            end=start + high,
-            entity_type=source.entity_type,
-            recognizer=source.recognizer,
-            confidence=source.confidence,
-        )
+        yield replace(ranked[rank], start=start + low, end=start + high)
 
 
 BoolArray = npt.NDArray[np.bool_]
@@ -189,6 +176,10 @@ def token_labels(
     **Formal guarantee.** Every sensitive code point that a token covers lies in a
     labelled token, and every labelled token covers a sensitive code point. Special and
     padding tokens have `a == b` and are never labelled.
+
+    >>> name = Span(start=5, end=9, entity_type="PERSON")
+    >>> token_labels([(0, 0), (0, 4), (4, 9), (9, 13)], 13, [name]).tolist()
+    [False, False, True, False]
 
     Args:
         offsets: pairs `[a, b)` from a fast tokenizer, shape (tokens, 2), in code points

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from dptune.errors import DataError, ModelError, Problem
-from dptune.models.tokens import MASK
+from dptune.text import MASK
 
 _BATCH_SIZE = 1000
 

@@ -326,7 +326,8 @@ def _build(
         max_tokens=source.max_tokens,
         seed=source.seed,
     )
-    return _pair(_cast(model, dtype), tokenizer)
+    torch.nn.Module.to(model, dtype)
+    return _pair(model, tokenizer)
 
 
 def _tokenizer_of(
@@ -359,12 +360,6 @@ def _usable(tokenizer: object, *, where: str) -> PreTrainedTokenizerFast:
             "its tokenizer_config.json."
         )
     return tokenizer
-
-
-def _cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with weights of `dtype`."""
-    torch.nn.Module.to(model, dtype)
-    return model
 
 
 ADAPTER_FOLDER = "adapter"

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dptune.errors import ModelError
 from dptune.models.build import input_weight, output_parameters, seeded
-
-MASK = "<mask>"
+from dptune.text import MASK
 
 
 def add_mask_token(

@@ -3,16 +3,17 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import datasets
 
 from dptune.errors import DetectionError
-from dptune.redaction.operators import MASK, Operator, Pseudonyms, replacement
-from dptune.text import Span
+from dptune.redaction.operators import Operator, Pseudonyms, replacement
+from dptune.text import MASK, Span
 
 _BATCH_SIZE = 1000
+_LEAST_LETTERS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +65,10 @@ def redact_text(
     | `MASK`, only blanks between | one mask, unless `merge_adjacent` is off |
     | everything deleted | `<mask>`, one edit over the whole text |
 
+    >>> name = Span(start=5, end=9, entity_type="PERSON")
+    >>> redact_text("call Anna now", [name], Operator.TYPED).text
+    'call <PERSON> now'
+
     Args:
         text: the text.
         spans: disjoint spans of the text, in any order.
@@ -81,28 +86,45 @@ def redact_text(
         DetectionError: spans overlap or end after the text.
     """
     if operator is Operator.PSEUDONYM and pseudonyms is not None:
-        replace = pseudonyms.replacement(unit_id)
+        invent = pseudonyms.replacement(unit_id)
     else:
-        replace = replacement(operator)
+        invent = replacement(operator)
     joins = operator is Operator.MASK and merge_adjacent
     pieces: list[str] = []
     edits: list[Edit] = []
     position = length = 0
     for span in sorted(spans):
-        _check(span, position, len(text))
+        if span.start < position or span.end > len(text):
+            raise DetectionError(
+                "spans must be disjoint and inside the text, got "
+                f"start={span.start}, end={span.end} after end={position}, "
+                f"num_characters={len(text)}. Redact what DetectionEngine.detect "
+                "returned for the same text."
+            )
         gap = text[position : span.start]
         position = span.end
         if joins and edits and not gap.strip(" \t"):
-            edits[-1] = _extended(edits[-1], span.end)
+            edits[-1] = replace(edits[-1], end=span.end)
             continue
-        new = replace(span, text[span.start : span.end])
+        new = invent(span, text[span.start : span.end])
         pieces += (gap, new)
-        edits.append(_edit(span, length + len(gap), len(new)))
-        length += len(gap) + len(new)
+        first, length = length + len(gap), length + len(gap) + len(new)
+        edits.append(
+            Edit(
+                start=span.start,
+                end=span.end,
+                new_start=first,
+                new_end=length,
+                entity_type=span.entity_type,
+            )
+        )
     pieces.append(text[position:])
     redacted = "".join(pieces)
     if edits and (not redacted or redacted.isspace()):
-        return _all_masked(text, edits[0].entity_type)
+        whole = replace(
+            edits[0], start=0, end=len(text), new_start=0, new_end=len(MASK)
+        )
+        return Redaction(text=MASK, edits=(whole,))
     return Redaction(text=redacted, edits=tuple(edits))
 
 
@@ -151,7 +173,7 @@ def redact_dataset(
             "text": [
                 redact_text(
                     text,
-                    _spans(row),
+                    [Span.from_row(span) for span in row],
                     operator,
                     merge_adjacent=merge_adjacent,
                     pseudonyms=pseudonyms,
@@ -171,54 +193,6 @@ def redact_dataset(
     )
 
 
-def _spans(row: Sequence[dict[str, Any]]) -> list[Span]:
-    """Read one value of the column `spans`."""
-    return [
-        Span(start=span["start"], end=span["end"], entity_type=span["entity_type"])
-        for span in row
-    ]
-
-
-def _check(span: Span, position: int, length: int) -> None:
-    if span.start < position or span.end > length:
-        raise DetectionError(
-            f"spans must be disjoint and inside the text, got start={span.start}, "
-            f"end={span.end} after end={position}, num_characters={length}. "
-            "Redact what DetectionEngine.detect returned for the same text."
-        )
-
-
-def _edit(span: Span, new_start: int, new_length: int) -> Edit:
-    return Edit(
-        start=span.start,
-        end=span.end,
-        new_start=new_start,
-        new_end=new_start + new_length,
-        entity_type=span.entity_type,
-    )
-
-
-def _extended(edit: Edit, end: int) -> Edit:
-    """Let a mask take in the next span."""
-    return Edit(
-        start=edit.start,
-        end=end,
-        new_start=edit.new_start,
-        new_end=edit.new_end,
-        entity_type=edit.entity_type,
-    )
-
-
-def _all_masked(text: str, entity_type: str) -> Redaction:
-    edit = Edit(
-        start=0, end=len(text), new_start=0, new_end=len(MASK), entity_type=entity_type
-    )
-    return Redaction(text=MASK, edits=(edit,))
-
-
-_LEAST_LETTERS = 4
-
-
 def residual_values(text: str, spans: Sequence[Span], redacted: str) -> dict[str, int]:
     """Count the values of spans that occur in the redacted text as whole words.
 
@@ -226,6 +200,10 @@ def residual_values(text: str, spans: Sequence[Span], redacted: str) -> dict[str
     four letters and digits are left out: they stand in ordinary text by chance.
 
     **Privacy.** The counts are private; the values themselves are not returned.
+
+    >>> name = Span(start=5, end=9, entity_type="PERSON")
+    >>> residual_values("call Anna, ask Anna", [name], "call <mask>, ask Anna")
+    {'PERSON': 1}
 
     Args:
         text: the original text.
@@ -267,9 +245,5 @@ def residual_counts(
     after = redacted.select_columns(["text"]).iter(_BATCH_SIZE)
     for old, new in zip(before, after, strict=True):
         for text, row, made in zip(old["text"], old["spans"], new["text"], strict=True):
-            left.update(residual_values(text, list(map(_span, row)), made))
+            left.update(residual_values(text, list(map(Span.from_row, row)), made))
     return dict(sorted(left.items()))
-
-
-def _span(row: dict[str, Any]) -> Span:
-    return Span(start=row["start"], end=row["end"], entity_type=row["entity_type"])

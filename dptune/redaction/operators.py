@@ -17,9 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from dptune.errors import ConfigError, DependencyError
-from dptune.text import Span
-
-MASK = "<mask>"
+from dptune.identifiers import is_luhn_valid
+from dptune.text import MASK, Span
 
 Replace = Callable[[Span, str], str]
 """Returns the replacement of a span whose text is given."""
@@ -62,22 +61,10 @@ def replacement(operator: Operator) -> Replace:
     return _STATELESS[operator]
 
 
-def _mask(_span: Span, _value: str) -> str:
-    return MASK
-
-
-def _typed(span: Span, _value: str) -> str:
-    return f"<{span.entity_type}>"
-
-
-def _delete(_span: Span, _value: str) -> str:
-    return ""
-
-
 _STATELESS: dict[Operator, Replace] = {
-    Operator.MASK: _mask,
-    Operator.TYPED: _typed,
-    Operator.DELETE: _delete,
+    Operator.MASK: lambda _span, _value: MASK,
+    Operator.TYPED: lambda span, _value: f"<{span.entity_type}>",
+    Operator.DELETE: lambda _span, _value: "",
 }
 
 
@@ -95,6 +82,9 @@ def _numbered() -> Replace:
 
 def normalized(value: str) -> str:
     """Fold case, compatibility forms and separators: `O'Brien ` equals `obrien`.
+
+    >>> normalized("O'Brien "), normalized("-")
+    ('obrien', '-')
 
     A value of separators only is its own normal form.
     """
@@ -247,11 +237,10 @@ def _username(source: Any, value: str) -> str:  # noqa: ANN401
 def _card(source: Any, value: str) -> str:  # noqa: ANN401
     """Keep the shape; break the checksum by raising the last digit if it is valid."""
     made = _same_shape(source, value)
-    digits = [int(c) for c in made if c.isdecimal()]
-    doubled = (d * (1 + i % 2) for i, d in enumerate(reversed(digits)))
-    if digits and sum(d - 9 * (d > 9) for d in doubled) % 10 == 0:
+    digits = "".join(filter(str.isdecimal, made))
+    if digits and is_luhn_valid(digits):
         last = max(i for i, c in enumerate(made) if c.isdecimal())
-        made = f"{made[:last]}{(digits[-1] + 1) % 10}{made[last + 1 :]}"
+        made = f"{made[:last]}{(int(digits[-1]) + 1) % 10}{made[last + 1 :]}"
     return made
 
 

@@ -14,7 +14,7 @@ stays sensitive as a whole:
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -127,7 +127,12 @@ class CrossCheck:
         self._given = _Given()
         self._model = LlmRecognizer(endpoint=endpoint, tier=tier, known=[self._given])
         self.fingerprint = fingerprint_of(
-            (self.name, asked.fingerprint, code_digest("union"), _digest())
+            (
+                self.name,
+                asked.fingerprint,
+                code_digest("union"),
+                fingerprint_of((_ADDRESSES_A_MODEL.pattern, "1")),
+            )
         )
 
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
@@ -174,24 +179,13 @@ class CrossCheck:
         self, own: str, marks: Sequence[Span], start: int, end: int
     ) -> CheckedSentence:
         """Ask about one sentence."""
-        self._given.spans = [_moved(span, -start) for span in marks]
+        self._given.spans = [
+            replace(span, start=span.start - start, end=span.end - start)
+            for span in marks
+        ]
         (listed,) = self._model.recognize([own])
         doubts = tuple((s.start + start, s.end + start) for s in listed)
         opinion = Opinion.DISAGREE if listed else Opinion.AGREE
         if any(span.entity_type == UNAVAILABLE for span in listed):
             opinion, doubts = Opinion.UNAVAILABLE, ()
         return CheckedSentence(start=start, end=end, opinion=opinion, doubts=doubts)
-
-
-def _moved(span: Span, by: int) -> Span:
-    return Span(
-        start=span.start + by,
-        end=span.end + by,
-        entity_type=span.entity_type,
-        recognizer=span.recognizer,
-        confidence=span.confidence,
-    )
-
-
-def _digest() -> str:
-    return fingerprint_of((_ADDRESSES_A_MODEL.pattern, "1"))

@@ -36,6 +36,9 @@ def count_misses(
 ) -> MissCounts:
     """Count words with a letter or digit that is gold but not found.
 
+    >>> count_misses("ask Anna Lee", gold=[(4, 12)], found=[(4, 8)])
+    MissCounts(missed=1, words=3)
+
     Args:
         text: of the record.
         gold: half-open ranges that are sensitive.
@@ -94,6 +97,11 @@ def stratified_missing_rate(
 
     Returns:
         the estimate and the interval.
+
+    >>> counts = (MissCounts(missed=0, words=20),) * 100
+    >>> rate, interval = stratified_missing_rate([Stratum(counts=counts, size=1000)])
+    >>> rate, round(interval.high, 3)
+    (0.0, 0.036)
 
     References:
         Korn and Graubard (1998), Survey Methodology 24 (2), 193-201.

@@ -252,15 +252,13 @@ class ReviewStore:
         check_key(lists.of_project.public, key)
         for own in lists.of_project.of_data_set.values():
             check_key(own, key)
+        samples = self._all(SampleRecord, "samples", key)
+        reviews = self._all(ReviewRecord, "reviews", key)
         return ReviewState(
             key=key,
             lists=lists.of_project,
-            samples=tuple(
-                sorted(self._all(SampleRecord, "samples", key), key=_created)
-            ),
-            reviews=tuple(
-                sorted(self._all(ReviewRecord, "reviews", key), key=_imported)
-            ),
+            samples=tuple(sorted(samples, key=lambda sample: sample.created)),
+            reviews=tuple(sorted(reviews, key=lambda review: review.imported)),
         )
 
     def add_sample(self, record: SampleRecord, key: ListKey) -> None:
@@ -345,14 +343,6 @@ def _load(kind: type[RecordT], file: Path) -> RecordT:
         ) from None
 
 
-def _created(record: SampleRecord) -> str:
-    return record.created
-
-
-def _imported(record: ReviewRecord) -> str:
-    return record.imported
-
-
 class MeasuredRate(Report):
     """A missing rate that holds for one corpus and one detector, or why none does.
 
@@ -392,7 +382,11 @@ def measured_rate(
     for review in reversed(state.reviews):
         sample = state.sample(review.sample)
         refusal = _refusal(sample, review, corpus, detector, lists)
-        refusal = refusal or _only_a_part(sample)
+        if sample.screened and not refusal:
+            refusal = (
+                f"review {sample.id} is of the part that was read by hand, not of the "
+                "corpus"
+            )
         if not refusal:
             size = len(sample.sentences)
             return MeasuredRate(
@@ -406,13 +400,6 @@ def measured_rate(
         refusals.append((sample.corpus == corpus, refusal))
     own = [refusal for is_own, refusal in refusals if is_own]
     return MeasuredRate(refusal=(own or [r for _, r in refusals] or [""])[0])
-
-
-def _only_a_part(sample: SampleRecord) -> str:
-    """Say that a reading of a screened part speaks of that part."""
-    if not sample.screened:
-        return ""
-    return f"review {sample.id} is of the part that was read by hand, not of the corpus"
 
 
 def _refusal(

@@ -189,10 +189,7 @@ def _marked(rows: Dataset) -> list[MarkedText]:
     return [
         MarkedText(
             text=row["text"],
-            spans=tuple(
-                Span(start=s["start"], end=s["end"], entity_type=s["entity_type"])
-                for s in row["spans"] or ()
-            ),
+            spans=tuple(Span.from_row(s) for s in row["spans"] or ()),
         )
         for row in rows
     ]

@@ -156,10 +156,7 @@ def _labelled(
         tiers = token_tiers(
             len(texts[index]),
             zip(row["token_starts"], row["token_ends"], strict=True),
-            [
-                Span(start=s["start"], end=s["end"], entity_type=s["entity_type"])
-                for s in spans[index]
-            ],
+            [Span.from_row(s) for s in spans[index]],
             tier_of=tier_of,
         )
         yield _Row(
@@ -213,7 +210,7 @@ def weighted(
 
 def _span(row: dict[str, Any]) -> Span:
     """Read a span of a labelled corpus."""
-    return Span(start=row["start"], end=row["end"], entity_type=row["entity_type"])
+    return Span.from_row(row)
 
 
 def screened_units(

@@ -174,10 +174,7 @@ class Tracer:
 
 def _sensitive(record: dict[str, Any], row: dict[str, Any]) -> NDArray[np.bool_]:
     """Mark the tokens of a row, the first excepted, that touch a span."""
-    spans = [
-        Span(start=s["start"], end=s["end"], entity_type=s["entity_type"])
-        for s in record["spans"] or ()
-    ]
+    spans = [Span.from_row(s) for s in record["spans"] or ()]
     marks = character_marks(len(record["text"]), spans)
     before = np.concatenate(([0], np.cumsum(marks)))
     starts, ends = np.asarray(row["token_starts"]), np.asarray(row["token_ends"])

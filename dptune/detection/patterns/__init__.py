@@ -90,6 +90,7 @@ _MODULES = (
     "patterns/validators",
     "patterns/national_ids",
     "patterns/places_and_times",
+    "../identifiers",
 )
 _ALL_RULES: tuple[Rule, ...] = (
     *STRUCTURED_RULES,

@@ -6,9 +6,11 @@ has them too, is under the LGPL.
 
 import hashlib
 import re
+from collections.abc import Callable
 
 from dptune.detection.patterns.rules import Rule
-from dptune.detection.patterns.validators import Range, digits_of, is_luhn_valid
+from dptune.detection.patterns.validators import Range, Refiner, digits_of
+from dptune.identifiers import is_luhn_valid
 
 _LAW = "GDPR art. 87; "
 
@@ -122,41 +124,25 @@ def is_bech32_address(text: str) -> bool:
     return check in {1, 0x2BC830A3}
 
 
-def _refine_nhs(text: str, start: int, end: int) -> Range | None:
-    return (start, end) if is_nhs_valid(digits_of(text[start:end])) else None
+def _if_valid(
+    check: Callable[[str], bool], of: Callable[[str], str] = digits_of
+) -> Refiner:
+    """Make a refiner that keeps a candidate whose checksum is right.
+
+    Args:
+        check: of what `of` makes of the candidate.
+        of: takes the signs out; by default all that are no digits.
+    """
+
+    def refine(text: str, start: int, end: int) -> Range | None:
+        return (start, end) if check(of(text[start:end])) else None
+
+    return refine
 
 
-def _refine_cpf(text: str, start: int, end: int) -> Range | None:
-    return (start, end) if is_cpf_valid(digits_of(text[start:end])) else None
-
-
-def _refine_aadhaar(text: str, start: int, end: int) -> Range | None:
-    return (start, end) if is_verhoeff_valid(digits_of(text[start:end])) else None
-
-
-def _refine_luhn(text: str, start: int, end: int) -> Range | None:
-    return (start, end) if is_luhn_valid(digits_of(text[start:end])) else None
-
-
-def _refine_dni(text: str, start: int, end: int) -> Range | None:
-    compact = "".join(filter(str.isalnum, text[start:end]))
-    return (start, end) if is_dni_valid(compact) else None
-
-
-def _refine_fiscal_code(text: str, start: int, end: int) -> Range | None:
-    return (start, end) if is_fiscal_code_valid(text[start:end]) else None
-
-
-def _refine_nir(text: str, start: int, end: int) -> Range | None:
-    return (start, end) if is_nir_valid(digits_of(text[start:end])) else None
-
-
-def _refine_pesel(text: str, start: int, end: int) -> Range | None:
-    return (start, end) if is_pesel_valid(text[start:end]) else None
-
-
-def _refine_bsn(text: str, start: int, end: int) -> Range | None:
-    return (start, end) if is_bsn_valid(digits_of(text[start:end])) else None
+def _without_signs(text: str) -> str:
+    """Return letters and digits."""
+    return "".join(filter(str.isalnum, text))
 
 
 def _refine_crypto(text: str, start: int, end: int) -> Range | None:
@@ -188,7 +174,7 @@ NATIONAL_RULES = (
         pattern=re.compile(r"(?<![\w.-])[1-9]\d{2}[ -]\d{3}[ -]\d{4}(?![\w-])"),
         citation=_LAW + "NHS Data Dictionary, NHS number",
         confidence=0.92,
-        refine=_refine_nhs,
+        refine=_if_valid(is_nhs_valid),
         needs=("nhs", "patient", "health"),
         needs_digit=True,
         min_digits=10,
@@ -198,7 +184,7 @@ NATIONAL_RULES = (
         pattern=re.compile(r"(?<![\w.-])\d{3}\.?\d{3}\.?\d{3}-\d{2}(?![\w-])"),
         citation=_LAW + "Receita Federal, CPF",
         confidence=1.0,
-        refine=_refine_cpf,
+        refine=_if_valid(is_cpf_valid),
         needs_digit=True,
         min_digits=11,
     ),
@@ -207,7 +193,7 @@ NATIONAL_RULES = (
         pattern=re.compile(r"(?<![\w.-])[2-9]\d{3}[ -]\d{4}[ -]\d{4}(?![\w-]| \d)"),
         citation=_LAW + "UIDAI, Aadhaar number, Verhoeff check",
         confidence=0.97,
-        refine=_refine_aadhaar,
+        refine=_if_valid(is_verhoeff_valid),
         needs_digit=True,
         min_digits=12,
     ),
@@ -219,7 +205,7 @@ NATIONAL_RULES = (
         ),
         citation=_LAW + "Employment and Social Development Canada, SIN",
         confidence=0.97,
-        refine=_refine_luhn,
+        refine=_if_valid(is_luhn_valid),
         needs=("sin", "social"),
         needs_digit=True,
         min_digits=9,
@@ -229,7 +215,7 @@ NATIONAL_RULES = (
         pattern=re.compile(r"\b(?:\d{8}|[xyz]-?\d{7})[ -]?[a-z]\b"),
         citation=_LAW + "Real Decreto 1553/2005, DNI and NIE",
         confidence=0.97,
-        refine=_refine_dni,
+        refine=_if_valid(is_dni_valid, _without_signs),
         needs_digit=True,
         min_digits=7,
     ),
@@ -238,7 +224,7 @@ NATIONAL_RULES = (
         pattern=re.compile(r"\b[a-z]{6}\d{2}[a-ehlmprst]\d{2}[a-z]\d{3}[a-z]\b"),
         citation=_LAW + "Decreto MF 23/12/1976, codice fiscale",
         confidence=1.0,
-        refine=_refine_fiscal_code,
+        refine=_if_valid(is_fiscal_code_valid, str),
         needs_digit=True,
     ),
     Rule(
@@ -249,7 +235,7 @@ NATIONAL_RULES = (
         ),
         citation=_LAW + "INSEE, NIR with key",
         confidence=0.97,
-        refine=_refine_nir,
+        refine=_if_valid(is_nir_valid),
         needs_digit=True,
         min_digits=15,
     ),
@@ -258,7 +244,7 @@ NATIONAL_RULES = (
         pattern=re.compile(r"\bpesel\b[^\d\n]{0,12}(?P<value>\d{11})(?!\w)"),
         citation=_LAW + "Ustawa z 24.9.2010, PESEL",
         confidence=0.97,
-        refine=_refine_pesel,
+        refine=_if_valid(is_pesel_valid),
         needs=("pesel",),
     ),
     Rule(
@@ -268,7 +254,7 @@ NATIONAL_RULES = (
         ),
         citation=_LAW + "Wet algemene bepalingen burgerservicenummer",
         confidence=0.97,
-        refine=_refine_bsn,
+        refine=_if_valid(is_bsn_valid),
         needs=("bsn", "burgerservice"),
     ),
     Rule(

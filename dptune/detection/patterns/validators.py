@@ -9,35 +9,12 @@ import ipaddress
 import re
 from collections.abc import Callable
 
+from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
+
 Range = tuple[int, int]
 Refiner = Callable[[str, int, int], Range | None]
 
-# ISO 13616 registry, release 99: length of an IBAN by country.
-_IBAN_LENGTH = {
-    country: int(length)
-    for length, countries in (
-        ("15", "no"),
-        ("16", "be bi"),
-        ("18", "dk fi fo gl nl sd fk"),
-        ("19", "mk si"),
-        ("20", "at ba ee kz lt lu xk mn"),
-        ("21", "ch cr hr li lv"),
-        ("22", "bg bh de ge gb ie me rs va"),
-        ("23", "ae gi il iq tl om so"),
-        ("24", "ad cz es md pk ro sa se sk tn vg"),
-        ("25", "ly pt st"),
-        ("26", "is tr"),
-        ("27", "fr gr it mc mr sm dj"),
-        ("28", "al az by cy do gt hu lb ni pl sv"),
-        ("29", "br eg ps qa ua"),
-        ("30", "jo kw mu ye"),
-        ("31", "mt sc"),
-        ("32", "lc"),
-        ("33", "ru"),
-    )
-    for country in countries.split()
-}
-IBAN_COUNTRIES = "|".join(sorted(_IBAN_LENGTH))
+IBAN_COUNTRIES = "|".join(sorted(IBAN_LENGTHS)).lower()
 _DIGITS = re.compile(r"\d+")
 _ISBN_10 = re.compile(r"(?:\d{1,7}[ -]){3}[\dx]|\d{9}x", re.IGNORECASE)
 
@@ -45,27 +22,6 @@ _ISBN_10 = re.compile(r"(?:\d{1,7}[ -]){3}[\dx]|\d{9}x", re.IGNORECASE)
 def digits_of(text: str) -> str:
     """Return only the decimal digits of a text."""
     return "".join(_DIGITS.findall(text))
-
-
-def is_luhn_valid(digits: str) -> bool:
-    """Check the Luhn digit of a card number (ISO/IEC 7812-1, annex B)."""
-    total = 0
-    for position, character in enumerate(reversed(digits)):
-        value = int(character) * (1 + position % 2)
-        total += value - 9 * (value > 9)
-    return total % 10 == 0
-
-
-def is_iban_valid(compact: str) -> bool:
-    """Check length and mod-97 remainder of an IBAN without separators (ISO 13616)."""
-    if len(compact) != _IBAN_LENGTH.get(compact[:2].lower(), 0):
-        return False
-    return _has_remainder_one(compact)
-
-
-def _has_remainder_one(compact: str) -> bool:
-    rotated = compact[4:] + compact[:4]
-    return int("".join(str(int(character, 36)) for character in rotated)) % 97 == 1
 
 
 def is_isbn(text: str) -> bool:
@@ -139,18 +95,18 @@ def refine_iban(text: str, start: int, end: int) -> Range | None:
     A country may have changed its length: groups with digits whose remainder is right
     are an IBAN too.
     """
-    length = _IBAN_LENGTH.get(text[start : start + 2].lower(), 0)
+    length = IBAN_LENGTHS.get(text[start : start + 2].upper(), 0)
     compact = ""
     for position in range(start, end):
         if text[position].isalnum():
             compact += text[position]
         if len(compact) == length:
-            if is_iban_valid(compact):
+            if has_iban_digits(compact):
                 return start, position + 1
             break
     groups = _IBAN_GROUPS.match(text, start, end)
     compact = "".join(filter(str.isalnum, groups.group())) if groups else ""
-    if groups and 15 <= len(compact) <= 34 and _has_remainder_one(compact):
+    if groups and 15 <= len(compact) <= 34 and has_iban_digits(compact):
         return groups.span()
     return None
 

@@ -3,13 +3,13 @@
 import datasets
 import pytest
 
+from dptune.detection.blocks import spans_of
 from dptune.detection.engine import (
     DetectionEngine,
     build_engine,
     detect_dataset,
     detection_report,
     refuse_if_nothing_found,
-    spans_of,
 )
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError, DetectionError
