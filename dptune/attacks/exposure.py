@@ -399,11 +399,10 @@ def _with_marks(
 ) -> tuple[CanaryExposure, ...]:
     """Say of every planted canary whether it was marked, and how often trained on."""
     copies: Sequence[int | None] = trained or [None] * len(canary_set.planted)
-    known = iter(enumerate(copies))
+    known = iter(
+        {"marked": canary_set.spec.is_marked(number), "trained": count}
+        for number, count in enumerate(copies)
+    )
     return tuple(
-        one.model_copy(
-            update={"marked": canary_set.spec.is_marked(number), "trained": count}
-        )
-        for one in canaries
-        for number, count in [next(known) if one.planted else (-1, None)]
+        one.model_copy(update=next(known)) if one.planted else one for one in canaries
     )

@@ -361,6 +361,158 @@ def test_exposure_report_holds_counts_and_no_secret():
     assert not any(s in dumped for s in canaries.planted + canaries.held_out)
 
 
+@pytest.mark.parametrize("trained", [None, (3, 0)])
+@pytest.mark.parametrize(
+    ("setting", "recall", "marked"),
+    [
+        ("as_detected", None, [None, None]),
+        ("missed", None, [False, False]),
+        ("not_missed", None, [True, True]),
+        ("partly_missed", 0.5, [True, False]),
+    ],
+)
+def test_exposure_report_says_of_planted_canaries_what_became_of_them(
+    setting, recall, marked, trained, digit_tokenizer
+):
+    """Held-out ones are in no corpus, so nobody marked them or trained on them."""
+    spec = CanarySpec(
+        length=2,
+        num_planted=2,
+        num_held_out=1,
+        insertions=3,
+        setting=setting,
+        recall=recall,
+    )
+    canaries = draw_canaries(spec, seed=0)
+    trie = CandidateTrie.build(spec, digit_tokenizer, bos=0)
+    model, base = (
+        Measured(
+            canaries=rank_canaries(made_up(spec, trie, nll), trie, canaries),
+            num_token_forwards=7,
+        )
+        for nll in (np.arange(100), np.arange(100)[::-1])
+    )
+    report = exposure_report(
+        measured=model,
+        base=base,
+        canary_set=canaries,
+        model_digest="m",
+        base_model_digest="b",
+        planted_found=6,
+        trained=trained,
+        scoring="mean",
+    )
+    for found, given in (
+        (report.canaries, model.canaries),
+        (report.base_canaries, base.canaries),
+    ):
+        assert [c.marked for c in found] == [*marked, None]
+        assert [c.trained for c in found] == [*(trained or [None, None]), None]
+        ids = [(c.canary_id, c.planted, c.insertions) for c in found]
+        assert ids == [
+            ("planted-0", True, 3),
+            ("planted-1", True, 3),
+            ("held-out-0", False, 0),
+        ]
+        assert [c.rank for c in found] == [c.rank for c in given]
+    nlls = [int(s) for s in canaries.planted + canaries.held_out]
+    assert [c.nll for c in report.canaries] == nlls
+    assert (report.model_digest, report.base_model_digest) == ("m", "b")
+    assert report.canary_set_digest == canaries.digest
+    assert (report.scoring, report.setting) == ("mean", setting)
+    assert (report.exact, report.drawn, report.num_token_forwards) == (True, True, 7)
+
+
+def test_exposure_report_of_given_secrets_or_of_bounds_says_so():
+    spec = CanarySpec(length=2, num_planted=1, num_held_out=0, fixed=("12",))
+    given = draw_canaries(spec, seed=0)
+    bound = module.CanaryExposure(
+        canary_id="planted-0",
+        planted=True,
+        insertions=1,
+        rank=1,
+        exposure=1.0,
+        nll=1.0,
+        method="uniform_sample",
+    )
+    measured = Measured(canaries=(bound,), num_token_forwards=0)
+    report = exposure_report(
+        measured=measured,
+        base=measured,
+        canary_set=given,
+        model_digest="m",
+        base_model_digest="b",
+        planted_found=1,
+    )
+    assert (report.drawn, report.exact, report.scoring) == (False, False, "sum")
+
+
+def test_rank_by_the_mean_is_another_than_by_the_sum(make_model, merging_tokenizer):
+    spec = CanarySpec(length=3, num_planted=5, num_held_out=5)
+    canaries = draw_canaries(spec, seed=0)
+    trie = CandidateTrie.build(spec, merging_tokenizer, bos=0)
+    model = make_model("gpt2", vocab_size=len(merging_tokenizer))
+    scores = score_candidates(model, trie)
+    for scoring, values in (
+        ("sum", scores.nll),
+        ("mean", scores.nll / trie.num_scored),
+    ):
+        found = measure_exposure(model, trie, canaries, scoring=scoring)
+        for one, secret in zip(
+            found.canaries, canaries.planted + canaries.held_out, strict=True
+        ):
+            assert one.rank == 1 + int((values < values[spec.index_of(secret)]).sum())
+        assert found.num_token_forwards == scores.num_token_forwards
+    by_sum, by_mean = (
+        measure_exposure(model, trie, canaries, scoring=scoring).canaries
+        for scoring in ("sum", "mean")
+    )
+    assert by_sum != by_mean
+
+
+def test_scores_are_of_the_trie_that_is_ranked(digit_tokenizer):
+    spec = CanarySpec(length=1, num_planted=1, num_held_out=0)
+    trie = CandidateTrie.build(spec, digit_tokenizer, bos=0)
+    scores, canaries = made_up(spec, trie, np.zeros(10)), draw_canaries(spec, seed=0)
+    other = dataclasses.replace(scores, trie_key="another")
+    with pytest.raises(ModelError, match="one template"):
+        rank_canaries(other, trie, canaries)
+    longer = draw_canaries(spec.model_copy(update={"length": 2}), seed=0)
+    with pytest.raises(ModelError, match="one template"):
+        rank_canaries(scores, trie, longer)
+
+
+@pytest.mark.parametrize(("batch_size", "room"), [(3, 1024), (1024, 3)])
+def test_nodes_are_forwarded_in_batches_that_fit(
+    batch_size, room, make_model, digit_tokenizer, monkeypatch
+):
+    spec = CanarySpec(length=2, num_planted=0, num_held_out=0)
+    trie = CandidateTrie.build(spec, digit_tokenizer, bos=0)
+    model = make_model("gpt2", vocab_size=len(digit_tokenizer))
+    whole, sizes, forward = score_candidates(model, trie).nll, [], module.next_logits
+
+    def noted(model, tokens, *rest, **options):
+        sizes.append(len(tokens))
+        return forward(model, tokens, *rest, **options)
+
+    monkeypatch.setattr(module, "next_logits", noted)
+    monkeypatch.setattr(module, "_room", lambda *_: room)
+    found = score_candidates(model, trie, batch_size=batch_size).nll
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+    assert max(sizes) == 3
+
+
+def test_room_on_a_cpu_shrinks_with_the_vocabulary(make_model):
+    model = make_model("gpt2", vocab_size=1 << 10)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert module._room(model, cpu) == 1 << 13
+    assert module._room(make_model("gpt2", vocab_size=1 << 9), cpu) == 1 << 14
+    assert module._room(model, cuda) > 1 << 40
+    model.config.vocab_size = 1 << 25
+    assert module._room(model, cpu) == 1
+    assert module._room(torch.nn.Identity(), cpu) == 1 << 23
+
+
 def test_scores_repr_hides_values(digit_tokenizer):
     spec = CanarySpec(length=1, num_planted=0, num_held_out=0)
     trie = CandidateTrie.build(spec, digit_tokenizer, bos=0)
