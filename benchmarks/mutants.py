@@ -464,7 +464,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--take", type=int, default=10, help="mutants of each module")
-    parser.add_argument("--only", default="", help="modules whose path has this in it")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of their paths")
+    parser.add_argument("--tests", nargs="*", default=TESTS, help="instead of all")
     parser.add_argument("--key", nargs="*", default=[], help="and these mutants")
     parser.add_argument("--budget", type=float, default=3.0, help="seconds of tests")
     options = parser.parse_args()
@@ -476,7 +477,7 @@ def main() -> int:
     def job(suite: Suite) -> None:
         for file in [one for module in MODULES for one in REPOSITORY.glob(module)]:
             path = str(file.relative_to(REPOSITORY))
-            if options.only in path:
+            if any(part in path for part in options.only):
                 made = mutants(path)
                 drawn = made[options.skip : options.skip + options.take]
                 drawn += [one for one in made if one.key in options.key]
@@ -485,7 +486,7 @@ def main() -> int:
                 total.update(figures)
 
     suite = Suite(job, budget=options.budget)
-    pytest.main([*FLAGS, *QUICK, *TESTS], plugins=[suite])
+    pytest.main([*FLAGS, *QUICK, *options.tests], plugins=[suite])
     print(dict(total))
     return 1 if total["survived"] else 0
 

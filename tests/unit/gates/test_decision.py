@@ -1,13 +1,21 @@
 """The decision table, criterion by criterion."""
 
+import hashlib
 import math
 from datetime import timedelta
 
 import pytest
 
-from dptune.gates.decision import GateDecision, GateOutcome, Verdict, decide
+from dptune.gates.decision import (
+    GateDecision,
+    GateOutcome,
+    Verdict,
+    decide,
+    unreadable,
+)
 from dptune.gates.evidence import Evidence
 from dptune.gates.leakage import needed_candidates
+from dptune.gates.manifest import Manifest
 from dptune.gates.null_law import mean_exposure_bounds
 from dptune.results import ExposureReport, ShadowReport
 from dptune.statistics import fewest_hits_for
@@ -756,6 +764,29 @@ def test_decide_invalid_is_worse_than_block_and_block_than_inconclusive(make):
     assert_decides(make.evidence(claims=over, utility=None), make.policy(), "BLOCK")
     other = make.utility(model_digest="x")
     assert_decides(make.evidence(claims=over, utility=other), make.policy(), "INVALID")
+
+
+@pytest.mark.parametrize("text", ["{", "\ud800"])
+def test_unreadable_evidence_is_invalid_and_the_decision_says_of_what(text, make):
+    policy, files = make.policy(name="strict", version=4), make.files()
+    decision = unreadable(
+        text, policy, model_digest="m", reason="It is cut off.", files=files
+    )
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+    assert (decision.outcome, decision.model_digest) == ("INVALID", "m")
+    assert decision.policy == policy.reference.title
+    assert decision.evidence_digest == decision.dossier_digest == digest
+    assert decision.manifest_digest == files.stored.digest
+    (only,) = decision.criteria
+    assert (only.name, only.reason) == ("evidence", "It is cut off.")
+
+
+def test_decision_names_what_it_was_made_of(make):
+    decision = decide(make.evidence(), make.policy())
+    assert decision.manifest_digest == make.files().stored.digest
+    assert decision.dossier_digest == make.origin().digest
+    none = decide(Evidence(model_digest="m"), make.policy())
+    assert (none.manifest_digest, none.dossier_digest) == (Manifest().digest, "")
 
 
 def test_verdict_names_are_those_of_the_table():

@@ -10,6 +10,7 @@ import pytest
 from dptune.errors import ArtifactError
 from dptune.gates.manifest import (
     Manifest,
+    StoredFile,
     difference,
     differs_in_size,
     read_manifest,
@@ -259,3 +260,13 @@ def test_names_are_written_so_that_no_terminal_is_deceived(signed, plain):
         refuse_other_files(signed, plain)
     assert "\x1b" not in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_difference_names_three_files_and_counts_the_others():
+    def named(count):
+        files = tuple(StoredFile(path=f"f{i}", size=0, sha256="") for i in range(count))
+        return difference(Manifest(files=files), Manifest())
+
+    assert named(0) == ""
+    assert named(3) == "missing: f0, f1, f2"
+    assert named(5) == "missing: f0, f1, f2 and 2 more"

@@ -58,7 +58,9 @@ def test_policy_limits_evaluations(make, evaluations, outcome):
         attempts=make.attempts(evaluations),
         policy=make.policy(max_evaluations=4, assurance_bound_bits=9.0),
     )
-    assert verdict(decision, "attempts").verdict == outcome
+    shown = verdict(decision, "attempts")
+    assert shown.verdict == outcome
+    assert (shown.measured, shown.threshold) == (evaluations, 4.0)
     assert decision.outcome == outcome
     assert f"{evaluations} evaluation" in verdict(decision, "attempts").reason
 

@@ -56,3 +56,91 @@ def test_policy_digest_changes_with_any_threshold():
     assert policy.digest != other.digest
     assert policy.digest == GatePolicy.from_mapping(CLAIM).digest
     assert policy.max_nll_increase == pytest.approx(math.log(1.02))
+
+
+def test_policy_thresholds_of_version_one_are_those_that_were_simulated():
+    """Who changes one measures again (benchmarks/gate_errors.py) and says so."""
+    policy = GatePolicy.from_mapping(CLAIM).model_dump(mode="json")
+    assert {k: v for k, v in policy.items() if k not in CLAIM} == {
+        "schema_version": 1,
+        "name": "default",
+        "version": 1,
+        "privacy_unit": "record",
+        "relation": None,
+        "accepted_statuses": ["certified"],
+        "max_missing_rate": 0.01,
+        "accept_declared_missing_rate": False,
+        "accepted_assumptions": [],
+        "require_dataset_budget": True,
+        "require_canaries": True,
+        "min_canaries": 100,
+        "min_held_out": 20,
+        "min_space_size": 10_000,
+        "memorization_level": 0.001,
+        "effect_size_bits": 2.5,
+        "single_canary_share": 1e-4,
+        "assurance_bound_bits": 2.5,
+        "assurance_level": 0.005,
+        "control_level": 0.001,
+        "base_level": 0.001,
+        "contradiction_level": 0.001,
+        "min_audit_capacity": None,
+        "require_step_audit": True,
+        "max_evidence_age_days": 180,
+        "max_evaluations": None,
+        "max_membership_tpr": 0.10,
+        "membership_level": 0.05,
+        "min_shadow_models": 4,
+        "min_membership_records": 500,
+        "blind_level": 0.001,
+        "max_nll_increase": math.log(1.02),
+        "utility_confidence": 0.95,
+    }
+
+
+LEVEL = ((1e-9, 0.499), (0.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("version", (1, 2), (0, 1.0, "1", True)),
+        ("name", ("a", "0-._" + "x" * 60), ("", "A", "-a", "a b", "x" * 65, "é")),
+        ("max_epsilon", (1e-9, 1e9), (0.0, -1.0)),
+        ("max_delta", (1e-30, 0.999), (0.0, 1.0)),
+        ("max_missing_rate", (0.0, 1.0), (-1e-9, 1.001)),
+        ("min_canaries", (1,), (0,)),
+        ("min_held_out", (2,), (1,)),
+        ("min_space_size", (2,), (1,)),
+        ("memorization_level", *LEVEL),
+        ("effect_size_bits", (0.0,), (-1e-9,)),
+        ("single_canary_share", (1e-9, 0.999), (0.0, 1.0)),
+        ("assurance_bound_bits", (1e-9,), (0.0,)),
+        ("assurance_level", *LEVEL),
+        ("control_level", *LEVEL),
+        ("base_level", *LEVEL),
+        ("contradiction_level", *LEVEL),
+        ("min_audit_capacity", (None, 1e-9), (0.0,)),
+        ("max_evidence_age_days", (1e-9,), (0.0,)),
+        ("max_evaluations", (None, 1), (0,)),
+        ("max_membership_tpr", (1e-9, 1.0), (0.0, 1.001)),
+        ("membership_level", *LEVEL),
+        ("min_shadow_models", (0,), (-1,)),
+        ("min_membership_records", (100,), (99,)),
+        ("blind_level", *LEVEL),
+        ("max_nll_increase", (0.0,), (-1e-9,)),
+        ("utility_confidence", (0.501, 0.999), (0.5, 1.0)),
+        ("notion", ("local",), (None, "all")),
+        ("privacy_unit", ("user",), (None, "token")),
+        ("require_canaries", (True, False), (None,)),
+        ("accepted_assumptions", ((),), (None, ["the_moon_is_public"])),
+    ],
+)
+def test_policy_takes_the_ends_of_a_range_and_nothing_beyond(name, allowed, refused):
+    for value in allowed:
+        assert getattr(GatePolicy.from_mapping({**CLAIM, name: value}), name) == value
+    for value in refused:
+        with pytest.raises(ConfigError) as caught:
+            GatePolicy.from_mapping({**CLAIM, name: value})
+        (problem,) = caught.value.problems
+        assert problem.path.partition(".")[0] == name

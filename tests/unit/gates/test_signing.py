@@ -177,6 +177,7 @@ def test_envelope_is_dsse(sealed):
     values = json.loads(sealed)
     payload = base64.b64decode(values["payload"])
     kind = values["payloadType"]
+    assert kind == "application/vnd.dptune.gate-decision+json"
     signed = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
     KEY.public_key().verify(base64.b64decode(values["signatures"][0]["sig"]), signed)
 
