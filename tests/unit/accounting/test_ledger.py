@@ -52,6 +52,29 @@ def entry(view="original", dp_event=NOISY, num_steps=80, **changes):
     return LedgerEntry(**values)
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("max_grad_norm", (None, 1e-9), (0.0,)),
+        ("num_bands", (1,), (0,)),
+        ("num_steps", (0,), (-1,)),
+    ],
+)
+def test_entry_takes_the_ends_of_a_range_and_nothing_beyond(name, allowed, refused):
+    for value in allowed:
+        assert getattr(entry(**{name: value}), name) == value
+    for value in refused:
+        with pytest.raises(ValueError, match=name):
+            entry(**{name: value})
+
+
+def test_entry_of_everybody_in_every_step_has_rate_one_and_no_larger():
+    whole = poisson_gaussian_event(sample_rate=1.0, noise_multiplier=1.1, num_steps=80)
+    assert entry(dp_event=whole, sample_rate=1.0).sample_rate == 1.0
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        entry(dp_event=whole, sample_rate=1.001)
+
+
 def raw(**changes):
     return entry(dp_event=dpa.NonPrivateDpEvent(), **changes)
 

@@ -58,7 +58,7 @@ def test_policy_digest_changes_with_any_threshold():
     assert policy.max_nll_increase == pytest.approx(math.log(1.02))
 
 
-def test_policy_thresholds_of_version_one_are_those_that_were_simulated():
+def test_policy_thresholds_are_those_that_were_simulated():
     """Who changes one measures again (benchmarks/gate_errors.py) and says so."""
     policy = GatePolicy.from_mapping(CLAIM).model_dump(mode="json")
     assert {k: v for k, v in policy.items() if k not in CLAIM} == {
@@ -81,8 +81,8 @@ def test_policy_thresholds_of_version_one_are_those_that_were_simulated():
         "single_canary_share": 1e-4,
         "assurance_bound_bits": 2.5,
         "assurance_level": 0.005,
-        "control_level": 0.001,
-        "base_level": 0.001,
+        "control_level": 0.0005,
+        "base_level": 0.0005,
         "contradiction_level": 0.001,
         "min_audit_capacity": None,
         "require_step_audit": True,
@@ -92,7 +92,7 @@ def test_policy_thresholds_of_version_one_are_those_that_were_simulated():
         "membership_level": 0.05,
         "min_shadow_models": 4,
         "min_membership_records": 500,
-        "blind_level": 0.001,
+        "blind_level": 0.0005,
         "max_nll_increase": math.log(1.02),
         "utility_confidence": 0.95,
     }
