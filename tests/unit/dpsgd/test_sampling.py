@@ -113,6 +113,15 @@ def test_everybody_has_one_turn_a_cycle_at_the_largest_rate():
     assert [b.tolist() for b in batches[:3]] == [b.tolist() for b in batches[3:]]
 
 
+def test_two_groups_take_turns():
+    sampler = CyclicPoissonSampler(num_units=30, sample_rate=1 / 2, num_groups=2)
+    generator = sampling_generator(fixed_seed=0)
+    first, second = (sampler.sample(generator).tolist() for _ in range(2))
+    assert first
+    assert second
+    assert sorted(first + second) == list(range(30))
+
+
 def test_one_group_draws_what_poisson_draws():
     draws = []
     for sampler in (
