@@ -75,13 +75,16 @@ def main() -> int:
     """Run everything, print one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--umasks", nargs="*", default=["000", "022"])
+    parser.add_argument("--commands", type=int, default=99, help="the first so many")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     moments = random.Random(options.seed)  # noqa: S311 - no secret
     found = {}
-    for umask in (0o000, 0o022):
+    for umask in (int(digits, 8) for digits in options.umasks):
         with _place() as place, _walking(place) as readable:
-            seconds = [_run(place, command, umask) for command in _commands(place)]
+            commands = _commands(place)[: options.commands]
+            seconds = [_run(place, command, umask) for command in commands]
             for _ in range(options.kills):
                 command = (*_train(place), "--retrain")
                 _run(place, command, umask, moments.uniform(0, seconds[0]))
@@ -137,11 +140,11 @@ def _commands(place: Place) -> list[tuple[str, ...]]:
     model, version = "tiny-assistant", ("--version", "1")
     return [
         _train(place),
+        ("calibrate", str(place.data / "hub.yaml")),
         ("gate", model, *version, "--policy", "default"),
         ("promote", model, *version, "--override", "to see"),
         (*_train(place), "--set", "performance.num_processes=2", "--retrain"),
         ("audit", str(place.data / "jsonl.yaml")),
-        ("calibrate", str(place.data / "hub.yaml")),
         (
             "review",
             "sample",

@@ -209,6 +209,8 @@ def _fault(error: BaseException) -> Fault | None:
 def _of_sqlite(error: BaseException) -> Fault | None:
     """Read SQLite's own code; its lowest byte is the kind."""
     if isinstance(error, sqlite3.Error):
+        if "no such table" in str(error):  # the file went, and SQLite made an empty one
+            return _AWAY
         code = getattr(error, "sqlite_errorcode", None)
         return None if code is None else _BY_SQLITE.get(code & 0xFF)
     # Drivers of servers: a connection that was refused, or went away.

@@ -162,9 +162,10 @@ def _be_quiet() -> None:
     """Keep third-party chatter off the terminal; our own lines stay."""
     warnings.filterwarnings("ignore")
     logging.getLogger().setLevel(logging.WARNING)
-    for name in ("alembic", "mlflow", "great_expectations", "datasets"):
+    for name in ("alembic", "great_expectations", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("zenml").setLevel(logging.CRITICAL)
+    for name in ("mlflow", "zenml"):  # print traces of what they raise as well
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _print_problems(errors: Console, error: DptuneError) -> None:

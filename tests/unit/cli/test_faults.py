@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import signal
 import sqlite3
@@ -15,9 +16,11 @@ from types import SimpleNamespace
 import pytest
 import requests
 import torch
+from mlflow.store.db.utils import _get_managed_session_maker
 from safetensors.torch import save_file
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import sessionmaker
 
 from cli import main as entry
 from cli.faults import Stopped, fault_of
@@ -63,6 +66,14 @@ def garbage_budget(folder):
     BudgetStore.open(f"sqlite:///{garbage(folder)}")
 
 
+def emptied_registry(folder):
+    """MLflow's session, on a file that went away and was made anew by SQLite."""
+    engine = create_engine(f"sqlite:///{folder / 'mlflow.db'}")
+    session = _get_managed_session_maker(sessionmaker(engine), "sqlite")
+    with session() as opened:
+        opened.execute(text("SELECT * FROM experiments"))
+
+
 def read_only_database(folder):
     sqlite3.connect(folder / "a.db").execute("CREATE TABLE t (x)").connection.close()
     connection = sqlite3.connect(f"file:{folder}/a.db?mode=ro", uri=True)
@@ -96,6 +107,7 @@ FAULTS = {
     garbage_database: "a database is damaged",
     garbage_through_sqlalchemy: "a database is damaged",
     garbage_budget: "budget store must answer",
+    emptied_registry: "a database does not answer",
     read_only_database: "read-only",
     no_memory: "not enough memory",
     no_server: "a server cannot be reached",
@@ -123,6 +135,14 @@ def test_fault_is_one_message_and_code_4(fault, run_cli, monkeypatch, tmp_path):
     assert "no budget was spent" in " ".join(outcome.err.split())
     assert "Traceback" not in outcome.out + outcome.err
     assert "Zebediah" not in outcome.err
+
+
+def test_twin_that_lets_mlflow_speak_prints_a_trace(run_cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(entry, "build_app", raising(lambda: emptied_registry(tmp_path)))
+    monkeypatch.setattr(
+        entry, "_be_quiet", lambda: logging.getLogger("mlflow").setLevel(logging.ERROR)
+    )
+    assert "Traceback" in run_cli().err
 
 
 def test_twin_that_knows_no_faults_calls_a_full_disk_a_crash(run_cli, monkeypatch):
