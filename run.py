@@ -1,8 +1,10 @@
 """The one command line: `python run.py --help`."""
 
+import os
 import signal
 import sys
 
+os.umask(0o077)  # for bytecode too: who may write there writes what is run
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # What comes while this is being loaded waits for `main`, which answers it in words.
 signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

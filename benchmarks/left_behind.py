@@ -36,6 +36,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
 NOBODY, MARK, NUM_RECORDS = "65534", "zqmark", 260
 TRACED = "openat,open,creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink"
+CANARY = re.compile(rb"My access code is [A-Za-z0-9]{3}")
 WALKER = r"""
 import os, sys, time
 seen = set()
@@ -271,18 +272,10 @@ def _secrets(place: Place) -> list[bytes]:
     found = [MARK.encode(), b"sk-zqkey-of-a-model"]
     key = place.project / "budget.key"
     found += [key.read_bytes()] if key.is_file() else []
-    texts = set()
-    for file in place.project.rglob("*.json"):
+    texts: set[bytes] = set()
+    for file in (*place.project.rglob("*.json"), *place.project.rglob("*.arrow")):
         with suppress(OSError):
-            texts |= set(
-                re.findall(rb"My access code is [A-Za-z0-9]{3}", file.read_bytes())
-            )
-            texts |= {
-                b"My access code is " + s
-                for s in re.findall(
-                    rb'"secret": ?"([A-Za-z0-9]{3})"', file.read_bytes()
-                )
-            }
+            texts |= set(CANARY.findall(file.read_bytes()))
     return [*found, *sorted(texts)]
 
 

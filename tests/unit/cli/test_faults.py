@@ -208,6 +208,18 @@ def test_installation_that_cannot_be_imported_is_no_verdict(tmp_path):
     assert b"Traceback" not in done.stderr
 
 
+def test_bytecode_is_nobody_elses_to_write(tmp_path):
+    (tmp_path / "run.py").write_text((REPOSITORY / "run.py").read_text())
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli" / "__init__.py").touch()
+    (tmp_path / "cli" / "main.py").write_text("def main(): return 0\n")
+    command = [sys.executable, "run.py"]
+    environment = {k: v for k, v in os.environ.items() if k[:9] != "PYTHONDON"}
+    subprocess.run(command, cwd=tmp_path, check=True, umask=0, env=environment)
+    made = tmp_path / "cli" / "__pycache__"
+    assert [p for p in (made, *made.iterdir()) if p.stat().st_mode & 0o077] == []
+
+
 def test_crash_whose_trace_has_no_room_is_still_one_message(
     run_cli, monkeypatch, tmp_path
 ):
