@@ -62,8 +62,8 @@ from dptune.configfile import validate
 from dptune.models.loading import LoadedModel, load_saved, save_model
 from dptune.planning import RunPlan
 from dptune.privacy import Notion
-from dptune.reports import _figure as fig
-from dptune.reports.trace_page import plain_ticks, series_style
+from dptune.reports.figures import canvas as fig
+from dptune.reports.figures.canvas import plain_ticks, series_style
 from dptune.workflow.attack import CanaryRanking
 from dptune.workflow.tracing import Tracer
 

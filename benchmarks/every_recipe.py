@@ -31,7 +31,7 @@ from cli.main import main as command_line
 from cli.runs import CONFIGS, FinishedRun, read_config
 from dptune.configfile import read_yaml
 from dptune.gates.decision import GateDecision
-from dptune.reports.statements import PrivacyCard
+from dptune.reports.card.statements import PrivacyCard
 
 RESULTS = Path(__file__).resolve().parent / "results" / "every_recipe.jsonl"
 TARGET = 8.0

@@ -53,7 +53,7 @@ from dptune.models.source import PackageSource
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe
-from dptune.reports import _figure as fig
+from dptune.reports.figures import canvas as fig
 from dptune.stages import StagePlan
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -13,10 +13,10 @@ from dptune.config import TrainConfig
 from dptune.errors import ConfigError, Problem, ProblemsError
 from dptune.reports import blocks
 from dptune.reports.blocks import Block, Chip, Page
-from dptune.reports.calibration import Calibration
-from dptune.reports.calibration_page import PLAN, calibration_page
-from dptune.reports.calibration_plots import calibration_png
+from dptune.reports.figures.runs import calibration_png
+from dptune.reports.pages.calibration import PLAN, calibration_page
 from dptune.reports.render import page_html
+from dptune.results import Calibration
 from dptune.workflow.power import planned_power
 from dptune.workflow.preflight import Checked, check_run
 from dptune.workflow.what_if import calibration
@@ -120,7 +120,7 @@ def _write(output: Path, found: Calibration, page: Page) -> None:
 def _print_page(console: Console, page: Page) -> None:
     """Print what the page says, without its figures."""
     console.print(f"[bold]{page.title}[/]")
-    console.print(page.lede, style="dim")
+    console.print(page.subtitle, style="dim")
     for section in page.sections:
         if any(isinstance(block, blocks.Plots) for block in section.blocks):
             continue

@@ -21,6 +21,7 @@ from cli.runs import (
     open_workspace,
     write_trace,
 )
+from cli.training import print_tables, write_page
 from dptune.comparing import (
     Cell,
     CompareConfig,
@@ -29,17 +30,14 @@ from dptune.comparing import (
     load_comparison,
 )
 from dptune.errors import DptuneError
-from dptune.reports.cells import (
+from dptune.reports.comparison import (
     CellResult,
     ComparisonReport,
     StageUsage,
-    comparison_rows,
     finite,
 )
-from dptune.reports.compare_csv import cells_csv, rows_csv, trace_csv
-from dptune.reports.compare_page import guarantee_table, leakage_table
 from dptune.reports.formatting import MISSING, duration, epsilon, number
-from dptune.reports.html import render_fragment
+from dptune.reports.tables import cells_csv, rows_csv, trace_csv
 from dptune.workflow.budget import release_budget
 from dptune.workflow.compare import CheckedComparison, check_comparison
 from dptune.workflow.preflight import Checked
@@ -103,17 +101,18 @@ def compare_and_report(
         console.print(f"next    python run.py compare {path}", style="dim")
         return
     report = _run(console, job, known)
-    files = _write(report)
-    _print_rows(console, report)
+    commands = _next_steps(job, report)
+    files = _write(report, commands)
+    print_tables(console, report)
     for file in files:
         console.print(f"report  {file}", soft_wrap=True)
-    for line in _next_steps(job, report):
+    for line in commands:
         console.print(f"next    {line}", style="dim", soft_wrap=True)
     console.print(f"took    {duration(time.monotonic() - started)}", style="dim")
     if report.failed:
         error = DptuneError(
             f"{len(report.failed)} of {len(report.cells)} cells must be run again: "
-            + "; ".join(f"{_name(c)}: {c.failure}" for c in report.failed)
+            + "; ".join(f"{c.name}: {c.failure}" for c in report.failed)
         )
         error.add_note(STARTED)
         raise error
@@ -371,39 +370,16 @@ def _planned_epsilon(cell: Cell, planned: float) -> str:
     return epsilon(planned) if cell.config.recipe.private else MISSING
 
 
-def _write(report: ComparisonReport) -> list[Path]:
+def _write(report: ComparisonReport, commands: Sequence[str]) -> list[Path]:
     """Write page and tables to the project folder's reports."""
-    folder = current_workspace().reports
-    folder.mkdir(parents=True, exist_ok=True)
     stem = f"compare-{report.name}"
-    files = {
-        f"{stem}.html": render_fragment(report),
-        f"{stem}.csv": rows_csv(report),
-        f"{stem}-cells.csv": cells_csv(report),
-    }
+    page = write_page(stem, report, commands)
+    files = {f"{stem}.csv": rows_csv(report), f"{stem}-cells.csv": cells_csv(report)}
     if any(cell.trace for cell in report.cells):
         files[f"{stem}-trace.csv"] = trace_csv(report)
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in files]
-
-
-def _print_rows(console: Console, report: ComparisonReport) -> None:
-    """Print the tables of the page."""
-    rows = comparison_rows(report)
-    for block in (leakage_table(report, rows), guarantee_table(report, rows)):
-        table = Table()
-        for name in block.columns:
-            table.add_column(name, overflow="fold")
-        for row in block.rows:
-            table.add_row(*(c if isinstance(c, str) else c.text for c in row))
-        console.print(table)
-
-
-def _name(cell: CellResult) -> str:
-    """Name a cell."""
-    budget = "" if cell.target_epsilon is None else f", ε {cell.target_epsilon:g}"
-    return f"{cell.label}{budget}, seed {cell.seed}"
+        (page.parent / name).write_text(text, encoding="utf-8")
+    return [page, *(page.parent / name for name in files)]
 
 
 def _next_steps(job: _Job, report: ComparisonReport) -> list[str]:

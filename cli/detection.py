@@ -18,9 +18,14 @@ from dptune.data.gold import read_gold
 from dptune.detection.engine import DetectionEngine, build_engine
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError, Problem
-from dptune.reports.detect_page import detect_page, pieces_of
-from dptune.reports.formatting import count, interval, share
-from dptune.reports.quality_page import quality_page, quality_plot, quality_png
+from dptune.reports.formatting import count, interval, percent
+from dptune.reports.pages.detector import (
+    detect_page,
+    pieces_of,
+    quality_page,
+    quality_plot,
+    quality_png,
+)
 from dptune.reports.render import page_html
 from dptune.review.lists import ListKey, with_lists
 from dptune.review.quality import Quality, Share, measure_quality
@@ -101,7 +106,7 @@ def detect_command(source: str, choice: DetectorChoice, *, html: Path | None) ->
     masked = sum(span.end - span.start for span in spans) / max(len(text), 1)
     console.print(
         f"{', '.join(engine.recognizers)}, tier {engine.tier.replace('_', ' ')}: "
-        f"{len(spans):,} spans, {share(masked)} of the characters masked",
+        f"{len(spans):,} spans, {percent(masked)} of the characters masked",
         style="dim",
     )
     if html is not None:
@@ -252,8 +257,8 @@ def _print_quality(
 
 
 def _cells(value: Share) -> tuple[str, str, str]:
-    measured = interval(value.interval, as_share=True)
-    return share(value.value), measured, count(value.count)
+    measured = interval(value.interval, as_percent=True)
+    return percent(value.value), measured, count(value.count)
 
 
 def _next_steps(quality: Quality) -> list[str]:

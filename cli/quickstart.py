@@ -1,16 +1,12 @@
 """The `quickstart` command: one corpus, two recipes, one page."""
 
 import time
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from cli.runs import CONFIGS, FinishedRun, read_config, run_training
-from cli.training import next_steps, print_comparison, summarize, write_report
+from cli.training import cell_of, next_steps, print_tables, write_page
 from dptune.errors import GateFailedError
-
-if TYPE_CHECKING:
-    from dptune.reports.page import RunSummary
 
 _RECIPES = ("no_dp", "jft")
 _INTRO = (
@@ -33,35 +29,32 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
     console = Console(highlight=False)
     started = time.monotonic()
     runs = [_run(console, recipe, seed=seed, retrain=retrain) for recipe in _RECIPES]
-    summaries = [summarize(run, title=run.config.recipe.title) for run in runs]
-    model_name = runs[-1].config.registry.model_name
-    commands = next_steps(model_name)
-    report = write_report(
-        "quickstart" if seed == 0 else f"quickstart-seed-{seed}",
+    from dptune.reports.comparison import ComparisonReport
+
+    cells = tuple(cell_of(run, label=run.config.recipe.title) for run in runs)
+    commands = next_steps(runs[-1].config.registry.model_name)
+    report = ComparisonReport(
+        name="quickstart" if seed == 0 else f"quickstart-seed-{seed}",
         title="One corpus, two recipes",
-        runs=summaries,
         intro=_INTRO,
-        next_steps=commands,
+        baseline=cells[0].label,
+        cells=cells,
     )
     console.print()
-    print_comparison(console, summaries)
-    for summary in summaries:
-        console.print(f"{summary.title}: [bold]{summary.outcome}[/] {_why(summary)}")
-    console.print(f"\nreport  {report}")
+    print_tables(console, report)
+    for cell in cells:
+        failed = cell.decision.failed() if cell.decision else ()
+        why = f"({', '.join(c.name for c in failed)})" if failed else ""
+        console.print(f"{cell.label}: [bold]{cell.outcome}[/] {why}")
+    console.print(f"\nreport  {write_page(report.name, report, commands)}")
     for line in commands:
         console.print(f"next    {line}", style="dim")
     console.print(f"took    {time.monotonic() - started:.0f} s", style="dim")
-    if summaries[-1].outcome != "PASS":
+    if cells[-1].outcome != "PASS":
         raise GateFailedError(
-            f"the protected model was not promoted ({summaries[-1].outcome}); the "
+            f"the protected model was not promoted ({cells[-1].outcome}); the "
             "report says why. Chance can do that: the noise is fresh in every run."
         )
-
-
-def _why(summary: "RunSummary") -> str:
-    """Name the criteria that stand in the way."""
-    failed = summary.decision.failed() if summary.decision else ()
-    return f"({', '.join(c.name for c in failed)})" if failed else ""
 
 
 def _run(console: Console, recipe: str, *, seed: int, retrain: bool) -> FinishedRun:

@@ -13,9 +13,8 @@ from dptune.detection.endpoint import Endpoint
 from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError, Problem
-from dptune.reports.formatting import interval
-from dptune.reports.formatting import share as share_text
-from dptune.reports.review_page import masked_lines, review_page
+from dptune.reports.formatting import interval, percent
+from dptune.reports.pages.detector import masked_lines, review_page
 from dptune.review.crosscheck import (
     CheckedSentence,
     CrossCheck,
@@ -191,7 +190,7 @@ def _print_sample(
     )
     best = best_upper_bound(record.sentences, record.sizes)
     console.print(
-        f"without a single miss it shows a missing rate of at most {share_text(best)}; "
+        f"without a single miss it shows a missing rate of at most {percent(best)}; "
         "for a smaller bound take a larger --size"
     )
     for name, file in (("page", html), ("lines", jsonl)):
@@ -221,8 +220,8 @@ def _print_imported(console: Console, done: Imported, *, public: bool) -> None:
         _next(console, "open the page, Load this file, decide the rest, save, import")
         return
     console.print(
-        f"missing rate {share_text(found.rate)} of all words, "
-        f"{interval(found.interval, as_share=True)}"
+        f"missing rate {percent(found.rate)} of all words, "
+        f"{interval(found.interval, as_percent=True)}"
     )
     console.print(
         f"{found.num_missed:,} words missed, {found.num_false_alarms:,} false alarms; "
@@ -258,8 +257,8 @@ def _status_table(state: ReviewState, users: dict[str, list[str]]) -> Table:
         left = len(open_sentences(sample, review))
         rate = "open"
         if review is not None and review.rate is not None:
-            measured = interval(review.interval, as_share=True)
-            rate = f"{share_text(review.rate)}, {measured}"
+            measured = interval(review.interval, as_percent=True)
+            rate = f"{percent(review.rate)}, {measured}"
         table.add_row(
             sample.id,
             sample.created[:10],

@@ -13,9 +13,7 @@ from infra.alerts import alert_refusal
 from infra.workspace import current_workspace
 
 if TYPE_CHECKING:  # drawing takes long to import, and a run may end before it
-    from dptune.gates.decision import GateDecision
-    from dptune.reports.page import RunSummary
-    from dptune.results import RegisteredVersion
+    from dptune.reports.comparison import CellResult, ComparisonReport
 
 
 def train_and_report(
@@ -53,89 +51,97 @@ def train_and_report(
         if if_changed and STARTED not in getattr(error, "__notes__", ()):
             alert_refusal(error, run=f"{config.name}, {config.recipe.name}")
         raise
-    summary = summarize(run, title=config.recipe.title)
-    version, decision = _outcome(run)
-    name = f"{config.name}-{config.recipe.name}-v{version.version}"
-    report = write_report(
-        name,
-        title=f"{config.name}: {config.recipe.title}",
-        runs=[summary],
-        intro=config.recipe.reference,
-        next_steps=next_steps(version.model_name),
-    )
-    print_comparison(console, [summary])
-    console.print(f"report  {report}")
-    for line in next_steps(version.model_name):
-        console.print(f"next    {line}", style="dim")
     from dptune.gates.decision import GateOutcome
+    from dptune.reports.comparison import ComparisonReport
     from steps._deciding import reasons
 
-    if decision.outcome is not GateOutcome.PASS:
+    cell = cell_of(run, label=config.recipe.title)
+    model_name = config.registry.model_name
+    commands = next_steps(model_name)
+    report = ComparisonReport(
+        name=f"{config.name}-{config.recipe.name}-v{cell.version}",
+        title=f"{config.name}: {config.recipe.title}",
+        intro=config.recipe.reference,
+        cells=(cell,),
+    )
+    print_tables(console, report)
+    console.print(f"report  {write_page(report.name, report, commands)}")
+    for line in commands:
+        console.print(f"next    {line}", style="dim")
+    if cell.decision is not None and cell.decision.outcome is not GateOutcome.PASS:
         raise GateFailedError(
-            f"version {version.version} of {version.model_name}: {decision.outcome}. "
-            f"{reasons(decision)}"
+            f"version {cell.version} of {model_name}: {cell.decision.outcome}. "
+            f"{reasons(cell.decision)}"
         )
 
 
-def summarize(run: FinishedRun, *, title: str) -> "RunSummary":
-    """Read what a finished run measured."""
-    from dptune.reports.page import RunSummary
+def cell_of(run: FinishedRun, *, label: str) -> "CellResult":
+    """Read what a finished run measured, registered and decided.
 
-    version, decision = _outcome(run)
-    utility, exposure = (
-        run.output("attack", "utility"),
-        run.output("attack", "exposure"),
-    )
-    classifies = utility.accuracy is not None
-    return RunSummary(
-        title=title,
-        model_version=version.version,
-        recipe=run.config.recipe.name,
-        perplexity=None if classifies else utility.perplexity,
-        base_perplexity=None if classifies else utility.base_perplexity,
-        accuracy=utility.accuracy,
-        base_accuracy=utility.base_accuracy,
-        exposure=None if exposure.not_measurable else exposure,
+    Args:
+        run: of the pipeline `train`.
+        label: names it beside others.
+    """
+    from dptune.reports.comparison import CellResult
+    from dptune.workflow.assess import nominal_interval
+
+    config, plan = run.config, run.output("calibrate", "plan")
+    cell = CellResult(
+        label=label,
+        recipe=config.recipe.name,
+        target_epsilon=plan.target_epsilon,
+        seed=config.repetition,
+        notion=plan.notion,
+        relation=plan.relation,
+        version=run.output("register", "version").version,
+        utility=run.output("attack", "utility"),
+        exposure=run.output("attack", "exposure"),
         membership=run.output("attack", "membership"),
-        decision=decision,
+        decision=run.output("gate", "decision"),
         card=run.output("gate", "privacy_card"),
+        nominal_interval=nominal_interval(plan, run.output("detect", "detection")),
+    )
+    return cell.with_stages(
+        run.output(f"train_{stage.name}", "stage_report")
+        for stage in config.recipe.stages
     )
 
 
-def write_report(
-    name: str,
-    *,
-    title: str,
-    runs: Sequence["RunSummary"],
-    intro: str,
-    next_steps: Sequence[str],
+def write_page(
+    stem: str, report: "ComparisonReport", next_steps: Sequence[str]
 ) -> Path:
-    """Write the self-contained HTML report and return its path."""
-    from dptune.reports.page import comparison_page
+    """Write the page of a comparison to the project folder, and return its path.
+
+    Args:
+        stem: of the file's name.
+        report: one training, or several.
+        next_steps: what a reader will want to do now.
+    """
+    from dptune.reports.pages.comparison import compare_page
+    from dptune.reports.render import page_html
 
     folder = current_workspace().reports
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{name}.html"
-    page = comparison_page(title, runs, intro=intro, next_steps=next_steps)
+    file = folder / f"{stem}.html"
+    page = page_html(compare_page(report, next_steps=next_steps))
     file.write_text(page, encoding="utf-8")
     return file
 
 
-def print_comparison(console: Console, runs: Sequence["RunSummary"]) -> None:
-    """Print the comparison table of the report in the terminal."""
-    from dptune.reports.page import summary_rows
+def print_tables(console: Console, report: "ComparisonReport") -> None:
+    """Print the tables of a comparison's page in the terminal."""
+    from dptune.reports.comparison import comparison_rows
+    from dptune.reports.tables import comparison_tables
 
-    table = Table(show_lines=False)
-    table.add_column("")
-    for run in runs:
-        table.add_column(run.title, overflow="fold")
-    group = ""
-    for row in summary_rows(runs):
-        if row.group != group:
-            group = row.group
+    for block in comparison_tables(report, comparison_rows(report)):
+        table = Table()
+        for name in block.columns:
+            table.add_column(name, overflow="fold")
+        for _, rows in block.parts():
             table.add_section()
-        table.add_row(row.metric, *row.values)
-    console.print(table)
+            for row in rows:
+                table.add_row(*(c if isinstance(c, str) else c.text for c in row))
+        console.print(table)
 
 
 def next_steps(model_name: str) -> list[str]:
@@ -147,8 +153,3 @@ def next_steps(model_name: str) -> list[str]:
         "python run.py mlflow  (MLflow: runs, models, epsilon as a metric)",
         "cp configs/train/own_text.yaml configs/train/mine.yaml  (edit, train)",
     ]
-
-
-def _outcome(run: FinishedRun) -> "tuple[RegisteredVersion, GateDecision]":
-    """Load the registered version and the decision on it."""
-    return run.output("register", "version"), run.output("gate", "decision")

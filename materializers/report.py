@@ -14,8 +14,8 @@ from dptune.detection.scoring import SensitivityTable
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.planning import RunPlan
-from dptune.reports.cells import CellResult, ComparisonReport
-from dptune.reports.statements import PrivacyCard
+from dptune.reports.card.statements import PrivacyCard
+from dptune.reports.comparison import CellResult, ComparisonReport
 from dptune.results import (
     BudgetReport,
     BudgetReservation,

@@ -6,7 +6,7 @@ from zenml import pipeline
 
 import materializers  # noqa: F401 - registers the materializers
 from dptune.config import TrainConfig
-from dptune.reports.cells import ComparisonReport
+from dptune.reports.comparison import ComparisonReport
 from pipelines.train import remember_failure, train_and_attack
 from steps.assess import assess
 from steps.compare import compare
@@ -32,7 +32,7 @@ def cell_pipeline(
     """
     run = TrainConfig.model_validate(config)
     done = train_and_attack(run, fingerprint, retrain=retrain, review=review)
-    assess(**done.results, config=run, label=label)
+    assess(done.model, done.results, config=run, label=label)
 
 
 @pipeline(name="compare", enable_step_logs=False, on_failure=remember_failure)

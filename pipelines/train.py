@@ -63,10 +63,10 @@ def _shards(config: TrainConfig) -> list[str]:
 class Measured:
     """Artifacts of a model that was trained and attacked, as later steps take them."""
 
+    model: Any
     labelled: Any
     base: Any
-    results: dict[str, Any]
-    step_audits: list[Any]
+    results: list[Any]
 
 
 def train_and_attack(
@@ -177,22 +177,13 @@ def train_and_attack(
         data_set=run.budget.data_set,
     )
     return Measured(
+        model=model,
         labelled=labelled,
         base=base,
-        step_audits=step_audits,
-        results={
-            "model": model,
-            "plan": plan,
-            "ledger": ledger,
-            "corpus": counts,
-            "detection": detection,
-            "redaction": redaction,
-            "exposure": exposure,
-            "membership": membership,
-            "extraction": extraction,
-            "utility": utility,
-            "budget": budget,
-        },
+        results=[
+            *(plan, ledger, counts, detection, redaction, budget, *step_audits),
+            *(exposure, membership, extraction, utility),
+        ],
     )
 
 
@@ -225,12 +216,7 @@ def train_pipeline(
         settings=run.model,
         performance=run.performance,
     )
-    version = register(
-        **done.results,
-        step_audits=done.step_audits,
-        champion=champion,
-        config=run,
-    )
+    version = register(done.model, [*done.results, champion], config=run)
     decision, _ = gate(version, policy=run.gate)
     promote(version, decision)
 

@@ -13,7 +13,7 @@ from zenml.models import ModelVersionPipelineRunRequest
 from zenml.utils.dashboard_utils import get_run_url
 
 from dptune.gates.decision import GateOutcome
-from dptune.reports.summary import verdict_tag
+from dptune.reports.card.statements import verdict_tag
 from dptune.results import RegisteredVersion
 from infra.workspace import mlflow_pages
 from steps import _registry, _tracking

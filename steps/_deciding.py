@@ -19,8 +19,13 @@ from dptune.errors import (
 from dptune.gates.decision import GateDecision, decide, unreadable
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import Statement, open_unverified, seal, signer_of
-from dptune.reports.card import PrivacyCard, render_html, render_markdown
-from dptune.reports.summary import at_a_glance, epsilon_words, summary_markdown
+from dptune.reports.card.page import render_html, render_markdown
+from dptune.reports.card.statements import (
+    PrivacyCard,
+    at_a_glance,
+    epsilon_words,
+    summary_markdown,
+)
 from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key

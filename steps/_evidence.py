@@ -10,7 +10,7 @@
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from zenml import get_step_context
@@ -50,25 +50,24 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
-def refuse_changed_inputs(inputs: Mapping[str, object]) -> None:
+def refuse_changed_inputs(inputs: Mapping[str, Iterable[Report]]) -> None:
     """Refuse reports that are not what ZenML noted when they were made.
 
-    Called in a step, with its inputs. An answer from the cache may be months old, and
-    its file is one that somebody can edit.
+    Called in a step, with lists of its inputs. An answer from the cache may be months
+    old, and its file is one that somebody can edit.
 
     Raises:
         ArtifactError: a report is another one than was measured; names it.
     """
     for name, artifacts in get_step_context().inputs.items():
-        value = inputs.get(name)
-        if not isinstance(value, Report):
-            continue
-        digest = hashlib.sha256(value.model_dump_json().encode()).hexdigest()
-        if any(digest != artifact.content_hash for artifact in artifacts):
-            raise ArtifactError(
-                f"artifact {name} must be what its step wrote, but was changed since. "
-                "Restore the artifact store, or run without ZenML's cache."
-            )
+        written = {artifact.content_hash for artifact in artifacts}
+        for value in inputs.get(name, ()):
+            if digest_of(value.model_dump_json()) not in written:
+                raise ArtifactError(
+                    f"artifact {type(value).__name__} must be what its step wrote, but "
+                    "was changed since. Restore the artifact store, or run without "
+                    "ZenML's cache."
+                )
 
 
 def keep_evidence(dossier: Dossier, version: RegisteredVersion) -> None:

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from zenml.client import Client
 
-from dptune.reports.cells import ComparisonRow
+from dptune.reports.comparison import ComparisonRow
 from steps import _tracking
 
 _LOG = logging.getLogger(__name__)

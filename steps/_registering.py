@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 from zenml import log_metadata
 from zenml.metadata.metadata_types import MetadataType
@@ -14,7 +13,7 @@ from dptune.models.source import ModelBundle
 from dptune.reports.formatting import epsilon as format_epsilon
 from dptune.results import RegisteredVersion
 from dptune.workflow.controller import read_controllers
-from dptune.workflow.dossier import Dossier
+from dptune.workflow.dossier import Dossier, RunResults
 from steps import _registry, _tracking
 from steps._dashboard import link_run
 from steps._deciding import read_dossier
@@ -23,24 +22,22 @@ from steps._files import register_files
 
 
 def dossier_of_run(
-    model: ModelBundle,
-    config: TrainConfig,
-    **results: Any,  # noqa: ANN401 - `Dossier.of` checks them
+    model: ModelBundle, results: RunResults, config: TrainConfig
 ) -> Dossier:
     """Put together what a run of a configuration made of a model.
 
     Args:
         model: the weights, with the controllers that trained them.
+        results: of the run.
         config: of the run.
-        results: plan, ledger and reports, by their names in `Dossier.of`.
     """
     return Dossier.of(
+        results,
         model_digest=model.digest,
         base_model=config.model.describe(),
         recipe=config.recipe,
         planned_for=config.gate.reference,
         controllers=read_controllers(model.path),
-        **results,
     )
 
 

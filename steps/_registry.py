@@ -15,7 +15,7 @@ from zenml.models import ModelResponse, ModelVersionResponse
 from zenml.utils.metadata_utils import log_metadata
 
 from dptune.gates.decision import GateOutcome
-from dptune.reports.summary import verdict_tag
+from dptune.reports.card.statements import verdict_tag
 from infra.locks import one_at_a_time
 from infra.workspace import current_workspace
 from steps import _tracking

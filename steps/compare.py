@@ -5,14 +5,9 @@ from typing import Annotated
 from zenml import log_metadata, step
 from zenml.client import Client
 
-from dptune.reports.cells import (
-    CellResult,
-    ComparisonReport,
-    StageUsage,
-    comparison_rows,
-)
-from dptune.reports.compare_csv import cells_csv, rows_csv, trace_csv
+from dptune.reports.comparison import CellResult, ComparisonReport, comparison_rows
 from dptune.reports.html import render_fragment
+from dptune.reports.tables import cells_csv, rows_csv, trace_csv
 from dptune.results import StageReport
 from steps._caching import NEVER
 from steps._figures import log_comparison
@@ -56,15 +51,4 @@ def _finished(cell: CellResult, run_id: str) -> CellResult:
         if name.startswith("train_")
     ]
     order = [stage.stage for stage in cell.stages]
-    reports.sort(key=lambda report: order.index(report.stage))
-    usage = [
-        StageUsage(
-            stage=report.stage,
-            num_steps=report.num_steps,
-            seconds=report.seconds,
-            peak_memory_bytes=report.peak_memory_bytes,
-        )
-        for report in reports
-    ]
-    trace = tuple(point for report in reports for point in report.trace)
-    return found.model_copy(update={"stages": tuple(usage), "trace": trace})
+    return found.with_stages(sorted(reports, key=lambda r: order.index(r.stage)))

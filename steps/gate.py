@@ -6,7 +6,7 @@ from zenml import log_metadata, step
 
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
-from dptune.reports.statements import PrivacyCard
+from dptune.reports.card.statements import PrivacyCard
 from dptune.results import RegisteredVersion
 from steps._alerting import alert_verdict
 from steps._caching import NEVER

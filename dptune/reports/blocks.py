@@ -4,10 +4,12 @@ Reports are turned into blocks by pure functions, so that a dashboard page, a pr
 card and the comparison page say the same thing in the same words.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
+
+ItemT = TypeVar("ItemT")
 
 
 class Tone(StrEnum):
@@ -64,7 +66,6 @@ class Table:
     numeric: frozenset[int] = frozenset()
     caption: str = ""
     groups: tuple[tuple[str, int], ...] = ()
-    row_heads: bool = True
 
     def parts(self) -> tuple[tuple[str, tuple[tuple[Cell, ...], ...]], ...]:
         """Return the rows by group; one unnamed group where there are none."""
@@ -80,10 +81,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """An inline `<svg>` from `dptune.reports.plots`, and what it shows.
+    """An inline `<svg>` from `dptune.reports.figures`, and what it shows.
 
     Args:
-        svg: trusted markup; only the figure module makes it.
+        svg: trusted markup; only the figure modules make it.
     """
 
     kind: ClassVar[str] = "plot"
@@ -127,12 +128,53 @@ class Bullets:
     ordered: bool = False
 
 
-Block: TypeAlias = Facts | Table | Plot | Plots | Notice | Prose | Bullets
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """What one training comes to, at the top of a page.
+
+    Args:
+        reason: of the verdict, in one sentence.
+        figures: a few, set large.
+        claims: a line for each.
+    """
+
+    title: str
+    subtitle: str
+    chip: Chip
+    reason: str
+    figures: Facts
+    claims: Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headlines:
+    """Headlines side by side."""
+
+    kind: ClassVar[str] = "headlines"
+    items: tuple[Headline, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folds:
+    """Pages that open on a click; Markdown leaves them out.
+
+    Args:
+        open_failed: show those at once whose verdict is no pass.
+    """
+
+    kind: ClassVar[str] = "folds"
+    items: tuple["Page", ...]
+    open_failed: bool = False
+
+
+Block: TypeAlias = (
+    Facts | Table | Plot | Plots | Notice | Prose | Bullets | Headlines | Folds
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Blocks under a heading."""
+    """Blocks under a heading; none where the title is empty."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -143,24 +185,44 @@ class Page:
     """A whole page.
 
     Args:
-        kicker: what kind of page this is, above the title.
-        lede: one or two sentences under the title.
-        folds: pages that open on a click, below the sections.
-        folds_title: heading above them.
+        label: what kind of page this is, above the title.
+        subtitle: one or two sentences under the title.
     """
 
     title: str
-    kicker: str = ""
-    lede: str = ""
+    label: str = ""
+    subtitle: str = ""
     chip: Chip | None = None
     sections: tuple[Section, ...] = ()
-    folds: tuple["Page", ...] = ()
-    folds_title: str = ""
+
+
+def page(
+    *sections: Section | None,
+    title: str,
+    label: str = "",
+    subtitle: str = "",
+    chip: Chip | None = None,
+) -> Page:
+    """Return a page; None leaves a section out."""
+    found = tuple(one for one in sections if one is not None)
+    return Page(title=title, label=label, subtitle=subtitle, chip=chip, sections=found)
+
+
+def section(title: str, *blocks: Block | None) -> Section | None:
+    """Return a section of the blocks that there are; None leaves a block out."""
+    found = tuple(block for block in blocks if block is not None)
+    return Section(title=title, blocks=found) if found else None
 
 
 def facts(*items: tuple[str, Cell] | tuple[str, Cell, str] | None) -> Facts:
     """Return facts from tuples `(label, value[, note])`; None leaves a row out."""
-    return Facts(items=tuple(_fact(item) for item in items if item is not None))
+    found = [item for item in items if item is not None]
+    return Facts(
+        items=tuple(
+            Fact(label=label, value=value, note="".join(note))
+            for label, value, *note in found
+        )
+    )
 
 
 def table(
@@ -179,6 +241,37 @@ def table(
     )
 
 
+def table_of(
+    items: Iterable[ItemT],
+    *columns: tuple[str, Callable[[ItemT], Cell]],
+    numeric: Iterable[int] = (),
+    caption: str = "",
+) -> Table:
+    """Return a table with a row for each item.
+
+    Args:
+        items: what the rows are about.
+        columns: the head of each, and what fills it.
+        numeric: columns that are set flush right.
+        caption: below the table.
+
+    >>> table_of([3], ("n", str), ("square", lambda n: str(n * n))).rows
+    (('3', '9'),)
+    """
+    heads = [head for head, _ in columns]
+    rows = ([fill(item) for _, fill in columns] for item in items)
+    return table(heads, rows, numeric=numeric, caption=caption)
+
+
+def side_by_side(*plots: Plot | None, caption: str = "") -> tuple[Block, ...]:
+    """Return figures side by side below a caption of all; nothing for no figure."""
+    found = tuple(plot for plot in plots if plot is not None)
+    if not found:
+        return ()
+    above = (Prose(paragraphs=(caption,)),) if caption else ()
+    return (*above, Plots(items=found))
+
+
 def verdict_chip(outcome: str) -> Chip:
     """Return the chip of a gate outcome; unknown words are neutral.
 
@@ -193,8 +286,3 @@ def verdict_chip(outcome: str) -> Chip:
 def yes_no(*, good: bool, yes: str = "met", no: str = "not met") -> Chip:
     """Return a green `yes` or a red `no`."""
     return Chip(text=yes, tone=Tone.PASS) if good else Chip(text=no, tone=Tone.BLOCK)
-
-
-def _fact(item: tuple[str, Cell] | tuple[str, Cell, str]) -> Fact:
-    """Return one fact."""
-    return Fact(label=item[0], value=item[1], note=item[2] if len(item) == 3 else "")

@@ -37,7 +37,8 @@ def number(value: float | None, *, digits: int = 3) -> str:
     elif size < 1e-4:
         text = _scientific(size, digits)
     else:
-        text = _rounded(size, digits)
+        places = max(0, digits - 1 - math.floor(math.log10(size)))
+        text = _without_zeros(f"{size:.{places}f}")
     return text if value > 0 else _MINUS + text
 
 
@@ -50,10 +51,10 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
-def share(value: float | None, *, digits: int = 3) -> str:
-    """Return a share in [0, 1] as a percentage.
+def percent(value: float | None, *, digits: int = 3) -> str:
+    """Return a fraction in [0, 1] as a percentage.
 
-    >>> share(0.0123), share(1.0), share(None)
+    >>> percent(0.0123), percent(1.0), percent(None)
     ('1.23 %', '100 %', '–')
     """
     if value is None or not math.isfinite(value):
@@ -85,16 +86,16 @@ def p_value(value: float | None) -> str:
     return f"p = {number(value, digits=2)}"
 
 
-def interval(value: Interval | None, *, as_share: bool = False) -> str:
+def interval(value: Interval | None, *, as_percent: bool = False) -> str:
     """Return a confidence interval with its confidence.
 
-    >>> interval(Interval(low=0.01, high=0.05, confidence=0.95), as_share=True)
+    >>> interval(Interval(low=0.01, high=0.05, confidence=0.95), as_percent=True)
     '95 % CI [1 %, 5 %]'
     """
     if value is None:
         return MISSING
-    form = share if as_share else number
-    return f"{share(value.confidence)} CI [{form(value.low)}, {form(value.high)}]"
+    form = percent if as_percent else number
+    return f"{percent(value.confidence)} CI [{form(value.low)}, {form(value.high)}]"
 
 
 def duration(seconds: float) -> str:
@@ -142,16 +143,14 @@ def sentence_case(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _rounded(size: float, digits: int) -> str:
-    """Return a number in [1e-4, 10**digits) without trailing zeros."""
-    places = max(0, digits - 1 - math.floor(math.log10(size)))
-    text = f"{size:.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
 def _scientific(size: float, digits: int) -> str:
     """Return `a×10ⁿ` with a true superscript."""
     mantissa, _, power = f"{size:.{digits - 1}e}".partition("e")
-    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    mantissa = _without_zeros(mantissa)
     raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{raised}" if mantissa == "1" else f"{mantissa}×10{raised}"
+
+
+def _without_zeros(text: str) -> str:
+    """Return a number without trailing zeros behind its point."""
+    return text.rstrip("0").rstrip(".") if "." in text else text

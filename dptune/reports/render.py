@@ -20,7 +20,6 @@ from dptune.reports.blocks import (
     Notice,
     Page,
     Prose,
-    Section,
     Table,
 )
 
@@ -40,7 +39,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["trusted_svg"] = _trusted_svg
+    # drawn by our own figures, which escape
+    found.filters["trusted_svg"] = Markup
     found.globals["style"] = Markup(  # noqa: S704 - our own style sheet
         (TEMPLATES / "style.css").read_text(encoding="utf-8")
     )
@@ -53,24 +53,18 @@ def page_html(page: Page) -> str:
 
 
 def page_markdown(page: Page) -> str:
-    """Return a page as Markdown; figures are left out."""
+    """Return a page as Markdown; figures and what is folded are left out."""
     lines = [f"# {_md(page.title)}", ""]
     if page.chip:
         lines += [f"**{_md(page.chip.text)}**", ""]
-    if page.lede:
-        lines += [_md(page.lede), ""]
+    if page.subtitle:
+        lines += [_md(page.subtitle), ""]
     for section in page.sections:
-        lines += _markdown_section(section)
+        lines += [f"## {_md(section.title)}", ""]
+        for block in section.blocks:
+            drawn = _markdown_block(block)
+            lines += [*drawn, ""] if drawn else []
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _markdown_section(section: Section) -> list[str]:
-    """Return one section's lines."""
-    lines = [f"## {_md(section.title)}", ""]
-    for block in section.blocks:
-        drawn = _markdown_block(block)
-        lines += [*drawn, ""] if drawn else []
-    return lines
 
 
 def _markdown_block(block: Block) -> list[str]:
@@ -87,7 +81,7 @@ def _markdown_block(block: Block) -> list[str]:
         title = f"**{_md(block.title)}** " if block.title else ""
         return [f"> {title}{_md(block.text)}"]
     if isinstance(block, Prose):
-        return _spaced(block.paragraphs)
+        return "\n\n".join(map(_md, block.paragraphs)).split("\n")
     if isinstance(block, Bullets):
         mark = "1." if block.ordered else "-"
         return [f"{mark} {_md(item)}" for item in block.items]
@@ -118,16 +112,3 @@ def _cell(value: Cell) -> str:
 def _md(text: str) -> str:
     """Escape what Markdown or HTML would read as markup."""
     return text.translate(_MARKDOWN_ESCAPES)
-
-
-def _spaced(paragraphs: tuple[str, ...]) -> list[str]:
-    """Return paragraphs with empty lines between them."""
-    lines: list[str] = []
-    for paragraph in paragraphs:
-        lines += [_md(paragraph), ""]
-    return lines[:-1]
-
-
-def _trusted_svg(svg: str) -> Markup:
-    """Let a figure of ours through the autoescape."""
-    return Markup(svg)  # noqa: S704 - drawn by dptune.reports._figure, which escapes

@@ -17,7 +17,7 @@ from dptune.gates.evidence import AttemptsEvidence, OriginEvidence
 from dptune.gates.policy import GatePolicy
 from dptune.planning import RunPlan
 from dptune.privacy import Notion
-from dptune.reports.cells import CellResult
+from dptune.reports.comparison import CellResult
 from dptune.results import DetectionReport, Interval, RegisteredVersion
 from dptune.stages import StagePlan
 from dptune.workflow.auditing import audit_run
@@ -74,6 +74,7 @@ def assess(
         utility=dossier.utility,
         exposure=dossier.exposure,
         membership=dossier.membership,
+        decision=decision,
         card=dossier.card(nowhere, decision),
         nominal_interval=nominal_interval(plan, dossier.detection),
     )

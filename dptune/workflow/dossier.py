@@ -5,7 +5,9 @@ another policy or beside another champion, without any training artifact.
 """
 
 import importlib.metadata
+from collections.abc import Iterable
 from datetime import datetime
+from typing import Any, Self, get_args
 
 import dp_accounting
 from dp_accounting import DpEvent
@@ -39,7 +41,16 @@ from dptune.gates.manifest import Manifest
 from dptune.planning import RunPlan
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import Recipe
-from dptune.reports.card import PrivacyCard, build_card
+from dptune.reports.card.statements import (
+    BudgetStatement,
+    DetectionStatement,
+    ExposureStatement,
+    GateStatement,
+    MembershipStatement,
+    PrivacyCard,
+    UtilityStatement,
+    outside_epsilon,
+)
 from dptune.results import (
     BudgetReport,
     ChampionReport,
@@ -70,30 +81,18 @@ _RAN: dict[type, str] = {
 _UNSAMPLED = "none: every sequence in every epoch,"
 
 
-class Dossier(Report):
-    """Reports and claims about one trained model. Holds no record text.
+class RunResults(Report):
+    """What the steps of one run left: plan, ledger and every report.
 
     Args:
-        base_model: what training started from.
-        certificates: the ledger's, at the run's delta.
         extraction: None in dossiers from before this attack.
+        champion: the version in production, measured beside it.
         budget: what all runs on the data set have spent.
-        missing_rate_source: where the detector's missing rate comes from.
-        audits: lower bounds of the certificates' epsilons.
-        planned_for: the policy of the run's configuration.
-        measured_at: when the oldest of the attacks ran.
-        controllers: what controllers of its stages did.
         step_audits: of every stage; none in dossiers from before they were made.
-        manifest: every file that was registered; None before that, and in dossiers from
-            before files were listed.
     """
 
-    model_digest: str
-    base_model: str
-    recipe: Recipe
     plan: RunPlan
     ledger: PrivacyLedger
-    certificates: tuple[Certificate, ...]
     corpus: CorpusReport
     detection: DetectionReport
     redaction: RedactionReport
@@ -101,69 +100,99 @@ class Dossier(Report):
     membership: MembershipReport
     extraction: ExtractionReport | None = None
     utility: UtilityReport
-    champion: ChampionReport
+    champion: ChampionReport = ChampionReport()
     budget: BudgetReport | None = None
+    step_audits: tuple[StepAudit, ...] = ()
+
+    @classmethod
+    def collect(cls, reports: Iterable[Report]) -> Self:
+        """Sort the reports of a run into their fields, by type.
+
+        Raises:
+            ArtifactError: one is of no field's type, or a field has two.
+        """
+        fields = {
+            kind: name
+            for name, field in cls.model_fields.items()
+            for kind in (field.annotation, *get_args(field.annotation))
+        }
+        found: dict[str, Any] = {"step_audits": ()}
+        for report in reports:
+            name = fields.get(type(report), "")
+            if name == "step_audits":
+                found[name] += (report,)
+            elif name and name not in found:
+                found[name] = report
+            else:
+                raise ArtifactError(
+                    "results must be one of each kind, got another "
+                    f"{type(report).__name__}. Pass what the steps of one run made."
+                )
+        return cls(**found)
+
+
+class Dossier(RunResults):
+    """Reports and claims about one trained model. Holds no record text.
+
+    Args:
+        base_model: what training started from.
+        certificates: the ledger's, at the run's delta.
+        missing_rate_source: where the detector's missing rate comes from.
+        audits: lower bounds of the certificates' epsilons.
+        planned_for: the policy of the run's configuration.
+        measured_at: when the oldest of the attacks ran.
+        controllers: what controllers of its stages did.
+        manifest: every file that was registered; None before that, and in dossiers from
+            before files were listed.
+    """
+
+    model_digest: str
+    base_model: str
+    recipe: Recipe
+    certificates: tuple[Certificate, ...]
     missing_rate_source: str = ""
     audits: tuple[AuditEvidence, ...] = ()
     planned_for: PolicyReference | None = None
     measured_at: AwareDatetime | None = None
     controllers: tuple[ControllerReport, ...] = ()
-    step_audits: tuple[StepAudit, ...] = ()
     manifest: Manifest | None = None
     dependency_versions: dict[str, str]
 
     @classmethod
     def of(
         cls,
+        results: RunResults,
         *,
         model_digest: str,
         base_model: str,
         recipe: Recipe,
-        plan: RunPlan,
-        ledger: PrivacyLedger,
-        corpus: CorpusReport,
-        detection: DetectionReport,
-        redaction: RedactionReport,
-        exposure: ExposureReport,
-        membership: MembershipReport,
-        utility: UtilityReport,
-        champion: ChampionReport,
-        extraction: ExtractionReport | None = None,
-        budget: BudgetReport | None = None,
         planned_for: PolicyReference | None = None,
         controllers: tuple[ControllerReport, ...] = (),
-        step_audits: tuple[StepAudit, ...] = (),
-    ) -> "Dossier":
+    ) -> Self:
         """Put a dossier together, issue every certificate, and audit each."""
+        ledger, plan, detection = results.ledger, results.plan, results.detection
         certificates = certificates_of(ledger, plan, detection)
+        attacks = (results.exposure, results.membership, results.utility)
+        more = (results.extraction,) if results.extraction else ()
+        times = [report.measured_at for report in (*attacks, *more)]
+        known = [time for time in times if time is not None]
         return cls(
+            **dict(results),
             model_digest=model_digest,
             base_model=base_model,
             recipe=recipe,
-            plan=plan,
-            ledger=ledger,
             certificates=certificates,
-            corpus=corpus,
-            detection=detection,
-            redaction=redaction,
-            exposure=exposure,
-            membership=membership,
-            extraction=extraction,
-            utility=utility,
-            champion=champion,
-            budget=budget,
             missing_rate_source=detection.missing_rate_source,
             audits=audit_run(
-                exposure,
+                results.exposure,
                 ledger=ledger,
                 certificates=certificates,
                 delta=plan.target_delta,
                 detection=detection,
             ),
             planned_for=planned_for,
-            measured_at=_oldest(exposure, membership, extraction, utility),
+            measured_at=min(known) if len(known) == len(times) else None,
             controllers=controllers,
-            step_audits=step_audits,
             dependency_versions={"dptune": __version__}
             | {name: importlib.metadata.version(name) for name in _PACKAGES},
         )
@@ -234,12 +263,14 @@ class Dossier(Report):
         override: str = "",
     ) -> PrivacyCard:
         """Return the privacy card of the registered version."""
-        return build_card(
+        return PrivacyCard(
             model_name=version.model_name,
             model_version=version.version,
             model_digest=self.model_digest,
             base_model=self.base_model,
-            recipe=self.recipe,
+            recipe=self.recipe.name,
+            recipe_title=self.recipe.title,
+            recipe_reference=self.recipe.reference,
             privacy_unit=PrivacyUnit(self.corpus.privacy_unit),
             certificates=self.certificates,
             sampling_assumed=self._sampling_assumed(),
@@ -247,19 +278,22 @@ class Dossier(Report):
             fixed_seed=any(entry.fixed_seed for entry in self.ledger.entries),
             deduplicated=self.corpus.deduplicated
             and not self.corpus.duplicates_are_free,
-            budget=self.budget,
-            detection=self.detection,
-            missing_rate_source=self.missing_rate_source,
-            exposure=self.exposure,
-            canary_group_epsilon=self._canary_group_epsilon(),
-            membership=self.membership,
-            utility=self.utility,
+            outside_guarantee=outside_epsilon(self.exposure),
+            budget=BudgetStatement.of(self.budget) if self.budget else None,
+            detection=DetectionStatement.of(
+                self.detection, source=self.missing_rate_source
+            ),
+            exposure=ExposureStatement.of(
+                self.exposure, group_epsilon=self._canary_group_epsilon()
+            ),
+            membership=MembershipStatement.of(self.membership),
+            utility=UtilityStatement.of(self.utility),
             audits=self.audits,
-            step_audits=self._step_audits(),
-            decision=decision,
+            step_audits=tuple(a for a in self._step_audits() if a.is_private),
+            gate=GateStatement.of(decision) if decision else None,
             controllers=self.controllers,
             override=override,
-            dependency_versions=self.dependency_versions,
+            dependency_versions=dict(sorted(self.dependency_versions.items())),
         )
 
     def _step_audits(self) -> tuple[StepAuditEvidence, ...]:
@@ -385,20 +419,6 @@ def certificates_of(
         )
         for certificate in ledger.certificates(plan.target_delta)
     )
-
-
-def _oldest(
-    exposure: ExposureReport,
-    membership: MembershipReport,
-    extraction: ExtractionReport | None,
-    utility: UtilityReport,
-) -> datetime | None:
-    """When the oldest report was measured; None where one does not say."""
-    times = [exposure.measured_at, membership.measured_at, utility.measured_at]
-    if extraction is not None:
-        times.append(extraction.measured_at)
-    known = [time for time in times if time is not None]
-    return min(known) if len(known) == len(times) else None
 
 
 def _sampling(kinds: set[str | None]) -> str:

@@ -11,8 +11,8 @@ from dptune.config import TrainConfig
 from dptune.gates.leakage import needed_candidates
 from dptune.gates.policy import GatePolicy
 from dptune.planning import RunPlan
-from dptune.reports.calibration import AuditPower, PowerLine
 from dptune.reports.formatting import number
+from dptune.results import AuditPower, PowerLine
 
 _LIKELY: Final = 0.9
 _CLEAN_BITS: Final = 1.0 / math.log(2.0)

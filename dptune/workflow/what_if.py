@@ -21,7 +21,8 @@ from dptune.dpsgd.factorization import (
 from dptune.errors import InfeasibleBudgetError
 from dptune.planning import RunPlan, recalibrated, spent_epsilon
 from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
-from dptune.reports.calibration import (
+from dptune.reports.formatting import count, percent
+from dptune.results import (
     AuditPower,
     BatchChoice,
     Calibration,
@@ -32,7 +33,6 @@ from dptune.reports.calibration import (
     TargetChoice,
     WhatIf,
 )
-from dptune.reports.formatting import count, share
 from dptune.settings import NoiseSettings
 from dptune.stages import StagePlan, plan_stage
 
@@ -371,14 +371,14 @@ def _hint(batches: Sequence[BatchChoice]) -> str:
     best = max(ratios.values())
     enough = min(s for s, ratio in ratios.items() if ratio >= _NEARLY_BEST * best)
     if enough > planned:
-        gain = share(ratios[enough] / ratios[planned] - 1, digits=2)
+        gain = percent(ratios[enough] / ratios[planned] - 1, digits=2)
         return (
             f"A batch of {count(enough)} instead of {count(planned)} would raise the "
             f"signal-to-noise of the run by {gain}, at the same epsilon, the same "
             "epochs and the same work. It takes fewer steps: raise the learning rate "
             "or the epochs."
         )
-    part = share(ratios[planned] / best, digits=2)
+    part = percent(ratios[planned] / best, digits=2)
     text = (
         f"The planned batch of {count(planned)} has {part} of the best "
         "signal-to-noise in the table."

@@ -14,7 +14,7 @@ from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import history
 from dptune.attacks.canaries import CanarySet
 from dptune.errors import DataError
-from dptune.reports.cells import ComparisonReport
+from dptune.reports.comparison import ComparisonReport
 from steps import _tracking
 
 from .conftest import TINY

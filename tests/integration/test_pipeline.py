@@ -20,7 +20,7 @@ from dptune.gates.signing import open_evidence, seal, signer_of
 from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.privacy import Notion
-from dptune.reports.card import PrivacyCard
+from dptune.reports.card.statements import PrivacyCard
 from dptune.results import (
     BudgetReport,
     BudgetReservation,

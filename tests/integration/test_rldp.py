@@ -52,8 +52,8 @@ def test_pages_draw_the_traces(ran):
         (artifact,) = run.steps[step].outputs[name]
         pages = [artifact.load()] and artifact.visualizations
         assert pages
-    from dptune.reports.card_page import card_page  # noqa: PLC0415 - matplotlib
-    from dptune.reports.model_pages import stage_page  # noqa: PLC0415
+    from dptune.reports.card.page import card_page  # noqa: PLC0415 - matplotlib
+    from dptune.reports.pages.training import stage_page  # noqa: PLC0415
 
     card = card_page(output(run, "gate", "privacy_card"))
     page = stage_page(output(run, f"train_{STAGE}", "stage_report"))

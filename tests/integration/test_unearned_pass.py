@@ -24,8 +24,8 @@ from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import open_unverified, seal
 from dptune.models.loading import load_model, model_digest, save_model
 from dptune.models.source import ArchitectureSource
-from dptune.results import ChampionReport, RegisteredVersion
-from dptune.workflow.dossier import Dossier
+from dptune.results import RegisteredVersion
+from dptune.workflow.dossier import Dossier, RunResults
 from steps import (
     _deciding,
     _evidence,
@@ -117,10 +117,7 @@ def tiny_model(folder, *, seed=0):
 
 def dossier_of(digest):
     own = {"model_digest": digest, "measured_at": datetime.now(tz=UTC)}
-    return Dossier.of(
-        model_digest=digest,
-        base_model="tiny",
-        recipe=samples.recipe(),
+    results = RunResults(
         plan=samples.run_plan(),
         ledger=samples.jft_ledger(),
         corpus=samples.corpus_report(),
@@ -129,7 +126,12 @@ def dossier_of(digest):
         exposure=Make.exposure(**own),
         membership=Make.membership(**own),
         utility=Make.utility(**own),
-        champion=ChampionReport(),
+    )
+    return Dossier.of(
+        results,
+        model_digest=digest,
+        base_model="tiny",
+        recipe=samples.recipe(),
         planned_for=POLICY.reference,
     )
 

@@ -41,7 +41,7 @@ def test_first_step_as_the_orchestrators_pod_imports_it_needs_no_numerics():
     ("module", "library"),
     [
         ("dptune.models.loading", "transformers"),
-        ("dptune.reports.page", "matplotlib"),  # by way of another module
+        ("dptune.reports.html", "matplotlib"),  # by way of another module
         ("steps._registry", "mlflow"),
         ("dptune.data.building", "datasets"),
     ],

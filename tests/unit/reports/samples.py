@@ -22,8 +22,17 @@ from dptune.recipes import (
     Recipe,
     StageSettings,
 )
-from dptune.reports.card import build_card
-from dptune.reports.cells import CellResult, ComparisonReport, StageUsage
+from dptune.reports.card.statements import (
+    BudgetStatement,
+    DetectionStatement,
+    ExposureStatement,
+    GateStatement,
+    MembershipStatement,
+    PrivacyCard,
+    UtilityStatement,
+    outside_epsilon,
+)
+from dptune.reports.comparison import CellResult, ComparisonReport, StageUsage
 from dptune.results import (
     BlindSignal,
     BudgetLine,
@@ -265,8 +274,7 @@ def stage_report(**changes):
         "seconds": 75.0,
         "tokens_per_second": 8533.0,
         "curve": tuple(
-            StageCurvePoint(step=s, loss=4.0 - s / 50, epsilon=0.08 * s)
-            for s in (20, 40, 60, 80, 100)
+            StageCurvePoint(step=s, loss=4.0 - s / 50) for s in (20, 40, 60, 80, 100)
         ),
     }
     return StageReport(**(values | changes))
@@ -503,31 +511,76 @@ def budget_report(**changes):
     return BudgetReport(**(values | changes))
 
 
+STATEMENTS = {
+    "budget": BudgetStatement.of,
+    "detection": lambda report: DetectionStatement.of(report, source="TAB test split"),
+    "exposure": lambda report: ExposureStatement.of(report, group_epsilon=17.3),
+    "membership": MembershipStatement.of,
+    "utility": UtilityStatement.of,
+    "gate": GateStatement.of,
+}
+"""What a card keeps of each report."""
+
+
+def bare_card(**changes):
+    """A card of nothing but its claims, and what it keeps of given reports."""
+    made = recipe()
+    values = {
+        "model_name": "bot",
+        "model_version": "1",
+        "model_digest": "d",
+        "base_model": "gpt2",
+        "recipe": made.name,
+        "recipe_title": made.title,
+        "recipe_reference": made.reference,
+        "privacy_unit": PrivacyUnit.RECORD,
+        "certificates": certificates("private"),
+        "sampling_assumed": "Poisson",
+        "sampling_actual": "Poisson",
+        "fixed_seed": False,
+        "deduplicated": True,
+        "outside_guarantee": outside_epsilon(exposure_report()),
+    }
+    given = {
+        name: STATEMENTS[name](value)
+        if name in STATEMENTS and isinstance(value, _REPORTS)
+        else value
+        for name, value in changes.items()
+    }
+    return PrivacyCard(**(values | given))
+
+
+_REPORTS = (
+    BudgetReport,
+    DetectionReport,
+    ExposureReport,
+    MembershipReport,
+    UtilityReport,
+    GateDecision,
+)
+
+
 def card(kind="jft", **changes):
     values = {
         "model_name": "support-bot",
         "model_version": "7",
         "model_digest": MODEL,
-        "base_model": "gpt2",
-        "recipe": recipe(),
-        "privacy_unit": PrivacyUnit.RECORD,
         "certificates": certificates(kind),
-        "sampling_assumed": "Poisson",
-        "sampling_actual": "Poisson",
         "fixed_seed": kind == "seeded",
         "budget": budget_report(),
-        "outside": ("Labels are sent in the clear.",),
+        "outside_guarantee": (
+            *outside_epsilon(exposure_report()),
+            "Labels are sent in the clear.",
+        ),
         "detection": detection_report(),
-        "missing_rate_source": "TAB test split",
         "exposure": exposure_report(),
-        "canary_group_epsilon": 17.3,
         "membership": membership_report(),
         "utility": utility_report(),
         "audits": (audit(),),
-        "decision": gate_decision(),
+        "gate": gate_decision(),
         "dependency_versions": {"torch": "2.13.0", "dp-accounting": "0.6.0"},
     }
-    return build_card(**(values | changes))
+    return bare_card(**(values | changes))
 
 
 def cell_result():
@@ -582,7 +635,7 @@ def every_report():
         PrivacyLedger(),
         gate_decision(),
         card("jft"),
-        card("seeded", decision=None),
+        card("seeded", gate=None),
         audit(),
         step_audit(),
         Interval(low=math.nan, high=math.inf, confidence=0.9),

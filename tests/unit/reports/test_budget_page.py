@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from dptune.reports.figures.runs import budget_plot
 from dptune.reports.html import render_fragment
-from dptune.reports.plots import budget_plot
 
 from .checks import check_page, outline
 from .samples import blocks_ledger, budget_report, jft_ledger

@@ -6,7 +6,10 @@ import re
 import pytest
 
 from dptune.reports.blocks import Chip, Notice, Plots, Table
-from dptune.reports.calibration import (
+from dptune.reports.figures.runs import calibration_png
+from dptune.reports.pages.calibration import PLAN, calibration_page
+from dptune.reports.render import page_html
+from dptune.results import (
     BatchChoice,
     Calibration,
     EpsilonGrid,
@@ -16,9 +19,6 @@ from dptune.reports.calibration import (
     TargetChoice,
     WhatIf,
 )
-from dptune.reports.calibration_page import PLAN, calibration_page
-from dptune.reports.calibration_plots import calibration_png
-from dptune.reports.render import page_html
 
 from .checks import check_page
 

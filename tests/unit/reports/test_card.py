@@ -5,36 +5,21 @@ from pydantic import ValidationError
 
 from dptune.accounting.ledger import NotionEvent, PrivacyLedger
 from dptune.privacy import Notion, PrivacyUnit
-from dptune.reports.card import PrivacyCard, build_card, render_html, render_markdown
+from dptune.reports.card.page import render_html, render_markdown
+from dptune.reports.card.statements import ExposureStatement, PrivacyCard
 from dptune.reports.html import render_fragment
 
 from .checks import check_page, outline
 from .samples import (
     GAUSSIAN,
+    bare_card,
     card,
     certificates,
     detection_report,
     exposure_report,
     gate_decision,
     ledger_entry,
-    recipe,
 )
-
-
-def minimal(**changes):
-    values = {
-        "model_name": "bot",
-        "model_version": "1",
-        "model_digest": "d",
-        "base_model": "gpt2",
-        "recipe": recipe(),
-        "privacy_unit": PrivacyUnit.RECORD,
-        "certificates": certificates("private"),
-        "sampling_assumed": "Poisson",
-        "sampling_actual": "Poisson",
-        "fixed_seed": False,
-    }
-    return build_card(**(values | changes))
 
 
 @pytest.mark.parametrize("kind", ["private", "jft", "seeded", "none"])
@@ -120,27 +105,27 @@ def test_card_fixed_seed_warns_and_shows_accounted_epsilon():
 
 def test_card_fixed_seed_beside_finite_epsilon_is_refused():
     with pytest.raises(ValidationError, match="fixed_seed must not stand beside"):
-        minimal(fixed_seed=True)
+        bare_card(fixed_seed=True)
 
 
 def test_card_seeded_certificate_without_flag_is_refused():
     with pytest.raises(ValidationError, match="fixed_seed must be true"):
-        minimal(certificates=certificates("seeded"))
+        bare_card(certificates=certificates("seeded"))
 
 
 def test_card_certificate_of_another_unit_is_refused():
     with pytest.raises(ValidationError, match="privacy_unit"):
-        minimal(privacy_unit=PrivacyUnit.USER)
+        bare_card(privacy_unit=PrivacyUnit.USER)
 
 
 def test_card_sampling_mismatch_warns():
-    shuffled = minimal(sampling_actual="shuffled batches")
+    shuffled = bare_card(sampling_actual="shuffled batches")
     assert "is not what was accounted" in render_html(shuffled)
-    assert "is not what was accounted" not in render_html(minimal())
+    assert "is not what was accounted" not in render_html(bare_card())
 
 
 def test_card_leaves_out_what_is_not_known():
-    text = outline(render_html(minimal())).text
+    text = outline(render_html(bare_card())).text
     for word in ("uning", "tracked", "Measured", "Detection", "Software"):
         assert word not in text
     assert "The gate had not decided" in text
@@ -148,12 +133,12 @@ def test_card_leaves_out_what_is_not_known():
 
 def test_card_without_deduplication_does_not_claim_it():
     sentence = "Record claims hold for the deduplicated corpus"
-    assert sentence in render_html(minimal())
-    assert sentence not in render_html(minimal(deduplicated=False))
+    assert sentence in render_html(bare_card())
+    assert sentence not in render_html(bare_card(deduplicated=False))
 
 
 def test_card_holds_no_private_counts_or_single_canaries():
-    found = minimal(
+    found = bare_card(
         detection=detection_report(num_spans={"PERSON": 81234}),
         exposure=exposure_report(leaked=True),
     )
@@ -208,18 +193,19 @@ def test_card_local_notion_names_the_server():
             ),
         )
     )
-    found = minimal(certificates=local.certificates(delta=1e-5))
+    found = bare_card(certificates=local.certificates(delta=1e-5))
     text = outline(render_html(found)).text
     assert "a server that receives the noised hidden states" in text
-    assert "hidden states" not in outline(render_html(minimal())).text
+    assert "hidden states" not in outline(render_html(bare_card())).text
 
 
 def test_card_unmeasured_missing_rate_is_said():
     unknown = detection_report(missing_rate=None, missing_rate_interval=None)
-    assert "not measured" in render_html(minimal(detection=unknown))
+    assert "not measured" in render_html(bare_card(detection=unknown))
 
 
 def test_card_group_epsilon_is_left_out_where_unknown():
-    text = outline(render_html(minimal(exposure=exposure_report()))).text
+    unknown = ExposureStatement.of(exposure_report(), group_epsilon=None)
+    text = outline(render_html(bare_card(exposure=unknown))).text
     assert "group of 4, which is weaker than that of one unit" in text
     assert "one unit: ε" not in text

@@ -45,7 +45,7 @@ def test_markdown_table_with_groups_and_caption():
     )
     page = Page(
         title="t",
-        lede="l",
+        subtitle="l",
         sections=(
             Section(
                 title="s",

@@ -5,13 +5,13 @@ import io
 
 import pytest
 
-from dptune.reports import compare_csv
+from dptune.reports import tables
 
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1")
 
 
 def cells(values):
-    text = compare_csv._csv(["head"], [values])
+    text = tables._csv(["head"], [values])
     return list(csv.reader(io.StringIO(text, newline="")))[1]
 
 
@@ -30,5 +30,5 @@ def test_numbers_and_what_is_absent_stay():
 
 
 def test_twin_that_writes_text_as_it_is_is_caught(monkeypatch):
-    monkeypatch.setattr(compare_csv, "_cell_text", lambda value: value)
+    monkeypatch.setattr(tables, "_cell_text", lambda value: value)
     assert cells(["=1+1"]) == ["=1+1"]

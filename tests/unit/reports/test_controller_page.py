@@ -2,7 +2,7 @@
 
 import pytest
 
-from dptune.reports.controller_page import controller_section
+from dptune.reports.pages.training import controller_section
 from dptune.results import ControllerReport, ControllerStep
 
 

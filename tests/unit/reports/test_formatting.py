@@ -10,7 +10,7 @@ from dptune.reports.formatting import (
     interval,
     number,
     p_value,
-    share,
+    percent,
     short_digest,
 )
 from dptune.results import Interval
@@ -48,9 +48,9 @@ def test_epsilon_infinite_says_no_guarantee():
     assert epsilon(None) == "–"
 
 
-def test_share_prints_percent_with_space():
-    assert [share(v) for v in (0.0, 0.0123, 1.0)] == ["0 %", "1.23 %", "100 %"]
-    assert share(math.nan) == "not a number"
+def test_percent_has_a_space():
+    assert [percent(v) for v in (0.0, 0.0123, 1.0)] == ["0 %", "1.23 %", "100 %"]
+    assert percent(math.nan) == "not a number"
 
 
 def test_p_value_tiny_is_a_bound():
@@ -60,7 +60,7 @@ def test_p_value_tiny_is_a_bound():
 
 def test_interval_states_confidence():
     value = Interval(low=0.0, high=0.0299, confidence=0.95)
-    assert interval(value, as_share=True) == "95 % CI [0 %, 2.99 %]"
+    assert interval(value, as_percent=True) == "95 % CI [0 %, 2.99 %]"
 
 
 def test_duration_picks_unit():

@@ -7,7 +7,7 @@ from dptune.detection.scoring import JudgeReport
 from dptune.errors import ArtifactError
 from dptune.privacy import Mode
 from dptune.reports.html import render_fragment
-from dptune.reports.model_pages import PRIVATE_HEADING
+from dptune.reports.pages.training import PRIVATE_HEADING
 from dptune.results import DetectionReport, Expectation, Report, TracePoint
 
 from .checks import check_page, outline

@@ -1,43 +1,71 @@
+"""A few trainings side by side: headlines, one table, figures and folds of each."""
+
 import math
 
 import pytest
+from pydantic import ValidationError
 
-from dptune.errors import ConfigError
-from dptune.reports.comparison import shared_claim
-from dptune.reports.page import RunSummary, comparison_page, summary_rows
+from dptune.reports.comparison import CellResult, ComparisonReport, comparison_rows
+from dptune.reports.pages.comparison import compare_page
+from dptune.reports.render import page_html
+from dptune.reports.tables import comparison_tables
 
 from .checks import check_page, outline
-from .samples import card, exposure_report, gate_decision, membership_report
+from .samples import (
+    card,
+    exposure_report,
+    gate_decision,
+    membership_report,
+    utility_report,
+)
 
 HOSTILE = "<script>alert(1)</script> $x_{1}$ 漢字 🎈"
 
 
 def run(title, kind="private", outcome="PASS", **changes):
     values = {
-        "title": title,
-        "model_version": "7",
-        "recipe": "Just Fine-tune Twice",
-        "perplexity": 6.361,
-        "base_perplexity": 15.24,
+        "label": title,
+        "version": "7",
+        "recipe": "jft",
+        "target_epsilon": None if kind == "none" else 8.0,
+        "seed": 0,
+        "notion": "selective",
+        "relation": "replace_one",
+        "utility": utility_report(perplexity=6.361, base_perplexity=15.24),
         "exposure": exposure_report(leaked=kind == "none"),
         "membership": membership_report(),
         "decision": gate_decision(outcome),
-        "card": card(kind, decision=gate_decision(outcome)),
+        "card": card(kind, gate=gate_decision(outcome)),
     }
-    return RunSummary(**(values | changes))
+    return CellResult(**(values | changes))
+
+
+def bare(**changes):
+    values = {"label": "bare", "recipe": "x", "target_epsilon": None, "seed": 0}
+    return CellResult(**(values | changes))
 
 
 def three():
     return [run("No DP", "none", "BLOCK"), run("DP-SGD"), run("JFT", "jft")]
 
 
-def page(runs, **changes):
-    values = {"intro": "Same data.", "next_steps": ("Plant more.",)} | changes
-    return comparison_page("Three ways", runs, **values)
+def report(runs, **changes):
+    values = {"name": "three", "title": "Three ways", "intro": "Same data."}
+    return ComparisonReport(cells=tuple(runs), **(values | changes))
+
+
+def page(runs, *, next_steps=("Plant more.",), **changes):
+    return page_html(compare_page(report(runs, **changes), next_steps=next_steps))
 
 
 def rows(runs):
-    return {(r.group, r.metric): r.values for r in summary_rows(runs)}
+    made = report(runs)
+    (table,) = comparison_tables(made, comparison_rows(made))
+    return {
+        (group, row[0]): tuple(c if isinstance(c, str) else c.text for c in row[1:])
+        for group, of in table.parts()
+        for row in of
+    }
 
 
 def test_comparison_page_is_self_contained_and_deterministic():
@@ -46,6 +74,7 @@ def test_comparison_page_is_self_contained_and_deterministic():
     for word in ("Three ways", "Same data.", "Plant more.", "No DP", "DP-SGD", "JFT"):
         assert word in found.text
     assert found.tags.count("details") == 6
+    assert found.tags.count("article") == 3
 
 
 @pytest.mark.parametrize("outcome", ["PASS", "BLOCK", "INCONCLUSIVE", "INVALID"])
@@ -55,6 +84,11 @@ def test_comparison_page_outcome_has_word_color_and_shape(outcome):
     assert f'class="run run-{outcome.lower()}"' in html
     assert outcome in outline(html).text
     assert 'class="mark"' in html
+
+
+def test_decisions_that_did_not_pass_are_open_at_once():
+    html = page([run("good"), run("bad", outcome="BLOCK")])
+    assert html.count("<details open>") == 1
 
 
 def test_comparison_page_escapes_titles_everywhere():
@@ -67,15 +101,33 @@ def test_comparison_page_has_no_training_loss():
     assert "training loss" not in page(three())
 
 
-@pytest.mark.parametrize("runs", [[], [run("same"), run("same")]])
-def test_comparison_page_needs_runs_with_unique_titles(runs):
-    with pytest.raises(ConfigError, match="unique titles"):
-        page(runs)
+def test_comparison_page_has_both_attacks_of_every_training():
+    html = page(three())
+    assert html.count("Membership ROC. Strongest attack") == 3
+    assert html.count("Exposure of canaries.") == 3
+    many = page([run("DP-SGD", seed=seed) for seed in range(5)])
+    assert "Membership ROC" not in many
+    assert "article" not in outline(many).tags
+
+
+def test_filled_marks_passed_the_gate():
+    assert "Filled marks passed the gate." in page(three())
+    passed, refused = page([run("a")]), page([run("a", outcome="BLOCK")])
+    figure = "mean exposure of planted canaries (bits)"
+    drawn = [html.partition(f"against {figure}")[2] for html in (passed, refused)]
+    hollow = ["fill: #ffffff; stroke" in svg.partition("</svg>")[0] for svg in drawn]
+    assert hollow == [False, True]
+
+
+def test_comparison_needs_runs_that_differ():
+    with pytest.raises(ValidationError):
+        report([])
+    with pytest.raises(ValidationError, match="differ in label, budget or seed"):
+        report([run("same"), run("same")])
 
 
 def test_comparison_page_of_bare_runs_still_renders():
-    bare = RunSummary(title="bare", model_version="1", recipe="x")
-    html = comparison_page("t", [bare], intro="i", next_steps=())
+    html = page([bare()], next_steps=())
     found = check_page(html)
     assert "NOT DECIDED" in found.text
     assert "What to do next" not in found.text
@@ -83,54 +135,58 @@ def test_comparison_page_of_bare_runs_still_renders():
 
 
 def test_comparison_page_survives_a_diverged_run():
-    check_page(page([run("bad", perplexity=math.inf), run("good")]))
-    check_page(page([run("worse", perplexity=math.nan)]).replace("not a number", ""))
+    bad = run("bad", utility=utility_report(perplexity=math.inf))
+    check_page(page([bad, run("good")]))
+    worse = run("worse", utility=utility_report(perplexity=math.nan))
+    check_page(page([worse]).replace("not a number", ""))
 
 
-def test_summary_rows_hold_one_value_per_run():
-    assert all(len(row.values) == 3 for row in summary_rows(three()))
+def test_table_holds_one_value_per_run_and_one_without_fine_tuning():
+    assert all(len(values) == 4 for values in rows(three()).values())
 
 
-def test_summary_rows_show_utility_leakage_and_claims():
+def test_table_shows_utility_leakage_and_claims():
     found = rows(three())
-    assert found["Gate", "Outcome"] == ("BLOCK", "PASS", "PASS")
-    assert found["Utility", "Test perplexity"] == ("6.36",) * 3
-    exposures = found["Canary exposure (bits)", "Mean, planted"]
+    assert found["What the gate says", "Gate"] == ("BLOCK", "PASS", "PASS", "–")
+    assert found["Utility", "Test perplexity"] == ("6.36", "6.36", "6.36", "15.2")
+    exposures = found["Canary exposure (bits)", "Exposure, planted"]
     assert exposures[0] == "19.9"
-    chance = found["Canary exposure (bits)", "Planted against chance"]
+    assert exposures[3] == "1"
+    chance = found["Canary exposure (bits)", "against chance"]
     assert chance[0] == "p < 10⁻⁹"
-    assert found["Membership inference", "TPR at 1 % FPR"] == ("57.3 %",) * 3
-    claim = found["Certified epsilon", "Record (add or remove one record)"]
+    canaries = found["Canary exposure (bits)", "Canaries"]
+    assert canaries[0] == "6 × 4 copies, not missed"
+    tells = {name: v for (group, name), v in found.items() if "Member" in group}
+    assert tells["TPR at\u00a01\u00a0%\u00a0FPR"][:3] == ("57.3\u00a0%",) * 3
+    assert tells["TPR interval"][0] == "95 % CI [56.3 %, 58.3 %]"
+    assert tells["Strongest attack"][0] == "loss minus base"
+    assert (tells["AUC"][0], tells["Blind AUC"][0]) == ("0.888", "0.5")
+    claim = found["Every claim", "Record (add or remove one record)"]
     assert claim[0] == "∞ (no guarantee)"
     assert claim[1].endswith("at δ = 10⁻⁵, certified")
     assert claim[2] == "∞ (no guarantee)"
-    selective = found["Certified epsilon", "Selective (replace one record)"]
+    selective = found["Every claim", "Selective (replace one record)"]
     assert selective[2].endswith("conditional")
 
 
-def test_summary_rows_keep_nominal_apart_from_certified():
+def test_table_keeps_nominal_apart_from_certified():
     found = rows(three())
-    (nominal,) = [k for k in found if k[1] == "Nominal ε"]
+    (nominal,) = [k for k in found if k[1] == "Nominal\u00a0ε"]
     assert "no guarantee" in nominal[0]
-    assert found[nominal] == ("–", "2.56", "2.56")
+    assert found[nominal] == ("–", "2.56", "2.56", "–")
 
 
-def test_summary_rows_drop_what_no_run_has():
-    bare = RunSummary(title="bare", model_version="1", recipe="x")
-    assert [row.metric for row in summary_rows([bare])] == ["Outcome"]
+def test_table_drops_what_no_run_has():
+    assert rows([bare()]) == {}
 
 
-def test_run_summary_seeded_shows_infinity_first():
-    (first, *_) = run("seeded", "seeded").epsilon_texts
-    assert first[1].startswith("∞ (no guarantee); ε = ")
-    assert first[1].endswith("had the seed been secret")
+def test_claim_of_a_seeded_run_shows_infinity_first():
+    found = rows([run("seeded", "seeded")])
+    claim, _ = found["Every claim", "Record (add or remove one record)"]
+    assert claim.startswith("∞ (no guarantee); ε = ")
+    assert claim.endswith("had the seed been secret")
 
 
-def test_run_summary_round_trips_as_json():
-    summary = run("JFT", "jft")
-    assert RunSummary.model_validate_json(summary.model_dump_json()) == summary
-
-
-def test_shared_claim_is_the_one_most_runs_make():
-    assert shared_claim(three()) == "selective (replace one record)"
-    assert shared_claim([run("none", "none")]) is None
+def test_training_round_trips_as_json():
+    training = run("JFT", "jft")
+    assert CellResult.model_validate_json(training.model_dump_json()) == training

@@ -7,20 +7,10 @@ import matplotlib as mpl
 import pytest
 
 from dptune.errors import ConfigError
-from dptune.reports.plots import (
-    NULL_HIGH,
-    NULL_LOW,
-    NULL_MEAN,
-    ComparisonPoint,
-    EpsilonSeries,
-    comparison_plot,
-    discoverable_plot,
-    epsilon_plot,
-    epsilon_series,
-    exposure_plot,
-    loss_plot,
-    roc_plot,
-)
+from dptune.reports.figures.attacks import discoverable_plot, exposure_plot, roc_plot
+from dptune.reports.figures.canvas import NULL_HIGH, NULL_LOW, NULL_MEAN
+from dptune.reports.figures.runs import epsilon_plot, loss_plot
+from dptune.results import LedgerCurve
 
 from .samples import (
     exposure_report,
@@ -43,18 +33,23 @@ def texts(svg):
     )
 
 
-POINTS = (
-    ComparisonPoint(label=HOSTILE, x=1.4, perplexity=7.0, passed=True),
-    ComparisonPoint(label="no_dp", x=math.inf, perplexity=5.0),
-)
-LINE = EpsilonSeries(stage=HOSTILE, notion="record", steps=(1, 2), epsilon=(1, 2))
+def curve(stage, *epsilon):
+    return LedgerCurve(
+        stage=stage,
+        notion="record",
+        relation="add_or_remove_one",
+        delta=1e-5,
+        steps=(1, 2),
+        epsilon=epsilon,
+    )
+
+
 FIGURES = {
     "exposure": lambda: exposure_plot(exposure_report(), title=HOSTILE),
     "discoverable": lambda: discoverable_plot(extraction_report(), title=HOSTILE),
     "roc": lambda: roc_plot(membership_report(signal(HOSTILE, auc=0.7, tpr=0.1))),
-    "epsilon": lambda: epsilon_plot([LINE]),
+    "epsilon": lambda: epsilon_plot([curve(HOSTILE, 1, 2)]),
     "loss": lambda: loss_plot([stage_report(stage=HOSTILE)]),
-    "comparison": lambda: comparison_plot(POINTS, base_perplexity=15.0),
 }
 
 
@@ -68,7 +63,7 @@ def test_null_constants_are_the_law_of_unseen_canaries():
     assert law == pytest.approx((1.4427, 0.975, 0.025), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["exposure", "roc", "epsilon", "loss", "comparison"])
+@pytest.mark.parametrize("name", ["exposure", "roc", "epsilon", "loss"])
 def test_figure_is_inline_well_formed_and_deterministic(name):
     first, second = every_figure()[name], FIGURES[name]()
 
@@ -97,7 +92,7 @@ def test_every_reference_inside_a_figure_has_a_target():
 
 def test_figures_leave_matplotlib_as_it_was():
     before = dict(mpl.rcParams)
-    FIGURES["comparison"]()
+    FIGURES["roc"]()
     assert dict(mpl.rcParams) == before
 
 
@@ -129,30 +124,11 @@ def test_roc_plot_without_curves_shows_points():
 
 
 def test_epsilon_plot_infinite_is_said_in_words():
-    line = EpsilonSeries(
-        stage="all", notion="record", steps=(1, 2), epsilon=(math.inf, math.inf)
-    )
-    assert "no guarantee" in texts(epsilon_plot([line], target=8.0))
+    endless = curve("all", math.inf, math.inf)
+    assert "no guarantee" in texts(epsilon_plot([endless], target=8.0))
 
 
-def test_epsilon_series_counts_steps_through():
-    quiet = stage_report(curve=())
-    (found,) = epsilon_series([quiet, stage_report()], notion="selective")
-    assert found.steps == (120, 140, 160, 180, 200)
-    assert found.epsilon[-1] == pytest.approx(8.0)
-
-
-@pytest.mark.parametrize("plot", [epsilon_plot, loss_plot, comparison_plot])
+@pytest.mark.parametrize("plot", [epsilon_plot, loss_plot])
 def test_plot_of_nothing_is_refused(plot):
     with pytest.raises(ConfigError, match="at least one"):
         plot([])
-
-
-def test_comparison_plot_separates_colliding_labels():
-    points = [
-        ComparisonPoint(label=f"run {i}", x=1.4, perplexity=7.0) for i in range(3)
-    ]
-    svg = comparison_plot(points)
-    heights = re.findall(r"translate\([\d.]+ ([\d.]+)\)[^>]*>run \d</text>", svg)
-    heights += re.findall(r'<text[^>]* y="([\d.]+)"[^>]*>run \d</text>', svg)
-    assert len(set(heights)) == 3

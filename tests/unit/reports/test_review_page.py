@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dptune.reports.review_page import review_page
+from dptune.reports.pages.detector import review_page
 from dptune.review.sample import Excerpt, Mark, SampledSentence
 from dptune.review.store import SampleRecord
 

@@ -1,7 +1,7 @@
 import math
 
 from dptune.gates.decision import GateOutcome
-from dptune.reports.summary import at_a_glance, summary_markdown, verdict_tag
+from dptune.reports.card.statements import at_a_glance, summary_markdown, verdict_tag
 
 from .samples import card, gate_decision
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptune.errors import ConfigError
-from dptune.reports.review_page import masked_lines
+from dptune.reports.pages.detector import masked_lines
 from dptune.review.lists import ListKey
 from dptune.review.sample import (
     Excerpt,

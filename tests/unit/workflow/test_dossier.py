@@ -1,6 +1,7 @@
 """A dossier restates its reports for gate and card, and nothing else."""
 
 import pytest
+from pydantic import ValidationError
 
 from dptune.accounting.groups import group_epsilon
 from dptune.accounting.ledger import PrivacyLedger
@@ -9,33 +10,61 @@ from dptune.errors import ArtifactError
 from dptune.gates.decision import decide
 from dptune.gates.policy import GatePolicy
 from dptune.privacy import NeighboringRelation, Notion
-from dptune.reports.card import render_html, render_markdown
+from dptune.reports.card.page import render_html, render_markdown
 from dptune.results import ChampionReport, Interval
-from dptune.workflow.dossier import Dossier
+from dptune.workflow.dossier import Dossier, RunResults
 from tests.support.events import poisson_gaussian_event
 from tests.unit.reports import samples
 
 
+def reports(**changes):
+    values = {
+        "plan": samples.run_plan(),
+        "ledger": samples.jft_ledger(),
+        "corpus": samples.corpus_report(),
+        "detection": samples.detection_report(),
+        "redaction": samples.redaction_report(),
+        "exposure": samples.exposure_report(),
+        "membership": samples.membership_report(),
+        "utility": samples.utility_report(),
+        "champion": ChampionReport(),
+    }
+    return values | changes
+
+
 @pytest.fixture
 def make_dossier():
-    def make(**changes):
-        values = {
-            "model_digest": samples.MODEL,
-            "base_model": "gpt2",
-            "recipe": samples.recipe(),
-            "plan": samples.run_plan(),
-            "ledger": samples.jft_ledger(),
-            "corpus": samples.corpus_report(),
-            "detection": samples.detection_report(),
-            "redaction": samples.redaction_report(),
-            "exposure": samples.exposure_report(),
-            "membership": samples.membership_report(),
-            "utility": samples.utility_report(),
-            "champion": ChampionReport(),
-        }
-        return Dossier.of(**(values | changes))
+    def make(*, model_digest=samples.MODEL, **changes):
+        return Dossier.of(
+            RunResults.collect(reports(**changes).values()),
+            model_digest=model_digest,
+            base_model="gpt2",
+            recipe=samples.recipe(),
+        )
 
     return make
+
+
+def test_results_are_told_apart_by_their_types():
+    audits = [samples.step_audit(), samples.step_audit()]
+    given = reports(budget=samples.budget_report())
+    found = RunResults.collect([*audits[:1], *given.values(), *audits[1:]])
+    assert {name: getattr(found, name) for name in given} == given
+    assert found.step_audits == tuple(audits)
+    assert found.extraction is None
+
+
+@pytest.mark.parametrize("extra", [samples.utility_report(), samples.gate_decision()])
+def test_results_of_another_run_or_kind_are_refused(extra):
+    with pytest.raises(ArtifactError, match=type(extra).__name__):
+        RunResults.collect([*reports().values(), extra])
+
+
+def test_results_that_lack_a_report_are_refused():
+    given = reports()
+    del given["detection"]
+    with pytest.raises(ValidationError, match="detection"):
+        RunResults.collect(given.values())
 
 
 def test_dossier_comes_back_exactly_from_json(make_dossier):

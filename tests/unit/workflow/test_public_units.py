@@ -26,11 +26,10 @@ from dptune.errors import ConfigError
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
-from dptune.reports.model_pages import PRIVATE_HEADING, stage_page
-from dptune.results import ChampionReport
+from dptune.reports.pages.training import PRIVATE_HEADING, stage_page
 from dptune.workflow import planned_units
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.dossier import Dossier
+from dptune.workflow.dossier import Dossier, RunResults
 from dptune.workflow.planned_units import (
     PlannedUnits,
     check_bound,
@@ -394,10 +393,7 @@ def leaving(corpus, *, count, noise=None):
         num_steps=plan.stages[0].num_steps,
         fixed_seed=False,
     )
-    made = Dossier.of(
-        model_digest=samples.MODEL,
-        base_model="gpt2",
-        recipe=recipe,
+    results = RunResults(
         plan=plan,
         ledger=ledger_of(plan, report).append(entry),
         corpus=report,
@@ -408,7 +404,9 @@ def leaving(corpus, *, count, noise=None):
         exposure=samples.exposure_report(),
         membership=samples.membership_report(),
         utility=samples.utility_report(),
-        champion=ChampionReport(),
+    )
+    made = Dossier.of(
+        results, model_digest=samples.MODEL, base_model="gpt2", recipe=recipe
     )
     version = samples.registered_version()
     return {

@@ -10,7 +10,7 @@ from dptune.accounting.store.tables import IdKind
 from dptune.config import BudgetSettings
 from dptune.errors import ConfigError
 from dptune.privacy import PrivacyUnit
-from dptune.reports.card import render_markdown
+from dptune.reports.card.page import render_markdown
 from dptune.results import BudgetReservation
 from dptune.workflow.budget import budget_cost, planned_costs, settle_budget
 from dptune.workflow.charging import stage_entry

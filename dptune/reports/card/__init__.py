@@ -1,0 +1,1 @@
+"""The privacy card: what it states, its page, and a version at a glance."""

@@ -1,0 +1,1 @@
+"""Figures as inline SVG: how they are drawn, and what they show."""

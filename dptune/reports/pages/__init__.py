@@ -1,0 +1,1 @@
+"""Pages: what each report says, in blocks."""
