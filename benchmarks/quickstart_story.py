@@ -53,12 +53,12 @@ def run_seed(seed: int, shared_cache: Path) -> dict[str, object]:
 
 
 def read_table(output: str) -> dict[str, list[str]]:
-    """Take the two columns of every row of the terminal table."""
+    """Take the columns of both recipes of every row of the terminal table."""
     rows: dict[str, list[str]] = {}
-    for line in output.splitlines():
+    for line in output.replace("\u00a0", " ").splitlines():
         cells = [cell.strip() for cell in re.split(r"[│┃]", line)[1:-1]]
-        if len(cells) == 3 and cells[0]:
-            rows[cells[0]] = cells[1:]
+        if len(cells) == 4 and cells[0]:
+            rows[cells[0]] = cells[1:3]
     return rows
 
 
@@ -72,10 +72,10 @@ def main() -> int:
     cache = seeds.cache or Path(tempfile.mkdtemp(prefix="dptune-story-cache-"))
     found = []
     columns = (
-        "Outcome",
+        "Gate",
         "Test perplexity",
-        "Mean, planted",
-        "Mean, held out",
+        "Exposure, planted",
+        "held out",
         "TPR at 1 % FPR",
     )
     print(
@@ -92,7 +92,7 @@ def main() -> int:
     if seeds.cache is None:
         shutil.rmtree(cache, ignore_errors=True)
     held = sum(
-        row.get("Outcome") == ["BLOCK", "PASS"]
+        row.get("Gate") == ["BLOCK", "PASS"]
         and "memorization" in str(row["blocked_by"])
         for row in found
     )

@@ -60,14 +60,13 @@ def refuse_changed_inputs(inputs: Mapping[str, Iterable[Report]]) -> None:
         ArtifactError: a report is another one than was measured; names it.
     """
     for name, artifacts in get_step_context().inputs.items():
-        written = {artifact.content_hash for artifact in artifacts}
-        for value in inputs.get(name, ()):
-            if digest_of(value.model_dump_json()) not in written:
-                raise ArtifactError(
-                    f"artifact {type(value).__name__} must be what its step wrote, but "
-                    "was changed since. Restore the artifact store, or run without "
-                    "ZenML's cache."
-                )
+        read = {digest_of(report.model_dump_json()) for report in inputs.get(name, ())}
+        changed = [a.name for a in artifacts if read and a.content_hash not in read]
+        if changed:
+            raise ArtifactError(
+                f"artifact {changed[0]} must be what its step wrote, but was changed "
+                "since. Restore the artifact store, or run without ZenML's cache."
+            )
 
 
 def keep_evidence(dossier: Dossier, version: RegisteredVersion) -> None:

@@ -79,6 +79,14 @@ def test_fragment_of_stage_without_curve_has_no_plot_of_losses():
     assert "Loss of the training batches" not in render_fragment(stage_report(curve=()))
 
 
+def test_stage_reports_from_before_may_have_an_epsilon():
+    report = stage_report()
+    values = report.model_dump()
+    for point in values["curve"]:
+        point["epsilon"] = None
+    assert type(report).model_validate(values) == report
+
+
 def test_fragment_of_stage_shows_its_checkpoints_for_both_kinds_of_token():
     points = [
         TracePoint(
