@@ -154,28 +154,24 @@ def public_fields(report: BaseModel) -> Iterator[tuple[str, object]]:
 
 
 def _nested(value: object) -> Block | None:
-    """Return a table for a mapping, a sequence or a nested report."""
+    """Return a table for a mapping, a sequence or a nested report.
+
+    Reports in a sequence have one table, plain values one column.
+    """
     if isinstance(value, BaseModel):
         return facts(*((_title(k), _text(v)) for k, v in public_fields(value)))
     if isinstance(value, Mapping):
         rows = [(_text(k), _text(v)) for k, v in list(value.items())[:_MOST_ROWS]]
         return table(("Name", "Value"), rows, numeric=(1,), caption=_cut(len(value)))
-    if isinstance(value, tuple | list) and value:
-        return _sequence(list(value))
-    return None
-
-
-def _sequence(values: list[object]) -> Block:
-    """Return a sequence of reports as one table, of plain values as one column."""
-    shown = values[:_MOST_ROWS]
-    caption = _cut(len(values))
-    first = shown[0]
-    if isinstance(first, BaseModel):
-        columns = [name for name, _ in public_fields(first)]
-        found = [dict(public_fields(v)) for v in shown if isinstance(v, BaseModel)]
-        rows = [[_text(row.get(name)) for name in columns] for row in found]
-        return table(map(_title, columns), rows, caption=caption)
-    return table(("Value",), ([_text(v)] for v in shown), caption=caption)
+    if not isinstance(value, tuple | list) or not value:
+        return None
+    shown, caption, first = list(value[:_MOST_ROWS]), _cut(len(value)), value[0]
+    if not isinstance(first, BaseModel):
+        return table(("Value",), ([_text(v)] for v in shown), caption=caption)
+    columns = [name for name, _ in public_fields(first)]
+    found = [dict(public_fields(v)) for v in shown if isinstance(v, BaseModel)]
+    rows = [[_text(row.get(name)) for name in columns] for row in found]
+    return table(map(_title, columns), rows, caption=caption)
 
 
 def _text(value: object) -> str:

@@ -30,7 +30,6 @@ from dptune.reports.formatting import (
     words,
 )
 from dptune.results import (
-    CanaryExposure,
     CanarySampling,
     ExposureReport,
     ExtractionReport,
@@ -38,7 +37,6 @@ from dptune.results import (
     MembershipReport,
     MembershipSignal,
     PersonalDataShare,
-    RateAtFpr,
 )
 
 OUTSIDE_EPSILON = (
@@ -90,6 +88,7 @@ def exposure_page(report: ExposureReport) -> Page:
         ("Held out, this model", len(report.held_out()), means.held_out),
         ("Planted, base model", len(report.base_planted()), means.base),
     )
+    found, expected = count(report.planted_found), count(report.planted_expected)
     base = {c.canary_id: c.exposure for c in report.base_canaries}
     ordered = sorted(
         report.canaries, key=lambda c: (not c.planted, c.rank, c.canary_id)
@@ -97,7 +96,14 @@ def exposure_page(report: ExposureReport) -> Page:
     return page(
         section(
             "Exposure",
-            _planted_count(report),
+            Notice(
+                tone=Tone.INVALID,
+                title="Planted canaries do not match the plan.",
+                text=f"{found} insertions were found in the corpus, {expected} were "
+                "planned. Exposure of a canary that was never trained on says nothing.",
+            )
+            if found != expected
+            else None,
             table_of(
                 groups,
                 ("Group", lambda g: g[0]),
@@ -110,7 +116,20 @@ def exposure_page(report: ExposureReport) -> Page:
             Plot(svg=exposure_plot(report), caption=EXPOSURE_CAPTION),
         ),
         section("Test", _exposure_facts(report)),
-        section("Every canary", _canary_table(ordered, base)),
+        section(
+            "Every canary",
+            table_of(
+                ordered,
+                ("Canary", lambda c: c.canary_id),
+                ("Kind", lambda c: "planted" if c.planted else "held out"),
+                ("Insertions", lambda c: count(c.insertions)),
+                ("Rank", lambda c: count(c.rank)),
+                ("Exposure (bits)", lambda c: number(c.exposure)),
+                ("Base (bits)", lambda c: number(base.get(c.canary_id))),
+                numeric=(2, 3, 4, 5),
+                caption="Secrets are never shown.",
+            ),
+        ),
         label=label,
         title="Does the model know the planted secrets?",
         subtitle=OUTSIDE_EPSILON,
@@ -171,10 +190,36 @@ def membership_page(report: MembershipReport) -> Page:
 
 def extraction_page(report: ExtractionReport) -> Page:
     """Describe what trials generated, in counts."""
+    models = {
+        "This model": report.personal_data or (),
+        "Base model": report.base_personal_data or (),
+    }
     return page(
         section("Canaries by sampling", *_sampling(report)),
         section("Discoverable by so many trials", *_discoverable(report)),
-        section("Personal data", _personal_data(report)),
+        section(
+            "Personal data",
+            table_of(
+                [(name, found) for name, all_ in models.items() for found in all_],
+                ("Attack", lambda row: words(row[1].attack)),
+                ("Model", lambda row: row[0]),
+                ("Training data", lambda row: _answers(row[1], members=True)),
+                ("Controls", lambda row: _answers(row[1], members=False)),
+                (
+                    "By guessing",
+                    lambda row: (
+                        percent(row[1].chance)
+                        if row[1].chance is not None
+                        else "unknown"
+                    ),
+                ),
+                caption="Values that the project's own detector marks. Extraction "
+                "counts distinct values in generated texts, reconstruction gives the "
+                "text before a value, inference offers the right one among others.",
+            )
+            if report.personal_data is not None
+            else None,
+        ),
         section(
             "Test",
             facts(
@@ -200,19 +245,6 @@ def extraction_page(report: ExtractionReport) -> Page:
 def setting_words(setting: str) -> str:
     """Say what was done to the canaries' spans."""
     return _SETTINGS.get(setting, words(setting))
-
-
-def _planted_count(report: ExposureReport) -> Notice | None:
-    """Warn where the canaries in the training data are not those that were planned."""
-    if report.planted_found == report.planted_expected:
-        return None
-    return Notice(
-        tone=Tone.INVALID,
-        title="Planted canaries do not match the plan.",
-        text=f"{count(report.planted_found)} insertions were found in the corpus, "
-        f"{count(report.planted_expected)} were planned. Exposure of a canary that "
-        "was never trained on says nothing.",
-    )
 
 
 def _exposure_facts(report: ExposureReport) -> Facts:
@@ -266,21 +298,6 @@ def _by_mark(report: ExposureReport) -> Iterator[tuple[str, str, str]]:
         )
 
 
-def _canary_table(canaries: Sequence[CanaryExposure], base: dict[str, float]) -> Table:
-    """List canaries by public name."""
-    return table_of(
-        canaries,
-        ("Canary", lambda c: c.canary_id),
-        ("Kind", lambda c: "planted" if c.planted else "held out"),
-        ("Insertions", lambda c: count(c.insertions)),
-        ("Rank", lambda c: count(c.rank)),
-        ("Exposure (bits)", lambda c: number(c.exposure)),
-        ("Base (bits)", lambda c: number(base.get(c.canary_id))),
-        numeric=(2, 3, 4, 5),
-        caption="Secrets are never shown.",
-    )
-
-
 def _more_rates(signals: Sequence[MembershipSignal]) -> Table | None:
     """Return true positives at further rates, and say where they are not resolvable."""
     rates = signals[0].rates if signals else ()
@@ -293,14 +310,18 @@ def _more_rates(signals: Sequence[MembershipSignal]) -> Table | None:
     )
     return table(
         ("Attack", *(f"TPR at {percent(r.fpr)} FPR" for r in rates)),
-        ((words(s.name), *map(_rate, s.rates)) for s in signals),
+        (
+            (
+                words(s.name),
+                *(
+                    _with_interval(r.tpr, r.interval, missing="not resolvable")
+                    for r in s.rates
+                ),
+            )
+            for s in signals
+        ),
         caption=f"Not resolvable is no zero: {unresolved}" if unresolved else "",
     )
-
-
-def _rate(rate: RateAtFpr) -> str:
-    """Return a rate with its interval."""
-    return _with_interval(rate.tpr, rate.interval, missing="not resolvable")
 
 
 def _with_interval(
@@ -385,30 +406,6 @@ def _discoverable(report: ExtractionReport) -> Iterator[Block]:
         ),
         numeric=(1, 2),
         caption="Fractions with their intervals.",
-    )
-
-
-def _personal_data(report: ExtractionReport) -> Table | None:
-    """Return right answers on training values and on controls."""
-    if report.personal_data is None:
-        return None
-    models = (
-        ("This model", report.personal_data),
-        ("Base model", report.base_personal_data or ()),
-    )
-    return table_of(
-        [(name, found) for name, all_ in models for found in all_],
-        ("Attack", lambda row: words(row[1].attack)),
-        ("Model", lambda row: row[0]),
-        ("Training data", lambda row: _answers(row[1], members=True)),
-        ("Controls", lambda row: _answers(row[1], members=False)),
-        (
-            "By guessing",
-            lambda row: "unknown" if row[1].chance is None else percent(row[1].chance),
-        ),
-        caption="Values that the project's own detector marks. Extraction counts "
-        "distinct values in generated texts, reconstruction gives the text before a "
-        "value, inference offers the right one among others.",
     )
 
 

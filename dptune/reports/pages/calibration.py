@@ -9,22 +9,20 @@ from dptune.reports.blocks import (
     Notice,
     Page,
     Plot,
-    Plots,
     Section,
     Table,
     page,
     section,
+    side_by_side,
     table,
     table_of,
 )
 from dptune.reports.figures.runs import batch_plot, noise_plot, target_plot
 from dptune.reports.formatting import MISSING, count, epsilon, number, percent, words
 from dptune.results import (
-    AuditPower,
     Calibration,
     EpsilonGrid,
     NoiseCost,
-    Promise,
     StageCost,
     WhatIf,
 )
@@ -64,72 +62,67 @@ _NOISE_CAPTION = (
 def calibration_page(calibration: Calibration) -> Page:
     """Return the tables and figures of a calibration."""
     power, what_if = calibration.power, calibration.what_if
+    stages = [_stage_column(stage) for stage in calibration.stages]
+    answer = "Nothing that is planned stands in the way of a pass."
+    if power is not None and not power.enough:
+        answer = (
+            "As planned, the gate cannot say PASS: change the configuration before "
+            "training."
+        )
     return page(
         section(
             "What the plan promises",
             table_of(
                 calibration.promises,
-                ("promise", _promise),
+                (
+                    "promise",
+                    lambda p: _marked(_PROMISES[p.notion, p.relation][0], p.is_target),
+                ),
                 ("protects", lambda p: _PROMISES[p.notion, p.relation][1]),
                 ("ε of the noisy stages", lambda p: number(p.noisy_epsilon)),
                 ("ε of the run", lambda p: epsilon(p.epsilon)),
-                ("status", _founded),
+                (
+                    "status",
+                    lambda p: (
+                        f"conditional on {', '.join(p.assumptions)}"
+                        if p.status is CertificateStatus.CONDITIONAL and p.assumptions
+                        else _STATUS[p.status]
+                    ),
+                ),
                 numeric=(2, 3),
                 caption="Epsilons of different promises are never compared or added.",
             ),
         ),
-        section("Will the gate be able to decide?", _power(power) if power else None),
-        section("Stages", _stage_table(calibration.stages)),
+        section(
+            "Will the gate be able to decide?",
+            table_of(
+                power.lines,
+                ("evidence", lambda line: line.name),
+                ("planned", lambda line: number(line.planned)),
+                ("asked for", lambda line: number(line.needed)),
+                ("", lambda line: "enough" if line.enough else "too little"),
+                ("what it means", lambda line: line.meaning),
+                numeric=(1, 2),
+                caption=f"Under policy {power.policy}. {answer}",
+            )
+            if power
+            else None,
+        ),
+        section(
+            "Stages",
+            table(
+                ("", *(words(stage.stage) for stage in calibration.stages)),
+                ((name, *(c[name] for c in stages)) for name in stages[0]),
+                numeric=range(1, len(stages) + 1),
+                caption=_NOISE_CAPTION,
+            ),
+        ),
         *(_what_if_sections(calibration, what_if) if what_if else ()),
         label="Calibration",
         title=f"{calibration.config}: recipe {calibration.recipe}",
         subtitle="What a run would cost, computed before any training: "
         f"{count(calibration.num_units)} privacy units ({calibration.units_from}), "
         f"δ = {number(calibration.target_delta)}. Nothing was spent.",
-    )
-
-
-def _power(power: AuditPower) -> Table:
-    """Say whether the gate will be able to decide."""
-    answer = (
-        "Nothing that is planned stands in the way of a pass."
-        if power.enough
-        else "As planned, the gate cannot say PASS: change the configuration before "
-        "training."
-    )
-    return table_of(
-        power.lines,
-        ("evidence", lambda line: line.name),
-        ("planned", lambda line: number(line.planned)),
-        ("asked for", lambda line: number(line.needed)),
-        ("", lambda line: "enough" if line.enough else "too little"),
-        ("what it means", lambda line: line.meaning),
-        numeric=(1, 2),
-        caption=f"Under policy {power.policy}. {answer}",
-    )
-
-
-def _promise(promise: Promise) -> str:
-    """Name a promise, and mark that of the configuration."""
-    name = _PROMISES[promise.notion, promise.relation][0]
-    return f"{name} {PLAN}" if promise.is_target else name
-
-
-def _founded(promise: Promise) -> str:
-    """Say how a promise is founded."""
-    is_conditional = promise.status is CertificateStatus.CONDITIONAL
-    rests_on = ", ".join(promise.assumptions) if is_conditional else ""
-    return " on ".join(filter(None, [_STATUS[promise.status], rests_on]))
-
-
-def _stage_table(stages: tuple[StageCost, ...]) -> Table:
-    """Return a column for each stage."""
-    columns = [_stage_column(stage) for stage in stages]
-    return table(
-        ("", *(words(stage.stage) for stage in stages)),
-        ((name, *(c[name] for c in columns)) for name in columns[0]),
-        numeric=range(1, len(stages) + 1),
-        caption=_NOISE_CAPTION,
     )
 
 
@@ -160,7 +153,28 @@ def _what_if_sections(
 ) -> Iterator[Section | None]:
     """Return figures and tables of other choices."""
     batches = what_if.batches
-    yield section("At a glance", _plots(calibration, what_if))
+    yield section(
+        "At a glance",
+        *side_by_side(
+            Plot(
+                svg=target_plot(what_if),
+                title="What a target costs",
+                caption="A larger epsilon buys less noise. Hiding what a unit holds "
+                "costs more than hiding whether it is there.",
+            ),
+            Plot(
+                svg=batch_plot(calibration, what_if),
+                title="Batch size and epochs",
+                caption="A larger batch at the same noise multiplier spends more, and "
+                "its mean has less noise.",
+            ),
+            Plot(
+                svg=noise_plot(calibration, what_if),
+                title="Noise and epochs",
+                caption="More noise or fewer epochs spend less.",
+            ),
+        ),
+    )
     yield section(
         "What if the target were",
         table_of(
@@ -241,31 +255,6 @@ def _grid(
         rows,
         numeric=range(1, len(grid.epochs) + 1),
         caption=caption,
-    )
-
-
-def _plots(calibration: Calibration, what_if: WhatIf) -> Plots:
-    """Return the three figures."""
-    return Plots(
-        items=(
-            Plot(
-                svg=target_plot(what_if),
-                title="What a target costs",
-                caption="A larger epsilon buys less noise. Hiding what a unit holds "
-                "costs more than hiding whether it is there.",
-            ),
-            Plot(
-                svg=batch_plot(calibration, what_if),
-                title="Batch size and epochs",
-                caption="A larger batch at the same noise multiplier spends more, and "
-                "its mean has less noise.",
-            ),
-            Plot(
-                svg=noise_plot(calibration, what_if),
-                title="Noise and epochs",
-                caption="More noise or fewer epochs spend less.",
-            ),
-        )
     )
 
 

@@ -12,7 +12,6 @@ from dptune.reports.blocks import (
     Bullets,
     Cell,
     Chip,
-    Facts,
     Folds,
     Headline,
     Headlines,
@@ -25,7 +24,6 @@ from dptune.reports.blocks import (
     page,
     section,
     side_by_side,
-    table,
     table_of,
     verdict_chip,
 )
@@ -76,7 +74,11 @@ def compare_page(report: ComparisonReport, *, next_steps: Sequence[str] = ()) ->
     ]
     headlines = tuple(_headline(cell) for cell in few.values())
     gates = tuple(_gate_fold(cell) for cell in first if cell.decision)
-    cards = tuple(_card_fold(cell) for cell in first if cell.card)
+    cards = tuple(
+        replace(card_page(cell.card), title=cell.title, label="")
+        for cell in first
+        if cell.card
+    )
     return page(
         section("", Headlines(items=headlines) if headlines else None),
         section(
@@ -112,8 +114,50 @@ def compare_page(report: ComparisonReport, *, next_steps: Sequence[str] = ()) ->
                 caption=ROC_CAPTION,
             ),
         ),
-        section("Every training", _cells(report)),
-        section("What it spent", _spent(report)),
+        section(
+            "Every training",
+            table_of(
+                report.cells,
+                ("Training", lambda c: c.name),
+                ("Utility", _utility),
+                (
+                    "Exposure",
+                    lambda c: (
+                        number(exposure_means(c.measured).planted)
+                        if c.measured
+                        else MISSING
+                    ),
+                ),
+                (
+                    "Certified ε",
+                    lambda c: (
+                        epsilon(c.certificate.epsilon) if c.certificate else MISSING
+                    ),
+                ),
+                (
+                    "Time",
+                    lambda c: MISSING if c.seconds is None else duration(c.seconds),
+                ),
+                caption="Time in training steps alone. A training that was "
+                "interrupted counts the steps that it kept.",
+            ),
+        ),
+        section(
+            "What it spent",
+            facts(
+                (
+                    "All trainings together",
+                    _endless(report.total_epsilon),
+                    (
+                        "planned, all trainings composed, charged to one data set as a "
+                        "sweep"
+                    ),
+                ),
+                ("Those with noise", _endless(report.private_epsilon)),
+            )
+            if len(report.cells) > 1 and not any(cell.version for cell in report.cells)
+            else None,
+        ),
         section("Gate decisions", _folds(gates, open_failed=True)),
         section("Privacy cards", _folds(cards)),
         section(
@@ -135,6 +179,10 @@ def cell_page(cell: CellResult) -> Page:
 
 def _headline(cell: CellResult) -> Headline:
     """Return what one training comes to."""
+    utility, membership = cell.utility, cell.membership
+    classifies = utility is not None and utility.accuracy is not None
+    means = exposure_means(cell.measured) if cell.measured else None
+    best = membership.strongest() if membership else None
     registered = f" · version {cell.version}" if cell.version else ""
     return Headline(
         title=cell.title,
@@ -143,46 +191,37 @@ def _headline(cell: CellResult) -> Headline:
         reason=headline_reason(cell.decision)
         if cell.decision
         else "The gate has not decided on this training.",
-        figures=_figures(cell),
+        figures=facts(
+            (
+                "Test perplexity",
+                number(utility.perplexity),
+                f"base model {number(utility.base_perplexity)}",
+            )
+            if utility and not classifies
+            else None,
+            (
+                "Test accuracy",
+                percent(utility.accuracy),
+                f"base model {percent(utility.base_accuracy)}",
+            )
+            if utility and classifies
+            else None,
+            (
+                "Mean exposure",
+                f"{number(means.planted)} bits",
+                f"held out {number(means.held_out)}\n{p_value(means.p_value)}",
+            )
+            if means
+            else None,
+            (
+                f"TPR at {percent(best.low_fpr)} FPR",
+                percent(best.tpr_at_low_fpr),
+                f"blind {percent(membership.blind.tpr_at_low_fpr)}",
+            )
+            if best and membership
+            else None,
+        ),
         claims=facts(*((sentence_case(c.label), epsilon_text(c)) for c in cell.claims)),
-    )
-
-
-def _figures(cell: CellResult) -> Facts:
-    """Return utility, exposure and membership of one training."""
-    utility, membership = cell.utility, cell.membership
-    classifies = utility is not None and utility.accuracy is not None
-    means = exposure_means(cell.measured) if cell.measured else None
-    best = membership.strongest() if membership else None
-    return facts(
-        (
-            "Test perplexity",
-            number(utility.perplexity),
-            f"base model {number(utility.base_perplexity)}",
-        )
-        if utility and not classifies
-        else None,
-        (
-            "Test accuracy",
-            percent(utility.accuracy),
-            f"base model {percent(utility.base_accuracy)}",
-        )
-        if utility and classifies
-        else None,
-        (
-            "Mean exposure",
-            f"{number(means.planted)} bits",
-            f"held out {number(means.held_out)}\n{p_value(means.p_value)}",
-        )
-        if means
-        else None,
-        (
-            f"TPR at {percent(best.low_fpr)} FPR",
-            percent(best.tpr_at_low_fpr),
-            f"blind {percent(membership.blind.tpr_at_low_fpr)}",
-        )
-        if best and membership
-        else None,
     )
 
 
@@ -204,13 +243,6 @@ def _gate_fold(cell: CellResult) -> Page:
         label=f"{len(decision.failed())} of {total} criteria not met",
         chip=verdict_chip(decision.outcome),
     )
-
-
-def _card_fold(cell: CellResult) -> Page:
-    """Return one training's privacy card, to be folded."""
-    if cell.card is None:
-        return Page(title=cell.title)
-    return replace(card_page(cell.card), title=cell.title, label="")
 
 
 def _trace_plots(cells: Sequence[CellResult]) -> tuple[Plot, ...]:
@@ -266,43 +298,17 @@ def _better(row: PairedRow) -> Cell:
     return Chip(text="no difference shown", tone=Tone.NEUTRAL)
 
 
-def _cells(report: ComparisonReport) -> Table:
-    """Return one line for every training."""
-    return table(
-        ("Training", "Utility", "Exposure", "Certified ε", "Time"),
-        (_cell_row(cell) for cell in report.cells),
-        caption="Time in training steps alone. A training that was interrupted counts "
-        "the steps that it kept.",
-    )
-
-
-def _cell_row(cell: CellResult) -> tuple[Cell, ...]:
-    """Return one training's line."""
+def _utility(cell: CellResult) -> Cell:
+    """Return what a training is good for, or that it failed."""
     if cell.failure:
-        mark = Chip(text="FAILED", tone=Tone.BLOCK)
-        return (cell.name, mark, MISSING, MISSING, MISSING)
-    utility = cell.utility
-    keeps = MISSING if utility is None else number(utility.perplexity)
-    if utility is not None and utility.accuracy is not None:
-        keeps = percent(utility.accuracy)
-    return (
-        cell.name,
-        keeps,
-        number(exposure_means(cell.measured).planted) if cell.measured else MISSING,
-        epsilon(cell.certificate.epsilon) if cell.certificate else MISSING,
-        duration(cell.seconds) if cell.seconds is not None else MISSING,
-    )
+        return Chip(text="FAILED", tone=Tone.BLOCK)
+    if cell.utility is None:
+        return MISSING
+    if cell.utility.accuracy is not None:
+        return percent(cell.utility.accuracy)
+    return number(cell.utility.perplexity)
 
 
-def _spent(report: ComparisonReport) -> Facts | None:
-    """Say what all trainings together cost the data set."""
-    if len(report.cells) == 1:
-        return None
-    notes = "planned, all trainings composed, charged to one data set as a sweep"
-    total, private = (
-        epsilon(math.inf if value is None else value)
-        for value in (report.total_epsilon, report.private_epsilon)
-    )
-    return facts(
-        ("All trainings together", total, notes), ("Those with noise", private)
-    )
+def _endless(value: float | None) -> str:
+    """Return an epsilon; None is infinite."""
+    return epsilon(math.inf if value is None else value)

@@ -94,7 +94,7 @@ def detection_page(report: DetectionReport) -> Page:
     total = max(sum(report.num_spans.values()), 1)
     bounds, source = report.missing_rate_interval, report.missing_rate_source
     measured = interval(bounds, as_percent=True) if bounds else "no interval was given"
-    name = "False-negative rate (missing rate)"
+    name, refused = "False-negative rate (missing rate)", report.missing_rate_refusal
     return page(
         section(
             "Coverage",
@@ -116,7 +116,16 @@ def detection_page(report: DetectionReport) -> Page:
                 else None,
                 ("Corpus fingerprint", short_digest(report.fingerprint)),
             ),
-            _unknown_recall(report) if report.missing_rate is None else None,
+            Notice(
+                tone=Tone.INCONCLUSIVE,
+                title="The missing rate is not known.",
+                text="Every claim that assumes perfect recall rests on an assumption "
+                "that was not measured on this corpus. Audit a sample to put an "
+                "interval on it."
+                + (f" An imported rate was refused: {refused}." if refused else ""),
+            )
+            if report.missing_rate is None
+            else None,
         ),
         section(
             "Spans by type",
@@ -232,16 +241,4 @@ def _judge(report: SensitivityTable) -> Iterator[Block]:
         ("Language model asked about types", judge.model),
         ("Types answered", answered),
         ("May lower a score of the built-in table", "yes" if judge.may_lower else "no"),
-    )
-
-
-def _unknown_recall(report: DetectionReport) -> Notice:
-    """Say that recall is unknown, and why."""
-    refused = report.missing_rate_refusal
-    return Notice(
-        tone=Tone.INCONCLUSIVE,
-        title="The missing rate is not known.",
-        text="Every claim that assumes perfect recall rests on an assumption that "
-        "was not measured on this corpus. Audit a sample to put an interval on it."
-        + (f" An imported rate was refused: {refused}." if refused else ""),
     )

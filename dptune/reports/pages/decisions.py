@@ -1,7 +1,7 @@
 """Pages of verdicts: the gate's decision, and the step-level audit of the engine."""
 
 from dptune.audits.step_report import StepAudit
-from dptune.gates.criterion import Criterion, Verdict
+from dptune.gates.criterion import Verdict
 from dptune.gates.decision import GateDecision
 from dptune.reports.blocks import (
     Bullets,
@@ -75,7 +75,14 @@ def criteria_table(decision: GateDecision) -> Table:
                 else verdict_chip(c.verdict)
             ),
         ),
-        ("Measured", _measured),
+        (
+            "Measured",
+            lambda c: (
+                f"{epsilon(c.measured)}\n{interval(c.interval)}"
+                if c.interval
+                else epsilon(c.measured)
+            ),
+        ),
         ("Threshold", lambda c: number(c.threshold)),
         ("Reason", lambda c: c.reason),
         numeric=(2, 3),
@@ -156,9 +163,3 @@ def step_audit_page(audit: StepAudit) -> Page:
         chip=verdict_chip(verdict),
         subtitle=said,
     )
-
-
-def _measured(criterion: Criterion) -> str:
-    """Return what was measured, with its interval."""
-    bounds = f"\n{interval(criterion.interval)}" if criterion.interval else ""
-    return f"{epsilon(criterion.measured)}{bounds}"

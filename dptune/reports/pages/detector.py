@@ -50,6 +50,11 @@ _MEANINGS: Final = {
     "low_contextual": "all names and numbers, and also pronouns, subjects and objects.",
     "high_contextual": "all names and numbers, pronouns, subjects, objects, and verbs.",
 }
+_HINTS: Final = {
+    "agree": "a language model lists nothing else",
+    "disagree": "a language model lists what is underlined",
+    "unavailable": "no language model could judge this sentence",
+}
 _MOST_TYPES: Final = 40
 
 
@@ -196,9 +201,14 @@ def review_page(
     """
     script = (TEMPLATES / "review.js").read_text(encoding="utf-8")
     css = (TEMPLATES / "review.css").read_text(encoding="utf-8")
+    # the page's own script and style, by their hashes, and nothing else
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src "
+        f"'{_digest(css)}'; base-uri 'none'; form-action 'none'"
+    )
     template = environment().get_template("review.html.j2")
     return template.render(
-        policy=_policy(script, css),
+        policy=policy,
         css=Markup(css),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         data=Markup(_data(record, excerpts, opinions or {})),  # noqa: S704 - JSON without `<`
@@ -254,14 +264,6 @@ def _paint(axes: Axes, rows: Sequence[tuple[str, Share]]) -> None:
     axes.set_xlabel("recall, 95 % interval (gold spans in brackets)")
 
 
-def _policy(script: str, css: str) -> str:
-    """Allow the page's own script and style, by their hashes, and nothing else."""
-    return (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src "
-        f"'{_digest(css)}'; base-uri 'none'; form-action 'none'"
-    )
-
-
 def _digest(source: str) -> str:
     """Return the hash of a script or style, as a policy names it."""
     digest = hashlib.sha256(source.encode()).digest()
@@ -286,21 +288,11 @@ def _data(
                     [mark.start, mark.end, mark.entity_type, mark.firm]
                     for mark in excerpt.sentence.marks
                 ],
-                **_hint(opinions.get(excerpt.sentence.id)),
+                "hint": _HINTS[found.opinion] if found else "",
+                "doubts": [list(d) for d in found.doubts] if found else [],
             }
             for excerpt in excerpts
+            for found in [opinions.get(excerpt.sentence.id)]
         ],
     }
     return json.dumps(values).replace("<", "\\u003c")
-
-
-def _hint(found: CheckedSentence | None) -> dict[str, Any]:
-    """Say what a language model thinks of a sentence."""
-    if found is None:
-        return {"hint": "", "doubts": []}
-    words = {
-        "agree": "a language model lists nothing else",
-        "disagree": "a language model lists what is underlined",
-        "unavailable": "no language model could judge this sentence",
-    }
-    return {"hint": words[found.opinion], "doubts": [list(d) for d in found.doubts]}

@@ -118,7 +118,23 @@ def ledger_page(ledger: PrivacyLedger) -> Page:
                 ("Privacy unit", words(ledger.privacy_unit)),
                 ("Entries", count(len(ledger.entries))),
             ),
-            _entry_table(ledger.entries),
+            table_of(
+                ledger.entries,
+                ("Stage", lambda e: words(e.stage)),
+                ("Recipe", lambda e: e.recipe),
+                ("Text", lambda e: e.view),
+                ("Steps", lambda e: count(e.num_steps)),
+                ("Sample rate", lambda e: percent(e.sample_rate)),
+                ("Noise / C", lambda e: number(e.noise_multiplier)),
+                ("Bands", lambda e: count(e.num_bands)),
+                ("Clip norm C", lambda e: number(e.max_grad_norm)),
+                ("Noise", _noise),
+                ("Nominal ε", lambda e: epsilon(e.nominal_epsilon)),
+                numeric=(3, 4, 5, 6, 7, 9),
+                caption="Nominal ε is what the paper's formula yields for the stage. "
+                "It is no guarantee. Bands are steps of which one unit can join only "
+                "one.",
+            ),
         ),
         section(
             "What follows",
@@ -282,26 +298,6 @@ def _curve_plot(curves: Sequence[LedgerCurve]) -> Plot | None:
     named = "; ".join(f"{n}: {_relation_words(r)}" for n, r in terms)
     caption = f"At δ = {number(curves[0].delta)}. {named}. Steps as they were charged."
     return Plot(svg=epsilon_plot(curves), caption=caption)
-
-
-def _entry_table(entries: Sequence[LedgerEntry]) -> Table:
-    """List every entry."""
-    return table_of(
-        entries,
-        ("Stage", lambda e: words(e.stage)),
-        ("Recipe", lambda e: e.recipe),
-        ("Text", lambda e: e.view),
-        ("Steps", lambda e: count(e.num_steps)),
-        ("Sample rate", lambda e: percent(e.sample_rate)),
-        ("Noise / C", lambda e: number(e.noise_multiplier)),
-        ("Bands", lambda e: count(e.num_bands)),
-        ("Clip norm C", lambda e: number(e.max_grad_norm)),
-        ("Noise", _noise),
-        ("Nominal ε", lambda e: epsilon(e.nominal_epsilon)),
-        numeric=(3, 4, 5, 6, 7, 9),
-        caption="Nominal ε is what the paper's formula yields for the stage. It is no "
-        "guarantee. Bands are steps of which one unit can join only one.",
-    )
 
 
 def _noise(entry: LedgerEntry) -> Cell:
