@@ -170,8 +170,8 @@ def _nested(value: object) -> Block | None:
         return table(("Value",), ([_text(v)] for v in shown), caption=caption)
     columns = [name for name, _ in public_fields(first)]
     found = [dict(public_fields(v)) for v in shown if isinstance(v, BaseModel)]
-    rows = [[_text(row.get(name)) for name in columns] for row in found]
-    return table(map(_title, columns), rows, caption=caption)
+    cells = [[_text(row.get(name)) for name in columns] for row in found]
+    return table(map(_title, columns), cells, caption=caption)
 
 
 def _text(value: object) -> str:
