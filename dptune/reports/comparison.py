@@ -349,7 +349,10 @@ def _row(
     exposures = [exposure_means(c.measured) for c in done if c.measured]
     strongest = [c.membership.strongest() for c in done if c.membership]
     blind = [c.membership.blind for c in done if c.membership]
-    claims = sorted((c for cell in done for c in cell.claims), key=lambda c: c.epsilon)
+    claims: dict[str, Certificate] = {}
+    for claim in (claim for cell in done for claim in cell.claims):
+        worst = claims.setdefault(claim.label, claim)
+        claims[claim.label] = max(worst, claim, key=lambda c: c.epsilon)
     own = [c.certificate for c in done if c.certificate]
     p_values = [m.p_value for m in exposures if m.p_value is not None]
     nominal = [c.nominal_epsilon for c in done if c.nominal_epsilon is not None]
@@ -374,7 +377,7 @@ def _row(
         blind_auc=spread(s.auc for s in blind),
         low_fpr=strongest[0].low_fpr if strongest else None,
         certificate=max(own, key=lambda c: c.epsilon, default=None),
-        claims=tuple({c.label: c for c in claims}.values()),
+        claims=tuple(claims.values()),
         nominal_epsilon=max(nominal, default=None),
         nominal_interval=next(intervals, None),
         cells=tuple(done),

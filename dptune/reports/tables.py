@@ -3,8 +3,9 @@
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dptune.reports.blocks import Cell, Chip, Table, table, verdict_chip
@@ -99,15 +100,25 @@ def comparison_tables(
         f"{report.baseline or 'nothing: there is no baseline'}."
     )
     both = [
-        [m for m in measures if any(_text(m.fill(row)) != MISSING for row in rows)]
+        [m for m in measures if any(m.fill(row) != MISSING for row in rows)]
         for measures in (_leakage(report, rows), _guarantees(rows))
     ]
     if len(report.cells) <= FEW:
-        return (_columns([*both[0], *both[1]], rows, caption=f"{leaks} {promises}"),)
-    return tuple(
-        _lines([m for m in measures if not m.detail], rows, caption=caption)
-        for measures, caption in zip(both, (leaks, promises), strict=True)
-    )
+        lines = [*both[0], *both[1]]
+        wide = table(
+            ("Measure", *map(_title, rows), _NOT_TUNED),
+            ((m.name, *map(m.fill, rows), m.untuned) for m in lines),
+            caption=f"{leaks} {promises}",
+        )
+        return (replace(wide, groups=tuple(Counter(m.group for m in lines).items())),)
+    found = []
+    for measures, caption in zip(both, (leaks, promises), strict=True):
+        shown = [m for m in measures if not m.detail]
+        body: list[tuple[Cell, ...]] = [(_NOT_TUNED, *(m.untuned for m in shown))]
+        body += [(_title(row), *(m.fill(row) for m in shown)) for row in rows]
+        heads = ("Recipe", *(m.name for m in shown))
+        found.append(table(heads, body, caption=caption))
+    return tuple(found)
 
 
 def rows_csv(report: ComparisonReport) -> str:
@@ -165,30 +176,6 @@ def nominal_cell(row: ComparisonRow) -> str:
     return f"{text} ({number(low)} to {number(high)})"
 
 
-def _columns(
-    measures: Sequence[_Measure], rows: Sequence[ComparisonRow], *, caption: str
-) -> Table:
-    """Return a column for each recipe, the measures by group."""
-    groups: dict[str, int] = {}
-    for measure in measures:
-        groups[measure.group] = groups.get(measure.group, 0) + 1
-    return Table(
-        columns=("Measure", *map(_title, rows), _NOT_TUNED),
-        rows=tuple((m.name, *map(m.fill, rows), m.untuned) for m in measures),
-        groups=tuple(groups.items()),
-        caption=caption,
-    )
-
-
-def _lines(
-    measures: Sequence[_Measure], rows: Sequence[ComparisonRow], *, caption: str
-) -> Table:
-    """Return a line for each recipe."""
-    body: list[tuple[Cell, ...]] = [(_NOT_TUNED, *(m.untuned for m in measures))]
-    body += [(_title(row), *(m.fill(row) for m in measures)) for row in rows]
-    return table(("Recipe", *(m.name for m in measures)), body, caption=caption)
-
-
 def _leakage(
     report: ComparisonReport, rows: Sequence[ComparisonRow]
 ) -> Iterator[_Measure]:
@@ -230,7 +217,21 @@ def _leakage(
     )
     yield _Measure(tells, "TPR interval", _tpr_interval, detail=True)
     yield _Measure(tells, "blind", lambda r: spread_text(r.blind, as_percent=True))
-    yield _Measure(tells, "Strongest attack", _strongest, detail=True)
+    yield _Measure(
+        tells,
+        "Strongest attack",
+        lambda r: (
+            ", ".join(
+                dict.fromkeys(
+                    words(c.membership.strongest().name)
+                    for c in r.cells
+                    if c.membership
+                )
+            )
+            or MISSING
+        ),
+        detail=True,
+    )
     yield _Measure(tells, "AUC", lambda r: spread_text(r.membership_auc), detail=True)
     yield _Measure(tells, "Blind AUC", lambda r: spread_text(r.blind_auc), detail=True)
 
@@ -240,7 +241,15 @@ def _guarantees(rows: Sequence[ComparisonRow]) -> Iterator[_Measure]:
     holds, costs = "What is guaranteed", "What it costs"
     nothing = "0: nothing was learned from the corpus"
     yield _Measure(holds, "Certified ε", claim_cell, nothing)
-    yield _Measure(holds, "Status", _status)
+    yield _Measure(
+        holds,
+        "Status",
+        lambda r: (
+            Chip(text=r.certificate.status, tone=STATUS_TONES[r.certificate.status])
+            if r.certificate
+            else MISSING
+        ),
+    )
     for label in dict.fromkeys(c.label for row in rows for c in row.claims):
         claim = partial(_claim, label=label)
         yield _Measure("Every claim", sentence_case(label), claim, detail=True)
@@ -269,12 +278,6 @@ def _canaries(row: ComparisonRow) -> str:
     return "; ".join(sorted(found)) or MISSING
 
 
-def _strongest(row: ComparisonRow) -> str:
-    """Name the strongest membership attack of every seed."""
-    names = [words(c.membership.strongest().name) for c in row.cells if c.membership]
-    return ", ".join(dict.fromkeys(names)) or MISSING
-
-
 def _tpr_interval(row: ComparisonRow) -> str:
     """Return the interval of the strongest attack; several seeds have a deviation."""
     found = [c.membership.strongest() for c in row.cells if c.membership]
@@ -286,14 +289,6 @@ def _tpr_interval(row: ComparisonRow) -> str:
 def _title(row: ComparisonRow) -> str:
     """Name recipe and budget, which stay in one line."""
     return row.title.replace("ε ", "ε\u00a0")
-
-
-def _status(row: ComparisonRow) -> Cell:
-    """Return how the claim is founded."""
-    if row.certificate is None:
-        return MISSING
-    status = row.certificate.status
-    return Chip(text=status.value, tone=STATUS_TONES[status])
 
 
 def _gates(row: ComparisonRow) -> Cell:
@@ -312,11 +307,6 @@ def _times(value: float | None) -> str:
 def _whole(text: str) -> str:
     """Keep a figure and its unit in one line."""
     return text.replace(" ", "\u00a0")
-
-
-def _text(value: Cell) -> str:
-    """Return what a cell says."""
-    return value if isinstance(value, str) else value.text
 
 
 def _row_values(row: ComparisonRow) -> dict[str, object]:

@@ -69,12 +69,11 @@ def exposure_plot(report: ExposureReport, *, title: str = "") -> str:
     return fig.draw(paint, label=label, height=3.5)
 
 
-def discoverable_plot(report: ExtractionReport, *, title: str = "") -> str:
+def discoverable_plot(report: ExtractionReport) -> str:
     """Draw the fraction of texts that n trials generate with a chance of one half.
 
     Args:
         report: canaries and records, each with controls.
-        title: names the model, for people who cannot see the figure.
 
     Privacy: chances come from the private model outside epsilon.
     """
@@ -103,7 +102,7 @@ def discoverable_plot(report: ExtractionReport, *, title: str = "") -> str:
         for name, found in groups
         for s in found
     )
-    label = f"{_of(title)}Texts generated at least once with chance 50 %. {shown}"
+    label = f"Texts generated at least once with chance 50 %. {shown}"
     return fig.draw(paint, label=label, height=3.4)
 
 

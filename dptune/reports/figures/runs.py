@@ -25,41 +25,31 @@ from dptune.results import (
 Paint = Callable[[Axes], None]
 
 
-def target_plot(what_if: WhatIf) -> str:
-    """Draw the noise that targets need under both relations."""
+def calibration_plots(
+    calibration: Calibration, what_if: WhatIf
+) -> tuple[str, str, str]:
+    """Draw noise against targets, epsilon over epochs, and epsilon over noise."""
+    targets, batches, noises = _paints(calibration, what_if)
     label = "Noise per step over C against the target epsilon, for two relations"
-    return fig.draw(_paint_targets(what_if), label=label)
-
-
-def batch_plot(calibration: Calibration, what_if: WhatIf) -> str:
-    """Draw epsilon over epochs, a line for each batch size, at the planned noise."""
-    label = "Epsilon over epochs, a line for each batch size"
-    return fig.draw(_paint_batches(calibration, what_if), label=label)
-
-
-def noise_plot(calibration: Calibration, what_if: WhatIf) -> str:
-    """Draw epsilon over noise, a line for each number of epochs."""
-    label = "Epsilon over the noise multiplier, a line for each number of epochs"
-    return fig.draw(_paint_noises(calibration, what_if), label=label)
+    epochs = "Epsilon over epochs, a line for each batch size"
+    noise = "Epsilon over the noise multiplier, a line for each number of epochs"
+    return (
+        fig.draw(targets, label=label),
+        fig.draw(batches, label=epochs),
+        fig.draw(noises, label=noise),
+    )
 
 
 def calibration_png(calibration: Calibration, what_if: WhatIf) -> bytes:
     """Draw the three figures side by side."""
-    return fig.draw_png(
-        (
-            _paint_targets(what_if),
-            _paint_batches(calibration, what_if),
-            _paint_noises(calibration, what_if),
-        )
-    )
+    return fig.draw_png(_paints(calibration, what_if))
 
 
-def epsilon_plot(curves: Sequence[LedgerCurve], *, target: float | None = None) -> str:
+def epsilon_plot(curves: Sequence[LedgerCurve]) -> str:
     """Draw epsilon so far over the steps of a run, one line for each stage and notion.
 
     Args:
         curves: at least one; what is infinite is said in the legend.
-        target: the epsilon that was asked, drawn as a line.
 
     Raises:
         ConfigError: there is nothing to draw.
@@ -80,8 +70,6 @@ def epsilon_plot(curves: Sequence[LedgerCurve], *, target: float | None = None) 
                 label=f"{curve.stage} ({curve.notion}){endless}",
                 **fig.series_style(index, dashed=True),
             )
-        if target is not None:
-            axes.axhline(target, color=fig.INK, lw=1, ls=":", label="target")
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
         fig.step_axis(axes, "steps of the run")
@@ -123,36 +111,27 @@ def budget_plot(lines: Sequence[BudgetLine]) -> str:
     return fig.draw(paint, label=label, height=1.5 + 0.7 * len(shown))
 
 
-def loss_plot(stages: Sequence[StageReport]) -> str:
-    """Draw the training loss of a run's stages. A private diagnostic.
+def loss_plot(stage: StageReport) -> str:
+    """Draw the training loss of a stage. A private diagnostic.
 
     Privacy: losses of training batches are private and carry no epsilon. This figure
     stays inside the trust boundary; no card and no comparison page holds it.
-
-    Raises:
-        ConfigError: there is nothing to draw.
     """
-    if not stages:
-        raise ConfigError("stages must hold at least one StageReport, got none.")
 
     def paint(axes: Axes) -> None:
-        start = 0
-        for index, stage in enumerate(stages):
-            axes.plot(
-                [start + p.step for p in stage.curve],
-                [p.loss for p in stage.curve],
-                linewidth=1.8,
-                markersize=3 if len(stage.curve) > 20 else 5,
-                label=stage.stage,
-                **fig.series_style(index, dashed=True),
-            )
-            start += stage.num_steps
-        fig.step_axis(axes, "steps of the run")
+        axes.plot(
+            [p.step for p in stage.curve],
+            [p.loss for p in stage.curve],
+            linewidth=1.8,
+            markersize=3 if len(stage.curve) > 20 else 5,
+            label=stage.stage,
+            **fig.series_style(0),
+        )
+        fig.step_axis(axes, "steps of the stage")
         axes.set_ylabel("training loss (nats per token)")
-        fig.legend_below(axes, columns=3)
+        fig.legend_below(axes)
 
-    names = ", ".join(s.stage for s in stages)
-    return fig.draw(paint, label=f"Private training loss of {names}", height=3.2)
+    return fig.draw(paint, label=f"Private training loss of {stage.stage}", height=3.2)
 
 
 def clip_plot(report: ControllerReport) -> str:
@@ -192,6 +171,30 @@ def sigma_plot(report: ControllerReport) -> str:
     return fig.draw(paint, label=label)
 
 
+def _paints(calibration: Calibration, what_if: WhatIf) -> tuple[Paint, Paint, Paint]:
+    """Paint noise over targets, and epsilon over epochs and over noise multipliers."""
+    by_batch, by_noise = what_if.by_batch, what_if.by_noise
+    return (
+        _paint_targets(what_if),
+        _paint_grid(
+            calibration,
+            by_batch,
+            by_batch.epochs,
+            [f"batch {size:,.0f}" for size in by_batch.rows],
+            by_batch.epsilon,
+            label="epochs, at the planned noise multiplier",
+        ),
+        _paint_grid(
+            calibration,
+            by_noise,
+            by_noise.rows,
+            [f"{number(epochs)} epochs" for epochs in by_noise.epochs],
+            list(zip(*by_noise.epsilon, strict=True)),
+            label="noise multiplier, at the planned batch size",
+        ),
+    )
+
+
 def _paint_targets(what_if: WhatIf) -> Paint:
     """Paint noise against targets; the planned target is a dotted line."""
     targets = what_if.targets
@@ -215,34 +218,12 @@ def _paint_targets(what_if: WhatIf) -> Paint:
     return paint
 
 
-def _paint_batches(calibration: Calibration, what_if: WhatIf) -> Paint:
-    """Paint epsilon over epochs."""
-    grid = what_if.by_batch
-    lines = {f"batch {n:,.0f}": e for n, e in zip(grid.rows, grid.epsilon, strict=True)}
-    label = "epochs, at the planned noise multiplier"
-    planned = grid.planned[1]
-    return _paint_grid(calibration, grid, grid.epochs, lines, planned, label=label)
-
-
-def _paint_noises(calibration: Calibration, what_if: WhatIf) -> Paint:
-    """Paint epsilon over noise multipliers."""
-    grid = what_if.by_noise
-    columns = zip(*grid.epsilon, strict=True)
-    lines = {
-        f"{number(epochs)} epochs": column
-        for epochs, column in zip(grid.epochs, columns, strict=True)
-    }
-    label = "noise multiplier, at the planned batch size"
-    planned = grid.planned[0]
-    return _paint_grid(calibration, grid, grid.rows, lines, planned, label=label)
-
-
 def _paint_grid(
     calibration: Calibration,
     grid: EpsilonGrid,
     x: Sequence[float],
-    lines: dict[str, tuple[float, ...]],
-    planned: int,
+    names: Sequence[str],
+    lines: Sequence[Sequence[float]],
     *,
     label: str,
 ) -> Paint:
@@ -250,16 +231,17 @@ def _paint_grid(
     replace = calibration.relation == "replace_one"
     row, column = grid.planned
     value = grid.epsilon[row][column]
+    planned = x[column if x is grid.epochs else row]
 
     def paint(axes: Axes) -> None:
-        for index, (name, epsilons) in enumerate(lines.items()):
-            _line(axes, list(zip(x, epsilons, strict=True)), index=index, name=name)
+        for index, (name, line) in enumerate(zip(names, lines, strict=True)):
+            _line(axes, list(zip(x, line, strict=True)), index=index, name=name)
         if calibration.target_epsilon is not None:
             target = calibration.target_epsilon
             axes.axhline(target, color=fig.INK, lw=1, ls=":", label="target")
         if math.isfinite(value) and value > 0:
             axes.plot(
-                [x[planned]],
+                [planned],
                 [value],
                 marker="o",
                 markersize=13,

@@ -17,7 +17,7 @@ from dptune.reports.blocks import (
     table,
     table_of,
 )
-from dptune.reports.figures.runs import batch_plot, noise_plot, target_plot
+from dptune.reports.figures.runs import calibration_plots
 from dptune.reports.formatting import MISSING, count, epsilon, number, percent, words
 from dptune.results import (
     Calibration,
@@ -153,23 +153,24 @@ def _what_if_sections(
 ) -> Iterator[Section | None]:
     """Return figures and tables of other choices."""
     batches = what_if.batches
+    targets, epochs, noises = calibration_plots(calibration, what_if)
     yield section(
         "At a glance",
         *side_by_side(
             Plot(
-                svg=target_plot(what_if),
+                svg=targets,
                 title="What a target costs",
                 caption="A larger epsilon buys less noise. Hiding what a unit holds "
                 "costs more than hiding whether it is there.",
             ),
             Plot(
-                svg=batch_plot(calibration, what_if),
+                svg=epochs,
                 title="Batch size and epochs",
                 caption="A larger batch at the same noise multiplier spends more, and "
                 "its mean has less noise.",
             ),
             Plot(
-                svg=noise_plot(calibration, what_if),
+                svg=noises,
                 title="Noise and epochs",
                 caption="More noise or fewer epochs spend less.",
             ),
@@ -211,31 +212,30 @@ def _what_if_sections(
         else None,
         Notice(text=what_if.hint) if batches and what_if.hint else None,
     )
+    grid, noise = what_if.by_batch, what_if.by_noise
     yield section(
-        "What epsilon would be: batch size and epochs", _batch_grid(what_if.by_batch)
+        "What epsilon would be: batch size and epochs",
+        _grid(
+            "batch",
+            grid,
+            [count(round(size)) for size in grid.rows],
+            [
+                [f"{number(e)} @ {count(steps)}" for e, steps in zip(*row, strict=True)]
+                for row in zip(grid.epsilon, grid.num_steps, strict=True)
+            ],
+            caption="ε @ steps, at the planned noise multiplier.",
+        ),
     )
     yield section(
-        "What epsilon would be: noise and epochs", _noise_grid(what_if.by_noise)
+        "What epsilon would be: noise and epochs",
+        _grid(
+            "noise multiplier",
+            noise,
+            [number(multiplier) for multiplier in noise.rows],
+            [[number(value) for value in row] for row in noise.epsilon],
+            caption="ε at the planned batch size.",
+        ),
     )
-
-
-def _batch_grid(grid: EpsilonGrid) -> Table:
-    """Return epsilon for batch sizes and epochs, at the planned noise."""
-    cells = [
-        [f"{number(value)} @ {count(steps)}" for value, steps in zip(*row, strict=True)]
-        for row in zip(grid.epsilon, grid.num_steps, strict=True)
-    ]
-    heads = [count(round(size)) for size in grid.rows]
-    caption = "ε @ steps, at the planned noise multiplier."
-    return _grid("batch", grid, heads, cells, caption=caption)
-
-
-def _noise_grid(grid: EpsilonGrid) -> Table:
-    """Return epsilon for noise multipliers and epochs, at the planned batch."""
-    cells = [[number(value) for value in row] for row in grid.epsilon]
-    heads = [number(noise) for noise in grid.rows]
-    caption = "ε at the planned batch size."
-    return _grid("noise multiplier", grid, heads, cells, caption=caption)
 
 
 def _grid(

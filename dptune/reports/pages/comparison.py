@@ -190,7 +190,7 @@ def _headline(cell: CellResult) -> Headline:
         chip=verdict_chip(cell.outcome or "not decided"),
         reason=headline_reason(cell.decision)
         if cell.decision
-        else "The gate has not decided on this training.",
+        else ("" if cell.outcome else "The gate has not decided on this training."),
         figures=facts(
             (
                 "Test perplexity",

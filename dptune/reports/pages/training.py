@@ -53,7 +53,7 @@ _CHECKPOINT = (
 def stage_page(report: StageReport) -> Page:
     """Describe one training stage; what is private has a heading of its own."""
     resumed, again = report.resumed_from_step, "steps run again were charged again"
-    losses = Plot(svg=loss_plot([report]), caption="Loss of the training batches.")
+    losses = Plot(svg=loss_plot(report), caption="Loss of the training batches.")
     return page(
         section(
             "How it went",
