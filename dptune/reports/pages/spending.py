@@ -9,9 +9,9 @@ from typing import Final
 
 from dptune.accounting.assumptions import EXPLANATIONS, Assumption, weakens
 from dptune.accounting.certificates import RELATIONS
-from dptune.accounting.progress import ledger_curves
 from dptune.accounting.events import is_non_private, mechanism_counts
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
+from dptune.accounting.progress import ledger_curves
 from dptune.planning import RunPlan
 from dptune.privacy import Mode, Notion, UnitsFrom
 from dptune.reports.blocks import (
