@@ -118,6 +118,7 @@ def calibration_page(calibration: Calibration) -> Page:
             ),
         ),
         *(_what_if_sections(calibration, what_if) if what_if else ()),
+        *(_grid_sections(what_if) if what_if else ()),
         label="Calibration",
         title=f"{calibration.config}: recipe {calibration.recipe}",
         subtitle="What a run would cost, computed before any training: "
@@ -212,6 +213,10 @@ def _what_if_sections(
         else None,
         Notice(text=what_if.hint) if batches and what_if.hint else None,
     )
+
+
+def _grid_sections(what_if: WhatIf) -> Iterator[Section | None]:
+    """Return tables of epsilon around the plan."""
     grid, noise = what_if.by_batch, what_if.by_noise
     yield section(
         "What epsilon would be: batch size and epochs",

@@ -5,19 +5,21 @@ figures; where there are many, each has a line.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dptune.reports.blocks import (
     Bullets,
     Cell,
     Chip,
+    Facts,
     Folds,
     Headline,
     Headlines,
     Notice,
     Page,
     Plot,
+    Section,
     Table,
     Tone,
     facts,
@@ -92,72 +94,9 @@ def compare_page(report: ComparisonReport, *, next_steps: Sequence[str] = ()) ->
         section("Against the reference", _paired(paired_rows(report))),
         section("What privacy costs", *side_by_side(*trade_off_plots(report, rows))),
         section("While training", *side_by_side(*_trace_plots(report.finished))),
-        section(
-            "Does the model know the planted secrets?",
-            *side_by_side(
-                *(
-                    Plot(svg=exposure_plot(cell.measured, title=name), title=name)
-                    for name, cell in few.items()
-                    if cell.measured
-                ),
-                caption=EXPOSURE_CAPTION,
-            ),
-        ),
-        section(
-            "Can a member of the training data be told apart?",
-            *side_by_side(
-                *(
-                    Plot(svg=roc_plot(cell.membership, title=name), title=name)
-                    for name, cell in few.items()
-                    if cell.membership
-                ),
-                caption=ROC_CAPTION,
-            ),
-        ),
-        section(
-            "Every training",
-            table_of(
-                report.cells,
-                ("Training", lambda c: c.name),
-                ("Utility", _utility),
-                (
-                    "Exposure",
-                    lambda c: (
-                        number(exposure_means(c.measured).planted)
-                        if c.measured
-                        else MISSING
-                    ),
-                ),
-                (
-                    "Certified ε",
-                    lambda c: (
-                        epsilon(c.certificate.epsilon) if c.certificate else MISSING
-                    ),
-                ),
-                (
-                    "Time",
-                    lambda c: MISSING if c.seconds is None else duration(c.seconds),
-                ),
-                caption="Time in training steps alone. A training that was "
-                "interrupted counts the steps that it kept.",
-            ),
-        ),
-        section(
-            "What it spent",
-            facts(
-                (
-                    "All trainings together",
-                    _endless(report.total_epsilon),
-                    (
-                        "planned, all trainings composed, charged to one data set as a "
-                        "sweep"
-                    ),
-                ),
-                ("Those with noise", _endless(report.private_epsilon)),
-            )
-            if len(report.cells) > 1 and not any(cell.version for cell in report.cells)
-            else None,
-        ),
+        *_leak_sections(few),
+        section("Every training", _every_training(report)),
+        section("What it spent", _spent(report)),
         section("Gate decisions", _folds(gates, open_failed=True)),
         section("Privacy cards", _folds(cards)),
         section(
@@ -168,6 +107,71 @@ def compare_page(report: ComparisonReport, *, next_steps: Sequence[str] = ()) ->
         title=report.title,
         subtitle=report.intro,
         chip=Chip(text=f"{failed} FAILED", tone=Tone.BLOCK) if failed else None,
+    )
+
+
+def _leak_sections(few: Mapping[str, CellResult]) -> Iterator[Section | None]:
+    """Return figures of exposure and membership where there is room for each."""
+    yield section(
+        "Does the model know the planted secrets?",
+        *side_by_side(
+            *(
+                Plot(svg=exposure_plot(cell.measured, title=name), title=name)
+                for name, cell in few.items()
+                if cell.measured
+            ),
+            caption=EXPOSURE_CAPTION,
+        ),
+    )
+    yield section(
+        "Can a member of the training data be told apart?",
+        *side_by_side(
+            *(
+                Plot(svg=roc_plot(cell.membership, title=name), title=name)
+                for name, cell in few.items()
+                if cell.membership
+            ),
+            caption=ROC_CAPTION,
+        ),
+    )
+
+
+def _every_training(report: ComparisonReport) -> Table | None:
+    """Return a line for each training."""
+    return table_of(
+        report.cells,
+        ("Training", lambda c: c.name),
+        ("Utility", _utility),
+        (
+            "Exposure",
+            lambda c: (
+                number(exposure_means(c.measured).planted) if c.measured else MISSING
+            ),
+        ),
+        (
+            "Certified ε",
+            lambda c: epsilon(c.certificate.epsilon) if c.certificate else MISSING,
+        ),
+        (
+            "Time",
+            lambda c: MISSING if c.seconds is None else duration(c.seconds),
+        ),
+        caption="Time in training steps alone. A training that was "
+        "interrupted counts the steps that it kept.",
+    )
+
+
+def _spent(report: ComparisonReport) -> Facts | None:
+    """Return what a sweep spent; trainings that were registered say it themselves."""
+    if len(report.cells) < 2 or any(cell.version for cell in report.cells):
+        return None
+    return facts(
+        (
+            "All trainings together",
+            _endless(report.total_epsilon),
+            "planned, all trainings composed, charged to one data set as a sweep",
+        ),
+        ("Those with noise", _endless(report.private_epsilon)),
     )
 
 
