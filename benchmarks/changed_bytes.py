@@ -1,34 +1,41 @@
-"""Is every changed byte of a version, its decision and its policy found?
+"""Is every changed byte of a version, its decision, evidence and policy found?
 
     PYTHONPATH=. python benchmarks/changed_bytes.py [--positions 1000] [--seed 0]
 
 A tiny model is logged to a fresh MLflow, as registration does it, and a decision on it
 is signed. Then one byte at a time is changed, at random positions of each: the files of
 the version as they lie in the store, the same as downloaded, a plain model folder made
-of them, the signed decision, and a policy's file. Each change must be refused by what
-`verify-decision` does, or, for the policy, by its digest. Comments and blanks of a
+of them, the signed decision, the evidence, its signed envelope, and a policy's file.
+Each change must be refused by what `verify-decision` does, or, for evidence, by what
+`gate` reads and compares, or, for the policy, by its digest. Comments and blanks of a
 policy say nothing, and are counted apart.
 """
 
 import argparse
+import os
 import random
 import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dptune.configfile import load_policy
-from dptune.errors import DptuneError
+from dptune.errors import DptuneError, GateFailedError
 from dptune.gates.manifest import read_manifest
 from dptune.gates.signing import (
+    EvidenceStatement,
     Statement,
     open_envelope,
     refuse_other_files,
     refuse_other_weights,
     seal,
 )
+from dptune.results import RegisteredVersion
+from steps import _evidence, _tracking
+from steps._deciding import parse_dossier
 from tests.unit.gates.test_signing import DIGEST, PEM, PUBLIC, statement
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -45,8 +52,9 @@ def places(sizes: dict[Path, int], draw: random.Random, count: int) -> Iterator:
 
 
 def spoiled(root: Path, draw: random.Random, count: int) -> Iterator[Path]:
-    """Change one byte below a folder, hand over its file, and put it back."""
-    sizes = {p: p.stat().st_size for p in sorted(root.rglob("*")) if p.is_file()}
+    """Change one byte of a file, or below a folder, and put it back."""
+    files = [root] if root.is_file() else sorted(root.rglob("*"))
+    sizes = {p: p.stat().st_size for p in files if p.is_file()}
     for file, place in places(sizes, draw, count):
         body = file.read_bytes()
         other = bytearray(body)
@@ -107,6 +115,70 @@ def verified(folder: Path, envelope: Path) -> None:
     refuse_other_files(opened, folder)
 
 
+def evidence_kept(store: Path, version: str) -> tuple[RegisteredVersion, Path]:
+    """Keep evidence and its signature with a version; return it and their folder."""
+    from mlflow import MlflowClient  # noqa: PLC0415 - slow
+
+    from tests.integration.test_unearned_pass import dossier_of  # noqa: PLC0415
+
+    manifest = read_manifest(store)
+    dossier = dossier_of(DIGEST).model_copy(update={"manifest": manifest})
+    about = RegisteredVersion(
+        model_name=NAME,
+        version=version,
+        model_digest=DIGEST,
+        model_uri=str(store),
+        recipe="jft",
+    )
+    text = dossier.model_dump_json()
+    made = EvidenceStatement(
+        model_name=NAME,
+        model_version=version,
+        model_digest=DIGEST,
+        evidence_digest=_evidence.digest_of(text),
+        data_set="",
+        run="r",
+        measured_at=dossier.measured_at,
+        registered_at=datetime.now(tz=UTC),
+    )
+    signed, digest = seal(made, private_key=PEM), made.evidence_digest
+    _tracking.keep_evidence(about, text, signed=signed, digest=digest, paid="")
+    run = _tracking.get_version(NAME, version).run_id
+    uri = str(MlflowClient().get_run(run).info.artifact_uri)
+    return about, Path(uri.removeprefix("file://").removeprefix("file:"))
+
+
+def believed(about: RegisteredVersion) -> None:
+    """Read evidence and its signature as `gate` does.
+
+    Raises:
+        GateFailedError: it would call them INVALID.
+    """
+    text = _tracking.read_evidence(NAME, about.version)
+    dossier = parse_dossier(text, about.version)
+    envelope = _tracking.read_file(NAME, about.version, _tracking.SIGNED_EVIDENCE)
+    digest = _evidence.digest_of(text)
+    *_, faults = _evidence._signature(envelope, dossier, about, digest=digest)
+    if faults:
+        raise GateFailedError(" ".join(faults))
+
+
+def evidence_changes(store: Path, version: str, draw: random.Random, count: int) -> int:
+    """Change bytes of evidence and of its envelope; return how many went unnoticed."""
+    about, beside = evidence_kept(store, version)
+    os.environ["DPTUNE_SIGNING_KEY"] = PEM.decode()
+    believed(about)
+    missed = 0
+    for name in (_tracking.EVIDENCE, _tracking.SIGNED_EVIDENCE):
+        found = sum(
+            refused(lambda: believed(about))
+            for _ in spoiled(beside / name, draw, count)
+        )
+        missed += count - found
+        print(f"{name}: {found} of {count} changed bytes refused")
+    return missed
+
+
 def policy_changes(home: Path, draw: random.Random, count: int) -> Counter[str]:
     """Change bytes of a policy's file: another digest, a refusal, or the same."""
     known = load_policy("default", configs=CONFIGS, key="--policy")
@@ -161,6 +233,7 @@ def main() -> int:
             )
             missed += given.positions - found
             print(f"{what}: {found} of {given.positions} changed bytes refused")
+        missed += evidence_changes(store, version, draw, given.positions)
         policy = policy_changes(home, draw, given.positions)
         missed += policy["MISSED"]
         print(f"policy: {dict(policy)}")

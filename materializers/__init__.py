@@ -3,6 +3,7 @@
 Importing this package registers the materializers with ZenML.
 """
 
+from materializers._place import failures
 from materializers.corpus import CorpusMaterializer
 from materializers.model import ModelBundleMaterializer
 from materializers.report import ReportMaterializer
@@ -13,4 +14,5 @@ __all__ = [
     "ModelBundleMaterializer",
     "ReportMaterializer",
     "SpanShardMaterializer",
+    "failures",
 ]

@@ -11,7 +11,7 @@ from zenml.enums import ArtifactType
 from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.errors import ArtifactError
-from materializers._place import file_of
+from materializers._place import file_of, refuse_changed
 
 
 class ArrowMaterializer(BaseMaterializer):
@@ -51,19 +51,32 @@ class ArrowMaterializer(BaseMaterializer):
         """Read both files.
 
         Raises:
-            ArtifactError: the artifact was written by another version, or is asked for
-                as a type that is not of this materializer.
+            ArtifactError: the artifact was written by another version, is asked for as
+                a type that is not of this materializer, or is not what was saved.
         """
         (kind,) = self.ASSOCIATED_TYPES
         if data_type is not kind:
             raise ArtifactError(
                 f"artifact type must be {kind.__name__}, got {data_type}."
             )
+        saved = self.expected_content_hash
+        try:
+            data = self._read()
+            found = str(self.compute_content_hash(data))
+        except (ValueError, LookupError, TypeError, RecursionError):
+            if saved is None:
+                raise
+            found = "what cannot be read"
+        refuse_changed(self.uri, found, saved=saved)
+        return data
+
+    def _read(self) -> Any:  # noqa: ANN401
+        """Read both files, whatever lies there."""
         with self.artifact_store.open(file_of(self.uri, self.HEAD), "r") as source:
             head = json.loads(source.read())
         if (found := head.pop("schema_version", None)) != self.VERSION:
             raise ArtifactError(
-                f"{kind.__name__} schema_version must be {self.VERSION}, got {found}. "
+                f"{self.HEAD}: schema_version must be {self.VERSION}, got {found}. "
                 "Run the pipeline again."
             )
         with self.artifact_store.open(file_of(self.uri, self.TABLE), "rb") as source:

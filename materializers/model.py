@@ -11,7 +11,7 @@ from dptune.errors import ArtifactError
 from dptune.gates.manifest import Manifest, read_manifest
 from dptune.models.digest import model_digest
 from dptune.models.source import ModelBundle
-from materializers._place import file_of
+from materializers._place import file_of, name_of, refused
 
 _ALLOWED = (".safetensors", ".json", ".txt", ".model", ".jinja")
 
@@ -62,10 +62,14 @@ class ModelBundleMaterializer(BaseMaterializer):
         Raises:
             ArtifactError: other files lie there.
         """
-        found, saved = model_digest(folder), self.expected_content_hash
-        if saved is not None and saved not in {read_manifest(folder).digest, found}:
-            raise ArtifactError(
-                f"the model of artifact {Path(self.uri).name} must be of the files "
+        saved = self.expected_content_hash
+        try:
+            found, listed = model_digest(folder), read_manifest(folder).digest
+        except ArtifactError as error:
+            raise refused(f"artifact {name_of(self.uri)}: {error}") from None
+        if saved is not None and saved not in {listed, found}:
+            raise refused(
+                f"the model of artifact {name_of(self.uri)} must be of the files "
                 f"that were saved, {saved[:16]}, but has others, with weights "
                 f"{found[:16]}. Restore them, or train again with --retrain."
             )

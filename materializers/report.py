@@ -32,7 +32,7 @@ from dptune.results import (
     TrainedCanaries,
     UtilityReport,
 )
-from materializers._place import file_of
+from materializers._place import file_of, refuse_changed
 
 _PUBLIC: tuple[type[Any], ...] = (
     BudgetReport,
@@ -83,12 +83,15 @@ class ReportMaterializer(BaseMaterializer):
         """Read a report back, exactly.
 
         Raises:
-            ArtifactError: the type is not on the table.
+            ArtifactError: the type is not on the table, or it is not what was saved.
         """
         if data_type not in self.ASSOCIATED_TYPES:
             raise ArtifactError(f"report type must be on the table, got {data_type}.")
         with self.artifact_store.open(file_of(self.uri, "report.json"), "r") as source:
-            return data_type.model_validate_json(source.read())
+            text = source.read()
+        found = hashlib.sha256(text.encode()).hexdigest()
+        refuse_changed(self.uri, found, saved=self.expected_content_hash)
+        return data_type.model_validate_json(text)
 
     def save_visualizations(self, data: Report) -> dict[str, VisualizationType]:
         """Write a self-contained page; restricted reports have none."""

@@ -6,9 +6,9 @@ from typing import Any
 from zenml import pipeline
 from zenml.config.schedule import Schedule
 
-import materializers  # noqa: F401 - registers the materializers
 from dptune.config import TrainConfig
 from dptune.recipes import View
+from materializers import failures
 from steps._alerting import alert_failure
 from steps._scheduling import config_digest
 from steps.attack import attack
@@ -28,8 +28,7 @@ from steps.score import score
 from steps.settle_budget import settle_budget
 from steps.train_stage import train_stage
 
-failures: list[BaseException] = []
-"""What steps of this process raised: the local orchestrator drops it."""
+__all__ = ["failures"]
 
 
 def remember_failure(exception: BaseException) -> None:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -18,7 +17,7 @@ from dptune.errors import (
 )
 from dptune.gates.decision import GateDecision, decide, unreadable
 from dptune.gates.policy import GatePolicy
-from dptune.gates.signing import Statement, open_unverified, seal, signer_of
+from dptune.gates.signing import Statement, seal, signer_of
 from dptune.reports.card.page import render_html, render_markdown
 from dptune.reports.card.statements import (
     PrivacyCard,
@@ -33,6 +32,7 @@ from steps import _registry, _tracking
 from steps._dashboard import show_on_run
 from steps._evidence import examine
 from steps._files import look_at_files
+from steps._noting import note_verdict
 
 StoredT = TypeVar("StoredT", bound=BaseModel)
 ENVELOPE = "decision.signed.json"
@@ -96,7 +96,9 @@ def decide_on(
         _kept_as(decision.decision_hash): envelope,
         _POLICY: policy.model_dump_json(indent=2),
     }
-    _record(registered, decision, card, beside=champion, files=kept)
+    with _registry.recording_decision(model_name):
+        note_verdict(model_name, version, decision)
+        _record(registered, decision, card, beside=champion, files=kept)
     return decision, card
 
 
@@ -105,19 +107,6 @@ def kept_envelope(model_name: str, version: str, decision_hash: str) -> str | No
     if not re.fullmatch(r"[0-9a-f]{64}", decision_hash):
         return None
     return _tracking.read_file(model_name, version, _kept_as(decision_hash))
-
-
-def kept_statements(model_name: str, version: str) -> list[Statement]:
-    """List all decisions on a version that can be read, whoever wrote them.
-
-    Good for refusing only: what they allow proves nothing.
-    """
-    texts = _tracking.read_files(model_name, version, _KEPT)
-    found = []
-    for text in texts:
-        with suppress(ArtifactError):  # of an earlier format, or nonsense
-            found.append(open_unverified(text))
-    return found
 
 
 def _kept_as(decision_hash: str) -> str:

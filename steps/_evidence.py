@@ -10,7 +10,6 @@
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from zenml import get_step_context
@@ -34,13 +33,14 @@ from dptune.gates.signing import (
     seal,
     signer_of,
 )
-from dptune.results import RegisteredVersion, Report
+from dptune.results import RegisteredVersion
 from dptune.workflow.assess import contradictions, unpaid
 from dptune.workflow.attempts import attempts_on
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
 from steps import _tracking
 from steps._lost import budget_store, lost_heads
+from steps._noting import cut_trail
 
 _CLOCKS_DIFFER = timedelta(minutes=5)
 
@@ -48,25 +48,6 @@ _CLOCKS_DIFFER = timedelta(minutes=5)
 def digest_of(text: str) -> str:
     """SHA-256 of evidence as it is stored."""
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
-
-
-def refuse_changed_inputs(inputs: Mapping[str, Iterable[Report]]) -> None:
-    """Refuse reports that are not what ZenML noted when they were made.
-
-    Called in a step, with lists of its inputs. An answer from the cache may be months
-    old, and its file is one that somebody can edit.
-
-    Raises:
-        ArtifactError: a report is another one than was measured; names it.
-    """
-    for name, artifacts in get_step_context().inputs.items():
-        read = {digest_of(report.model_dump_json()) for report in inputs.get(name, ())}
-        changed = [a.name for a in artifacts if read and a.content_hash not in read]
-        if changed:
-            raise ArtifactError(
-                f"artifact {changed[0]} must be what its step wrote, but was changed "
-                "since. Restore the artifact store, or run without ZenML's cache."
-            )
 
 
 def keep_evidence(dossier: Dossier, version: RegisteredVersion) -> None:
@@ -152,6 +133,7 @@ def examine(
                 about=_about(version),
             )
             attempts = attempts_on(store, data_set)
+        faults += filter(None, [cut_trail(version.model_name)])
         if champion is not None:
             fault, remark = _unlike_noted(store, version.model_name, champion)
             faults += [fault] if fault else []
@@ -199,6 +181,16 @@ def _unlike_noted(
     if noted != {digest_of(text)}:
         return "The champion's evidence is not what was noted when it was measured.", ""
     return "", ""
+
+
+def is_noted(dossier: Dossier, text: str, version: RegisteredVersion) -> bool:
+    """Whether evidence is what the budget store noted of a version last."""
+    data_set, about = dossier.budget.data_set if dossier.budget else "", _about(version)
+    kind = Attempt.REGISTRATION
+    with budget_store() as store:
+        return store is not None and digest_of(text) == last_attempt(
+            store, data_set=data_set, kind=kind, about=about
+        )
 
 
 def refuse_changed_evidence(version: RegisteredVersion, decision: GateDecision) -> None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import yaml
+
 from dptune.errors import ArtifactError
 from dptune.gates.evidence import FileEvidence
 from dptune.gates.manifest import (
@@ -21,6 +23,14 @@ from dptune.results import RegisteredVersion
 from steps import _tracking
 
 _PARTS = (MODEL_FOLDER, TOKENIZER_FOLDER)
+_MLMODEL = "MLmodel"
+_NAMES_PLACES = frozenset({_MLMODEL, "LICENSE.txt"})  # a note on the model's hub page
+_OF_ONE_WRITING = frozenset(
+    {
+        *("artifact_path", "model_id", "model_uuid", "run_id", "utc_time_created"),
+        *("model_size_bytes", "prompts", "source_model_name"),
+    }
+)
 
 
 def look_at_files(version: RegisteredVersion) -> FileEvidence:
@@ -56,21 +66,28 @@ def manifest_of(version: RegisteredVersion, folder: Path) -> Manifest:
     )
 
 
-def register_files(version: RegisteredVersion, *, known: Manifest | None) -> Manifest:
+def register_files(
+    version: RegisteredVersion, folder: Path, *, known: Manifest | None
+) -> Manifest:
     """List the files of a version that is being registered.
 
     Args:
         version: whose weights are in the store now.
-        known: its files when it was registered before; None if it was not, or if its
-            evidence cannot be read: the registry remembers the digest of the list.
+        folder: the model directory that was trained.
+        known: its files when it was registered before, as the budget store noted;
+            None if it noted nothing of them. Then they must be what MLflow writes of
+            the folder: whatever else lies there, nobody measured.
 
     Raises:
-        ArtifactError: the store holds other weights, or other files than before.
+        ArtifactError: the store holds other weights, or other files.
     """
     files = look_at_files(version)
-    differs = difference(known, files.stored) if known else ""
-    if not differs and files.registry_manifest not in {"", files.stored.digest}:
-        differs = "the registry knows another list of files"
+    found = [difference(known, files.stored)] if known else []
+    if not files.fault and known is None:
+        found.append(_unlike_written(version, folder))
+    if files.registry_manifest not in {"", files.stored.digest}:
+        found.append("the registry knows another list of files")
+    differs = "; ".join(filter(None, found))
     if files.fault or files.model_digest != version.model_digest or differs:
         what = differs or files.fault or f"weights {files.model_digest[:16]}"
         raise ArtifactError(
@@ -79,6 +96,51 @@ def register_files(version: RegisteredVersion, *, known: Manifest | None) -> Man
             "files in MLflow's store, or delete the version."
         )
     return files.stored
+
+
+def _unlike_written(version: RegisteredVersion, folder: Path) -> str:
+    """Say where the files of a version are not what MLflow writes of a directory."""
+    with (
+        _tracking.written_anew(folder) as fresh,
+        _tracking.version_folder(version.model_name, version.version) as there,
+    ):
+        stored = manifest_of(version, there)
+        written, found = map(_without_places, (read_manifest(fresh), stored))
+        if differs := difference(written, found):
+            return differs
+        same = _settings(fresh / _MLMODEL) == _settings(there / _MLMODEL)
+        return "" if same else f"changed: {_MLMODEL}"
+
+
+def _without_places(files: Manifest) -> Manifest:
+    """Forget the bytes of files that name the directory that was written."""
+    blank = {"size": 0, "sha256": ""}
+    return Manifest(
+        files=tuple(
+            file.model_copy(update=blank) if file.path in _NAMES_PLACES else file
+            for file in files.files
+        )
+    )
+
+
+def _settings(file: Path) -> object:
+    """Read what MLflow loads a model by, without what names one time of writing."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return _without_names(values)
+
+
+def _without_names(values: object) -> object:
+    """Leave out keys that name one time of writing, at any depth."""
+    if not isinstance(values, dict):
+        return values
+    return {
+        key: _without_names(value)
+        for key, value in values.items()
+        if key not in _OF_ONE_WRITING
+    }
 
 
 @contextmanager

@@ -5,6 +5,7 @@ journals hold charges: a store that knows neither is not the one that they were 
 from, whatever it says was spent.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ from dptune.accounting.store.store import BudgetStore
 from dptune.workflow.attempts import lost_store, missing_from
 from infra.workspace import current_workspace
 from steps import _tracking
+
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 @contextmanager
@@ -36,7 +39,8 @@ def lost_heads() -> dict[str, Head]:
     found = {}
     for name, text in _tracking.heads_paid().items():
         sequence, _, digest = text.partition(":")
-        found[name] = Head(sequence=int(sequence), hash=digest)
+        number = int(sequence) if _NUMBER.fullmatch(sequence) else 0  # is in no log
+        found[name] = Head(sequence=number, hash=digest)
     with budget_store() as store:
         if store is None:
             return found

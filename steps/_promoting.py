@@ -22,9 +22,10 @@ from dptune.gates.signing import (
 )
 from infra.workspace import read_signing_key
 from steps import _registry, _tracking
-from steps._deciding import ENVELOPE, kept_envelope, kept_statements, read_dossier
+from steps._deciding import ENVELOPE, kept_envelope, read_dossier
 from steps._evidence import refuse_changed_evidence
 from steps._files import manifest_of
+from steps._noting import cut_trail, refuse_superseded
 
 _BACK = "rollback"
 _AGAIN = "Run `python run.py gate` on it again."
@@ -84,6 +85,7 @@ def promote_decided(
     relied = _rely_on(model_name, version, text=text, known=known)
     _refuse_other_policy(relied.decision, model_name, version, policy)
     if relied.decision is not None:
+        refuse_superseded(model_name, version, relied.decision)
         refuse_changed_evidence(
             _tracking.describe(model_name, version), relied.decision
         )
@@ -156,7 +158,8 @@ def roll_back(
         text = kept_envelope(model_name, version, known)
         relied = _rely_on(model_name, version, text=text, known=known)
         _refuse_other_policy(relied.decision, model_name, version, policy)
-        _refuse_refused_since(relied.decision, model_name, version)
+        if relied.decision is not None:
+            refuse_superseded(model_name, version, relied.decision, is_return=True)
         _registry.promote_version(
             model_name, version, reason=reason, action=_BACK, relied=relied.trail
         )
@@ -224,6 +227,8 @@ def look_at_champion(
             f"and runs go by the trail: promote the version that it must be, or run "
             f"`python run.py rollback {model_name} --to` the one that it was."
         ), ()
+    if problem := cut_trail(model_name):
+        return problem, ()
     trail = _tracking.history(model_name)
     known = _decision_in(trail[-1])
     try:
@@ -277,11 +282,16 @@ def _rely_on(
             f"{who} must have a decision of its own, but it is on {statement.subject}."
         )
     if statement.decision_hash != known:
-        raise _other_decision(who, known=known, found=statement.decision_hash)
+        raise GateFailedError(
+            f"{who} must have the decision that the registry names, {known[:16]}, but "
+            f"holds {statement.decision_hash[:16]}. {_AGAIN}"
+        )
     decision = statement.decision
     if decision.outcome is not GateOutcome.PASS:
+        failed = ", ".join(criterion.name for criterion in decision.failed())
         raise GateFailedError(
-            f"{who} has gate outcome {decision.outcome}, so it is not promoted."
+            f"{who} has gate outcome {decision.outcome} ({failed}), so it is not "
+            "promoted."
         )
     rest = _compare(model_name, version, statement.manifest, weights=weights)
     return Reliance(
@@ -337,45 +347,6 @@ def _refuse_other_policy(
             f"decision is under {decision.policy if decision else 'none'}. Decide "
             "under that policy, or name the other one with --policy."
         )
-
-
-def _refuse_refused_since(
-    before: GateDecision | None, model_name: str, version: str
-) -> None:
-    """Refuse a version that the same policy has refused after it was promoted.
-
-    A decision under another policy, made later still, takes no refusal back.
-
-    Raises:
-        GateFailedError: it has, or the newest decision is not what it was.
-    """
-    who = f"version {version} of {model_name}"
-    statement, _ = _open(_tracking.read_file(model_name, version, ENVELOPE) or "", who)
-    known = _tracking.decision_hash_of(_tracking.get_version(model_name, version))
-    if statement.decision_hash != known:
-        raise _other_decision(who, known=known, found=statement.decision_hash)
-    kept = (statement, *kept_statements(model_name, version))
-    same = [
-        held
-        for held in kept
-        if before is not None
-        and held.decision.policy_digest == before.policy_digest
-        and (held.model_name, held.model_version) == (model_name, version)
-    ]
-    newest = max(same, key=lambda held: held.decided_at, default=statement)
-    if same and newest.decision.outcome is not GateOutcome.PASS:
-        raise GateFailedError(
-            f"{who} was refused since it was the champion: {newest.decision.outcome}. "
-            "If it must be, use `promote --override 'reason'`."
-        )
-
-
-def _other_decision(who: str, *, known: str, found: str) -> GateFailedError:
-    """Say that the newest decision is another one than the registry's."""
-    return GateFailedError(
-        f"{who} must have the decision that the registry names, {known[:16]}, but "
-        f"holds {found[:16]}. {_AGAIN}"
-    )
 
 
 def _rely_on_nothing_but_files(

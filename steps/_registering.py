@@ -16,8 +16,8 @@ from dptune.workflow.controller import read_controllers
 from dptune.workflow.dossier import Dossier, RunResults
 from steps import _registry, _tracking
 from steps._dashboard import link_run
-from steps._deciding import read_dossier
-from steps._evidence import keep_evidence
+from steps._deciding import parse_dossier
+from steps._evidence import is_noted, keep_evidence
 from steps._files import register_files
 
 
@@ -57,7 +57,7 @@ def register_dossier(
         params=version_parameters(dossier),
         metrics=measured_numbers(dossier),
     )
-    files = register_files(version, known=_registered_before(version))
+    files = register_files(version, folder, known=_registered_before(version))
     dossier = dossier.model_copy(update={"manifest": files})
     _tracking.record_files(version, files.digest)
     keep_evidence(dossier, version)
@@ -69,12 +69,13 @@ def register_dossier(
 
 
 def _registered_before(version: RegisteredVersion) -> Manifest | None:
-    """Read the files of a version from its evidence; None where it has none."""
+    """Read the files of a version from its evidence, if that is what was noted."""
     try:
-        dossier = read_dossier(version.model_name, version.version)
+        text = _tracking.read_evidence(version.model_name, version.version)
+        dossier = parse_dossier(text, version.version)
     except (ArtifactError, MalformedEvidenceError):
         return None
-    return dossier.manifest
+    return dossier.manifest if is_noted(dossier, text, version) else None
 
 
 def version_parameters(dossier: Dossier) -> dict[str, str]:

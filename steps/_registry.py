@@ -19,6 +19,7 @@ from dptune.reports.card.statements import verdict_tag
 from infra.locks import one_at_a_time
 from infra.workspace import current_workspace
 from steps import _tracking
+from steps._noting import note_promotion, noted_champion
 
 
 def twin_name(version: str) -> str:
@@ -73,6 +74,14 @@ def moving_champion(model_name: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def recording_decision(model_name: str) -> Iterator[None]:
+    """Let nobody else record a decision on a model: files and tags are of one."""
+    url = current_workspace().budget_url
+    with one_at_a_time(url, f"decisions on {model_name}"):
+        yield
+
+
 def promote_version(
     model_name: str,
     version: str,
@@ -101,6 +110,8 @@ def promote_version(
         )
     if not aliased:
         _tracking.set_alias(model_name, _tracking.CHAMPION, version)
+    if noted_champion(model_name) != version:
+        note_promotion(model_name, version, relied["decision"])
     if _tracking.alias(model_name, _tracking.CHALLENGER) == version:
         _tracking.drop_alias(model_name, _tracking.CHALLENGER)
     _mend(model_name)

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -156,22 +156,38 @@ def _log_and_register(
     folder: Path, model_name: str, params: Mapping[str, str], digest: str, recipe: str
 ) -> ModelVersion:
     """Copy the weights into MLflow and make a version of them."""
-    from dptune.models.loading import load_saved
-
-    loaded = load_saved(folder)
-    task = "text-classification" if loaded.class_names else "text-generation"
     tags = {_DIGEST: digest, "dptune.recipe": recipe}
     with redirect_stderr(io.StringIO()):  # MLflow narrates; what fails is raised
         info = mlflow.transformers.log_model(
-            transformers_model={"model": loaded.model, "tokenizer": loaded.tokenizer},
-            task=task,
+            **_flavor(folder),
             name=model_name,
-            pip_requirements=_REQUIREMENTS,
             params=dict(params),
             tags=tags,
         )
         # With its digest in one transaction: no kill leaves a version without.
         return mlflow.register_model(info.model_uri, model_name, tags=tags)
+
+
+def _flavor(folder: Path) -> dict[str, Any]:
+    """Say how MLflow keeps a model directory."""
+    from dptune.models.loading import load_saved
+
+    loaded = load_saved(folder)
+    return {
+        "transformers_model": {"model": loaded.model, "tokenizer": loaded.tokenizer},
+        "task": "text-classification" if loaded.class_names else "text-generation",
+        "pip_requirements": _REQUIREMENTS,
+    }
+
+
+@contextmanager
+def written_anew(folder: Path) -> Iterator[Path]:
+    """Hold the files that MLflow writes of a model directory, then drop them."""
+    with TemporaryDirectory(prefix="dptune-version-") as home:
+        place = Path(home, "version")
+        with redirect_stderr(io.StringIO()):
+            mlflow.transformers.save_model(path=str(place), **_flavor(folder))
+        yield place
 
 
 def server() -> str | None:
@@ -214,16 +230,13 @@ def read_evidence(model_name: str, version: str) -> str:
     Raises:
         ArtifactError: there is no such version, or no evidence was stored with it.
     """
-    run_id = get_version(model_name, version).run_id
-    try:
-        return str(mlflow.artifacts.load_text(f"runs:/{run_id}/{EVIDENCE}"))
-    except (MlflowException, OSError) as error:
-        if isinstance(error.__cause__, UnicodeDecodeError):
-            return ""  # bytes that are no text: nothing that anybody could read
+    text = read_file(model_name, version, EVIDENCE)
+    if text is None:
         raise ArtifactError(
             f"version {version} of {model_name} must have {EVIDENCE}, but has none. "
             "Run the audit on it, or train it with this project."
-        ) from None
+        )
+    return text
 
 
 def get_version(model_name: str, version: str) -> ModelVersion:
@@ -323,21 +336,24 @@ def override_of(version: ModelVersion) -> str:
 
 
 def read_file(model_name: str, version: str, name: str) -> str | None:
-    """Return a text file stored with a version, or None."""
+    """Return a text file stored with a version, byte for byte, or None.
+
+    MLflow's own reading makes one line break of another. Bytes that are no text are
+    there all the same: they read as nothing.
+    """
     run_id = get_version(model_name, version).run_id
+    with TemporaryDirectory(prefix="dptune-version-") as home:
+        try:
+            place = mlflow.artifacts.download_artifacts(
+                f"runs:/{run_id}/{name}", dst_path=home
+            )
+            body = Path(place).read_bytes()
+        except (MlflowException, OSError):
+            return None
     try:
-        return str(mlflow.artifacts.load_text(f"runs:/{run_id}/{name}"))
-    except (MlflowException, OSError) as error:
-        # Bytes that are no text are there all the same: nobody can read them.
-        return "" if isinstance(error.__cause__, UnicodeDecodeError) else None
-
-
-def read_files(model_name: str, version: str, folder: str) -> list[str]:
-    """Return all text files of a folder stored with a version."""
-    run_id = str(get_version(model_name, version).run_id)
-    found = MlflowClient().list_artifacts(run_id, folder)
-    texts = (read_file(model_name, version, str(entry.path)) for entry in found)
-    return [text for text in texts if text is not None]
+        return body.decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
 
 
 def alias(model_name: str, name: str) -> str | None:
@@ -388,13 +404,39 @@ def history(model_name: str) -> list[dict[str, Any]]:
         tags = MlflowClient().get_registered_model(model_name).tags
     except MlflowException:
         return []  # there is no such model
-    entries = [json.loads(v) for k, v in tags.items() if k.startswith(_HISTORY)]
-    return sorted(entries, key=lambda entry: str(entry["at"]))
+    entries = [_entry(k, v) for k, v in tags.items() if k.startswith(_HISTORY)]
+    return sorted(entries, key=lambda entry: datetime.fromisoformat(entry["at"]))
+
+
+def _entry(key: str, text: str) -> dict[str, Any]:
+    """Read one line of a trail.
+
+    Raises:
+        ArtifactError: it is not what a promotion wrote.
+    """
+    try:
+        entry: dict[str, Any] = json.loads(text)
+        whole = datetime.fromisoformat(entry["at"]).tzinfo and str(entry["version"])
+    except (ValueError, TypeError, LookupError, RecursionError):
+        whole = None
+    if not whole:
+        raise ArtifactError(
+            "the trail of promotions must be what promotions wrote, but its tag "
+            f"{key[:60]!a} is not. Somebody edited it: delete that tag in MLflow."
+        )
+    return entry
 
 
 def append_history(model_name: str, entry: Mapping[str, str]) -> None:
-    """Add a line to the trail of a model: a tag of its own, never overwritten."""
-    at = datetime.now(tz=UTC).isoformat(timespec="microseconds")
+    """Add a line to the end of a model's trail: a tag of its own, never overwritten.
+
+    It stays the last one whatever clocks said before.
+    """
+    now, trail = datetime.now(tz=UTC), history(model_name)
+    if trail:
+        last = datetime.fromisoformat(trail[-1]["at"])
+        now = max(now, last + timedelta(microseconds=1))
+    at = now.astimezone(UTC).isoformat(timespec="microseconds")
     key = f"{_HISTORY}{at[:26].replace(':', '-')}.{entry['version']}"
     text = json.dumps({"at": at, **entry})
     MlflowClient().set_registered_model_tag(model_name, key, text)

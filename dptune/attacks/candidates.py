@@ -188,6 +188,34 @@ def encode_secrets(
     return _to_arrays(encodings, start=len(prefix), length=spec.length + tail)
 
 
+def refuse_alike(spec: CanarySpec, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer that reads two symbols of a secret alike.
+
+    Among candidates of the same tokens a canary has a place by chance: one that is
+    known by heart would rank as if nobody had ever seen it. Secrets that differ in one
+    symbol are compared, at every place, or at the last one of a large alphabet; a trie
+    compares them all.
+
+    Raises:
+        ModelError: two have the same tokens.
+    """
+    places = _places(spec)
+    if len(spec.symbols) * spec.length > _SAMPLE:
+        places = places[-1:]
+    drawn = np.unique((np.arange(len(spec.symbols))[:, None] * places).ravel())
+    found = _encode(spec, tokenizer, drawn, prefix=spec.prefix)
+    if len(np.unique(found.tokens, axis=0)) < len(drawn):
+        raise alike()
+
+
+def alike() -> ModelError:
+    """Say that a tokenizer does not tell candidates apart."""
+    return ModelError(
+        "the tokenizer must tell all candidates apart, but reads some of them alike: "
+        "no rank says what a model knows. Choose an alphabet that it knows."
+    )
+
+
 def _join(parts: Sequence[Candidates]) -> Candidates:
     """Put candidates one below the other."""
     width = max(part.tokens.shape[1] for part in parts)

@@ -27,6 +27,7 @@ from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.candidates import (
     MAX_CANDIDATES,
     Candidates,
+    alike,
     plain_tokenizer,
     tokenize_candidates,
 )
@@ -91,11 +92,15 @@ class CandidateTrie:
 
         Raises:
             ModelError: the space is too large, the tokenizer drops symbols of the
-                secret, or nothing stands before the secret.
+                secret or reads two of them alike, or nothing stands before the secret.
         """
         plain = plain_tokenizer(tokenizer)
         candidates = tokenize_candidates(spec, plain, bos=bos)
-        return cls.of(spec, candidates, key=trie_key(spec, tokenizer, bos=bos))
+        trie = cls.of(spec, candidates, key=trie_key(spec, tokenizer, bos=bos))
+        leaves = trie.leaf_node.astype(np.int64) << 8 | trie.leaf_level
+        if len(np.unique(leaves)) < len(leaves):
+            raise alike()
+        return trie
 
     @classmethod
     def of(

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySet
-from dptune.attacks.candidates import encode_secrets, plain_tokenizer
+from dptune.attacks.candidates import encode_secrets, plain_tokenizer, refuse_alike
 from dptune.dpsgd.dataset import FloatArray, IntArray, UnitDataset
 from dptune.errors import ConfigError, Problem
 from dptune.recipes import View
@@ -114,6 +114,7 @@ def _spelt(
 ) -> tuple[IntArray, list[IntArray]]:
     """Tokens of the template up to the first that differs, and those of each secret."""
     spec, plain = canaries.spec, plain_tokenizer(tokenizer)
+    refuse_alike(spec, plain)
     lead = _HOST if spec.placement == "appended" else ""
     step = max(1, (spec.space_size - 1) // (_SAMPLE - 1))
     some = [spec.secret_at(i) for i in range(0, spec.space_size, step)]

@@ -27,6 +27,7 @@ from dptune.results import (
     TrainedCanaries,
     UtilityReport,
 )
+from materializers import CorpusMaterializer
 from materializers._place import file_of
 from materializers.report import ReportMaterializer
 from tests.unit.reports import samples
@@ -331,3 +332,62 @@ def test_twin_that_compares_nothing_loads_a_swapped_model(bundle, place):
     one_bit(Path(place))
     one.expected_content_hash = None
     assert one.load(ModelBundle).digest != bundle.digest
+
+
+def as_saved(one, data):
+    """A second materializer that knows the hash, as ZenML hands it over."""
+    one.save(data)
+    other = type(one)(one.uri)
+    other.expected_content_hash = one.compute_content_hash(data)
+    return other
+
+
+def another_draw(place, corpus):
+    spec = canaries().spec
+    return (place / "report.json").write_text(
+        draw_canaries(spec, seed=9).model_dump_json()
+    )
+
+
+def another_text(place, corpus):
+    rows = corpus.dataset.map(lambda row: {**row, "text": row["text"] + "."})
+    materializers.CorpusMaterializer(str(place)).save(corpus.with_dataset(rows))
+
+
+EDITED = {
+    "canaries of another draw": (another_draw, "canaries"),
+    "canaries that are no JSON": (
+        lambda place, _: (place / "report.json").write_bytes(b"{"),
+        "canaries",
+    ),
+    "texts of the corpus": (another_text, "corpus"),
+    "table cut short": (
+        lambda place, _: (place / "records.arrow").write_bytes(b"ARROW1"),
+        "corpus",
+    ),
+    "head of the corpus": (
+        lambda place, _: (place / "corpus.json").write_text("[]"),
+        "corpus",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EDITED)
+def test_artifact_that_was_edited_in_the_store_is_refused(case, corpus, place):
+    edit, kind = EDITED[case]
+    data = canaries() if kind == "canaries" else corpus
+    makers = {"canaries": ReportMaterializer, "corpus": CorpusMaterializer}
+    one = as_saved(makers[kind](place), data)
+    one.load(type(data))
+    edit(Path(place), corpus)
+    before = len(materializers.failures)
+    with pytest.raises(ArtifactError, match="must be what its step wrote"):
+        one.load(type(data))
+    assert len(materializers.failures) == before + 1  # the command line names it
+
+
+def test_twin_that_compares_nothing_loads_another_runs_canaries(place):
+    one = as_saved(ReportMaterializer(place), canaries())
+    another_draw(Path(place), None)
+    one.expected_content_hash = None
+    assert one.load(type(canaries())) != canaries()

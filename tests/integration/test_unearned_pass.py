@@ -18,6 +18,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from mlflow import MlflowClient
 
+from dptune.accounting.store.store import BudgetStore
 from dptune.errors import GateFailedError
 from dptune.gates.decision import GateOutcome, decide
 from dptune.gates.policy import GatePolicy
@@ -26,6 +27,7 @@ from dptune.models.loading import load_model, model_digest, save_model
 from dptune.models.source import ArchitectureSource
 from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier, RunResults
+from infra.workspace import current_workspace
 from steps import (
     _deciding,
     _evidence,
@@ -151,7 +153,7 @@ def register(folder):
             params={},
             metrics={},
         )
-    files = _files.register_files(version, known=_registered_before(version))
+    files = _files.register_files(version, folder, known=_registered_before(version))
     dossier = dossier.model_copy(update={"manifest": files})
     _tracking.record_files(version, files.digest)
     text = dossier.model_dump_json()
@@ -177,6 +179,7 @@ def registered(project, tmp_path_factory):
     before = os.environ.get("DPTUNE_SIGNING_KEY")
     os.environ["DPTUNE_SIGNING_KEY"] = PEM.decode()
     _tracking.connect()
+    BudgetStore.open(current_workspace().budget_url).engine.dispose()  # notes verdicts
     home = tmp_path_factory.mktemp("models")
     first, second = (
         register(tiny_model(home / f"m{seed}", seed=seed)) for seed in (1, 2)
@@ -191,16 +194,28 @@ def registered(project, tmp_path_factory):
         os.environ["DPTUNE_SIGNING_KEY"] = before
 
 
+def logs(project):
+    """The budget store, with what SQLite keeps beside it."""
+    files = project.home.glob("budget.db*")
+    return [file for file in files if "lock" not in file.name]
+
+
 @pytest.fixture
-def versions(registered, tmp_path):
-    """Both, put back afterwards: files, evidence, tags, trail and aliases."""
+def versions(registered, project, tmp_path):
+    """Both, put back afterwards: files, evidence, tags, trail, log and aliases."""
     client = MlflowClient()
+    for file in logs(project):
+        shutil.copy(file, tmp_path / file.name)
     places = [p for one in registered for p in (one.files, one.beside)]
     for index, place in enumerate(places):
         shutil.copytree(place, tmp_path / str(index), symlinks=True)
     tags = [_tracking.get_version(MODEL, one.number).tags for one in registered]
     trail = dict(client.get_registered_model(MODEL).tags)
     yield registered
+    for file in logs(project):
+        file.unlink()
+    for file in tmp_path.glob("budget.db*"):
+        shutil.copy(file, project.home / file.name)
     for index, place in enumerate(places):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(tmp_path / str(index), place, symlinks=True)
@@ -500,6 +515,7 @@ def test_twin_that_believes_the_tag_promotes_a_refused_version(versions, monkeyp
     )
     monkeypatch.setattr(_promoting, "_open", lambda *_: (believed, ()))
     monkeypatch.setattr(_promoting, "_refuse_other_policy", lambda *_: None)
+    monkeypatch.setattr(_promoting, "refuse_superseded", lambda *_: None)
     stored.promote()
     assert _tracking.alias(MODEL, "champion") == stored.number
 

@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from sqlalchemy import MetaData, Table, create_engine, select, update
 
 from dptune.errors import ArtifactError, GateFailedError
+from dptune.gates.signing import open_unverified
 from steps import _deciding, _evidence, _files, _promoting, _tracking
 from steps._deciding import ENVELOPE
 from tests.integration.test_unearned_pass import (
@@ -64,7 +65,7 @@ def test_twin_that_reads_the_newest_decision_alone_goes_back_to_a_refused_versio
     first, second = versions
     refused_since(first, second)
     assert first.decide(LAX) == ("PASS", {})
-    monkeypatch.setattr(_promoting, "kept_statements", lambda *_: [])
+    monkeypatch.setattr(_promoting, "refuse_superseded", lambda *_, **__: None)
     assert back_to(first)[0] == first.number
 
 
@@ -82,7 +83,7 @@ def test_pass_laid_over_a_refusal_is_not_the_newest_decision(versions):
     (first.beside / ENVELOPE).write_text(before)
     for file in (first.beside / "decisions").glob(f"{hash_of(first)}*"):
         file.unlink()
-    with pytest.raises(GateFailedError, match="registry names"):
+    with pytest.raises(GateFailedError, match="refused since"):
         back_to(first)
 
 
@@ -141,6 +142,7 @@ def test_twin_that_believes_the_evidence_lists_an_adapter(
     _, second = versions
     list_adapter(second, "gone")
     look = _files.look_at_files
+    monkeypatch.setattr(_files, "_unlike_written", lambda *_: "")
     forgets = {"registry_manifest": ""}
     monkeypatch.setattr(
         _files,
@@ -164,12 +166,6 @@ def list_adapter(second, how):
         found = _files.read_manifest(second.files)
         values["manifest"] = found.model_dump(mode="json")
         evidence.write_text(json.dumps(values))
-
-
-def test_kept_decisions_that_are_nonsense_are_passed_over(versions):
-    first, _ = versions
-    (first.beside / "decisions" / "nonsense").write_bytes(b"\xff")
-    assert _deciding.kept_statements(MODEL, first.number)
 
 
 # the champion's evidence, whose loss is the bar
@@ -296,3 +292,123 @@ def test_twin_that_reads_the_source_alone_promotes_what_nobody_read(moved, monke
     monkeypatch.setattr(_tracking, "_store_of", lambda *_: place.repo)
     assert moved.decide() == ("PASS", {})
     moved.promote()
+
+
+# the order of what happened, by the log of the budget store
+
+
+def put_back(version, envelope):
+    """Lay an earlier decision back, with the tags that it had: store and registry."""
+    for file in (version.beside / "decisions").iterdir():
+        file.unlink()
+    (version.beside / ENVELOPE).write_text(envelope)
+    held = open_unverified(envelope)
+    version.tag(gate="PASS", decision_hash=held.decision_hash)
+
+
+def test_pass_that_was_put_back_with_all_its_tags_is_not_the_newest(versions):
+    first, second = versions
+    envelope = (second.beside / ENVELOPE).read_text()
+    second.tag(digest="0" * 64)
+    assert second.decide()[0] == "INVALID"
+    second.tag(digest=second.version.model_digest)
+    put_back(second, envelope)
+    with pytest.raises(GateFailedError, match="newest decision under its policy"):
+        second.promote()
+    assert _tracking.alias(MODEL, "champion") == first.number
+
+
+def test_pass_that_the_log_does_not_hold_is_refused(versions):
+    _, second = versions
+    envelope = (second.beside / ENVELOPE).read_text()
+    assert second.decide() == ("PASS", {})
+    put_back(second, envelope)
+    with pytest.raises(GateFailedError, match="newest decision"):
+        second.promote()
+
+
+def test_pass_beside_an_earlier_champion_is_decided_again(versions):
+    first, second = versions
+    assert first.decide() == ("PASS", {})
+    second.promote()
+    with pytest.raises(GateFailedError, match="champion since"):
+        first.promote()
+    assert first.decide() == ("PASS", {})
+    assert first.promote().decision is not None
+
+
+def test_twin_that_asks_no_log_promotes_what_was_put_back(versions, monkeypatch):
+    _, second = versions
+    envelope = (second.beside / ENVELOPE).read_text()
+    second.tag(digest="0" * 64)
+    assert second.decide()[0] == "INVALID"
+    second.tag(digest=second.version.model_digest)
+    put_back(second, envelope)
+    monkeypatch.setattr(_promoting, "refuse_superseded", lambda *_, **__: None)
+    second.promote()
+    assert _tracking.alias(MODEL, "champion") == second.number
+
+
+def cut(how):
+    client = MlflowClient()
+    names = [n for n in client.get_registered_model(MODEL).tags if "champion." in n]
+    for name in names if how == "all" else [max(names)]:
+        client.delete_registered_model_tag(MODEL, name)
+
+
+@pytest.mark.parametrize("how", ["all", "last"])
+def test_trail_that_was_cut_is_told_by_the_log(how, versions, without_lost):
+    first, second = versions
+    second.promote()
+    assert "ends with" not in faults_beside(first, second)
+    cut(how)
+    _tracking.drop_alias(MODEL, "champion")
+    assert "was promoted last" in faults_beside(first, second)
+
+
+@pytest.fixture
+def without_lost(monkeypatch):
+    monkeypatch.setattr(_evidence, "lost_heads", dict)
+
+
+def test_twin_that_reads_the_trail_alone_is_blind_to_a_cut(
+    versions, without_lost, monkeypatch
+):
+    first, second = versions
+    second.promote()
+    cut("last")
+    monkeypatch.setattr(_evidence, "cut_trail", lambda _: "")
+    assert "was promoted last" not in faults_beside(first, second)
+
+
+@pytest.mark.parametrize("text", ["x", "[]", "{}", '{"at": 1, "version": "2"}'])
+def test_trail_of_nonsense_is_named(text, versions):
+    _, second = versions
+    MlflowClient().set_registered_model_tag(MODEL, "dptune.champion.x", text)
+    for act in (second.decide, second.promote, lambda: back_to(second)):
+        with pytest.raises(ArtifactError, match="trail of promotions"):
+            act()
+
+
+def test_promotion_ends_the_trail_whatever_clocks_said_before(versions):
+    first, second = versions
+    at = datetime(2999, 1, 1, tzinfo=UTC).isoformat()
+    entry = {"at": at, "version": first.number, "decision": hash_of(first)}
+    MlflowClient().set_registered_model_tag(
+        MODEL, f"dptune.champion.2999.{first.number}", json.dumps(entry)
+    )
+    second.promote()
+    assert _tracking.champion(MODEL) == second.number
+
+
+@pytest.mark.parametrize("listed", ["", "forged"])
+def test_adapter_is_not_listed_though_nothing_is_left_of_the_list(
+    listed, versions, tmp_path
+):
+    """Who may write to store and registry deletes the list, or writes another."""
+    _, second = versions
+    list_adapter(second, "gone")
+    found = _files.read_manifest(second.files).digest
+    second.tag(files=found if listed else "")
+    with pytest.raises(ArtifactError, match="adapter_config"):
+        register(tiny_model(tmp_path / "again", seed=2))

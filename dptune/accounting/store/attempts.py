@@ -26,6 +26,8 @@ class Attempt(StrEnum):
     EVALUATION = "evaluation"
     REGISTRATION = "registration"
     DECISION = "decision"
+    VERDICT = "verdict"
+    PROMOTION = "promotion"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,16 @@ def last_attempt(
     with connecting(store.engine) as connection, reading(connection):
         found = _subjects(connection, data_set=data_set, kind=kind, about=about)
     return found[-1] if found else None
+
+
+def attempts_about(store: BudgetStore, about: str) -> list[tuple[Attempt, str]]:
+    """List kind and subject of all attempts about one thing, in order."""
+    with connecting(store.engine) as connection, reading(connection):
+        return [
+            (Attempt(content["attempt"]), str(content["subject"]))
+            for content in _contents(connection, "attempt")
+            if content["about"] == about
+        ]
 
 
 def admit_loss(store: BudgetStore, loss: Loss) -> Head:

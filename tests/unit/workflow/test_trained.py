@@ -1,18 +1,23 @@
 """Canaries count by the tokens that were trained on, not by the corpus."""
 
+import json
 from functools import partial
 
 import numpy as np
 import pytest
 from datasets import Dataset
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.planting import plant, planted_count
+from dptune.attacks.trie import CandidateTrie
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, ModelError
 from dptune.models.encode import encode_corpus
 from dptune.recipes import View
 from dptune.results import TrainedCanaries
+from dptune.workflow import trained
 from dptune.workflow.trained import most_trained, refuse_untrained, trained_canaries
 from tests.unit.attacks.conftest import make_crossing_tokenizer, make_tokenizer
 
@@ -168,3 +173,31 @@ def test_most_trained_takes_the_stage_that_saw_most():
     second = TrainedCanaries(stage="private", copies=(2, 0, 1))
     assert most_trained([first, second], num=3) == (2, 2, 1)
     assert most_trained([], num=3) == ()
+
+
+def reads_alike(tokenizer, pattern):
+    """A tokenizer that reads what matches a pattern as one letter."""
+    values = json.loads(tokenizer.backend_tokenizer.to_str())
+    alike = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "x"}
+    values["normalizer"] = alike
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(values))
+    )
+
+
+@pytest.mark.parametrize("pattern", ["[0-9]", "[67]"])
+def test_tokenizer_that_reads_secrets_alike_is_refused_before_a_charge(pattern):
+    """Among equals a place is drawn: a secret that is known by heart looks unknown."""
+    blind = reads_alike(make_tokenizer(individual_digits=True), pattern)
+    corpus, canaries = planted(length=3)
+    with pytest.raises(ModelError, match="tell all candidates apart"):
+        copies(units(corpus, blind), canaries, blind)
+    with pytest.raises(ModelError, match="tell all candidates apart"):
+        CandidateTrie.build(canaries.spec, blind)
+
+
+def test_twin_that_compares_no_candidates_counts_and_ranks_them_all(monkeypatch):
+    blind = reads_alike(make_tokenizer(individual_digits=True), "[0-9]")
+    corpus, canaries = planted(length=3)
+    monkeypatch.setattr(trained, "refuse_alike", lambda *_: None)
+    assert copies(units(corpus, blind), canaries, blind) == (2,) * 5
