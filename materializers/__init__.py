@@ -3,7 +3,7 @@
 Importing this package registers the materializers with ZenML.
 """
 
-from materializers._place import failures
+from materializers._place import failures as failures
 from materializers.corpus import CorpusMaterializer
 from materializers.model import ModelBundleMaterializer
 from materializers.report import ReportMaterializer
@@ -14,5 +14,4 @@ __all__ = [
     "ModelBundleMaterializer",
     "ReportMaterializer",
     "SpanShardMaterializer",
-    "failures",
 ]
