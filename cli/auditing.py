@@ -7,7 +7,14 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from cli.runs import STARTED, finished, open_workspace, read_config, require_workspace
+from cli.runs import (
+    STARTED,
+    cause_of,
+    finished,
+    open_workspace,
+    read_config,
+    require_workspace,
+)
 from dptune.attacks.settings import AttackSettings
 from dptune.audits.step_report import StepAudit
 from dptune.config import PerformanceSettings, TrainConfig
@@ -99,7 +106,7 @@ def _run(pipeline: Any, **parameters: object) -> "PipelineRunResponse":  # noqa:
     try:
         return finished(pipeline(**parameters))
     except Exception as error:  # noqa: BLE001 - it is raised again below
-        cause = failures[0] if failures else error
+        cause = cause_of(error)
         cause.add_note(STARTED)
     raise cause  # outside of the handler, so that it keeps what it was raised from
 

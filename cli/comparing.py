@@ -17,6 +17,7 @@ from cli.runs import (
     STARTED,
     FinishedRun,
     budget_place,
+    cause_of,
     finished,
     open_workspace,
     write_trace,
@@ -213,7 +214,7 @@ def _run(console: Console, job: _Job, known: Mapping[int, str]) -> ComparisonRep
             parent=parent,
         )
     except Exception as error:  # noqa: BLE001 - the step's own error says more
-        raise (failures[0] if failures else error) from None
+        raise cause_of(error) from None
     outputs = finished(response).steps["compare"].outputs
     report: ComparisonReport = outputs["comparison"][0].load()
     return report
@@ -256,7 +257,7 @@ def _run_cell(job: _Job, cell: Cell, parent: str) -> FinishedRun:
     except Exception as error:  # noqa: BLE001 - it is raised again below
         if job.profile.stack is None:  # elsewhere it may go on without this process
             release_budget(budget_place().url, config, checked.fingerprint)
-        raise (failures[0] if failures else error) from None
+        raise cause_of(error) from None
     return FinishedRun(config=config, response=finished(response))
 
 

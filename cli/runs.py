@@ -120,7 +120,7 @@ def run_training(
     except Exception as error:  # noqa: BLE001 - it is raised again below
         if chosen.stack is None:  # elsewhere the run may go on without this process
             release_budget(place.url, config, checked.fingerprint)
-        cause = failures[0] if failures else error
+        cause = cause_of(error)
         if chosen.stack is not None and not isinstance(cause, DptuneError):
             cause = _failed_elsewhere(error)
         cause.add_note(STARTED)
@@ -179,6 +179,15 @@ def require_workspace() -> Workspace:
         )
     open_profile(profile)
     return workspace
+
+
+def cause_of(error: Exception) -> BaseException:
+    """Return what a step raised, not what the orchestrator made of it."""
+    from pipelines.train import failures
+    from steps import _tracking
+
+    _tracking.end_runs()
+    return failures[0] if failures else error
 
 
 def finished(response: "PipelineRunResponse | None") -> "PipelineRunResponse":

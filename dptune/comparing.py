@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dptune.accounting.store.reservations import Purpose
+from dptune.accounting.store.purposes import Purpose
 from dptune.config import TrainConfig
 from dptune.configfile import (
     apply_overrides,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dptune.accounting.store.reservations import Purpose
+from dptune.accounting.store.purposes import Purpose
 from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.settings import AttackSettings
 from dptune.data.deduplication import Duplicates

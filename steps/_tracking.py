@@ -64,6 +64,15 @@ def connect() -> MlflowClient:
     return client
 
 
+def end_runs() -> None:
+    """End what a failed step left open: the next one of this process could not start.
+
+    ZenML calls nobody where an input could not be loaded.
+    """
+    while mlflow.active_run() is not None:
+        mlflow.end_run("FAILED")
+
+
 def register_model(
     folder: Path,
     *,

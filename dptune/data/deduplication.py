@@ -49,6 +49,9 @@ NUM_PERMUTATIONS = 128
 _RECALL = 0.99
 _WORD = re.compile(r"\w+")
 
+_LATE = {"test": 2, "validation": 1}
+"""Nothing held out decides what is trained on."""
+
 
 class Duplicates(StrEnum):
     """What becomes of records that repeat another one.
@@ -127,9 +130,8 @@ def deduplicate(
         section 4; Debenedetti et al. (2024), "Privacy side channels in machine learning
         systems", section 4.
     """
-    late = {"test": 2, "validation": 1}  # nothing held out decides what is trained on
     order = sorted(
-        range(len(records)), key=lambda i: late.get(records[i].split or "train", 0)
+        range(len(records)), key=lambda i: _LATE.get(records[i].split or "train", 0)
     )
     copies = _copies([row.text for row in records], order)
     rest = [i for i in order if i not in copies]

@@ -43,7 +43,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dptune import errors
 from dptune.dpsgd.sampling import UnitIndices
@@ -307,6 +306,10 @@ def shard_model(model: nn.Module, *, ranks: Ranks, device: torch.device) -> None
             "example with performance.num_processes or torchrun."
         )
     mesh = init_device_mesh(device.type, (ranks.size,))
+    from transformers.modeling_layers import (  # noqa: PLC0415 - plans need none of it
+        GradientCheckpointingLayer,
+    )
+
     blocks = (m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
     for module in (*blocks, model):
         _sum_gradients(fully_shard(module, mesh=mesh))

@@ -7,11 +7,8 @@ from typing import Any, Final
 
 from dptune.accounting.store.allowances import Claim, Cost, Grant
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.reservations import (
-    Purpose,
-    Reservation,
-    ReservationStatus,
-)
+from dptune.accounting.store.purposes import Purpose
+from dptune.accounting.store.reservations import Reservation, ReservationStatus
 from dptune.accounting.store.tables import DataSet
 
 VERSION: Final = 1

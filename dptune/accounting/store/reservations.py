@@ -21,14 +21,8 @@ from enum import StrEnum
 from typing import Final, Self
 
 from dptune.accounting.store.allowances import Cost
+from dptune.accounting.store.purposes import Purpose
 from dptune.errors import ArtifactError, ConfigError
-
-
-class Purpose(StrEnum):
-    """Why a run touches the data. Tuning spends like training, and is told apart."""
-
-    TRAINING = "training"
-    TUNING = "tuning"
 
 
 class ReservationStatus(StrEnum):

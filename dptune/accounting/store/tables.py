@@ -8,11 +8,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from dptune.accounting.store import log, schema
 from dptune.accounting.store.allowances import Cost, Grant
-from dptune.accounting.store.reservations import (
-    Purpose,
-    Reservation,
-    ReservationStatus,
-)
+from dptune.accounting.store.purposes import Purpose
+from dptune.accounting.store.reservations import Reservation, ReservationStatus
 from dptune.errors import ArtifactError, PrivacyError
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 

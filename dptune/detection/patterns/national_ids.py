@@ -7,6 +7,7 @@ has them too, is under the LGPL.
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 
 from dptune.detection.patterns.rules import Rule
 from dptune.detection.patterns.validators import Range, Refiner, digits_of
@@ -124,20 +125,22 @@ def is_bech32_address(text: str) -> bool:
     return check in {1, 0x2BC830A3}
 
 
+def _keep_if(
+    check: Callable[[str], bool],
+    of: Callable[[str], str],
+    text: str,
+    start: int,
+    end: int,
+) -> Range | None:
+    """Keep a candidate of which `check` holds, once `of` took the signs out."""
+    return (start, end) if check(of(text[start:end])) else None
+
+
 def _if_valid(
     check: Callable[[str], bool], of: Callable[[str], str] = digits_of
 ) -> Refiner:
-    """Make a refiner that keeps a candidate whose checksum is right.
-
-    Args:
-        check: of what `of` makes of the candidate.
-        of: takes the signs out; by default all that are no digits.
-    """
-
-    def refine(text: str, start: int, end: int) -> Range | None:
-        return (start, end) if check(of(text[start:end])) else None
-
-    return refine
+    """Make a refiner, which can be copied, of a checksum; signs are no digits."""
+    return partial(_keep_if, check, of)
 
 
 def _without_signs(text: str) -> str:

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dptune.accounting.store.reservations import Purpose, ReservationStatus
+from dptune.accounting.store.purposes import Purpose
+from dptune.accounting.store.reservations import ReservationStatus
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets, history, open_runs
 from dptune.accounting.store.tables import IdKind

@@ -262,6 +262,7 @@ def test_signal_from_outside_says_what_was_spent():
 
 EARLY = """
 import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs have none
 class Early:
     def find_spec(self, name, *_):
         if name == "cli.main":

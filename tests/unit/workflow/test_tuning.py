@@ -3,7 +3,8 @@
 import pytest
 
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.accounting.store.reservations import Purpose, UnitSet
+from dptune.accounting.store.purposes import Purpose
+from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import budgets
 from dptune.accounting.store.tables import IdKind
