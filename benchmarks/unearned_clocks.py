@@ -8,7 +8,7 @@ from typing import Any
 from unearned import BOTH, BUDGET, CLOCK, COMMANDS, ENVIRONMENT, Answer, Play, way
 from unearned_world import CLEAN, MODEL, SECOND, World, clock
 
-from steps import _evidence, _tracking
+from steps import _champions, _evidence
 
 # clocks
 
@@ -60,7 +60,7 @@ def _(world: World) -> Answer:
         world.rollback("--to", CLEAN)
         world.rollback("--to", SECOND)
     world.rollback("--to", CLEAN)
-    last = _tracking.champion(MODEL)
+    last = _champions.champion(MODEL)
     return refused_if(last == CLEAN), f"refused version {last} is the champion"
 
 

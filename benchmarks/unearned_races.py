@@ -8,7 +8,7 @@ from pathlib import Path
 from unearned import COMMANDS, REFUSED, Answer, Play, way
 from unearned_world import CLEAN, LEAKY, MODEL, SECOND, World
 
-from steps import _promoting, _tracking
+from steps import _champions, _promoting
 from steps._deciding import ENVELOPE
 
 
@@ -68,8 +68,8 @@ def train_again(world: World) -> Answer:
 
 def _sound(world: World) -> tuple[int, str]:
     """Say whether the champion is what the trail says, by a decision that lets it."""
-    problem = _tracking.misplaced_champion(MODEL)
-    champion = _tracking.champion(MODEL) or ""
+    problem = _champions.misplaced_champion(MODEL)
+    champion = _champions.champion(MODEL) or ""
     wrong, _ = _promoting.look_at_champion(MODEL, champion, weights=True)
     decision = json.loads((world.beside(champion) / ENVELOPE).read_text())
     fine = not problem and not wrong and bool(decision) and champion != LEAKY

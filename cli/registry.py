@@ -14,7 +14,7 @@ from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import UNSIGNED, signer_of
-from steps import _promoting, _registry, _tracking
+from steps import _champions, _promoting, _registry, _tracking
 from steps._deciding import ENVELOPE, decide_on, record_override
 from steps._promoting import Reliance, look_at_champion, promote_by_hand
 
@@ -185,7 +185,7 @@ def show_status(*, weights: bool = False) -> None:
 
 def _print_look(console: Console, name: str, *, weights: bool) -> None:
     """Say whether a champion is still what it was when it was promoted."""
-    champion = _tracking.champion(name) or _tracking.alias(name, _tracking.CHAMPION)
+    champion = _champions.champion(name) or _champions.alias(name, _champions.CHAMPION)
     if champion is None:
         return
     wrong, unchecked = look_at_champion(name, champion, weights=weights)
@@ -202,8 +202,8 @@ def _print_look(console: Console, name: str, *, weights: bool) -> None:
 
 def _model_table(name: str) -> Table:
     """List a model's versions with their place and verdict."""
-    champion = _tracking.alias(name, _tracking.CHAMPION)
-    challenger = _tracking.alias(name, _tracking.CHALLENGER)
+    champion = _champions.alias(name, _champions.CHAMPION)
+    challenger = _champions.alias(name, _champions.CHALLENGER)
     places = {champion: "champion", challenger: "challenger"}
     table = Table(title=f"model {name}", title_justify="left")
     for column in ("version", "place", "recipe", "gate", "why"):

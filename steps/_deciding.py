@@ -28,7 +28,7 @@ from dptune.reports.card.statements import (
 from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
-from steps import _registry, _tracking
+from steps import _champions, _registry, _tracking
 from steps._dashboard import show_on_run
 from steps._evidence import examine
 from steps._files import look_at_files
@@ -58,7 +58,7 @@ def decide_on(
     registered = _tracking.describe(model_name, version)
     files = look_at_files(registered)
     text = _tracking.read_evidence(model_name, version)
-    champion = _tracking.champion(model_name)
+    champion = _champions.champion(model_name)
     now = datetime.now(tz=UTC)
     override = _tracking.override_of(_tracking.get_version(model_name, version))
     card = None
@@ -135,7 +135,7 @@ def decide_beside_champion(
         ArtifactError: the policy is not stored with the version any more.
     """
     known = _tracking.get_version(version.model_name, version.version)
-    champion = _tracking.champion(version.model_name)
+    champion = _champions.champion(version.model_name)
     if _tracking.decided_beside(known) == champion:
         return decision
     policy = _tracking.read_file(version.model_name, version.version, _POLICY)

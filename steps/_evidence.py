@@ -38,7 +38,7 @@ from dptune.workflow.assess import contradictions, unpaid
 from dptune.workflow.attempts import attempts_on
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
-from steps import _tracking
+from steps import _champions, _tracking
 from steps._lost import budget_store, lost_heads
 from steps._noting import cut_trail
 
@@ -108,7 +108,7 @@ def examine(
         champion: the version whose evidence it is compared with, if there is another.
     """
     digest, faults = digest_of(text), list(contradictions(dossier))
-    remarks = [_tracking.misplaced_champion(version.model_name)]
+    remarks = [_champions.misplaced_champion(version.model_name)]
     envelope = _tracking.read_file(
         version.model_name, version.version, _tracking.SIGNED_EVIDENCE
     )

@@ -12,7 +12,7 @@ from dptune.accounting.store.attempts import Attempt, attempts_about, record_att
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import GateFailedError
 from dptune.gates.decision import GateDecision, GateOutcome
-from steps import _tracking
+from steps import _champions
 from steps._lost import budget_store
 
 _AGAIN = "Run `python run.py gate` on it again."
@@ -74,7 +74,7 @@ def cut_trail(model_name: str) -> str:
 
     Who cuts the trail or adds to it chooses the champion that others are held to.
     """
-    noted, told = noted_champion(model_name), _tracking.champion(model_name)
+    noted, told = noted_champion(model_name), _champions.champion(model_name)
     if noted is None or noted == told:
         return ""
     return (

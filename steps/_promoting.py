@@ -21,7 +21,7 @@ from dptune.gates.signing import (
     signer_of,
 )
 from infra.workspace import read_signing_key
-from steps import _registry, _tracking
+from steps import _champions, _registry, _tracking
 from steps._deciding import ENVELOPE, kept_envelope, read_dossier
 from steps._evidence import refuse_changed_evidence
 from steps._files import manifest_of
@@ -148,7 +148,7 @@ def roll_back(
     """
     with _registry.moving_champion(model_name):
         to = earlier_champion(model_name) if to is None else to
-        trail = _tracking.history(model_name)
+        trail = _champions.history(model_name)
         done = [e for e in trail[-1:] if (e["action"], e["version"]) == (_BACK, to)]
         earlier = _earlier(model_name, trail)
         fits = [*done, *(e for e in earlier if e["version"] == to)]
@@ -174,7 +174,7 @@ def earlier_champion(model_name: str) -> str:
     Raises:
         ArtifactError: there is none.
     """
-    trail = _tracking.history(model_name)
+    trail = _champions.history(model_name)
     stands: list[str] = []
     for entry in trail:
         version = str(entry["version"])
@@ -193,7 +193,7 @@ def _earlier(
     model_name: str, trail: Sequence[Mapping[str, str]]
 ) -> list[Mapping[str, str]]:
     """List promotions of other versions than the champion, the newest first."""
-    current = _tracking.alias(model_name, _tracking.CHAMPION)
+    current = _champions.alias(model_name, _champions.CHAMPION)
     return [entry for entry in reversed(trail) if entry["version"] != current]
 
 
@@ -221,7 +221,7 @@ def look_at_champion(
     Returns:
         What is wrong, empty if nothing is, and what was not checked.
     """
-    if problem := _tracking.misplaced_champion(model_name):
+    if problem := _champions.misplaced_champion(model_name):
         return (
             f"{problem} Somebody moved it by hand, or a promotion was cut off. `gate` "
             f"and runs go by the trail: promote the version that it must be, or run "
@@ -229,7 +229,7 @@ def look_at_champion(
         ), ()
     if problem := cut_trail(model_name):
         return problem, ()
-    trail = _tracking.history(model_name)
+    trail = _champions.history(model_name)
     known = _decision_in(trail[-1])
     try:
         if known == "none":

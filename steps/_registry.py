@@ -18,7 +18,7 @@ from dptune.gates.decision import GateOutcome
 from dptune.reports.card.statements import verdict_tag
 from infra.locks import one_at_a_time
 from infra.workspace import current_workspace
-from steps import _tracking
+from steps import _champions
 from steps._noting import note_promotion, noted_champion
 
 
@@ -102,18 +102,18 @@ def promote_version(
         relied: the policy, decision and files that it relied on, and what was not
             checked.
     """
-    aliased = _tracking.alias(model_name, _tracking.CHAMPION) == version
-    if not aliased or _tracking.champion(model_name) != version:
-        _tracking.append_history(
+    aliased = _champions.alias(model_name, _champions.CHAMPION) == version
+    if not aliased or _champions.champion(model_name) != version:
+        _champions.append_history(
             model_name,
             {"action": action, "version": version, "reason": reason[:4000], **relied},
         )
     if not aliased:
-        _tracking.set_alias(model_name, _tracking.CHAMPION, version)
+        _champions.set_alias(model_name, _champions.CHAMPION, version)
     if noted_champion(model_name) != version:
         note_promotion(model_name, version, relied["decision"])
-    if _tracking.alias(model_name, _tracking.CHALLENGER) == version:
-        _tracking.drop_alias(model_name, _tracking.CHALLENGER)
+    if _champions.alias(model_name, _champions.CHALLENGER) == version:
+        _champions.drop_alias(model_name, _champions.CHALLENGER)
     _mend(model_name)
 
 
@@ -122,8 +122,8 @@ def refuse_version(model_name: str, version: str) -> None:
 
     Called while `moving_champion`.
     """
-    if _tracking.alias(model_name, _tracking.CHAMPION) != version:
-        _tracking.set_alias(model_name, _tracking.CHALLENGER, version)
+    if _champions.alias(model_name, _champions.CHAMPION) != version:
+        _champions.set_alias(model_name, _champions.CHALLENGER, version)
     _mend(model_name)
 
 
@@ -135,7 +135,7 @@ def mend(model_name: str) -> list[str]:
 
 def _mend(model_name: str) -> list[str]:
     """Do so."""
-    champion = _tracking.alias(model_name, _tracking.CHAMPION)
+    champion = _champions.alias(model_name, _champions.CHAMPION)
     client = Client()
     changed = []
     for twin in client.list_model_versions(

@@ -1,4 +1,6 @@
-"""MLflow's registry: the only module that talks to it.
+"""MLflow's registry: model versions and what is stored with each.
+
+Who is champion is in `_champions`; no other module talks to the registry.
 
 What a version claims is stored four times, for four kinds of reader: as metrics of the
 logged model (`search_logged_models("metrics.epsilon_selective < 3")`), as tags of the
@@ -8,11 +10,9 @@ records lie in `evidence.json`, inside the trust boundary of the tracking server
 """
 
 import io
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,10 +31,9 @@ from dptune.gates.decision import GateDecision
 from dptune.results import RegisteredVersion
 from infra.locks import made_whole
 
-CHAMPION, CHALLENGER = "champion", "challenger"
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
 _POLICY, _FILES = "dptune.policy", "dptune.files"
-_HISTORY, _OVERRIDE = "dptune.champion.", "dptune.override"
+_OVERRIDE = "dptune.override"
 _BESIDE = "dptune.decided_beside_version"
 _SIGNER = "dptune.decision_signed_by"
 _EVIDENCE, _PAID = "dptune.evidence", "dptune.budget_head"
@@ -363,92 +362,6 @@ def read_file(model_name: str, version: str, name: str) -> str | None:
         return body.decode("utf-8")
     except UnicodeDecodeError:
         return ""
-
-
-def alias(model_name: str, name: str) -> str | None:
-    """Return the version that an alias points to, or None."""
-    try:
-        return str(MlflowClient().get_model_version_by_alias(model_name, name).version)
-    except MlflowException:
-        return None
-
-
-def champion(model_name: str) -> str | None:
-    """Return the version that was promoted last, or None.
-
-    The trail decides, which nothing overwrites; the alias `champion` follows it, and is
-    one click away from pointing elsewhere.
-    """
-    trail = history(model_name)
-    return str(trail[-1]["version"]) if trail else None
-
-
-def misplaced_champion(model_name: str) -> str:
-    """Say where the alias and the trail name different champions; else nothing."""
-    at, promoted = alias(model_name, CHAMPION), champion(model_name)
-    if at == promoted:
-        return ""
-    named = f"version {at}" if at else "no version"
-    last = f"version {promoted} was promoted last" if promoted else "none was promoted"
-    return (
-        f"The alias champion of {model_name} points at {named}, but by the trail "
-        f"{last}."
-    )
-
-
-def set_alias(model_name: str, name: str, version: str) -> None:
-    """Point an alias at a version."""
-    MlflowClient().set_registered_model_alias(model_name, name, version)
-
-
-def drop_alias(model_name: str, name: str) -> None:
-    """Remove an alias, if it is there."""
-    if alias(model_name, name) is not None:
-        MlflowClient().delete_registered_model_alias(model_name, name)
-
-
-def history(model_name: str) -> list[dict[str, Any]]:
-    """Return the promotions and rollbacks of a model, oldest first."""
-    try:
-        tags = MlflowClient().get_registered_model(model_name).tags
-    except MlflowException:
-        return []  # there is no such model
-    entries = [_entry(k, v) for k, v in tags.items() if k.startswith(_HISTORY)]
-    return sorted(entries, key=lambda entry: datetime.fromisoformat(entry["at"]))
-
-
-def _entry(key: str, text: str) -> dict[str, Any]:
-    """Read one line of a trail.
-
-    Raises:
-        ArtifactError: it is not what a promotion wrote.
-    """
-    try:
-        entry: dict[str, Any] = json.loads(text)
-        whole = datetime.fromisoformat(entry["at"]).tzinfo and str(entry["version"])
-    except (ValueError, TypeError, LookupError, RecursionError):
-        whole = None
-    if not whole:
-        raise ArtifactError(
-            "the trail of promotions must be what promotions wrote, but its tag "
-            f"{key[:60]!a} is not. Somebody edited it: delete that tag in MLflow."
-        )
-    return entry
-
-
-def append_history(model_name: str, entry: Mapping[str, str]) -> None:
-    """Add a line to the end of a model's trail: a tag of its own, never overwritten.
-
-    It stays the last one whatever clocks said before.
-    """
-    now, trail = datetime.now(tz=UTC), history(model_name)
-    if trail:
-        last = datetime.fromisoformat(trail[-1]["at"])
-        now = max(now, last + timedelta(microseconds=1))
-    at = now.astimezone(UTC).isoformat(timespec="microseconds")
-    key = f"{_HISTORY}{at[:26].replace(':', '-')}.{entry['version']}"
-    text = json.dumps({"at": at, **entry})
-    MlflowClient().set_registered_model_tag(model_name, key, text)
 
 
 def decided_beside(version: ModelVersion) -> str | None:

@@ -21,8 +21,9 @@ def measure_champion(
 ) -> Annotated[ChampionReport, "champion"]:
     """Return the champion's loss, so that the gate compares like with like."""
     from dptune.workflow.attack import measure_utility
+    from steps._champions import champion
     from steps._files import fetched_bundle
-    from steps._tracking import champion, connect
+    from steps._tracking import connect
 
     connect()
     version = champion(model_name)

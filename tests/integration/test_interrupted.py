@@ -15,7 +15,7 @@ from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
 from dptune.errors import ArtifactError
 from dptune.models.loading import model_digest
 from infra.workspace import REPOSITORY
-from steps import _promoting, _registry, _tracking
+from steps import _champions, _promoting, _registry, _tracking
 from tests.integration.test_unearned_pass import (
     MODEL,
     registered,
@@ -87,23 +87,23 @@ def test_rollback_may_be_repeated(versions):
     to = _promoting.earlier_champion(MODEL)
     for _ in range(2):
         assert _promoting.roll_back(MODEL, to=to, reason="leak")[0] == first.number
-    assert [e["action"] for e in _tracking.history(MODEL)].count("rollback") == 1
+    assert [e["action"] for e in _champions.history(MODEL)].count("rollback") == 1
     with pytest.raises(ArtifactError, match=f"{second.number}.*Name one with --to"):
         _promoting.roll_back(MODEL, to=None, reason="leak")
-    assert _tracking.alias(MODEL, "champion") == first.number
+    assert _champions.alias(MODEL, "champion") == first.number
 
 
 def test_rollback_that_was_cut_off_goes_on(versions, monkeypatch):
     first, second = versions
     second.promote()
     with monkeypatch.context() as patch:
-        patch.setattr(_tracking, "set_alias", lambda *_: interrupted())
+        patch.setattr(_champions, "set_alias", lambda *_: interrupted())
         with pytest.raises(KeyboardInterrupt):
             _promoting.roll_back(MODEL, to=None, reason="leak")
-    assert _tracking.alias(MODEL, "champion") == second.number
+    assert _champions.alias(MODEL, "champion") == second.number
     _promoting.roll_back(MODEL, to=None, reason="leak")
-    assert _tracking.misplaced_champion(MODEL) == ""
-    assert _tracking.champion(MODEL) == first.number
+    assert _champions.misplaced_champion(MODEL) == ""
+    assert _champions.champion(MODEL) == first.number
 
 
 def test_twin_that_forgets_what_was_left_goes_back_to_it(versions, monkeypatch):

@@ -37,7 +37,7 @@ from dptune.results import (
     UtilityReport,
 )
 from dptune.workflow.expectation import expected_ledger
-from steps import _files, _registry, _tracking
+from steps import _champions, _files, _registry, _tracking
 from tests.unit.gates.test_signing import PEM, PUBLIC
 
 from .conftest import TINY
@@ -227,8 +227,8 @@ def test_registries_agree_after_the_runs(trained):
         "1": "PASS",
         "2": "BLOCK",
     }
-    assert _tracking.alias(MODEL, "champion") == "1"
-    assert _tracking.alias(MODEL, "challenger") == "2"
+    assert _champions.alias(MODEL, "champion") == "1"
+    assert _champions.alias(MODEL, "challenger") == "2"
     assert _production() == {"v1"}
     assert _registry.mend(MODEL) == []
 
@@ -346,7 +346,7 @@ def test_gate_decides_again_from_the_evidence(trained, project):
     for version, expected in (("1", 0), ("2", 1)):
         command = ("gate", MODEL, "--version", version, "--policy", policy)
         assert project.run(*command)[0] == expected
-    assert _tracking.alias(MODEL, "champion") == "1"
+    assert _champions.alias(MODEL, "champion") == "1"
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_impossible_registry_commands_exit_2_and_move_nothing(
     trained, project, command, says
 ):
     code, text = project.run(*command)
-    assert (code, _tracking.alias(MODEL, "champion")) == (2, "1")
+    assert (code, _champions.alias(MODEL, "champion")) == (2, "1")
     assert says in " ".join(text.split())
     assert "Traceback" not in text
 
@@ -386,7 +386,7 @@ def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
     decision, policy = tmp_path / "decision.signed.json", tmp_path / "policy.yaml"
     policy.write_text(yaml.safe_dump(yaml.safe_load(TINY.read_text())["gate"]))
     public.write_bytes(PUBLIC)
-    version = _tracking.alias(MODEL, "champion")
+    version = _champions.alias(MODEL, "champion")
     digest = _versions()[version].tags["dptune.digest"]
     gate = ("gate", MODEL, "--version", version, "--policy", policy, "-o", decision)
     verify = ("verify-decision", decision, "--key", public)
@@ -410,12 +410,12 @@ def test_decision_is_signed_for_deploy_jobs_that_check_it_offline(
 
 def test_promoting_a_refused_version_needs_a_reason_that_is_kept(trained, project):
     assert project.run("promote", MODEL, "--version", "2")[0] == 1
-    assert _tracking.alias(MODEL, "champion") == "1"
+    assert _champions.alias(MODEL, "champion") == "1"
     reason = "release manager accepts it"
     command = ("promote", MODEL, "--version", "2", "--override", reason)
     assert project.run(*command)[0] == 0
-    assert (_tracking.alias(MODEL, "champion"), _production()) == ("2", {"v2"})
-    assert f"override: {reason}" in _tracking.history(MODEL)[-1]["reason"]
+    assert (_champions.alias(MODEL, "champion"), _production()) == ("2", {"v2"})
+    assert f"override: {reason}" in _champions.history(MODEL)[-1]["reason"]
     assert _tracking.override_of(_versions()["2"]) == reason
     assert reason in _tracking.read_file(MODEL, "2", "privacy_card.md")
     assert Client().get_model_version(MODEL, "v2").run_metadata["override"] == reason
@@ -423,8 +423,8 @@ def test_promoting_a_refused_version_needs_a_reason_that_is_kept(trained, projec
 
 def test_rollback_returns_to_the_last_champion_in_both_registries(trained, project):
     assert project.run("rollback", MODEL, "--reason", "leak")[0] == 0
-    assert (_tracking.alias(MODEL, "champion"), _production()) == ("1", {"v1"})
-    last = _tracking.history(MODEL)[-1]
+    assert (_champions.alias(MODEL, "champion"), _production()) == ("1", {"v1"})
+    last = _champions.history(MODEL)[-1]
     assert (last["action"], last["version"], last["reason"]) == (
         "rollback",
         "1",
@@ -445,7 +445,7 @@ def test_registries_that_disagree_are_mended(trained, project):
 
 def test_refusal_of_the_champion_itself_moves_nothing(trained, project):
     assert project.run("gate", MODEL, "--version", "1", "--policy", "default")[0] == 1
-    assert _tracking.alias(MODEL, "champion") == "1"
+    assert _champions.alias(MODEL, "champion") == "1"
 
 
 def test_infinite_numbers_are_no_metric(trained):
@@ -482,4 +482,4 @@ def test_failed_step_says_that_the_run_had_started_and_quotes_no_text(
     assert "Traceback" not in text
     told = leaks(Needles({"unquotable"}), project.home, project.outside)
     assert told == {}
-    assert _tracking.alias(MODEL, "champion") == "1"
+    assert _champions.alias(MODEL, "champion") == "1"

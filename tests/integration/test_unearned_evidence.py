@@ -17,7 +17,7 @@ from dptune.gates.signing import EvidenceStatement, seal
 from dptune.workflow import assess
 from dptune.workflow.dossier import Dossier
 from infra.workspace import current_workspace
-from steps import _deciding, _evidence, _tracking
+from steps import _champions, _deciding, _evidence, _tracking
 from tests.unit.gates.test_signing import PEM, pem_of
 
 from .conftest import TINY
@@ -481,7 +481,7 @@ def test_alias_that_was_moved_by_hand_is_named_and_not_believed(trained, project
         assert beside == "1"
         reason = ("--reason", "set back", "--to", "1")
         assert project.run("rollback", MODEL, *reason)[0] == 0
-        assert _tracking.misplaced_champion(MODEL) == ""
+        assert _champions.misplaced_champion(MODEL) == ""
     finally:
         MlflowClient().set_registered_model_alias(MODEL, "champion", "1")
 
@@ -490,9 +490,12 @@ def test_promoting_where_the_alias_points_already_is_on_the_trail(trained, proje
     MlflowClient().set_registered_model_alias(MODEL, "champion", "2")
     override = ("--override", "it was moved by hand")
     assert project.run("promote", MODEL, "--version", "2", *override)[0] == 0
-    assert _tracking.champion(MODEL) == "2"
+    assert _champions.champion(MODEL) == "2"
     assert project.run("rollback", MODEL, "--to", "1")[0] == 0
-    assert (_tracking.champion(MODEL), _tracking.misplaced_champion(MODEL)) == ("1", "")
+    assert (_champions.champion(MODEL), _champions.misplaced_champion(MODEL)) == (
+        "1",
+        "",
+    )
 
 
 def test_decision_on_evidence_that_changed_since_is_not_acted_on(stored):

@@ -29,6 +29,7 @@ from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier, RunResults
 from infra.workspace import current_workspace
 from steps import (
+    _champions,
     _deciding,
     _evidence,
     _figures,
@@ -228,7 +229,7 @@ def versions(registered, project, tmp_path):
                 client.set_model_version_tag(MODEL, one.number, key, value)
     for key in client.get_registered_model(MODEL).tags.keys() - trail.keys():
         client.delete_registered_model_tag(MODEL, key)
-    _tracking.set_alias(MODEL, _tracking.CHAMPION, registered[0].number)
+    _champions.set_alias(MODEL, _champions.CHAMPION, registered[0].number)
     _registry.mend(MODEL)
 
 
@@ -345,7 +346,7 @@ def test_files_that_were_not_registered_are_invalid_and_not_promoted(case, versi
     (found,) = (c for c in decide(evidence, POLICY).criteria if c.name == "weights")
     assert found.verdict == "INVALID"
     assert str(stored.files.parent) not in found.reason
-    assert _tracking.alias(MODEL, "champion") == other.number
+    assert _champions.alias(MODEL, "champion") == other.number
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_champion_whose_files_changed_is_no_place_to_go_back_to(case, versions):
     FILES[case](first, second)
     with pytest.raises(GateFailedError, match="byte for byte"):
         _promoting.roll_back(MODEL, to=None, reason="leak")
-    assert _tracking.alias(MODEL, "champion") == second.number
+    assert _champions.alias(MODEL, "champion") == second.number
 
 
 def test_deployed_files_are_the_version_whichever_way_they_were_fetched(
@@ -501,7 +502,7 @@ def test_promotion_relies_on_no_tag_and_no_forged_decision(case, versions):
     change(stored, other)
     with pytest.raises(GateFailedError, match=says):
         stored.promote()
-    assert _tracking.alias(MODEL, "champion") == other.number
+    assert _champions.alias(MODEL, "champion") == other.number
 
 
 def test_twin_that_believes_the_tag_promotes_a_refused_version(versions, monkeypatch):
@@ -517,7 +518,7 @@ def test_twin_that_believes_the_tag_promotes_a_refused_version(versions, monkeyp
     monkeypatch.setattr(_promoting, "_refuse_other_policy", lambda *_: None)
     monkeypatch.setattr(_promoting, "refuse_superseded", lambda *_: None)
     stored.promote()
-    assert _tracking.alias(MODEL, "champion") == stored.number
+    assert _champions.alias(MODEL, "champion") == stored.number
 
 
 def test_lax_policy_promotes_where_it_is_named_and_the_trail_names_it(stored):
@@ -525,7 +526,7 @@ def test_lax_policy_promotes_where_it_is_named_and_the_trail_names_it(stored):
     with pytest.raises(GateFailedError, match="sha256:"):
         stored.promote()
     stored.promote(policy=LAX)
-    entry = _tracking.history(MODEL)[-1]
+    entry = _champions.history(MODEL)[-1]
     assert entry["policy"] == LAX.reference.title
     decision = stored.known.tags["dptune.decision_hash"]
     assert entry["decision"] == decision
@@ -548,7 +549,7 @@ def test_without_a_key_it_is_said_that_the_signature_was_not_checked(
     monkeypatch.delenv("DPTUNE_SIGNING_KEY")
     relied = stored.promote()
     assert "no key is configured" in relied.trail["unchecked"]
-    assert _tracking.history(MODEL)[-1]["unchecked"] == relied.trail["unchecked"]
+    assert _champions.history(MODEL)[-1]["unchecked"] == relied.trail["unchecked"]
 
 
 def test_rollback_refuses_a_version_that_was_refused_since(versions):
@@ -568,7 +569,7 @@ def test_rollback_takes_the_decision_that_the_trail_names(versions):
     assert first.decide(STRICT)[0] == "BLOCK"  # another policy's question
     version, relied = _promoting.roll_back(MODEL, to=None, reason="leak")
     assert (version, relied.unchecked) == (first.number, ())
-    assert _tracking.history(MODEL)[-1]["action"] == "rollback"
+    assert _champions.history(MODEL)[-1]["action"] == "rollback"
 
 
 def test_rollback_to_a_version_that_was_promoted_past_the_gate_is_refused(versions):
@@ -598,7 +599,7 @@ def test_status_says_what_a_champion_relies_on(versions, project):
     code, said = project.run("status", "--weights")
     assert code == 0
     assert "adapter_config.json" in " ".join(said.split())
-    _tracking.set_alias(MODEL, _tracking.CHAMPION, second.number)
+    _champions.set_alias(MODEL, _champions.CHAMPION, second.number)
     assert "by hand" in look(MODEL, second.number, weights=False)[0]
     second.promote()  # what the alias says is in the trail now
     assert look(MODEL, second.number, weights=True) == ("", ())

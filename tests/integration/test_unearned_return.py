@@ -16,7 +16,7 @@ from sqlalchemy import MetaData, Table, create_engine, select, update
 
 from dptune.errors import ArtifactError, GateFailedError
 from dptune.gates.signing import open_unverified
-from steps import _deciding, _evidence, _files, _promoting, _tracking
+from steps import _champions, _deciding, _evidence, _files, _promoting, _tracking
 from steps._deciding import ENVELOPE
 from tests.integration.test_unearned_pass import (
     LAX,
@@ -56,7 +56,7 @@ def test_pass_under_another_policy_takes_no_refusal_back(versions):
     assert first.decide(LAX) == ("PASS", {})
     with pytest.raises(GateFailedError, match="refused since"):
         back_to(first)
-    assert _tracking.alias(MODEL, "champion") == second.number
+    assert _champions.alias(MODEL, "champion") == second.number
 
 
 def test_twin_that_reads_the_newest_decision_alone_goes_back_to_a_refused_version(
@@ -109,7 +109,7 @@ def test_rollback_asks_for_the_policy_of_the_run(versions):
     never_promoted(second)
     with pytest.raises(GateFailedError, match="must have passed under policy"):
         back_to(second)
-    assert _tracking.alias(MODEL, "champion") == first.number
+    assert _champions.alias(MODEL, "champion") == first.number
     assert back_to(second, policy=LAX)[0] == second.number  # who names it, wants it
 
 
@@ -315,7 +315,7 @@ def test_pass_that_was_put_back_with_all_its_tags_is_not_the_newest(versions):
     put_back(second, envelope)
     with pytest.raises(GateFailedError, match="newest decision under its policy"):
         second.promote()
-    assert _tracking.alias(MODEL, "champion") == first.number
+    assert _champions.alias(MODEL, "champion") == first.number
 
 
 def test_pass_that_the_log_does_not_hold_is_refused(versions):
@@ -346,7 +346,7 @@ def test_twin_that_asks_no_log_promotes_what_was_put_back(versions, monkeypatch)
     put_back(second, envelope)
     monkeypatch.setattr(_promoting, "refuse_superseded", lambda *_, **__: None)
     second.promote()
-    assert _tracking.alias(MODEL, "champion") == second.number
+    assert _champions.alias(MODEL, "champion") == second.number
 
 
 def cut(how):
@@ -362,7 +362,7 @@ def test_trail_that_was_cut_is_told_by_the_log(how, versions, without_lost):
     second.promote()
     assert "ends with" not in faults_beside(first, second)
     cut(how)
-    _tracking.drop_alias(MODEL, "champion")
+    _champions.drop_alias(MODEL, "champion")
     assert "was promoted last" in faults_beside(first, second)
 
 
@@ -398,7 +398,7 @@ def test_promotion_ends_the_trail_whatever_clocks_said_before(versions):
         MODEL, f"dptune.champion.2999.{first.number}", json.dumps(entry)
     )
     second.promote()
-    assert _tracking.champion(MODEL) == second.number
+    assert _champions.champion(MODEL) == second.number
 
 
 @pytest.mark.parametrize("listed", ["", "forged"])

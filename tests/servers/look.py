@@ -14,16 +14,16 @@ from infra.workspace import current_workspace
 
 def look(model: str) -> dict[str, Any]:
     """Read MLflow and ZenML."""
-    from steps import _tracking  # noqa: PLC0415 - must follow `isolate`
+    from steps import _champions, _tracking  # noqa: PLC0415 - must follow `isolate`
 
     _tracking.connect()
     return {
         "versions": {
             str(v.version): _look_at(model, v) for v in _tracking.versions(model)
         },
-        "champion": _tracking.alias(model, _tracking.CHAMPION),
-        "challenger": _tracking.alias(model, _tracking.CHALLENGER),
-        "trail": _tracking.history(model),
+        "champion": _champions.alias(model, _champions.CHAMPION),
+        "challenger": _champions.alias(model, _champions.CHALLENGER),
+        "trail": _champions.history(model),
     }
 
 
