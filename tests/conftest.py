@@ -19,19 +19,6 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a module in one process, and all that use the project folder in one.
-
-    ZenML has one client per process, and what one project trained the next module of
-    tests looks at: in one process it is trained once, and always in the same order.
-    """
-    module = {item: item.nodeid.partition("::")[0] for item in items}
-    users = {module[item] for item in items if "project" in item.fixturenames}
-    for item in items:
-        group = "project" if module[item] in users else module[item]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real text and small real models; skips where it is absent."""

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -199,3 +200,25 @@ def test_no_tracked_file_names_a_place_on_a_machine():
 def test_no_tracked_file_is_large():
     large = [path.name for path in tracked() if path.stat().st_size > 2**20]
     assert large == []
+
+
+PLANTED = yaml.safe_load((REPOSITORY / "benchmarks" / "planted_bugs.yaml").read_text())
+
+
+def stale(bugs):
+    """Bugs whose text does not stand exactly once in its file, or that nobody asks."""
+    return [
+        bug["name"]
+        for bug in bugs
+        if (REPOSITORY / bug["file"]).read_text().count(bug["old"]) != 1
+        or not all((REPOSITORY / test.split("::")[0]).exists() for test in bug["tests"])
+    ]
+
+
+def test_bugs_that_are_planted_can_be_planted():
+    assert stale(PLANTED) == []
+
+
+@pytest.mark.parametrize("change", [{"old": "no such text"}, {"tests": ["no/file.py"]}])
+def test_bug_that_cannot_be_planted_is_named(change):
+    assert stale([PLANTED[0] | change]) == [PLANTED[0]["name"]]
