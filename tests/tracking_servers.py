@@ -90,7 +90,7 @@ def zenml_server(folder: Path, *, database: str | None = None) -> Iterator[str]:
         folder: for its files and log.
         database: URL; a file of its own by default.
     """
-    port = _free_port()
+    port = free_port()
     values = {
         **_without_zenml(),
         "ZENML_SERVER": "true",
@@ -113,7 +113,7 @@ def zenml_server(folder: Path, *, database: str | None = None) -> Iterator[str]:
 
 @contextmanager
 def _mlflow_server(folder: Path, database: str) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     values = {
         **os.environ,
         "MLFLOW_BACKEND_STORE_URI": database,
@@ -160,7 +160,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise RuntimeError(f"a server did not start:\n{log.read_text()[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

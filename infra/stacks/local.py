@@ -119,3 +119,12 @@ def _dismiss_survey(client: "Client") -> None:
             user_metadata={"finished_onboarding_survey": True},
         ),
     )
+
+
+def set_password(password: str) -> None:
+    """Give the project's own ZenML account another password."""
+    from zenml.client import Client  # noqa: PLC0415 - must follow `isolate`
+    from zenml.models import UserUpdate  # noqa: PLC0415
+
+    client = Client()
+    client.zen_store.update_user(client.active_user.id, UserUpdate(password=password))
