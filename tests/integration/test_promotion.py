@@ -43,11 +43,11 @@ def decide(monkeypatch):
         policy = GatePolicy.model_validate(yaml.safe_load(TINY.read_text())["gate"])
         fakes = {
             "get_version": lambda *_: SimpleNamespace(tags=tags),
-            "champion": lambda *_: now,
             "read_file": lambda *_: policy.model_dump_json(),
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(_deciding._tracking, name, fake)
+        monkeypatch.setattr(_deciding._champions, "champion", lambda *_: now)
         made = decision(again)
         monkeypatch.setattr(
             _deciding, "decide_on", lambda *_, policy: (made, policy.name)
