@@ -22,10 +22,9 @@ from dptune.detection.recognizer import (
     Recognizer,
     SpanFilter,
     Tier,
-    code_digest,
     fingerprint_of,
 )
-from dptune.detection.union import unite_kept
+from dptune.detection.union import union_fingerprint, unite_kept
 from dptune.errors import ConfigError, DetectionError
 from dptune.results import DetectionReport
 from dptune.text import Span
@@ -82,7 +81,7 @@ class DetectionEngine:
         parts = [f"{r.name}:{r.fingerprint}" for r in self._recognizers]
         if self.span_filter is not None:
             parts.append(f"filter:{self.span_filter.fingerprint}")
-        return fingerprint_of((code_digest("union"), self.tier, *sorted(parts)))
+        return fingerprint_of((union_fingerprint(), self.tier, *sorted(parts)))
 
     def detect(self, texts: Sequence[str]) -> list[tuple[Span, ...]]:
         """Find the sensitive spans of each text.

@@ -64,6 +64,9 @@ STRUCTURED_TYPES = frozenset(
         "AGE",
         "DEVICE_ID",
         "VEHICLE_ID",
+        "OCCUPATION",
+        "MARITAL_STATUS",
+        "AMOUNT",
     ]
 )
 """Personal data with a form of its own. It counts in every tier."""

@@ -1,12 +1,16 @@
 """Union of spans that loses no coverage, and their exact map to token labels."""
 
+import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from dptune.detection.recognizer import SpanFilter
+from dptune.detection.labels import LABELS, without_labels
+from dptune.detection.recognizer import SpanFilter, code_digest, fingerprint_of
 from dptune.errors import DetectionError
 from dptune.text import Span
 
@@ -14,26 +18,50 @@ _LONGEST_GAP = 4
 _OF_ADDRESS = frozenset(["ADDRESS", "GPE", "LOC", "FAC", "ZIP", "UNKNOWN"])
 _MAYBE_OF_ADDRESS = frozenset(["PERSON", "ORG", "ENTITY", "ID", "LICENSE"])
 _IS_SURE = 0.7
+_NAMES = frozenset(["PERSON", "ENTITY", "UNKNOWN"])
+_PARTICLE = re.compile(
+    r"(?i:(?<![\w-])(?:van|von|vom|zu|zur|ter|ten|tot|de|del|della|dello|der|den|di|da"
+    r"|das|dos|du|des|la|las|los|le|el|al|bin|ibn|bint|abu|af|av|ben|san|santa|st"
+    r"|['’]t)"
+    r"[ \t\u00a0]{1,2}){1,3}$"
+)
+_LONGEST_PARTICLES = 24
+# Letters that need no blank between two words: Thai to Lao, Burmese, Khmer, Han, kana.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff]"
+)
+_MARKS = frozenset(["Mn", "Mc", "Me", "Cf"])
+
+
+def union_fingerprint() -> str:
+    """Return a digest that changes whenever the same marks may unite otherwise."""
+    return fingerprint_of((code_digest("union", "labels"), LABELS))
 
 
 def unite_kept(
     found: Iterable[Iterable[Span]], text: str, span_filter: SpanFilter | None
 ) -> tuple[Span, ...]:
-    """Unite what several recognizers found in a text, less what a filter takes back."""
-    spans = [span for per_recognizer in found for span in per_recognizer]
+    """Unite what recognizers found, less labels and what a filter takes back."""
+    spans: Sequence[Span] = list(without_labels(chain.from_iterable(found), text))
     return unite(spans if span_filter is None else span_filter.keep(spans, text), text)
 
 
 def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
-    """Make spans disjoint and sorted; every covered code point stays covered.
+    """Make spans disjoint, sorted and whole; every covered code point stays covered.
 
     Where spans overlap, the one with more confidence, then the longer, keeps its range;
     the others keep what is left of them. What is left without any letter or digit joins
     its neighbor.
 
-    What is added holds no letter or digit: the blanks and commas between the lines of
-    an address, which becomes one span, and the blank between a date and its time.
-    Whether a secret holds a comma is part of the secret.
+    No run of letters and digits is covered by half: what is left of one is a part of
+    the secret, `1962` of `Linda1962`. Combining marks and characters without width
+    belong to the run around them. Where a script writes no blanks between words, a run
+    is one letter with its marks. The particles of a name (`van`, `de la`) are its part.
+
+    What is added besides holds no letter or digit: the blanks and commas between the
+    lines of an address, which becomes one span, and the blank between a date and its
+    time. Whether a secret holds a comma is part of the secret.
 
     >>> street = Span(start=0, end=9, entity_type="ADDRESS")
     >>> town = Span(start=11, end=17, entity_type="GPE")
@@ -58,7 +86,56 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
         reach = max(reach, span.end)
     if cluster:
         united += _resolve(cluster, reach, text)
-    return tuple(_join_parts(united, text))
+    return tuple(_join_parts(list(_whole(united, text)), text))
+
+
+def _whole(spans: Sequence[Span], text: str) -> Iterator[Span]:
+    """Extend spans over the rest of the runs that they cut, and names over particles.
+
+    Each gap between spans is walked at most twice, however long the runs are.
+    """
+    last = 0
+    for number, span in enumerate(spans):
+        limit = spans[number + 1].start if number + 1 < len(spans) else len(text)
+        start, end = span.start, span.end
+        while start > last and _goes_on(text, start):
+            start -= 1
+        if span.entity_type in _NAMES:
+            start = _before_particles(text, start, last)
+        while end < limit and _goes_on(text, end):
+            end += 1
+        last = end
+        yield (
+            span
+            if (start, end) == (span.start, span.end)
+            else replace(span, start=start, end=end)
+        )
+
+
+def _goes_on(text: str, position: int) -> bool:
+    """Tell whether the characters on both sides of a position are of one run."""
+    before, after = text[position - 1], text[position]
+    if before.isascii() and after.isascii():
+        return before.isalnum() and after.isalnum()
+    if not (_is_inner(before) and _is_inner(after)):
+        return False
+    if unicodedata.category(after) in _MARKS:
+        return True
+    return not (_UNSPACED.match(before) or _UNSPACED.match(after))
+
+
+def _is_inner(mark: str) -> bool:
+    """Tell whether a character may stand within a run of letters and digits."""
+    return mark.isalnum() or unicodedata.category(mark) in _MARKS
+
+
+def _before_particles(text: str, start: int, last: int) -> int:
+    """Return where the particles before a name start, else where the name does."""
+    low = max(last, start - _LONGEST_PARTICLES)
+    if start - low < 3 or text[start - 1] not in " \t\u00a0":
+        return start
+    found = _PARTICLE.search(text, low, start)
+    return start if found is None else found.start()
 
 
 def _join_parts(spans: Sequence[Span], text: str) -> Iterator[Span]:

@@ -24,10 +24,9 @@ from dptune.detection.recognizer import (
     UNAVAILABLE,
     Recognizer,
     Tier,
-    code_digest,
     fingerprint_of,
 )
-from dptune.detection.union import unite
+from dptune.detection.union import union_fingerprint, unite
 from dptune.review.sample import Excerpt
 from dptune.text import Span
 
@@ -130,7 +129,7 @@ class CrossCheck:
             (
                 self.name,
                 asked.fingerprint,
-                code_digest("union"),
+                union_fingerprint(),
                 fingerprint_of((_ADDRESSES_A_MODEL.pattern, "1")),
             )
         )

@@ -1,23 +1,24 @@
 """Recognizer of personal data that has a form: regular expressions and checksums.
 
-Rules see one spelling of a text: full-width and mathematical letters, digits of any
-script, typographic dashes, dots and blanks become ASCII, and characters without width
-vanish, so that no rule has to know them.
+Rules see one spelling of a text (`plain`), and spans are those of the text as it is.
 """
 
 import re
-import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib import resources
 
+from dptune.detection.patterns.dates import DATE_RULES, TIME_RULES
+from dptune.detection.patterns.fields import field_values
+from dptune.detection.patterns.files import FILE_RULES
+from dptune.detection.patterns.hosts import HOST_RULES
 from dptune.detection.patterns.national_ids import CRYPTO_RULES, NATIONAL_RULES
-from dptune.detection.patterns.places_and_times import (
-    AMOUNT_RULES,
-    DATE_RULES,
-    PLACE_RULES,
-    TIME_RULES,
-)
+from dptune.detection.patterns.personal import PERSONAL_RULES
+from dptune.detection.patterns.places import AMOUNT_RULES, GEO_RULES, PLACE_RULES
+from dptune.detection.patterns.plain import apart, canonical
 from dptune.detection.patterns.rules import STRUCTURED_RULES, Rule
+from dptune.detection.patterns.spoken import SPOKEN_RULES
 from dptune.detection.patterns.validators import is_isbn
 from dptune.detection.recognizer import (
     Tier,
@@ -27,82 +28,49 @@ from dptune.detection.recognizer import (
 )
 from dptune.text import Span
 
-_NO_WIDTH = re.compile(
-    "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff]"
-)
-_SIGNS = dict.fromkeys("\u2028\u2029\u0085", "\n") | dict.fromkeys(
-    "\u00b7\u2024\u2027\u3002\u30fb\uff0e\uff61\uff65", "."
-)
-_KEPT = frozenset("£€¥₹°‘’“”«»…•")
-
-
-class _Table(dict[int, str]):
-    """Maps one code point to one character, computed once for each."""
-
-    def __missing__(self, code: int) -> str:
-        """Compute and keep the plain form of a code point."""
-        self[code] = plain = _plain(chr(code))
-        return plain
-
-
-def _plain(character: str) -> str:
-    """Return the ASCII character that one character stands for, else itself."""
-    if character.isascii() or character in _KEPT:
-        return character
-    kind = unicodedata.category(character)
-    if kind == "Nd":
-        return str(unicodedata.decimal(character))
-    if kind == "Pd" or character == "\u2212":
-        return "-"
-    if kind == "Zs":
-        return " "
-    if character in _SIGNS:
-        return _SIGNS[character]
-    form = unicodedata.normalize("NFKC", character)
-    return form if len(form) == 1 and form.isascii() and kind != "No" else character
-
-
-_TABLE = _Table()
-
-
-def canonical(text: str) -> tuple[str, list[int] | None]:
-    """Return a text in plain characters, and where each came from.
-
-    Args:
-        text: any text.
-
-    Returns:
-        the plain text, and for each of its positions, and one past the last, the
-        position in `text`; None where positions are the same.
-    """
-    if text.isascii():
-        return text, None
-    plain = text.translate(_TABLE)
-    if _NO_WIDTH.search(plain) is None:
-        return plain, None
-    kept = [i for i, character in enumerate(plain) if not _NO_WIDTH.match(character)]
-    return "".join(plain[i] for i in kept), [*kept, len(text)]
-
-
 _MODULES = (
     "patterns/__init__",
-    "patterns/rules",
-    "patterns/validators",
-    "patterns/national_ids",
-    "patterns/places_and_times",
+    *(
+        f"patterns/{name}"
+        for name in (
+            "plain",
+            "rules",
+            "validators",
+            "national_ids",
+            "places",
+            "dates",
+            "files",
+            "personal",
+            "spoken",
+            "hosts",
+            "fields",
+            "field_kinds",
+            "tables",
+            "chats",
+        )
+    ),
     "../identifiers",
 )
 _ALL_RULES: tuple[Rule, ...] = (
     *STRUCTURED_RULES,
     *NATIONAL_RULES,
     *CRYPTO_RULES,
+    *FILE_RULES,
+    *PERSONAL_RULES,
+    *GEO_RULES,
+    *SPOKEN_RULES,
+    *HOST_RULES,
     *PLACE_RULES,
     *DATE_RULES,
     *TIME_RULES,
     *AMOUNT_RULES,
 )
+_ALL_ANCHORS = frozenset[str]().union(*(rule.anchors for rule in _ALL_RULES))
+_WORDS = re.compile(r"[^\W\d_]+")
+_TABLES = ("national_numbers", "vocabulary", "field_names")
 _DIGITS = re.compile(r"\d+")
 _NO_END = 1 << 62
+_OF_FIELD = 0.9
 _EDGE = " \t\r\n,;:.!?"
 
 # Numbers that look like identifiers and are none: ISO 2108 book numbers, software
@@ -126,7 +94,8 @@ _PUBLIC_NUMBER = re.compile(
     r"(?:released?|update|build|beta|final)\b)"
     rf"|(?:[$£€¥₹₩₽]|\b(?:{_CURRENCY}|rs|price|costs?)\b[:.]?)\s?{_AMOUNT}\d(?!\w)"
     rf"|(?<![\w.,-]){_AMOUNT}\s?"
-    rf"(?:[€£¥₹₩₽]|(?:{_CURRENCY}|dollars?|euros?|pounds?|bucks|cents?|yen|rupees|kr)\b))"
+    rf"(?:[€£¥₹₩₽]|(?:{_CURRENCY}|dollars?|euros?|pounds?|bucks|cents?|yen|rupees"
+    rf"|kr)\b))"
     r"|(?P<isbn>(?<![\w.-])97[89](?:[ -]?\d){10}(?![\w-])"
     r"|(?<![\w.-])\d(?:[ -]?\d){8}[ -]?x\b)"
     r"|(?<![\w.])\d{1,2}\.\d{1,2}\.\d{1,5}(?:-[a-z]{1,8}\.?\d{0,3})?(?!\w|\.\d)"
@@ -140,6 +109,15 @@ _MAY_BE_PUBLIC = frozenset(
 )
 
 
+@lru_cache(maxsize=1)
+def _tables() -> str:
+    """Digest the tables that rules are made of."""
+    folder = resources.files("dptune.detection.patterns")
+    return fingerprint_of(
+        folder.joinpath(f"{name}.json").read_text("utf8") for name in _TABLES
+    )
+
+
 class PatternRecognizer:
     """Finds structured personal data, dates and amounts of one tier.
 
@@ -151,8 +129,11 @@ class PatternRecognizer:
 
     def __init__(self, *, tier: Tier) -> None:
         kept = entity_types(tier)
+        self._kept = kept
         self._rules = tuple(rule for rule in _ALL_RULES if rule.entity_type in kept)
-        self.fingerprint = fingerprint_of((self.name, tier, code_digest(*_MODULES)))
+        self.fingerprint = fingerprint_of(
+            (self.name, tier, code_digest(*_MODULES), _tables())
+        )
 
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return the spans of each text; spans of different rules may overlap."""
@@ -160,11 +141,17 @@ class PatternRecognizer:
 
     def _spans(self, text: str) -> Iterator[Span]:
         text, origin = canonical(text)
+        text = apart(text)
+        for start, end, entity_type in field_values(text):
+            if entity_type in self._kept and (
+                trimmed := _without_edges(text, start, end)
+            ):
+                yield self._span(trimmed, origin, entity_type, _OF_FIELD)
         lowered = lower_in_place(text)
-        places = _Places(text)
+        places = _Places(text, lowered)
         public: list[tuple[int, int, bool]] | None = None
         for rule in self._rules:
-            if rule.needs_digit and places.most_digits < rule.min_digits:
+            if not places.may_hold(rule):
                 continue
             if rule.needs and not any(word in lowered for word in rule.needs):
                 continue
@@ -173,37 +160,68 @@ class PatternRecognizer:
                     public = _public_numbers(lowered) if public is None else public
                     if _is_public(rule.entity_type, start, end, public):
                         continue
-                yield Span(
-                    start=start if origin is None else origin[start],
-                    end=end if origin is None else origin[end - 1] + 1,
-                    entity_type=rule.entity_type,
-                    recognizer=self.name,
-                    confidence=rule.confidence,
+                yield self._span(
+                    (start, end), origin, rule.entity_type, rule.confidence
                 )
+
+    def _span(
+        self,
+        place: tuple[int, int],
+        origin: list[int] | None,
+        entity_type: str,
+        confidence: float,
+    ) -> Span:
+        """Make a span of the text as it is."""
+        start, end = place
+        return Span(
+            start=start if origin is None else origin[start],
+            end=end if origin is None else origin[end - 1] + 1,
+            entity_type=entity_type,
+            recognizer=self.name,
+            confidence=confidence,
+        )
 
 
 class _Places:
-    """Where the digits of a text are, and the neighborhoods of each reach."""
+    """Where digits and anchors of a text are, and the neighborhoods of each reach."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, lowered: str) -> None:
         self.length = len(text)
         self.digits = [match.span() for match in _DIGITS.finditer(text)]
         self.most_digits = _most_digits(text, self.digits)
-        self._windows: dict[int, list[tuple[int, int]]] = {}
+        self._windows: dict[object, list[tuple[int, int]]] = {}
         self._text = text
+        self._anchors = [
+            (match.group(), match.span())
+            for match in _WORDS.finditer(lowered)
+            if match.group() in _ALL_ANCHORS
+        ]
+        self._words = {word for word, _ in self._anchors}
+
+    def may_hold(self, rule: Rule) -> bool:
+        """Tell whether digits and anchors that a rule needs are there."""
+        if rule.needs_digit and self.most_digits < rule.min_digits:
+            return False
+        return not rule.anchors or not self._words.isdisjoint(rule.anchors)
 
     def windows(self, rule: Rule) -> list[tuple[int, int]]:
         """Return the ranges that a rule must search."""
-        if not rule.needs_digit or self.length < 2 * rule.reach:
+        if self.length < 2 * rule.reach or not (rule.needs_digit or rule.anchors):
             return [(0, self.length)]
-        if rule.reach not in self._windows:
-            self._windows[rule.reach] = list(self._around(rule.reach))
-        return self._windows[rule.reach]
+        key = (rule.anchors, rule.reach)
+        if key not in self._windows:
+            spans = self.digits
+            if rule.anchors:
+                spans = [span for word, span in self._anchors if word in rule.anchors]
+            self._windows[key] = list(self._around(spans, rule.reach))
+        return self._windows[key]
 
-    def _around(self, reach: int) -> Iterator[tuple[int, int]]:
+    def _around(
+        self, spans: Sequence[tuple[int, int]], reach: int
+    ) -> Iterator[tuple[int, int]]:
         """Join neighborhoods that meet; cut at blanks, so that no word is halved."""
         first = last = -1
-        for start, end in self.digits:
+        for start, end in spans:
             if first >= 0 and start - last > 2 * reach:
                 yield self._at_blanks(first - reach, last + reach)
                 first = -1
@@ -277,8 +295,14 @@ def _matches(rule: Rule, text: str, places: _Places) -> Iterator[tuple[int, int]
 def _trimmed(match: re.Match[str], text: str) -> tuple[int, int] | None:
     """Return the range of a match or of its value, without blanks and stops around."""
     start, end = match.span()
-    if "value" in match.re.groupindex and match["value"] is not None:
-        start, end = match.span("value")
+    for name in match.re.groupindex:
+        if name.startswith("value") and match[name] is not None:
+            start, end = match.span(name)
+    return _without_edges(text, start, end)
+
+
+def _without_edges(text: str, start: int, end: int) -> tuple[int, int] | None:
+    """Return a range without blanks and stops around it."""
     while end > start and text[end - 1] in _EDGE:
         end -= 1
     while start < end and text[start] in _EDGE:

@@ -5,15 +5,19 @@ has them too, is under the LGPL.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Callable
 from functools import partial
+from importlib import resources
+from typing import Any
 
 from dptune.detection.patterns.rules import Rule
 from dptune.detection.patterns.validators import Range, Refiner, digits_of
 from dptune.identifiers import is_luhn_valid
 
 _LAW = "GDPR art. 87; "
+_FEWEST_DIGITS = 4
 
 
 def _weighted(digits: str, weights: tuple[int, ...]) -> int:
@@ -160,7 +164,7 @@ def _refine_crypto(text: str, start: int, end: int) -> Range | None:
     return (start, end) if is_hex or is_valid else None
 
 
-NATIONAL_RULES = (
+_NATIONAL_RULES = (
     Rule(
         entity_type="NATIONAL_ID",
         pattern=re.compile(
@@ -260,20 +264,77 @@ NATIONAL_RULES = (
         refine=_if_valid(is_bsn_valid),
         needs=("bsn", "burgerservice"),
     ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(
-            r"\b(?:tax(?:payer)?(?: id(?:entification)?)?|tin|ein|itin|vat|steuer-?id"
-            r"|nino|national (?:id|insurance|identity)|id card|aadhaar|curp|rut|cnic)\b"
-            r"(?: (?:number|no\.?|nr\.?))?(?: is| was)?[:=#\s]{1,4}"
-            r"(?P<value>(?=[\w./-]{0,20}\d)[a-z0-9][\w./-]{5,20})(?!\w)"
-        ),
-        citation=_LAW + "45 CFR 164.514(b)(2)(i)(R)",
-        confidence=0.9,
-        needs=("tax", "tin", "ein", "vat", "id", "nino", "national", "curp", "rut"),
-        needs_digit=True,
-    ),
 )
+
+
+def _has_weights(checks: tuple[dict[str, Any], ...], compact: str) -> bool:
+    """Check a number of which the weighted sums leave the right rest; X is ten."""
+    values = [10 if mark in "xX" else int(mark) for mark in compact]
+    return any(
+        len(values) == len(check["weights"][-1])
+        and all(
+            sum(v * w for v, w in zip(values, weights, strict=False)) % check["modulus"]
+            == check["remainder"]
+            for weights in check["weights"]
+        )
+        for check in checks
+    )
+
+
+def _rules_of_table() -> tuple[Rule, ...]:
+    """Make rules of the numbers of other countries: by label, by form, by checksum."""
+    source = resources.files("dptune.detection.patterns") / "national_numbers.json"
+    table = json.loads(source.read_text("utf8"))
+    checked = tuple(table["checked"].values())
+    forms = "|".join(check["form"] for check in checked)
+    return (
+        Rule(
+            entity_type="NATIONAL_ID",
+            pattern=re.compile(
+                rf"\b(?:{'|'.join(table['labels'])})(?![\w-])(?:\s?(?:card|id|numbers?"
+                rf"|nos?\.?"
+                r"|nr\.?|#|code))?(?:\s(?:is|was))?[:=#\s\"'(.]{1,5}(?P<value>"
+                r"(?:[a-z]{1,6}[ -]?)?\d[\da-z]{0,17}"
+                r"(?:[ ./+-]{1,2}(?=[\da-z]{0,5}\d)[\da-z]{1,12}){0,6}(?: ?\([\da-z]\)"
+                r")?"
+                r"(?:[ -][a-z]\b)?)(?<=\d[^a-z]|.\d|\d[a-z])"
+            ),
+            citation=_LAW + table["sources"],
+            confidence=0.9,
+            refine=_refine_labelled,
+            needs_digit=True,
+            min_digits=4,
+        ),
+        Rule(
+            entity_type="NATIONAL_ID",
+            pattern=re.compile(
+                rf"(?<![\w.,$£€¥/+-])(?:{'|'.join(table['forms'].values())})(?![\w/]"
+                rf"|[.-]\d)"
+            ),
+            citation=_LAW + table["sources"],
+            confidence=0.93,
+            needs_digit=True,
+            min_digits=6,
+        ),
+        Rule(
+            entity_type="NATIONAL_ID",
+            pattern=re.compile(rf"(?<![\w.+-])(?:{forms})(?![\w-]| \d)"),
+            citation=_LAW + table["sources"],
+            confidence=0.97,
+            refine=_if_valid(partial(_has_weights, checked), _without_signs),
+            needs_digit=True,
+            min_digits=9,
+        ),
+    )
+
+
+def _refine_labelled(text: str, start: int, end: int) -> Range | None:
+    """Keep what has digits enough for a number of a person."""
+    return (start, end) if len(digits_of(text[start:end])) >= _FEWEST_DIGITS else None
+
+
+NATIONAL_RULES = (*_NATIONAL_RULES, *_rules_of_table())
+
 
 CRYPTO_RULES = (
     Rule(

@@ -28,8 +28,10 @@ class Rule:
         needs_digit: every match holds a digit.
         min_digits: digits that one number must hold, with at most five signs between
             any two, for the rule to be tried.
+        anchors: every match holds one of these words, which the rule is tried around.
         reach: characters that a match may have before its first and after its last
-            digit; only such neighborhoods are searched where `needs_digit` is set.
+            digit or anchor; only such neighborhoods are searched where `needs_digit`
+            is set or `anchors` are.
     """
 
     entity_type: str
@@ -42,15 +44,16 @@ class Rule:
     gate: re.Pattern[str] | None = None
     needs_digit: bool = False
     min_digits: int = 1
+    anchors: frozenset[str] = frozenset()
     reach: int = 80
 
 
 _TLD = (
-    "com|org|net|edu|gov|mil|int|io|co|info|biz|name|ai|app|dev|me|tv|xyz|online|site"
-    "|shop|store|uk|de|fr|ru|cn|nl|eu|us|ca|au|ch|at|be|br|cy|cz|dk|es|fi|gr|hu|ie|il"
-    "|in|is|it|jp|kr|mx|no|nz|pl|pt|ro|se|sg|si|sk|tr|ua|uy|za"
+    "com|org|net|edu|gov|mil|int|io|co|info|biz|name|ai|app|dev|me|tv|xyz|online|site|"
+    "shop|store|uk|de|fr|ru|cn|nl|eu|us|ca|au|ch|at|be|br|cy|cz|dk|es|fi|gr|hu|ie|il|i"
+    "n|is|it|jp|kr|mx|no|nz|pl|pt|ro|se|sg|si|sk|tr|ua|uy|za"
 )
-_SIGN = re.compile(r"[\w.+%'&-]\s{0,2}@\s{0,2}[\w\[]")
+_SIGN = re.compile(r"[\w.+%'&]\s{0,2}@\s{0,2}[\w\[]")
 _HOST = r"(?:[\w-]{1,63}\.){1,6}"
 
 NETWORK_RULES = (
@@ -68,7 +71,8 @@ NETWORK_RULES = (
     Rule(
         entity_type="EMAIL",
         pattern=re.compile(
-            r"[\w+-]{1,64}(?:(?:\.|\s?[(\[{]dot[)\]}]\s?|\sdot\s)[\w+-]{1,64}){0,3}"
+            r"[\w+-]{1,64}(?:(?:\.|\s?[(\[{](?:dot|underscore)[)\]}]\s?"
+            r"|\s(?:dot|underscore|dash|hyphen|minus|plus)\s)[\w+-]{1,64}){0,3}"
             r"\s{0,2}(?:[(\[{<]\s?(?:at|@)\s?[)\]}>]|\bat\b)\s{0,2}[\w-]{1,63}"
             r"(?:(?:\s{0,2}[(\[{]\s?(?:dot|\.)\s?[)\]}]\s{0,2}|\sdot\s|\.)[\w-]{2,24})"
             r"{1,3}\b"
@@ -99,6 +103,7 @@ NETWORK_RULES = (
         citation="RFC 5321, 2.3.5, a mailbox on a host without a domain",
         confidence=0.8,
         needs=("@",),
+        gate=re.compile(r"\w@[a-z]"),
     ),
     Rule(
         entity_type="URL",
@@ -135,7 +140,8 @@ NETWORK_RULES = (
     Rule(
         entity_type="IP",
         pattern=re.compile(
-            r"(?<![\w:.])(?:[0-9a-f]{0,4}:){2,7}(?:[0-9a-f]{1,4}|(?:\d{1,3}\.){3}\d{1,3})?"
+            r"(?<![\w:.])(?:[0-9a-f]{0,4}:){2,7}(?:[0-9a-f]{1,4}"
+            r"|(?:\d{1,3}\.){3}\d{1,3})?"
             r"(?:%\w{1,15})?(?:/\d{1,3})?(?![\w:])"
         ),
         citation="RFC 4291, 2.2; GDPR recital 30",
@@ -167,8 +173,10 @@ NETWORK_RULES = (
             r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{35}\b"
             r"|\b(?:sk|pk|rk|gh[opsur]|github_pat|xox[abprs]|hf|glpat|npm|pypi|dop_v1)"
             r"[-_][\w-]{16,255}|\beyJ[\w-]{10,2000}\.[\w-]{10,2000}\.[\w-]{0,500}"
-            r"|\b[0-9a-f]{32,128}\b|\bya29\.[\w-]{20,255}|\bSG\.[\w-]{16,64}\.[\w-]{16,64}"
-            r"|\bBearer [\w.~+/-]{16,2000}=?|://[^\s/:@]{1,64}:(?P<value>[^\s/@]{3,128})@"
+            r"|\b[0-9a-f]{32,128}\b|\bya29\.[\w-]{20,255}"
+            r"|\bSG\.[\w-]{16,64}\.[\w-]{16,64}"
+            r"|\bBearer [\w.~+/-]{16,2000}=?|://[^\s/:@]{1,64}:(?P<value>[^\s/@]{3,128"
+            r"})@"
             r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]{0,20000}"
             r"(?:-----END[^-]{0,40}-----)?"
         ),
@@ -205,16 +213,19 @@ NETWORK_RULES = (
         ),
         citation="GDPR recital 30, online identifiers",
         confidence=0.9,
+        refine=v.refine_labelled_username,
         needs=("user", "login", "name", "handle"),
     ),
     Rule(
         entity_type="USERNAME",
         pattern=re.compile(
-            r"(?<![\w@.+-])(?![a-z]{3,}(?:19|20)\d\d\b)[a-z](?:[a-z]|[._](?=[a-z])){1,40}"
+            r"(?<![\w@.+-])(?![a-z]{3,}(?:19|20)\d\d\b)[a-z](?:[a-z]"
+            r"|[._](?=[a-z])){1,40}"
             r"\d{2,8}(?![\w@])"
         ),
         citation="GDPR recital 30, online identifiers",
         confidence=0.65,
+        refine=v.refine_username,
         needs_digit=True,
         min_digits=2,
         gate=re.compile(r"\d(?<=[a-z]\d)\d"),
@@ -225,7 +236,8 @@ FINANCIAL_RULES = (
     Rule(
         entity_type="IBAN",
         pattern=re.compile(
-            rf"\b(?=[a-z]{{2}}\s?\d\d)(?:{v.IBAN_COUNTRIES})\s?\d{{2}}(?:[\s./_-]{{0,3}}[a-z0-9]){{11,30}}"
+            rf"\b(?=[a-z]{{2}}\s?\d\d)(?:{v.IBAN_COUNTRIES})\s?\d{{2}}(?:[\s./_-]{{0,"
+            rf"3}}[a-z0-9]){{11,30}}"
         ),
         citation="ISO 13616-1",
         confidence=1.0,
@@ -306,7 +318,8 @@ PHONE_RULES = (
     Rule(
         entity_type="PHONE",
         pattern=re.compile(
-            r"\b(?:phone|mobile|cell|tel|telephone|fax|desk|call|text|whatsapp|office)\b"
+            r"\b(?:phone|mobile|cell|tel|telephone|fax|desk|call|text|whatsapp"
+            r"|office)\b"
             r"[^\d\n]{0,20}(?P<value>\(?\+?\d[\d\s.()/-]{5,24}\d)(?!\w)"
         ),
         citation="ITU-T E.123, 2",
@@ -340,14 +353,14 @@ def _labelled(entity_type: str, labels: str, citation: str) -> Rule:
 IDENTIFIER_RULES = (
     _labelled(
         "ORDER_ID",
-        "order|invoice|ticket|case|tracking|confirmation|reference|ref|booking"
-        "|reservation|purchase|shipment|receipt|claim|incident",
+        "order|invoice|ticket|case|tracking|confirmation|reference|ref|booking|reserva"
+        "tion|purchase|shipment|receipt|claim|incident",
         "45 CFR 164.514(b)(2)(i)(R)",
     ),
     _labelled(
         "ACCOUNT_ID",
-        "account|acct|member|membership|customer|policy|client|subscriber|employee"
-        "|student|routing|loyalty",
+        "account|acct|member|membership|customer|policy|client|subscriber|employee|stu"
+        "dent|routing|loyalty",
         "45 CFR 164.514(b)(2)(i)(I), (J)",
     ),
     _labelled("MRN", "mrn|medical record|patient|chart", "45 CFR 164.514(b)(2)(i)(H)"),
@@ -426,15 +439,16 @@ IDENTIFIER_RULES = (
     Rule(
         entity_type="ID",
         pattern=re.compile(
-            r"(?<![\w@.-])(?=[a-z0-9-]{0,40}?\d)(?=[\d-]{0,40}?[a-z])"
-            r"[a-z0-9]{1,40}(?:-[a-z0-9]{1,20}){0,5}(?![\w@]|-\w)"
+            r"(?<![\w@.-])(?=[A-Za-z0-9-]{0,40}?\d)(?=[\d-]{0,40}?[A-Za-z])"
+            r"[A-Za-z0-9]{1,40}(?:-[A-Za-z0-9]{1,20}){0,5}(?![\w@]|-\w)"
         ),
         citation="45 CFR 164.514(b)(2)(i)(R)",
         confidence=0.6,
         refine=v.refine_mixed_code,
+        cased=True,
         needs_digit=True,
         min_digits=1,
-        gate=re.compile(r"\d(?:(?<=[a-z]\d)|(?<=[a-z]-\d)|(?=-?[a-z]))"),
+        gate=re.compile(r"\d(?:(?<=[A-Za-z]\d)|(?<=[A-Za-z]-\d)|(?=-?[A-Za-z]))"),
     ),
 )
 

@@ -6,15 +6,22 @@ the identifier in it, or None. Refiners are pure and never look outside
 """
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable
+from importlib import resources
 
+from dptune.detection.words import GIVEN_NAME, KNOWN, PERSONAL, reading_of
 from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
 
 Range = tuple[int, int]
 Refiner = Callable[[str, int, int], Range | None]
 
 IBAN_COUNTRIES = "|".join(sorted(IBAN_LENGTHS)).lower()
+VOCABULARY: dict[str, str] = json.loads(
+    (resources.files("dptune.detection.patterns") / "vocabulary.json").read_text("utf8")
+)
+PUBLIC_STEMS = frozenset(VOCABULARY["public_stems"].split())
 _DIGITS = re.compile(r"\d+")
 _ISBN_10 = re.compile(r"(?:\d{1,7}[ -]){3}[\dx]|\d{9}x", re.IGNORECASE)
 
@@ -218,8 +225,42 @@ def refine_mixed_code(text: str, start: int, end: int) -> Range | None:
         return None
     is_word = _NUMBER_WITH_UNIT.fullmatch(code) or _LETTERS_THEN_DIGITS.fullmatch(code)
     is_hyphenated_word = digits < 3 and "-" in code
-    is_version = digits == 1 and re.match(r"\.\d", text[end : end + 2])
-    return None if is_word or is_hyphenated_word or is_version else (start, end)
+    is_version = digits == 1 and (code.islower() or code.istitle())
+    is_public = is_word or is_hyphenated_word or is_version or is_public_code(code)
+    return None if is_public else (start, end)
+
+
+_POWERS = frozenset(["8", "16", "32", "64", "128", "256", "384", "512", "1024", "2048"])
+_STEM = re.compile(r"([a-z]+)-?(\d+)(?:[a-z]{0,3}|-\d{1,3})", re.IGNORECASE)
+
+
+def is_public_code(code: str) -> bool:
+    """Tell whether letters and digits name a standard, a format or a unit, as `sha256`.
+
+    A word of up to four letters with one or two digits (`area51`) is none of a person.
+    """
+    parts = _STEM.fullmatch(code)
+    if parts is None:
+        return False
+    stem, number = parts[1].lower(), parts[2]
+    is_standard = stem in PUBLIC_STEMS and len(number) <= 4
+    if is_standard or (number in _POWERS and code.islower()):
+        return not reading_of(stem) & GIVEN_NAME
+    is_short = len(stem) <= 4 and len(number) < 3
+    reading = reading_of(stem)
+    return is_short and bool(reading & KNOWN) and not reading & (GIVEN_NAME | PERSONAL)
+
+
+def refine_username(text: str, start: int, end: int) -> Range | None:
+    """Keep `cminh730`; standards and formats are no names."""
+    return None if is_public_code(text[start:end]) else (start, end)
+
+
+def refine_labelled_username(text: str, start: int, end: int) -> Range | None:
+    """Keep a name after `username:`; after `is` it must not be a plain word."""
+    is_told = re.search(r"[:=]\s{0,3}['\"]?$", text[max(0, start - 8) : start])
+    reading = reading_of(text[start:end].rstrip(".,"))
+    return (start, end) if is_told or not reading & KNOWN else None
 
 
 _WEAK_MIDDLE = re.compile(

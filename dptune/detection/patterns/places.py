@@ -1,4 +1,4 @@
-"""Rules for postal addresses, postal codes and ages; dates, times and amounts."""
+"""Rules for postal addresses, postal codes and coordinates; and amounts."""
 
 import re
 
@@ -43,14 +43,11 @@ _STREET_ENDS = tuple(
         )
     )
 )
-_STREET_FIRST_STEMS = tuple(
-    sorted(
-        word_set(
-            "rue rua rúa via calle ave av. avda piazz corso largo praça praca travessa "
-            "plaza paseo camino chemin allée allee quai cours impasse ulic ul strada "
-            "place boulevard estrada carrer λεωφ οδ"
-        )
-    )
+_STREET_FIRST_WORDS = word_set(
+    "rue rua rúa via viale calle avenida avenue av avda piazza piazzale corso largo "
+    "praça "
+    "praca travessa plaza paseo camino chemin allée allee quai cours impasse ulica ul "
+    "ulice strada place boulevard estrada carrer λεωφόρος λεωφορος οδός οδος"
 )
 _UNIT = (
     r"(?:,?\s{1,6}(?:apt|apartment|suite|ste|unit|floor|room|#)\b\.?\s{0,2}#?\w{1,8})?"
@@ -112,7 +109,8 @@ PLACE_RULES = (
     Rule(
         entity_type="ADDRESS",
         pattern=re.compile(
-            r"(?<![\w.,$£€¥:-])\d{1,6}(?:,?\s{1,2}(?:[^\W\d_][\w.'’-]{0,30}|\d{1,4}\b\.?))"
+            r"(?<![\w.,$£€¥:-])\d{1,6}(?:,?\s{1,2}(?:[^\W\d_][\w.'’-]{0,30}"
+            r"|\d{1,4}\b\.?))"
             r"{0,4}\s(?:[^\W\d_](?:[^\W_]|[.'’-]){3,30})\s\d{1,4}\b(?![.,:]\d|%)"
         ),
         citation="UPU S42, house number after the street; 45 CFR 164.514(b)(2)(i)(B)",
@@ -144,7 +142,7 @@ PLACE_RULES = (
         ),
         citation="UPU S42, kind of street before its name",
         confidence=0.85,
-        needs=_STREET_FIRST_STEMS,
+        anchors=_STREET_FIRST_WORDS,
         needs_digit=True,
         reach=160,
     ),
@@ -174,11 +172,13 @@ PLACE_RULES = (
     Rule(
         entity_type="ZIP",
         pattern=re.compile(
-            rf"\b(?=[a-z]{{2}},?\s{{1,4}}\d)(?:{_STATE}),?\s{{1,4}}(?P<value>\d{{5}}(?:-\d{{4}})?)(?!\w)"
+            rf"\b(?=[a-z]{{2}},?\s{{1,4}}\d)(?:{_STATE}),?\s{{1,4}}(?P<value>\d{{5}}(?"
+            rf":-\d{{4}})?)(?!\w)"
             r"|(?<![\w-])\d{5}-\d{4}(?![\w-])"
         ),
         citation="USPS Publication 28, 22; 45 CFR 164.514(b)(2)(i)(B)",
         confidence=0.9,
+        gate=re.compile(r"\d{5}"),
         needs_digit=True,
         reach=160,
     ),
@@ -214,140 +214,62 @@ PLACE_RULES = (
         cased=True,
         needs_digit=True,
     ),
+)
+
+
+_PAIR = re.compile(r"([+-]?\d{1,3}\.(\d+))\D+?([+-]?\d{1,3}\.(\d+))\W*$")
+
+
+def _refine_coordinates(text: str, start: int, end: int) -> v.Range | None:
+    """Refuse pairs of decimals that are no place on earth, or have no sign of one."""
+    value = text[start:end]
+    pair = _PAIR.fullmatch(value)
+    if pair is None:
+        return start, end
+    first, second = abs(float(pair[1])), abs(float(pair[3]))
+    is_place = first <= 90 and second <= 180 and max(first, second) >= 10
+    is_exact = min(len(pair[2]), len(pair[4])) >= 4
+    return (start, end) if is_place and is_exact else None
+
+
+GEO_RULES = (
     Rule(
-        entity_type="AGE",
+        entity_type="LOC",
         pattern=re.compile(
-            r"\b\d{1,3}[ -]?(?:years?|yrs?|months?)[ -](?:old|of age)\b"
-            r"|\b\d{1,3}\s?y/?o\b|\b(?:aged?|turn(?:s|ed|ing)?)(?:\s(?:is|of|just))?[:\s]{1,3}"
-            r"(?P<value>\d{1,3})\b"
+            r"(?<![\w.])[+-]?\d{1,3}\.\d{3,12}°?\s?[ns]?\s?(?:,|;|/"
+            r"|\s)\s{0,3}[+-]?\d{1,3}\.\d{3,12}°?(?:\s?[ew]\b)?(?![\w.])"
+            r"|(?<![\w.])\d{1,3}(?:\.\d{1,8})?\s?(?:°|º|deg(?:rees)?)\s?(?:\d{1,2}(?:"
+            r"\.\d{1,8})?\s?['’′]\s?(?:\d{1,2}(?:\.\d{1,6})?\s?(?:[\"”″]|''"
+            r"|’’)\s?)?)?[nsew]\b"
+            r"(?:[,;/\s]{1,3}\d{1,3}(?:\.\d{1,8})?\s?(?:°|º"
+            r"|deg(?:rees)?)\s?(?:\d{1,2}(?:\.\d{1,8})?\s?['’′]\s?(?:\d{1,2}(?:\.\d{1,"
+            r"6})?\s?(?:[\"”″]|''|’’)\s?)?)?[nsew]\b)?"
+            r"|(?<![\w.])[ns] ?\d{1,2}(?:\.\d{2,8}|° ?\d{1,2}(?:\.\d{1,6})?['’′]?)[,;/"
+            r"\s]{1,3}[ew] ?\d{1,3}(?:\.\d{2,8}|° ?\d{1,2}(?:\.\d{1,6})?['’′]?)"
+            r"|\b(?:lat(?:itude)?|lon(?:g(?:itude)?)?|lng)\b(?:\s(?:is|was"
+            r"|of))?[\"'\s:=]{1,5}(?P<value>[+-]?\d{1,3}\.\d{1,12})"
+            r"|\bgeo:(?P<value_uri>[+-]?\d{1,3}(?:\.\d{1,12})?,[+-]?\d{1,3}(?:\.\d{1,1"
+            r"2})?)"
+            r"|\b[2-9cfghjmpqrvwx]{4,8}\+[2-9cfghjmpqrvwx]{2,3}\b"
+            r"|\b\d{1,2}[c-x] ?(?:[a-z]{2} ?)?\d{4,6}(?:\.\d{1,3})? \d{4,7}(?:\.\d{1,3"
+            r"})?\b"
         ),
-        citation="45 CFR 164.514(b)(2)(i)(C)",
+        citation="45 CFR 164.514(b)(2)(i)(B); ISO 6709; RFC 5870; Open Location Code",
         confidence=0.9,
-        needs=("year", "yr", "month", "y/o", "yo", "age", "turn"),
+        refine=_refine_coordinates,
+        gate=re.compile(
+            r"\d[.°º]\d|\d ?(?:°|º|deg)|[2-9cfghjmpqrvwx]\+[2-9c]"
+            r"|\d ?[c-x] ?\d"
+        ),
         needs_digit=True,
+        min_digits=3,
     ),
     Rule(
-        entity_type="AGE",
-        pattern=re.compile(
-            r"\b(?:i'?m|i am|he is|she is|he's|she's|(?:i|he|she) was)\s"
-            r"(?P<value>\d{1,3})\b(?!\s?[%$]|\s(?:minutes|miles|dollars|in the|of))"
-        ),
-        citation="45 CFR 164.514(b)(2)(i)(C)",
-        confidence=0.8,
-        needs_digit=True,
-    ),
-)
-
-
-_MONTH = (
-    r"(?:january|february|march|april|may|june|july|august|september|october|november"
-    r"|december|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
-)
-_MONTH_STEMS = tuple(re.findall("[a-z]{3}", "janfebmaraprmayjunjulaugsepoctnovdec"))
-_DAY = r"(?:mon|tues|wednes|thurs|fri|satur|sun)days?"
-_COUNT = (
-    r"(?:\d{1,4}|an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
-    r"|fifteen|twenty|thirty|forty|fifty|sixty|ninety|several|few|many|couple(?: of)?"
-    r"|hundreds? of|half an?)"
-)
-_LONG = r"(?:days?|weeks?|months?|years?|yrs?|decades?|centur(?:y|ies)|weekends?)"
-_ORDINAL = r"(?:st|nd|rd|th)"
-_YEAR = r"(?:1[0-9]|20)\d\d"
-
-DATE_RULES = (
-    Rule(
-        entity_type="DATE",
-        pattern=re.compile(
-            r"(?<![\w.-])\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:(?=t\d)|(?![\w-]))"
-            r"|(?<![\w.-])\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d)(?![\w-]|\.\d)"
-            r"|(?<![\w./-])\d{1,2}/\d{1,2}(?![\w/])"
-        ),
-        citation="ISO 8601-1, 5.2; 45 CFR 164.514(b)(2)(i)(C)",
+        entity_type="LOC",
+        pattern=re.compile(r"///[a-z]{3,20}\.[a-z]{3,20}\.[a-z]{3,20}\b"),
+        citation="45 CFR 164.514(b)(2)(i)(B), three words",
         confidence=0.9,
-        needs_digit=True,
-    ),
-    Rule(
-        entity_type="DATE",
-        pattern=re.compile(
-            rf"\b(?:the )?\d{{1,2}}{_ORDINAL}?(?: of)?[ -]{_MONTH}\b\.?"
-            rf"(?:,?[ -](?:{_YEAR}|'\d\d))?"
-            rf"|\b{_MONTH}\b\.?,? ?(?:the )?\d{{1,2}}{_ORDINAL}?\b(?: ?- ?\d{{1,2}}\b)?"
-            rf"(?: ?, ?{_YEAR}\b| {_YEAR}\b)?"
-            rf"|\b{_MONTH}\b\.?,? (?:of )?{_YEAR}\b"
-            r"|\b(?:january|february|april|june|july|august|september|october|november"
-            r"|december|(?:in|on|of|by|since|until|last|next|this|early|late|mid) "
-            r"(?:march|may|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec))\b"
-        ),
-        citation="OntoNotes 5.0 DATE; 45 CFR 164.514(b)(2)(i)(C)",
-        confidence=0.85,
-        needs=_MONTH_STEMS,
-    ),
-    Rule(
-        entity_type="DATE",
-        pattern=re.compile(
-            rf"\b(?:(?:last|next|this|every|each|on) )?{_DAY}\b"
-            r"|\b(?:mon|tues?|wed|thurs?|fri|sat)\b\.?(?=,? (?:\d|the \d))"
-        ),
-        citation="OntoNotes 5.0 DATE",
-        confidence=0.85,
-        needs=("day", "mon", "tue", "wed", "thu", "fri", "sat"),
-    ),
-    Rule(
-        entity_type="DATE",
-        pattern=re.compile(
-            rf"(?<![\w.,$£€¥#-])(?:the )?(?:early |late |mid-?)?{_YEAR}(?:'?s)?"
-            rf"(?:\s?[-–/]\s?(?:{_YEAR}|\d\d))?(?![\w%]|[.,:]\d|-\d)|(?<!\w)'\d\ds?\b"
-        ),
-        citation="ISO 8601-1, 5.2.2.2; 45 CFR 164.514(b)(2)(i)(C)",
-        confidence=0.8,
-        needs_digit=True,
-    ),
-    Rule(
-        entity_type="DATE",
-        pattern=re.compile(
-            r"\b(?:today|yesterday|tomorrow)(?:'s)?\b|\bthe day (?:before|after)\b"
-            r"|\b(?:last|next|this|past|previous|following|coming) (?:few |couple )?"
-            r"(?:weeks?|weekend|months?|years?|spring|summer|autumn|fall|winter|quarter"
-            r"|decades?|century|semester|season)\b"
-        ),
-        citation="OntoNotes 5.0 DATE",
-        confidence=0.8,
-        needs=("day", "tomorrow", "last", "next", "this", "past", "ous", "ing"),
-    ),
-    Rule(
-        entity_type="DATE",
-        pattern=re.compile(
-            rf"\b{_COUNT}(?:(?:-| to | or |\s)\d{{1,4}})?[ -](?:business |calendar )?"
-            rf"{_LONG}\b(?:[ -](?:ago|old|later|earlier))?"
-        ),
-        citation="OntoNotes 5.0 DATE",
-        confidence=0.75,
-        needs=("day", "week", "month", "year", "yr", "decade", "centur"),
-    ),
-)
-
-TIME_RULES = (
-    Rule(
-        entity_type="TIME",
-        pattern=re.compile(
-            r"(?<![\w:.])\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:\s?[ap]\.?m\b\.?)?"
-            r"(?:\s?(?:utc|gmt|est|edt|cst|cdt|mst|mdt|pst|pdt|cet|cest)\b)?(?![\w:])"
-            r"|\b\d{1,2}\s?[ap]\.?m\b\.?|\b\d{1,2} ?o'?clock\b"
-        ),
-        citation="ISO 8601-1, 5.3",
-        confidence=0.9,
-        needs_digit=True,
-    ),
-    Rule(
-        entity_type="TIME",
-        pattern=re.compile(
-            r"\b(?:noon|midnight|tonight|last night|(?:this|tomorrow|yesterday) "
-            r"(?:morning|afternoon|evening|night))\b"
-            rf"|\b{_COUNT}(?:(?:-| to | or )\d{{1,4}})?[ -]"
-            r"(?:seconds?|secs?|minutes?|mins?|hours?|hrs?)\b"
-        ),
-        citation="OntoNotes 5.0 TIME",
-        confidence=0.8,
+        needs=("///",),
     ),
 )
 
@@ -377,7 +299,8 @@ AMOUNT_RULES = (
     Rule(
         entity_type="QUANTITY",
         pattern=re.compile(
-            r"(?<![\w.])\d[\d,]{0,20}(?:\.\d{1,6})?[\s-]?(?:km|kilomet(?:er|re)s?|miles?"
+            r"(?<![\w.])\d[\d,]{0,20}(?:\.\d{1,6})?[\s-]?(?:km|kilomet(?:er|re)s?"
+            r"|miles?"
             r"|mi|m|met(?:er|re)s?|cm|mm|feet|foot|ft|inch(?:es)?|yards?|kg|kilograms?"
             r"|grams?|mg|lbs?|pounds?|tons?|tonnes?|oz|ounces?|mph|km/h|acres?"
             r"|hectares?|(?:square|sq|cubic) (?:feet|ft|miles|met(?:er|re)s|km|yards)"
@@ -390,7 +313,7 @@ AMOUNT_RULES = (
     Rule(
         entity_type="ORDINAL",
         pattern=re.compile(
-            rf"\b\d{{1,9}}{_ORDINAL}\b|\b(?:first|second|third|fourth|fifth|sixth"
+            r"\b\d{1,9}(?:st|nd|rd|th)\b|\b(?:first|second|third|fourth|fifth|sixth"
             r"|seventh|eighth|ninth|tenth|twentieth)\b"
         ),
         citation="OntoNotes 5.0 ORDINAL",

@@ -1,0 +1,126 @@
+"""One spelling of a text, so that no rule has to know the others.
+
+Full-width and mathematical letters, digits of any script, typographic dashes, dots and
+blanks become ASCII; characters without width and combining marks vanish; digits in
+disguise (circled, raised, Chinese numerals) become digits where several stand together.
+"""
+
+import re
+import unicodedata
+
+_NO_WIDTH = re.compile(
+    "[\u00ad\u0300-\u036f\u061c\u115f\u1160\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u2064\u2066-\u206f\u20d0-\u20f0\u3164\ufe00-\ufe0f\ufe20-\ufe2f\ufeff"
+    "\uffa0\U000e0000-\U000e007f\U000e0100-\U000e01ef]"
+)
+_SIGNS = dict.fromkeys("\u2028\u2029\u0085", "\n") | dict.fromkeys(
+    "\u00b7\u2024\u2027\u3002\u30fb\uff0e\uff61\uff65", "."
+)
+_KEPT = frozenset("£€¥₹°‘’“”«»…•")
+_CHINESE_DIGITS = dict(
+    zip("〇零一二三四五六七八九壹贰叁肆伍陆柒捌玖", "00123456789123456789", strict=True)
+)
+# scripts that write words without blanks between them
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
+_UNPARTED = f"[{_UNSPACED}\uac00-\ud7a3]"
+_BEFORE_NUMBER = re.compile(
+    rf"{_UNPARTED}(?=[0-9A-Za-z+(])|(?<=[0-9A-Za-z]){_UNPARTED}"
+)
+_FEWEST_IN_DISGUISE = 5
+
+
+class _Table(dict[int, str]):
+    """Maps one code point to one character, computed once for each."""
+
+    def __missing__(self, code: int) -> str:
+        """Compute and keep the plain form of a code point."""
+        self[code] = plain = _plain(chr(code))
+        return plain
+
+
+def _plain(character: str) -> str:
+    """Return the ASCII character that one character stands for, else itself."""
+    if character.isascii() or character in _KEPT:
+        return character
+    kind = unicodedata.category(character)
+    if kind == "Nd":
+        return str(unicodedata.decimal(character))
+    if kind == "Pd" or character == "\u2212":
+        return "-"
+    if kind == "Zs" or character == "\u2800":
+        return " "
+    if character in _SIGNS:
+        return _SIGNS[character]
+    form = unicodedata.normalize("NFKC", character)
+    return form if len(form) == 1 and form.isascii() and kind != "No" else character
+
+
+def _disguised() -> dict[str, str]:
+    """Return every character that is a digit by its looks, and the digit.
+
+    What stands for ten or more becomes 0: a rule needs a digit, not its value.
+    """
+    digits = dict(_CHINESE_DIGITS)
+    for code in (
+        *(0xB2, 0xB3, 0xB9),
+        *range(0x2070, 0x208A),
+        *range(0x2460, 0x249C),
+        *range(0x24EA, 0x2500),
+        *range(0x2776, 0x2794),
+        *range(0x1F100, 0x1F10D),
+    ):
+        value = unicodedata.numeric(chr(code), -1)
+        if value >= 0:
+            digits[chr(code)] = str(int(value)) if value < 10 else "0"
+    return digits
+
+
+_DISGUISED = _disguised()
+_IN_DISGUISE = "".join(_DISGUISED)
+_MASKERADE = re.compile(
+    rf"(?:[{_IN_DISGUISE}0-9][ .()/+-]{{0,2}}){{{_FEWEST_IN_DISGUISE},60}}"
+)
+_HAS_DISGUISE = re.compile(f"[{_IN_DISGUISE}]")
+_TABLE = _Table()
+
+
+def canonical(text: str) -> tuple[str, list[int] | None]:
+    """Return a text in plain characters, and where each came from.
+
+    Args:
+        text: any text.
+
+    Returns:
+        the plain text, and for each of its positions, and one past the last, the
+        position in `text`; None where positions are the same.
+    """
+    if text.isascii():
+        return text, None
+    plain = text.translate(_TABLE)
+    origin: list[int] | None = None
+    if _NO_WIDTH.search(plain) is not None:
+        kept = [i for i, mark in enumerate(plain) if not _NO_WIDTH.match(mark)]
+        plain, origin = "".join(plain[i] for i in kept), [*kept, len(text)]
+    if _HAS_DISGUISE.search(plain) is not None:
+        plain = _MASKERADE.sub(_undisguised, plain)
+    return plain, origin
+
+
+def _undisguised(match: re.Match[str]) -> str:
+    """Write a run of disguised digits plainly."""
+    return "".join(_DISGUISED.get(mark, mark) for mark in match.group())
+
+
+def apart(plain: str) -> str:
+    """Part numbers and Latin words from the letters of scripts without blanks.
+
+    The letter that touches one becomes a blank, so that positions stay and a rule that
+    asks for the edge of a word finds one.
+
+    >>> apart("电话13800138000号")
+    '电 13800138000 '
+    """
+    return plain if plain.isascii() else _BEFORE_NUMBER.sub(" ", plain)

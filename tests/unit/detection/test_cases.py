@@ -1,0 +1,60 @@
+"""Tables of text, one for each kind: what must be masked, and what must stay."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dptune.detection.engine import build_engine
+from dptune.detection.patterns import PatternRecognizer
+from dptune.detection.recognizer import Tier
+
+FOLDER = Path(__file__).parent / "cases"
+TABLES = {
+    path.stem: yaml.safe_load(path.read_text("utf8")) for path in FOLDER.glob("*.yaml")
+}
+ENGINE = build_engine(tier=Tier.LOW_ENTITY)
+RULES = PatternRecognizer(tier=Tier.LOW_ENTITY)
+MARKED = [(name, line) for name, table in TABLES.items() for line in table["masked"]]
+STAYS = [(name, line) for name, table in TABLES.items() for line in table["stay"]]
+
+
+def parse(line):
+    """Return a text without its brackets, and the positions that must be masked."""
+    text, wanted = "", set()
+    for number, part in enumerate(re.split("[⟦⟧]", line)):
+        if number % 2:
+            inside = range(len(text), len(text) + len(part))
+            wanted |= {i for i, c in zip(inside, part, strict=True) if c.isalnum()}
+        text += part
+    return text, wanted
+
+
+def covered(spans):
+    return {i for span in spans for i in range(span.start, span.end)}
+
+
+@pytest.mark.parametrize(("name", "line"), MARKED)
+def test_detect_value_is_masked_as_a_whole(name, line):
+    text, wanted = parse(line)
+    assert wanted <= covered(ENGINE.detect([text])[0])
+
+
+@pytest.mark.parametrize(("name", "line"), STAYS)
+def test_recognize_near_miss_stays(name, line):
+    assert not RULES.recognize([line])[0]
+
+
+@pytest.mark.parametrize(
+    "line", [line for name, line in (*MARKED, *STAYS) if name == "labels"]
+)
+def test_detect_label_of_a_value_stays(line):
+    text, wanted = parse(line)
+    masked = {i for i in covered(ENGINE.detect([text])[0]) if text[i].isalnum()}
+    assert masked <= wanted
+
+
+def test_every_kind_has_sixty_lines_and_as_many_near_misses():
+    for name, table in TABLES.items():
+        assert min(map(len, table.values())) >= 60, name
