@@ -7,7 +7,7 @@ import typer
 
 from cli.budget_app import build_budget_app
 from cli.cluster import build_cluster_app
-from cli.detection_app import detect, evaluate_detector
+from cli.detection_app import decrypt, detect, evaluate_detector
 from cli.models import build_models_app
 from cli.review_app import build_review_app
 from cli.schedules import build_schedule_app
@@ -56,6 +56,7 @@ def build_app() -> typer.Typer:
         calibrate,
         detect,
         evaluate_detector,
+        decrypt,
         audit,
         gate,
         verify_decision,

@@ -100,3 +100,22 @@ def evaluate_detector(  # noqa: PLR0917 - typer passes them by name
         use_lists=not no_lists,
     )
     evaluate_command(gold, choice, output=output, as_json=as_json)
+
+
+def decrypt(
+    file: Annotated[
+        Path, typer.Argument(help="A text with values such as <EMAIL:enc:...>.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="New file for the text, for you alone."),
+    ],
+    key: Annotated[
+        str,
+        typer.Option(help="Variable that holds the key, or with _FILE names its file."),
+    ] = "DPTUNE_REDACTION_KEY",
+) -> None:
+    """Turn the values of a text back that `redaction.operator: encrypt` wrote."""
+    from cli.decrypting import decrypt_command
+
+    decrypt_command(file, output=output, key=key)

@@ -4,6 +4,7 @@ Every room of the library owns the settings of its own part; this module compose
 `dptune.configfile` reads the files.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +17,11 @@ from dptune.data.public_units import ReleasedUnits, RoundedUnits
 from dptune.data.source import DataSource, shares_data
 from dptune.detection.endpoint import JudgeSettings, LlmSettings
 from dptune.detection.recognizer import Tier
+from dptune.detection.settings import (
+    KnownValuesSettings,
+    OwnRules,
+    TokenClassifierSettings,
+)
 from dptune.detection.third_party import GlinerSettings
 from dptune.gates.policy import GatePolicy
 from dptune.models.source import HubSource, ModelSource, PackageSource, PathSource
@@ -26,7 +32,13 @@ from dptune.privacy import (
     PrivacyUnit,
 )
 from dptune.recipes import Recipe
-from dptune.redaction.operators import Operator, Scope
+from dptune.redaction.operators import (
+    ENCRYPTION_KEY,
+    Operator,
+    Scope,
+    TypeOperator,
+    operators_name,
+)
 from dptune.settings import Settings
 
 
@@ -88,17 +100,22 @@ class DataSettings(Settings):
         return values
 
 
+EntityTypeName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,40}$")]
 RecognizerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
 
 
-class DetectionSettings(Settings):
+class DetectionSettings(OwnRules):
     """Which recognizers mark personal data, and how widely.
 
     Args:
-        recognizers: `patterns`, `lexicon`, `spacy`, `presidio`, `gliner`, `llm`, or the
-            entry point of another package; the preflight refuses names that nobody
-            offers.
-        spacy_pipeline, gliner, llm: exactly where the recognizer of the name is listed.
+        recognizers: `patterns`, `lexicon`, `spacy`, `presidio`, `gliner`,
+            `token_classifier`, `llm`, or the entry point of another package; the
+            preflight refuses names that nobody offers.
+        spacy_pipeline, gliner, token_classifier, llm: exactly where the recognizer of
+            the name is listed.
+        own_patterns, deny_lists, allow_list, entity_types: see `OwnRules`.
+        known_values: a file of values that are marked in every record. Values of the
+            records' own units stand in `data.source.known_columns`.
         use_review: apply the lists of imported reviews, and quote the missing rate of
             one that speaks of this corpus and this detector.
         review_lists: digest of the lists that the run must find; commands fill it in.
@@ -111,7 +128,9 @@ class DetectionSettings(Settings):
     )
     spacy_pipeline: str | None = None
     gliner: GlinerSettings | None = None
+    token_classifier: TokenClassifierSettings | None = None
     llm: LlmSettings | None = None
+    known_values: KnownValuesSettings | None = None
     use_review: bool = True
     review_lists: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     missing_rate: float | None = Field(default=None, ge=0, le=1)
@@ -124,6 +143,7 @@ class DetectionSettings(Settings):
         needed = {
             "spacy": ("spacy_pipeline", self.spacy_pipeline),
             "gliner": ("gliner", self.gliner),
+            "token_classifier": ("token_classifier", self.token_classifier),
             "llm": ("llm", self.llm),
         }
         for name, (setting, value) in needed.items():
@@ -177,15 +197,40 @@ class RedactionSettings(Settings):
 
     Args:
         operator: what is written in its place.
+        operators: others, by entity type: a name, or a mapping with its settings.
+            Where two types differ, the text shows which is which: no selective claim.
         merge_adjacent: join masks that only blanks part.
-        pseudonym_scope: within what equal values get equal pseudonyms.
+        pseudonym_scope: within what equal values get equal pseudonyms, hashes, ciphers
+            and date shifts.
         pseudonym_locale: of invented names and places.
+        encryption_key: name of the environment variable (or, with `_FILE` behind it,
+            of the one that names a file) that holds the key of `encrypt`.
     """
 
     operator: Operator = Operator.MASK
+    operators: Mapping[EntityTypeName, TypeOperator] = Field(default_factory=dict)
     merge_adjacent: bool = True
     pseudonym_scope: Scope = Scope.UNIT
     pseudonym_locale: str = Field(default="en_US", pattern=r"^[a-z]{2}_[A-Z]{2}$")
+    encryption_key: str = Field(
+        default=ENCRYPTION_KEY, pattern=rf"^{ENCRYPTION_KEY}(_[A-Z0-9]{{1,40}})?$"
+    )
+
+    @property
+    def name(self: Self) -> str:
+        """What reports and ledgers call it: every operator in it."""
+        return operators_name(self.operator, self.operators)
+
+    @property
+    def used(self: Self) -> frozenset[Operator]:
+        """Every operator in it."""
+        return frozenset(map(Operator, self.name.split("+")))
+
+    @property
+    def kept(self: Self) -> frozenset[str]:
+        """Types that are to stay as they are."""
+        named = self.operators.items()
+        return frozenset(k for k, s in named if s.operator is Operator.KEEP)
 
 
 class ModelSettings(Settings):

@@ -132,6 +132,28 @@ def ensure_review_key(workspace: Workspace) -> bytes:
     return _ensure_key("DPTUNE_REVIEW_KEY", workspace.review_key_file)
 
 
+def read_redaction_key(name: str) -> bytes:
+    """Read the key that encrypts values of a redaction, and turns them back.
+
+    Args:
+        name: of the variable that holds it as hexadecimal digits, such as
+            `DPTUNE_REDACTION_KEY`; with `_FILE` behind it, of the one that names a
+            file of them, which only its owner may read.
+
+    Raises:
+        ConfigError: neither is set, others may read the file, or it holds no key.
+    """
+    file = os.environ.get(f"{name}_FILE")
+    key = _read_key(name, Path(file or os.devnull))
+    if key is None or len(key) < 16:
+        raise ConfigError(
+            f"{name} or {name}_FILE must give a key of at least 16 bytes as "
+            "hexadecimal digits, got none. Make one with `openssl rand -hex 32`, and "
+            "keep it where those who may decrypt can read it."
+        )
+    return key
+
+
 def read_signing_key() -> bytes | None:
     """Read the key that signs gate decisions, as PEM; None where none is configured.
 

@@ -10,13 +10,16 @@ from infra.workspace import current_workspace, read_review_key
 def with_review(config: TrainConfig) -> tuple[TrainConfig, str]:
     """Name the data set's lists in a configuration, so that they decide what a run is.
 
+    Likewise a file of known values, by its digest.
+
     Returns:
         the configuration, and a digest of the project's reviews, empty without any.
 
     Raises:
-        ConfigError: the key of the lists is gone.
+        ConfigError: the key of the lists is gone, or the file cannot be read.
         ArtifactError: a file of theirs was edited.
     """
+    config = _with_values(config)
     digest = _store().digest if config.detection.use_review else ""
     state = read_review(digest)
     if state is None or config.detection.review_lists:
@@ -25,6 +28,18 @@ def with_review(config: TrainConfig) -> tuple[TrainConfig, str]:
     lists = {"review_lists": own.fingerprint}
     detection = config.detection.model_copy(update=lists)
     return config.model_copy(update={"detection": detection}), digest
+
+
+def _with_values(config: TrainConfig) -> TrainConfig:
+    """Name the file of known values by its digest."""
+    values = config.detection.known_values
+    if values is None or values.digest:
+        return config
+    from dptune.detection.known_values import file_digest
+
+    named = values.model_copy(update={"digest": file_digest(values.file)})
+    detection = config.detection.model_copy(update={"known_values": named})
+    return config.model_copy(update={"detection": detection})
 
 
 def read_review(expected: str) -> ReviewState | None:

@@ -7,7 +7,11 @@ from zenml import step
 from dptune.config import RedactionSettings
 from dptune.data.records import Corpus
 from dptune.results import RedactionReport
-from infra.workspace import current_workspace, ensure_budget_key
+from infra.workspace import (
+    current_workspace,
+    ensure_budget_key,
+    read_redaction_key,
+)
 from steps._caching import BY_CONTENT
 
 
@@ -21,6 +25,9 @@ def redact(
     from dptune.workflow.redact import redact_corpus
 
     redacted, report = redact_corpus(
-        corpus, settings, key=lambda: ensure_budget_key(current_workspace())
+        corpus,
+        settings,
+        key=lambda: ensure_budget_key(current_workspace()),
+        encryption_key=read_redaction_key,
     )
     return redacted, report

@@ -32,6 +32,8 @@ class Assumption(StrEnum):
     REPLACEMENT_KEEPS_NUM_UNITS = "replacement_keeps_num_units"
     PRIVATE_REVIEW_LISTS = "private_review_lists"
     PUBLIC_REVIEW_LISTS = "public_review_lists"
+    PRIVATE_KNOWN_VALUES = "private_known_values"
+    PUBLIC_KNOWN_VALUES = "public_known_values"
     MARKS_FOLLOW_ONE_TEXT = "marks_follow_one_text"
     BASE_MODEL_IS_PUBLIC = "base_model_is_public"
     LABELS_ARE_SENT = "labels_are_sent"
@@ -137,9 +139,19 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
         sentence="Phrases on the review lists were declared public: that they are "
         "listed tells nothing of a record.",
     ),
+    Assumption.PRIVATE_KNOWN_VALUES: Explanation(
+        sentence="Values of a file, such as the names of all customers, are marked in "
+        "every record; what this tells of those who are on it is not protected.",
+        weakens=_ALL,
+    ),
+    Assumption.PUBLIC_KNOWN_VALUES: Explanation(
+        sentence="The file of values that are marked in every record was declared "
+        "public: who is on it tells nothing of a record.",
+    ),
     Assumption.MARKS_FOLLOW_ONE_TEXT: Explanation(
         sentence="The language model or foreign program that marks personal data looks "
-        "at one text alone, and remembers no other.",
+        "at one text alone, and remembers no other; no text that is computed beside "
+        "others is marked otherwise for it.",
         weakens=_ALL,
     ),
     Assumption.BASE_MODEL_IS_PUBLIC: Explanation(

@@ -96,7 +96,10 @@ def build_corpus(
         max_records=max_records,
     )
     settings = splits or SplitSettings()
-    has_labels = getattr(source, "label_column", None) is not None
+    # Values that come with a copy tell it apart from others, as labels do.
+    has_labels = getattr(source, "label_column", None) is not None or bool(
+        getattr(source, "known_columns", None)
+    )
     kind = duplicates.resolved(privacy_unit=privacy_unit, has_labels=has_labels)
     log = ProblemLog()
     raw = read_records(source, data_root=data_root, log=log)
@@ -182,9 +185,10 @@ def corpus_fingerprint(dataset: Dataset) -> str:
     The order of records does not matter; an edit of a text, owner, split or label does.
 
     Args:
-        dataset: with the columns of a corpus; a `label`, if there is one, counts too.
+        dataset: with the columns of a corpus; `label` and `known_values`, if there are
+            any, count too.
     """
-    columns = ["id", "unit_id", "split", "label"]
+    columns = ["id", "unit_id", "split", "label", "known_values"]
     present = [dataset[name] for name in columns if name in dataset.column_names]
     hashes = (hashlib.sha256(text.encode()).hexdigest() for text in dataset["text"])
     lines = sorted(json.dumps(row) for row in zip(*present, hashes, strict=True))

@@ -12,6 +12,7 @@ from dptune.data.records import MISSING, ProblemLog, RawRecord, Record
 from dptune.data.validation import MOJIBAKE
 from dptune.errors import DataError
 from dptune.privacy import PrivacyUnit
+from dptune.spellings import MAX_CHARACTERS
 
 SPLIT_NAMES = {
     "train": "train",
@@ -22,6 +23,9 @@ SPLIT_NAMES = {
     "test": "test",
 }
 _MAX_ID_CHARACTERS = 200
+KNOWN_FEATURE = datasets.List(
+    {"value": datasets.Value("string"), "entity_type": datasets.Value("string")}
+)
 _MOJIBAKE = re.compile(MOJIBAKE)
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _Fault = tuple[str, str]
@@ -109,6 +113,7 @@ def _check_record(
         _name_fault("unit", unit),
         _split_fault(row.split),
         _label_fault(row.label),
+        *(_known_fault(value) for _, value in row.known),
     ]
     identifier = _content_id(row.text, seen) if row.id is MISSING else str(row.id)
     if row.id is not MISSING and not faults[1]:
@@ -130,6 +135,7 @@ def _check_record(
         split=None if row.split is None else SPLIT_NAMES[str(row.split)],
         label=None if row.label is MISSING else label,
         location=row.location(),
+        known=tuple((kind, str(v)) for kind, v in row.known if not _is_blank(v)),
     )
 
 
@@ -252,6 +258,26 @@ def _label_fault(value: object) -> _Fault | None:
     )
 
 
+def _is_blank(value: object) -> bool:
+    """Tell a field that holds nothing."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return value is None or is_nan or (isinstance(value, str) and not value.strip())
+
+
+def _known_fault(value: object) -> _Fault | None:
+    """Find what is wrong with a value that is personal data."""
+    if _is_blank(value):
+        return None
+    repair = "Correct the column, or take it out of known_columns."
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        kind = type(value).__name__
+        return f"a known value must be a string or whole number, got {kind}.", repair
+    if len(str(value)) > MAX_CHARACTERS or not _is_encodable(str(value)):
+        message = f"a known value must be at most {MAX_CHARACTERS} Unicode characters"
+        return f"{message}, got something else.", repair
+    return None
+
+
 def _check_mojibake(
     records: Sequence[Record], *, max_share: float, log: ProblemLog
 ) -> None:
@@ -300,6 +326,12 @@ def to_dataset(records: Sequence[Record], *, with_split: bool) -> datasets.Datas
         columns["label"] = labels
         is_text = any(isinstance(label, str) for label in labels)
         features["label"] = datasets.Value("string" if is_text else "int64")
+    if any(row.known for row in records):
+        columns["known_values"] = [
+            [{"value": value, "entity_type": kind} for kind, value in row.known]
+            for row in records
+        ]
+        features["known_values"] = KNOWN_FEATURE
     try:
         return datasets.Dataset.from_dict(columns, datasets.Features(features))
     except (OverflowError, ValueError, TypeError):

@@ -33,7 +33,9 @@ from dptune.data.source import (
 from dptune.data.synthetic import generate_dialogues
 
 _FILE_FIELDS = {"text_column", "text_template", "encoding", "max_bytes"}
-_COLUMN_FIELDS = {"id_column", "unit_column", "split_column", "label_column"}
+_COLUMN_FIELDS = {
+    *("id_column", "unit_column", "split_column", "label_column", "known_columns"),
+}
 _TABLE_KINDS: dict[str, type[JsonlSource | CsvSource | ParquetSource]] = {
     "jsonl": JsonlSource,
     "csv": CsvSource,
@@ -265,6 +267,9 @@ def _to_record(
         unit=pick(source.unit_column),
         split=chosen,
         label=pick(source.label_column),
+        known=tuple(
+            (kind, values[name]) for name, kind in source.known_columns.items()
+        ),
     )
 
 

@@ -41,6 +41,7 @@ class RawRecord:
         document: file or document that the record is part of, None if it is its own.
         split: `None` if the source decides no splits.
         label: `MISSING` where the source has no labels.
+        known: pairs of type and value of the columns that hold personal data.
     """
 
     file: str
@@ -51,6 +52,7 @@ class RawRecord:
     document: str | None = None
     split: object = None
     label: object = MISSING
+    known: tuple[tuple[str, object], ...] = ()
 
     def location(self) -> str:
         """Name the row by file and number, and by id where that tells nothing else.
@@ -74,6 +76,7 @@ class Record:
         draw_key: what draws of splits and samples go by: the unit; where that is known
             by a hash of its content, the hash without the number that tells copies
             apart, which follows from how many others there are.
+        known: pairs of type and value that detection finds in records of the unit.
     """
 
     id: str
@@ -83,6 +86,7 @@ class Record:
     split: str | None
     label: int | str | None
     location: str
+    known: tuple[tuple[str, str], ...] = ()
 
 
 _MAX_ROWS_NAMED = 5
@@ -163,8 +167,9 @@ class Corpus:
     """A checked, deduplicated, split corpus.
 
     Args:
-        dataset: columns `id, text, unit_id, split`, and `label` where there are labels.
-            Private; hidden from `repr`.
+        dataset: columns `id, text, unit_id, split`, and `label` where there are labels,
+            `known_values` where columns of the source hold personal data. Private;
+            hidden from `repr`.
         fingerprint: SHA-256 over ids, units, splits and text hashes.
         report: counts and the verdict of the data expectations; holds no text.
         dropped_units: privacy units of which deduplication left no record. They were

@@ -104,6 +104,7 @@ Template = Annotated[str, AfterValidator(_check_template)]
 Character = Annotated[str, AfterValidator(_check_one_character)]
 Pattern = Annotated[str, AfterValidator(_check_pattern)]
 ColumnName = Annotated[str, Field(min_length=1)]
+TypeName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,40}$")]
 
 
 class _Model(BaseModel):
@@ -125,6 +126,8 @@ class _Columns(_Model):
         split_column: `train`, `validation` or `test` (`valid`, `val`, `dev` too).
         label_column: class of the record, whole number or string.
         ids_are_per_split: ids start anew in every split, so `train/7` is not `test/7`.
+        known_columns: by name the type of what they hold, such as `PERSON`: personal
+            data of the unit, which detection finds in every record of that unit.
     """
 
     text_column: ColumnName = "text"
@@ -134,6 +137,7 @@ class _Columns(_Model):
     split_column: ColumnName | None = None
     label_column: ColumnName | None = None
     ids_are_per_split: bool = False
+    known_columns: dict[ColumnName, TypeName] = Field(default_factory=dict)
 
     def text_columns(self) -> tuple[str, ...]:
         """Columns that make up the text."""
@@ -145,7 +149,7 @@ class _Columns(_Model):
         """Every column that must be there."""
         named = (self.id_column, self.unit_column, self.split_column, self.label_column)
         wanted = (*self.text_columns(), *(name for name in named if name is not None))
-        return tuple(dict.fromkeys(wanted))
+        return tuple(dict.fromkeys((*wanted, *self.known_columns)))
 
 
 class _Files(_Model):

@@ -16,16 +16,38 @@ import datasets
 from datasets import Features
 
 from dptune.detection.blocks import label_blocks, span_feature
+from dptune.detection.known_values import (
+    COLUMN,
+    KnownValuesRecognizer,
+    UnitValues,
+    read_values,
+)
+from dptune.detection.known_values import NAME as KNOWN_VALUES
 from dptune.detection.lexicon import LexiconRecognizer
+from dptune.detection.own_rules import (
+    DENY_LISTS,
+    PATTERNS,
+    DenyListRecognizer,
+    OwnPatternRecognizer,
+    OwnRulesFilter,
+)
 from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import (
+    HIGH_ENTITY_TYPES,
+    UNAVAILABLE,
     Recognizer,
     SpanFilter,
     Tier,
     fingerprint_of,
 )
+from dptune.detection.scoring import known_types
+from dptune.detection.settings import (
+    KnownValuesSettings,
+    OwnRules,
+    TokenClassifierSettings,
+)
 from dptune.detection.union import union_fingerprint, unite_kept
-from dptune.errors import ConfigError, DetectionError
+from dptune.errors import ConfigError, DetectionError, Problem
 from dptune.results import DetectionReport
 from dptune.text import Span
 
@@ -36,8 +58,18 @@ from dataclasses import dataclass, field
 from dptune.errors import ArtifactError
 
 ENTRY_POINTS = "dptune.recognizers"
-READ_ONE_TEXT = frozenset({"patterns", "lexicon", "spacy", "presidio", "gliner"})
-"""Recognizers whose marks of a text follow from that text and public files alone."""
+READ_ONE_TEXT = frozenset(
+    {
+        *("patterns", "lexicon", "spacy", "presidio", "gliner", "token_classifier"),
+        *(PATTERNS, DENY_LISTS),
+    }
+)
+"""Recognizers whose marks of a text follow from that text and public files alone.
+
+`token_classifier` only where it computes every text by itself (`batch_size: 1`).
+What `known_values` marks follows from a text, and from a file that is private unless it
+was declared public, or from columns of the record's own unit.
+"""
 
 
 class DetectionEngine:
@@ -108,20 +140,27 @@ def build_engine(
     gliner_model: str | None = None,
     gliner_threshold: float = 0.3,
     llm_endpoint: "Endpoint | None" = None,
+    token_classifier: TokenClassifierSettings | None = None,
+    known_values: KnownValuesSettings | None = None,
+    rules: OwnRules | None = None,
 ) -> DetectionEngine:
     """Build an engine from names.
 
     Args:
         tier: what counts as sensitive.
-        recognizers: of `patterns`, `lexicon`, `spacy`, `presidio`, `gliner` and `llm`,
-            or of a package's own under the entry point group `dptune.recognizers`: a
-            function that takes `tier` and returns a `Recognizer`.
+        recognizers: of `patterns`, `lexicon`, `spacy`, `presidio`, `gliner`,
+            `token_classifier` and `llm`, or of a package's own under the entry point
+            group `dptune.recognizers`: a function that takes `tier` and returns a
+            `Recognizer`.
         spacy_pipeline: name or local folder of a spaCy pipeline; if given, `spacy` is
             added to the recognizers.
         gliner_model: local folder of a GLiNER model; likewise adds `gliner`.
         gliner_threshold: least score of its hits, in (0, 1).
         llm_endpoint: whom `llm` asks; likewise adds `llm`, which sees only what
             the others left.
+        token_classifier: a model; likewise adds `token_classifier`.
+        known_values: a file of values that are marked in every text.
+        rules: patterns and lists of a configuration, and which types count.
 
     Raises:
         ConfigError: an unknown name, no name, or a recognizer without what it needs.
@@ -132,6 +171,7 @@ def build_engine(
         "spacy": spacy_pipeline,
         "gliner": gliner_model,
         "llm": llm_endpoint,
+        "token_classifier": token_classifier,
     }
     names += [name for name in given if given[name] is not None and name not in names]
     missing = [name for name in names if name in given and given[name] is None]
@@ -141,28 +181,72 @@ def build_engine(
             "None. Set it, or leave the recognizer out."
         )
     given["gliner_threshold"] = gliner_threshold
+    rules = rules or OwnRules()
     built = [_build(name, tier, given) for name in names if name != "llm"]
+    built += _build_from_rules(rules, known_values)
+    span_filter = None
+    if rules.entity_types or rules.allow_list:
+        _check_types(rules, built)
+        span_filter = OwnRulesFilter(
+            entity_types=rules.entity_types, allow_list=rules.allow_list
+        )
     if llm_endpoint is not None:
         from dptune.detection.llm import LlmRecognizer  # noqa: PLC0415  # an extra
 
         asking = LlmRecognizer(endpoint=llm_endpoint, tier=tier, known=built)
-        return DetectionEngine(tier=tier, recognizers=[*built, asking])
-    return DetectionEngine(tier=tier, recognizers=built)
+        built = [*built, asking]
+    return DetectionEngine(tier=tier, recognizers=built, span_filter=span_filter)
+
+
+def _check_types(rules: OwnRules, built: Sequence[Recognizer]) -> None:
+    """Refuse to switch types that no recognizer finds, which is a slip of the pen.
+
+    Models and packages may bring types of their own, and known values theirs.
+    """
+    own = {"token_classifier", KNOWN_VALUES}
+    if any(r.name in own or r.name not in READ_ONE_TEXT for r in built):
+        return
+    known = HIGH_ENTITY_TYPES | set(known_types()) | rules.own_types
+    unknown = sorted(set(rules.entity_types) - (known - {UNAVAILABLE}))
+    if unknown:
+        message = f"must name types that a recognizer finds, got {', '.join(unknown)}."
+        step = "Own types come from own_patterns and deny_lists."
+        path = "detection.entity_types"
+        raise ConfigError([Problem(path=path, message=message, next_step=step)])
+
+
+def _build_from_rules(
+    rules: OwnRules, known_values: KnownValuesSettings | None
+) -> list[Recognizer]:
+    """Build what a configuration's own patterns, lists and values ask for."""
+    built: list[Recognizer] = []
+    if rules.own_patterns:
+        built.append(OwnPatternRecognizer(rules.own_patterns))
+    if rules.deny_lists:
+        built.append(DenyListRecognizer(rules.deny_lists))
+    if known_values is not None:
+        built.append(KnownValuesRecognizer(read_values(known_values)))
+    return built
 
 
 _SETTINGS = {
     "spacy": "spacy_pipeline",
     "gliner": "gliner_model",
     "llm": "llm_endpoint",
+    "token_classifier": "token_classifier",
+}
+
+
+_DEFAULT: Mapping[str, Callable[..., Recognizer]] = {
+    "patterns": PatternRecognizer,
+    "lexicon": LexiconRecognizer,
 }
 
 
 def _build(name: str, tier: Tier, given: Mapping[str, Any]) -> Recognizer:
     """Build one recognizer; heavy or optional packages are imported only here."""
-    if name == "patterns":
-        return PatternRecognizer(tier=tier)
-    if name == "lexicon":
-        return LexiconRecognizer(tier=tier)
+    if name in _DEFAULT:
+        return _DEFAULT[name](tier=tier)
     if name == "spacy":
         from dptune.detection.third_party import SpacyRecognizer  # noqa: PLC0415
 
@@ -177,6 +261,12 @@ def _build(name: str, tier: Tier, given: Mapping[str, Any]) -> Recognizer:
         return GlinerRecognizer(
             model=given["gliner"], tier=tier, threshold=given["gliner_threshold"]
         )
+    if name == "token_classifier":
+        from dptune.detection.token_classifier import (  # noqa: PLC0415
+            TokenClassifierRecognizer,
+        )
+
+        return TokenClassifierRecognizer(given[name], tier=tier)
     return _build_from_entry_point(name, tier)
 
 
@@ -186,9 +276,9 @@ def _build_from_entry_point(name: str, tier: Tier) -> Recognizer:
     if name not in offered:
         own = ", ".join(sorted(offered)) or "none installed"
         raise ConfigError(
-            "recognizers must be of patterns, lexicon, spacy, presidio, gliner, llm or "
-            f"of the entry points {ENTRY_POINTS} ({own}), got {name!r}. Correct the "
-            "name, or install the package."
+            "recognizers must be of patterns, lexicon, spacy, presidio, gliner, "
+            f"token_classifier, llm or of the entry points {ENTRY_POINTS} ({own}), got "
+            f"{name!r}. Correct the name, or install the package."
         )
     recognizer: Recognizer = offered[name].load()(tier=tier)
     return recognizer
@@ -201,13 +291,15 @@ def detect_dataset(
     num_proc: int = 1,
     cache_dir: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
+    known: UnitValues | None = None,
 ) -> datasets.Dataset:
     """Add the column `spans` to a corpus.
 
     Rows, their order and all other columns stay. Records stream through in blocks, so
     the corpus may be larger than memory. A block is cached by the digest of its texts
     and the fingerprint of each recognizer: unchanged text is never read by a recognizer
-    again, and a changed recognizer runs alone.
+    again, and a changed recognizer runs alone. Where the corpus names known values,
+    those of a record's own unit are marked in it as well.
 
     Args:
         dataset: columns `id`, `text`, `unit_id`, `split` and any others.
@@ -217,6 +309,8 @@ def detect_dataset(
             corpus's own Arrow file, and no cache for a corpus in memory.
         on_progress: called with the number of records done so far: after each batch
             with one process, after each block of 32,768 records with several.
+        known: values of units of which the data set has but a part; by default those
+            that it names itself.
 
     Returns:
         The corpus with `spans`: a list of structs `start`, `end`, `entity_type`,
@@ -243,11 +337,17 @@ def detect_dataset(
         folder=_cache_folder(dataset) if cache_dir is None else cache_dir,
         on_done=add,
     )
-    return with_spans(dataset, spans, engine)
+    known = known or UnitValues.of(dataset)
+    if known is not None:
+        spans = known.add_to(dataset, spans, engine.fingerprint)
+    return with_spans(dataset, spans, engine, known)
 
 
 def with_spans(
-    dataset: datasets.Dataset, spans: datasets.Dataset, engine: DetectionEngine
+    dataset: datasets.Dataset,
+    spans: datasets.Dataset,
+    engine: DetectionEngine,
+    known: UnitValues | None = None,
 ) -> datasets.Dataset:
     """Put the column `spans` beside the others.
 
@@ -255,9 +355,11 @@ def with_spans(
         dataset: the corpus.
         spans: the one column, a row for each record.
         engine: that found them; decides the fingerprint with the corpus's own.
+        known: values of units that are marked too.
     """
     labelled = datasets.concatenate_datasets([dataset, spans], axis=1)
-    digest = fingerprint_of((dataset._fingerprint, engine.fingerprint))
+    more = known.fingerprint if known else ""
+    digest = fingerprint_of((dataset._fingerprint, engine.fingerprint, more))
     labelled._fingerprint = digest[:32]
     return labelled
 
@@ -286,10 +388,13 @@ def detection_report(
         for span in row["spans"]:
             counts[span["entity_type"]] += 1
             masked += span["end"] - span["start"]
+    finders = dict.fromkeys(engine.recognizers)
+    if COLUMN in dataset.column_names:
+        finders[KNOWN_VALUES] = None
     return DetectionReport(
         fingerprint=fingerprint,
         tier=engine.tier,
-        recognizers=engine.recognizers,
+        recognizers=tuple(finders),
         num_records=len(dataset),
         num_records_with_spans=with_spans,
         num_spans=dict(sorted(counts.items())),
@@ -350,13 +455,15 @@ def detect_shard(
         num_proc: worker processes.
         on_progress: see `detect_dataset`.
     """
-    part = _part(dataset, index, num_shards)
-    labelled = detect_dataset(part, engine, num_proc=num_proc, on_progress=on_progress)
+    part, known = _part(dataset, index, num_shards), UnitValues.of(dataset)
+    labelled = detect_dataset(
+        part, engine, num_proc=num_proc, on_progress=on_progress, known=known
+    )
     return SpanShard(
         spans=labelled.select_columns(["spans"]),
         index=index,
         num_shards=num_shards,
-        texts=_digest(part),
+        texts=_digest(part, known),
         detector=engine.fingerprint,
     )
 
@@ -382,9 +489,10 @@ def merge_shards(
             "shards must be every part of one corpus once, got parts "
             f"{', '.join(f'{i} of {n}' for i, n in indices)}. Run detection again."
         )
+    known = UnitValues.of(dataset)
     for shard in ordered:
         part = _part(dataset, shard.index, shard.num_shards)
-        if (shard.texts, len(shard.spans)) != (_digest(part), len(part)):
+        if (shard.texts, len(shard.spans)) != (_digest(part, known), len(part)):
             raise ArtifactError(
                 f"shard {shard.index} must be of this corpus, got spans of other "
                 "texts. Run detection again."
@@ -396,7 +504,7 @@ def merge_shards(
                 "one image, and run detection again."
             )
     spans = datasets.concatenate_datasets([s.spans for s in ordered if len(s.spans)])
-    return with_spans(dataset, spans, engine)
+    return with_spans(dataset, spans, engine, known)
 
 
 def _part(dataset: datasets.Dataset, index: int, num_shards: int) -> datasets.Dataset:
@@ -405,6 +513,7 @@ def _part(dataset: datasets.Dataset, index: int, num_shards: int) -> datasets.Da
     return dataset.select(range(first, last))
 
 
-def _digest(part: datasets.Dataset) -> str:
-    """Digest the texts of a part, in order."""
-    return fingerprint_of(part["text"])
+def _digest(part: datasets.Dataset, known: UnitValues | None) -> str:
+    """Digest what the marks of a part follow from: texts, and values of their units."""
+    owned = (known.fingerprint, *part["unit_id"]) if known else ()
+    return fingerprint_of((*part["text"], *owned))

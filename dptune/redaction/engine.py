@@ -1,19 +1,18 @@
-"""Replaces sensitive spans in texts and corpora, and counts what was left behind."""
+"""Replaces sensitive spans in texts and corpora."""
 
-import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import datasets
 
 from dptune.errors import DetectionError
-from dptune.redaction.operators import Operator, Pseudonyms, replacement
+from dptune.redaction.operators import Operator, OperatorSettings, replacement
+from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import MASK, Span
 
 _BATCH_SIZE = 1000
-_LEAST_LETTERS = 4
+_NO_TYPES: Mapping[str, OperatorSettings] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,15 +48,18 @@ def redact_text(
     spans: Sequence[Span],
     operator: Operator,
     *,
+    by_type: Mapping[str, OperatorSettings] = _NO_TYPES,
     merge_adjacent: bool = True,
     pseudonyms: Pseudonyms | None = None,
     unit_id: str | None = None,
 ) -> Redaction:
     """Replace the spans of one text.
 
-    **Formal guarantee.** No code point of a span is copied to the result; pseudonyms
-    keep the shape of what they replace: signs, blanks and case. A text that is left
-    empty or blank becomes one mask, so that no record vanishes.
+    **Formal guarantee.** With `MASK` or `DELETE` for every type the result depends on
+    the text outside of spans and on where they are, on nothing in them. With others no
+    code point of a span is copied but what `operators` says: pseudonyms keep signs,
+    blanks, case and titles, `PARTIAL` and `KEEP` what they are told to. A text that is
+    left empty or blank becomes one mask, so that no record vanishes.
 
     | case | result |
     |---|---|
@@ -73,23 +75,25 @@ def redact_text(
         text: the text.
         spans: disjoint spans of the text, in any order.
         operator: what to put in their place.
+        by_type: other operators, by entity type.
         merge_adjacent: join masks that only blanks part, not line ends. Off keeps
             one mask per span, so that texts of equal shape keep equal numbers of masks.
-        pseudonyms: how to invent values; for `PSEUDONYM`, which cannot do without.
+        pseudonyms: keys, for operators that cannot do without.
         unit_id: whose text it is, for pseudonyms that hold within a unit.
 
     Returns:
         The redacted text with its edits.
 
     Raises:
-        ConfigError: `PSEUDONYM` without `pseudonyms` or the unit that they need.
+        ConfigError: an operator without the key or the unit that it needs.
         DetectionError: spans overlap or end after the text.
     """
-    if operator is Operator.PSEUDONYM and pseudonyms is not None:
-        invent = pseudonyms.replacement(unit_id)
-    else:
-        invent = replacement(operator)
-    joins = operator is Operator.MASK and merge_adjacent
+    default = OperatorSettings(operator=operator)
+    rules = {
+        settings: replacement(settings, pseudonyms=pseudonyms, unit_id=unit_id)
+        for settings in (default, *by_type.values())
+    }
+    masked = False  # whether the last edit is a mask that another one may join
     pieces: list[str] = []
     edits: list[Edit] = []
     position = length = 0
@@ -103,10 +107,13 @@ def redact_text(
             )
         gap = text[position : span.start]
         position = span.end
-        if joins and edits and not gap.strip(" \t"):
+        settings = by_type.get(span.entity_type, default)
+        joins = masked
+        masked = merge_adjacent and settings.operator is Operator.MASK
+        if joins and masked and edits and not gap.strip(" \t"):
             edits[-1] = replace(edits[-1], end=span.end)
             continue
-        new = invent(span, text[span.start : span.end])
+        new = rules[settings](span, text[span.start : span.end])
         pieces += (gap, new)
         first, length = length + len(gap), length + len(gap) + len(new)
         edits.append(
@@ -132,6 +139,7 @@ def redact_dataset(
     dataset: datasets.Dataset,
     *,
     operator: Operator,
+    by_type: Mapping[str, OperatorSettings] = _NO_TYPES,
     merge_adjacent: bool = True,
     pseudonyms: Pseudonyms | None = None,
 ) -> datasets.Dataset:
@@ -144,6 +152,7 @@ def redact_dataset(
         dataset: columns `text` and `spans`, and any others; `unit_id` for pseudonyms
             that hold within a unit.
         operator: what to put in the place of spans.
+        by_type: other operators, by entity type.
         merge_adjacent: as in `redact_text`.
         pseudonyms: as in `redact_text`.
 
@@ -175,6 +184,7 @@ def redact_dataset(
                     text,
                     [Span.from_row(span) for span in row],
                     operator,
+                    by_type=by_type,
                     merge_adjacent=merge_adjacent,
                     pseudonyms=pseudonyms,
                     unit_id=unit,
@@ -191,59 +201,3 @@ def redact_dataset(
         features=features,
         desc="redact",
     )
-
-
-def residual_values(text: str, spans: Sequence[Span], redacted: str) -> dict[str, int]:
-    """Count the values of spans that occur in the redacted text as whole words.
-
-    A name found in one place and missed in another shows here. Values of fewer than
-    four letters and digits are left out: they stand in ordinary text by chance.
-
-    **Privacy.** The counts are private; the values themselves are not returned.
-
-    >>> name = Span(start=5, end=9, entity_type="PERSON")
-    >>> residual_values("call Anna, ask Anna", [name], "call <mask>, ask Anna")
-    {'PERSON': 1}
-
-    Args:
-        text: the original text.
-        spans: what was replaced in it.
-        redacted: the text after replacement.
-
-    Returns:
-        Numbers of different values by entity type; empty if none is left.
-    """
-    left: Counter[str] = Counter()
-    folded = redacted.casefold()
-    values = {(s.entity_type, text[s.start : s.end].casefold()) for s in spans}
-    for kind, value in sorted(values):
-        known = sum(map(str.isalnum, value)) >= _LEAST_LETTERS
-        if known and value in folded:
-            left[kind] += bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", folded))
-    return {kind: count for kind, count in left.items() if count}
-
-
-def residual_counts(
-    original: datasets.Dataset, redacted: datasets.Dataset
-) -> dict[str, int]:
-    """Sum the residual values of a corpus by entity type.
-
-    Args:
-        original: columns `text` and `spans`.
-        redacted: what `redact_dataset` made of it, row by row.
-
-    Raises:
-        DetectionError: the two differ in length.
-    """
-    if len(original) != len(redacted):
-        raise DetectionError(
-            "original and redacted must have one length, got "
-            f"{len(original)}, {len(redacted)}. Pass the corpus that was redacted."
-        )
-    left: Counter[str] = Counter()
-    before = original.select_columns(["text", "spans"]).iter(_BATCH_SIZE)
-    after = redacted.select_columns(["text"]).iter(_BATCH_SIZE)
-    for old, new in zip(before, after, strict=True):
-        for text, row, made in zip(old["text"], old["spans"], new["text"], strict=True):
-            left.update(residual_values(text, list(map(Span.from_row, row)), made))
-    return dict(sorted(left.items()))

@@ -1,24 +1,33 @@
-"""What a sensitive span is replaced with.
+"""What a sensitive span is replaced with, by entity type.
 
-Pseudonyms are invented values of the same kind, the same one for equal values. An HMAC
-of the value under a secret key seeds every draw, so that nobody without the key can
-test a guess, and no table of values is kept. Invented numbers keep the shape of the
-original and never carry a valid checksum; addresses in networks use reserved names.
+| operator | writes | reads off the secret |
+|---|---|---|
+| `mask`, `delete` | `<mask>`, nothing | nothing, if every type has the same one |
+| `typed`, `numbered` | `<PERSON>`, `<PERSON_1>` | its type; which are equal |
+| `pseudonym` | an invented value | which are equal, shape, gender, intervals |
+| `hash` | `<PERSON:9f2c...>` | which are equal |
+| `encrypt` | `<PERSON:enc:...>` | which are equal, about how long; all, with the key |
+| `shift_dates` | the date some days off | intervals, format |
+| `partial` | `**** **** **** 1234` | what is kept, and the shape |
+| `keep` | the value itself | everything |
+
+Two operators in one corpus tell types apart, which a detector reads off the secrets: a
+selective claim needs `mask` or `delete` for all of them.
 """
 
-import hashlib
-import hmac
-import random
 import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from dptune.errors import ConfigError, DependencyError
-from dptune.identifiers import is_luhn_valid
+from pydantic import BeforeValidator, Field, model_validator
+
+from dptune.errors import ConfigError
+from dptune.settings import Settings
 from dptune.text import MASK, Span
+
+if TYPE_CHECKING:
+    from dptune.redaction.pseudonyms import Pseudonyms
 
 Replace = Callable[[Span, str], str]
 """Returns the replacement of a span whose text is given."""
@@ -32,7 +41,12 @@ class Operator(StrEnum):
     * `NUMBERED`: type and number, `<PERSON_1>`; equal values of one record get equal
       numbers.
     * `PSEUDONYM`: an invented value of the same kind; equal values of one unit, or of
-      the corpus, get equal ones. Needs a key, see `pseudonyms.Pseudonyms`.
+      the corpus, get equal ones. Needs a key, as all below but the last two.
+    * `HASH`: a keyed hash, likewise equal for equal values.
+    * `ENCRYPT`: what whoever has the key can turn back.
+    * `SHIFT_DATES`: dates a constant number of days off, the same for all of a unit.
+    * `PARTIAL`: some letters and digits stay, such as the last four.
+    * `KEEP`: the value itself.
     * `DELETE`: nothing.
     """
 
@@ -40,24 +54,114 @@ class Operator(StrEnum):
     TYPED = "typed"
     NUMBERED = "numbered"
     PSEUDONYM = "pseudonym"
+    HASH = "hash"
+    ENCRYPT = "encrypt"
+    SHIFT_DATES = "shift_dates"
+    PARTIAL = "partial"
+    KEEP = "keep"
     DELETE = "delete"
 
 
-def replacement(operator: Operator) -> Replace:
+ENCRYPTION_KEY: Final = "DPTUNE_REDACTION_KEY"
+"""Environment variables that hold encryption keys begin so; no other can be named."""
+
+KEYED: Final = frozenset(
+    {Operator.PSEUDONYM, Operator.HASH, Operator.ENCRYPT, Operator.SHIFT_DATES}
+)
+"""Operators whose result depends on a key, and within units on whose a value is."""
+
+
+class Scope(StrEnum):
+    """Within what equal values get equal pseudonyms, hashes, ciphers and date shifts.
+
+    * `UNIT`: within one privacy unit; units cannot be linked by their pseudonyms.
+    * `CORPUS`: everywhere under one key.
+    """
+
+    UNIT = "unit"
+    CORPUS = "corpus"
+
+
+class OperatorSettings(Settings):
+    """What replaces the values of one type.
+
+    Args:
+        operator: its name.
+        keep_first, keep_last: letters and digits that `partial` leaves at either end;
+            never more than half of a value.
+        character: what `partial` writes for each of the others.
+        max_days: how far `shift_dates` goes at most.
+    """
+
+    operator: Operator
+    keep_first: int = Field(default=0, ge=0, le=32)
+    keep_last: int = Field(default=4, ge=0, le=32)
+    character: str = Field(default="*", pattern=r"^[^\w\s<>]$")
+    max_days: int = Field(default=365, ge=1, le=36_500)
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        owned = {
+            Operator.PARTIAL: {"keep_first", "keep_last", "character"},
+            Operator.SHIFT_DATES: {"max_days"},
+        }
+        wrong = self.model_fields_set - {"operator"} - owned.get(self.operator, set())
+        if wrong:
+            raise ValueError(
+                f"{', '.join(sorted(wrong))} must be left out for operator "
+                f"{self.operator}"
+            )
+        return self
+
+
+def _from_name(value: object) -> object:
+    """Let the name of an operator stand for its settings."""
+    return {"operator": value} if isinstance(value, str) else value
+
+
+TypeOperator = Annotated[OperatorSettings, BeforeValidator(_from_name)]
+
+
+def operators_name(default: Operator, by_type: Mapping[str, OperatorSettings]) -> str:
+    """Name all operators of a redaction: one name only where all types have the same.
+
+    >>> operators_name(Operator.MASK, {"ORG": OperatorSettings(operator="keep")})
+    'keep+mask'
+    """
+    return "+".join(
+        sorted({default.value, *(s.operator.value for s in by_type.values())})
+    )
+
+
+def replacement(
+    settings: OperatorSettings | Operator,
+    *,
+    pseudonyms: "Pseudonyms | None" = None,
+    unit_id: str | None = None,
+) -> Replace:
     """Return the replacement rule of an operator for one record.
 
     Call it once per record: `NUMBERED` counts from 1 in each.
 
     Raises:
-        ConfigError: `PSEUDONYM`, whose rule needs a key.
+        ConfigError: an operator without the key that it needs.
     """
-    if operator is Operator.PSEUDONYM:
-        raise ConfigError(
-            "pseudonyms must be given for operator=pseudonym, got None. Pass "
-            "Pseudonyms(key=...) with a secret key."
+    if isinstance(settings, Operator):
+        settings = OperatorSettings(operator=settings)
+    operator = settings.operator
+    if operator in KEYED:
+        if pseudonyms is None:
+            raise ConfigError(
+                f"pseudonyms must be given for operator={operator}, got None. Pass "
+                "Pseudonyms(key=...) with a secret key."
+            )
+        return pseudonyms.replacement(
+            unit_id, operator=operator, max_days=settings.max_days
         )
     if operator is Operator.NUMBERED:
         return _numbered()
+    if operator is Operator.PARTIAL:
+        return _partial(settings)
     return _STATELESS[operator]
 
 
@@ -65,6 +169,7 @@ _STATELESS: dict[Operator, Replace] = {
     Operator.MASK: lambda _span, _value: MASK,
     Operator.TYPED: lambda span, _value: f"<{span.entity_type}>",
     Operator.DELETE: lambda _span, _value: "",
+    Operator.KEEP: lambda _span, value: value,
 }
 
 
@@ -80,6 +185,31 @@ def _numbered() -> Replace:
     return replace
 
 
+_SAYING: Final = frozenset(["Mn", "Mc", "Me", "So", "Cf", "Cs", "Co"])
+
+
+def _partial(settings: OperatorSettings) -> Replace:
+    """Leave some letters and digits at the ends; signs and blanks stay."""
+
+    def replace(_span: Span, value: str) -> str:
+        places = [i for i, character in enumerate(value) if _is_said(character)]
+        most = len(places) // 2
+        last = min(settings.keep_last, most)
+        first = min(settings.keep_first, most - last)
+        hidden = set(places[first : len(places) - last])
+        return "".join(
+            settings.character if i in hidden else character
+            for i, character in enumerate(value)
+        )
+
+    return replace
+
+
+def _is_said(character: str) -> bool:
+    """Whether a character says something: letters, digits, marks on them, pictures."""
+    return character.isalnum() or unicodedata.category(character) in _SAYING
+
+
 def normalized(value: str) -> str:
     """Fold case, compatibility forms and separators: `O'Brien ` equals `obrien`.
 
@@ -90,226 +220,3 @@ def normalized(value: str) -> str:
     """
     folded = unicodedata.normalize("NFKC", value).casefold()
     return "".join(filter(str.isalnum, folded)) or folded
-
-
-_LEAST_KEY = 16
-
-
-class Scope(StrEnum):
-    """Within what equal values get equal pseudonyms.
-
-    * `UNIT`: within one privacy unit; units cannot be linked by their pseudonyms.
-    * `CORPUS`: everywhere under one key.
-    """
-
-    UNIT = "unit"
-    CORPUS = "corpus"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pseudonyms:
-    """How to invent values.
-
-    **Privacy.** Pseudonyms tell which values are equal, and a holder of the key can
-    test guesses: the result is personal data (GDPR art. 4(5)), not anonymous text.
-
-    Args:
-        key: secret, at least 16 bytes; hidden from `repr`.
-        scope: within what equal values get equal pseudonyms.
-        locale: of names and places, such as `en_US`.
-
-    Raises:
-        ConfigError: the key is too short.
-    """
-
-    key: bytes = field(repr=False)
-    scope: Scope = Scope.UNIT
-    locale: str = "en_US"
-
-    def __post_init__(self) -> None:
-        """Refuse keys that can be guessed."""
-        if len(self.key) < _LEAST_KEY:
-            raise ConfigError(
-                f"key must have at least {_LEAST_KEY} bytes, got {len(self.key)}. "
-                "Draw one with `secrets.token_bytes(32)` and keep it secret."
-            )
-
-    def replacement(self, unit_id: str | None) -> Replace:
-        """Return the replacement rule for the records of one unit.
-
-        Raises:
-            ConfigError: the scope is the unit, but no unit is given.
-            DependencyError: Faker is not installed.
-        """
-        if self.scope is Scope.UNIT and unit_id is None:
-            raise ConfigError(
-                "unit_id must be given for pseudonyms within a unit, got None. Pass "
-                "the record's unit, or choose scope=corpus."
-            )
-        owner = (unit_id or "") if self.scope is Scope.UNIT else ""
-        source = _source(self.locale)
-
-        def replace(span: Span, value: str) -> str:
-            bare = value.strip()
-            if not bare:
-                return value
-            made = _invent(source, self.key, owner, span.entity_type, bare)
-            return value.replace(bare, made)
-
-        return replace
-
-
-def _invent(source: Any, key: bytes, owner: str, kind: str, value: str) -> str:  # noqa: ANN401
-    """Draw until the result is not the value itself."""
-    plain = normalized(value)
-    for attempt in range(100):
-        message = "\0".join((owner, kind, plain, str(attempt))).encode()
-        seed = hmac.new(key, message, hashlib.sha256).digest()
-        source.seed_instance(int.from_bytes(seed, "big"))
-        made = _MAKERS.get(kind, _same_shape)(source, value)
-        if normalized(made) != plain:
-            return made
-    return f"<{kind}>"  # a value whose shape leaves nothing to draw
-
-
-@lru_cache(maxsize=8)
-def _source(locale: str) -> Any:  # noqa: ANN401  # Faker has no useful types
-    try:
-        import faker  # noqa: PLC0415  # an extra
-    except ImportError as error:
-        raise DependencyError(
-            "pseudonyms need the package Faker, which is not installed. Run "
-            "`pip install faker==40.54.0`, or choose another operator."
-        ) from error
-    try:
-        return faker.Faker(locale)
-    except AttributeError:
-        raise ConfigError(
-            f"locale must be one that Faker knows, got locale={locale}. Use en_US."
-        ) from None
-
-
-def _cased(made: str, value: str) -> str:
-    """Write an invented value in the case of the original."""
-    if value.islower():
-        return made.lower()
-    return made.upper() if len(value) > 1 and value.isupper() else made
-
-
-def _person(source: Any, value: str) -> str:  # noqa: ANN401
-    whole = len(value.split()) > 1
-    made = f"{source.first_name()} {source.last_name()}" if whole else None
-    return _cased(made or str(source.first_name()), value)
-
-
-def _organization(source: Any, value: str) -> str:  # noqa: ANN401
-    return _cased(str(source.company()), value)
-
-
-def _place(source: Any, value: str) -> str:  # noqa: ANN401
-    return _cased(str(source.city()), value)
-
-
-def _address(source: Any, value: str) -> str:  # noqa: ANN401
-    return _cased(str(source.street_address()), value)
-
-
-def _people(source: Any, value: str) -> str:  # noqa: ANN401
-    names = ("Arlonian", "Belvarian", "Corvish", "Dalmaran", "Estrovian", "Fenlandic")
-    return _cased(str(source.random_element(names)), value)
-
-
-def _email(source: Any, value: str) -> str:  # noqa: ANN401
-    name = f"{source.first_name()}.{source.last_name()}{source.random_int(1, 99)}"
-    return _cased(f"{name.lower()}@mail.invalid", value)
-
-
-def _url(source: Any, value: str) -> str:  # noqa: ANN401
-    scheme, sign, _ = value.partition("://")
-    head = scheme + sign if sign else ""
-    return f"{head}{source.domain_word()}.invalid"
-
-
-def _username(source: Any, value: str) -> str:  # noqa: ANN401
-    return ("@" if value.startswith("@") else "") + str(source.user_name())
-
-
-def _card(source: Any, value: str) -> str:  # noqa: ANN401
-    """Keep the shape; break the checksum by raising the last digit if it is valid."""
-    made = _same_shape(source, value)
-    digits = "".join(filter(str.isdecimal, made))
-    if digits and is_luhn_valid(digits):
-        last = max(i for i, c in enumerate(made) if c.isdecimal())
-        made = f"{made[:last]}{(int(digits[-1]) + 1) % 10}{made[last + 1 :]}"
-    return made
-
-
-def _ssn(source: Any, value: str) -> str:  # noqa: ANN401
-    """Keep the shape; area 000 is never issued."""
-    made, position = list(_same_shape(source, value)), 0
-    for index, character in enumerate(made):
-        if character.isdecimal() and position < 3:
-            made[index] = "0"
-            position += 1
-    return "".join(made)
-
-
-def _iban(source: Any, value: str) -> str:  # noqa: ANN401
-    """Keep the shape; no country has the code XX."""
-    return "XX" + _same_shape(source, value)[2:]
-
-
-def _ip(source: Any, value: str) -> str:  # noqa: ANN401
-    """Draw from the ranges for documentation: RFC 5737 and RFC 3849."""
-    if ":" in value:
-        return f"2001:db8::{source.random_int(1, 65535):x}"
-    return f"203.0.113.{source.random_int(1, 254)}"
-
-
-def _same_shape(source: Any, value: str) -> str:  # noqa: ANN401
-    """Redraw every letter and digit in place; signs and blanks stay."""
-    draw: random.Random = source.random
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    made = []
-    for character in value:
-        if character.isdecimal():
-            made.append(draw.choice("0123456789"))
-        elif character.isalpha():
-            letter = draw.choice(letters)
-            made.append(letter.upper() if character.isupper() else letter)
-        else:
-            made.append(character)
-    return "".join(made)
-
-
-def _date(source: Any, value: str) -> str:  # noqa: ANN401
-    """Write another date: digits only where the original has digits only."""
-    day = source.date_between("-60y", "-1y")
-    if not any(map(str.isalpha, value)):
-        for form in ("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y"):
-            if form[2] in value and len(value) >= 8:
-                return str(day.strftime(form))
-        return str(day.year)
-    return _cased(f"{day:%B} {day.day}", value)
-
-
-_MAKERS: dict[str, Callable[[Any, str], str]] = {
-    "PERSON": _person,
-    "ENTITY": _person,
-    "UNKNOWN": _person,
-    "PROPN": _person,
-    "ORG": _organization,
-    "GPE": _place,
-    "LOC": _place,
-    "FAC": _place,
-    "NORP": _people,
-    "ADDRESS": _address,
-    "EMAIL": _email,
-    "URL": _url,
-    "USERNAME": _username,
-    "CREDIT_CARD": _card,
-    "SSN": _ssn,
-    "IBAN": _iban,
-    "IP": _ip,
-    "DATE": _date,
-}

@@ -101,9 +101,15 @@ class RedactionReport(Report):
     Args:
         residual_values: by entity type, values found in one place of a record that
             stand elsewhere in it still.
+        residual_parts: places where parts of names that were found stand.
+        residual_spellings: places where such values stand, otherwise written.
+        residual_halves: values that a mark covers in part.
     """
 
     operator: str
     masked_character_share: float
     validation: ValidationReport
     residual_values: dict[str, int] = Field(default_factory=dict)
+    residual_parts: dict[str, int] = Field(default_factory=dict)
+    residual_spellings: dict[str, int] = Field(default_factory=dict)
+    residual_halves: dict[str, int] = Field(default_factory=dict)

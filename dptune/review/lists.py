@@ -14,7 +14,8 @@ from typing import Final
 from pydantic import Field
 
 from dptune.detection.engine import DetectionEngine
-from dptune.detection.recognizer import UNAVAILABLE, fingerprint_of
+from dptune.detection.filters import chained, without_allowed
+from dptune.detection.recognizer import fingerprint_of
 from dptune.detection.union import unite
 from dptune.errors import ConfigError
 from dptune.redaction.operators import normalized
@@ -23,9 +24,6 @@ from dptune.text import Span
 
 KEY_BYTES: Final = 32
 MAX_WORDS: Final = 12
-CHECKSUM_CONFIDENCE: Final = 0.95
-"""Spans from here on have a valid checksum or an exact form: nobody takes them back."""
-
 _KEY_SIZES: Final = range(16, 65)
 _WORD: Final = re.compile(r"\w+")
 _LETTERS: Final = re.compile(r"[^\W_]")
@@ -240,7 +238,7 @@ class AllowFilter:
             return []
         ranges = {(s.start, s.end) for s in (*spans, *unite(spans, text))}
         allowed = [r for r in ranges if self._is_allowed(text[r[0] : r[1]])]
-        return [s for s in spans if _is_firm(s) or not _inside(s, allowed)]
+        return without_allowed(spans, allowed)
 
     def _is_allowed(self, value: str) -> bool:
         """Look a phrase up; each is hashed once."""
@@ -253,17 +251,6 @@ class AllowFilter:
         return known
 
 
-def _is_firm(span: Span) -> bool:
-    """Whether no list may take a span back."""
-    unjudged = span.entity_type == UNAVAILABLE
-    named = span.recognizer == DenyRecognizer.name
-    return unjudged or named or span.confidence >= CHECKSUM_CONFIDENCE
-
-
-def _inside(span: Span, ranges: Iterable[tuple[int, int]]) -> bool:
-    return any(start <= span.start and span.end <= end for start, end in ranges)
-
-
 def with_lists(
     engine: DetectionEngine, lists: ReviewLists, key: ListKey
 ) -> DetectionEngine:
@@ -274,7 +261,9 @@ def with_lists(
     return DetectionEngine(
         tier=engine.tier,
         recognizers=recognizers,
-        span_filter=AllowFilter(lists, key) if lists.allow else None,
+        span_filter=chained(
+            engine.span_filter, AllowFilter(lists, key) if lists.allow else None
+        ),
     )
 
 

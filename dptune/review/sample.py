@@ -15,10 +15,11 @@ import numpy as np
 from pydantic import Field
 
 from dptune.detection.blocks import spans_of
+from dptune.detection.filters import CHECKSUM_CONFIDENCE
 from dptune.detection.llm import requests_of
 from dptune.errors import ConfigError
 from dptune.results import Report
-from dptune.review.lists import CHECKSUM_CONFIDENCE, ListKey
+from dptune.review.lists import ListKey
 from dptune.review.quality import MissCounts, count_misses
 from dptune.text import Span
 

@@ -117,7 +117,7 @@ def budget_request(
     planned, spare = planned_costs(
         plan,
         counts,
-        redaction=config.redaction.operator.value,
+        redaction=config.redaction.name,
         block_size=config.performance.block_size,
         seeded=config.seed is not None,
     )

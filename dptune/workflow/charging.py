@@ -16,12 +16,16 @@ from dptune.mechanisms.sa_adp import PROTECTED
 from dptune.planning import RunPlan, release_event
 from dptune.privacy import Notion, PrivacyUnit, UnitsFrom
 from dptune.recipes import StageSettings, View
-from dptune.redaction.operators import Operator
+from dptune.redaction.operators import KEYED, Operator
 from dptune.results import CorpusReport
 from dptune.stages import StagePlan
 
 HIDING_OPERATORS = frozenset({Operator.MASK.value, Operator.DELETE.value})
-"""Redactions whose result does not depend on the value of what was found."""
+"""Redactions whose result does not depend on the value of what was found.
+
+The name of a redaction lists all its operators, as `delete+mask`: which type has which
+would show what type a detector read off the value, so that it hides nothing.
+"""
 
 RELEASED_COUNTS, RELEASED_UNITS = "released_counts", "released_units"
 """Ledger entries of releases beside the stages: of counts of entity types, of units."""
@@ -324,7 +328,7 @@ def assumptions_of(
     found = list(_ALWAYS)
     tells_copies_apart = (
         view is View.REDACTED
-        and corpus.redaction == Operator.PSEUDONYM.value
+        and not KEYED.isdisjoint(corpus.redaction.split("+"))
         and corpus.privacy_unit == PrivacyUnit.RECORD
     )
     is_free = corpus.duplicates_are_free and not tells_copies_apart

@@ -21,6 +21,7 @@ from dptune.detection.engine import (
     merge_shards,
     refuse_if_nothing_found,
 )
+from dptune.detection.known_values import COLUMN
 from dptune.detection.llm import LlmRecognizer
 from dptune.errors import ConfigError, Problem
 from dptune.results import DetectionReport, Interval
@@ -102,8 +103,9 @@ def label_corpus(
             "num_canaries_detected": count_detected(marked, canaries),
         }
     )
-    if GOLD in marked.column_names:
-        marked = marked.remove_columns(GOLD)
+    used = [name for name in (GOLD, COLUMN) if name in marked.column_names]
+    if used:
+        marked = marked.remove_columns(used)
     return corpus.marked(
         marked,
         assumes=marks_assume(settings, state.lists if state else None, data_set),
@@ -115,8 +117,16 @@ def marks_assume(
 ) -> list[str]:
     """Name what makes the marks of one record depend on others."""
     found = list(lists.assumptions(data_set)) if lists else []
-    if not READ_ONE_TEXT.issuperset(settings.recognizers):
+    together = settings.token_classifier and settings.token_classifier.batch_size > 1
+    if together or not READ_ONE_TEXT.issuperset(settings.recognizers):
         found.append(Assumption.MARKS_FOLLOW_ONE_TEXT)
+    if settings.known_values is not None:
+        public = settings.known_values.public
+        found.append(
+            Assumption.PUBLIC_KNOWN_VALUES
+            if public
+            else Assumption.PRIVATE_KNOWN_VALUES
+        )
     return [assumption.value for assumption in found]
 
 
@@ -240,6 +250,9 @@ def engine_of(
         gliner_model=gliner.model if gliner else None,
         gliner_threshold=gliner.threshold if gliner else 0.3,
         llm_endpoint=endpoint,
+        token_classifier=settings.token_classifier,
+        known_values=settings.known_values,
+        rules=settings,
     )
 
 

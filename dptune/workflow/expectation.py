@@ -41,7 +41,7 @@ def expected_ledger(
     return planned_ledger(
         plan,
         seen,
-        redaction=config.redaction.operator.value,
+        redaction=config.redaction.name,
         fixed_seed=config.seed is not None,
     )
 

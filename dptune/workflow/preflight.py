@@ -286,15 +286,15 @@ def check_selective(config: TrainConfig, corpus: CorpusReport) -> None:
                 "text.",
             )
         )
-    operator = config.redaction.operator.value
+    operator = config.redaction.name
     if recipe.uses_redacted_view and operator not in HIDING_OPERATORS:
         problems.append(
             Problem(
                 path="redaction.operator",
-                message="must be mask or delete for a selective guarantee: types, "
-                "numbers and pseudonyms depend on the secrets, got "
-                f"{config.redaction.operator}.",
-                next_step="Use mask, whose loss is ignored.",
+                message="must be mask or delete, one for all types, for a selective "
+                "guarantee: whatever else is written, and which type has which "
+                f"operator, is read off the secrets, got {operator}.",
+                next_step="Use mask, whose loss is ignored, and no operators by type.",
             )
         )
     if corpus.ids_are_content_hashes:

@@ -7,25 +7,36 @@ from collections.abc import Callable
 from dptune.config import RedactionSettings
 from dptune.data.records import Corpus
 from dptune.data.validation import validate_redacted
+from dptune.detection.known_values import is_ordinary
 from dptune.errors import DataError, Problem
-from dptune.redaction.engine import redact_dataset, residual_counts
-from dptune.redaction.operators import Operator, Pseudonyms
+from dptune.redaction.engine import redact_dataset
+from dptune.redaction.operators import KEYED, Operator
+from dptune.redaction.pseudonyms import Pseudonyms
+from dptune.redaction.residual import residual_counts, residual_spelling_counts
 from dptune.results import RedactionReport
+
+_WRITES_VALUES = frozenset({*KEYED, Operator.PARTIAL, Operator.KEEP})
+"""Operators whose results may look like personal data."""
 
 
 def redact_corpus(
-    corpus: Corpus, settings: RedactionSettings, *, key: Callable[[], bytes]
+    corpus: Corpus,
+    settings: RedactionSettings,
+    *,
+    key: Callable[[], bytes],
+    encryption_key: Callable[[str], bytes] | None = None,
 ) -> tuple[Corpus, RedactionReport]:
     """Replace every marked span.
 
-    Pseudonyms are addresses and numbers on purpose, so what is left is looked for
-    between them: in the same texts, masked.
+    Pseudonyms are addresses and numbers on purpose, and what is kept may be one, so
+    what is left is looked for between them: in the same texts, masked.
 
     Args:
         corpus: with the column `spans`.
         settings: what is written in the place of spans.
-        key: returns the project's secret; asked for only by pseudonyms, which use a
-            key of their own derived from it.
+        key: returns the project's secret; asked for only by operators that need one,
+            which use a key of their own derived from it.
+        encryption_key: returns the key that a variable holds; asked by `encrypt`.
 
     Returns:
         the redacted view (same rows, same ids, no `spans`) and the residual report.
@@ -34,21 +45,27 @@ def redact_corpus(
         DataError: an e-mail address, SSN, card number or IBAN is left.
         DependencyError: pseudonyms need a package that is not installed.
     """
-    is_invented = settings.operator is Operator.PSEUDONYM
     redacted = redact_dataset(
         corpus.dataset,
         operator=settings.operator,
+        by_type=settings.operators,
         merge_adjacent=settings.merge_adjacent,
-        pseudonyms=_pseudonyms(settings, key()) if is_invented else None,
+        pseudonyms=pseudonyms_of(settings, key, encryption_key),
     )
     checked = redacted
-    if is_invented:
+    if settings.used & _WRITES_VALUES:
         checked = redact_dataset(corpus.dataset, operator=Operator.MASK)
+    left = residual_spelling_counts(
+        corpus.dataset, is_ordinary=is_ordinary, kept=settings.kept
+    )
     report = RedactionReport(
-        operator=settings.operator.value,
+        operator=settings.name,
         masked_character_share=_masked_share(corpus),
         validation=validate_redacted(checked),
-        residual_values=residual_counts(corpus.dataset, redacted),
+        residual_values=residual_counts(corpus.dataset, redacted, kept=settings.kept),
+        residual_parts=dict(left.parts),
+        residual_spellings=dict(left.spellings),
+        residual_halves=dict(left.halves),
     )
     if not report.validation.success:
         failed = [e for e in report.validation.expectations if not e.success]
@@ -62,15 +79,27 @@ def redact_corpus(
                 for expectation in failed
             ]
         )
-    return corpus.redacted(redacted, operator=settings.operator.value), report
+    return corpus.redacted(redacted, operator=settings.name), report
 
 
-def _pseudonyms(settings: RedactionSettings, secret: bytes) -> Pseudonyms:
-    """Derive the key of pseudonyms, so that it names no privacy unit."""
+def pseudonyms_of(
+    settings: RedactionSettings,
+    key: Callable[[], bytes],
+    encryption_key: Callable[[str], bytes] | None = None,
+) -> Pseudonyms | None:
+    """Derive the keys of a redaction, so that they name no privacy unit.
+
+    Returns:
+        None where no operator needs one.
+    """
+    if not settings.used & KEYED:
+        return None
+    read = encryption_key if Operator.ENCRYPT in settings.used else None
     return Pseudonyms(
-        key=hmac.new(secret, b"dptune pseudonyms", hashlib.sha256).digest(),
+        key=hmac.new(key(), b"dptune pseudonyms", hashlib.sha256).digest(),
         scope=settings.pseudonym_scope,
         locale=settings.pseudonym_locale,
+        encryption_key=read(settings.encryption_key) if read else None,
     )
 
 

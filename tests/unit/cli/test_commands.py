@@ -20,6 +20,7 @@ COMMANDS = (
     "audit",
     "detect",
     "evaluate-detector",
+    "decrypt",
     "review",
     "gate",
     "promote",

@@ -12,13 +12,13 @@ from dptune.redaction.engine import Redaction, redact_dataset, redact_text
 from dptune.redaction.operators import (
     MASK,
     Operator,
-    Pseudonyms,
     normalized,
     replacement,
 )
+from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import Span
 
-PSEUDONYMS = Pseudonyms(key=b"0123456789abcdef")
+PSEUDONYMS = Pseudonyms(key=b"0123456789abcdef", encryption_key=bytes(16))
 TEXT = "Ann Lee met ann lee at 12 Elm St."
 
 
@@ -64,7 +64,7 @@ def test_what_replaces_values_of_a_record_knows_no_other_record(operator, monkey
         views = []
         for order in ([0, 1], [1, 0]):
             counting = replacement(operator)
-            patched = partial(lambda rule, _: rule, counting)
+            patched = partial(lambda rule, *_, **__: rule, counting)
             monkeypatch.setattr("dptune.redaction.engine.replacement", patched)
             views.append(redacted(order))
         assert views[0] != views[1], "the twin numbers the corpus"

@@ -59,6 +59,12 @@ def test_redacted_stage_costs_no_selective_epsilon(report):
         {"ids_are_content_hashes": True},
         {"redaction": "numbered"},
         {"redaction": "typed"},
+        {"redaction": "delete+mask"},
+        {"redaction": "keep+mask"},
+        {"redaction": "partial"},
+        {"redaction": "hash"},
+        {"redaction": "encrypt"},
+        {"redaction": "shift_dates"},
         {"redaction": ""},
     ],
     ids=str,
@@ -114,9 +120,11 @@ def test_values_invented_per_unit_tell_copies_apart(report):
     """The lemma of deduplication needs texts that do not show whose copy stayed."""
     free = {"deduplicated": True, "duplicates_are_free": True}
     invented = report.model_copy(update={**free, "redaction": "pseudonym"})
+    by_type = report.model_copy(update={**free, "redaction": "hash+mask"})
     masked = report.model_copy(update=free)
     named = Assumption.DEDUPLICATED_CORPUS
     assert named in declared(invented, view="redacted").assumptions
+    assert named in declared(by_type, view="redacted").assumptions
     assert named not in declared(invented).assumptions
     assert named not in declared(masked, view="redacted").assumptions
 
@@ -128,7 +136,7 @@ def test_sampled_corpus_is_named(report):
     assert status(declared(drawn)) == "conditional"
 
 
-MARKS = ("private_review_lists", "marks_follow_one_text")
+MARKS = ("private_review_lists", "private_known_values", "marks_follow_one_text")
 
 
 @pytest.mark.parametrize("name", MARKS)

@@ -1,0 +1,203 @@
+"""Invented names that fit together: part by part, with gender, initials and case.
+
+Each word of a name is replaced by itself, so that `Ann Lee`, `Ann`, `Ms Lee`, `A. Lee`
+and `ann.lee@...` name one invented person. Whether a word is a given name, and whose,
+is looked up in the lists of Faker's locales. Within a unit all names that begin with
+one letter get names that begin with one other, so that initials fit too.
+"""
+
+import importlib
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from dptune.errors import ConfigError, DependencyError
+from dptune.redaction.numbers import in_shape, script_of
+from dptune.redaction.operators import normalized
+from dptune.spellings import is_particle, is_title
+
+Role = Literal["female", "male", "family"]
+
+_LOCALES: Final = (
+    *("en_US", "en_GB", "de_DE", "fr_FR", "es_ES", "it_IT", "nl_NL", "pt_BR", "pl_PL"),
+    *("tr_TR", "ru_RU", "zh_CN", "ja_JP", "ar_SA", "hi_IN"),
+)
+"""Lists that say what a word is in names."""
+_LISTS: Final[Mapping[Role, tuple[str, ...]]] = {
+    "female": ("first_names_female",),
+    "male": ("first_names_male",),
+    "family": ("last_names",),
+}
+_WORD: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+_ENOUGH: Final = 5
+_UNSPACED: Final = frozenset(["CJK", "HIRAGANA", "KATAKANA", "HANGUL"])
+
+
+@lru_cache(maxsize=8)
+def source_of(locale: str) -> Any:  # noqa: ANN401  # Faker has no useful types
+    """Return Faker for a locale.
+
+    Raises:
+        DependencyError: Faker is not installed.
+        ConfigError: it does not know the locale.
+    """
+    try:
+        import faker  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise DependencyError(
+            "pseudonyms need the package Faker, which is not installed. Run "
+            "`pip install faker==40.54.0`, or choose another operator."
+        ) from error
+    try:
+        return faker.Faker(locale)
+    except AttributeError:
+        raise ConfigError(
+            f"locale must be one that Faker knows, got locale={locale}. Use en_US."
+        ) from None
+
+
+@lru_cache(maxsize=32)
+def _names(locale: str, role: Role) -> Mapping[str, float]:
+    """Return names of a locale with their shares; empty where it has no list."""
+    try:
+        module = importlib.import_module(f"faker.providers.person.{locale}")
+    except ImportError:
+        return {}
+    for attribute in _LISTS[role]:
+        listed = getattr(module.Provider, attribute, ())
+        weights = (
+            listed if isinstance(listed, dict) else dict.fromkeys(_flat(listed), 1)
+        )
+        total = sum(weights.values()) or 1
+        return {name: weight / total for name, weight in weights.items()}
+    return {}
+
+
+def _flat(listed: Iterable[Any]) -> Iterable[str]:
+    """Yield names of a list, or of lists in it."""
+    for item in listed:
+        if isinstance(item, str):
+            yield item
+        else:
+            yield from _flat(item)
+
+
+@lru_cache(maxsize=1)
+def _roles() -> Mapping[str, Role]:
+    """Return for each known name what it is most often, by its normal form."""
+    best: dict[str, tuple[float, Role]] = {}
+    for role in _LISTS:
+        for locale in _LOCALES:
+            for name, share in _names(locale, role).items():
+                plain = normalized(name)
+                best[plain] = max(best.get(plain, (0.0, role)), (share, role))
+    return {name: role for name, (_, role) in best.items()}
+
+
+@lru_cache(maxsize=64)
+def _pool(locale: str, role: Role) -> tuple[str, ...]:
+    """Return names of one word to draw from; drawn by Faker where it has no list."""
+    names = [n for n in _names(locale, role) if n.isalpha()]
+    if len(names) < 2 * _ENOUGH:
+        source = source_of(locale)
+        source.seed_instance(0)
+        draw = {"female": source.first_name_female, "male": source.first_name_male}
+        more = (draw.get(role, source.last_name)() for _ in range(300))
+        names += [name for name in more if name.isalpha()]
+    return tuple(dict.fromkeys(names)) or (source_of(locale).last_name(),)
+
+
+@lru_cache(maxsize=8)
+def _initials(locale: str) -> tuple[str, ...]:
+    """Return the letters that enough names of every kind begin with."""
+    counts = [
+        {c: sum(n[0] == c for n in _pool(locale, role)) for c in _firsts(locale, role)}
+        for role in _LISTS
+    ]
+    common = set.intersection(*map(set, counts))
+    return tuple(sorted(c for c in common if all(n[c] >= _ENOUGH for n in counts)))
+
+
+def _firsts(locale: str, role: Role) -> set[str]:
+    return {name[0] for name in _pool(locale, role)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameMaker:
+    """Writes invented names of one owner.
+
+    Args:
+        locale: of the names.
+        draw: returns the draws that belong to the words that it is given.
+    """
+
+    locale: str
+    draw: Callable[..., random.Random]
+
+    def name(self, value: str, attempt: int) -> str:
+        """Replace every word of a name; signs, blanks and titles stay.
+
+        Particles of family names go, since they tell where a name is from.
+        """
+        words = [m[0] for m in _WORD.finditer(value)]
+        only = all(map(is_particle, words))
+
+        def replace(match: re.Match[str]) -> str:
+            word = match["word"]
+            if is_particle(word) and not only:
+                return ""
+            if is_title(word) and len(words) > 1:
+                return match[0]
+            return self._word(word, attempt) + match["blank"]
+
+        return re.sub(rf"(?P<word>{_WORD.pattern})(?P<blank>\s*)", replace, value)
+
+    def _word(self, word: str, attempt: int) -> str:
+        """Invent one word."""
+        script = script_of(word)
+        if script != script_of(_pool(self.locale, "family")[0]):
+            return self._letters(word, attempt)
+        if script in _UNSPACED and len(word) > 1:
+            draw = self.draw(normalized(word), str(attempt))
+            given: Role = draw.choice(("female", "male"))
+            parts = (_pool(self.locale, "family"), _pool(self.locale, given))
+            return "".join(draw.choice(pool) for pool in parts)
+        initial = self._initial(word)
+        if len(word) == 1 and initial:
+            return cased(initial, word)
+        role = _roles().get(normalized(word), "family")
+        plain = normalized(word)
+        names = [n for n in _pool(self.locale, role) if normalized(n) != plain]
+        fitting = [n for n in names if n[0] == initial] if initial else names
+        draw = self.draw(role, plain, str(attempt))
+        return cased(draw.choice(fitting), word)
+
+    def _letters(self, word: str, attempt: int) -> str:
+        """Draw letters of the word's own alphabet, another word than it is."""
+        for more in range(20):
+            draw = self.draw(normalized(word), str(attempt), str(more))
+            made = in_shape(draw, word)
+            if normalized(made) != normalized(word):
+                return made
+        return made
+
+    def _initial(self, word: str) -> str:
+        """Return the letter that names of this letter begin with, never itself."""
+        letters = list(_initials(self.locale))
+        first = normalized(word)[:1].upper()
+        if len(letters) < 2:
+            return ""
+        self.draw("initials").shuffle(letters)
+        place = ord(first[:1] or "A") % len(letters)
+        found = letters[place]
+        return letters[(place + 1) % len(letters)] if found == first else found
+
+
+def cased(made: str, value: str) -> str:
+    """Write an invented value in the case of the original."""
+    if value.islower():
+        return made.lower()
+    return made.upper() if len(value) > 1 and value.isupper() else made

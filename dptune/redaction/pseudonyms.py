@@ -1,0 +1,384 @@
+"""Invented values of the same kind, keyed hashes and encryption, under a secret key.
+
+An HMAC of the value under the key decides every draw, so that nobody without the key
+can test a guess, and no table of values is kept. What is invented fits together within
+a unit: a name part by part (`Ann Lee`, `A. Lee`, `ann.lee@...`), with its gender; dates
+by one shift, so that intervals stay; numbers in their alphabet. Card numbers and IBANs
+have a valid checksum where the original has one, and zeros where issuers have their
+number, so that they are nobody's; addresses in networks use reserved names.
+"""
+
+import base64
+import hashlib
+import hmac
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+from dptune.errors import ConfigError
+from dptune.redaction.dates import shifted
+from dptune.redaction.names import NameMaker, cased, source_of
+from dptune.redaction.numbers import card_number, iban, in_shape, social_security
+from dptune.redaction.operators import Operator, Replace, Scope, normalized
+from dptune.text import MASK, Span
+
+_LEAST_KEY: Final = 16
+_OWNER_BYTES: Final = 8
+_PADDED_TO: Final = 16
+_HASH_DIGITS: Final = 16
+_ENCRYPTED: Final = re.compile(r"<([A-Z][A-Z0-9_]{0,40}):enc:([A-Za-z0-9_-]{32,8000})>")
+_LEGAL: Final = frozenset(
+    "inc ltd llc llp plc corp co gmbh ag kg sa sas srl spa bv nv ab oy pty".split()  # noqa: SIM905 - read
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pseudonyms:
+    """How to invent, hash, encrypt and shift values.
+
+    **Privacy.** All of these tell which values are equal, and a holder of the key can
+    test guesses: the result is personal data (GDPR art. 4(5)), not anonymous text.
+
+    Args:
+        key: secret, at least 16 bytes; hidden from `repr`.
+        scope: within what equal values get equal pseudonyms.
+        locale: of names and places, such as `en_US`; `en_US` reads `3/4` as 4 March.
+        encryption_key: secret that turns encrypted values back; needed by `ENCRYPT`.
+
+    Raises:
+        ConfigError: a key is too short.
+    """
+
+    key: bytes = field(repr=False)
+    scope: Scope = Scope.UNIT
+    locale: str = "en_US"
+    encryption_key: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse keys that can be guessed."""
+        for name, key in (("key", self.key), ("encryption_key", self.encryption_key)):
+            if key is not None and len(key) < _LEAST_KEY:
+                raise ConfigError(
+                    f"{name} must have at least {_LEAST_KEY} bytes, got {len(key)}. "
+                    "Draw one with `secrets.token_bytes(32)` and keep it secret."
+                )
+
+    def replacement(
+        self,
+        unit_id: str | None,
+        *,
+        operator: Operator = Operator.PSEUDONYM,
+        max_days: int = 365,
+    ) -> Replace:
+        """Return the replacement rule for the records of one unit.
+
+        Args:
+            unit_id: whose records they are.
+            operator: one that needs a key.
+            max_days: how far dates are shifted at most.
+
+        Raises:
+            ConfigError: the scope is the unit, but no unit is given; or there is no
+                encryption key.
+            DependencyError: Faker is not installed.
+        """
+        if self.scope is Scope.UNIT and unit_id is None:
+            raise ConfigError(
+                f"unit_id must be given for {operator} within a unit, got None. Pass "
+                "the record's unit, or choose scope=corpus."
+            )
+        owner = (unit_id or "") if self.scope is Scope.UNIT else ""
+        match operator:
+            case Operator.HASH:
+                return _bare(partial(_hashed, self.key, owner))
+            case Operator.ENCRYPT:
+                return self._encryption(owner)
+            case Operator.SHIFT_DATES:
+                shift = partial(self._shifted, days=_days(self.key, owner, max_days))
+                return _bare(lambda _kind, value: shift(value) or MASK)
+        source_of(self.locale)  # refuse one that nobody knows, and a missing package
+        inventor = _Inventor(
+            key=self.key,
+            owner=owner,
+            locale=self.locale,
+            shift=partial(self._shifted, days=_days(self.key, owner, max_days)),
+        )
+        return _bare(inventor.invent)
+
+    def _shifted(self, value: str, *, days: int) -> str | None:
+        return shifted(value, days, month_first=self.locale == "en_US")
+
+    def _encryption(self, owner: str) -> Replace:
+        if self.encryption_key is None:
+            raise ConfigError(
+                "encryption_key must be given for operator=encrypt, got None. Set the "
+                "variable that redaction.encryption_key names."
+            )
+        return _bare(partial(encrypted, _cipher(self.encryption_key), owner))
+
+
+def _bare(make: Callable[[str, str], str]) -> Replace:
+    """Leave blanks around a value as they are."""
+
+    def replace(span: Span, value: str) -> str:
+        bare = value.strip()
+        if not bare:
+            return value
+        before, _, after = value.partition(bare)
+        return f"{before}{make(span.entity_type, bare)}{after}"
+
+    return replace
+
+
+def _digest(key: bytes, *parts: str) -> bytes:
+    """Return an HMAC-SHA256 of parts that no other parts share."""
+    message = b"".join(
+        len(part).to_bytes(8, "big") + part
+        for part in (part.encode("utf-8", "surrogatepass") for part in parts)
+    )
+    return hmac.digest(key, message, "sha256")
+
+
+def _days(key: bytes, owner: str, max_days: int) -> int:
+    """Draw the shift of a unit: 1 to `max_days` days, forward or back."""
+    drawn = int.from_bytes(_digest(key, "shift", owner), "big")
+    days = 1 + drawn // 2 % max_days
+    return days if drawn % 2 else -days
+
+
+def _hashed(key: bytes, owner: str, kind: str, value: str) -> str:
+    """Write a keyed hash of the normalized value."""
+    digest = _digest(key, "hash", owner, kind, normalized(value)).hex()
+    return f"<{kind}:{digest[:_HASH_DIGITS]}>"
+
+
+@lru_cache(maxsize=4)
+def _cipher(key: bytes) -> AESSIV:
+    """Derive the key of AES-256-SIV."""
+    return AESSIV(hmac.digest(key, b"dptune encryption of values", "sha512"))
+
+
+def encrypted(cipher: AESSIV, owner: str, kind: str, value: str) -> str:
+    """Encrypt a value; equal values of one owner and type have equal ciphers.
+
+    The owner is part of what is encrypted, so that units cannot be linked. Values are
+    padded to 16 bytes, so that their length shows only roughly.
+
+    References:
+        RFC 5297, synthetic initialization vector: deterministic and authenticated.
+    """
+    named = hashlib.sha256(owner.encode("utf-8", "surrogatepass")).digest()
+    data = value.encode("utf-8", "surrogatepass")
+    padding = -len(data) % _PADDED_TO
+    message = bytes([padding]) + named[:_OWNER_BYTES] + data + bytes(padding)
+    sealed = cipher.encrypt(message, [kind.encode()])
+    return f"<{kind}:enc:{base64.urlsafe_b64encode(sealed).rstrip(b'=').decode()}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decrypted:
+    """A text with its encrypted values turned back, hidden from `repr`.
+
+    Args:
+        text: what could not be read stays as it was.
+        num_read, num_failed: values; those of another key, or altered ones, fail.
+    """
+
+    text: str = field(repr=False)
+    num_read: int
+    num_failed: int
+
+
+def decrypt_text(text: str, key: bytes) -> Decrypted:
+    """Turn the values of a text back that `ENCRYPT` wrote.
+
+    >>> keys = Pseudonyms(key=bytes(16), encryption_key=bytes(16))
+    >>> span = Span(start=0, end=3, entity_type="PERSON")
+    >>> written = keys.replacement("u", operator=Operator.ENCRYPT)(span, "Ann")
+    >>> decrypt_text(f"Hi {written}!", bytes(16)).text
+    'Hi Ann!'
+
+    Args:
+        text: with values such as `<PERSON:enc:...>`.
+        key: the encryption key of the redaction.
+    """
+    counts = {True: 0, False: 0}
+
+    def back(match: re.Match[str]) -> str:
+        value = _opened(_cipher(key), match[1], match[2])
+        counts[value is not None] += 1
+        return match[0] if value is None else value
+
+    written = _ENCRYPTED.sub(back, text)
+    return Decrypted(text=written, num_read=counts[True], num_failed=counts[False])
+
+
+def _opened(cipher: AESSIV, kind: str, written: str) -> str | None:
+    """Decrypt one value; None if it was altered or is of another key."""
+    try:
+        sealed = base64.urlsafe_b64decode(written + "=" * (-len(written) % 4))
+        message = cipher.decrypt(sealed, [kind.encode()])
+    except (InvalidTag, ValueError):
+        return None
+    data = message[1 + _OWNER_BYTES :]
+    return data[: len(data) - message[0]].decode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inventor:
+    """Invents values for one owner."""
+
+    key: bytes = field(repr=False)
+    owner: str
+    locale: str
+    shift: Callable[[str], str | None]
+
+    def invent(self, kind: str, value: str) -> str:
+        """Draw until the result is not the value itself."""
+        plain = normalized(value)
+        maker = _MAKERS.get(kind, _number)
+        for attempt in range(100):
+            made = maker(self, value, attempt)
+            if normalized(made) != plain:
+                return made
+        return f"<{kind}>"  # a value whose shape leaves nothing to draw
+
+    def random(self, *parts: str) -> random.Random:
+        """Return the draws that belong to something of this owner."""
+        return random.Random(_digest(self.key, self.owner, *parts))  # noqa: S311 - keyed
+
+    def source(self, *parts: str) -> Any:  # noqa: ANN401  # Faker has no useful types
+        """Return Faker, seeded for something of this owner."""
+        source = source_of(self.locale)
+        seed = _digest(self.key, self.owner, *parts)
+        source.seed_instance(int.from_bytes(seed, "big"))
+        return source
+
+    def names(self) -> NameMaker:
+        """Return how names of this owner are written."""
+        return NameMaker(locale=self.locale, draw=partial(self.random, "name"))
+
+
+def _person(inventor: _Inventor, value: str, attempt: int) -> str:
+    return inventor.names().name(value, attempt)
+
+
+def _organization(inventor: _Inventor, value: str, attempt: int) -> str:
+    """Invent a company; `Acme` and `Acme Inc.` are one."""
+    words = value.split()
+    tail: list[str] = []
+    while len(words) > 1 and normalized(words[-1]) in _LEGAL:
+        tail.insert(0, words.pop())
+    source = inventor.source("company", normalized(" ".join(words)), str(attempt))
+    made = re.sub(r"(?:,? (?:and Sons|Inc|Ltd|LLC|PLC|Group))+$", "", source.company())
+    return " ".join([cased(made, " ".join(words)), *tail])
+
+
+def _place(inventor: _Inventor, value: str, attempt: int) -> str:
+    source = inventor.source("city", normalized(value), str(attempt))
+    return cased(str(source.city()), value)
+
+
+def _address(inventor: _Inventor, value: str, attempt: int) -> str:
+    source = inventor.source("address", normalized(value), str(attempt))
+    return cased(str(source.street_address()), value)
+
+
+def _people(inventor: _Inventor, value: str, attempt: int) -> str:
+    names = ("Arlonian", "Belvarian", "Corvish", "Dalmaran", "Estrovian", "Fenlandic")
+    drawn = inventor.random("people", normalized(value), str(attempt))
+    return cased(drawn.choice(names), value)
+
+
+def _email(inventor: _Inventor, value: str, attempt: int) -> str:
+    """Invent an address whose names are those of the unit's persons."""
+    local, sign, domain = value.rpartition("@")
+    if not sign:
+        return _number(inventor, value, attempt)
+    made = _user(inventor, local, attempt)
+    return cased(f"{made}@{_domain(inventor, domain)}", value)
+
+
+def _domain(inventor: _Inventor, domain: str) -> str:
+    """Invent a reserved domain (RFC 2606), the same for e-mail and web."""
+    bare = normalized(domain.casefold().removeprefix("www."))
+    return f"{inventor.source('domain', bare).domain_word()}.invalid"
+
+
+def _url(inventor: _Inventor, value: str, _attempt: int) -> str:
+    scheme, sign, rest = value.partition("://")
+    host = re.split(r"[/?#:]", rest if sign else value, maxsplit=1)[0]
+    return f"{scheme + sign if sign else ''}{_domain(inventor, host)}"
+
+
+def _user(inventor: _Inventor, value: str, attempt: int) -> str:
+    """Invent a user name from the names in it; digits are redrawn."""
+    made = inventor.names().name(value.replace("_", "\0"), attempt)
+    made = made.replace("\0", "_")
+    draw = inventor.random("user", normalized(value), str(attempt))
+    return "".join(draw.choice("0123456789") if c.isdecimal() else c for c in made)
+
+
+def _number(inventor: _Inventor, value: str, attempt: int) -> str:
+    draw = inventor.random("shape", normalized(value), str(attempt))
+    return in_shape(draw, value)
+
+
+def _numbered(make: Callable[[random.Random, str], str]) -> "_Maker":
+    """Make what is invented from a number's shape alone."""
+
+    def maker(inventor: _Inventor, value: str, attempt: int) -> str:
+        draw = inventor.random("shape", normalized(value), str(attempt))
+        return make(draw, value)
+
+    return maker
+
+
+def _ip(inventor: _Inventor, value: str, attempt: int) -> str:
+    """Draw from the ranges for documentation: RFC 5737 and RFC 3849."""
+    draw = inventor.random("ip", normalized(value), str(attempt))
+    if ":" in value:
+        return f"2001:db8::{draw.randint(1, 65535):x}"
+    return f"203.0.113.{draw.randint(1, 254)}"
+
+
+def _date(inventor: _Inventor, value: str, attempt: int) -> str:
+    """Shift a date; one of an unknown format is drawn anew."""
+    made = inventor.shift(value) if attempt == 0 else None
+    if made is not None:
+        return made
+    day = inventor.source("date", normalized(value), str(attempt)).date_between(
+        "-60y", "-1y"
+    )
+    if not any(map(str.isalpha, value)):
+        return str(day.year)
+    return cased(f"{day:%B} {day.day}", value)
+
+
+_Maker = Callable[[_Inventor, str, int], str]
+_MAKERS: dict[str, _Maker] = {
+    "PERSON": _person,
+    "ENTITY": _person,
+    "UNKNOWN": _person,
+    "PROPN": _person,
+    "ORG": _organization,
+    "GPE": _place,
+    "LOC": _place,
+    "FAC": _place,
+    "NORP": _people,
+    "ADDRESS": _address,
+    "EMAIL": _email,
+    "URL": _url,
+    "USERNAME": _user,
+    "CREDIT_CARD": _numbered(card_number),
+    "SSN": _numbered(social_security),
+    "IBAN": _numbered(iban),
+    "IP": _ip,
+    "DATE": _date,
+}

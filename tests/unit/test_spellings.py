@@ -1,0 +1,99 @@
+"""Known values are found however they are written, and nothing else is."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptune import spellings
+from dptune.spellings import KnownValue, Spellings, folded
+
+TABLE = json.loads(
+    (Path(__file__).parents[1] / "tables" / "spellings.json").read_text("utf8")
+)
+
+
+def cases(key):
+    return [(row["value"], row["type"], text) for row in TABLE for text in row[key]]
+
+
+def found(value, kind, text, **how):
+    return Spellings([KnownValue(value=value, entity_type=kind)], **how).find(text)
+
+
+def letters(text, spans):
+    """Return the letters and digits that spans cover."""
+    inside = {i for span in spans for i in range(span.start, span.end)}
+    return [i for i, c in enumerate(text) if c.isalnum() and i not in inside]
+
+
+@pytest.mark.parametrize(("value", "kind", "text"), cases("finds"))
+def test_known_value_is_found_in_other_spellings(value, kind, text):
+    assert found(value, kind, text)
+    assert found(value, kind, f"to {text}, then")
+
+
+@pytest.mark.parametrize(("value", "kind", "text"), cases("leaves"))
+def test_near_miss_of_a_known_value_stays(value, kind, text):
+    assert found(value, kind, text) == []
+
+
+def test_table_of_spellings_is_large_enough():
+    assert len(cases("finds")) >= 60
+    assert len(cases("leaves")) >= 60
+
+
+def test_ordinary_words_need_a_capital_as_parts_of_a_name():
+    def ordinary(word):
+        return word in {"will", "young"}
+
+    how = {"is_ordinary": ordinary}
+    assert found("Will Young", "PERSON", "will young", **how)
+    assert not found("Will Young", "PERSON", "it will, they are young", **how)
+    assert len(found("Will Young", "PERSON", "Will came; YOUNG too", **how)) == 2
+    assert not found("Will Young", "PERSON", "Will", parts=False)
+
+
+def test_known_values_hide_in_repr_and_survive_a_copy_for_another_process():
+    value = KnownValue(value="Ann Lee", entity_type="PERSON")
+    assert "Ann" not in repr(value)
+    finder = Spellings([value])
+    before = finder.find("ann lee")
+    assert pickle.loads(pickle.dumps(finder)).find("ann lee") == before  # noqa: S301
+
+
+@given(st.text(max_size=60), st.text("aé \u03011-.Åß王 ", min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_hits_lie_inside_of_any_text_and_values_find_themselves(text, value):
+    for kind in ("PERSON", "ID"):
+        finder = Spellings([KnownValue(value=value, entity_type=kind)])
+        for hit in finder.find(f"{text} {value} {text}"):
+            assert 0 <= hit.start < hit.end <= 2 * len(text) + len(value) + 2
+    form, places = folded(text)
+    assert len(form) == len(places)
+    assert np.all(np.diff(places) >= 0)
+
+
+def test_twin_without_word_borders_marks_halves_of_words(monkeypatch):
+    monkeypatch.setattr(spellings, "is_border", lambda _one, _other: True)
+    wrong = [text for value, kind, text in cases("leaves") if found(value, kind, text)]
+    assert len(wrong) > 20
+
+
+def test_twin_that_folds_nothing_misses_other_spellings(monkeypatch):
+    monkeypatch.setattr(spellings, "folded", lambda text: (text, np.arange(len(text))))
+    missed = [1 for value, kind, text in cases("finds") if not found(value, kind, text)]
+    assert len(missed) > 30
+
+
+def test_time_grows_with_the_text_not_with_its_square():
+    finder = Spellings(
+        [KnownValue(value=f"Na{i:04x} Fa", entity_type="X") for i in range(2000)]
+    )
+    hostile = ("na00" * 3000, "a" * 12_000, "\u0301" * 12_000, "na 0000 fa " * 1000)
+    for text in hostile:
+        assert all(hit.end <= len(text) for hit in finder.find(text))
