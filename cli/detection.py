@@ -1,8 +1,7 @@
-"""What `detect` and `evaluate-detector` do."""
+"""Which detector a command asks for, and what `evaluate-detector` does."""
 
-import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,32 +9,36 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from cli.runs import read_config
-from dptune.config import BudgetSettings
+from dptune.config import BudgetSettings, DetectionSettings
 from dptune.data.gold import read_gold
 from dptune.detection.engine import DetectionEngine, build_engine
 from dptune.detection.recognizer import Tier
-from dptune.errors import ConfigError, Problem
+from dptune.detection.settings import TokenClassifierSettings
+from dptune.errors import ConfigError, DependencyError, Problem, ProblemsError
 from dptune.reports.formatting import count, interval, percent
-from dptune.reports.pages.detector import (
-    detect_page,
-    pieces_of,
-    quality_page,
-    quality_plot,
-    quality_png,
-)
+from dptune.reports.pages.detector import quality_page, quality_plot, quality_png
 from dptune.reports.render import page_html
 from dptune.review.lists import ListKey, with_lists
+from dptune.review.misses import misses_text
 from dptune.review.quality import Quality, Share, measure_quality
 from dptune.review.store import ReviewStore, write_private
-from dptune.text import Span
 from dptune.workflow.detect import engine_of
 from infra.workspace import current_workspace, llm_access, read_review_key
 
-_MOST_CHARACTERS = 5_000_000
 _BATCH = 256
+
+
+@contextmanager
+def collecting(problems: list[Problem]) -> Iterator[None]:
+    """Note what is wrong inside, so that all of it is told at once."""
+    try:
+        yield
+    except ProblemsError as error:
+        problems += error.problems
+    except DependencyError as error:
+        problems.append(Problem(path="", message=str(error)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,40 +47,44 @@ class DetectorChoice:
 
     Args:
         config: a training configuration; the other choices are its own then.
-        tier, recognizers, spacy_pipeline, gliner_model: None and empty by default.
+        tier, recognizers, spacy_pipeline, gliner_model, token_classifier: None and
+            empty by default. What is named adds to the default recognizers.
+        only: leave the default ones out.
         use_lists: apply the lists of imported reviews.
     """
 
     config: Path | None
     tier: Tier | None
     recognizers: tuple[str, ...]
+    only: bool
     spacy_pipeline: str | None
     gliner_model: str | None
+    token_classifier: str | None
     use_lists: bool
 
     def build(self) -> DetectionEngine:
-        """Build the detector."""
-        given = (
-            self.tier,
-            self.recognizers,
-            self.spacy_pipeline,
-            self.gliner_model,
-        )
-        if self.config is not None and any(given):
+        """Build the detector.
+
+        Raises:
+            ConfigError: the choices contradict each other, or name nothing.
+            DependencyError: what they name is not installed.
+        """
+        named = (self.spacy_pipeline, self.gliner_model, self.token_classifier)
+        if self.config is not None and any(
+            (self.tier, self.recognizers, self.only, *named)
+        ):
             message = "must stand alone: it says tier and recognizers itself."
             raise ConfigError([Problem(path="--config", message=message)])
+        if self.only and not any((self.recognizers, *named)):
+            message = "must stand beside a recognizer that is named."
+            raise ConfigError([Problem(path="--only", message=message)])
         data_set = BudgetSettings().data_set
         if self.config is not None:
             config = read_config(self.config)
             data_set = config.budget.data_set
             engine = engine_of(config.detection, llm_access())
         else:
-            engine = build_engine(
-                tier=self.tier or Tier.LOW_ENTITY,
-                recognizers=self.recognizers or ("patterns", "lexicon"),
-                spacy_pipeline=self.spacy_pipeline,
-                gliner_model=self.gliner_model,
-            )
+            engine = self._build()
         workspace = current_workspace()
         key = read_review_key(workspace) if self.use_lists else None
         if key is None or not workspace.review.is_dir():
@@ -85,50 +92,36 @@ class DetectorChoice:
         state = ReviewStore(workspace.review).read(ListKey(secret=key))
         return with_lists(engine, state.lists.acting_on(data_set), state.key)
 
-
-def detect_command(source: str, choice: DetectorChoice, *, html: Path | None) -> None:
-    """Print a text with its spans, and write the page that was asked for."""
-    text = _read_text(source)
-    _check_page(html)
-    engine = choice.build()
-    (spans,) = engine.detect([text])
-    console = Console(highlight=False)
-    console.print(_colored(text, spans), soft_wrap=True)
-    console.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("type", "spans", "found by"):
-        table.add_column(column, justify="right" if column == "spans" else "left")
-    kinds = Counter(span.entity_type for span in spans)
-    for kind, number in sorted(kinds.items(), key=lambda pair: (-pair[1], pair[0])):
-        finders = sorted({s.recognizer for s in spans if s.entity_type == kind})
-        table.add_row(kind, count(number), ", ".join(finders))
-    console.print(table)
-    masked = sum(span.end - span.start for span in spans) / max(len(text), 1)
-    console.print(
-        f"{', '.join(engine.recognizers)}, tier {engine.tier.replace('_', ' ')}: "
-        f"{len(spans):,} spans, {percent(masked)} of the characters masked",
-        style="dim",
-    )
-    if html is not None:
-        page = detect_page(
-            text, spans, tier=engine.tier, recognizers=engine.recognizers
+    def _build(self) -> DetectionEngine:
+        """Build what the options name, beside the default recognizers."""
+        default = () if self.only else DetectionSettings().recognizers
+        model = self.token_classifier
+        return build_engine(
+            tier=self.tier or Tier.LOW_ENTITY,
+            recognizers=(*default, *self.recognizers),
+            spacy_pipeline=self.spacy_pipeline,
+            gliner_model=self.gliner_model,
+            token_classifier=TokenClassifierSettings(model=model) if model else None,
         )
-        write_private(html, page)
-        console.print(f"page    {html}  (restricted: it quotes the text)")
 
 
 def evaluate_command(
-    gold: Path, choice: DetectorChoice, *, output: Path | None, as_json: bool
+    gold: Path,
+    choice: DetectorChoice,
+    *,
+    output: Path | None,
+    misses: Path | None,
+    as_json: bool,
 ) -> None:
-    """Measure the detector, print the table, write page and figures."""
-    if output is not None and output.suffix != ".html":
-        message = f"must end in .html, got {output.name!r}."
-        raise ConfigError([Problem(path="--output", message=message)])
-    if output is not None and not output.parent.is_dir():
-        message = f"must be in a folder that exists, got {str(output)!r}."
-        raise ConfigError([Problem(path="--output", message=message)])
-    rows = read_gold(gold)
-    engine = choice.build()
+    """Measure the detector, print the table, write page, figures and misses."""
+    problems = _output_problems(output) + new_file_problems("--misses", misses)
+    rows, engine = [], None
+    with collecting(problems):
+        rows = read_gold(gold)
+    with collecting(problems):
+        engine = choice.build()
+    if problems or engine is None:
+        raise ConfigError(problems)
     texts = [row.text for row in rows]
     with Console(stderr=True).status("marking personal data"):
         found = [
@@ -143,6 +136,9 @@ def evaluate_command(
             tier=engine.tier,
             recognizers=engine.recognizers,
         )
+    if misses is not None:
+        gold_spans = [row.spans for row in rows]
+        write_private(misses, misses_text(texts, gold_spans, found))
     steps = _next_steps(quality)
     if as_json:
         typer.echo(quality.model_dump_json(indent=2))
@@ -151,58 +147,30 @@ def evaluate_command(
         _write(target, quality, source=gold.name, steps=steps)
         if not as_json:
             _print_quality(Console(highlight=False), quality, target, steps)
+    if misses is not None and not as_json:
+        typer.echo(f"misses  {misses}  (restricted: it quotes the texts)")
 
 
-def _read_text(source: str) -> str:
-    """Read a text as it is given, from a file, or from standard input.
-
-    Raises:
-        ConfigError: it is empty, too long, or no UTF-8.
-    """
-    try:
-        if source == "-":
-            text = sys.stdin.buffer.read(_MOST_CHARACTERS * 4).decode("utf-8")
-        elif _is_file(source):
-            text = Path(source).read_bytes().decode("utf-8")
-        else:
-            text = source
-    except UnicodeDecodeError:
-        raise _unusable("must be UTF-8, but is not.") from None
-    if not text.strip():
-        raise _unusable("must hold some text, but is empty.")
-    if len(text) > _MOST_CHARACTERS:
-        raise _unusable(f"must have at most {_MOST_CHARACTERS:,} characters.")
-    return text
+def new_file_problems(option: str, file: Path | None) -> list[Problem]:
+    """Find what keeps a private file from being written: none is ever replaced."""
+    if file is None or (not file.exists() and file.parent.is_dir()):
+        return []
+    message = f"must be a new file in a folder that exists, got {str(file)!r}."
+    return [Problem(path=option, message=message)]
 
 
-def _is_file(source: str) -> bool:
-    try:
-        return Path(source).is_file()
-    except (OSError, ValueError):  # a long text is no file name
-        return False
-
-
-def _unusable(message: str) -> ConfigError:
-    return ConfigError([Problem(path="TEXT", message=message)])
-
-
-def _check_page(html: Path | None) -> None:
-    if html is not None and (html.exists() or not html.parent.is_dir()):
-        message = f"must be a new file in a folder that exists, got {str(html)!r}."
-        raise ConfigError([Problem(path="--html", message=message)])
-
-
-def _colored(text: str, spans: Sequence[Span]) -> Text:
-    """Color the spans; the type stands behind each, for terminals without color."""
-    shown = Text()
-    for piece in pieces_of(text, spans):
-        if piece.kind:
-            style = f"#17202b on {piece.color}"
-            shown.append(piece.text, style=style)
-            shown.append(f"⟨{piece.kind}⟩", style="dim")
-        else:
-            shown.append(piece.text)
-    return shown
+def _output_problems(output: Path | None) -> list[Problem]:
+    """Find what keeps the report from being written."""
+    if output is None:
+        return []
+    problems = []
+    if output.suffix != ".html":
+        message = f"must end in .html, got {output.name!r}."
+        problems.append(Problem(path="--output", message=message))
+    if not output.parent.is_dir():
+        message = f"must be in a folder that exists, got {str(output)!r}."
+        problems.append(Problem(path="--output", message=message))
+    return problems
 
 
 def _default_output(gold: Path) -> Path:
@@ -267,8 +235,9 @@ def _next_steps(quality: Quality) -> list[str]:
     worst = min(quality.types, key=lambda row: row.recall.value, default=None)
     if worst is not None and worst.recall.value < 0.95:
         steps.append(
-            f"{worst.entity_type} is missed most: add a recognizer (--spacy-pipeline, "
-            "--recognizer presidio, --gliner-model), or a wider --tier"
+            f"{worst.entity_type} is missed most: read what is missed (--misses FILE), "
+            "add a recognizer (--token-classifier, --spacy-pipeline, --gliner-model, "
+            "--recognizer presidio), or a wider --tier"
         )
     if quality.masked.value > 0.4:
         steps.append("much is masked: a narrower --tier keeps more of the text")

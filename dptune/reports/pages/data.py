@@ -155,11 +155,28 @@ def redaction_page(report: RedactionReport) -> Page:
             ),
         ),
         _expectations(report.validation),
+        section("What is left of values that were found elsewhere", _residual(report)),
         label="Redaction",
         title=f"Operator {report.operator}",
         chip=_success_chip(report.validation),
         subtitle="Checks of the redacted text for patterns that must not survive.",
     )
+
+
+def _residual(report: RedactionReport) -> Block:
+    """Tell by type what stands outside of marks still."""
+    left = {
+        "Whole": report.residual_values,
+        "In parts": report.residual_parts,
+        "Otherwise written": report.residual_spellings,
+        "Marked in part": report.residual_halves,
+    }
+    columns = (
+        (name, lambda kind, counts=counts: count(counts.get(kind, 0)))
+        for name, counts in left.items()
+    )
+    kinds = sorted({kind for counts in left.values() for kind in counts})
+    return table_of(kinds, ("Type", str), *columns, numeric=(1, 2, 3, 4))
 
 
 def sensitivity_page(report: SensitivityTable) -> Page:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-TEXT = "Hi, I am Ann Lee, mail ann.lee@example.org today"
+TEXT = "Hi, I am Ann Lee, mail ann.lee@example.org please"
 
 
 def test_detect_shows_spans_and_stores_nothing(run_cli):
@@ -86,3 +86,125 @@ def test_evaluate_names_rows_that_cannot_be_used(tmp_path, run_cli):
     outcome.assert_refused("row 1", "docs/REVIEW.md")
     assert "Ann" not in outcome.err
     run_cli("evaluate-detector", "--gold", tmp_path / "none").assert_refused("readable")
+
+
+def test_evaluate_lists_misses_and_false_alarms_in_a_private_file(
+    gold, run_cli, tmp_path
+):
+    with gold.open("a") as sink:
+        sink.write('\n{"text": "so I met Ann Lee there", "spans": []}')
+    file = tmp_path / "misses.txt"
+    outcome = run_cli("evaluate-detector", "--gold", gold, "--json", "--misses", file)
+    assert outcome.code == 0, outcome.err
+    assert file.stat().st_mode & 0o777 == 0o600
+    content = file.read_text()
+    assert "MISSED PERSON (text 21, 10 to 14)" in content
+    assert "my friend [[rose]] came" in content
+    assert "FALSE ALARM PERSON by lexicon" in content
+    assert "[[Ann Lee]]" in content
+    assert "rose" not in outcome.out + outcome.err
+    again = run_cli("evaluate-detector", "--gold", gold, "--misses", file)
+    again.assert_refused("must be a new file")
+
+
+def test_evaluate_tells_all_that_is_wrong_at_once(run_cli, tmp_path):
+    arguments = ("--output", "x.txt", "--misses", tmp_path, "--gliner-model", "none")
+    outcome = run_cli("evaluate-detector", "--gold", tmp_path / "none", *arguments)
+    outcome.assert_refused("--output", "--misses", "readable", "gliner")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    home = tmp_path / "letters"
+    (home / "old").mkdir(parents=True)
+    (home / "a.txt").write_text(TEXT)
+    (home / "old" / "b.txt").write_text("nothing but Bo Diaz")
+    (home / ".hidden").write_bytes(b"\xff")
+    return home
+
+
+def test_detect_prints_json_without_the_text(run_cli, folder):
+    outcome = run_cli("detect", folder, "--json")
+    rows = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [row["source"] for row in rows] == ["a.txt", "old/b.txt"]
+    assert rows[0]["num_characters"] == len(TEXT)
+    kinds = {span["entity_type"] for span in rows[0]["spans"]}
+    assert kinds >= {"PERSON", "EMAIL"}
+    assert "Ann" not in outcome.out
+    assert not outcome.home.exists()
+
+
+def test_detect_shows_a_folder_as_a_table(run_cli, folder):
+    outcome = run_cli("detect", folder)
+    assert outcome.code == 0, outcome.err
+    assert "old/b.txt" in outcome.out
+    assert "2 texts" in outcome.out
+    assert "Ann" not in outcome.out
+
+
+def test_detect_redacts_texts_and_folders(run_cli, folder, tmp_path):
+    outcome = run_cli("detect", TEXT, "--redact", "typed")
+    assert outcome.out.strip() == "Hi, I am <PERSON>, mail <EMAIL> please"
+    target = tmp_path / "redacted"
+    outcome = run_cli("detect", folder, "--redact", "mask", "--output", target)
+    assert outcome.code == 0, outcome.err
+    assert (target / "a.txt").read_text() == "Hi, I am <mask>, mail <mask> please"
+    for file in (target / "a.txt", target / "old" / "b.txt"):
+        assert file.stat().st_mode & 0o777 == 0o600
+    assert not outcome.home.exists()
+    assert not (target / ".hidden").exists()
+
+
+def test_detect_reads_the_corpus_of_a_configuration(
+    run_cli, values, write_config, tmp_path
+):
+    config = write_config(values)
+    outcome = run_cli("detect", "--config", config)
+    assert outcome.code == 0, outcome.err
+    assert "PERSON" in outcome.out
+    target = tmp_path / "corpus.jsonl"
+    outcome = run_cli(
+        "detect", "--config", config, "--redact", "config", "--output", target
+    )
+    assert outcome.code == 0, outcome.err
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert {"id", "unit_id", "split", "text"} == set(rows[0])
+    assert any("<mask>" in row["text"] for row in rows)
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+WRONG = [
+    ((), ("TEXT",)),
+    ((TEXT, "--output", "new"), ("--output",)),
+    ((TEXT, "--redact", "burn"), ("--redact", "must be one of")),
+    ((TEXT, "--redact", "config"), ("--redact",)),
+    ((TEXT, "--redact", "encrypt"), ("DPTUNE_REDACTION_KEY",)),
+    ((TEXT, "--only"), ("--only",)),
+    ((TEXT, "--recognizer", "nope"), ("recognizers must be",)),
+    ((TEXT, "--token-classifier", "nope"), ("local folder",)),
+    (("", "--redact", "burn", "--recognizer", "nope"), ("TEXT", "--redact", "nope")),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG)
+def test_detect_tells_all_that_is_wrong_at_once(run_cli, arguments, says):
+    run_cli("detect", *arguments).assert_refused(*says)
+
+
+def test_detect_names_every_file_that_cannot_be_read_and_writes_nothing(
+    run_cli, folder, tmp_path
+):
+    (folder / "bad.bin").write_bytes(b"\xff\xfe\xff")
+    (folder / "empty.txt").write_text(" ")
+    target = tmp_path / "redacted"
+    outcome = run_cli("detect", folder, "--redact", "mask", "--output", target)
+    outcome.assert_refused("bad.bin", "empty.txt")
+    assert not target.exists()
+
+
+def test_recognizer_that_is_named_adds_to_the_defaults(run_cli):
+    alone = run_cli("detect", TEXT, "--recognizer", "patterns", "--only")
+    assert "PERSON" not in alone.out
+    added = run_cli("detect", TEXT, "--recognizer", "patterns")
+    assert "patterns, lexicon" in added.out
+    assert "PERSON" in added.out
