@@ -23,7 +23,7 @@ def misses_text(
     owner alone, and never into a log.
 
     >>> name = Span(start=3, end=6, entity_type="PERSON")
-    >>> print(misses_text(["ask Ann"], [[name]], [[]]).splitlines()[2])
+    >>> print(misses_text(["ask Ann"], [[name]], [[]]).splitlines()[3])
     MISSED PERSON (text 1, 3 to 6)
 
     Args:
