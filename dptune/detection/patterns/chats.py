@@ -15,7 +15,6 @@ from dptune.detection.patterns.field_kinds import (
 _OF_LOG = (
     *("/home/", "sers/", "sers\\", "uid=", "user ", "User ", "ogin", "assword"),
     *("ccount ", "ember ", "publickey", "session", "uthenti", "ccess", "ermission"),
-    "sent ",
 )
 
 
@@ -83,7 +82,11 @@ def _speakers(text: str) -> Iterator[Value]:
 
 def _is_speaker(name: str) -> bool:
     """Tell whether the word before a colon is a name that the lexicon knows."""
-    return looks_like_name(name) and len(name.split()) <= 3
+    words = name.split()
+    readings = [w.reading_of(word.lower().rstrip(".")) for word in words]
+    is_even = words[0][0].isupper() == words[-1][0].isupper()
+    has_name = any(reading & NAMES for reading in readings)
+    return has_name and is_even and looks_like_name(name)
 
 
 _LOGIN = re.compile(
@@ -93,7 +96,7 @@ _LOGIN = re.compile(
     r"|closed)"
     r"|log-?(?:in|on)(?: failed)?|sign-?in|authentication (?:failure|failed)"
     r"|access denied"
-    r"|access granted|permission denied|account locked|token (?:issued|revoked)|sent) "
+    r"|access granted|permission denied|account locked|token (?:issued|revoked)) "
     r"(?:for|by|to) (?:invalid |illegal )?(?:user |account |member )?"
     r"(?P<quote>['\"]?)(?P<login>[a-z][\w.@-]{1,40})"
     r"|\b(?:user|member|account|by) (?P<mark>['\"])(?P<quoted>[^'\"\n]{2,40})(?P=mark)"

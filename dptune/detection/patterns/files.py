@@ -21,14 +21,18 @@ _VALUE = (
     r"[a-z]{0,6}(?:[./-]{0,2}\d|\d)(?:[\w/–-]|[.,:_](?=\w)){0,38}"
     r"(?: ?\([a-z]{2,6}\)){0,2}"
 )
-_PARTS = r"(?:(?:\d{1,4}|[ivxlc]{1,5}|[a-z]{1,4}\.?|[a-z]{1,3}-\d{1,3})[ -]){0,3}"
+_PARTS = (
+    r"(?:(?!(?:in|of|to|at|on|by|for|and|or|was|is|an?|as|the|from|with|high|low|up|due"
+    r"|set|than|over|all|no|see)\b)(?:\d{1,4}|[ivxlc]{1,5}|[a-z]{1,4}\.?|[a-z]{1,3}-\d{1,3})"
+    r"[ -]){0,3}"
+)
 _MORE = rf"(?:(?:,|;)?\s(?:(?:and|&|et|und|y)\s)?{_VALUE}){{0,8}}"
 # What such a number is of. The second group is also said of things that are counted.
 _OF = (
     "application|appl|docket|invoice|inv|reference|dossier|indictment|civil "
     "action|civ|crim|criminal|cause "
     "no|petition|appeal|writ|warrant|summons|citation|claim|filing|aktenzeichen|gesch["
-    "aä]ftszeichen|gz|az|beschwerde|rechnung|vorgang|requ[eê]te|pourvoi|r[oô]le|rg|r"
+    "aä]ftszeichen|gz|az|beschwerde|rechnung|vorgang|requ[eê]te|pourvoi|rôle|rg|r"
     "\\.g|facture|commande|sygn|sygnatura|sprawa|faktura|expediente|exp|procedimiento|"
     "autos|recurso|rec|factura|zaaknummer|zaak|rolnummer|factuur|mål|sag|processo|proc"
     "|ricorso|sentenza|fattura|purchase order|po|rma|quote|quotation|work "

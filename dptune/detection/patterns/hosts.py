@@ -8,13 +8,13 @@ from dptune.detection.words import word_set
 
 _HIPAA = "45 CFR 164.514(b)(2)(i)"
 _DEVICE = (
-    r"(?:mac ?book(?:-?(?:pro|air))?|imac|mac-?mini|mac|iphone|ipad|ipod|watch|laptop"
+    r"(?:mac ?book(?:-?(?:pro|air))?|imac|mac-?mini|mac|iphone|ipad|ipod|laptop"
     r"|desktop|pc|notebook"
     r"|workstation|phone|tablet|thinkpad|surface|galaxy|pixel|chromebook|mbp|mba|nas"
     r"|printer|echo|kindle|macbookpro|macbookair)"
 )
 _NO_NAME = (
-    r"(?:my|your|the|our|a|an|this|that|test|dev|prod|new|old|home|work|office|gaming"
+    r"(?:re|ex|un|all|self|over|mid|pay|cd|my|your|the|our|a|an|this|that|test|dev|prod|new|old|home|work|office|gaming"
     r"|dell|hp|lenovo|acer|asus"
     r"|sony|apple|samsung|google|microsoft|smart|mobile|cell|tele|head|micro|power"
     r"|book|lap|default|local|remote"

@@ -294,7 +294,7 @@ def _rules_of_table() -> tuple[Rule, ...]:
                 rf"\b(?:{'|'.join(table['labels'])})(?![\w-])(?:\s?(?:card|id|numbers?"
                 rf"|nos?\.?"
                 r"|nr\.?|#|code))?(?:\s(?:is|was))?[:=#\s\"'(.]{1,5}(?P<value>"
-                r"(?:[a-z]{1,6}[ -]?)?\d[\da-z]{0,17}"
+                r"(?:[a-z]{1,6}-?)?\d[\da-z]{0,17}"
                 r"(?:[ ./+-]{1,2}(?=[\da-z]{0,5}\d)[\da-z]{1,12}){0,6}(?: ?\([\da-z]\)"
                 r")?"
                 r"(?:[ -][a-z]\b)?)(?<=\d[^a-z]|.\d|\d[a-z])"

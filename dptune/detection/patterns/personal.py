@@ -59,8 +59,12 @@ _AGE_RULES = (
         pattern=re.compile(
             rf"\b{_NUMBER}(?: and a half)?[ -]?(?:years?|yrs?|months?|weeks?|days?)[ -]"
             r"(?:old|of age|young)\b"
-            r"|\b\d{1,3}\s?y\.?/?o\b\.?|\(\s?(?:\d{2}\s?/?\s?[mf]"
-            r"|[mf]\s?/?\s?\d{2})\s?\)"
+            r"|\b\d{1,3}\s?y\.?/?o\b\.?"
+            r"|\b(?:i|me|him|her|he|she|[a-z]*friend|husband|wife|mother|father|mom"
+            r"|mum|dad"
+            r"|brother|sister|son|daughter|boss|bf|gf|so|ex|partner|fianc[eé]e?|cousin"
+            r"|kid)"
+            r" ?[(\[](?P<value_tag>\d{2}/?[mf]|[mf]/?\d{2})[)\]]"
             rf"|\bage[ds]?(?:\s(?:is|was|of|just|only|about|around"
             rf"|between))?[:=\s]{{1,3}}"
             rf"(?P<value>{_NUMBER}(?:\s?(?:-|to|and|or|,)\s?{_NUMBER}){{0,3}}\b)"
@@ -205,9 +209,10 @@ _WORK_RULES = (
             rf"|the )?(?P<value_at>{_TRADE})\b"
             rf"|\b(?:i|he|she|who|they) (?:works?|worked|(?:have|has|had) worked"
             rf"|retired) as (?:an? |the )?(?P<value_other>{_TRADE})\b"
-            rf"|\b(?:my|his|her|their) (?:job|occupation|profession|trade"
-            rf"|job title) (?:is|was) (?:an? |the )?(?P<value_trade>{_TRADE}"
-            rf"|[a-z-]{{3,20}}(?: [a-z-]{{3,20}})?)\b"
+            rf"|\b(?:my|his|her|their) (?:job|occupation|profession|trade|job title) "
+            rf"(?:is|was) (?:an? |the )?(?P<value_trade>{_TRADE})\b"
+            rf"|\b(?:my|his|her|their) (?:occupation|profession|job title) (?:is|was) "
+            rf"(?:an? |the )?(?P<value_title>[a-z-]{{3,20}}(?: [a-z-]{{3,20}})?)\b"
             rf"|\b(?:an? |the )?(?P<value_by>{_TRADE}) by (?:trade|profession"
             rf"|occupation|training)\b"
             rf"|\bretired (?P<value_retired>{_TRADE_OF_PEOPLE})\b"
@@ -271,7 +276,8 @@ _MONEY_RULES = (
     Rule(
         entity_type="AMOUNT",
         pattern=re.compile(
-            r"\b(?:salary|wages?|income|net worth|earns?|earned|earning|earnings"
+            r"\b(?:salary|wages?|income|net worth|(?:i|he|she|they|we|who"
+            r"|and) (?:[a-z]+ )?earn(?:s|ed)?|earning"
             r"|pension|take-home(?: pay)?"
             r"|bonus|alimony|child support|life savings|credit limit|credit score"
             r"|mortgage|(?:account|current|available) balance"

@@ -57,7 +57,7 @@ _CITY = (
     r"(?:,?\s{1,6}\d{5}(?:-\d{4})?)?\b)?"
 )
 _MIDDLE = r"(?:[\w.'’-]{1,24}\s{1,2}){0,4}?"
-_HOUSE = r"(?<![\w$£€¥.,-])\d{1,6}[a-z]{0,2}\s{1,2}"
+_HOUSE = r"(?<![\w$£€¥.,-])(?:\d{1,6}\s{1,2})?\d{1,6}[a-z]{0,2}\s{1,2}"
 
 PLACE_RULES = (
     Rule(
@@ -102,8 +102,8 @@ PLACE_RULES = (
         ),
         citation="USPS Publication 28, appendix C2",
         confidence=0.8,
-        needs=("apt", "apartm", "suite", "ste ", "ste.", "ste\n", "flat"),
-        needs_digit=True,
+        refine=v.refine_unit,
+        anchors=word_set("apt apartment suite ste flat"),
         reach=160,
     ),
     Rule(
@@ -137,11 +137,30 @@ PLACE_RULES = (
     Rule(
         entity_type="ADDRESS",
         pattern=re.compile(
+            r"(?:(?<![\w.,$£€¥:-])\d{1,6},? )?\b(?:[^\W\d_]{3,24} ?|[^\W\d_]{2,24})(?:"
+            r"stra(?:ss|ß)e|gasse|platz|allee|straat|laan|gatan|vägen|vej|gade|vegen"
+            r"|katu"
+            r"|utca|ulica|gata|braut|weg|plein|kade|gracht|singel|graben|stien|vangur"
+            r"|brücke|damm|ufer|steig) \d{1,4}[a-z]?\b"
+        ),
+        citation="UPU S42, house number after the street, in lower case",
+        confidence=0.8,
+        refine=v.refine_compound_street,
+        gate=re.compile(
+            r"(?:sse|ße|tz|ee|at|an|en|ej|de|tu|ca|ta|ut|eg|in|ht|el|ur|ke|mm|er|ig) \d"
+        ),
+        needs_digit=True,
+        reach=160,
+    ),
+    Rule(
+        entity_type="ADDRESS",
+        pattern=re.compile(
             rf"(?:(?<![\w.,$£€¥:-])\d{{1,6}},? )?\b(?:{_STREET_FIRST})\b\.? "
             r"(?:[^\W\d_][\w.'’-]{0,24},? ){1,5}?\d{1,5}[a-z]?\b"
         ),
         citation="UPU S42, kind of street before its name",
         confidence=0.85,
+        refine=v.refine_street,
         anchors=_STREET_FIRST_WORDS,
         needs_digit=True,
         reach=160,

@@ -439,7 +439,7 @@ IDENTIFIER_RULES = (
     Rule(
         entity_type="ID",
         pattern=re.compile(
-            r"(?<![\w@.-])(?=[A-Za-z0-9-]{0,40}?\d)(?=[\d-]{0,40}?[A-Za-z])"
+            r"(?<![\w@.-])(?<!\d,)(?=[A-Za-z0-9-]{0,40}?\d)(?=[\d-]{0,40}?[A-Za-z])"
             r"[A-Za-z0-9]{1,40}(?:-[A-Za-z0-9]{1,20}){0,5}(?![\w@]|-\w)"
         ),
         citation="45 CFR 164.514(b)(2)(i)(R)",

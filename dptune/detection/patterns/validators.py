@@ -2,7 +2,7 @@
 
 A refiner takes a text and a candidate range `[start, end)`, and returns the range of
 the identifier in it, or None. Refiners are pure and never look outside
-`[start - 48, end + 8)`.
+`[start - 96, end + 300)`.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from importlib import resources
 
-from dptune.detection.words import GIVEN_NAME, KNOWN, PERSONAL, reading_of
+from dptune.detection.words import GIVEN_NAME, KNOWN, LEXICAL, PERSONAL, reading_of
 from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
 
 Range = tuple[int, int]
@@ -207,7 +207,9 @@ def refine_digit_groups(text: str, start: int, end: int) -> Range | None:
     return None if _LOOKS_LIKE_DATE.fullmatch(text[start:end]) else (start, end)
 
 
-_LETTERS_THEN_DIGITS = re.compile(r"[a-z]{3,}-?(?:19|20)\d\d", re.IGNORECASE)
+_LETTERS_THEN_DIGITS = re.compile(
+    r"[a-z]{3,}-?(?:19|20)\d\d|(?:[a-z]{3,5}-)?\d{2,4}s(?:-\d{2,4}s)?", re.IGNORECASE
+)
 _NUMBER_WITH_UNIT = re.compile(
     r"\d+(?:st|nd|rd|th|s|am|pm|hrs?|min|mins|secs?|days?|weeks?|months?|years?|yrs?"
     r"|kms?|kmh|mph|kg|lbs?|feet|ft|inch|mm|cm|px|bit|mb|gb|tb|kb|mah|hz|mhz|ghz|usd"
@@ -271,10 +273,74 @@ _WEAK_MIDDLE = re.compile(
 )
 
 
+_STREET_END = re.compile(
+    r"\b(?:street|st|avenue|ave|road|rd|boulevard|blvd|drive|dr|lane|ln|terrace|ter"
+    r"|parkway|pkwy|highway|hwy|crescent)\b\.?"
+)
+
+
 def refine_street(text: str, start: int, end: int) -> Range | None:
     """Keep a house number with a street name; sentences between the two are none."""
-    street = text[start:end].split(",", maxsplit=1)[0].split("\n", maxsplit=1)[0]
-    return None if _WEAK_MIDDLE.search(street) else (start, end)
+    street = re.split(r"[,\n]", text[start:end], maxsplit=1)[0]
+    weak = _WEAK_MIDDLE.search(street)
+    if weak is None:
+        return _with_town(text, start, end)
+    named = _STREET_END.search(text, start, start + weak.start())
+    return None if named is None else _with_town(text, start, named.end())
+
+
+def _with_town(text: str, start: int, end: int) -> Range:
+    """Extend a street over the town behind it that a postcode ends."""
+    town = _TOWN.match(text, end)
+    return start, town.end() if town else end
+
+
+_STOP = (
+    r"(?!(?:in|on|for|and|an?|at|from|per|more|than|my|your|is|are|was|with|that|this"
+    r"|or"
+    r"|by|it|as|if|not|to|has|have|had|will|the|of|please|thanks?|mobile|phone|tel|fax"
+    r"|office|email|but|so|we|i|he|she|they|you|its|our|their|were|be|can|located|lives"
+    r"|address)\b)"
+)
+_WORD = rf"{_STOP}[^\W\d_][\w.'’()/∆-]{{0,24}}"
+_GAP = r"[,\s>?|]{1,14}"
+_LINE = (
+    rf"(?:[ ,]{{0,3}}\n[ >?|\t,]{{0,8}}{_WORD}(?: {_WORD}){{0,2}}(?=\s{{0,3}}(?:[\n?.,"
+    rf"]|\Z)))"
+)
+_BEFORE_UNIT = re.compile(
+    rf"(?<![\w.])(?:(?:\d{{1,6}}[a-z]?,? ){{1,2}}(?:{_WORD} ){{0,4}}(?:{_WORD}"
+    rf"|\d{{1,5}}\.?)"
+    rf"|(?:{_WORD} ){{1,4}}\d{{1,5}}\.?),?[ \n>?|\t]{{1,12}}\Z"
+)
+_TOWN = re.compile(
+    rf"(?=\.? ?[,\n])\.?(?:{_GAP}(?:{_WORD}|\d{{1,3}})){{1,9}}?{_GAP}\d{{4,6}}(?!\w"
+    rf"|[-.,]\d)"
+)
+_AFTER_UNIT = re.compile(
+    rf"(?:{_GAP}(?:{_WORD}|\d{{1,3}})){{0,9}}?{_GAP}\d{{4,6}}(?!\w|[-.,]\d)"
+    rf"|(?:,? {{1,3}}{_WORD}){{1,3}}(?=\s{{0,3}}(?:[.,?!\n]|\Z)){_LINE}{{0,3}}"
+    rf"|{_LINE}{{1,3}}"
+)
+_LONGEST_STREET = 80
+
+
+def refine_unit(text: str, start: int, end: int) -> Range | None:
+    """Extend `suite 245` over the street in front of it and the town behind it."""
+    before = _BEFORE_UNIT.search(text, max(0, start - _LONGEST_STREET), start)
+    after = _AFTER_UNIT.match(text, end)
+    return before.start() if before else start, after.end() if after else end
+
+
+def refine_compound_street(text: str, start: int, end: int) -> Range | None:
+    """Keep `hersnapvej 18`: no English word ends like that."""
+    name = re.split(r"\s", text[start:end].rstrip("0123456789abcdefgh").rstrip())[-1]
+    is_foreign = not reading_of(name.lower()) & LEXICAL
+    is_street = is_foreign or name in _KINDS_OF_STREET
+    return _with_town(text, start, end) if is_street else None
+
+
+_KINDS_OF_STREET = frozenset(["strasse", "straße", "platz", "allee", "gasse", "straat"])
 
 
 def refine_labelled_secret(text: str, start: int, end: int) -> Range | None:
@@ -301,5 +367,11 @@ def refine_foreign_street(text: str, start: int, end: int) -> Range | None:
     words = text[start:end].split()
     if _MONTH_OR_UNIT.search(text[start:end]) or _WEAK_MIDDLE.search(text[start:end]):
         return None
-    has_capital = any(word[0].isupper() for word in words[1:-1])
-    return (start, end) if has_capital or len(words[0].strip(",")) >= 4 else None
+    names = words[1:-1]
+    has_capital = any(word[0].isupper() for word in names)
+    is_foreign = any(
+        not reading_of(word.strip(".,").lower()) & LEXICAL for word in names
+    )
+    is_long = len(words[0].strip(",")) >= 4
+    is_street = has_capital or is_foreign or is_long
+    return _with_town(text, start, end) if is_street else None
