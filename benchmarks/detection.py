@@ -64,6 +64,10 @@ def quality(data: Path) -> Iterator[Row]:
     if (data / "presidio_synth").is_dir():
         found = gold.measure_presidio(data, high.detect)
         yield row("presidio_synth: spans fully covered", found.span_recall, 0.95)
+        found = gold.measure_presidio(data, low.detect)
+        yield row("presidio_synth, default tier: covered", found.span_recall, 0.97)
+        found = gold.measure_presidio(data, low.detect, lower=True)
+        yield row("presidio_synth, lower case: covered", found.span_recall, 0.93)
         types = gold.measure_types(data, high.detect)
         yield row("presidio_synth: type accuracy", types.accuracy, 0.80)
     if (data / "uner_ewt").is_dir():
@@ -75,6 +79,12 @@ def quality(data: Path) -> Iterator[Row]:
         yield row("ABCD test: names found", words.recall, 0.99)
     if (data / "ud_ewt").is_dir():
         yield from contextual(data, engines)
+    if (data / "wikitext-2").is_dir():
+        total, kept = gold.measure_days(data, low.detect)
+        what = f"WikiText-2: of {total:,} dates with a day, kept"
+        yield row(what, kept, 0, at_most=True)
+    for form, recall in gold.measure_records(low.detect, seed=SEED, rounds=4).items():
+        yield row(f"drawn records, {form}: recall", recall, 0.95)
     yield from structured(low)
 
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dptune.detection.patterns import lower_in_place
 from dptune.detection.recognizer import STRUCTURED_TYPES
 from dptune.text import Span
+from tests.detection_fields import draw_records
 from tests.detection_values import Values
 from tests.support.detection_quality import DetectionQuality, evaluate
 
@@ -97,9 +99,13 @@ def presidio(folder: Path) -> tuple[list[str], list[list[Span]]]:
     return [row["full_text"] for row in rows], gold
 
 
-def measure_presidio(folder: Path, detect: Detect) -> DetectionQuality:
-    """Measure coverage of spans."""
+def measure_presidio(
+    folder: Path, detect: Detect, *, lower: bool = False
+) -> DetectionQuality:
+    """Measure coverage of spans, of the texts as they are or in lower case."""
     texts, gold = presidio(folder)
+    if lower:
+        texts = [lower_in_place(text) for text in texts]
     return evaluate(gold, detect(texts), texts)
 
 
@@ -224,6 +230,48 @@ def measure_words(
         masked_share=masked / words,
         masked_token_share=masked_tokens / tokens,
     )
+
+
+_MONTH = (
+    r"(?:January|February|March|April|May|June|July|August|September|October|November"
+    r"|December|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)"
+)
+_DAY = r"\d{1,2}(?:st|nd|rd|th)?\b"
+_TO = r"(?: ?[,/–-] ?| and | to | or )"
+_DATES = (
+    re.compile(
+        rf"\b{_MONTH}\b\.?,? {{0,2}}(?:the )?{_DAY}(?! ?@[.,]@)"
+        rf"(?:{_TO}{_DAY}(?! ?@))?"
+    ),
+    re.compile(rf"(?:\b{_DAY}{_TO})?\b{_DAY}(?: of)? {_MONTH}\b"),
+)
+
+
+def measure_days(folder: Path, detect: Detect) -> tuple[int, int]:
+    """Count month-and-day dates of WikiText-2, and those of which a day is kept."""
+    total = kept = 0
+    for split in ("train", "valid", "test"):
+        lines = read(folder / "wikitext-2" / f"wiki.{split}.raw.gz").split("\n")
+        lines = [line for line in lines if any(d.search(line) for d in _DATES)]
+        for line, spans in zip(lines, detect(lines), strict=True):
+            marks = {i for s in spans for i in range(s.start, s.end)}
+            for match in (m for dates in _DATES for m in dates.finditer(line)):
+                digits = {i for i in range(*match.span()) if line[i].isdigit()}
+                total += 1
+                kept += not digits <= marks
+    return total, kept
+
+
+def measure_records(detect: Detect, *, seed: int, rounds: int) -> dict[str, float]:
+    """Measure the share of values of drawn records that are covered, by form."""
+    shares = {}
+    for form, records in draw_records(seed, rounds).items():
+        hits = []
+        for text, values in records:
+            marks = {i for s in detect([text])[0] for i in range(s.start, s.end)}
+            hits += [all(i in marks for i in v if text[i].isalnum()) for v in values]
+        shares[form] = sum(hits) / len(hits)
+    return shares
 
 
 def measure_abcd_names(folder: Path, detect: Detect) -> WordFigures:

@@ -13,9 +13,22 @@ from dptune.detection.patterns.field_kinds import (
 )
 
 _OF_LOG = (
-    *("/home/", "sers/", "sers\\", "uid=", "user ", "User ", "ogin", "assword"),
-    *("ccount ", "ember ", "publickey", "session", "uthenti", "ccess", "ermission"),
+    *("/home/", "sers/", "sers\\", "uid=", "user ", "User ", "account ", "member "),
+    *("ssword for", "publickey for", "ned for", "sed for", "ogin for", "ogon for"),
+    *("ure for", "led for", "ied for", "ked for", "ued for", "ued to", "ted for"),
+    *("ogin by", "by '", 'by "'),
 )
+_OF_ACTION = (
+    "ed by ",
+    "en by ",
+    "nt by ",
+    "ed to ",
+    "ed in",
+    "ed out",
+    "user ",
+    "(to ",
+)
+_OF_ROOM = (" joined", " left", " quit", "typing", "removed", "kicked")
 
 
 def chat_values(text: str) -> Iterator[Value]:
@@ -26,7 +39,14 @@ def chat_values(text: str) -> Iterator[Value]:
     """
     if any(sign in text for sign in _OF_LOG):
         yield from _logins(text)
-    yield from _speakers(text)
+    if any(sign in text for sign in _OF_ACTION):
+        yield from _actors(text)
+    if "^" in text:
+        yield from ((*m.span(), "PERSON") for m in _CARET.finditer(text))
+    if ":" in text or ">" in text or "[" in text:
+        yield from _speakers(text)
+    if any(sign in text for sign in _OF_ROOM):
+        yield from _visitors(text)
 
 
 _CLOCK = (
@@ -38,7 +58,8 @@ _TURN = re.compile(
     rf"(?m)^[ \t>*-]{{0,4}}(?:(?P<clock>{_CLOCK})[ \t]{{0,3}}(?:[-–—|~] ?)?)?"
     rf"(?:<(?P<irc>[@+~&%]?{_WHO})>(?=[ \t])|[*@~\[(]{{0,2}}(?P<who>{_WHO})[*\])]{{0,"
     rf"2}}(?P<later> ?[\[(]?{_CLOCK})?[ \t]?:\*{{0,2}}(?=\s|$)"
-    rf"|(?P<alone>{_WHO})[ \t]{{1,4}}(?:[-–—|·] ?)?{_CLOCK}[ \t]{{0,2}}$)",
+    rf"|\[(?P<bracket>{_WHO})\](?=[ \t]\S)|(?P<arrow>{_WHO})>(?=[ \t]\S)"
+    rf"|(?P<alone>{_WHO}),?[ \t]{{1,4}}(?:[-–—|·] ?)?{_CLOCK}[ \t]{{0,2}}$)",
     re.IGNORECASE,
 )
 _JOINED = re.compile(
@@ -48,36 +69,37 @@ _JOINED = re.compile(
 )
 
 
+_SAID = re.compile(rf"(?im)^{_CLOCK}[ \t]{{1,3}}(?P<who>[^\W\d][\w'’-]{{1,24}}) (?=\w)")
+_GROUPS = ("irc", "who", "bracket", "arrow", "alone")
+_CARET = re.compile(
+    r"(?i)\b[a-z][a-z'’-]{1,30}\^[a-z][a-z'’-]{1,30}(?:\^[a-z]{1,20})?\b"
+)
+
+
 def _speakers(text: str) -> Iterator[Value]:
     """Read who speaks in a chat."""
-    if ":" in text or ">" in text:
-        for match in _TURN.finditer(text):
-            group = next(g for g in ("irc", "who", "alone") if match[g] is not None)
-            name = match[group].strip(" @+~&%")
-            first = name.lower().split()[0]
-            has_clock = match["clock"] or match["later"] or group == "alone"
-            if first in NO_SPEAKER or (group == "irc" and f"</{first}" in text.lower()):
-                continue
-            if (
-                group == "irc"
-                or (has_clock and not _is_prose(name))
-                or _is_speaker(name)
-            ):
-                yield match.start(group), match.end(group), "PERSON"
-    if (
-        " joined" in text
-        or " left" in text
-        or " quit" in text
-        or "typing" in text
-        or "removed" in text
-        or "kicked" in text
-    ):
-        for match in _JOINED.finditer(text):
-            if looks_like_name(match["who"]) or (
-                len(match["who"].split()) == 1
-                and not w.reading_of(match["who"].lower()) & (w.CLOSED | w.KNOWN)
-            ):
-                yield match.start("who"), match.end("who"), "PERSON"
+    for match in _TURN.finditer(text):
+        group = next(group for group in _GROUPS if match[group] is not None)
+        name = match[group].strip(" @+~&%")
+        first = name.lower().split()[0]
+        has_clock = match["clock"] or match["later"] or group == "alone"
+        if first in NO_SPEAKER or (group == "irc" and f"</{first}" in text.lower()):
+            continue
+        is_told = group == "irc" or (has_clock and not _is_prose(name))
+        if is_told or _is_speaker(name):
+            yield match.start(group), match.end(group), "PERSON"
+    for match in _SAID.finditer(text):
+        if match["who"].lower() not in NO_SPEAKER and _is_speaker(match["who"]):
+            yield match.start("who"), match.end("who"), "PERSON"
+
+
+def _visitors(text: str) -> Iterator[Value]:
+    """Read who comes and goes."""
+    for match in _JOINED.finditer(text):
+        name = match["who"]
+        is_unknown = not w.reading_of(name.lower()) & (w.CLOSED | w.KNOWN)
+        if looks_like_name(name) or (is_unknown and len(name.split()) == 1):
+            yield match.start("who"), match.end("who"), "PERSON"
 
 
 def _is_speaker(name: str) -> bool:
@@ -122,6 +144,48 @@ def _logins(text: str) -> Iterator[Value]:
         is_word = reading & w.KNOWN and not reading & NAMES
         if name not in SERVICE and not reading & w.CLOSED and (is_told or not is_word):
             yield *match.span(group), "USERNAME"
+
+
+_DONE = w.word_set(
+    "created opened closed updated modified approved reviewed signed submitted "
+    "assigned "
+    "reported written authored requested uploaded deleted edited posted sent verified "
+    "handled issued prepared witnessed filed committed"
+)
+_ACTION = re.compile(
+    rf"(?i)(?:ed|en|nt) (?:by|to) (?P<by>{_WHO})"
+    r"| (?:has )?(?:signed|logged) (?P<in>in|out|on|off)\b"
+    r"| user (?P<user>[a-z][\w.-]{1,24})|\(to (?P<su>[a-z]\w{1,24})\)"
+)
+_LAST_WORD = re.compile(r"[^\W\d][\w.'’-]{1,24}\Z")
+
+
+def _actors(text: str) -> Iterator[Value]:
+    """Read who did what a log or a form says was done."""
+    for match in _ACTION.finditer(text):
+        group = next(g for g in ("by", "in", "user", "su") if match[g] is not None)
+        start, end = match.span(group)
+        low = max(0, match.start() - 26)
+        if group == "by":
+            verb = _LAST_WORD.search(text, low, match.start() + 2)
+            if verb is None or verb.group().lower() not in _DONE:
+                continue
+        if group == "in":
+            before = _LAST_WORD.search(text, low, match.start())
+            start, end = before.span() if before else (start, start)
+        name = _leading_name(text[start:end])
+        if name:
+            yield start, start + len(name), "PERSON"
+
+
+def _leading_name(text: str) -> str:
+    """Return the longest run of first words that is a name the lexicon knows."""
+    words = text.split(" ")
+    for count in range(len(words), 0, -1):
+        name = " ".join(words[:count]).rstrip(".")
+        if name and name.lower() not in SERVICE and _is_speaker(name):
+            return name
+    return ""
 
 
 def _is_prose(name: str) -> bool:

@@ -14,7 +14,7 @@ _MONTH = (
     r"(?:january|february|march|april|may|june|july|august|september|october|november"
     r"|december|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
 )
-_MONTHS = word_set(
+MONTHS = word_set(
     "january february march april may june july august september october november "
     "december jan feb mar apr jun jul aug sep sept oct nov dec"
 )
@@ -135,7 +135,7 @@ _WITH_MONTH = (
         ),
         citation="OntoNotes 5.0 DATE; 45 CFR 164.514(b)(2)(i)(C)",
         confidence=0.85,
-        anchors=_MONTHS,
+        anchors=MONTHS,
     ),
     Rule(
         entity_type="DATE",
@@ -147,7 +147,7 @@ _WITH_MONTH = (
         ),
         citation="OntoNotes 5.0 DATE; 45 CFR 164.514(b)(2)(i)(C)",
         confidence=0.85,
-        anchors=_MONTHS,
+        anchors=MONTHS,
     ),
     Rule(
         entity_type="DATE",
@@ -159,7 +159,7 @@ _WITH_MONTH = (
         ),
         citation="OntoNotes 5.0 DATE; 45 CFR 164.514(b)(2)(i)(C)",
         confidence=0.85,
-        anchors=_MONTHS,
+        anchors=MONTHS,
     ),
     Rule(
         entity_type="DATE",

@@ -107,10 +107,14 @@ def settle(found: Sequence[Found], text: str) -> Iterator[Value]:
         or len(sure) > 1
         or sum(f.kind == "part" for f in found) > 1
     )
+    has_name = any(
+        f.kind == "PERSON?" and looks_like_name(text[f.start : f.end]) for f in found
+    )
     for value in found:
         kind = MAYBE.get(value.kind, value.kind)
         piece = text[value.start : value.end]
         is_sure = value.kind == kind or has_company
+        is_sure |= has_name and _may_be_full_name(piece)
         if _holds(piece, kind, is_sure=is_sure):
             yield value.start, value.end, kind
 
@@ -129,6 +133,13 @@ def _holds(piece: str, kind: str, *, is_sure: bool) -> bool:
             kind == "USERNAME" and len(piece) > 64
         )
     return any(map(str.isdigit, piece))
+
+
+def _may_be_full_name(piece: str) -> bool:
+    """Tell whether a value is two or three words that are no grammar."""
+    words = piece.lower().split()
+    is_name = NAME_LIKE.fullmatch(piece) is not None and 1 < len(words) < MOST_WORDS
+    return is_name and not any(w.reading_of(word) & NEVER for word in words)
 
 
 def may_be_words(piece: str) -> bool:

@@ -23,7 +23,8 @@ from dptune.detection.patterns.tables import table_values
 _KEY = re.compile(r"[^\W\d_][\w.-]*(?: [^\W\d_(][\w.)'’-]*){0,3}\Z")
 _LONGEST_KEY, _MOST_AROUND = 56, 6
 _SEPARATOR = re.compile(
-    r"(?P<sign>=>|:=|->|:(?!//)|=(?!=)|\t)\*{0,2}[ \t]{0,6}(?:\r?\n[ \t]{1,8})?"
+    r"(?P<sign>=>|:=|->|:(?!//)|=(?!=)|\t|(?<=\w) - (?=\w))\*{0,2}[ \t]{0,6}(?:\r?\n[ "
+    r"\t]{1,8})?"
 )
 _AROUND_KEY = " \t\"'`])*\\"
 _QUOTED = re.compile(r"\\?([\"'`“])(?P<value>(?:\\.|(?!\\?\1|”)[^\n\\]){1,300})")
@@ -34,11 +35,13 @@ _TOKEN = re.compile(
     r"[^\s,;|<>{}\"'&()]{1,128}(?: (?:[\d./()+-]{1,16}"
     r"|[A-Za-z]{0,3}\d[\dA-Za-z/-]{0,8})(?![\w:=])){0,6}"
 )
-_IN_QUERY = re.compile(r"[^\s&#\"'<>]{1,120}")
+_IN_QUERY = re.compile(r"[^\n&#\"'<>=]{1,60}(?=&)|[^\s&#\"'<>]{1,120}")
 _ELEMENT = re.compile(
-    r"<(?P<key>[A-Za-z][\w:.-]{0,40})(?:\s[^<>]{0,200})?>\s{0,4}(?P<"
+    r"<(?P<key>[A-Za-z][\w:.-]{0,40})(?P<more>\s[^<>]{0,200})?>\s{0,4}(?P<"
     r"value>[^<>]{1,200}?)\s{0,4}</"
 )
+_SIGNS = (":", "=", "\t", "->", " - ", "\n")
+_SAYS_FIELD = re.compile(r"(?:class|id|itemprop|name|data-\w+)=[\"']?(?P<key>[\w-]+)")
 
 
 def field_values(text: str) -> Iterator[Value]:
@@ -47,7 +50,7 @@ def field_values(text: str) -> Iterator[Value]:
     Args:
         text: the plain form of a text, with its capitals.
     """
-    if ":" in text or "=" in text or "\t" in text or "->" in text:
+    if any(sign in text for sign in _SIGNS):
         yield from _pairs(text)
     if "</" in text:
         yield from _elements(text)
@@ -69,9 +72,33 @@ def _pairs(text: str) -> Iterator[Value]:
         kind = kind_of(key.group())
         if kind is None:
             continue
+        if match["sign"] == " - " and not _opens_line(text, key.start()):
+            continue
         for start, end in _values_at(text, match, kind, key.start()):
             found.append(Found(start=start, end=end, kind=kind))
-    yield from settle(found, text)
+    yield from settle([*found, *_below(text)], text)
+
+
+def _opens_line(text: str, position: int) -> bool:
+    """Tell whether only blanks and bullets stand before a position in its line."""
+    return not text[text.rfind("\n", 0, position) + 1 : position].strip(" \t*•-")
+
+
+_TWO_LINES = re.compile(
+    r"(?m)^[ \t]{0,8}(?P<key>[^\W\d_][\w '’/-]{1,30}):?[ \t]{0,4}\n"
+    r"[ \t]{0,8}(?P<value>[^\s:][^\n:]{0,60})$"
+)
+
+
+def _below(text: str) -> Iterator[Found]:
+    """Read forms that put the value into the line below its field."""
+    position = 0
+    while match := _TWO_LINES.search(text, position):
+        kind = kind_of(match["key"])
+        position = match.end("key" if kind is None else "value")
+        if kind is not None and kind_of(match["value"]) is None:
+            start, end = match.span("value")
+            yield Found(start=start, end=end, kind=kind)
 
 
 def _values_at(
@@ -150,7 +177,9 @@ def _elements(text: str) -> Iterator[Value]:
     """Read `<key>value</`."""
     found = []
     for match in _ELEMENT.finditer(text):
-        kind = kind_of(match["key"].rpartition(":")[2])
+        key = match["key"].rpartition(":")[2]
+        said = _SAYS_FIELD.search(match["more"] or "")
+        kind = kind_of(said["key"] if said else key)
         if kind is not None:
             start, end = match.span("value")
             found.append(Found(start=start, end=end, kind=kind))

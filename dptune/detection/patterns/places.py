@@ -147,7 +147,9 @@ PLACE_RULES = (
         confidence=0.8,
         refine=v.refine_compound_street,
         gate=re.compile(
-            r"(?:sse|ße|tz|ee|at|an|en|ej|de|tu|ca|ta|ut|eg|in|ht|el|ur|ke|mm|er|ig) \d"
+            r"(?:sse|ße|platz|allee|aat|laan|gatan|vägen|vej|gade|vegen|katu|utca|ulica"
+            r"|gata|braut|weg|plein|kade|gracht|singel|graben|stien|vangur|brücke|damm|ufer"
+            r"|steig) \d"
         ),
         needs_digit=True,
         reach=160,

@@ -27,7 +27,10 @@ _CELL = {
     )
     for sign in _DELIMITERS
 }
-_DENSE = re.compile(r"(?m)^[^,;|\t\n]{0,60}(?:[,;](?=[^\s,;])|\t|\|)")
+_DENSE = re.compile(
+    r"(?m)^[^,;|\t\n]{0,60}(?:[,;](?=[^\s,;])|\t|\|)"
+    r"|^[^,;\n.]{1,30}(?:[,;] [^,;\n.]{1,30}){1,12}\n"
+)
 _RULE_OFF = re.compile(r"[\s|:+=-]+")
 _LONGEST_CELL, _MOST_CELLS, _FEWEST_CELLS = 120, 64, 3
 _INSERT = re.compile(
