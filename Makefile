@@ -32,7 +32,7 @@ layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 # One thread for each worker: two that wait for one core spin, and take three times as long.
-# A file stays in one process, and files in their order: what one trained the next looks at.
+# Which tests share a process: tests/conftest.py.
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m "not slow and not gpu"
 

@@ -304,9 +304,11 @@ def _(world: World) -> Answer:
         made = _log_and_register(plain, MODEL, {}, known.tags["dptune.digest"], "jft")
     for key, value in known.tags.items():
         MlflowClient().set_model_version_tag(MODEL, made.version, key, value)
+    beside = world.beside(made.version)
+    beside.mkdir(parents=True, exist_ok=True)
     for file in world.beside(CLEAN).iterdir():
         if file.is_file():
-            shutil.copy(file, world.beside(made.version) / file.name)
+            shutil.copy(file, beside / file.name)
     return [world.gate(made.version), world.promote(made.version)]
 
 

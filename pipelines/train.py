@@ -89,29 +89,7 @@ def train_and_attack(
         data=run.data, fingerprint=fingerprint, scheduled=scheduled
     )
     planted, canaries = plant_canaries(corpus, spec=run.canaries, seed=run.seed)
-    asks = "llm" in run.detection.recognizers  # another run asks about what failed
-    names = _shards(run)
-    shards = [
-        detect_shard.with_options(enable_cache=not asks)(
-            planted,
-            settings=run.detection,
-            data_set=run.budget.data_set,
-            review=review,
-            index=index,
-            num_shards=len(names),
-            id=name,
-        )
-        for index, name in enumerate(names)
-    ]
-    labelled, detection = detect.with_options(enable_cache=not asks)(
-        planted,
-        canaries,
-        shards=shards,
-        settings=run.detection,
-        corpus_is_public=run.data.corpus_is_public,
-        data_set=run.budget.data_set,
-        review=review,
-    )
+    labelled, detection = _detected((planted, canaries), run, review=review)
     redacted, redaction = redact(labelled, settings=run.redaction)
     views = {View.ORIGINAL: labelled, View.REDACTED: redacted}
     plan, ledger = calibrate(
@@ -139,31 +117,19 @@ def train_and_attack(
         canaries=run.canaries,
         after=[reservation],
     )
-    model, step_audits, trained = base, [], []
-    for stage in run.recipe.stages:
-        model, ledger, _, step_audit, trained_canaries = train_stage(
-            model,
-            views[stage.view],
-            plan,
-            ledger,
-            reservation,
-            sensitivity,
-            stage=stage.name,
-            settings=run.model,
-            performance=run.performance,
-            seed=run.seed,
-            retrain=retrain,
-            repetition=run.repetition,
-            labelled=labelled,
-            canaries=canaries,
-            attacks=run.attack,
-            audit=run.audit,
-            id=f"train_{stage.name}",
-        )
-        step_audits.append(step_audit)
-        trained.append(trained_canaries)
+    model, ledger, step_audits, trained = _train_stages(
+        run,
+        base,
+        views,
+        ledger,
+        plan=plan,
+        reservation=reservation,
+        sensitivity=sensitivity,
+        retrain=retrain,
+        canaries=canaries,
+    )
     budget = settle_budget(reservation, plan, ledger)
-    exposure, membership, extraction, utility = attack(
+    leakage = attack(
         model,
         base,
         labelled,
@@ -175,15 +141,74 @@ def train_and_attack(
         performance=run.performance,
         data_set=run.budget.data_set,
     )
-    return Measured(
-        model=model,
-        labelled=labelled,
-        base=base,
-        results=[
-            *(plan, ledger, counts, detection, redaction, budget, *step_audits),
-            *(exposure, membership, extraction, utility),
-        ],
+    made = (plan, ledger, counts, detection, redaction, budget)
+    results = [*made, *step_audits, *leakage]
+    return Measured(model=model, labelled=labelled, base=base, results=results)
+
+
+def _train_stages(
+    run: TrainConfig,
+    model: object,
+    views: dict[View, object],
+    ledger: object,
+    **shared: Any,  # noqa: ANN401 - artifacts of ZenML
+) -> tuple[Any, Any, list[Any], list[Any]]:
+    """Wire the recipe's stages, each going on with the model of the one before.
+
+    Returns:
+        The last model, its ledger, and the stages' audits and trained canaries.
+    """
+    audits, trained = [], []
+    for stage in run.recipe.stages:
+        model, ledger, _, audit, canaries = train_stage(
+            model=model,
+            corpus=views[stage.view],
+            ledger=ledger,
+            labelled=views[View.ORIGINAL],
+            stage=stage.name,
+            settings=run.model,
+            performance=run.performance,
+            seed=run.seed,
+            repetition=run.repetition,
+            attacks=run.attack,
+            audit=run.audit,
+            id=f"train_{stage.name}",
+            **shared,
+        )
+        audits.append(audit)
+        trained.append(canaries)
+    return model, ledger, audits, trained
+
+
+def _detected(
+    artifacts: tuple[Any, Any], run: TrainConfig, *, review: str
+) -> tuple[Any, Any]:
+    """Wire detection, in parts where the profile asks for them, and its report."""
+    planted, canaries = artifacts
+    asks = "llm" in run.detection.recognizers  # another run asks about what failed
+    names = _shards(run)
+    shards = [
+        detect_shard.with_options(enable_cache=not asks)(
+            planted,
+            settings=run.detection,
+            data_set=run.budget.data_set,
+            review=review,
+            index=index,
+            num_shards=len(names),
+            id=name,
+        )
+        for index, name in enumerate(names)
+    ]
+    labelled, detection = detect.with_options(enable_cache=not asks)(
+        planted,
+        canaries,
+        shards=shards,
+        settings=run.detection,
+        corpus_is_public=run.data.corpus_is_public,
+        data_set=run.budget.data_set,
+        review=review,
     )
+    return labelled, detection
 
 
 @pipeline(name="train", enable_step_logs=False, on_failure=remember_failure)

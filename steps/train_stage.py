@@ -4,7 +4,7 @@ A finished identical stage is answered by the stage's own folder instead, where 
 charge lies beside the weights.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from zenml import log_metadata, step
 
@@ -21,6 +21,10 @@ from dptune.results import BudgetReservation, StageReport, TrainedCanaries
 from infra.allocator import freed_memory_kept
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER
+
+if TYPE_CHECKING:
+    from dptune.workflow.inputs import StageInputs
+    from dptune.workflow.tracing import Tracer
 
 
 @step(enable_cache=False, cache_policy=NEVER, experiment_tracker=True)
@@ -58,7 +62,6 @@ def train_stage(
     from dptune.workflow.budget import release_held, spender
     from dptune.workflow.device import pick_device, remembered_peak
     from dptune.workflow.inputs import StageInputs
-    from dptune.workflow.tracing import Tracer
     from dptune.workflow.train_stage import run_stage
     from dptune.workflow.whitebox import kept_audit
     from steps._figures import log_internal_curve, log_progress
@@ -77,16 +80,7 @@ def train_stage(
     )
     workspace = current_workspace()
     home = workspace.runs / inputs.key()
-    tracer = Tracer(
-        plan=inputs.plan,
-        corpus=labelled,
-        canaries=canaries,
-        attacks=attacks,
-        max_tokens=settings.max_tokens,
-        performance=performance,
-        file=home / "trace.jsonl",
-        cache=workspace.cache,
-    )
+    tracer = _tracer(inputs, labelled, canaries, attacks, performance)
     with (
         freed_memory_kept(pick_device(performance.device)),
         release_held(workspace.budget_url, reservation),
@@ -122,3 +116,26 @@ def train_stage(
     more = {"peak_memory_bytes": peak.num_bytes, "trace": tracer.points()}
     report = done.report.model_copy(update=more)
     return done.bundle, done.ledger, report, audited, done.trained
+
+
+def _tracer(
+    inputs: "StageInputs",
+    labelled: Corpus,
+    canaries: CanarySet,
+    attacks: AttackSettings,
+    performance: PerformanceSettings,
+) -> "Tracer":
+    """Measure the stage's model while it trains, beside its checkpoint."""
+    from dptune.workflow.tracing import Tracer
+
+    workspace = current_workspace()
+    return Tracer(
+        plan=inputs.plan,
+        corpus=labelled,
+        canaries=canaries,
+        attacks=attacks,
+        max_tokens=inputs.max_tokens,
+        performance=performance,
+        file=workspace.runs / inputs.key() / "trace.jsonl",
+        cache=workspace.cache,
+    )

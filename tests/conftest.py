@@ -2,11 +2,15 @@
 
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from dptune.accounting.store.store import BudgetStore
 from tests.postgres import Server, running_server
@@ -17,6 +21,33 @@ os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+USES_PROJECT = re.compile(r"^def \w+\([^)]*\b(?:project|trained)\b", re.MULTILINE)
+
+
+class Together(LoadFileScheduling):
+    """Keeps a file in one process, and all that look at the shared project in one.
+
+    ZenML has one client a process, and what the project trained the next file looks at:
+    it is trained once, and files come in their order.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "project" if file in self._users else file
+
+    @cached_property
+    def _users(self) -> frozenset[str]:
+        files = (REPOSITORY / "tests" / "integration").glob("test_*.py")
+        return frozenset(
+            str(file.relative_to(REPOSITORY))
+            for file in files
+            if USES_PROJECT.search(file.read_text("utf8"))
+        )
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    """Let xdist share out work as above."""
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -96,17 +96,10 @@ def build_corpus(
         max_records=max_records,
     )
     settings = splits or SplitSettings()
-    # Values that come with a copy tell it apart from others, as labels do.
-    has_labels = getattr(source, "label_column", None) is not None or bool(
-        getattr(source, "known_columns", None)
-    )
-    kind = duplicates.resolved(privacy_unit=privacy_unit, has_labels=has_labels)
+    labels = _has_labels(source)
+    kind = duplicates.resolved(privacy_unit=privacy_unit, has_labels=labels)
     log = ProblemLog()
-    raw = read_records(source, data_root=data_root, log=log)
-    given = _given_splits(source, raw)
-    if not log.has_file_faults():
-        _check_count(len(raw), min_records, stage="read", log=log)
-        _check_given(given, raw, log=log)
+    raw, given = _read(source, data_root, min_records=min_records, log=log)
     records = check_records(
         raw,
         log=log,
@@ -117,13 +110,7 @@ def build_corpus(
     )
     check_leaks(records, log=log)
     log.raise_if_any()
-
-    records = [
-        row
-        for row in records
-        if seeded_fraction(row.draw_key, seed=seed, purpose="share") < sample_share
-    ]
-    records = _sample(records, max_records, seed=seed)
+    records = _sample(records, sample_share, max_records, seed=seed)
     if getattr(source, "split_column", None) is not None:
         check_given_by_column(records, given=given - {"train"}, log=log)
     placed = assign_splits(records, settings=settings, seed=seed, given=given)
@@ -134,46 +121,44 @@ def build_corpus(
     _check_count(len(kept), min_records, stage="kept after deduplication", log=log)
     check_sizes(kept, settings=settings, given=given, log=log)
     log.raise_if_any()
-
     dataset = to_dataset(kept, with_split=True)
     validation = ValidationReport(view="ingest", success=False, expectations=())
-    drops_copies = kind in {Duplicates.EXACT, Duplicates.NEAR}
     if validate:
         validation = validate_corpus(
             dataset,
             view="ingest",
             min_records=min_records,
             max_characters=max_characters,
-            max_duplicate_share=0.0 if drops_copies else 1.0,
+            max_duplicate_share=0.0 if _drops_copies(kind) else 1.0,
             max_mojibake_share=max_mojibake_share,
-            allow_text_leak=not drops_copies,
+            allow_text_leak=not _drops_copies(kind),
         )
         _require_success(validation)
-    fingerprint = corpus_fingerprint(dataset)
     report = _report(
         kept,
         unique,
-        source=describe_source(source),
-        fingerprint=fingerprint,
-        num_read=len(raw),
-        privacy_unit=privacy_unit.value,
-        ids_are_content_hashes=any(row.id is MISSING for row in raw),
-        units_are_content_hashes=any(
-            row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
-        ),
-        deduplicated=drops_copies
-        or (kind is Duplicates.WITHIN_UNITS and privacy_unit is not PrivacyUnit.RECORD),
-        duplicates_are_free=kind.is_free(
-            privacy_unit=privacy_unit, has_labels=has_labels
-        ),
+        source=source,
+        raw=raw,
+        fingerprint=corpus_fingerprint(dataset),
+        privacy_unit=privacy_unit,
+        kind=kind,
         sampled=max_records is not None,
-        assumes=_assumes(source, privacy_unit),
         validation=validation,
     )
+    return _corpus(dataset, report, records=records, kept=kept)
+
+
+def _corpus(
+    dataset: Dataset,
+    report: CorpusReport,
+    *,
+    records: Sequence[Record],
+    kept: Sequence[Record],
+) -> Corpus:
     dropped = {row.unit_id for row in records} - {row.unit_id for row in kept}
     return Corpus(
         dataset=dataset,
-        fingerprint=fingerprint,
+        fingerprint=report.fingerprint,
         report=report,
         dropped_units=tuple(sorted(dropped)),
     )
@@ -229,6 +214,29 @@ def _check_arguments(
         raise ConfigError(problems)
 
 
+def _has_labels(source: DataSource) -> bool:
+    """Whether a copy comes with more than its text: a label, or values known of it."""
+    has_label = getattr(source, "label_column", None) is not None
+    return has_label or bool(getattr(source, "known_columns", None))
+
+
+def _drops_copies(kind: Duplicates) -> bool:
+    """Whether no text is left twice, whoever it belongs to."""
+    return kind in {Duplicates.EXACT, Duplicates.NEAR}
+
+
+def _read(
+    source: DataSource, data_root: Path | None, *, min_records: int, log: ProblemLog
+) -> tuple[list[RawRecord], set[str]]:
+    """Read the records, and name the splits that the source decides."""
+    raw = read_records(source, data_root=data_root, log=log)
+    given = _given_splits(source, raw)
+    if not log.has_file_faults():
+        _check_count(len(raw), min_records, stage="read", log=log)
+        _check_given(given, raw, log=log)
+    return raw, given
+
+
 def _check_count(count: int, least: int, *, stage: str, log: ProblemLog) -> None:
     """Report a corpus that is too small."""
     if count < least:
@@ -270,9 +278,14 @@ def _assumes(source: DataSource, privacy_unit: PrivacyUnit) -> tuple[str, ...]:
 
 
 def _sample(
-    records: list[Record], max_records: int | None, *, seed: int
+    records: list[Record], share: float, max_records: int | None, *, seed: int
 ) -> list[Record]:
-    """Take records whose hashed ids are smallest, in their old order."""
+    """Take a share of the units, of it the smallest hashed ids, in their old order."""
+    records = [
+        row
+        for row in records
+        if seeded_fraction(row.draw_key, seed=seed, purpose="share") < share
+    ]
     if max_records is None or len(records) <= max_records:
         return records
     chosen = sorted(
@@ -301,16 +314,12 @@ def _report(
     records: Sequence[Record],
     unique: Deduplication,
     *,
-    source: str,
+    source: DataSource,
+    raw: Sequence[RawRecord],
     fingerprint: str,
-    num_read: int,
-    privacy_unit: str,
-    ids_are_content_hashes: bool,
-    units_are_content_hashes: bool,
-    deduplicated: bool,
-    duplicates_are_free: bool,
+    privacy_unit: PrivacyUnit,
+    kind: Duplicates,
     sampled: bool,
-    assumes: tuple[str, ...],
     validation: ValidationReport,
 ) -> CorpusReport:
     """Count what is in the corpus."""
@@ -319,9 +328,9 @@ def _report(
         for split in SPLITS
     }
     return CorpusReport(
-        source=source,
+        source=describe_source(source),
         fingerprint=fingerprint,
-        num_read=num_read,
+        num_read=len(raw),
         num_records={split: len(rows) for split, rows in by_split.items()},
         num_units={
             split: len({record.unit_id for record in rows})
@@ -331,12 +340,17 @@ def _report(
         num_near_duplicates=unique.num_near,
         num_duplicates_across_units=unique.num_across_units,
         num_characters=sum(len(record.text) for record in records),
-        privacy_unit=privacy_unit,
-        ids_are_content_hashes=ids_are_content_hashes,
-        units_are_content_hashes=units_are_content_hashes,
-        deduplicated=deduplicated,
-        duplicates_are_free=duplicates_are_free,
+        privacy_unit=privacy_unit.value,
+        ids_are_content_hashes=any(row.id is MISSING for row in raw),
+        units_are_content_hashes=any(
+            row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
+        ),
+        deduplicated=_drops_copies(kind)
+        or (kind is Duplicates.WITHIN_UNITS and privacy_unit is not PrivacyUnit.RECORD),
+        duplicates_are_free=kind.is_free(
+            privacy_unit=privacy_unit, has_labels=_has_labels(source)
+        ),
         sampled=sampled,
-        assumes=assumes,
+        assumes=_assumes(source, privacy_unit),
         validation=validation,
     )

@@ -54,6 +54,17 @@ def check_numbers(
         raise ConfigError(problems)
 
 
+def check_shapes(
+    plan: GradientPlan | PlainPlan, *, dtype: str, max_tokens: int | None
+) -> None:
+    """Refuse shapes that would follow the longest sequence, where they must not."""
+    if isinstance(plan, GradientPlan) and dtype == "bfloat16" and max_tokens is None:
+        raise ConfigError(
+            "max_tokens must be given for a private stage in bfloat16, got None: its "
+            "shapes are fixed, and the longest sequence is private."
+        )
+
+
 def check_controller(
     plan: GradientPlan | PlainPlan, controller: Controller | None, *, sharding: str
 ) -> None:

@@ -44,6 +44,7 @@ from dptune.dpsgd.prechecks import (
     check_controller,
     check_numbers,
     check_private,
+    check_shapes,
     checkpointing,
     training_mode,
 )
@@ -53,7 +54,6 @@ from dptune.dpsgd.schedule import AdaptiveNoise, Controller
 from dptune.dpsgd.step import GradientSource, gradient_source
 from dptune.dpsgd.transform import check_transform
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
-from dptune.errors import ConfigError
 
 Charge = Callable[[int, int], None]
 Sharding = Literal["none", "fsdp"]
@@ -197,11 +197,7 @@ def train_stage(
         num_steps, block_size, physical_batch_size, data, max_tokens=max_tokens
     )
     check_controller(plan, controller, sharding=sharding)
-    if isinstance(plan, GradientPlan) and dtype == "bfloat16" and max_tokens is None:
-        raise ConfigError(
-            "max_tokens must be given for a private stage in bfloat16, got None: its "
-            "shapes are fixed, and the longest sequence is private."
-        )
+    check_shapes(plan, dtype=dtype, max_tokens=max_tokens)
     loss = record_loss or CausalLoss(loss_normalizer=loss_normalizer)
     state = TrainingState(
         step=0,
@@ -252,12 +248,7 @@ def train_stage(
             controller=controller,
             witness=witness if ranks.is_first else UNWATCHED,
         )
-        return run.train(
-            state,
-            checkpoint_dir,
-            block_size=block_size,
-            charge=charge,
-        )
+        return run.train(state, checkpoint_dir, block_size=block_size, charge=charge)
 
 
 def _place(
@@ -399,22 +390,30 @@ class _Run:
                     indices = ranks.drawn(partial(sampler.sample, generator))
                     self._witness.drawn(indices, step=state.step)
                     state = self._step(state, source, indices)
-                state = replace(
-                    state,
-                    curve=tuple(self._curve),
-                    max_grad_norm=source.max_grad_norm,
-                    transform=source.transform_state,
-                )
-                if checkpoint_dir is not None:
-                    save_checkpoint(
-                        checkpoint_dir,
-                        state,
-                        self._parameters,
-                        self._optimizer,
-                        ranks=ranks,
-                        controller=steering.state() if steering else None,
-                    )
-                self._witness.stored(self._model, step=state.step)
+                state = self._store(state, source, checkpoint_dir)
+        return state
+
+    def _store(
+        self, state: TrainingState, source: GradientSource, checkpoint_dir: Path | None
+    ) -> TrainingState:
+        """Keep a block boundary, from which a run that is cut off goes on."""
+        state = replace(
+            state,
+            curve=tuple(self._curve),
+            max_grad_norm=source.max_grad_norm,
+            transform=source.transform_state,
+        )
+        if checkpoint_dir is not None:
+            steering = self._steering()
+            save_checkpoint(
+                checkpoint_dir,
+                state,
+                self._parameters,
+                self._optimizer,
+                ranks=self._feed.ranks,
+                controller=steering.state() if steering else None,
+            )
+        self._witness.stored(self._model, step=state.step)
         return state
 
     def _steering(self) -> ClipController | None:

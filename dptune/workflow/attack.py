@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Self, TypedDict
 
 from datasets import Dataset
 
@@ -74,6 +74,13 @@ class Leakage:
         )
 
 
+class _Cut(TypedDict):
+    """What most attacks want to know."""
+
+    max_tokens: int
+    performance: PerformanceSettings
+
+
 def attack_model(
     model: ModelBundle,
     base: ModelBundle,
@@ -116,23 +123,16 @@ def attack_model(
         DataError: there is no test split to compare with.
     """
     began, device = datetime.now(tz=UTC), pick_device(performance.device)
-    batch_size, count = performance.evaluation_batch_size, attacks.num_members
     loaded, loaded_base = load_saved(model.path), load_saved(base.path)
+    of_both = (model, loaded), (base, loaded_base)
+    cut = _Cut(max_tokens=max_tokens, performance=performance)
     if loaded.class_names:
         return _attack_classifier(
-            (model, loaded),
-            (base, loaded_base),
-            corpus,
-            canaries,
-            max_tokens=max_tokens,
-            attacks=attacks,
-            performance=performance,
-            say=say,
+            *of_both, corpus, canaries, **cut, attacks=attacks, say=say
         ).stamped(began)
     say("exposure of every canary, exactly, among all candidates")
     exposure = _exposure(
-        (model, loaded),
-        (base, loaded_base),
+        *of_both,
         corpus,
         canaries,
         trained,
@@ -140,6 +140,47 @@ def attack_model(
         device=device,
         cache=cache,
     )
+    members, outsiders = _members_and_others(
+        corpus, canaries, count=attacks.num_members
+    )
+    say("membership of records, by losses, shadow models and a blind baseline")
+    membership = _membership(
+        *of_both, members, outsiders, **cut, attacks=attacks, say=say
+    )
+    digests = {"model_digest": model.digest, "base_model_digest": base.digest}
+    extraction = nothing_to_extract(**digests)
+    if attacks.extraction is not None:
+        say("extraction of canaries and endings of records by sampling")
+        extracting = Extracting(
+            canaries=canaries,
+            members=members,
+            outsiders=outsiders,
+            max_tokens=max_tokens,
+            settings=attacks.extraction,
+            detection=detection,
+            access=access,
+            batch_size=performance.evaluation_batch_size,
+            device=device,
+        )
+        extraction = extracting.report(loaded, loaded_base, **digests, say=say)
+    say("perplexity on held-out records")
+    utility = _utility((model, loaded), loaded_base, corpus, **cut)
+    return Leakage(
+        exposure=exposure,
+        membership=membership,
+        extraction=extraction,
+        utility=utility,
+    ).stamped(began)
+
+
+def _members_and_others(
+    corpus: Corpus, canaries: CanarySet, *, count: int
+) -> tuple[Dataset, Dataset]:
+    """Draw records that were trained on, without canaries, and records that were not.
+
+    Raises:
+        DataError: there are no others.
+    """
     members = _without(
         corpus.split("train"), set(canary_rows(corpus.dataset, canaries))
     )
@@ -149,12 +190,26 @@ def attack_model(
             "the corpus must have a test split: without records that were not trained "
             "on, no attack has a control. Set data.splits.test."
         )
-    say("membership of records, by losses, shadow models and a blind baseline")
-    members, outsiders = sample_rows(members, count), sample_rows(outsiders, count)
+    return sample_rows(members, count), sample_rows(outsiders, count)
+
+
+def _membership(
+    of_model: tuple[ModelBundle, LoadedModel],
+    of_base: tuple[ModelBundle, LoadedModel],
+    members: Dataset,
+    outsiders: Dataset,
+    *,
+    max_tokens: int,
+    attacks: AttackSettings,
+    performance: PerformanceSettings,
+    say: Callable[[str], None],
+) -> MembershipReport:
+    """Tell members from others by every attack, beside the blind baseline."""
+    (model, loaded), (base, loaded_base) = of_model, of_base
     shadows = shadow_training(
         loaded_base, attacks, max_tokens=max_tokens, performance=performance, say=say
     )
-    membership = membership_report(
+    return membership_report(
         _encode(members, loaded, max_tokens),
         _encode(outsiders, loaded, max_tokens),
         member_texts=list(members["text"]),
@@ -163,48 +218,12 @@ def attack_model(
         base_model=loaded_base.model,
         model_digest=model.digest,
         base_model_digest=base.digest,
-        batch_size=batch_size,
-        device=device,
+        batch_size=performance.evaluation_batch_size,
+        device=pick_device(performance.device),
         num_resamples=attacks.num_bootstrap,
         train_shadow=shadows.train if shadows else None,
         num_shadows=shadows.settings.num_models if shadows else 0,
     )
-    extraction = nothing_to_extract(
-        model_digest=model.digest, base_model_digest=base.digest
-    )
-    if attacks.extraction is not None:
-        say("extraction of canaries and endings of records by sampling")
-        extraction = Extracting(
-            canaries=canaries,
-            members=members,
-            outsiders=outsiders,
-            max_tokens=max_tokens,
-            settings=attacks.extraction,
-            detection=detection,
-            access=access,
-            batch_size=batch_size,
-            device=device,
-        ).report(
-            loaded,
-            loaded_base,
-            model_digest=model.digest,
-            base_model_digest=base.digest,
-            say=say,
-        )
-    say("perplexity on held-out records")
-    utility = _utility(
-        (model, loaded),
-        loaded_base,
-        corpus,
-        max_tokens=max_tokens,
-        performance=performance,
-    )
-    return Leakage(
-        exposure=exposure,
-        membership=membership,
-        extraction=extraction,
-        utility=utility,
-    ).stamped(began)
 
 
 def _attack_classifier(

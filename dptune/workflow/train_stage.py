@@ -87,14 +87,7 @@ def run_stage(
         canaries: that were planted in the corpus; those that the stage trains on are
             counted, and none at all is refused before anything is charged.
     """
-    home = folder / inputs.key()
-    if retrain:
-        start_again(home, run=run)
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "stage.json").write_text(
-        json.dumps({"corpus": inputs.corpus.fingerprint, "recipe": inputs.recipe}),
-        encoding="utf-8",
-    )
+    home = _home_of(inputs, folder, again=run if retrain else None)
     job = TrainingJob(
         model=inputs.model.path,
         plan=inputs.plan,
@@ -104,12 +97,7 @@ def run_stage(
         performance=performance,
     )
     loaded, data = load_job(job, inputs)
-    trained = TrainedCanaries(stage=inputs.plan.settings.name, copies=())
-    if canaries is not None and not loaded.class_names:
-        trained = trained_canaries(
-            data, canaries, loaded.tokenizer, stage=trained.stage
-        )
-        refuse_untrained(trained, inputs.plan, max_tokens=inputs.max_tokens)
+    trained = _trained_canaries(inputs, loaded, data, canaries)
     steering = None
     if inputs.plan.settings.controller is not None:
         steering = stage_controller(
@@ -149,10 +137,7 @@ def run_stage(
             on_step=on_step,
             controller=controller or steering,
         )
-    report = _report(inputs, outcome)
-    if steering is not None:
-        done = controller_report(inputs.plan, steering, loaded.model)
-        report = report.model_copy(update={"controller": done})
+    report = _report(inputs, outcome, loaded, steering)
     if not target.is_dir():
         extras = _extras(home, inputs.model.path)
         _store(loaded, target, extras=extras, controller=steering, report=report)
@@ -162,6 +147,34 @@ def run_stage(
         report=report,
         trained=trained,
     )
+
+
+def _home_of(inputs: StageInputs, folder: Path, *, again: str | None) -> Path:
+    """Make the folder of a stage, empty if a run of that name trains it again."""
+    home = folder / inputs.key()
+    if again is not None:
+        start_again(home, run=again)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "stage.json").write_text(
+        json.dumps({"corpus": inputs.corpus.fingerprint, "recipe": inputs.recipe}),
+        encoding="utf-8",
+    )
+    return home
+
+
+def _trained_canaries(
+    inputs: StageInputs,
+    loaded: LoadedModel,
+    data: UnitDataset,
+    canaries: CanarySet | None,
+) -> TrainedCanaries:
+    """Count the canaries that the stage trains on; none at all is refused."""
+    stage = inputs.plan.settings.name
+    if canaries is None or loaded.class_names:
+        return TrainedCanaries(stage=stage, copies=())
+    found = trained_canaries(data, canaries, loaded.tokenizer, stage=stage)
+    refuse_untrained(found, inputs.plan, max_tokens=inputs.max_tokens)
+    return found
 
 
 def _watched(
@@ -279,7 +292,12 @@ def _extras(home: Path, start: Path) -> list[tuple[Path, str]]:
     ]
 
 
-def _report(inputs: StageInputs, outcome: TrainingOutcome) -> StageReport:
+def _report(
+    inputs: StageInputs,
+    outcome: TrainingOutcome,
+    loaded: LoadedModel,
+    steering: RldpController | None,
+) -> StageReport:
     """Summarize the outcome; the curve is thinned to a few hundred points."""
     every = max(1, len(outcome.curve) // _CURVE_POINTS)
     curve = outcome.curve[::every]
@@ -294,4 +312,5 @@ def _report(inputs: StageInputs, outcome: TrainingOutcome) -> StageReport:
         resumed_from_step=outcome.resumed_from_step,
         fixed_seed=inputs.seed is not None,
         curve=tuple(StageCurvePoint(step=s, loss=loss) for s, loss in curve),
+        controller=steering and controller_report(inputs.plan, steering, loaded.model),
     )

@@ -20,6 +20,7 @@ from dptune.reports.blocks import (
 from dptune.reports.figures.runs import calibration_plots
 from dptune.reports.formatting import MISSING, count, epsilon, number, percent, words
 from dptune.results import (
+    AuditPower,
     Calibration,
     EpsilonGrid,
     NoiseCost,
@@ -61,14 +62,8 @@ _NOISE_CAPTION = (
 
 def calibration_page(calibration: Calibration) -> Page:
     """Return the tables and figures of a calibration."""
-    power, what_if = calibration.power, calibration.what_if
+    what_if = calibration.what_if
     stages = [_stage_column(stage) for stage in calibration.stages]
-    answer = "Nothing that is planned stands in the way of a pass."
-    if power is not None and not power.enough:
-        answer = (
-            "As planned, the gate cannot say PASS: change the configuration before "
-            "training."
-        )
     return page(
         section(
             "What the plan promises",
@@ -95,18 +90,7 @@ def calibration_page(calibration: Calibration) -> Page:
         ),
         section(
             "Will the gate be able to decide?",
-            table_of(
-                power.lines,
-                ("evidence", lambda line: line.name),
-                ("planned", lambda line: number(line.planned)),
-                ("asked for", lambda line: number(line.needed)),
-                ("", lambda line: "enough" if line.enough else "too little"),
-                ("what it means", lambda line: line.meaning),
-                numeric=(1, 2),
-                caption=f"Under policy {power.policy}. {answer}",
-            )
-            if power
-            else None,
+            _power_table(calibration.power) if calibration.power else None,
         ),
         section(
             "Stages",
@@ -124,6 +108,26 @@ def calibration_page(calibration: Calibration) -> Page:
         subtitle="What a run would cost, computed before any training: "
         f"{count(calibration.num_units)} privacy units ({calibration.units_from}), "
         f"δ = {number(calibration.target_delta)}. Nothing was spent.",
+    )
+
+
+def _power_table(power: AuditPower) -> Table:
+    """Show whether the gate will have the evidence that it asks for."""
+    answer = (
+        "Nothing that is planned stands in the way of a pass."
+        if power.enough
+        else "As planned, the gate cannot say PASS: change the configuration before "
+        "training."
+    )
+    return table_of(
+        power.lines,
+        ("evidence", lambda line: line.name),
+        ("planned", lambda line: number(line.planned)),
+        ("asked for", lambda line: number(line.needed)),
+        ("", lambda line: "enough" if line.enough else "too little"),
+        ("what it means", lambda line: line.meaning),
+        numeric=(1, 2),
+        caption=f"Under policy {power.policy}. {answer}",
     )
 
 
