@@ -32,11 +32,18 @@ class OptimizerSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters (Hu et al. 2022). No `target_modules` means all projections."""
+    """Low-rank adapters (Hu et al. 2022).
+
+    Args:
+        target_modules: endings of layer names; none means all linear layers below the
+            head.
+        use_rslora: scale by alpha / sqrt(rank) (Kalajdzievski 2023), not alpha / rank.
+    """
 
     rank: int = Field(ge=1, le=1024)
     alpha: float = Field(gt=0)
     target_modules: tuple[str, ...] = ()
+    use_rslora: bool = False
 
 
 class MovingClipSettings(Settings):

@@ -13,7 +13,7 @@ import io
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -344,20 +344,24 @@ def override_of(version: ModelVersion) -> str:
 
 
 def read_file(model_name: str, version: str, name: str) -> str | None:
-    """Return a text file stored with a version, byte for byte, or None.
+    """Return a text file stored with a version, byte for byte; None if there is none.
 
     MLflow's own reading makes one line break of another. Bytes that are no text are
     there all the same: they read as nothing.
+
+    Raises:
+        OSError, MlflowException: it is there and cannot be read, as on a full disk.
     """
     run_id = get_version(model_name, version).run_id
+    folder = str(PurePosixPath(name).parent)
+    beside = MlflowClient().list_artifacts(run_id, None if folder == "." else folder)
+    if not any(entry.path == name and not entry.is_dir for entry in beside):
+        return None
     with TemporaryDirectory(prefix="dptune-version-") as home:
-        try:
-            place = mlflow.artifacts.download_artifacts(
-                f"runs:/{run_id}/{name}", dst_path=home
-            )
-            body = Path(place).read_bytes()
-        except (MlflowException, OSError):
-            return None
+        place = mlflow.artifacts.download_artifacts(
+            f"runs:/{run_id}/{name}", dst_path=home
+        )
+        body = Path(place).read_bytes()
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError:

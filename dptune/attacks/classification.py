@@ -184,6 +184,7 @@ def classification_membership(
                 k, [tokens[i] for i in rows], labels[rows].tolist(), until=until
             ),
             attack=attacked,
+            num_members=len(members.tokens),
             num_records=len(tokens),
             num_shadows=num_shadows,
             seed=settings.seed,

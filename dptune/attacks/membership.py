@@ -48,6 +48,7 @@ References:
     models", section V.E: an attack that is learnt on shadow models.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,7 @@ def attack_with_shadows(
     *,
     train: Callable[[int, Sequence[int]], nn.Module],
     attack: Callable[[nn.Module], Attacked],
+    num_members: int,
     num_records: int,
     num_shadows: int,
     seed: int,
@@ -124,6 +126,7 @@ def attack_with_shadows(
         model: what the attacked model shows.
         train: trains a copy of the base, given the shadow's number and its records.
         attack: looks at one model.
+        num_members: records that the attacked model was trained on, the first ones.
         num_records: attacked.
         num_shadows: how many, see `draw_halves`.
         seed: of the halves.
@@ -136,8 +139,21 @@ def attack_with_shadows(
         attack(train(number, np.flatnonzero(row).tolist()))
         for number, row in enumerate(seen)
     ]
-    report = ShadowReport(num_models=num_shadows, num_records=int(seen[0].sum()))
+    members, others = np.split(_bounded(model.statistic), [num_members])
+    spread = np.hypot(_standard_error(members), _standard_error(others))
+    signs = np.where(seen, 1, -1)
+    known = np.array([_bounded(shadow.statistic) for shadow in shadows])
+    report = ShadowReport(
+        num_models=num_shadows,
+        num_records=int(seen[0].sum()),
+        effect=float(2 * (signs * known).mean()),
+        model_effect=float(members.mean() - others.mean() - 2 * spread),
+    )
     return {**model.scores, **shadow_scores(model, shadows, seen)}, report
+
+
+def _standard_error(values: Floats) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0
 
 
 def shadow_scores(
@@ -433,6 +449,7 @@ def membership_report(
                 k, [sequences[i] for i in rows], until=until
             ),
             attack=attacked,
+            num_members=num_members,
             num_records=len(sequences),
             num_shadows=num_shadows,
             seed=seed,

@@ -98,9 +98,12 @@ def _conv1d_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients:
 
 @register_gradient_rule(nn.Embedding)
 def _embedding_rule(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Gradients:
-    """Weight row v: sum of grad where the id is v; the padding row stays fixed."""
+    """Weight row v: sum of grad where the id is v; the padding row stays fixed.
+
+    Subclasses that scale what they look up (Gemma, BART) name the factor `embed_scale`.
+    """
     ids = inputs.reshape(len(inputs), -1)
-    values = as_sequence(grad)
+    values = as_sequence(grad) * getattr(module, "embed_scale", 1.0)
     if module.padding_idx is not None:
         values = values.masked_fill((ids == module.padding_idx)[..., None], 0)
     return {"weight": Scatter(ids, values, module.num_embeddings)}

@@ -17,10 +17,12 @@ from dptune.results import (
     Interval,
     MembershipReport,
     MembershipSignal,
+    ShadowReport,
 )
 from dptune.statistics import fewest_hits_for, hit_rate_interval, holm
 
 _LOW_FPR = 0.01
+_LEAST_EFFECT = 0.1
 
 
 def leakage(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
@@ -155,6 +157,8 @@ def _membership(
         return missing("membership", "membership report")
     if _num_shadows(report) < policy.min_shadow_models:
         return _no_shadows(report, policy)
+    if policy.min_shadow_models and _know_too_little(report.shadows):
+        return _blind_shadows()
     intervals = [signal.tpr_at_low_fpr_interval for signal in report.signals]
     values = [v for s in report.signals for v in (s.auc, s.tpr_at_low_fpr)]
     if any_nan([*values, *(v for i in intervals for v in (i.low, i.high))]):
@@ -219,6 +223,24 @@ def _no_shadows(report: MembershipReport, policy: GatePolicy) -> Criterion:
         f"{policy.min_shadow_models}.",
         what_would_change_it="Set attack.shadows.num_models to at least "
         f"{policy.min_shadow_models} and attack again.",
+    )
+
+
+def _know_too_little(shadows: ShadowReport | None) -> bool:
+    """Whether shadows learned next to nothing of what the attacked model knows."""
+    if shadows is None or shadows.effect is None:
+        return False
+    return not shadows.effect >= _LEAST_EFFECT * shadows.model_effect
+
+
+def _blind_shadows() -> Criterion:
+    return Criterion(
+        name="membership",
+        verdict=Verdict.INCONCLUSIVE,
+        reason="The shadow models know records that they saw hardly better than "
+        "others, unlike the model: attacks by them would find nothing.",
+        what_would_change_it="Raise attack.shadows.epochs, leave out "
+        "attack.shadows.learning_rate, and attack again.",
     )
 
 

@@ -132,17 +132,6 @@ def _check_sizes(
         raise ModelError(f"dropout must be in [0, 1), got dropout={dropout}.")
 
 
-_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-DEFAULT_TARGETS = {
-    "gpt2": ("c_attn", "c_proj", "c_fc"),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "bert": ("query", "key", "value"),
-    "roberta": ("query", "key", "value"),
-}
-"""Layers that get adapters, by `config.model_type`."""
-
-
 def add_lora(
     model: PreTrainedModel | PeftModel,
     *,
@@ -150,11 +139,14 @@ def add_lora(
     alpha: float,
     target_modules: Sequence[str] | None = None,
     dropout: float = 0.0,
+    use_rslora: bool = False,
     seed: int = 0,
 ) -> PeftModel:
     """Wrap `model`, in place, so that only low-rank adapters train.
 
-    A layer W x becomes W x + (alpha / rank) B A x. B starts at zero, so that the model
+    A layer W x becomes W x + (alpha / rank) B A x, or with `use_rslora`
+    W x + (alpha / sqrt(rank)) B A x, whose size does not fall as the rank grows. B
+    starts at zero, so that the model
     computes what it did before; A is drawn from `seed`, which is public, and the global
     random state is left as it was. A sequence classifier also trains its head.
 
@@ -162,17 +154,20 @@ def add_lora(
         model: a model of transformers without adapters.
         rank: of the adapters, at least 1.
         alpha: scale, positive.
-        target_modules: endings of layer names (Linear or Conv1D); by default those of
-            `DEFAULT_TARGETS` for the model's type.
+        target_modules: endings of layer names (Linear or Conv1D); by default all such
+            layers below the head.
         dropout: on the adapters' input, in [0, 1).
+        use_rslora: rank-stabilised scaling.
         seed: of the initial A.
 
     Raises:
-        ModelError: a value is out of range, the type has no defaults, a target matches
-            no layer, or a target shares its weight with another layer.
+        ModelError: a value is out of range, there is no such layer, a target matches
+            none, or a target shares its weight with another layer.
 
     References:
-        Hu et al. (2021), "LoRA", section 4.1, https://arxiv.org/abs/2106.09685
+        Hu et al. (2021), "LoRA", section 4.1, https://arxiv.org/abs/2106.09685;
+        Kalajdzievski (2023), "A Rank Stabilization Scaling Factor", theorem 3.2,
+        https://arxiv.org/abs/2312.03732
     """
     if rank < 1 or not alpha > 0 or not 0.0 <= dropout < 1.0:
         raise ModelError(
@@ -187,6 +182,7 @@ def add_lora(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]  # peft takes floats too
         lora_dropout=dropout,
+        use_rslora=use_rslora,
         target_modules=list(targets),
         fan_in_fan_out=_is_transposed(model, targets),
         bias="none",
@@ -202,14 +198,23 @@ def add_lora(
 
 
 def _default_targets(model: PreTrainedModel) -> tuple[str, ...]:
-    """Targets of the model's type."""
-    model_type = model.config.model_type
-    if model_type not in DEFAULT_TARGETS:
+    """Name all layers below the head that can have an adapter of their own."""
+    body = model.base_model_prefix
+    embedding = input_weight(model)
+    targets = tuple(
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D)
+        and name.startswith(f"{body}.")
+        and layer.weight is not embedding
+    )
+    if not targets:
         raise ModelError(
-            f"target_modules must be given for model type {model_type!r}, which has no "
-            f"defaults. Types with defaults: {', '.join(sorted(DEFAULT_TARGETS))}."
+            f"target_modules must be given for {type(model).__name__}, which has no "
+            "Linear or Conv1D layer below its head. List what it has with "
+            "model.named_modules()."
         )
-    return DEFAULT_TARGETS[model_type]
+    return targets
 
 
 def _is_transposed(model: PreTrainedModel, targets: tuple[str, ...]) -> bool:

@@ -77,6 +77,7 @@ def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:
         rank=settings.lora.rank,
         alpha=settings.lora.alpha,
         target_modules=settings.lora.target_modules or None,
+        use_rslora=settings.lora.use_rslora,
     )
     model = cast("PreTrainedModel", adapted)
     return LoadedModel(model=model, tokenizer=loaded.tokenizer), ignored

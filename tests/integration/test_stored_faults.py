@@ -1,5 +1,6 @@
 """What a run leaves is its owner's; evidence that cannot be read is INVALID."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -83,3 +84,14 @@ def test_no_temporary_copy_stays(trained, project):
     """The run after a promotion measured the champion from a copy of its weights."""
     assert list((project.home / "tmp").iterdir()) == []
     assert [run.copies for run in trained.values()] == [frozenset()] * 3
+
+
+def test_file_on_a_full_disk_is_no_file_that_is_absent(evidence, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", full)
+    with pytest.raises(OSError, match="space"):
+        _tracking.read_file(MODEL, "2", "evidence.json")
+    assert _tracking.read_file(MODEL, "2", "none/there.json") is None
+    assert _tracking.read_file(MODEL, "2", "model") is None

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertForSequenceClassification,
     GPT2Config,
@@ -14,6 +15,7 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedConfig,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
@@ -72,6 +74,13 @@ def tiny_mistral(*, attention: Attention = "sdpa", seed: int = 0) -> nn.Module:
     fields = _llama_fields(tied=False, attention=attention)
     config = MistralConfig(**fields, sliding_window=4)
     return _initialised(lambda: MistralForCausalLM(config), seed=seed)
+
+
+def tiny_gemma(config: type[PreTrainedConfig], *, seed: int = 0) -> nn.Module:
+    """Return a model of the Gemma family: tied embeddings that scale, `1 + w` norms."""
+    fields = _llama_fields(tied=True, attention="eager")
+    made = config(**fields, head_dim=4, sliding_window=4)
+    return _initialised(lambda: AutoModelForCausalLM.from_config(made), seed=seed)
 
 
 def tiny_bert_classifier(

@@ -144,6 +144,30 @@ def prepare(engine: Engine) -> None:
             migrate(connection)
 
 
+def refuse_lost(engine: Engine) -> None:
+    """Refuse a store whose file has gone: it would begin anew, with nothing spent.
+
+    Its lock file, which every writer leaves beside it, says that it was there.
+
+    Raises:
+        ArtifactError: from what SQLite says of it.
+    """
+    name = engine.url.database
+    if engine.dialect.name != "sqlite" or not name:
+        return
+    file, lock = Path(name).absolute(), Path(f"{name}.lock")
+    if file.is_file() or not lock.is_file():
+        return
+    try:
+        sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True).close()
+    except sqlite3.OperationalError as error:
+        raise ArtifactError(
+            f"the budget store {file.name} must be where it was, but its file has "
+            f"gone. Put it back; if it is lost for good, remove {lock.name} as well "
+            "and see `run.py budget admit-loss`."
+        ) from error
+
+
 def exists(engine: Engine) -> bool:
     """Whether there is a store; creates no file."""
     name = engine.url.database

@@ -33,6 +33,7 @@ from dptune.accounting.store.database import (
     open_engine,
     prepare,
     reading,
+    refuse_lost,
     writing,
 )
 from dptune.accounting.store.log import Head
@@ -123,6 +124,7 @@ class BudgetStore:
             ConfigError, DependencyError, ArtifactError: as `open_engine` and `prepare`.
         """
         engine = open_engine(url)
+        refuse_lost(engine)
         prepare(engine)
         return cls(engine)
 
@@ -130,6 +132,7 @@ class BudgetStore:
     def find(cls, url: str) -> Self | None:
         """Open a store if there is one; creates nothing, not even a file."""
         engine = open_engine(url)
+        refuse_lost(engine)
         return cls.open(url) if exists(engine) else None
 
     @property

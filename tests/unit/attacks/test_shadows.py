@@ -6,6 +6,7 @@ import pytest
 from dptune.attacks import membership as module
 from dptune.attacks.membership import (
     Attacked,
+    attack_with_shadows,
     draw_halves,
     membership_report,
     shadow_scores,
@@ -122,3 +123,20 @@ def test_membership_report_trains_shadows_on_halves_and_attacks_with_them(make_m
     assert sorted(asked[0][1] + asked[1][1]) == list(range(61))
     assert len({row < 30 for row in asked[0][1]}) == 2
     assert (found.shadows.num_models, found.shadows.num_records) == (4, 30)
+
+
+@pytest.mark.parametrize("shadow_leak", [0.0, 0.4])
+def test_shadows_report_what_they_learned_beside_the_model(shadow_leak):
+    model, shadows, seen = drawn(0.4, shadow_leak=shadow_leak)
+    order = iter(shadows)
+    _, report = attack_with_shadows(
+        model,
+        train=lambda *_: next(order),
+        attack=lambda shadow: shadow,
+        num_members=NUM // 2,
+        num_records=NUM,
+        num_shadows=len(seen),
+        seed=0,
+    )
+    assert report.effect == pytest.approx(shadow_leak, abs=0.1)
+    assert 0.1 < report.model_effect < 0.5

@@ -1,11 +1,17 @@
+import pytest
 import torch
 from torch import nn
-from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.bart.modeling_bart import BartScaledWordEmbedding
+from transformers.models.gemma.modeling_gemma import (
+    GemmaRMSNorm,
+    GemmaTextScaledWordEmbedding,
+)
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from dptune.dpsgd import rules
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.rules import find_gradient_rule, register_gradient_rule, sum_over_time
+from dptune.dpsgd.terms import Scatter
 
 
 class Scale(nn.Module):
@@ -70,6 +76,24 @@ def test_padding_row_of_an_embedding_stays_fixed():
     check_ids = torch.tensor([[0, 1, 2], [2, 2, 0], [0, 0, 0]])
     check(nn.Embedding(4, 3, padding_idx=0), check_ids)
     check(nn.Embedding(4, 3), check_ids)
+
+
+@pytest.mark.parametrize(
+    "kind", [GemmaTextScaledWordEmbedding, BartScaledWordEmbedding]
+)
+def test_embedding_that_scales_is_scaled(kind):
+    ids = torch.tensor([[0, 1, 2], [2, 2, 0], [0, 0, 0]])
+    check(kind(4, 3, 0, embed_scale=1.75), ids)
+
+
+def test_twin_without_the_scale_of_an_embedding_is_caught(monkeypatch):
+    plain = dict(rules._RULES)
+    plain[nn.Embedding] = lambda module, inputs, grad: {
+        "weight": Scatter(inputs, grad, module.num_embeddings)
+    }
+    monkeypatch.setattr(rules, "_RULES", plain)
+    with pytest.raises(AssertionError):
+        test_embedding_that_scales_is_scaled(GemmaTextScaledWordEmbedding)
 
 
 def test_module_called_twice_sums_its_uses():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers import Gemma3TextConfig, GemmaConfig, VaultGemmaConfig
 
 from dptune.dpsgd import rules
 from dptune.dpsgd.feed import Feed
@@ -37,6 +38,11 @@ def test_sound_model_passes_and_is_unchanged(build):
     check(model)
     assert model.training
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("config", [GemmaConfig, Gemma3TextConfig, VaultGemmaConfig])
+def test_model_whose_embedding_scales_is_sound_in_full(config):
+    check(models.tiny_gemma(config))
 
 
 def test_dropout_passes():

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from dptune.gates import leakage
 from dptune.gates.decision import (
     GateDecision,
     GateOutcome,
@@ -365,11 +366,33 @@ def test_decide_membership_bound_is_corrected_for_the_number_of_attacks(make):
     assert beside.interval.high == alone.interval.high
 
 
+def learned(effect, *, of=1.0):
+    """Shadows that learned some of what the attacked model knows."""
+    counts = {"num_models": 4, "num_records": 1000}
+    return ShadowReport(**counts, effect=effect, model_effect=of)
+
+
+@pytest.mark.parametrize("shadows", [learned(0.101), learned(0.0, of=-0.1)])
+def test_decide_membership_by_shadows_that_know_as_much_passes(shadows, make):
+    found = make.membership(shadows=shadows)
+    evidence = make.evidence(membership=found)
+    assert_decides(evidence, make.policy(), "PASS", membership="PASS")
+
+
+def test_twin_that_counts_shadows_alone_passes_those_that_learned_nothing(
+    make, monkeypatch
+):
+    monkeypatch.setattr(leakage, "_know_too_little", lambda _: False)
+    evidence = make.evidence(membership=make.membership(shadows=learned(0.0)))
+    assert_decides(evidence, make.policy(), "PASS", membership="PASS")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"shadows": None},
         {"shadows": ShadowReport(num_models=2, num_records=1000)},
+        {"shadows": learned(0.099)},
         {"names": ("loss", "calibrated_loss", "lira")},
     ],
 )

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GemmaConfig,
+    GemmaForCausalLM,
+)
 
 from dptune.errors import ModelError
 from dptune.models.build import add_lora
@@ -131,18 +138,38 @@ def test_lora_twice_is_refused(make_gpt2):
         add_lora(add_lora(make_gpt2(), rank=1, alpha=1), rank=1, alpha=1)
 
 
-def test_lora_unknown_architecture_needs_targets():
-    config = BertConfig(
+def test_lora_of_any_architecture_adapts_all_linear_layers_below_the_head():
+    config = GemmaConfig(
         vocab_size=20,
         hidden_size=8,
         num_hidden_layers=1,
         num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
         intermediate_size=8,
     )
-    model = BertModel(config)
-    model.config.model_type = "unheard-of"
+    adapted = add_lora(GemmaForCausalLM(config), rank=1, alpha=1)
+    layers = {name.split(".")[-4] for name in _trainable(adapted)}
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert layers == attention | {"gate_proj", "up_proj", "down_proj"}
+
+
+def test_lora_without_a_layer_to_adapt_asks_for_targets(make_gpt2):
+    model = make_gpt2()
+    model.transformer.h = nn.ModuleList()
     with pytest.raises(ModelError, match="target_modules must be given"):
         add_lora(model, rank=1, alpha=1)
+
+
+def test_lora_rank_stabilised_scales_by_the_root_of_the_rank(make_gpt2):
+    for use_rslora, scale in ((False, 2.0), (True, 4.0)):
+        adapted = add_lora(make_gpt2(), rank=4, alpha=8, use_rslora=use_rslora)
+        scales = {
+            module.scaling["default"]
+            for module in adapted.modules()
+            if isinstance(module, LoraLayer)
+        }
+        assert scales == {scale}
 
 
 def test_lora_not_finite_is_not_merged(make_gpt2, tokenizer, tmp_path):

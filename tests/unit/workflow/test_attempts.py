@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 
+from cli.faults import fault_of
 from dptune.accounting.chain import LedgerJournal
+from dptune.accounting.store import store as store_module
 from dptune.accounting.store.attempts import Attempt, record_attempt
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError
@@ -44,6 +46,12 @@ def spend(place, *, run="a", steps=1, folder="1"):
     store.engine.dispose()
 
 
+def lose(file):
+    """Delete a store with all that lies beside it."""
+    for part in file.parent.glob(f"{file.name}*"):
+        part.unlink()
+
+
 def test_store_that_was_paid_is_accepted(place):
     place.refuse_lost_store()  # nothing was ever run
     spend(place, steps=2)
@@ -53,12 +61,32 @@ def test_store_that_was_paid_is_accepted(place):
 
 def test_deleted_store_is_refused(place, file):
     spend(place, steps=3)
-    file.unlink()
+    lose(file)
     with pytest.raises(ArtifactError, match="3 charges"):
         place.refuse_lost_store()
     BudgetStore.open(place.url).engine.dispose()  # an empty one in its place
     with pytest.raises(ArtifactError, match="admit-loss"):
         place.refuse_lost_store()
+
+
+def test_store_whose_file_has_gone_does_not_begin_anew(place, file):
+    spend(place)
+    file.rename(file.with_suffix(".aside"))
+    for opened in (BudgetStore.open, BudgetStore.find):
+        with pytest.raises(ArtifactError, match="has gone") as caught:
+            opened(place.url)
+        assert fault_of(caught.value) is not None  # exit code 4, and no verdict
+    assert not file.exists()
+    file.with_suffix(".aside").rename(file)
+    place.refuse_lost_store()
+
+
+def test_twin_that_does_not_look_for_the_lock_begins_anew(place, file, monkeypatch):
+    spend(place)
+    file.rename(file.with_suffix(".aside"))
+    monkeypatch.setattr(store_module, "refuse_lost", lambda _: None)
+    BudgetStore.open(place.url).engine.dispose()
+    assert file.exists()
 
 
 def test_older_copy_of_the_store_is_refused(place, file, tmp_path):
@@ -76,7 +104,7 @@ def test_older_copy_of_the_store_is_refused(place, file, tmp_path):
 
 def test_store_that_was_paid_for_something_else_is_refused(place, file):
     spend(place, steps=2)
-    file.unlink()
+    lose(file)
     other = samples.ledger_entry(stage="another")
     store = BudgetStore.open(place.url)
     held = store.reserve(request(range(5), "x", budget_cost(other)))
@@ -88,7 +116,7 @@ def test_store_that_was_paid_for_something_else_is_refused(place, file):
 
 def test_loss_on_record_lets_runs_go_on_and_hides_no_other(place, file):
     spend(place, steps=2)
-    file.unlink()
+    lose(file)
     store = BudgetStore.open(place.url)
     admit_lost_store(store, runs=place.runs, heads=(), reason="the disk broke")
     assert unpaid_charges(store, place.runs) == 0
@@ -101,7 +129,7 @@ def test_loss_on_record_lets_runs_go_on_and_hides_no_other(place, file):
 
 def test_twin_that_asks_the_store_alone_takes_an_empty_one(place, file, monkeypatch):
     spend(place, steps=3)
-    file.unlink()
+    lose(file)
     monkeypatch.setattr(preflight, "refuse_lost_store", lambda *_, **__: None)
     place.refuse_lost_store()
 
