@@ -352,9 +352,10 @@ def read_file(model_name: str, version: str, name: str) -> str | None:
     Raises:
         OSError, MlflowException: it is there and cannot be read, as on a full disk.
     """
-    run_id = get_version(model_name, version).run_id
+    run_id = str(get_version(model_name, version).run_id)
     folder = str(PurePosixPath(name).parent)
-    beside = MlflowClient().list_artifacts(run_id, None if folder == "." else folder)
+    where = {} if folder == "." else {"path": folder}
+    beside = MlflowClient().list_artifacts(run_id, **where)
     if not any(entry.path == name and not entry.is_dir for entry in beside):
         return None
     with TemporaryDirectory(prefix="dptune-version-") as home:

@@ -201,7 +201,9 @@ def membership(generator, shift):
         num_non_members=NUM_RECORDS,
         signals=tuple(signals),
         blind=BlindSignal(**dict(blind), p_value=generator.random()),
-        shadows=ShadowReport(num_models=4, num_records=NUM_RECORDS),
+        shadows=ShadowReport(
+            num_models=4, num_records=NUM_RECORDS, effect=0.1, model_effect=0.1
+        ),
         measured_at=NOW,
     )
 

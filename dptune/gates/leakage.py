@@ -228,8 +228,8 @@ def _no_shadows(report: MembershipReport, policy: GatePolicy) -> Criterion:
 
 def _know_too_little(shadows: ShadowReport | None) -> bool:
     """Whether shadows learned next to nothing of what the attacked model knows."""
-    if shadows is None or shadows.effect is None:
-        return False
+    if shadows is None or shadows.effect is None or shadows.model_effect is None:
+        return True
     return not shadows.effect >= _LEAST_EFFECT * shadows.model_effect
 
 
@@ -237,8 +237,8 @@ def _blind_shadows() -> Criterion:
     return Criterion(
         name="membership",
         verdict=Verdict.INCONCLUSIVE,
-        reason="The shadow models know records that they saw hardly better than "
-        "others, unlike the model: attacks by them would find nothing.",
+        reason="Nothing shows that the shadow models know records that they saw "
+        "better than others, as the model does: attacks by them would find nothing.",
         what_would_change_it="Raise attack.shadows.epochs, leave out "
         "attack.shadows.learning_rate, and attack again.",
     )

@@ -154,16 +154,15 @@ class ShadowReport(Report):
         num_models: shadows that were trained.
         num_records: attacked records, members or not, that each was trained on.
         effect: mean over records of how much better the shadows that saw one know it
-            than those that did not, in the unit of their statistic; None in reports
-            from before.
+            than those that did not, in the unit of their statistic.
         model_effect: how much better the attacked model knows members than others, less
-            two standard errors.
+            two standard errors. Both are None in reports from before.
     """
 
     num_models: int
     num_records: int
     effect: float | None = None
-    model_effect: float = 0.0
+    model_effect: float | None = None
 
 
 class MembershipReport(Report):

@@ -116,7 +116,9 @@ def membership(**changes):
         "num_non_members": 1000,
         "signals": (signal("loss"), signal(STRONGEST_ATTACK)),
         "blind": blind(),
-        "shadows": ShadowReport(num_models=4, num_records=1000),
+        "shadows": ShadowReport(
+            num_models=4, num_records=1000, effect=0.1, model_effect=0.1
+        ),
         "measured_at": MEASURED,
     }
     return MembershipReport(**{**values, **changes})

@@ -393,6 +393,7 @@ def test_twin_that_counts_shadows_alone_passes_those_that_learned_nothing(
         {"shadows": None},
         {"shadows": ShadowReport(num_models=2, num_records=1000)},
         {"shadows": learned(0.099)},
+        {"shadows": ShadowReport(num_models=4, num_records=1000)},
         {"names": ("loss", "calibrated_loss", "lira")},
     ],
 )
