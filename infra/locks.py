@@ -4,12 +4,12 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from dptune.accounting.store.database import connecting, open_engine
+from dptune.accounting.store.database import connecting, open_engine, refuse_gone
 
 _PATIENCE = "600s"
 
@@ -50,13 +50,24 @@ def made_whole(database: Path) -> Iterator[None]:
     them. A mark stands beside the file while that lasts; where a process that was
     killed, or met a full disk, has left it, they are made anew: there was no run yet.
 
+    Another mark stays when they are made, so that they are never made twice.
+
     Args:
         database: an SQLite file; one that is there without the mark is left alone.
+
+    Raises:
+        ArtifactError: the file was there, and has gone.
     """
     mark = database.with_name(f"{database.name}.making")
+    made = database.with_name(f"{database.name}.made")
     if database.exists() and not mark.exists():
+        if not made.exists():  # it is from before
+            with suppress(OSError):
+                made.touch()
         yield
         return
+    if not mark.exists():
+        refuse_gone(database, mark=made)
     with file_lock(f"{database}.lock"):
         if mark.exists():
             for part in ("", "-wal", "-shm", "-journal"):
@@ -64,6 +75,7 @@ def made_whole(database: Path) -> Iterator[None]:
         if not database.exists():
             mark.touch()
         yield
+        made.touch()
         mark.unlink(missing_ok=True)
 
 

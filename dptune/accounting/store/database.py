@@ -153,18 +153,25 @@ def refuse_lost(engine: Engine) -> None:
         ArtifactError: from what SQLite says of it.
     """
     name = engine.url.database
-    if engine.dialect.name != "sqlite" or not name:
-        return
-    file, lock = Path(name).absolute(), Path(f"{name}.lock")
-    if file.is_file() or not lock.is_file():
+    if engine.dialect.name == "sqlite" and name:
+        refuse_gone(Path(name), mark=Path(f"{name}.lock"))
+
+
+def refuse_gone(file: Path, *, mark: Path) -> None:
+    """Refuse an SQLite file that is not there, although a mark says that it was.
+
+    Raises:
+        ArtifactError: from what SQLite says of it.
+    """
+    if file.is_file() or not mark.is_file():
         return
     try:
-        sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True).close()
+        sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True).close()
     except sqlite3.OperationalError as error:
         raise ArtifactError(
-            f"the budget store {file.name} must be where it was, but its file has "
-            f"gone. Put it back; if it is lost for good, remove {lock.name} as well "
-            "and see `run.py budget admit-loss`."
+            f"the database {file.name} must be where it was, but its file has gone. "
+            f"Put it back; if it is lost for good, remove {mark.name} as well: what it "
+            "held is forgotten then (`run.py budget admit-loss` for budgets)."
         ) from error
 
 

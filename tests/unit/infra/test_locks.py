@@ -6,6 +6,9 @@ from time import sleep
 
 import pytest
 
+from cli.faults import fault_of
+from dptune.errors import ArtifactError
+from infra import locks
 from infra.locks import made_whole, one_at_a_time
 
 TIMES = 40
@@ -86,7 +89,28 @@ def test_database_that_was_cut_off_is_made_anew(tmp_path):
     cut_off(database)
     assert database.exists()
     assert [made(database), made(database)] == [False, True]
-    assert sorted(p.name for p in database.parent.iterdir()) == ["a.db", "a.db.lock"]
+    left = sorted(p.name for p in database.parent.iterdir())
+    assert left == ["a.db", "a.db.lock", "a.db.made"]
+
+
+def test_database_whose_file_has_gone_is_not_made_anew(tmp_path):
+    database = tmp_path / "a.db"
+    made(database)
+    database.rename(tmp_path / "aside")
+    with pytest.raises(ArtifactError, match="has gone") as caught:
+        made(database)
+    assert fault_of(caught.value) is not None
+    assert not database.exists()
+    (tmp_path / "aside").rename(database)
+    assert made(database)
+
+
+def test_twin_that_forgets_what_was_made_makes_it_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "refuse_gone", lambda *_, **__: None)
+    database = tmp_path / "a.db"
+    made(database)
+    database.unlink()
+    assert not made(database)
 
 
 def test_twin_without_a_mark_keeps_a_part(tmp_path):
@@ -101,7 +125,11 @@ def test_database_from_before_is_left_alone(tmp_path):
     database = tmp_path / "a.db"
     make(database)
     assert made(database)
-    assert list(tmp_path.iterdir()) == [database]
+    made_mark = tmp_path / "a.db.made"
+    assert sorted(tmp_path.iterdir()) == [database, made_mark]
+    database.unlink()
+    with pytest.raises(ArtifactError, match="has gone"):
+        made(database)
 
 
 def test_database_is_made_once_where_many_begin(tmp_path):
