@@ -12,8 +12,9 @@ same source: `--skip` and `--take` cut disjoint samples from an order that a has
 The tests are collected once, and run once to see which executes what. For
 each mutant a fork of that process takes its code in the place of the function's, and
 runs the tests that execute the changed statement, the quickest first, until one fails.
-What an import executes (class bodies, constants) is imported anew, for the tests of its
-module.
+What an import executes (class bodies, constants) is imported anew, for tests of files
+that name its module, and for those that execute anything of it. The modules of the
+budget store are tested on PostgreSQL too, where a server can be started.
 Survivors are printed; those in `equivalent_mutants.yaml` are no bugs, and it says why.
 """
 
@@ -26,6 +27,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -33,7 +35,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -47,6 +49,8 @@ import yaml
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
+from tests.postgres import SHARED, running_server
+
 REPOSITORY: Final = Path(__file__).parents[1]
 EQUIVALENT: Final = REPOSITORY / "benchmarks" / "equivalent_mutants.yaml"
 SEED: Final = "dptune"
@@ -54,7 +58,7 @@ MEMORY: Final = 12 << 30
 ANEW: Final = 9
 FLAGS: Final = ("-q", "-s", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider")
 LOADED: Final = ("-W", "ignore:Module already imported")  # by the process we fork
-QUICK: Final = ("-m", "not slow and not gpu", "-k", "not postgresql", *LOADED)
+QUICK: Final = ("-m", "not slow and not gpu", *LOADED)
 
 MODULES: Final = (
     "dptune/dpsgd/clipping.py",
@@ -73,7 +77,9 @@ TESTS: Final = (
     "tests/unit/attacks/test_exposure.py",
     "tests/unit/gates",
     "tests/unit/accounting",
+    "tests/golden/test_formats.py",
 )
+FORMATS: Final = "tests/golden/test_formats.py"  # of every module's values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,18 +375,33 @@ class Suite:
             yield
 
     def _covering(self, mutant: Mutant) -> list[pytest.Item]:
-        """Tests that execute the statement, or of an import the module."""
+        """Tests that execute the statement, or of an import name the module."""
         known = self._lines.get(mutant.path, {})
         told = {one for line in mutant.lines or known for one in known.get(line, [])}
+        by_name = set() if mutant.lines else self._naming(mutant)
         names = [
             name
             for name, item in self._tests.items()
-            if name in told or any(f"@{one}" in told for one in item.fixturenames)
+            if name in told | by_name
+            or any(f"@{one}" in told for one in item.fixturenames)
         ]
-        names.sort(key=self._seconds.__getitem__)
+        names.sort(key=lambda name: (name not in by_name, self._seconds[name]))
         ends = itertools.accumulate(map(self._seconds.__getitem__, names))
         asked = [n for n, end in zip(names, ends, strict=True) if end <= self._budget]
         return [self._tests[name] for name in asked or names[:1]]
+
+    def _naming(self, mutant: Mutant) -> set[str]:
+        """Tests of files that import a module, and of what is on disk."""
+        module = mutant.path.removesuffix(".py").removesuffix("/__init__")
+        package, _, last = module.replace("/", ".").rpartition(".")
+        named = re.compile(rf"{re.escape(package)}(\.{last}\b| import .*\b{last}\b)")
+        files = {item.path for item in self._tests.values()}
+        found = {
+            file
+            for file in files
+            if file.match(FORMATS) or named.search(file.read_text(encoding="utf-8"))
+        }
+        return {name for name, item in self._tests.items() if item.path in found}
 
     def survives(self, mutant: Mutant, code: CodeType) -> bool:
         """Whether no test sees a mutant."""
@@ -459,6 +480,19 @@ def judged(drawn: list[Mutant], known: Set[str], suite: Suite) -> Counter[str]:
     return figures
 
 
+@contextmanager
+def shared_server() -> Iterator[None]:
+    """Run one PostgreSQL server for all forks, where there can be one."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(running_server())
+        except pytest.skip.Exception as reason:
+            print(f"without PostgreSQL: {reason}", flush=True)
+        else:
+            os.environ[SHARED] = str(server.folder)
+        yield
+
+
 def main() -> int:
     """Draw mutants and tell which survive."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -486,7 +520,8 @@ def main() -> int:
                 total.update(figures)
 
     suite = Suite(job, budget=options.budget)
-    pytest.main([*FLAGS, *QUICK, *options.tests], plugins=[suite])
+    with shared_server():
+        pytest.main([*FLAGS, *QUICK, *options.tests], plugins=[suite])
     print(dict(total))
     return 1 if total["survived"] else 0
 

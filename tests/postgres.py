@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+SHARED = "DPTUNE_TEST_POSTGRES"
+"""Variable that names the folder of a server that runs already, for many processes."""
+
 _USERS = ("postgres", "nobody")
 _SECONDS = 60
 _PLACE = tempfile.gettempdir()  # before a test has one that only its owner may enter
@@ -34,6 +37,7 @@ class Server:
         """Make an empty schema, which is quicker than a database."""
         import psycopg  # noqa: PLC0415 - may be absent
 
+        name = f"{name}_{os.getpid()}"
         address = f"dbname=postgres user=dptune host={self.folder}"
         with psycopg.connect(address, autocommit=True) as connection:
             connection.execute(f'CREATE SCHEMA "{name}"')
@@ -45,6 +49,9 @@ class Server:
 def running_server() -> Iterator[Server]:
     """Run a server, or skip with the reason why there is none."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
+    if SHARED in os.environ:
+        yield Server(folder=Path(os.environ[SHARED]))
+        return
     programs = _find() or _install()
     if programs is None:
         pytest.skip("PostgreSQL is not installed and cannot be: needs root and apt-get")

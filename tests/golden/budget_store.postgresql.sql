@@ -1,0 +1,33 @@
+CREATE TABLE log ( sequence INTEGER NOT NULL, previous VARCHAR(64) NOT NULL, hash VARCHAR(64) NOT NULL, content TEXT NOT NULL, PRIMARY KEY (sequence) );
+
+CREATE TABLE unit_sets ( digest VARCHAR(64) NOT NULL, names BYTEA NOT NULL, PRIMARY KEY (digest) );
+
+CREATE TABLE head ( id INTEGER NOT NULL, sequence INTEGER NOT NULL, hash VARCHAR(64) NOT NULL, PRIMARY KEY (id) );
+
+CREATE TABLE data_sets ( name VARCHAR(100) NOT NULL, privacy_unit VARCHAR(20) NOT NULL, id_kind VARCHAR(20) NOT NULL, key_check VARCHAR(32) NOT NULL, PRIMARY KEY (name) );
+
+CREATE TABLE grants ( data_set VARCHAR(100) NOT NULL, notion VARCHAR(20) NOT NULL, relation VARCHAR(20) NOT NULL, epsilon FLOAT NOT NULL, delta FLOAT NOT NULL, PRIMARY KEY (data_set, notion, relation) );
+
+CREATE TABLE reservations ( id VARCHAR(32) NOT NULL, sequence INTEGER NOT NULL, data_set VARCHAR(100) NOT NULL, run_key VARCHAR(64) NOT NULL, recipe VARCHAR(100) NOT NULL, purpose VARCHAR(20) NOT NULL, sweep VARCHAR(100) NOT NULL, unit_set VARCHAR(64) NOT NULL, num_units INTEGER NOT NULL, planned TEXT NOT NULL, spare TEXT NOT NULL, spent TEXT NOT NULL, status VARCHAR(20) NOT NULL, PRIMARY KEY (id) );
+
+CREATE INDEX reservations_by_run ON reservations (data_set, run_key);
+
+CREATE TABLE cohorts ( id INTEGER NOT NULL, data_set VARCHAR(100) NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (id) );
+
+CREATE TABLE coverage ( cohort INTEGER NOT NULL, reservation VARCHAR(32) NOT NULL, PRIMARY KEY (cohort, reservation) );
+
+CREATE INDEX coverage_by_reservation ON coverage (reservation);
+
+CREATE TABLE units ( name VARCHAR(32) NOT NULL, cohort INTEGER NOT NULL, PRIMARY KEY (name) );
+
+CREATE OR REPLACE FUNCTION dptune_refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'the record of spent budget is append-only'; END $$ LANGUAGE plpgsql;
+
+CREATE TRIGGER log_no_update BEFORE UPDATE OR DELETE ON log FOR EACH ROW EXECUTE FUNCTION dptune_refuse();
+
+CREATE TRIGGER log_no_truncate BEFORE TRUNCATE ON log FOR EACH STATEMENT EXECUTE FUNCTION dptune_refuse();
+
+CREATE OR REPLACE FUNCTION dptune_refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'the record of spent budget is append-only'; END $$ LANGUAGE plpgsql;
+
+CREATE TRIGGER unit_sets_no_update BEFORE UPDATE OR DELETE ON unit_sets FOR EACH ROW EXECUTE FUNCTION dptune_refuse();
+
+CREATE TRIGGER unit_sets_no_truncate BEFORE TRUNCATE ON unit_sets FOR EACH STATEMENT EXECUTE FUNCTION dptune_refuse();
