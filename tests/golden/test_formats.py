@@ -51,7 +51,6 @@ from dptune.accounting.store.summaries import budgets, export
 from dptune.gates.criterion import Criterion, GateOutcome, Verdict
 from dptune.gates.decision import GateDecision
 from dptune.gates.manifest import Manifest, StoredFile
-from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import EvidenceStatement, Statement, seal
 from dptune.privacy import Notion
 from dptune.results import Interval
@@ -249,9 +248,7 @@ def _live(store: BudgetStore) -> None:
     held = store.reserve(request(range(6), "one", cost(4), spare=cost(1)))
     store.spend(held.id, cost(3), stage="private", num_steps=3)
     store.settle(held.id)
-    tuned = request(
-        range(4, 8), "two", cost(6), purpose=Purpose.TUNING, sweep="rates"
-    )
+    tuned = request(range(4, 8), "two", cost(6), purpose=Purpose.TUNING, sweep="rates")
     held = store.reserve(tuned)
     store.spend(held.id, cost(2), stage="private", num_steps=2)
     store.release(held.id)

@@ -61,5 +61,9 @@ def test_schema_speaks_to_exactly_these_tables(database):
 
 
 def test_migration_is_the_first_and_the_version_that_a_store_is_marked_with():
-    assert (first.revision, first.down_revision) == (schema.VERSION, None) == ("v0001", None)
+    assert (
+        (first.revision, first.down_revision)
+        == (schema.VERSION, None)
+        == ("v0001", None)
+    )
     assert first.branch_labels is first.depends_on is None
