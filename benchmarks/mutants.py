@@ -78,6 +78,7 @@ TESTS: Final = (
     "tests/unit/gates",
     "tests/unit/accounting",
     "tests/golden/test_formats.py",
+    "tests/golden/test_figures.py",
 )
 FORMATS: Final = "tests/golden/test_formats.py"  # of every module's values
 
@@ -327,9 +328,11 @@ class Suite:
                 Path(file.name).write_text(json.dumps(told), encoding="utf-8")
                 return session.testsfailed
 
-            if code := forked(look, seconds=3600):
-                raise SystemExit(f"Tests must pass without a mutant, got code {code}.")
-            told = json.loads(Path(file.name).read_text(encoding="utf-8"))
+            code = forked(look, seconds=3600)
+            told = json.loads(Path(file.name).read_text(encoding="utf-8") or "{}")
+            if code:
+                failed = told.get("failed", f"code {code}")
+                raise SystemExit(f"Tests must pass without a mutant, got {failed}.")
         self._seconds = told["seconds"]
         for path, lines in told["lines"].items():
             self._lines[path] = {int(line): names for line, names in lines.items()}
@@ -352,7 +355,7 @@ class Suite:
             self._coverage.switch_context(name)
             start = time.process_time()
             if _run([item]):
-                break
+                return {"failed": name}
             seconds[name] = time.process_time() - start
         self._coverage.stop()
         data = self._coverage.get_data()
