@@ -79,6 +79,7 @@ TESTS: Final = (
     "tests/unit/accounting",
     "tests/golden/test_formats.py",
     "tests/golden/test_figures.py",
+    "tests/golden/test_claims.py",
 )
 FORMATS: Final = "tests/golden/test_formats.py"  # of every module's values
 

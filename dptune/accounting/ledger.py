@@ -246,7 +246,8 @@ class PrivacyLedger(Report):
         units = {e.privacy_unit for e in (*self.entries, *later.entries) if e.dp_event}
         if len(units) > 1:
             raise PrivacyError(
-                f"privacy_unit must be the same in a ledger, got {sorted(units)}. "
+                "privacy_unit must be the same in a ledger, got "
+                f"{' and '.join(sorted(units))}. "
                 "Claims about different units cannot be added up."
             )
         return PrivacyLedger(entries=(*self.entries, *later.entries))

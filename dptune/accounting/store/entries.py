@@ -1,7 +1,6 @@
 """What entries of the log say: one function per kind, and how to read them back."""
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -131,15 +130,10 @@ def _grant(grant: Grant) -> dict[str, Any]:
 
 
 def _claim(claim: Claim) -> dict[str, Any]:
-    """Write a claim as plain data."""
+    """Write a claim as plain data; one that holds is finite, as its grant is."""
     return {
         **_grant(claim.grant),
-        "before": _number(claim.before),
-        "after": _number(claim.after),
+        "before": claim.before,
+        "after": claim.after,
         "num_units": claim.num_units,
     }
-
-
-def _number(value: float) -> float | str:
-    """Write a number that may be infinite."""
-    return value if math.isfinite(value) else "inf"

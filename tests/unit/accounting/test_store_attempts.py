@@ -6,6 +6,7 @@ from dptune.accounting.store.attempts import (
     Attempt,
     Loss,
     admit_loss,
+    attempts_about,
     charges,
     continues,
     count_attempts,
@@ -94,3 +95,19 @@ def test_charges_and_first_plan_are_those_of_the_run(store):
     assert charges(store) == [("private", 3)] * 2
     assert first_plan(store, held.id) == cost(4)
     assert first_plan(store, "f" * 32) is None
+
+
+def test_attempts_about_a_version_are_told_in_order_with_their_kind(store):
+    def record(kind, subject, about):
+        record_attempt(
+            store, data_set="people", kind=kind, subject=subject, about=about
+        )
+
+    assert attempts_about(store, "v1") == []
+    record(REGISTRATION, "a", "v1")
+    record(Attempt.DECISION, "b", "v2")
+    record(Attempt.DECISION, "c", "v1")
+    assert attempts_about(store, "v1") == [
+        (REGISTRATION, "a"),
+        (Attempt.DECISION, "c"),
+    ]

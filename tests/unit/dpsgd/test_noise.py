@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from dptune.dpsgd import noise as noise_module
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.noise import (
     BandedNoise,
@@ -171,3 +172,23 @@ def test_every_group_has_noise_of_its_own_stddev():
 def test_sum_without_noise_of_its_own_is_refused(stddevs):
     with pytest.raises(PrivacyError, match="noise of its own"):
         grouped(**stddevs)
+
+
+def test_ranks_of_one_run_never_share_their_noise():
+    """The difference of two parts with equal noise would have none."""
+    first, same, other = (noise(fixed_seed=4, rank=rank) for rank in (0, 0, 1))
+    assert torch.equal(first, same)
+    assert not (first == other).any()
+    assert torch.equal(first, noise(fixed_seed=4))
+
+
+def test_noise_is_made_where_the_gradients_are(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        noise_module,
+        "GaussianStream",
+        lambda _, *, device="elsewhere": asked.append(device),
+    )
+    noise_stream()
+    noise_stream(device="cuda:1")
+    assert asked == ["cpu", "cuda:1"]

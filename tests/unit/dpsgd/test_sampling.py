@@ -157,3 +157,41 @@ def test_impossible_caps_and_groups_are_refused():
 
 def test_names_of_samplers_are_those_of_recipes_and_ledgers():
     assert {*SamplingKind} == {"poisson", "truncated_poisson", "cyclic_poisson"}
+
+
+class Coins:
+    """A generator whose numbers are known."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = np.array(numbers)
+
+    def random(self, count):
+        assert count == len(self._numbers)
+        return self._numbers
+
+
+def test_unit_whose_coin_is_exactly_the_rate_stays_out():
+    """Coins are multiples of 2^-53 in [0, 1): below the rate lies just its share."""
+    coins = Coins(0.25, np.nextafter(0.25, 0), 0.0, 1.0)
+    for sampler in (
+        PoissonSampler(num_units=4, sample_rate=0.25),
+        CyclicPoissonSampler(num_units=4, sample_rate=0.25, num_groups=1),
+    ):
+        assert sampler.sample(coins).tolist() == [1, 2]
+
+
+def test_one_unit_is_enough_for_every_sampler():
+    once = {"num_units": 1, "sample_rate": 1.0}
+    for sampler in (
+        PoissonSampler(**once),
+        CyclicPoissonSampler(**once, num_groups=1),
+        TruncatedPoissonSampler(**once, max_batch_size=1, num_places=1),
+        ShuffledSampler(num_units=1, batch_size=1),
+    ):
+        assert sampler.sample(sampling_generator()).tolist() == [0]
+
+
+def test_rate_in_turn_may_be_above_one_by_rounding_only():
+    assert rate_in_turn((1 + 1e-9) / 2, num_groups=2) == 1.0
+    with pytest.raises(ConfigError, match="at most 1"):
+        rate_in_turn((1 + 1.1e-9) / 2, num_groups=2)
