@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,7 @@ class Server:
         """Make an empty schema, which is quicker than a database."""
         import psycopg  # noqa: PLC0415 - may be absent
 
-        name = f"{name}_{os.getpid()}"
+        name = f"{name}_{secrets.token_hex(4)}"  # others may use the server
         address = f"dbname=postgres user=dptune host={self.folder}"
         with psycopg.connect(address, autocommit=True) as connection:
             connection.execute(f'CREATE SCHEMA "{name}"')
