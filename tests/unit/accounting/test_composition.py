@@ -338,3 +338,22 @@ def test_grid_of_large_losses_is_small(fresh, monkeypatch):
     monkeypatch.setattr(composition, "_composed_mass", watch)
     assert epsilon(schedule((0.5, 0.3, 500_000)), delta=1e-6, relation=REPLACE) > 1e5
     assert max(sizes) <= 2**21
+
+
+def test_cache_keeps_what_just_fits_and_drops_the_oldest_for_more():
+    made = []
+
+    def value(name):
+        return cache.get(name, lambda: made.append(name) or name)
+
+    cache = BoundedCache(max_bytes=4, size_of=len)
+    for name in ("aa", "bb", "aa", "c", "aa", "bb"):
+        assert value(name) == name
+    assert made == ["aa", "bb", "c", "bb"]  # "bb" was the one not asked for longest
+    assert cache.num_bytes == 4
+    assert value("large") == value("large") == "large"
+    assert made[4:] == ["large"] * 2
+    cache.clear()
+    assert cache.num_bytes == 0
+    assert value("full") == value("full") == "full"
+    assert made[6:] == ["full"]

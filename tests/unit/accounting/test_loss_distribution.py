@@ -1,5 +1,8 @@
 """Our discretisation against dp_accounting's own, and against closed forms."""
 
+import math
+from decimal import Decimal, localcontext
+
 import dp_accounting as dpa
 import numpy as np
 import pytest
@@ -148,3 +151,16 @@ def test_truncation_parts_cap_above_the_data_never_binds():
     )
     assert binds > 0.99
     assert rate == pytest.approx(0.4, rel=1e-2)
+
+
+@pytest.mark.parametrize("rate", [0.9, 0.5, 1e-3])
+@pytest.mark.parametrize("loss", [1e-3, 3.0, 29.99, 30.0, 30.01, 80.0, 690.0])
+def test_outcome_of_a_loss_is_exact_to_the_last_places(rate, loss):
+    """x = 1/2 + s^2 ln((exp(loss) - 1 + q) / q), by decimals of fifty digits."""
+    pair = GaussianPair(direction="remove", sample_rate=rate, noise_multiplier=1.0)
+    with localcontext() as context:
+        context.prec = 50
+        exact = ((Decimal(loss).exp() - 1 + Decimal(rate)) / Decimal(rate)).ln()
+        expected = float(exact + Decimal("0.5"))
+    found = float(pair.inverse_loss(np.array([loss]))[0])
+    assert abs(found - expected) <= 2 * math.ulp(expected)

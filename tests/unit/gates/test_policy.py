@@ -1,5 +1,7 @@
 """The policy file: all errors at once, no default for a claim."""
 
+import hashlib
+import json
 import math
 
 import pytest
@@ -144,3 +146,13 @@ def test_policy_takes_the_ends_of_a_range_and_nothing_beyond(name, allowed, refu
             GatePolicy.from_mapping({**CLAIM, name: value})
         (problem,) = caught.value.problems
         assert problem.path.partition(".")[0] == name
+
+
+def test_digest_is_of_every_field_in_the_order_of_their_names(make):
+    """Anybody can compute it: SHA-256 of the sorted JSON."""
+    policy = make.policy()
+    fields = json.dumps(policy.model_dump(mode="json"), sort_keys=True).encode()
+    assert list(json.loads(fields)) == sorted(json.loads(fields))
+    assert policy.digest == f"sha256:{hashlib.sha256(fields).hexdigest()}"
+    assert policy.reference.digest == policy.digest
+    assert policy.reference.title == f"default, version 1, {policy.digest}"
