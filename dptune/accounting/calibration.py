@@ -114,11 +114,14 @@ def _bracket(cost: Callable[[float], float], target: float) -> tuple[_Point, _Po
 
 
 def _interpolate(low: _Point, high: _Point, aim: float) -> float:
-    """Where between two points the aim lies, if both logarithms were on a line."""
+    """Where between two points the aim lies, if both logarithms were on a line.
+
+    They are apart: `low` is above the target, `high` below 99 % of it.
+    """
     if not (math.isfinite(low.epsilon) and high.epsilon > 0):
         return 0.5
     fall = math.log(low.epsilon) - math.log(high.epsilon)
-    share = (math.log(low.epsilon) - math.log(aim)) / fall if fall > 0 else 0.5
+    share = (math.log(low.epsilon) - math.log(aim)) / fall
     return min(max(share, 0.02), 0.98)
 
 

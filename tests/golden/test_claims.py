@@ -80,6 +80,11 @@ def kinds():
         "beyond floats": certificate(dpa.GaussianDpEvent(0.025)),
         "odds of a large epsilon": certificate(dpa.GaussianDpEvent(0.05)),
         "many kinds": certificate(many),
+        "long grid": certificate(
+            dpa.SelfComposedDpEvent(
+                dpa.PoissonSampledDpEvent(1e-5, dpa.GaussianDpEvent(0.5)), 100
+            )
+        ),
         "truncated": certificate(
             dpa.TruncatedSubsampledGaussianDpEvent(50, 0.2, 12, 2.0)
         ),
