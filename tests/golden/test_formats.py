@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
 from pydantic import BaseModel
 from sqlalchemy import select
 
+from dptune.accounting.adaptive import AskedBudget, Card, DeckTerms
 from dptune.accounting.assumptions import EXPLANATIONS, Assumption
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.events import event_to_json, mechanism_counts
@@ -141,6 +142,17 @@ def _journal(folder: Path) -> dict[str, str]:
     journal.charge(full)
     names = ("journal.jsonl", "journal.jsonl.head")
     return {name: (folder / name).read_text(encoding="utf-8") for name in names}
+
+
+def _grants(folder: Path) -> str:
+    """Grant two steps of a deck."""
+    card = Card(sample_rate=0.25, noise_multiplier=1.5)
+    terms = DeckTerms(cards=((card, 2),))
+    budget = AskedBudget(terms, path=folder / "grants.jsonl")
+    budget.confirm_charge()
+    budget.ask(1.0)
+    budget.ask(2.0, sample_rate=0.25)
+    return (folder / "grants.jsonl").read_text(encoding="utf-8")
 
 
 EVENTS = (
@@ -273,6 +285,7 @@ def examples(folder: Path) -> dict[str, Any]:
     return {
         "events": [event_to_json(event) for event in EVENTS],
         "journal": _journal(folder),
+        "grants": _grants(folder),
         "signed": _signed(),
         "store": _store(folder),
         "weakened claims": weakened,
