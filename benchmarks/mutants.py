@@ -82,6 +82,8 @@ TESTS: Final = (
     "tests/golden/test_claims.py",
 )
 FORMATS: Final = "tests/golden/test_formats.py"  # of every module's values
+BOOKS: Final = ("tests/golden/", "tests/unit/gates/test_decision_book.py")
+"""Few and slow, and of everything: asked beyond the budget, where they execute it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,8 +306,8 @@ class Suite:
 
     Args:
         job: is called with this suite once the tests are collected and watched.
-        budget: seconds of computing that tests of one mutant may take; those beyond,
-            the slowest, are not asked.
+        budget: seconds of computing that tests of one mutant may take; of those
+            beyond, the slowest, only `BOOKS` are asked.
     """
 
     def __init__(self, job: Callable[["Suite"], None], *, budget: float) -> None:
@@ -391,7 +393,11 @@ class Suite:
         ]
         names.sort(key=lambda name: (name not in by_name, self._seconds[name]))
         ends = itertools.accumulate(map(self._seconds.__getitem__, names))
-        asked = [n for n, end in zip(names, ends, strict=True) if end <= self._budget]
+        asked = [
+            name
+            for name, end in zip(names, ends, strict=True)
+            if end <= self._budget or name.startswith(BOOKS)
+        ]
         return [self._tests[name] for name in asked or names[:1]]
 
     def _naming(self, mutant: Mutant) -> set[str]:

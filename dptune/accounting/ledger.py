@@ -187,7 +187,7 @@ class LedgerEntry(Report):
         given = given or [e.dp_event for e in own if not e.tier]
         if given:
             return merge_events(given)
-        if self.view is DataView.PUBLIC or self.dp_event is None:
+        if self.dp_event is None:
             return dp_accounting.NoOpDpEvent()
         if notion is Notion.LOCAL:
             return dp_accounting.NonPrivateDpEvent()
