@@ -391,7 +391,11 @@ class Suite:
             if name in told | by_name
             or any(f"@{one}" in told for one in item.fixturenames)
         ]
-        names.sort(key=lambda name: (name not in by_name, self._seconds[name]))
+
+        def turn(name: str) -> tuple[bool, float]:
+            return not (by_name and name.startswith(FORMATS)), self._seconds[name]
+
+        names.sort(key=lambda name: (name not in by_name, *turn(name)))
         ends = itertools.accumulate(map(self._seconds.__getitem__, names))
         asked = [
             name

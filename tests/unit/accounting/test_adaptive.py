@@ -4,7 +4,14 @@ import dp_accounting
 import pytest
 
 from dptune.accounting.accountants import epsilon
-from dptune.accounting.adaptive import AskedBudget, Card, DeckTerms
+from dptune.accounting.adaptive import (
+    AskedBudget,
+    Card,
+    DeckTerms,
+    OpenTerms,
+    SigmaDeck,
+)
+from dptune.accounting.chain import Chain
 from dptune.accounting.store.allowances import Cost
 from dptune.errors import (
     ArtifactError,
@@ -138,3 +145,50 @@ def test_store_can_keep_the_event(terms):
     again = Cost.from_json(cost.to_json())
     ours = epsilon(again.event(Notion.RECORD), delta=1e-5, relation=ADD)
     assert ours == epsilon(terms.event, delta=1e-5, relation=ADD)
+
+
+RATES = DeckTerms(
+    cards=tuple(
+        (Card(sample_rate=rate, noise_multiplier=noise), 2)
+        for rate, noise in ((0.1, 1.0), (1.0, 3.0))
+    )
+)
+
+
+def test_grants_of_several_rates_are_asked_again_each_at_its_own(tmp_path):
+    path = tmp_path / "grants.jsonl"
+    before = opened(RATES, path)
+    granted = [before.ask(1.0, sample_rate=rate) for rate in (1.0, 0.1, 1.0)]
+    after = AskedBudget(RATES, path=path)
+    assert granted == [3.0, 1.0, 3.0] == list(after.grants)
+    assert after.is_charged
+    assert after.ask(1.0, sample_rate=0.1) == 1.0
+    with pytest.raises(BudgetExceededError):
+        after.ask(1.0, sample_rate=1.0)
+
+
+def test_grant_that_the_terms_would_not_give_is_refused_by_its_file(tmp_path):
+    path = tmp_path / "grants.jsonl"
+    opened(DECK, path)
+    Chain(path).append({"wish": 1.0, "rate": None, "granted": 2.0})
+    with pytest.raises(ArtifactError, match=r"grants\.jsonl must hold grants"):
+        AskedBudget(DECK, path=path)
+
+
+def test_without_terms_every_wish_is_granted_and_nothing_is_claimed():
+    terms = OpenTerms(sample_rate=0.5)
+    assert terms.event == terms.open().event == dp_accounting.NonPrivateDpEvent()
+    assert terms.sample_rates == {0.5}
+    assert AskedBudget(terms, path=None).event == terms.event
+    assert opened(terms, None).ask(0.01) == 0.01
+    assert RATES.sample_rates == {0.1, 1.0}
+
+
+def test_deck_holds_rates_from_nobody_to_everybody():
+    for rate in (0.0, 1.0):
+        card = Card(sample_rate=rate, noise_multiplier=1.0)
+        assert SigmaDeck({card: 0}).left == {}
+        assert SigmaDeck({card: 1}).left == {card: 1}
+    for rate in (-0.1, 1.1):
+        with pytest.raises(ConfigError, match="sample_rate"):
+            SigmaDeck({Card(sample_rate=rate, noise_multiplier=1.0): 1})

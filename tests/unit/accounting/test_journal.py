@@ -256,7 +256,7 @@ def test_entry_of_a_later_version_is_refused_but_not_called_tampered(tmp_path):
     line, digest = chain_module._line(chain_module._Tip(), data)
     path.write_bytes(line)
     assert digest
-    with pytest.raises(ArtifactError, match="line 1 of ledger.jsonl .* Upgrade"):
+    with pytest.raises(ArtifactError, match=r"line 1 of ledger\.jsonl .* Upgrade"):
         LedgerJournal(path).read()
 
 
