@@ -392,10 +392,11 @@ class Suite:
             or any(f"@{one}" in told for one in item.fixturenames)
         ]
 
-        def turn(name: str) -> tuple[bool, float]:
-            return not (by_name and name.startswith(FORMATS)), self._seconds[name]
+        def turn(name: str) -> tuple[bool, bool, float]:
+            is_first = name in by_name and name.startswith(FORMATS)
+            return not is_first, name not in by_name, self._seconds[name]
 
-        names.sort(key=lambda name: (name not in by_name, *turn(name)))
+        names.sort(key=turn)
         ends = itertools.accumulate(map(self._seconds.__getitem__, names))
         asked = [
             name

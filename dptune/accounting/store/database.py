@@ -219,7 +219,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
             return
         except sqlite3.OperationalError:  # others switch at this moment
             time.sleep(0.01 * (1 + attempt % 10))
-    raise sqlite3.OperationalError("locked")
+    raise sqlite3.OperationalError("database is locked")
 
 
 def _begin_sqlite(connection: Connection) -> None:
