@@ -1,5 +1,6 @@
 """Costs, reservations and rows are what the store adds up: their laws, by value."""
 
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -257,6 +258,30 @@ def test_file_is_durable_and_waits_and_is_locked_by_its_owner_alone(sqlite_budge
     lock = f"{store.engine.url.database}.lock"
     store.engine.dispose()
     assert stat.S_IMODE(Path(lock).stat().st_mode) == 0o600
+
+
+class Busy:
+    """A connection to a file whose mode others are switching, so many times."""
+
+    def __init__(self, times):
+        self.left = times
+
+    def execute(self, statement):
+        if "journal_mode" in statement and self.left:
+            self.left -= 1
+            raise sqlite3.OperationalError("busy")
+
+
+def test_file_that_others_switch_is_tried_for_five_seconds(monkeypatch):
+    waits = []
+    monkeypatch.setattr(database.time, "sleep", waits.append)
+    database._prepare_sqlite(Busy(99), None)
+    assert sum(waits) == pytest.approx(5.5 - 0.1)
+    waits.clear()
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        database._prepare_sqlite(Busy(1000), None)
+    assert sum(waits) == pytest.approx(5.5)
+    assert max(waits) == pytest.approx(0.1)
 
 
 def test_export_is_read_by_its_head_alone_and_anything_else_refused():
