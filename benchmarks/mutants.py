@@ -49,6 +49,7 @@ import yaml
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
+from dptune.statistics import clopper_pearson
 from tests.postgres import SHARED, running_server
 
 REPOSITORY: Final = Path(__file__).parents[1]
@@ -508,6 +509,26 @@ def shared_server() -> Iterator[None]:
         yield
 
 
+def pooled(found: Sequence[tuple[int, Counter[str]]]) -> str:
+    """Estimate the share of all mutants that is killed, from a sample of each module.
+
+    Modules weigh as many mutants as they have. The interval is that of Clopper and
+    Pearson, at Kish's effective size of a weighted sample.
+
+    Args:
+        found: of each module how many mutants it has, and what became of the sample.
+    """
+    rows = [(n, f["killed"], f["killed"] + f["survived"]) for n, f in found]
+    rows = [row for row in rows if row[2]]
+    whole = sum(row[0] for row in rows)
+    if not whole:
+        return "nothing was judged"
+    share = sum(n / whole * killed / judged for n, killed, judged in rows)
+    size = round(1 / sum((n / whole) ** 2 / judged for n, _, judged in rows))
+    low, high = clopper_pearson(round(share * size), size)
+    return f"{share:.1%} of {whole} are killed, 95 % interval {low:.1%} to {high:.1%}"
+
+
 def main() -> int:
     """Draw mutants and tell which survive."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -522,6 +543,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     known = yaml.safe_load(EQUIVALENT.read_text(encoding="utf-8"))
     total: Counter[str] = Counter()
+    modules: list[tuple[int, Counter[str]]] = []
 
     def job(suite: Suite) -> None:
         for file in [one for module in MODULES for one in REPOSITORY.glob(module)]:
@@ -533,11 +555,12 @@ def main() -> int:
                 figures = judged(drawn, known.keys(), suite)
                 print(f"{path}: of {len(made)}", dict(figures), flush=True)
                 total.update(figures)
+                modules.append((len(made), figures))
 
     suite = Suite(job, budget=options.budget)
     with shared_server():
         pytest.main([*FLAGS, *QUICK, *options.tests], plugins=[suite])
-    print(dict(total))
+    print(dict(total), pooled(modules))
     return 1 if total["survived"] else 0
 
 

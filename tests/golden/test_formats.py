@@ -309,8 +309,10 @@ def test_shapes_are_what_they_were_and_what_is_new_has_a_default():
 
 
 def test_everything_written_has_the_bytes_that_it_always_had(tmp_path):
-    found = examples(tmp_path)
-    assert found == golden()["examples"]
+    known, found = golden()["examples"], examples(tmp_path)
+    meant = known.pop("weakened claims")  # of later assumptions nothing is known yet
+    assert {name: found["weakened claims"].get(name) for name in meant} == meant
+    assert {name: found.get(name) for name in known} == known
     for text in found["events"]:
         assert json.loads(text)["version"] == 1
 
