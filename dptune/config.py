@@ -16,9 +16,11 @@ from dptune.data.deduplication import Duplicates
 from dptune.data.public_units import ReleasedUnits, RoundedUnits
 from dptune.data.source import DataSource, shares_data
 from dptune.detection.endpoint import JudgeSettings, LlmSettings
-from dptune.detection.recognizer import Tier
+from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, Tier
 from dptune.detection.settings import (
     KnownValuesSettings,
+    LanguageCode,
+    LanguageSettings,
     OwnRules,
     TokenClassifierSettings,
 )
@@ -60,6 +62,9 @@ class DataSettings(Settings):
         sample_share: chance that a unit is taken, by a coin of its own.
         max_records: takes this many; one unit more may push out records of others, so
             that every claim becomes conditional on `sampled_corpus`.
+        languages: the only ones whose records are taken; the others are dropped, each
+            by what it says itself, and claims about replaced records become conditional
+            on `language_is_public`. Records too short to tell stay.
         duplicates: which records go that repeat others, see `Duplicates`. `auto` drops
             across units where claims stay as they are (each unit is one record, without
             labels), else within units; other dropping across units makes them
@@ -77,6 +82,7 @@ class DataSettings(Settings):
     splits: SplitSettings = SplitSettings()
     sample_share: float = Field(default=1.0, gt=0, le=1)
     max_records: int | None = Field(default=None, ge=10)
+    languages: tuple[LanguageCode, ...] | None = Field(default=None, min_length=1)
     min_records: int = Field(default=100, ge=10)
     max_characters: int = Field(default=100_000, ge=10)
     duplicates: Duplicates = Duplicates.AUTO
@@ -104,11 +110,11 @@ EntityTypeName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,40}$")]
 RecognizerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
 
 
-class DetectionSettings(OwnRules):
+class DetectionSettings(LanguageSettings, OwnRules):
     """Which recognizers mark personal data, and how widely.
 
     Args:
-        recognizers: `patterns`, `lexicon`, `spacy`, `presidio`, `gliner`,
+        recognizers: `patterns`, `lexicon`, `languages`, `spacy`, `presidio`, `gliner`,
             `token_classifier`, `llm`, or the entry point of another package; the
             preflight refuses names that nobody offers.
         spacy_pipeline, gliner, token_classifier, llm: exactly where the recognizer of
@@ -116,6 +122,7 @@ class DetectionSettings(OwnRules):
         own_patterns, deny_lists, allow_list, entity_types: see `OwnRules`.
         known_values: a file of values that are marked in every record. Values of the
             records' own units stand in `data.source.known_columns`.
+        spacy_pipelines, known_languages, unknown_language: see `LanguageSettings`.
         use_review: apply the lists of imported reviews, and quote the missing rate of
             one that speaks of this corpus and this detector.
         review_lists: digest of the lists that the run must find; commands fill it in.
@@ -124,7 +131,7 @@ class DetectionSettings(OwnRules):
 
     tier: Tier = Tier.LOW_ENTITY
     recognizers: tuple[RecognizerName, ...] = Field(
-        default=("patterns", "lexicon"), min_length=1
+        default=DEFAULT_RECOGNIZERS, min_length=1
     )
     spacy_pipeline: str | None = None
     gliner: GlinerSettings | None = None

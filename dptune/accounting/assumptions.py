@@ -35,6 +35,8 @@ class Assumption(StrEnum):
     PRIVATE_KNOWN_VALUES = "private_known_values"
     PUBLIC_KNOWN_VALUES = "public_known_values"
     MARKS_FOLLOW_ONE_TEXT = "marks_follow_one_text"
+    UNREAD_LANGUAGES = "unread_languages"
+    LANGUAGE_IS_PUBLIC = "language_is_public"
     BASE_MODEL_IS_PUBLIC = "base_model_is_public"
     LABELS_ARE_SENT = "labels_are_sent"
     FIXED_SEED_RANDOMNESS = "fixed_seed_randomness"
@@ -153,6 +155,16 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
         "at one text alone, and remembers no other; no text that is computed beside "
         "others is marked otherwise for it.",
         weakens=_ALL,
+    ),
+    Assumption.UNREAD_LANGUAGES: Explanation(
+        sentence="Records in languages that no recognizer reads were left as they are: "
+        "what is personal in them was trained on in the clear.",
+        weakens=_SELECTIVE,
+    ),
+    Assumption.LANGUAGE_IS_PUBLIC: Explanation(
+        sentence="In which language a record is written is public: records in other "
+        "languages were dropped, so that another text may leave the data set.",
+        weakens=_REPLACED,
     ),
     Assumption.BASE_MODEL_IS_PUBLIC: Explanation(
         sentence="The model that training started from knew nothing of this data.",

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from datasets import Dataset
@@ -49,6 +49,7 @@ def build_corpus(
     allow_content_hash_ids: bool = False,
     seed: int = 0,
     validate: bool = True,
+    is_taken: Callable[[str], bool] | None = None,
 ) -> Corpus:
     """Read a source and make a corpus that training may use.
 
@@ -80,6 +81,8 @@ def build_corpus(
         seed: public; decides splits, and which units and records are taken.
         validate: ask Great Expectations as well, which takes seconds to import; the
             report of a corpus of which it was not asked has no expectations.
+        is_taken: tells by the text of a record whether it is taken, such as by its
+            language; None takes all.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -110,7 +113,9 @@ def build_corpus(
     )
     check_leaks(records, log=log)
     log.raise_if_any()
-    records = _sample(records, sample_share, max_records, seed=seed)
+    taken = [row for row in records if is_taken is None or is_taken(row.text)]
+    num_other = None if is_taken is None else len(records) - len(taken)
+    records = _sample(taken, sample_share, max_records, seed=seed)
     if getattr(source, "split_column", None) is not None:
         check_given_by_column(records, given=given - {"train"}, log=log)
     placed = assign_splits(records, settings=settings, seed=seed, given=given)
@@ -143,6 +148,7 @@ def build_corpus(
         privacy_unit=privacy_unit,
         kind=kind,
         sampled=max_records is not None,
+        num_other_languages=num_other,
         validation=validation,
     )
     return _corpus(dataset, report, records=records, kept=kept)
@@ -266,15 +272,18 @@ def _check_given(given: set[str], raw: Sequence[RawRecord], *, log: ProblemLog) 
         )
 
 
-def _assumes(source: DataSource, privacy_unit: PrivacyUnit) -> tuple[str, ...]:
-    """Name what makes units depend on each other in the source itself."""
+def _assumes(
+    source: DataSource, privacy_unit: PrivacyUnit, *, selects: bool
+) -> tuple[str, ...]:
+    """Name what makes units depend on each other, or leave the data, in the source."""
     is_placed = (
         isinstance(source, TextSource)
         and source.position_ids
         and source.record != "document"
         and privacy_unit is PrivacyUnit.RECORD
     )
-    return (Assumption.POSITIONS_NAME_RECORDS.value,) if is_placed else ()
+    found = (Assumption.POSITIONS_NAME_RECORDS.value,) if is_placed else ()
+    return (*found, Assumption.LANGUAGE_IS_PUBLIC.value) if selects else found
 
 
 def _sample(
@@ -320,6 +329,7 @@ def _report(
     privacy_unit: PrivacyUnit,
     kind: Duplicates,
     sampled: bool,
+    num_other_languages: int | None,
     validation: ValidationReport,
 ) -> CorpusReport:
     """Count what is in the corpus."""
@@ -338,6 +348,7 @@ def _report(
         },
         num_exact_duplicates=unique.num_exact,
         num_near_duplicates=unique.num_near,
+        num_other_languages=num_other_languages or 0,
         num_duplicates_across_units=unique.num_across_units,
         num_characters=sum(len(record.text) for record in records),
         privacy_unit=privacy_unit.value,
@@ -351,6 +362,6 @@ def _report(
             privacy_unit=privacy_unit, has_labels=_has_labels(source)
         ),
         sampled=sampled,
-        assumes=_assumes(source, privacy_unit),
+        assumes=_assumes(source, privacy_unit, selects=num_other_languages is not None),
         validation=validation,
     )

@@ -6,23 +6,24 @@ one text only. A part is known by its texts and by the detector, and what does n
 together is refused, not merged.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import datasets
 from datasets import Features
 
 from dptune.detection.blocks import label_blocks, span_feature
+from dptune.detection.known_values import NAME as KNOWN_VALUES
 from dptune.detection.known_values import (
-    COLUMN,
     KnownValuesRecognizer,
     UnitValues,
     read_values,
 )
-from dptune.detection.known_values import NAME as KNOWN_VALUES
+from dptune.detection.languages.recognizer import LanguageRecognizer
+from dptune.detection.languages.routing import languages_read, routed
 from dptune.detection.lexicon import LexiconRecognizer
 from dptune.detection.own_rules import (
     DENY_LISTS,
@@ -33,6 +34,7 @@ from dptune.detection.own_rules import (
 )
 from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import (
+    DEFAULT_RECOGNIZERS,
     HIGH_ENTITY_TYPES,
     UNAVAILABLE,
     Recognizer,
@@ -45,10 +47,10 @@ from dptune.detection.settings import (
     KnownValuesSettings,
     OwnRules,
     TokenClassifierSettings,
+    UnknownLanguage,
 )
 from dptune.detection.union import union_fingerprint, unite_kept
-from dptune.errors import ConfigError, DetectionError, Problem
-from dptune.results import DetectionReport
+from dptune.errors import ConfigError, Problem
 from dptune.text import Span
 
 if TYPE_CHECKING:
@@ -60,8 +62,8 @@ from dptune.errors import ArtifactError
 ENTRY_POINTS = "dptune.recognizers"
 READ_ONE_TEXT = frozenset(
     {
-        *("patterns", "lexicon", "spacy", "presidio", "gliner", "token_classifier"),
-        *(PATTERNS, DENY_LISTS),
+        *("patterns", "lexicon", "languages", "spacy", "presidio", "gliner"),
+        *("token_classifier", PATTERNS, DENY_LISTS),
     }
 )
 """Recognizers whose marks of a text follow from that text and public files alone.
@@ -91,7 +93,7 @@ class DetectionEngine:
         if not recognizers:
             raise ConfigError(
                 "recognizers must hold at least one name, got none. Use "
-                'recognizers=("patterns", "lexicon").'
+                f"recognizers={DEFAULT_RECOGNIZERS}."
             )
         self.tier = tier
         self.span_filter = span_filter
@@ -135,25 +137,30 @@ class DetectionEngine:
 def build_engine(
     *,
     tier: Tier,
-    recognizers: Sequence[str] = ("patterns", "lexicon"),
+    recognizers: Sequence[str] = DEFAULT_RECOGNIZERS,
     spacy_pipeline: str | None = None,
+    spacy_pipelines: Mapping[str, str] = MappingProxyType({}),
     gliner_model: str | None = None,
     gliner_threshold: float = 0.3,
     llm_endpoint: "Endpoint | None" = None,
     token_classifier: TokenClassifierSettings | None = None,
     known_values: KnownValuesSettings | None = None,
     rules: OwnRules | None = None,
+    known_languages: Sequence[str] = (),
+    unknown_language: UnknownLanguage = UnknownLanguage.REFUSE,
 ) -> DetectionEngine:
     """Build an engine from names.
 
     Args:
         tier: what counts as sensitive.
-        recognizers: of `patterns`, `lexicon`, `spacy`, `presidio`, `gliner`,
-            `token_classifier` and `llm`, or of a package's own under the entry point
-            group `dptune.recognizers`: a function that takes `tier` and returns a
-            `Recognizer`.
+        recognizers: of `patterns`, `lexicon`, `languages`, `spacy`, `presidio`,
+            `gliner`, `token_classifier` and `llm`, or of a package's own under the
+            entry point group `dptune.recognizers`: a function that takes `tier` and
+            returns a `Recognizer`.
         spacy_pipeline: name or local folder of a spaCy pipeline; if given, `spacy` is
             added to the recognizers.
+        spacy_pipelines: name or folder of a pipeline by language (ISO 639-1), which
+            reads text in that language alone.
         gliner_model: local folder of a GLiNER model; likewise adds `gliner`.
         gliner_threshold: least score of its hits, in (0, 1).
         llm_endpoint: whom `llm` asks; likewise adds `llm`, which sees only what
@@ -161,6 +168,9 @@ def build_engine(
         token_classifier: a model; likewise adds `token_classifier`.
         known_values: a file of values that are marked in every text.
         rules: patterns and lists of a configuration, and which types count.
+        known_languages: that the recognizers read besides, on your word.
+        unknown_language: `mask` covers texts in a language that nobody reads, `keep`
+            leaves them as they are; `refuse` is up to who reads a corpus.
 
     Raises:
         ConfigError: an unknown name, no name, or a recognizer without what it needs.
@@ -182,7 +192,21 @@ def build_engine(
         )
     given["gliner_threshold"] = gliner_threshold
     rules = rules or OwnRules()
-    built = [_build(name, tier, given) for name in names if name != "llm"]
+    read = languages_read(
+        names,
+        spacy_pipeline=spacy_pipeline,
+        spacy_pipelines=spacy_pipelines,
+        declared=known_languages,
+    )
+    given |= {"known": read, "unknown": UnknownLanguage(unknown_language)}
+    built = routed(
+        [_build(name, tier, given) for name in names if name != "llm"],
+        tier=tier,
+        known=read,
+        unknown=given["unknown"],
+        spacy_pipeline=spacy_pipeline,
+        spacy_pipelines=spacy_pipelines,
+    )
     built += _build_from_rules(rules, known_values)
     span_filter = None
     if rules.entity_types or rules.allow_list:
@@ -243,10 +267,16 @@ _DEFAULT: Mapping[str, Callable[..., Recognizer]] = {
 }
 
 
-def _build(name: str, tier: Tier, given: Mapping[str, Any]) -> Recognizer:
+def _build(  # noqa: PLR0911  # one for each
+    name: str, tier: Tier, given: Mapping[str, Any]
+) -> Recognizer:
     """Build one recognizer; heavy or optional packages are imported only here."""
     if name in _DEFAULT:
         return _DEFAULT[name](tier=tier)
+    if name == "languages":
+        return LanguageRecognizer(
+            tier=tier, known=given["known"], unknown=given["unknown"]
+        )
     if name == "spacy":
         from dptune.detection.third_party import SpacyRecognizer  # noqa: PLC0415
 
@@ -276,9 +306,9 @@ def _build_from_entry_point(name: str, tier: Tier) -> Recognizer:
     if name not in offered:
         own = ", ".join(sorted(offered)) or "none installed"
         raise ConfigError(
-            "recognizers must be of patterns, lexicon, spacy, presidio, gliner, "
-            f"token_classifier, llm or of the entry points {ENTRY_POINTS} ({own}), got "
-            f"{name!r}. Correct the name, or install the package."
+            "recognizers must be of patterns, lexicon, languages, spacy, presidio, "
+            f"gliner, token_classifier, llm or of the entry points {ENTRY_POINTS} "
+            f"({own}), got {name!r}. Correct the name, or install the package."
         )
     recognizer: Recognizer = offered[name].load()(tier=tier)
     return recognizer
@@ -368,52 +398,6 @@ def _cache_folder(dataset: datasets.Dataset) -> Path | None:
     """Return the folder of labelled blocks beside a corpus on disk."""
     files = dataset.cache_files
     return Path(files[0]["filename"]).parent / "spans" if files else None
-
-
-def detection_report(
-    dataset: datasets.Dataset, engine: DetectionEngine, fingerprint: str
-) -> DetectionReport:
-    """Count what was found. Counts are private until released otherwise.
-
-    Args:
-        dataset: a corpus with `text` and `spans`.
-        engine: the engine that labelled it.
-        fingerprint: of the corpus that was labelled.
-    """
-    counts: Counter[str] = Counter()
-    characters = masked = with_spans = 0
-    for row in dataset.select_columns(["text", "spans"]):
-        characters += len(row["text"])
-        with_spans += bool(row["spans"])
-        for span in row["spans"]:
-            counts[span["entity_type"]] += 1
-            masked += span["end"] - span["start"]
-    finders = dict.fromkeys(engine.recognizers)
-    if COLUMN in dataset.column_names:
-        finders[KNOWN_VALUES] = None
-    return DetectionReport(
-        fingerprint=fingerprint,
-        tier=engine.tier,
-        recognizers=tuple(finders),
-        num_records=len(dataset),
-        num_records_with_spans=with_spans,
-        num_spans=dict(sorted(counts.items())),
-        masked_character_share=masked / characters if characters else 0.0,
-    )
-
-
-def refuse_if_nothing_found(report: DetectionReport, *, corpus_is_public: bool) -> None:
-    """Refuse a private corpus in which the detector found nothing at all.
-
-    Raises:
-        DetectionError: no span in a corpus that is not declared public.
-    """
-    if report.num_records_with_spans == 0 and not corpus_is_public:
-        raise DetectionError(
-            "the detector must find at least one span in a private corpus, got "
-            f"num_spans=0 in num_records={report.num_records}. Check language "
-            "and tier, or declare the corpus public in its config."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

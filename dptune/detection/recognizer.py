@@ -71,6 +71,9 @@ STRUCTURED_TYPES = frozenset(
 )
 """Personal data with a form of its own. It counts in every tier."""
 
+DEFAULT_RECOGNIZERS = ("patterns", "lexicon", "languages")
+"""What reads a text where a configuration does not say. This is the only such list."""
+
 UNAVAILABLE = "UNAVAILABLE"
 """Text that a recognizer could not judge: sensitive, and never kept in a cache."""
 

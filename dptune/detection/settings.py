@@ -4,6 +4,7 @@ Nothing here needs numerics, so that a configuration is read without them.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -27,6 +28,36 @@ _LEAST_DIGITS: Final = 4
 TypeName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,40}$")]
 Phrase = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CHARACTERS)]
 Threshold = Annotated[float, Field(gt=0, le=1)]
+
+
+class UnknownLanguage(StrEnum):
+    """What happens to text in a language that no recognizer reads."""
+
+    REFUSE = "refuse"
+    MASK = "mask"
+    KEEP = "keep"
+
+
+LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
+
+
+class LanguageSettings(Settings):
+    """Who reads other languages than English, and what nobody reads.
+
+    Args:
+        spacy_pipelines: pipelines by language (ISO 639-1), each of which reads text in
+            that language alone.
+        known_languages: that the recognizers read besides English, the twelve of
+            `languages` and those of pipelines, on your word.
+        unknown_language: what happens to records in a language that nobody reads:
+            `refuse` the run, `mask` them whole, or `keep` them as they are, which makes
+            claims about what is marked conditional on `unread_languages`. To drop them,
+            name the languages to keep in `data.languages`.
+    """
+
+    spacy_pipelines: dict[LanguageCode, str] = Field(default_factory=dict)
+    known_languages: tuple[LanguageCode, ...] = ()
+    unknown_language: UnknownLanguage = UnknownLanguage.REFUSE
 
 
 class PatternSettings(Settings):

@@ -29,6 +29,19 @@ _BATCH_SIZE = 1  # company changes the last bits of scores, and so marks near a 
 _CHUNK = 100_000  # characters; spaCy refuses texts of more than a million
 
 
+_OTHER_LABELS = {
+    "PER": "PERSON",
+    "MISC": "ENTITY",
+    "persName": "PERSON",
+    "orgName": "ORG",
+    "placeName": "GPE",
+    "geogName": "LOC",
+    "date": "DATE",
+    "time": "TIME",
+}
+"""Labels of pipelines that were not trained on OntoNotes, such as those of WikiNER."""
+
+
 class SpacyRecognizer:
     """Finds what a spaCy pipeline calls an entity and, in contextual tiers, the rest.
 
@@ -114,9 +127,9 @@ class SpacyRecognizer:
 
     def _spans(self, document: Any, offset: int) -> Iterator[Span]:  # noqa: ANN401
         found = [
-            (entity.start_char, entity.end_char, entity.label_)
+            (entity.start_char, entity.end_char, kind)
             for entity in document.ents
-            if entity.label_ in self._kept
+            if (kind := _OTHER_LABELS.get(entity.label_, entity.label_)) in self._kept
         ]
         if self._tier.is_contextual:
             is_high = self._tier is Tier.HIGH_CONTEXTUAL

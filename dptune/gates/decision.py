@@ -21,6 +21,7 @@ from dptune.gates.criterion import (
     canonical_digest,
 )
 from dptune.gates.evidence import Evidence, FileEvidence, PolicyReference
+from dptune.gates.languages import languages
 from dptune.gates.leakage import leakage
 from dptune.gates.origin import origin
 from dptune.gates.policy import GatePolicy
@@ -109,6 +110,7 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
         *validity(evidence, policy),
         *origin(evidence, policy),
         *claims(evidence, policy),
+        *languages(evidence, policy),
         *leakage(evidence, policy),
         utility(evidence, policy),
     )

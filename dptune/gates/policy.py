@@ -51,6 +51,12 @@ class GatePolicy(Settings):
             the largest upper bound of its missing rate.
         accept_declared_missing_rate: whether that rate may be somebody's word. Measured
             is one by gold spans or by a review.
+        max_language_missing_rate: largest upper bound of the missing rate in any single
+            language, which must be measured in each; None asks for none.
+        max_language_masked_share: largest share of characters that may be masked in
+            any single language; None sets no limit.
+        min_language_share: share of the records from which a language is judged for
+            itself.
         accepted_assumptions: what claims may be `conditional` on besides, taken at its
             word: nothing that is measured speaks of it.
         require_dataset_budget: whether the data set's budget must be in the evidence.
@@ -108,6 +114,9 @@ class GatePolicy(Settings):
     accepted_statuses: tuple[CertificateStatus, ...] = (CertificateStatus.CERTIFIED,)
     max_missing_rate: float = Field(default=0.01, ge=0, le=1)
     accept_declared_missing_rate: bool = False
+    max_language_missing_rate: float | None = Field(default=None, ge=0, le=1)
+    max_language_masked_share: float | None = Field(default=None, ge=0, le=1)
+    min_language_share: float = Field(default=0.01, ge=0, le=1)
     accepted_assumptions: tuple[Assumption, ...] = ()
     require_dataset_budget: bool = True
 

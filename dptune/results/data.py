@@ -37,6 +37,7 @@ class CorpusReport(Report):
             or across them.
         duplicates_are_free: whether dropping them keeps every claim as it is; see
             `dptune.data.deduplication`. Reports of before do not know.
+        num_other_languages: records that were dropped for the language they are in.
         assumes: names of what else makes one unit's data depend on another's.
         marks_assume: the same of what was marked, for stages that see marks.
     """
@@ -48,6 +49,7 @@ class CorpusReport(Report):
     num_units: dict[str, int]
     num_exact_duplicates: int
     num_near_duplicates: int
+    num_other_languages: int = 0
     num_duplicates_across_units: int = 0
     num_characters: int
     privacy_unit: str
@@ -60,6 +62,25 @@ class CorpusReport(Report):
     marks_assume: tuple[str, ...] = ()
     redaction: str = ""
     validation: ValidationReport
+
+
+class LanguageShare(Report):
+    """What the detector marked, and missed, in the records of one language.
+
+    Records that are too short to tell count with the language of most.
+
+    Args:
+        language: ISO 639-1.
+        missing_rate: in these records, if it was measured.
+        missing_rate_texts: records or sentences that it was measured on.
+    """
+
+    language: str
+    num_records: int
+    masked_character_share: float
+    missing_rate: float | None = None
+    missing_rate_interval: Interval | None = None
+    missing_rate_texts: int = 0
 
 
 class DetectionReport(Report):
@@ -76,6 +97,8 @@ class DetectionReport(Report):
         missing_rate_texts: records or sentences that it was measured on.
         missing_rate_refusal: why an imported rate does not hold here.
         review: id of the reviewed sample, if the rate comes from one.
+        languages: by language, the one of most records first; empty in reports from
+            before.
     """
 
     fingerprint: str
@@ -93,6 +116,7 @@ class DetectionReport(Report):
     missing_rate_texts: int = 0
     missing_rate_refusal: str = ""
     review: str = ""
+    languages: tuple[LanguageShare, ...] = ()
 
 
 class RedactionReport(Report):

@@ -13,7 +13,6 @@ from dptune.results import Interval, Report
 from dptune.review.lists import DenyEntry, ListKey
 from dptune.review.quality import MissCounts, Stratum, stratified_missing_rate
 from dptune.review.sample import (
-    STRATA,
     Excerpt,
     SampledSentence,
     misses_of,
@@ -248,6 +247,7 @@ class Findings:
             their phrase back elsewhere; each counts as a miss.
         deny, allow: entries for the lists.
         num_too_long: missed passages that are no name, and are on no list.
+        by_language: rate, interval and sentences of each, where there are several.
     """
 
     rate: float
@@ -258,6 +258,7 @@ class Findings:
     deny: tuple[DenyEntry, ...] = field(repr=False)
     allow: tuple[str, ...] = field(repr=False)
     num_too_long: int = 0
+    by_language: Mapping[str, tuple[float, Interval, int]] = field(default_factory=dict)
 
 
 def findings(
@@ -293,7 +294,7 @@ def findings(
             f"{len(excerpts)}. Leaving out the hard ones would flatter the detector."
         )
     takers = _takers(excerpts, verdicts, key)
-    counts: dict[str, list[MissCounts]] = {name: [] for name in STRATA}
+    counts: dict[str, list[MissCounts]] = {name: [] for name in sizes}
     missed = charged = 0
     for excerpt in excerpts:
         verdict = verdicts[excerpt.sentence.id]
@@ -304,7 +305,7 @@ def findings(
         charged += both.missed - own.missed
         counts[excerpt.sentence.stratum].append(both)
     rate, interval = stratified_missing_rate(
-        [Stratum(counts=tuple(counts[name]), size=sizes[name]) for name in STRATA],
+        [Stratum(counts=tuple(counts[name]), size=sizes[name]) for name in sizes],
         confidence=confidence,
     )
     deny, too_long = _denied(excerpts, verdicts, key)
@@ -317,7 +318,24 @@ def findings(
         deny=deny,
         allow=tuple(sorted(takers)),
         num_too_long=too_long,
+        by_language=_by_language(counts, sizes, confidence),
     )
+
+
+def _by_language(
+    counts: Mapping[str, Sequence[MissCounts]],
+    sizes: Mapping[str, int],
+    confidence: float,
+) -> dict[str, tuple[float, Interval, int]]:
+    """Estimate the rate in each language, where the sample has several."""
+    languages = sorted({name.partition(":")[2] for name in sizes} - {""})
+    found = {}
+    for language in languages:
+        own = [name for name in sizes if name.partition(":")[2] == language]
+        strata = [Stratum(counts=tuple(counts[n]), size=sizes[n]) for n in own]
+        rate, interval = stratified_missing_rate(strata, confidence=confidence)
+        found[language] = rate, interval, sum(len(counts[name]) for name in own)
+    return found
 
 
 def best_upper_bound(
@@ -333,7 +351,7 @@ def best_upper_bound(
             ),
             size=sizes[name],
         )
-        for name in STRATA
+        for name in sizes
     ]
     return stratified_missing_rate(strata)[1].high
 

@@ -6,6 +6,7 @@ sentences have a placeholder for each mark, and places in them are carried back.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,6 +17,7 @@ from pydantic import Field
 
 from dptune.detection.blocks import spans_of
 from dptune.detection.filters import CHECKSUM_CONFIDENCE
+from dptune.detection.languages.identify import languages_of
 from dptune.detection.llm import requests_of
 from dptune.errors import ConfigError
 from dptune.results import Report
@@ -25,6 +27,7 @@ from dptune.text import Span
 
 STRATA: Final = ("flagged", "unflagged")
 FEWEST_SENTENCES: Final = 20
+LEAST_LANGUAGE_SHARE: Final = 0.01
 
 
 class Mark(Report):
@@ -46,6 +49,7 @@ class SampledSentence(Report):
         start, end: code points of the sentence in its record.
         num_words: of the sentence.
         marks: what the detector marked; `firm` ones have a checksum.
+        language: of its record, where the corpus has several.
     """
 
     id: str = Field(pattern=r"^[0-9a-f]{32}$")
@@ -54,11 +58,38 @@ class SampledSentence(Report):
     end: int = Field(ge=1)
     num_words: int = Field(ge=0)
     marks: tuple[Mark, ...] = ()
+    language: str = ""
 
     @property
     def stratum(self) -> str:
-        """Which half of the sample it belongs to."""
-        return STRATA[0] if self.marks else STRATA[1]
+        """Which part of the sample it belongs to."""
+        return stratum_of(self.language, is_flagged=bool(self.marks))
+
+
+def stratum_of(language: str, *, is_flagged: bool) -> str:
+    """Name the part of a sample that a sentence belongs to, `flagged` or `flagged:de`.
+
+    Args:
+        language: of its record; empty where the corpus has one.
+        is_flagged: something is marked in it.
+    """
+    name = STRATA[0] if is_flagged else STRATA[1]
+    return f"{name}:{language}" if language else name
+
+
+def strata_languages(texts: Sequence[str]) -> list[str]:
+    """Return the language of each record whose sentences are drawn for themselves.
+
+    All are empty where there is one language. One of few records has no part of its
+    own, and counts with the language of most.
+    """
+    found = languages_of(texts)
+    sizes = Counter(found)
+    most = max(sizes, key=lambda code: (sizes[code], code), default="")
+    large = {c for c, n in sizes.items() if n >= LEAST_LANGUAGE_SHARE * len(found)}
+    if len(large | {most}) < 2:
+        return [""] * len(found)
+    return [code if code in large else most for code in found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +154,9 @@ def draw_sample(
             f"share must be in (0, 1] and size at least 4, got share={share}, "
             f"size={size}. Take 0.01 and None."
         )
-    places = _places(labelled, rows)
-    sizes = {name: len(places[name]) // 2 for name in STRATA}
+    languages = strata_languages(labelled["text"])
+    places = _places(labelled, rows, languages)
+    sizes = {name: len(found) // 2 for name, found in places.items()}
     total = sum(sizes.values())
     if total == 0:
         raise ConfigError(
@@ -133,12 +165,14 @@ def draw_sample(
     wanted = size or max(FEWEST_SENTENCES, round(share * total))
     chosen = _choose(sizes, min(wanted, total), generator)
     drawn: dict[int, list[int]] = {}
-    for name in STRATA:
+    for name in places:
         for index in chosen[name]:
             row, number = places[name][2 * index], places[name][2 * index + 1]
             drawn.setdefault(row, []).append(number)
     excerpts = [
-        e for row in sorted(drawn) for e in _read(labelled, row, drawn[row], key)
+        e
+        for row in sorted(drawn)
+        for e in _read(labelled, row, drawn[row], key, languages[row])
     ]
     order = generator.permutation(len(excerpts))
     return Drawn(excerpts=tuple(excerpts[i] for i in order), sizes=sizes)
@@ -151,10 +185,14 @@ def misses_of(excerpt: Excerpt, missed: Sequence[tuple[int, int]]) -> MissCounts
 
 
 def _places(
-    labelled: datasets.Dataset, rows: Collection[int] | None
+    labelled: datasets.Dataset, rows: Collection[int] | None, languages: Sequence[str]
 ) -> dict[str, "array[int]"]:
     """Find the sentences: row and number in the row, one behind the other."""
-    places = {name: array("q") for name in STRATA}
+    places = {
+        stratum_of(language, is_flagged=flagged): array("q")
+        for language in sorted(set(languages))
+        for flagged in (True, False)
+    }
     row = 0
     for batch in labelled.select_columns(["text", "spans"]).iter(batch_size=256):
         for text, raw in zip(batch["text"], batch["spans"], strict=True):
@@ -162,7 +200,8 @@ def _places(
             found = sentences_of(text, spans) if rows is None or row in rows else ()
             for number, (start, end) in enumerate(found):
                 flagged = any(s.start < end and s.end > start for s in spans)
-                places[STRATA[0] if flagged else STRATA[1]].extend((row, number))
+                name = stratum_of(languages[row], is_flagged=flagged)
+                places[name].extend((row, number))
             row += 1
     return places
 
@@ -170,23 +209,33 @@ def _places(
 def _choose(
     sizes: dict[str, int], wanted: int, generator: np.random.Generator
 ) -> dict[str, list[int]]:
-    """Draw half from each stratum; what one lacks the other gives."""
-    half = min(wanted // 2, sizes["unflagged"])
-    flagged = min(wanted - half, sizes["flagged"])
-    counts = {
-        "flagged": flagged,
-        "unflagged": min(wanted - flagged, sizes["unflagged"]),
-    }
+    """Draw from each language by its size, at least some, and half of it flagged."""
+    counts: dict[str, int] = {}
+    languages = sorted({name.partition(":")[2] for name in sizes})
+    total = sum(sizes.values())
+    for language in languages:
+        names = [stratum_of(language, is_flagged=flagged) for flagged in (True, False)]
+        own = sum(sizes[name] for name in names)
+        share = wanted if len(languages) < 2 else round(wanted * own / total)
+        least = FEWEST_SENTENCES if len(languages) > 1 else 0
+        share = min(max(share, least), own)
+        half = min(share // 2, sizes[names[1]])
+        counts[names[0]] = min(share - half, sizes[names[0]])
+        counts[names[1]] = min(share - counts[names[0]], sizes[names[1]])
     return {
         name: [
             int(i) for i in generator.choice(sizes[name], counts[name], replace=False)
         ]
-        for name in STRATA
+        for name in sizes
     }
 
 
 def _read(
-    labelled: datasets.Dataset, row: int, numbers: Sequence[int], key: ListKey
+    labelled: datasets.Dataset,
+    row: int,
+    numbers: Sequence[int],
+    key: ListKey,
+    language: str,
 ) -> Iterator[Excerpt]:
     """Read the sampled sentences of one record."""
     record: dict[str, Any] = labelled[row]
@@ -216,6 +265,7 @@ def _read(
                 end=end,
                 num_words=len(own.split()),
                 marks=marks,
+                language=language,
             ),
             text=own,
             before=text[slice(*before)].strip(),

@@ -8,9 +8,9 @@ a figure that was edited by hand is refused.
 import fcntl
 import hmac
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -102,8 +102,25 @@ class SampleRecord(_Sealed):
 
     def _body(self) -> str:
         """Leave newer fields out where they are empty: older seals stay valid."""
-        newest = {name for name in ("screened", "data_set") if not getattr(self, name)}
+        newest: dict[str, Any] = {
+            name: True for name in ("screened", "data_set") if not getattr(self, name)
+        }
+        if not any(sentence.language for sentence in self.sentences):
+            newest["sentences"] = {"__all__": {"language"}}
         return self.model_dump_json(exclude=newest)
+
+
+class LanguageRate(Report):
+    """The missing rate in the sentences of one language.
+
+    Args:
+        rate: missed sensitive words / all words.
+        num_texts: records or sentences that it was measured on.
+    """
+
+    rate: float
+    interval: Interval
+    num_texts: int
 
 
 class ReviewRecord(_Sealed):
@@ -117,6 +134,7 @@ class ReviewRecord(_Sealed):
         num_missed: words.
         imported: UTC, ISO 8601.
         public: whoever imported them declared that the phrases are public.
+        by_language: rates of single languages, where the sample has several.
     """
 
     sample: str
@@ -129,10 +147,11 @@ class ReviewRecord(_Sealed):
     num_charged: int = 0
     imported: str
     public: bool = False
+    by_language: dict[str, LanguageRate] = Field(default_factory=dict)
 
     def _body(self) -> str:
-        """Leave the newest field out where it is empty: older seals stay valid."""
-        newest = set() if self.public else {"public"}
+        """Leave newer fields out where they are empty: older seals stay valid."""
+        newest = {name for name in ("public", "by_language") if not getattr(self, name)}
         return self.model_dump_json(exclude=newest)
 
 
@@ -360,6 +379,7 @@ class MeasuredRate(Report):
     source: str = ""
     origin: MissingRateOrigin = ""
     num_texts: int = 0
+    by_language: Mapping[str, LanguageRate] = field(default_factory=dict)
     refusal: str = ""
 
 
@@ -396,6 +416,7 @@ def measured_rate(
                 source=f"a reviewed sample of {size:,} sentences (review {sample.id})",
                 origin="review",
                 num_texts=size,
+                by_language=review.by_language,
             )
         refusals.append((sample.corpus == corpus, refusal))
     own = [refusal for is_own, refusal in refusals if is_own]

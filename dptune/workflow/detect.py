@@ -1,6 +1,7 @@
 """Detection over a corpus with canaries in it, and how much of the gold it missed."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from datasets import Dataset
 
@@ -17,17 +18,20 @@ from dptune.detection.engine import (
     build_engine,
     detect_dataset,
     detect_shard,
-    detection_report,
     merge_shards,
-    refuse_if_nothing_found,
 )
 from dptune.detection.known_values import COLUMN
+from dptune.detection.languages.identify import UNDETERMINED, language_of, languages_of
+from dptune.detection.languages.routing import languages_read
 from dptune.detection.llm import LlmRecognizer
-from dptune.errors import ConfigError, Problem
-from dptune.results import DetectionReport, Interval
+from dptune.detection.reporting import detection_report, refuse_if_nothing_found
+from dptune.detection.settings import UnknownLanguage
+from dptune.errors import ConfigError, DetectionError, Problem
+from dptune.results import DetectionReport, Interval, LanguageShare
 from dptune.review.lists import ReviewLists, with_lists
 from dptune.review.quality import MissCounts, count_misses, missing_rate
 from dptune.review.store import (
+    LanguageRate,
     ListsOfProject,
     MeasuredRate,
     ReviewState,
@@ -75,6 +79,8 @@ def label_corpus(
         DetectionError: nothing was found although the corpus is not public.
         ArtifactError: the shards do not fit together, or are of something else.
     """
+    if not corpus_is_public:
+        check_languages(corpus.dataset["text"], settings)
     base = engine_of(settings, access)
     state = review if settings.use_review else None
     engine = _with_lists(base, state, settings, data_set)
@@ -100,6 +106,7 @@ def label_corpus(
             "missing_rate_texts": measured.num_texts,
             "missing_rate_refusal": measured.refusal,
             "review": measured.review,
+            "languages": _with_rates(report, labelled, measured),
             "num_canaries_detected": count_detected(marked, canaries),
         }
     )
@@ -118,6 +125,8 @@ def marks_assume(
     """Name what makes the marks of one record depend on others."""
     found = list(lists.assumptions(data_set)) if lists else []
     together = settings.token_classifier and settings.token_classifier.batch_size > 1
+    if settings.unknown_language is UnknownLanguage.KEEP:
+        found.append(Assumption.UNREAD_LANGUAGES)
     if together or not READ_ONE_TEXT.issuperset(settings.recognizers):
         found.append(Assumption.MARKS_FOLLOW_ONE_TEXT)
     if settings.known_values is not None:
@@ -128,6 +137,36 @@ def marks_assume(
             else Assumption.PRIVATE_KNOWN_VALUES
         )
     return [assumption.value for assumption in found]
+
+
+def check_languages(texts: Iterable[str], settings: DetectionSettings) -> None:
+    """Refuse records in languages that no recognizer of a configuration reads.
+
+    Records that are too short to tell are masked like unknown words, and pass.
+
+    Raises:
+        DetectionError: there is such a record, and the settings do not say what to do.
+    """
+    if settings.unknown_language is not UnknownLanguage.REFUSE:
+        return
+    known = languages_read(
+        settings.recognizers,
+        spacy_pipeline=settings.spacy_pipeline,
+        spacy_pipelines=settings.spacy_pipelines,
+        declared=settings.known_languages,
+    ) | {UNDETERMINED}
+    unread = Counter(code for text in texts if (code := language_of(text)) not in known)
+    if unread:
+        counts = ", ".join(
+            f"{code}: {number:,}" for code, number in unread.most_common()
+        )
+        raise DetectionError(
+            "every record must be in a language that a recognizer reads, got some in "
+            f"others ({counts}). Give detection.spacy_pipelines one for the language, "
+            "name what your recognizers read in detection.known_languages, set "
+            "detection.unknown_language to mask or keep, or list the languages to "
+            "train on in data.languages, which drops the rest."
+        )
 
 
 def label_shard(
@@ -223,6 +262,35 @@ def _missing_rate(
     )
 
 
+def _with_rates(
+    report: DetectionReport, labelled: Dataset, measured: MeasuredRate
+) -> tuple[LanguageShare, ...]:
+    """Put the missing rate of each language beside what was masked in it."""
+    rates = dict(measured.by_language)
+    if GOLD in labelled.column_names:
+        counts: dict[str, list[MissCounts]] = {}
+        for row, code in zip(labelled, languages_of(labelled["text"]), strict=True):
+            if row[GOLD] is not None:
+                counts.setdefault(code, []).append(_misses(row))
+        for code, known in counts.items():
+            rate, interval = missing_rate(known)
+            rates[code] = LanguageRate(
+                rate=rate, interval=interval, num_texts=len(known)
+            )
+    return tuple(
+        share.model_copy(
+            update={
+                "missing_rate": rates[share.language].rate,
+                "missing_rate_interval": rates[share.language].interval,
+                "missing_rate_texts": rates[share.language].num_texts,
+            }
+        )
+        if share.language in rates
+        else share
+        for share in report.languages
+    )
+
+
 def _misses(row: dict[str, list[dict[str, int]]]) -> MissCounts:
     """Count the misses of one record."""
     gold = [(span["start"], span["end"]) for span in row[GOLD]]
@@ -247,6 +315,9 @@ def engine_of(
         tier=settings.tier,
         recognizers=settings.recognizers,
         spacy_pipeline=settings.spacy_pipeline,
+        spacy_pipelines=settings.spacy_pipelines,
+        known_languages=settings.known_languages,
+        unknown_language=settings.unknown_language,
         gliner_model=gliner.model if gliner else None,
         gliner_threshold=gliner.threshold if gliner else 0.3,
         llm_endpoint=endpoint,

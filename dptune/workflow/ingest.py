@@ -1,5 +1,6 @@
 """From settings to a corpus, and to the public text of a pre-training."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import List, Value
@@ -11,6 +12,7 @@ from dptune.data.records import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.data.splitting import SplitSettings
 from dptune.data.synthetic import gold_spans
+from dptune.detection.languages.identify import UNDETERMINED, language_of
 from dptune.errors import DataError
 from dptune.privacy import PrivacyUnit
 
@@ -50,6 +52,7 @@ def read_corpus(
         allow_content_hash_ids=data.allow_content_hash_ids,
         seed=data.seed,
         validate=validate,
+        is_taken=None if data.languages is None else _IsIn(frozenset(data.languages)),
     )
     if expected is not None and corpus.fingerprint != expected:
         raise DataError(
@@ -57,6 +60,16 @@ def read_corpus(
             "Wait until the source is written, then run again."
         )
     return _with_gold(corpus, data)
+
+
+@dataclass(frozen=True)
+class _IsIn:
+    """Tells whether a text is in one of some languages, or too short to tell."""
+
+    languages: frozenset[str]
+
+    def __call__(self, text: str) -> bool:
+        return language_of(text) in self.languages | {UNDETERMINED}
 
 
 def read_public(

@@ -21,7 +21,7 @@ from dptune.review.store import ListsOfProject
 from dptune.workflow.attempts import refuse_lost_store
 from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
-from dptune.workflow.detect import check_detector
+from dptune.workflow.detect import check_detector, check_languages
 from dptune.workflow.device import place_processes
 from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
 from dptune.workflow.ingest import read_corpus, read_public
@@ -152,6 +152,9 @@ def check_run(
         _attempt(lambda: check_bound(config, units, corpus.report), errors)
         _attempt(lambda: check_selective(config, corpus.report), errors)
         _attempt(lambda: _check_labels(config, corpus), errors)
+        if not config.data.corpus_is_public:
+            texts = corpus.dataset["text"]
+            _attempt(lambda: check_languages(texts, config.detection), errors)
     if gated:
         _attempt(lambda: check_gate(config, plan), errors)
     if corpus is not None and plan is not None and budget is not None:

@@ -21,7 +21,7 @@ from dptune.review.decisions import (
 )
 from dptune.review.lists import ListKey, ReviewLists, extended, with_lists
 from dptune.review.sample import Drawn, draw_sample, reread
-from dptune.review.store import ReviewRecord, ReviewStore, SampleRecord
+from dptune.review.store import LanguageRate, ReviewRecord, ReviewStore, SampleRecord
 from dptune.workflow.detect import engine_of
 from dptune.workflow.ingest import read_corpus
 from dptune.workflow.planned_units import units_for
@@ -170,6 +170,10 @@ def import_decisions(
             "num_missed": found.num_missed,
             "num_false_alarms": found.num_false_alarms,
             "num_charged": found.num_charged,
+            "by_language": {
+                code: LanguageRate(rate=rate, interval=interval, num_texts=number)
+                for code, (rate, interval, number) in found.by_language.items()
+            },
         }
         store.add_review(record.model_copy(update=measured), key, lists=lists)
     before, after = (one.acting_on(sample.data_set) for one in (state.lists, lists))

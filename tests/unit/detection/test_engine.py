@@ -8,10 +8,9 @@ from dptune.detection.engine import (
     DetectionEngine,
     build_engine,
     detect_dataset,
-    detection_report,
-    refuse_if_nothing_found,
 )
-from dptune.detection.recognizer import Tier
+from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, Tier
+from dptune.detection.reporting import detection_report, refuse_if_nothing_found
 from dptune.errors import ConfigError, DetectionError
 
 TEXTS = [
@@ -39,7 +38,7 @@ def engine():
 
 
 def test_build_engine_names_its_recognizers(engine):
-    assert engine.recognizers == ("patterns", "lexicon")
+    assert engine.recognizers == DEFAULT_RECOGNIZERS
     assert engine.tier is Tier.LOW_ENTITY
 
 
@@ -61,7 +60,7 @@ def test_detection_engine_without_recognizers_raises():
 def test_fingerprint_depends_on_tier_and_recognizers_not_on_order():
     both = build_engine(tier=Tier.LOW_ENTITY).fingerprint
     swapped = build_engine(
-        tier=Tier.LOW_ENTITY, recognizers=("lexicon", "patterns")
+        tier=Tier.LOW_ENTITY, recognizers=DEFAULT_RECOGNIZERS[::-1]
     ).fingerprint
     one = build_engine(tier=Tier.LOW_ENTITY, recognizers=("patterns",)).fingerprint
     high = build_engine(tier=Tier.HIGH_ENTITY).fingerprint

@@ -11,7 +11,6 @@ from dptune.detection.engine import (
     build_engine,
     detect_dataset,
     detect_shard,
-    detection_report,
     merge_shards,
 )
 from dptune.detection.known_values import (
@@ -21,6 +20,7 @@ from dptune.detection.known_values import (
     read_values,
 )
 from dptune.detection.recognizer import Tier
+from dptune.detection.reporting import detection_report
 from dptune.detection.settings import KnownValuesSettings
 from dptune.errors import ArtifactError, ConfigError
 from dptune.spellings import KnownValue

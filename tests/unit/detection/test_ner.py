@@ -6,7 +6,7 @@ import pytest
 import spacy
 
 from dptune.detection.engine import build_engine
-from dptune.detection.recognizer import Tier
+from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, Tier
 from dptune.detection.third_party import SpacyRecognizer
 from dptune.errors import DependencyError, DetectionError
 
@@ -65,6 +65,6 @@ def test_recognize_entity_tier_runs_ner_alone(pipeline):
 
 def test_build_engine_with_pipeline_unites_rules_and_model(pipeline):
     engine = build_engine(tier=Tier.LOW_ENTITY, spacy_pipeline=pipeline)
-    assert engine.recognizers == ("patterns", "lexicon", "spacy")
+    assert engine.recognizers == (*DEFAULT_RECOGNIZERS, "spacy")
     found = engine.detect(["Alice has code 341752"])[0]
     assert {s.start for s in found} == {0, 15}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dptune.gates.decision import decide
 from dptune.gates.evidence import Evidence
+from dptune.results import Interval, LanguageShare
 
 
 def numbers(value, path=()):
@@ -45,12 +46,26 @@ def full(make):
         dataset_budget=make.budget(notion="selective"),
         champion_digest="old",
         champion_utility=make.utility(model_digest="old"),
+        detection=make.detection(languages=(ENGLISH,)),
     )
+
+
+ENGLISH = LanguageShare(
+    language="en",
+    num_records=1000,
+    masked_character_share=0.1,
+    missing_rate=0.001,
+    missing_rate_interval=Interval(low=0.0, high=0.002, confidence=0.95),
+    missing_rate_texts=1000,
+)
 
 
 def selective_policy(make):
     return make.policy(
-        notion="selective", accepted_statuses=("certified", "conditional")
+        notion="selective",
+        accepted_statuses=("certified", "conditional"),
+        max_language_missing_rate=0.01,
+        max_language_masked_share=0.5,
     )
 
 
@@ -147,6 +162,7 @@ HARMLESS = {
     "missing_rate_source": "words of the card",
     "missing_rate_refusal": "words of a refusal",
     "review": "a name",
+    "language": "a name",
     "num_canaries_detected": "what it decides is in the audits",
     "assumes_independent_canaries": "words of the card",
     "assumption_violated": "only chooses the words of a refusal",

@@ -56,6 +56,8 @@ def test_decide_clean_evidence_passes_with_every_criterion(make):
         "audit",
         "budget",
         "claim_status",
+        "language_missing_rate",
+        "language_masked_share",
         "dataset_budget",
         "step_audit",
         "memorization",

@@ -8,6 +8,7 @@ import pytest
 
 from dptune.gates.decision import decide
 from dptune.gates.policy import GatePolicy
+from dptune.results import Interval, LanguageShare
 from dptune.statistics import hit_rate_interval
 
 SELECTIVE = {"notion": "selective", "accepted_statuses": ("certified", "conditional")}
@@ -66,6 +67,25 @@ def selective(make, **changes):
         "dataset_budget": make.budget(notion="selective"),
         "detection": make.detection(**changes),
     }
+
+
+def several_languages(make):
+    """German in nine records of ten; in Turkish the bound is wide, and much masked."""
+    shares = tuple(
+        LanguageShare(
+            language=code,
+            num_records=number,
+            masked_character_share=masked,
+            missing_rate=0.001,
+            missing_rate_interval=Interval(low=0.0, high=upper, confidence=0.95),
+            missing_rate_texts=number,
+        )
+        for code, number, masked, upper in (
+            ("de", 900, 0.1, 0.004),
+            ("tr", 100, 0.4, 0.03),
+        )
+    )
+    return {"detection": make.detection(languages=shares)}
 
 
 def planned(make, **changes):
@@ -210,6 +230,30 @@ ROWS: dict[str, Row] = {
         says=(PASS, UNSURE),
         evidence=lambda make: selective(make, missing_rate_origin="declared"),
         policy=SELECTIVE,
+    ),
+    "max_language_missing_rate": Row(
+        inside=MEASURED,
+        outside=BELOW,
+        criterion="language_missing_rate",
+        says=(PASS, UNSURE),
+        evidence=several_languages,
+        policy={"max_language_missing_rate": 0.5},
+    ),
+    "max_language_masked_share": Row(
+        inside=MEASURED,
+        outside=BELOW,
+        criterion="language_masked_share",
+        says=(PASS, BLOCK),
+        evidence=several_languages,
+        policy={"max_language_masked_share": 0.5},
+    ),
+    "min_language_share": Row(
+        inside=0.1 + 1e-9,
+        outside=0.1,
+        criterion="language_missing_rate",
+        says=(PASS, UNSURE),
+        evidence=several_languages,
+        policy={"max_language_missing_rate": 0.01},
     ),
     "accepted_assumptions": Row(
         inside=("num_units_is_public",),

@@ -1,0 +1,429 @@
+"""Names in languages with capitals: German, French, Spanish, Italian, Dutch and so on.
+
+A word with a capital that no sentence begins with is a name, unless the tables say
+otherwise. German writes all nouns so: there a word is a noun if an article stands
+before it, if it ends in a noun or in an ending of nouns. Words that begin a sentence,
+and words of a text without any capitals, are names if a list, a title or a phrase such
+as "je m'appelle" says so.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dptune.detection.languages.tables import CASED, Language, load, read_data
+from dptune.detection.languages.values import Found, any_of
+
+_TOKEN = re.compile(r"[^\W\d_](?:[^\W\d_]|[’'´.&-](?=[^\W\d_])){0,80}")
+_START = re.compile(r"(?:^|[.!?…:;¿¡«»\"“”„‚(\[\n•*|>]|[-–—]\s)\s{0,4}['\"«“„(]{0,2}$")
+_ABBREVIATION = re.compile(r"\b[^\W\d_]{1,4}\.\s{0,2}$")
+_ACADEMIC = frozenset(["dr", "prof", "dott", "doç", "ing", "mag", "mgr", "inż"])
+_CAPITAL_MONTHS = frozenset(["de", "tr"])
+_MOST_AFTER_CUE = 4
+_LOWER_AFTER_CUE = 2
+_LONG_NOUN = 4
+_NOUN_CASES = ("n", "en", "e", "s", "es", "er")
+_ORG_REACH = 4
+_ORG_TAIL = re.compile(
+    r",? (?:sp\. ?z ?o\. ?o\.?|s\. ?p\. ?a\.?|s\. ?r\. ?l\.?|s\. ?l\.?|s\. ?a\.?"
+    r"|b\. ?v\.?|n\. ?v\.?|a\. ?ş\.?|ltd\. şti\.?)(?!\w)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(kw_only=True)
+class _Token:
+    start: int
+    end: int
+    lower: str
+    is_capital: bool
+    is_acronym: bool
+    begins: bool
+    kind: str = ""
+    confidence: float = 0.0
+
+    def mark(self, kind: str, confidence: float) -> None:
+        """Call it a name; the stronger reason says of what."""
+        if confidence > self.confidence:
+            self.kind, self.confidence = kind, confidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Words:
+    """The word lists of a language, joined as the rules need them."""
+
+    language: Language
+    persons: frozenset[str]
+    given: frozenset[str]
+    public: frozenset[str]
+    titles: frozenset[str]
+    cue: re.Pattern[str]
+    weak: re.Pattern[str]
+    long_place: re.Pattern[str]
+    articles: frozenset[str]
+    nouns: frozenset[str]
+    noun_endings: tuple[str, ...]
+
+
+@lru_cache
+def _given_anywhere() -> frozenset[str]:
+    """Return given names of all languages with capitals: people move."""
+    return frozenset(
+        name
+        for code in CASED
+        for name in load(code).words("given") - load(code).words("ambiguous")
+        if len(name) > 3
+    )
+
+
+@lru_cache
+def _words(code: str) -> _Words:
+    language = load(code)
+    lists = language.words
+    public = lists("stop") | lists("greet") | lists("labels") | lists("label_words")
+    public |= frozenset(word.lower() for word in lists("common"))
+    if code in _CAPITAL_MONTHS:
+        public |= lists("weekdays") | lists("months")
+    return _Words(
+        language=language,
+        persons=lists("given") | lists("surnames") | _given_anywhere(),
+        given=lists("given"),
+        public=public,
+        titles=lists("titles"),
+        cue=re.compile(rf"(?<!\w)(?:{any_of(language.phrases('cues'))})(?!\w)[\s,:]*"),
+        weak=re.compile(
+            rf"(?<!\w)(?:{any_of(language.phrases('weak'))})(?!\w)\s{{1,2}}"
+        ),
+        long_place=re.compile(
+            rf"(?<!\w)(?:{any_of(language.phrases('long_places'))})(?!\w)"
+        ),
+        articles=lists("articles"),
+        nouns=lists("nouns"),
+        noun_endings=tuple(sorted(lists("noun_endings"))),
+    )
+
+
+@lru_cache
+def _acronyms() -> frozenset[str]:
+    """Return capitals that name nobody: units, formats, labels."""
+    return frozenset(read_data("en")["acronyms"].split())
+
+
+def find_cased_names(text: str, lowered: str, code: str) -> Iterator[Found]:
+    """Yield the names of a text in a language with capitals.
+
+    Args:
+        text: in composed characters.
+        lowered: the same in lower case, of equal length.
+        code: the language.
+    """
+    words = _words(code)
+    tokens = _tokens(text, lowered, words)
+    letters = [c for c in text if c.isalpha()]
+    num_upper = sum(map(str.isupper, letters))
+    has_case = num_upper > 0 and 2 * num_upper < len(letters)
+    for position, token in enumerate(tokens):
+        _mark_by_lists(tokens, position, words, has_case=has_case)
+        if has_case and token.is_capital:
+            _mark_by_case(text, tokens, position, words)
+    _mark_after_phrases(text, lowered, tokens, words, has_case=has_case)
+    for match in words.long_place.finditer(lowered):
+        yield *match.span(), "GPE", 0.8
+    yield from _runs(text, tokens, words)
+
+
+def _tokens(text: str, lowered: str, words: _Words) -> list[_Token]:
+    """Split into words; elided articles and suffixes behind an apostrophe go."""
+    tokens = []
+    for match in _TOKEN.finditer(text):
+        start, end = match.span()
+        cut = max(text.find("'", start, end), text.find("’", start, end))
+        if cut > 0 and words.language.code == "tr":
+            end = cut
+        elif cut > 0 and words.language.code in {"fr", "it"}:
+            head = lowered[start:cut].replace("’", "'") + "'"
+            if head in words.language.words("stop") or cut - start < 2:
+                start = cut + 1
+        before = text[max(0, start - 12) : start]
+        begins = _START.search(before) is not None and not (
+            _ABBREVIATION.search(before) and _is_abbreviation(before, words)
+        )
+        form = text[start:end]
+        tokens.append(
+            _Token(
+                start=start,
+                end=end,
+                lower=lowered[start:end],
+                is_capital=form[:1].isupper(),
+                is_acronym=form.isupper() and len(form) > 1,
+                begins=begins or (start == 0),
+            )
+        )
+    return tokens
+
+
+def _is_abbreviation(before: str, words: _Words) -> bool:
+    """Tell whether the full stop before a word belongs to a title or an initial."""
+    last = before.rstrip(" .").rpartition(" ")[2].lower().lstrip("(")
+    return len(last) == 1 or last in words.titles
+
+
+def _mark_by_lists(
+    tokens: Sequence[_Token], position: int, words: _Words, *, has_case: bool
+) -> None:
+    """Mark given names and places; surnames beside a name, or with a capital."""
+    token = tokens[position]
+    if (has_case and not token.is_capital) or token.lower in words.public:
+        return
+    lists = words.language.words
+    is_sure = token.lower not in lists("ambiguous")
+    if _is_listed(token.lower, lists("given"), words):
+        if is_sure and len(token.lower) > 2 and (has_case or _is_rare(token, words)):
+            token.mark("PERSON", 0.75)
+    elif (
+        is_sure
+        and token.lower in words.persons - words.public
+        and (
+            token.lower in _given_anywhere() and not _is_common(tokens, position, words)
+        )
+    ):
+        token.mark("PERSON", 0.65)
+    elif _is_listed(token.lower, lists("surnames"), words):
+        beside = position > 0 and bool(tokens[position - 1].kind)
+        if beside or (has_case and is_sure and not _is_common(tokens, position, words)):
+            token.mark("PERSON", 0.7)
+    elif is_sure and token.lower in lists("places") and not token.is_acronym:
+        token.mark("GPE", 0.7)
+
+
+def _is_rare(token: _Token, words: _Words) -> bool:
+    """Tell whether a given name in lower case is no ordinary word."""
+    return token.lower not in words.nouns and len(token.lower) > 3
+
+
+def _is_listed(word: str, names: frozenset[str], words: _Words) -> bool:
+    """Look a name up, whole, by its parts, or without an ending of its case."""
+    if word in names or any(p in names for p in word.split("-") if len(p) > 2):
+        return True
+    if words.language.code == "de" and word[-1:] == "s" and len(word) > 4:
+        return word[:-1] in names
+    for ending in words.language.words("endings"):
+        stem = word.removesuffix(ending)
+        forms = {stem, stem + "a", stem + "i"}
+        if len(stem) > 2 and stem != word and not forms.isdisjoint(names):
+            return True
+    return False
+
+
+def _is_common(tokens: Sequence[_Token], position: int, words: _Words) -> bool:
+    """Tell whether a capitalized German word is a noun."""
+    if words.language.code != "de":
+        return False
+    word = tokens[position].lower
+    if position > 0 and tokens[position - 1].lower in words.articles:
+        return True
+    return _is_noun(word, words)
+
+
+def _is_noun(word: str, words: _Words) -> bool:
+    """Look a German noun up, in the singular, by its last part or its ending."""
+    last = word.rpartition("-")[2]
+    for form in (
+        last,
+        *(last.removesuffix(e) for e in ("n", "en", "e", "s", "es", "er")),
+    ):
+        if form in words.nouns:
+            return True
+        if any(form[-n:] in words.nouns for n in range(_LONG_NOUN, len(form) - 1)):
+            return True
+    return len(last) > 5 and last.endswith(words.noun_endings)
+
+
+def _mark_by_case(
+    text: str, tokens: Sequence[_Token], position: int, words: _Words
+) -> None:
+    """Mark a capitalized word in mid-sentence, or at its start beside another one."""
+    token = tokens[position]
+    if token.kind or token.lower in words.public or token.lower in words.titles:
+        return
+    if token.is_acronym and (
+        token.lower in read_data("en")["acronyms"].split()
+        or token.end - token.start > 5
+    ):
+        return
+    before = tokens[position - 1] if position else None
+    if (
+        before
+        and before.kind in {"PERSON", "ENTITY"}
+        and text[before.end : token.start] == " "
+    ):
+        token.mark("PERSON", 0.65)
+        return
+    if len(token.lower) < 2 or _is_common(tokens, position, words):
+        return
+    after = tokens[position + 1] if position + 1 < len(tokens) else None
+    if after and after.kind == "PERSON" and text[token.end : after.start] == ", ":
+        token.mark("PERSON", 0.55)
+    if not token.begins:
+        token.mark("ORG" if token.is_acronym else "ENTITY", 0.6)
+        return
+    if (
+        after is not None
+        and after.is_capital
+        and not after.is_acronym
+        and text[token.end : after.start] in (" ", "-")
+        and after.lower not in words.public
+        and after.lower not in words.language.words("given")
+        and not _is_common(tokens, position + 1, words)
+    ):
+        token.mark("ENTITY", 0.55)
+
+
+def _mark_after_phrases(
+    text: str, lowered: str, tokens: list[_Token], words: _Words, *, has_case: bool
+) -> None:
+    """Mark what follows a title or a phrase, and what stands before `Bey`."""
+    by_start = {token.start: i for i, token in enumerate(tokens)}
+    after_titles = words.language.words("after_titles")
+    for position, token in enumerate(tokens):
+        is_short = token.end - token.start < 3
+        is_title = token.lower in words.titles and not token.kind
+        if is_title and is_short and text[token.end : token.end + 1] != ".":
+            is_title = token.is_capital and has_case
+        if is_title:
+            if token.lower in _ACADEMIC and text.startswith(".", token.end):
+                token.mark("PERSON", 0.5)
+            _mark_from(text, tokens, position + 1, words, has_case=has_case, reach=3)
+        if token.lower in after_titles and position > 0:
+            tokens[position - 1].mark("PERSON", 0.85)
+    for match in words.cue.finditer(lowered):
+        first = by_start.get(match.end())
+        if first is not None:
+            _mark_from(
+                text, tokens, first, words, has_case=has_case, reach=_MOST_AFTER_CUE
+            )
+    if not has_case:
+        for match in words.weak.finditer(lowered):
+            first = by_start.get(match.end(), -1)
+            if first >= 0 and tokens[first].lower in words.persons:
+                tokens[first].mark("PERSON", 0.7)
+
+
+def _mark_from(
+    text: str,
+    tokens: list[_Token],
+    first: int,
+    words: _Words,
+    *,
+    has_case: bool,
+    reach: int,
+) -> None:
+    """Mark a name from a place on; without capitals, up to two words of no class."""
+    particles = words.language.words("particles")
+    marked = 0
+    for position in range(first, min(first + reach + 2, len(tokens))):
+        token = tokens[position]
+        gap = text[tokens[position - 1].end : token.start] if position else ""
+        if position > first and gap.strip(" .") != "":
+            return
+        if position > first and "." in gap and len(tokens[position - 1].lower) > 4:
+            return
+        if token.lower in words.titles:
+            if has_case and not marked and text.startswith(".", token.end):
+                token.mark("PERSON", 0.5)
+            continue
+        if token.lower in particles:
+            if not marked and has_case:
+                token.mark("PERSON", 0.5)
+            continue
+        is_word = token.lower in words.public
+        if is_word or (has_case and marked and not token.is_capital):
+            return
+        if not token.is_capital and marked >= _LOWER_AFTER_CUE:
+            return
+        if has_case and not token.is_capital and token.lower not in words.persons:
+            return
+        token.mark("PERSON", 0.85)
+        marked += 1
+        if marked >= reach:
+            return
+
+
+def _runs(text: str, tokens: Sequence[_Token], words: _Words) -> Iterator[Found]:
+    """Join neighbors to one name, particles and heads of organizations with them."""
+    orgs = words.language.words("orgs")
+    particles = words.language.words("particles")
+    _mark_organizations(text, tokens, words)
+    run: list[_Token] = []
+    held: list[_Token] = []
+    for position, token in enumerate(tokens):
+        gap = text[run[-1].end : token.start] if run else ""
+        for other in held:
+            gap = gap.replace(text[other.start : other.end], "", 1)
+        is_near = bool(run) and len(gap) < 6 and not gap.strip(" .&'’-")
+        is_initial = token.is_capital and len(token.lower) < 2
+        is_capital_particle = (
+            token.is_capital and not token.begins and token.lower in words.public
+        )
+        if token.kind:
+            if run and not is_near:
+                yield _close(text, run, orgs)
+                run = []
+            before = tokens[position - 1] if position else None
+            if not run and before and before.lower in particles and before.is_capital:
+                run = [before]
+            run.append(token)
+            held = []
+        elif (
+            run
+            and len(held) < 3
+            and (token.lower in particles or is_initial or is_capital_particle)
+        ):
+            held.append(token)
+        elif run:
+            yield _close(text, run, orgs)
+            run, held = [], []
+    if run:
+        yield _close(text, run, orgs)
+
+
+def _mark_organizations(text: str, tokens: Sequence[_Token], words: _Words) -> None:
+    """Mark a head such as `GmbH` or `Banco` with the capitals beside it."""
+    orgs = words.language.words("orgs")
+    for position, token in enumerate(tokens):
+        if token.lower not in orgs and token.lower + "." not in orgs:
+            continue
+        found = [token]
+        for step in (-1, 1):
+            other = position + step
+            if step < 0 and not token.is_capital:
+                continue
+            while 0 <= other < len(tokens) and abs(other - position) <= _ORG_REACH:
+                low, high = sorted((other, other - step))
+                gap = text[tokens[low].end : tokens[high].start]
+                is_name = tokens[other].is_capital and (
+                    tokens[other].lower not in words.public
+                    and tokens[other].lower not in words.titles
+                )
+                if not is_name or gap.strip(" .&-") or ". " in gap:
+                    break
+                found.append(tokens[other])
+                other += step
+        if len(found) > 1:
+            for one in found:
+                one.mark("ORG", 0.6)
+
+
+def _close(text: str, run: Sequence[_Token], orgs: frozenset[str]) -> Found:
+    """Type a run by its strongest word."""
+    strongest = max(run, key=lambda token: token.confidence)
+    is_org = any(token.lower in orgs for token in run)
+    end = run[-1].end
+    tail = _ORG_TAIL.match(text, end)
+    if tail and strongest.kind in {"ORG", "ENTITY"}:
+        end, is_org = tail.end(), True
+    elif text.startswith(".", end) and run[-1].lower + "." in orgs:
+        end += 1
+    kind = "ORG" if is_org else strongest.kind
+    return run[0].start, end, kind, strongest.confidence

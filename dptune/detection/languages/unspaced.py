@@ -1,0 +1,157 @@
+"""Names in Chinese and Japanese, which have neither blanks nor capitals.
+
+A Chinese name is a family name and one or two characters that given names are made of;
+alone it needs both of them, one needs a title or a phrase beside it. A Japanese name
+is a family name of the list with what follows it, or whatever stands before `san` and
+other titles. Words that begin alike, such as `高兴`, are in a list of their own.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from dptune.detection.languages.tables import load
+from dptune.detection.languages.values import Found, any_of
+
+_HAN = "\u3400-\u9fff\uf900-\ufaff々〆ヶ"
+_KATAKANA = "ァ-ヺー"
+_KANA = f"ぁ-ゖ{_KATAKANA}"
+_LATIN_NAME = re.compile(
+    r"(?<![A-Za-z@./\\_-])[A-Z][a-zà-ÿ]{1,20}(?:[ .'’-]{1,2}[A-Z][a-zà-ÿ]{0,20}){0,3}"
+    r"(?![A-Za-z@/\\_])"
+)
+_FURIGANA = re.compile(f"[（(][{_KANA}\\s　・]{{2,20}}[)）]")
+
+
+def find_unspaced_names(text: str, code: str) -> Iterator[Found]:
+    """Yield the names of a Chinese or Japanese text.
+
+    Args:
+        text: in composed characters.
+        code: `zh` or `ja`.
+    """
+    yield from _chinese(text) if code == "zh" else _japanese(text)
+    for kind, pattern, confidence in _common(code):
+        for match in pattern.finditer(text):
+            yield *match.span(match.lastindex or 0), kind, confidence
+    for match in _LATIN_NAME.finditer(text):
+        yield *match.span(), "ENTITY", 0.6
+
+
+@lru_cache
+def _common(code: str) -> tuple[tuple[str, re.Pattern[str], float], ...]:
+    """Return places of the list, and organizations by their last or first part."""
+    language = load(code)
+    places = re.compile(any_of(language.words("places")))
+    heads = any_of(language.words("org_suffix"))
+    if code == "zh":
+        stop = language.texts["function_chars"]
+        part = f"(?:(?![{stop}这那本该贵某我你])[{_HAN}A-Za-z]){{2,12}}"
+        orgs = re.compile(f"{part}(?:{heads})")
+        return ("GPE", places, 0.7), ("ORG", orgs, 0.6)
+    late = any_of(language.words("late"))
+    word = f"(?!{late})[{_HAN}{_KATAKANA}A-Za-z]{{1,12}}"
+    orgs = re.compile(
+        f"(?:(?<=[はがをにとので、。「])[ぁ-ゖ]{{2,5}})(?:{heads})|(?:株式会社|有限会社|合同会社){word}|{word}?(?:{heads})"
+    )
+    towns = re.compile(
+        f"[{_HAN}]{{1,4}}(?:都|道|府|県|市|区|町|村)(?![{_HAN}]{{0,1}}[長民役場内外])"
+    )
+    return ("GPE", places, 0.7), ("ORG", orgs, 0.6), ("GPE", towns, 0.55)
+
+
+@lru_cache
+def _chinese_names() -> tuple[re.Pattern[str], ...]:
+    """Compile names before titles, behind phrases, and alone."""
+    language = load("zh")
+    family = any_of(language.words("surnames"))
+    families = any_of(language.words("surnames") | language.words("rare_surnames"))
+    given = language.texts["given_chars"]
+    stop = language.texts["function_chars"]
+    any_given = f"[^{stop}\\W\\d_]"
+    blocked = any_of(language.words("not_names"))
+    titles = any_of(language.words("titles_after"))
+    cues = any_of(language.words("cues"))
+    places = any_of(language.words("places"))
+    verbs = (
+        "说住来电于今现正表同称即因女男先小老医出生申发签没收去打告拿买做提参请因主负"
+    )
+    ends = f"(?=$|[^{_HAN}]|[{stop}{verbs}])"
+    after = "(?:是|为|叫|:|：|\\s|「|“){0,2}\\s?"
+    near = "(?<=[和与跟给找向对由请让是为叫被把同问、])"
+    return (
+        re.compile(
+            f"(?!{blocked})(?:{families})(?:{any_given}{{0,2}}?)(?=(?:{titles}))"
+        ),
+        re.compile(
+            f"(?:{cues}){after}((?:{families})(?:{any_given}{{2}}{ends}|{any_given}))"
+        ),
+        re.compile(f"(?:{cues}){after}([小阿老](?:{any_given}))"),
+        re.compile(f"(?!{blocked})[小老阿](?:{family}){ends}"),
+        re.compile(f"(?!{blocked})(?:{family})[{given}]{{2}}"),
+        re.compile(
+            f"(?:(?<![{_HAN}])|{near})(?!{blocked})(?:{family})[{given}]{{1,2}}{ends}"
+        ),
+        re.compile(f"(?!{blocked})(?:{family})[{given}](?=说|表示|告诉|住在|出生)"),
+        re.compile(f"[{_HAN}]{{1,6}}·[{_HAN}]{{1,8}}"),
+        re.compile(any_of(language.words("foreign"))),
+        re.compile(f"(?!{places})[{language.texts['foreign_chars']}]{{4,10}}"),
+        re.compile(
+            f"(?:{any_of(language.words('roles'))})(?!{blocked}|{titles})"
+            f"((?:(?![{stop}{verbs}])[{_HAN}]){{2,5}}?){ends}"
+        ),
+    )
+
+
+def _chinese(text: str) -> Iterator[Found]:
+    blocked = load("zh").words("not_names")
+    for pattern in _chinese_names():
+        for match in pattern.finditer(text):
+            start, end = match.span(match.lastindex or 0)
+            if text[start : start + 2] not in blocked or match.lastindex:
+                yield start, end, "PERSON", 0.75
+
+
+@lru_cache
+def _japanese_names() -> tuple[re.Pattern[str], ...]:
+    """Compile names before titles, behind phrases, and of the lists."""
+    language = load("ja")
+    family = any_of(language.words("surnames"))
+    given = any_of(language.words("given"))
+    titles = any_of(language.words("titles_after"))
+    blocked = any_of(language.words("not_names"))
+    ends = any_of(language.words("suffix_cues"))
+    cues = any_of(language.words("cues"))
+    gap = "[ 　]?"
+    open_end = f"(?=$|[^{_HAN}{_KANA}]|{ends}|{titles}|[はがをにともの])"
+    name = f"(?!{titles})(?:[{_HAN}]{{1,3}}|[{_KATAKANA}]{{2,8}}|[ぁ-ゖ]{{2,4}})"
+    kanji = f"(?<![{_HAN}])[{_HAN}]{{1,5}}(?:[ 　][{_HAN}{_KANA}]{{1,6}})?"
+    kana = f"[{_KATAKANA}]{{2,10}}(?:[・=＝ ][{_KATAKANA}]{{2,10}}){{0,3}}"
+    called = f"[{_HAN}]{{1,6}}|[{_KATAKANA}]{{2,10}}"
+    more = f"[ 　・][{_HAN}{_KANA}]{{1,8}}"
+    return (
+        re.compile(
+            f"(?!{blocked})(?:{kanji}|{kana}|(?<![{_HAN}{_KANA}])[ぁ-ゖ]{{2,5}})"
+            f"(?=(?:{titles})(?![{_HAN}]))"
+        ),
+        re.compile(f"(?:{family}){gap}(?:{given}|{name}){open_end}"),
+        re.compile(f"(?<![{_HAN}])(?:{family}){open_end}"),
+        re.compile(f"(?<![{_HAN}{_KATAKANA}])(?:{given}){open_end}"),
+        re.compile(
+            f"(?:{cues})[はが:：、]?\\s?((?:{called})(?:{more}){{0,2}}?){open_end}"
+        ),
+        re.compile(f"((?:{called})(?:{more})?)(?=と申し|と言い|といい|という者)"),
+        re.compile(
+            f"(?:{any_of(language.words('roles'))})[のは:：]?"
+            f"([{_HAN}]{{2,6}}(?: [{_HAN}]{{1,3}})?){open_end}"
+        ),
+        re.compile(f"[{_KATAKANA}]{{2,10}}(?:[・=＝][{_KATAKANA}]{{1,10}}){{1,3}}"),
+    )
+
+
+def _japanese(text: str) -> Iterator[Found]:
+    for pattern in _japanese_names():
+        for match in pattern.finditer(text):
+            start, end = match.span(match.lastindex or 0)
+            note = _FURIGANA.match(text, end)
+            yield start, note.end() if note else end, "PERSON", 0.75

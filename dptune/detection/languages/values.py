@@ -1,0 +1,211 @@
+"""Values with a form, in any of the languages: dates, ages, labels, numbers, addresses.
+
+The forms are one per kind; the words in them come from the tables. Every quantifier is
+bounded, so that no text makes a rule slow.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from dptune.detection.languages.numbers import is_valid, rules_of
+from dptune.detection.languages.tables import CASED, UNSPACED, Language, load
+
+Found = tuple[int, int, str, float]
+"""Start, end, entity type and confidence."""
+
+_IS = "ist lautet war est es era è is é to jest jako mit der dem هو هي है के का की hat"
+_HOUSE = r"\d{1,4}(?:\s?[a-h](?!\w))?(?:\s?[-/]\s?\d{1,4})?"
+_CAPITAL = "[A-ZÀ-ÖØ-ÞĀĂĄĆČĐĘĞİŁŃŐŚŞŠŹŻŽ]"
+_NUMBER_SIGN = r"(?:n[.ºo°]{0,2}\s?|nr\.?\s?|no\.?:?\s?)?"
+
+
+def any_of(words: frozenset[str] | list[str]) -> str:
+    """Return an alternation, the longest first, which matches nothing if empty."""
+    ordered = sorted(words, key=lambda word: (-len(word), word))
+    return "|".join(map(re.escape, ordered)) or r"(?!)"
+
+
+@lru_cache
+def _rules(code: str) -> tuple[tuple[str, re.Pattern[str], float, bool], ...]:
+    """Compile the rules of a language: type, pattern, confidence, on original case."""
+    language = load(code)
+    edge = ("", "") if code in UNSPACED else (r"(?<!\w)", r"(?!\w)")
+    age = re.compile(f"{edge[0]}(?:{language.texts['age']}){edge[1]}")
+    rules = [("AGE", age, 0.8)]
+    if code in UNSPACED:
+        return tuple((*rule, False) for rule in rules + _unspaced(code))
+    rules += [("DATE", _date(language), 0.9), ("ACCOUNT_ID", _labelled(language), 0.9)]
+    rules.append(("ID", _CASE_NUMBER, 0.8))
+    if code == "de":
+        rules.append(("DATE", _SHORT_DATE, 0.7))
+    found = [(*rule, False) for rule in rules]
+    if code in CASED:
+        found += [("ADDRESS", pattern, 0.85, True) for pattern in _addresses(language)]
+    return tuple(found)
+
+
+def _date(language: Language) -> re.Pattern[str]:
+    """Day, month and year; a month alone is no date of a person."""
+    months = any_of(language.words("months"))
+    join = any_of(frozenset(language.texts["month_join"].split()))
+    after = r"(?:[.,]?\s{1,2}|\.|,)"
+    day = rf"\d{{1,2}}(?:\.|º|°|er|ª)?(?:\s?[-–/]\s?\d{{1,2}}\.?)?\s?(?:(?:{join})\s)?"
+    year = rf"(?:(?:{join}|عام|سنة|साल|वर्ष)\s)?(?:\d{{4}}|'?\d\d(?!\w))"
+    return re.compile(
+        rf"(?<!\w){day}(?:{months})(?!\w)(?:{after}{year})?"
+        rf"|(?<!\w)(?:{months})(?!\w){after}{year}(?!\w)"
+        rf"|(?<!\w)(?:{months})\s\d{{1,2}},?\s\d{{4}}(?!\w)"
+        r"|(?<![\w.])\d{1,2}\.\s\d{1,2}\.\s?(?:\d{4}|\d\d)(?!\w)"
+    )
+
+
+def _labelled(language: Language) -> re.Pattern[str]:
+    """Match a value with a digit behind its label, a few filling words between."""
+    fill = any_of(language.words("label_words") | frozenset(_IS.split()))
+    labels = any_of(language.words("labels"))
+    return re.compile(
+        rf"(?<!\w)(?:{labels})(?!\w)(?:[\s:.#-]{{1,3}}(?:{fill})(?!\w)){{0,4}}"
+        r"[\s:.#=\"'(-]{1,5}(?P<value>(?=[\w/.-]{0,30}\d)\w[\w/.-]{1,30}\w)(?!\w)"
+    )
+
+
+def _addresses(language: Language) -> list[re.Pattern[str]]:
+    """Streets with a number in the order of the country, and towns with a postcode."""
+    town = rf"{_CAPITAL}[\w.'’-]{{1,30}}(?:[ /-]{_CAPITAL}[\w.'’-]{{1,30}}){{0,2}}"
+    postcode = language.texts["postcode"]
+    tail = rf"(?:,?\s{{1,2}}(?:{postcode})(?:\s{town})?)?"
+    town_rule = re.compile(rf"(?<![\w.-])(?:{postcode})\s{town}(?!\w)")
+    rules = [town_rule]
+    first, last = language.words("street_prefix"), language.words("street_suffix")
+    link = r"(?:(?:de la|de las|de los|de|del|della|delle|dei|do|da|dos|das|du|des)\s)?"
+    names = (
+        rf"(?:{link}(?:d'|l'|d’|l’)?[\w{_CAPITAL[1:-1]}][\w.'’-]{{0,30}}\s?){{1,5}}?"
+    )
+    if language.texts["address"] == "suffix number":
+        rules.append(
+            re.compile(
+                rf"(?<!\w)(?:{_CAPITAL}[\w.'’-]{{0,30}}[ -]){{0,3}}[\w.'’-]{{0,40}}"
+                rf"(?i:{any_of(last)})(?:ndaki|nda|ta|te|da|de)?,?\s?{_TURKISH_NUMBER}"
+                rf"(?!\w){tail}"
+            )
+        )
+        if first:
+            rules.append(
+                re.compile(
+                    rf"(?<!\w)(?i:{any_of(first)})\s(?:{_CAPITAL}[\w-]{{1,30}}\s|den\s)"
+                    rf"{{1,3}}{_HOUSE}(?!\w){tail}"
+                )
+            )
+    if first and language.code != "de":
+        rules.append(
+            re.compile(
+                rf"(?<!\w)(?i:{any_of(first)})\s{link}(?:d'|l'|d’|l’)?{_CAPITAL}"
+                rf"[\w.'’-]{{0,30}}(?:\s{link}{_CAPITAL}[\w.'’-]{{0,30}}){{0,3}}"
+            )
+        )
+    prefix = rf"(?i:{any_of(first)})\s(?:{link}(?=[\"'«]?{_CAPITAL}|\d|d'|l'))"
+    if language.texts["address"] == "prefix number":
+        rules.append(
+            re.compile(
+                rf"(?<!\w){prefix}{names},?\s?{_NUMBER_SIGN}{_HOUSE}(?!\w)"
+                rf"(?:\s?m\.\s?\d{{1,4}})?{tail}"
+            )
+        )
+    if language.texts["address"] == "number prefix":
+        rules.append(
+            re.compile(
+                rf"(?<![\w.,])\d{{1,4}}(?:\s?(?:bis|ter|quater|[a-d]))?,?\s"
+                rf"(?i:{any_of(first)})\s{link}(?:d'|l'|d’|l’)?[\w.'’-]{{1,30}}"
+                rf"(?:\s{link}(?:d'|l'|d’|l’)?{_CAPITAL}[\w.'’-]{{0,30}}){{0,3}}{tail}"
+            )
+        )
+    return rules
+
+
+_EMAIL = re.compile(
+    r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}"
+)
+_PHONE = {
+    "zh": re.compile(r"(?<!\d)(?:0\d{2,3}-\d{7,8}|1[3-9]\d-?\d{4}-?\d{4})(?!\d)"),
+    "ja": re.compile(r"(?<!\d)0\d{1,4}-\d{1,4}-\d{3,4}(?!\d)"),
+}
+_CASE_NUMBER = re.compile(
+    r"(?<!\w)(?:\d{1,3}|[ivx]{1,5})\s[a-zł]{1,4}\s\d{1,6}[/.]\d{2,4}(?!\w)"
+)
+_SHORT_DATE = re.compile(r"(?<![\w.])[0-3]?\d\.[01]?\d\.(?![\d])")
+_TURKISH_NUMBER = (
+    rf"\s?(?:(?i:no)\s?[:.]?\s?)?{_HOUSE}"
+    r"(?:[,\s]{1,2}(?i:daire|kat|d|k)\s?[:.]?\s?\d{1,3}(?!\w)){0,2}"
+)
+
+
+def _unspaced(code: str) -> list[tuple[str, re.Pattern[str], float]]:
+    """Return dates, addresses and labelled values of Chinese and Japanese."""
+    language = load(code)
+    numeral = "[0-9一二三四五六七八九十〇零○]"
+    date = re.compile(
+        rf"(?:{language.texts['era']}|{numeral}{{2,4}}\s?年)\s?(?:{numeral}{{1,3}}\s?月"
+        rf"\s?(?:{numeral}{{1,3}}\s?[日号])?)?(?!間|代)|{numeral}{{1,3}}\s?月\s?"
+        rf"{numeral}{{1,3}}\s?[日号]"
+    )
+    value = (
+        rf"(?:{any_of(language.words('labels'))})(?:为|是|は|が|：|:|\s|号码|号|の){{0,3}}"
+        r"[\s:：]{0,3}"
+        r"(?P<value>(?=[A-Za-z0-9_./-]{0,30}[0-9])[A-Za-z0-9][A-Za-z0-9_./-]{2,30})"
+    )
+    address = _japanese_address() if code == "ja" else _chinese_address(language)
+    return [
+        ("DATE", date, 0.9),
+        ("ADDRESS", re.compile(address), 0.85),
+        ("ACCOUNT_ID", re.compile(value), 0.9),
+        ("LICENSE", re.compile(language.texts["plate"]), 0.9),
+        ("EMAIL", _EMAIL, 0.95),
+        ("PHONE", _PHONE[code], 0.9),
+    ]
+
+
+def _japanese_address() -> str:
+    """From the postcode or the prefecture down to the room."""
+    han = "[\u3400-\u9fff々ケヶノ之ァ-ヶー]"
+    return (
+        rf"(?:〒\s?\d{{3}}-?\d{{4}}\s?)?(?:{han}{{2,3}}[都道府県])?{han}{{1,6}}?[市区町村郡]"
+        rf"(?:{han}{{1,8}}[市区町村])?{han}{{0,8}}"
+        r"(?:\d{1,4}(?:丁目|番地|番|号|の|-|－)?){1,4}"
+        r"(?:[ 　]?[ァ-ヶー]{2,12}\d{1,4}(?:号室)?)?"
+        r"|〒\s?\d{3}-?\d{4}|(?<!\d)\d{3}-\d{4}(?![\d-])"
+    )
+
+
+def _chinese_address(language: Language) -> str:
+    """From the province down to the room; the road and a number must be there."""
+    han = f"(?:(?![{language.texts['function_chars']}址住])[\u3400-\u9fff])"
+    return (
+        rf"(?:{han}{{2,8}}?(?:省|自治区|市))?(?:{han}{{1,6}}?(?:市|自治州))?"
+        rf"(?:{han}{{1,6}}?(?:区|县|镇|乡|新区|开发区))?"
+        rf"{han}{{1,8}}?(?:路|街|大道|巷|胡同|弄|村)"
+        rf"(?:{han}{{1,3}}段)?\s?\d{{1,5}}\s?(?:号|弄)?"
+        rf"(?:{han}{{0,8}}?\d{{1,4}}(?:栋|幢|座|单元|室|楼|号楼|层|号)){{0,4}}"
+    )
+
+
+def find_values(text: str, lowered: str, code: str) -> Iterator[Found]:
+    """Yield the values of a text of one language.
+
+    Args:
+        text: in composed characters.
+        lowered: the same in lower case, of equal length.
+        code: the language.
+    """
+    for kind, pattern, confidence, on_case in _rules(code):
+        source = text if on_case or code in UNSPACED else lowered
+        for match in pattern.finditer(source):
+            group = "value" if "value" in pattern.groupindex else 0
+            start, end = match.span(group)
+            if end > start:
+                yield start, end, kind, confidence
+    for pattern, rule in rules_of(code):
+        for match in pattern.finditer(text):
+            if is_valid(rule, match.group()):
+                confidence = 0.95 if {"check", "weights"} & rule.keys() else 0.9
+                yield *match.span(), "NATIONAL_ID", confidence
