@@ -415,12 +415,12 @@ def _moved(place: Place, database: Path) -> Callable[[], None]:
     aside = place.disk / "aside"
     aside.mkdir()
     for file in database.parent.glob(f"{database.name}*"):
-        if not file.name.endswith(".lock"):
+        if not file.name.endswith((".lock", ".made")):
             file.rename(aside / file.name)
 
     def back() -> None:
         for file in database.parent.glob(f"{database.name}*"):
-            if not file.name.endswith(".lock"):
+            if not file.name.endswith((".lock", ".made")):
                 file.unlink()
         for file in aside.iterdir():
             file.rename(database.parent / file.name)
