@@ -61,7 +61,9 @@ _TIME_OF_DAY = (
     r"|\s?(?:utc|gmt|est|edt|cst|cdt|mst|mdt|pst|pdt|cet|cest|bst|ist)\b)?(?![\w:])"
 )
 _THEN_TIME = rf"(?:(?:t|,? |, at | at |\n){_TIME_OF_DAY})?"
-_SMALL_FRACTION = re.compile(r"(?:[1-7]/[2-8]|1/1[026]|5/5|10/10|[0-9]/(?:5|10))\Z")
+_SMALL_FRACTION = re.compile(
+    r"(?:[1-7]/[2-8]|1/1[026]|16/9|16/10|21/9|5/5|10/10|[0-9]/(?:5|10))\Z"
+)
 _SAYS_DATE = re.compile(
     r"(?:\b(?:on|by|since|from|until|till|due|before|after|dated?|dob|born|of|and|to"
     r"|the)"
@@ -202,7 +204,8 @@ DATE_RULES = (
         entity_type="DATE",
         pattern=re.compile(
             rf"(?<![\w.,$£€¥#-])(?:the )?(?:early |late |mid-?)?{_YEAR}(?:'?s)?"
-            rf"(?:\s?[-–/]\s?(?:{_YEAR}|\d\d))?(?![\w%]|[.,:]\d|-\d)|(?<!\w)'\d\ds?\b"
+            rf"(?:\s?[-–/]\s?(?:{_YEAR}|\d\d))?(?![\w%]|[.,:]\d|-[\da-z])"
+            rf"|(?<!\w)'\d\ds?\b"
         ),
         citation="ISO 8601-1, 5.2.2.2; 45 CFR 164.514(b)(2)(i)(C)",
         confidence=0.8,
@@ -238,7 +241,8 @@ DATE_RULES = (
     Rule(
         entity_type="DATE",
         pattern=re.compile(
-            rf"\b{_COUNT}(?:(?:-| to | or |\s)\d{{1,4}})?[ -](?:business |calendar )?"
+            rf"\b(?!an? [a-z]+\b(?! (?:ago|old|later|earlier)))"
+            rf"{_COUNT}(?:(?:-| to | or |\s)\d{{1,4}})?[ -](?:business |calendar )?"
             rf"{_LONG}\b(?:[ -](?:ago|old|later|earlier))?"
         ),
         citation="OntoNotes 5.0 DATE",

@@ -23,7 +23,8 @@ _VALUE = (
 )
 _PARTS = (
     r"(?:(?!(?:in|of|to|at|on|by|for|and|or|was|is|an?|as|the|from|with|high|low|up|due"
-    r"|set|than|over|all|no|see)\b)(?:\d{1,4}|[ivxlc]{1,5}|[a-z]{1,4}\.?|[a-z]{1,3}-\d{1,3})"
+    r"|set|than|over|all|no|see)\b)(?:\d{1,4}|[ivxlc]{1,5}|[a-z]{1,4}\.?"
+    r"|[a-z]{1,3}-\d{1,3})"
     r"[ -]){0,3}"
 )
 _MORE = rf"(?:(?:,|;)?\s(?:(?:and|&|et|und|y)\s)?{_VALUE}){{0,8}}"
@@ -49,6 +50,15 @@ _HAS_SIGN = re.compile(r"[a-z\d][/–-]\d|\d[/–-][a-z\d]")
 _REFERENCE = re.compile(r"\b(?:https?|www)\b")
 
 
+_OF_LAW = re.compile(
+    r"\b(?:laws?|acts?|decrees?|regulations?|directives?|articles?|protocols?"
+    r"|resolutions?"
+    r"|conventions?|treaty|ordinances?|rules?|codes?|statutes?|constitution|§)\b"
+    r"[^.;\d]{0,14}(?:nos?\.? ?)?\Z"
+)
+_LONGEST_LAW = 32
+
+
 def _is_number(value: str, fewest: int) -> bool:
     """Tell whether a value has digits enough to be a number of something."""
     return len(digits_of(value)) >= fewest and not _IS_YEAR.fullmatch(value)
@@ -68,13 +78,16 @@ def _refine_numbered(text: str, start: int, end: int) -> Range | None:
     """Keep `no. 18403/91` and `no. 20123`, not `no. 11` or `nos. 1 and 12`."""
     value = text[start:end]
     fewest = 3 if _HAS_SIGN.search(value) else 4
-    return (start, end) if _is_number(value, fewest) else None
+    is_law = _OF_LAW.search(text, max(0, start - _LONGEST_LAW), start)
+    return (start, end) if _is_number(value, fewest) and not is_law else None
 
 
 def _refine_slashed(text: str, start: int, end: int) -> Range | None:
     """Keep `18403/91`, not the season `1998/99` or a size."""
     value = text[start:end]
     if _IS_YEAR.fullmatch(value) or "%" in text[end : end + 2]:
+        return None
+    if _OF_LAW.search(text, max(0, start - _LONGEST_LAW), start):
         return None
     return start, end
 
@@ -113,13 +126,13 @@ FILE_RULES = (
             r"|pr|sc)"
             r"\b\.?[ -]?\d{2,8}(?:-[a-z]{1,5}){0,4}(?: ?\([a-z]{2,5}\)){0,2}"
             r"|\b(?:19|20)\d\d (?:scc|onca|bcca|abca|qcca|fca|fc|onsc|bcsc) \d{1,5}\b"
-            r"|\becli:[a-z]{2}:\w{1,10}:\d{4}:[\w.]{1,30}"
+            r"|\becli:[a-z]{2}:\w{1,10}:\d{4}:[\w.]{1,30}|\beu:[ctf]:\d{4}:\d{1,5}\b"
         ),
         citation=_LAW + "28 U.S.C. 2071, local rules; ECLI, OJ 2011/C 127/01",
         confidence=0.9,
         anchors=word_set(
             "civ cri crim cv cr mc mj md ap bk misc mag cf dr pr sc scc onca bcca abca "
-            "qcca fca fc onsc bcsc ecli"
+            "qcca fca fc onsc bcsc ecli eu eu"
         ),
         reach=40,
     ),

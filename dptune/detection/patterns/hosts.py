@@ -14,7 +14,8 @@ _DEVICE = (
     r"|printer|echo|kindle|macbookpro|macbookair)"
 )
 _NO_NAME = (
-    r"(?:re|ex|un|all|self|over|mid|pay|cd|my|your|the|our|a|an|this|that|test|dev|prod|new|old|home|work|office|gaming"
+    r"(?:re|ex|un|all|self|over|mid|pay|cd|my|your|the|our|a|an|this|that|test|dev"
+    r"|prod|new|old|home|work|office|gaming"
     r"|dell|hp|lenovo|acer|asus"
     r"|sony|apple|samsung|google|microsoft|smart|mobile|cell|tele|head|micro|power"
     r"|book|lap|default|local|remote"
@@ -27,25 +28,19 @@ _NOBODY = word_set(
     "it that what there here who let he she everyone someone anyone company team today "
     "user customer client child kid student mother father teacher boss woman man"
 )
+_NO_HOST = re.compile(
+    r"(?:win|mac|pc|ws|nb)-[a-z]{1,12}(?:-[a-z]+)?|\w+-(?:based|sized|class|only|first"
+    r"|like|grade|style|ready|friendly|free|quality|side|top|bound|optimi[sz]ed"
+    r"|specific"
+    r"|compatible|related|powered|supported|wide|less)"
+)
 
 
 def _refine_host(text: str, start: int, end: int) -> Range | None:
     """Refuse words that are no part of a host: `it's mac`, `a win-win`."""
     value = text[start:end]
-    is_word = value in _NOBODY or re.fullmatch(
-        r"(?:win|mac|pc|ws"
-        r"|nb)-[a-z]{1,12}(?:-[a-z]+)?",
-        value,
-    )
-    return (
-        None
-        if is_word
-        or (
-            value.startswith("desktop-")
-            and value[8:] in {"based", "class", "only", "first", "like", "grade"}
-        )
-        else (start, end)
-    )
+    is_word = value in _NOBODY or _NO_HOST.fullmatch(value) is not None
+    return None if is_word else (start, end)
 
 
 HOST_RULES = (

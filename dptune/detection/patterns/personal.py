@@ -255,6 +255,11 @@ _AMOUNT = (
 )
 
 
+_IS_PRICE = re.compile(
+    r"[ -]?(?:/ ?|(?:a|an|per|each|every) )(?:yr|year|month|mo|week|annum)"
+)
+
+
 def _refine_amount(text: str, start: int, end: int) -> Range | None:
     """Refuse the small counts that a month or an hour holds."""
     value = text[start:end]
@@ -264,11 +269,11 @@ def _refine_amount(text: str, start: int, end: int) -> Range | None:
         rf"|crore",
         value,
     )
-    is_amount = (
-        has_sign is not None
-        or len(digits_of(value)) >= 4
-        or bool(re.search(r"\d\s?k\b", value))
-    )
+    digits = len(digits_of(value))
+    is_wage = digits >= 4 or re.search(r"\d\s?k\b", value) is not None
+    if _IS_PRICE.match(text, end) and not is_wage:
+        return None
+    is_amount = has_sign is not None or is_wage
     return (start, end) if is_amount else None
 
 

@@ -148,7 +148,8 @@ PLACE_RULES = (
         refine=v.refine_compound_street,
         gate=re.compile(
             r"(?:sse|ße|platz|allee|aat|laan|gatan|vägen|vej|gade|vegen|katu|utca|ulica"
-            r"|gata|braut|weg|plein|kade|gracht|singel|graben|stien|vangur|brücke|damm|ufer"
+            r"|gata|braut|weg|plein|kade|gracht|singel|graben|stien|vangur|brücke|damm"
+            r"|ufer"
             r"|steig) \d"
         ),
         needs_digit=True,
@@ -216,7 +217,8 @@ PLACE_RULES = (
     Rule(
         entity_type="ZIP",
         pattern=re.compile(
-            r"\b(?:[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}|[A-Z]\d[A-Z] ?\d[A-Z]\d)\b"
+            r"\b(?:[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}|(?!T\dN\dM)[A-Z]\d[A-Z] ?\d[A-Z]\d)"
+            r"\b"
         ),
         citation="BS 7666 (United Kingdom); Canada Post addressing guidelines, 5.5",
         confidence=0.9,

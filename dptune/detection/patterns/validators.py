@@ -211,7 +211,8 @@ _LETTERS_THEN_DIGITS = re.compile(
     r"[a-z]{3,}-?(?:19|20)\d\d|(?:[a-z]{3,5}-)?\d{2,4}s(?:-\d{2,4}s)?", re.IGNORECASE
 )
 _NUMBER_WITH_UNIT = re.compile(
-    r"\d+(?:st|nd|rd|th|s|am|pm|hrs?|min|mins|secs?|days?|weeks?|months?|years?|yrs?"
+    r"\d+-?(?:st|nd|rd|th|s|am|pm|bits?|fold|way|lead|core|inch|page|point|step|year"
+    r"|day|hrs?|min|mins|secs?|days?|weeks?|months?|years?|yrs?"
     r"|kms?|kmh|mph|kg|lbs?|feet|ft|inch|mm|cm|px|bit|mb|gb|tb|kb|mah|hz|mhz|ghz|usd"
     r"|degrees|miles|metres|meters|hours|minutes|pack|percent|x\d+)",
     re.IGNORECASE,
@@ -369,8 +370,10 @@ def refine_foreign_street(text: str, start: int, end: int) -> Range | None:
         return None
     names = words[1:-1]
     has_capital = any(word[0].isupper() for word in names)
-    is_foreign = any(
-        not reading_of(word.strip(".,").lower()) & LEXICAL for word in names
+    is_foreign = bool(names) and all(
+        not reading_of(word.strip(".,").lower()) & LEXICAL
+        for word in names
+        if word[0].isalpha()
     )
     is_long = len(words[0].strip(",")) >= 4
     is_street = has_capital or is_foreign or is_long
