@@ -270,7 +270,12 @@ def _refine_amount(text: str, start: int, end: int) -> Range | None:
         value,
     )
     digits = len(digits_of(value))
-    is_wage = digits >= 4 or re.search(r"\d\s?k\b", value) is not None
+    is_wage = (
+        digits >= 4
+        or "thousand" in value
+        or "million" in value
+        or re.search(r"\d\s?k\b", value) is not None
+    )
     if _IS_PRICE.match(text, end) and not is_wage:
         return None
     is_amount = has_sign is not None or is_wage

@@ -71,6 +71,8 @@ NETWORK_RULES = (
     Rule(
         entity_type="EMAIL",
         pattern=re.compile(
+            r"(?<![\w.+-])(?!(?:me|us|him|her|you|them|it|is|be|mail|e-?mail|contact|reach"
+            r"|found) at )"
             r"[\w+-]{1,64}(?:(?:\.|\s?[(\[{](?:dot|underscore)[)\]}]\s?"
             r"|\s(?:dot|underscore|dash|hyphen|minus|plus)\s)[\w+-]{1,64}){0,3}"
             r"\s{0,2}(?:[(\[{<]\s?(?:at|@)\s?[)\]}>]|\bat\b)\s{0,2}[\w-]{1,63}"

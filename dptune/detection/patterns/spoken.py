@@ -8,13 +8,16 @@ from dptune.detection.patterns.validators import Range
 
 _HIPAA = "45 CFR 164.514(b)(2)(i)"
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
-_DIGIT_WORD = rf"(?:(?:double|triple|treble) )?(?:zero|oh|o|nought|{_ONES}|\d)"
+_DIGIT_WORD = (
+    rf"(?:(?:double|triple|treble) )?(?:zero|oh|o|nought|{_ONES}|\d)(?: hundred)?"
+)
 _SPOKEN = re.compile(rf"\b(?:{_ONES}|zero|oh|o|nought)\b|\d")
 _VALUES = {w: i for i, w in enumerate(["zero", *_ONES.split("|")])} | {
     "oh": 0,
     "o": 0,
     "nought": 0,
 }
+_TWICE = re.compile(r"\b(?:double|triple|treble)\b")
 _NUMBER_OF = re.compile(
     r"\b(?:phone|mobile|cell|tel|telephone|fax|number|pin|code|ssn|security|account"
     r"|acct|card|id|passport|mrn"
@@ -26,23 +29,17 @@ _UNLABELLED_WORDS, _LABELLED_WORDS, _UNLABELLED_DIGITS = 6, 3, 9
 
 def _refine_spoken(text: str, start: int, end: int) -> Range | None:
     """Keep digits that are read out; counting up or down is none."""
-    values = [
-        _VALUES[word] if word in _VALUES else int(word)
-        for word in _SPOKEN.findall(text[start:end])
-    ]
+    value = text[start:end]
+    said = _SPOKEN.findall(value)
+    values = [_VALUES[word] if word in _VALUES else int(word) for word in said]
+    count = len(values) + len(_TWICE.findall(value))
     if _NUMBER_OF.search(text, max(0, start - 60), start):
-        return (start, end) if len(values) >= _LABELLED_WORDS else None
+        return (start, end) if count >= _LABELLED_WORDS else None
+    is_plain = value.replace(" ", "").isdigit()
+    fewest = _UNLABELLED_DIGITS if is_plain else _UNLABELLED_WORDS
     steps = {b - a for a, b in pairwise(values)}
-    fewest = (
-        _UNLABELLED_DIGITS
-        if text[start:end].replace(" ", "").isdigit()
-        else _UNLABELLED_WORDS
-    )
-    return (
-        (start, end)
-        if len(values) >= fewest and len(steps) > 1 and len(set(values)) > 2
-        else None
-    )
+    is_varied = len(steps) > 1 and len(set(values)) > 2
+    return (start, end) if count >= fewest and is_varied else None
 
 
 SPOKEN_RULES = (

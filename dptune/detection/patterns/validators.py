@@ -121,11 +121,19 @@ def refine_iban(text: str, start: int, end: int) -> Range | None:
 _HAS_SPELLED_SIGN = re.compile(r"[(\[{<]|\sdot\s")
 
 
+_ENDS_HOST = re.compile(
+    r"[)\]}]\s{0,2}[\w-]{2,24}\Z|[. ](?:com|org|net|edu|gov|mil|int|info|biz|name|app"
+    r"|dev"
+    r"|online|shop|example|test|(?!(?:of|to|in|on|at|by|as|or|so|we|he)\b)[a-z]{2})\Z"
+)
+
+
 def refine_spelled_email(text: str, start: int, end: int) -> Range | None:
     """Keep `ann (at) example (dot) org`; `at` alone needs `dot` or a mail host."""
     value = text[start:end]
     if _HAS_SPELLED_SIGN.search(value):
-        return start, end
+        is_mail = "dot " not in value or _ENDS_HOST.search(value) is not None
+        return (start, end) if is_mail else None
     host = value.rpartition(" at ")[2]
     is_host = re.fullmatch(r"[\w-]+\.(?:com|org|net|edu|gov|io|uk|de|fr)", host)
     name = value.partition(" ")[0]
