@@ -305,7 +305,7 @@ def _with_town(text: str, start: int, end: int) -> Range:
 
 
 _STOP = (
-    r"(?!(?:in|on|for|and|an?|at|from|per|more|than|my|your|is|are|was|with|that|this"
+    r"(?!(?i:in|on|for|and|an?|at|from|per|more|than|my|your|is|are|was|with|that|this"
     r"|or"
     r"|by|it|as|if|not|to|has|have|had|will|the|of|please|thanks?|mobile|phone|tel|fax"
     r"|office|email|but|so|we|i|he|she|they|you|its|our|their|were|be|can|located|lives"
