@@ -429,6 +429,8 @@ def _ways_of_name(
             middle = " ".join(word[0] for word in given[1:])
             yield f"{first} {middle} {last}", True, False
     if parts:
+        if len(family) > 1:  # with its particles
+            yield " ".join(family), False, False
         yield from _parts_of_name([*given, *family], is_ordinary)
 
 
@@ -449,8 +451,8 @@ def _parts_of_name(
     words: Iterable[str], is_ordinary: Callable[[str], bool]
 ) -> Iterator[tuple[str, bool, bool]]:
     """Yield the parts of a name that name somebody by themselves."""
-    for word in words:
-        if is_particle(word) or is_title(word):
+    for index, word in enumerate(words):
+        if (index and is_particle(word)) or is_title(word):
             continue
         pieces = [p for p in word.replace("’", "-").replace("'", "-").split("-") if p]
         for part in dict.fromkeys((word, *(p for p in pieces if len(p) >= 3))):

@@ -26,6 +26,10 @@ from dptune.detection.words import (
     ADVERB,
     CLOSED,
     COMMON,
+    GIVEN_NAME,
+    KNOWN,
+    PERSONAL,
+    PROPER_ONLY,
     VERB,
     reading_of,
 )
@@ -127,7 +131,10 @@ def _fault(value: str, kind: str) -> str:
 
 def is_ordinary(word: str) -> bool:
     """Tell whether a lower-case word is one of English too: `will`, `mark`, `young`."""
-    return bool(reading_of(word) & (CLOSED | COMMON | VERB | ADJECTIVE | ADVERB))
+    reading = reading_of(word)
+    if reading & (GIVEN_NAME | PERSONAL | PROPER_ONLY):
+        return bool(reading & (CLOSED | COMMON | VERB | ADJECTIVE | ADVERB))
+    return bool(reading & (CLOSED | KNOWN))
 
 
 def _is_frequent(word: str) -> bool:

@@ -121,6 +121,16 @@ def _initials(locale: str) -> tuple[str, ...]:
     return tuple(sorted(c for c in common if all(n[c] >= _ENOUGH for n in counts)))
 
 
+@lru_cache(maxsize=1024)
+def _names_from(locale: str, role: Role, initial: str) -> tuple[tuple[str, str], ...]:
+    """Return names that begin with a letter, or all, with their normal forms."""
+    return tuple(
+        (name, normalized(name))
+        for name in _pool(locale, role)
+        if name.startswith(initial)
+    )
+
+
 def _firsts(locale: str, role: Role) -> set[str]:
     return {name[0] for name in _pool(locale, role)}
 
@@ -170,10 +180,9 @@ class NameMaker:
             return cased(initial, word)
         role = _roles().get(normalized(word), "family")
         plain = normalized(word)
-        names = [n for n in _pool(self.locale, role) if normalized(n) != plain]
-        fitting = [n for n in names if n[0] == initial] if initial else names
+        names = _names_from(self.locale, role, initial)
         draw = self.draw(role, plain, str(attempt))
-        return cased(draw.choice(fitting), word)
+        return cased(draw.choice([n for n, p in names if p != plain]), word)
 
     def _letters(self, word: str, attempt: int) -> str:
         """Draw letters of the word's own alphabet, another word than it is."""

@@ -29,6 +29,8 @@ from dptune.redaction.operators import Operator, Replace, Scope, normalized
 from dptune.text import MASK, Span
 
 _LEAST_KEY: Final = 16
+_YEAR: Final = 365
+"""Pseudonyms of dates are more than a year off, so that a year alone moves too."""
 _OWNER_BYTES: Final = 8
 _PADDED_TO: Final = 16
 _HASH_DIGITS: Final = 16
@@ -107,7 +109,9 @@ class Pseudonyms:
             key=self.key,
             owner=owner,
             locale=self.locale,
-            shift=partial(self._shifted, days=_days(self.key, owner, max_days)),
+            shift=partial(
+                self._shifted, days=_days(self.key, owner, _YEAR, least=_YEAR + 1)
+            ),
         )
         return _bare(inventor.invent)
 
@@ -145,10 +149,10 @@ def _digest(key: bytes, *parts: str) -> bytes:
     return hmac.digest(key, message, "sha256")
 
 
-def _days(key: bytes, owner: str, max_days: int) -> int:
-    """Draw the shift of a unit: 1 to `max_days` days, forward or back."""
+def _days(key: bytes, owner: str, max_days: int, *, least: int = 1) -> int:
+    """Draw the shift of a unit, forward or back: `max_days` numbers from the least."""
     drawn = int.from_bytes(_digest(key, "shift", owner), "big")
-    days = 1 + drawn // 2 % max_days
+    days = least + drawn // 2 % max_days
     return days if drawn % 2 else -days
 
 

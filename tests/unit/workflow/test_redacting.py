@@ -3,12 +3,15 @@
 import pytest
 
 from dptune.config import RedactionSettings
+from dptune.configfile import load_train_config
 from dptune.detection.engine import build_engine, detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError
 from dptune.redaction.operators import Operator
 from dptune.redaction.pseudonyms import Pseudonyms
+from dptune.workflow.preflight import check_selective
 from dptune.workflow.redact import redact_corpus
+from infra.workspace import REPOSITORY
 
 KEY = b"k" * 32
 
@@ -54,3 +57,63 @@ def test_redact_corpus_asks_for_no_key_it_does_not_need(labelled):
 def test_pseudonyms_of_unknown_locale_are_refused():
     with pytest.raises(ConfigError, match="locale must be"):
         Pseudonyms(key=bytes(16), locale="xx_YY").replacement("unit")
+
+
+BY_TYPE = [
+    ("mask", "{}", True),
+    ("delete", "{}", True),
+    ("mask", "{ORG: mask}", True),
+    ("mask", "{ORG: delete}", False),
+    ("mask", "{ORG: keep}", False),
+    ("delete", "{DATE: shift_dates}", False),
+    ("mask", "{CREDIT_CARD: {operator: partial}}", False),
+    ("hash", "{}", False),
+    ("encrypt", "{}", False),
+]
+
+
+@pytest.mark.parametrize(("operator", "by_type", "hides"), BY_TYPE)
+def test_selective_promise_needs_one_hiding_operator_for_all_types(
+    corpus, operator, by_type, hides
+):
+    """Mask for names and delete for dates tell "May" from May: types are secrets."""
+    configs = REPOSITORY / "configs"
+    changes = [
+        f"redaction.operator={operator}",
+        f"redaction.operators={by_type}",
+        "recipe=jft",
+        "privacy.notion=selective",
+        "privacy.relation=replace_one",
+    ]
+    config = load_train_config(
+        configs / "train" / "quickstart.yaml", configs=configs, overrides=changes
+    )
+    if hides:
+        check_selective(config, corpus.report)
+    else:
+        with pytest.raises(
+            ConfigError, match=r"redaction\.operator.*one for all types"
+        ):
+            check_selective(config, corpus.report)
+
+
+def test_twin_that_looks_at_the_default_operator_alone_is_caught(corpus, monkeypatch):
+    monkeypatch.setattr(
+        "dptune.config.operators_name", lambda default, _by_type: default.value
+    )
+    with pytest.raises(pytest.fail.Exception):
+        test_selective_promise_needs_one_hiding_operator_for_all_types(
+            corpus, "mask", "{ORG: delete}", False
+        )
+
+
+def test_redaction_by_type_writes_each_and_checks_what_is_left(labelled):
+    settings = RedactionSettings.model_validate(
+        {"operators": {"PERSON": "pseudonym", "EMAIL": "keep", "DATE": "shift_dates"}}
+    )
+    made, report = redact_corpus(labelled, settings, key=lambda: KEY)
+    assert report.operator == made.report.redaction
+    assert report.operator == "keep+mask+pseudonym+shift_dates"
+    assert report.validation.success, "what is kept on purpose is no failure"
+    assert "EMAIL" not in report.residual_values
+    assert report.residual_parts.keys() <= {"PERSON", "ENTITY"}
