@@ -8,8 +8,8 @@ one letter get names that begin with one other, so that initials fit too.
 
 import importlib
 import random
-import re
-from collections.abc import Callable, Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -31,7 +31,8 @@ _LISTS: Final[Mapping[Role, tuple[str, ...]]] = {
     "male": ("first_names_male",),
     "family": ("last_names",),
 }
-_WORD: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+_WORD: Final = "word"
+_DIGITS: Final = "digits"
 _ENOUGH: Final = 5
 _UNSPACED: Final = frozenset(["CJK", "HIRAGANA", "KATAKANA", "HANGUL"])
 
@@ -135,6 +136,29 @@ def _firsts(locale: str, role: Role) -> set[str]:
     return {name[0] for name in _pool(locale, role)}
 
 
+def _pieces(value: str) -> Iterator[tuple[str, str]]:
+    """Cut a name into words, with their marks and apostrophes, digits, and signs."""
+    start = 0
+    while start < len(value):
+        kind, end = _kind(value[start]), start + 1
+        while end < len(value) and (
+            _kind(value[end]) == kind
+            or (
+                kind == _WORD and value[end] in "'’" and _kind(value[end + 1 : end + 2])
+            )
+        ):
+            end += 1
+        yield kind, value[start:end]
+        start = end
+
+
+def _kind(character: str) -> str:
+    """Tell letters, with the marks on them, from digits and signs."""
+    if character.isalpha() or unicodedata.category(character or " ")[0] == "M":
+        return _WORD
+    return _DIGITS if character.isnumeric() else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NameMaker:
     """Writes invented names of one owner.
@@ -148,22 +172,29 @@ class NameMaker:
     draw: Callable[..., random.Random]
 
     def name(self, value: str, attempt: int) -> str:
-        """Replace every word of a name; signs, blanks and titles stay.
+        """Replace every word and digit of a name; signs, blanks and titles stay.
 
         Particles of family names go, since they tell where a name is from.
         """
-        words = [m[0] for m in _WORD.finditer(value)]
+        pieces = list(_pieces(unicodedata.normalize("NFC", value)))
+        words = [text for kind, text in pieces if kind == _WORD]
         only = all(map(is_particle, words))
-
-        def replace(match: re.Match[str]) -> str:
-            word = match["word"]
-            if is_particle(word) and not only:
-                return ""
-            if is_title(word) and len(words) > 1:
-                return match[0]
-            return self._word(word, attempt) + match["blank"]
-
-        return re.sub(rf"(?P<word>{_WORD.pattern})(?P<blank>\s*)", replace, value)
+        digits = self.draw("digits", normalized(value), str(attempt))
+        made: list[str] = []
+        follows_particle = False
+        for kind, text in pieces:
+            if follows_particle and text.isspace():
+                continue
+            follows_particle = False
+            if kind == _DIGITS:
+                made.append(in_shape(digits, text))
+            elif kind != _WORD or (is_title(text) and len(words) > 1):
+                made.append(text)
+            elif is_particle(text) and not only:
+                follows_particle = True
+            else:
+                made.append(self._word(text, attempt))
+        return "".join(made)
 
     def _word(self, word: str, attempt: int) -> str:
         """Invent one word."""

@@ -105,7 +105,12 @@ class OperatorSettings(Settings):
             Operator.PARTIAL: {"keep_first", "keep_last", "character"},
             Operator.SHIFT_DATES: {"max_days"},
         }
-        wrong = self.model_fields_set - {"operator"} - owned.get(self.operator, set())
+        known = {"operator", *owned.get(self.operator, ())}
+        wrong = [
+            name
+            for name, about in type(self).model_fields.items()
+            if name not in known and getattr(self, name) != about.default
+        ]
         if wrong:
             raise ValueError(
                 f"{', '.join(sorted(wrong))} must be left out for operator "

@@ -322,11 +322,8 @@ def _url(inventor: _Inventor, value: str, _attempt: int) -> str:
 
 
 def _user(inventor: _Inventor, value: str, attempt: int) -> str:
-    """Invent a user name from the names in it; digits are redrawn."""
-    made = inventor.names().name(value.replace("_", "\0"), attempt)
-    made = made.replace("\0", "_")
-    draw = inventor.random("user", normalized(value), str(attempt))
-    return "".join(draw.choice("0123456789") if c.isdecimal() else c for c in made)
+    """Invent a user name from the names in it."""
+    return inventor.names().name(value, attempt)
 
 
 def _number(inventor: _Inventor, value: str, attempt: int) -> str:

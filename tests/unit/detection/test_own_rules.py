@@ -203,3 +203,17 @@ def test_filters_of_configuration_and_review_act_one_after_another():
     assert not engine.detect([text])[0]
     assert isinstance(engine, DetectionEngine)
     assert engine.fingerprint != base.fingerprint
+
+
+def test_rules_survive_being_written_out():
+    """A run is handed its configuration as plain values, with every default in it."""
+    values = {
+        **yaml.safe_load(RULES),
+        "entity_types": {"MONEY": False, "ORG": 0.6, "DATE": True},
+        "known_values": {"file": "values.txt", "digest": "0" * 64},
+        "token_classifier": {"model": "folder", "labels": {"MISC": None}},
+        "recognizers": ["patterns", "token_classifier"],
+    }
+    one = validate(DetectionSettings, values)
+    assert DetectionSettings.model_validate(one.model_dump(mode="json")) == one
+    assert DetectionSettings.model_validate_json(one.model_dump_json()) == one

@@ -139,7 +139,7 @@ WRONG = [
     {"PERSON": "burn"},
     {"person": "mask"},
     {"PERSON": {"keep_last": 4}},
-    {"PERSON": {"operator": "mask", "keep_last": 4}},
+    {"PERSON": {"operator": "mask", "keep_last": 3}},
     {"PERSON": {"operator": "partial", "keep_last": 99}},
     {"PERSON": {"operator": "partial", "character": "ab"}},
     {"PERSON": {"operator": "partial", "character": "1"}},
@@ -152,6 +152,18 @@ WRONG = [
 def test_operators_that_say_nothing_usable_are_refused(by_type):
     with pytest.raises(ValidationError):
         rules(**by_type)
+
+
+def test_operators_by_type_survive_being_written_out():
+    """A run is handed its configuration as plain values, with every default in it."""
+    written = {
+        "PERSON": "pseudonym",
+        "ORG": "keep",
+        "DATE": {"operator": "shift_dates", "max_days": 9},
+        "ID": {"operator": "partial", "keep_last": 2},
+    }
+    one = RedactionSettings.model_validate({"operators": written})
+    assert RedactionSettings.model_validate(one.model_dump(mode="json")) == one
 
 
 def test_name_of_a_redaction_lists_every_operator():

@@ -1,5 +1,7 @@
 """Pseudonyms: equal for equal values, different for other keys, nobody's number."""
 
+import unicodedata
+
 import datasets
 import pytest
 from hypothesis import given, settings
@@ -169,6 +171,24 @@ def test_pseudonyms_keep_the_alphabet(value, kind):
     ]
     assert scripts[0] == scripts[1]
     assert normalized(made) != normalized(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["wanda17 zorn", "Jose\u0301 Dı\u0301az", "राम कुमार", "عَلِيّ", "Linda1962", "II ٣"],
+)
+def test_pseudonyms_of_names_copy_no_digit_and_no_mark(value):
+    """A mark on a letter, or a number behind a name, says something of it."""
+    for unit in map(str, range(8)):
+        made = invent(value, unit=unit)
+        marks = {c for c in value if unicodedata.category(c)[0] == "M"}
+        assert not marks & set(made)
+    digits = [c for c in value if c.isdecimal()]
+    drawn = {
+        tuple(c for c in invent(value, unit=str(u)) if c.isdecimal()) for u in range(20)
+    }
+    assert {len(found) for found in drawn} == {len(digits)}
+    assert len(drawn) > 1 or not digits
 
 
 def test_pseudonyms_drop_particles_that_tell_where_a_name_is_from():
