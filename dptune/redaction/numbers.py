@@ -55,7 +55,7 @@ def _alphabets() -> tuple[tuple[str, str], ...]:
 def script_of(word: str) -> str:
     """Return a name for the script of a word's first letter, empty without any."""
     letter = next(filter(str.isalpha, word), "")
-    return unicodedata.name(letter, "").partition(" ")[0]
+    return unicodedata.name(letter, "").partition(" ")[0] if letter else ""
 
 
 def _with_digits(value: str, digits: str) -> str:

@@ -221,3 +221,11 @@ def test_redact_dataset_is_consistent_within_a_unit():
     one, two, three = (text[:-4] for text in made)
     assert one == two != three
     assert "Ann Lee" not in (one, three)
+
+
+@pytest.mark.parametrize("kind", [*_MAKERS, "PHONE", "ID"])
+@given(value=st.text("aZé\u0301ß王あا्\u200d\u00ad😀\ud800١½'’\"-_.@ 4/", min_size=1))
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_pseudonyms_of_any_text_are_another_text(kind, value):
+    made = invent(value, kind)
+    assert not value.strip() or normalized(made) != normalized(value.strip())
