@@ -412,8 +412,7 @@ def _disagreement(
     slack = _AGREEMENT * lower + _NEGLIGIBLE if math.isfinite(lower) else 0.0
     if claimed < lower - slack:
         return f"{grant.label} claims epsilon {claimed:.6g}, which is below {lower:.6g}"
-    slack = _AGREEMENT * upper + _NEGLIGIBLE if math.isfinite(upper) else 0.0
-    if claimed > upper + slack:
+    if claimed > upper * (1 + _AGREEMENT) + _NEGLIGIBLE:
         return f"{grant.label} claims epsilon {claimed:.6g}, which is above {upper:.6g}"
     return None
 

@@ -1,6 +1,7 @@
 """A signed decision: genuine ones pass, and every broken twin is caught."""
 
 import base64
+import hashlib
 import json
 from datetime import UTC, datetime
 
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_public_key,
 )
 
 from dptune.errors import ArtifactError, ConfigError
@@ -41,6 +43,10 @@ def pem_of(key) -> bytes:
 def public_of(key) -> bytes:
     spki = PublicFormat.SubjectPublicKeyInfo
     return key.public_key().public_bytes(Encoding.PEM, spki)
+
+
+def raw(pem: bytes) -> bytes:
+    return load_pem_public_key(pem).public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -102,9 +108,14 @@ def test_added_white_space_is_refused(sealed, change):
 
 
 def test_another_key_is_refused(sealed):
-    other = Ed25519PrivateKey.generate()
-    with pytest.raises(ArtifactError, match="must be signed with key"):
-        opened(sealed, key=public_of(other))
+    other = public_of(Ed25519PrivateKey.generate())
+    mine, theirs = (
+        signer_of(seal(statement(), private_key=PEM)),
+        hashlib.sha256(raw(other)).hexdigest()[:16],
+    )
+    told = f"the decision must be signed with key {theirs}, got {mine}\\."
+    with pytest.raises(ArtifactError, match=told):
+        opened(sealed, key=other)
 
 
 def test_foreign_signature_under_our_key_id_is_refused(sealed):
@@ -126,7 +137,7 @@ def test_other_weights_are_refused(sealed):
 def test_unsigned_decision_says_so_and_is_refused():
     text = seal(statement(), private_key=None)
     assert signer_of(text) == UNSIGNED
-    with pytest.raises(ArtifactError, match="must be signed"):
+    with pytest.raises(ArtifactError, match="the decision must be signed"):
         opened(text)
 
 
@@ -232,7 +243,7 @@ def test_evidence_that_is_unsigned_or_signed_otherwise_is_refused():
     other = pem_of(Ed25519PrivateKey.generate())
     for key in (None, other):
         text = seal(evidence_statement(), private_key=key)
-        with pytest.raises(ArtifactError, match="must be signed"):
+        with pytest.raises(ArtifactError, match="the evidence must be signed"):
             open_evidence(text, private_key=PEM)
 
 
