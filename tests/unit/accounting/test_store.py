@@ -345,3 +345,25 @@ def test_several_runs_are_previewed_together_and_finished_ones_ask_nothing(lite)
     with pytest.raises(BudgetExceededError):
         lite.preview_all([repeated, b], again=True)
     assert lite.head() == head
+
+
+def test_release_of_one_run_leaves_the_others_what_they_hold(lite):
+    """A failed run gives back its own; who trains beside it goes on."""
+    one, other = (lite.reserve(request(HUNDRED, key, cost(10))) for key in "ab")
+    lite.release_run("people", "a")
+    assert not state(lite, one).is_open
+    assert state(lite, other).is_open
+    again = lite.reserve(request(HUNDRED, "b", cost(10)), again=True)
+    third = lite.reserve(request(HUNDRED, "c", cost(10)))
+    lite.reserve(request(HUNDRED, "b", cost(10)), again=True)
+    assert not state(lite, again).is_open
+    assert state(lite, third).is_open
+
+
+def test_known_units_are_charged_after_others_were_read_in_between(store):
+    """What was staged last are the others."""
+    run(store, HUNDRED, "a", cost(10))
+    run(store, range(200, 210), "b", cost(1))
+    run(store, HUNDRED, "c", cost(10))
+    assert line(store).spent == pytest.approx(spent_epsilon(steps_event(20)))
+    assert line(store).worst_cohort_units == 100
