@@ -221,8 +221,15 @@ def _is_common(tokens: Sequence[_Token], position: int, words: _Words) -> bool:
     if words.language.code != "de":
         return False
     word = tokens[position].lower
-    if position > 0 and tokens[position - 1].lower in words.articles:
+    before = tokens[position - 1].lower if position > 0 else ""
+    if before in words.articles:
         return True
+    lists = words.language.words
+    if before in lists("place_signs") and word not in words.nouns | lists(
+        "place_endings"
+    ):
+        ends = word.endswith(tuple(lists("place_endings")))
+        return _is_noun(word, words) and not ends
     return _is_noun(word, words)
 
 

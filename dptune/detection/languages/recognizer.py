@@ -39,6 +39,9 @@ _MODULES = tuple(
 )
 
 
+_LONGEST_OPEN = 400
+
+
 class LanguageRecognizer:
     """Finds names and values in the languages that have tables.
 
@@ -103,6 +106,8 @@ def _found(text: str, code: str) -> Iterator[Found]:
     """Yield what a part in one language holds, by places of the part."""
     if code not in LANGUAGES:
         yield from find_foreign_words(text)
+        if code == UNDETERMINED and len(text) <= _LONGEST_OPEN:
+            yield from _dates_and_ages(text)
         return
     view, origin = plain(text, code)
     for start, end, kind, confidence in _in_view(view, code):
@@ -114,6 +119,21 @@ def _found(text: str, code: str) -> Iterator[Found]:
         yield from (
             found for found in find_foreign_words(text) if not _is_latin(text, found)
         )
+
+
+def _dates_and_ages(text: str) -> Iterator[Found]:
+    """Yield dates and ages in the words of any language, of a text too short to tell.
+
+    Its words are unknown to English, and masked; the digits beside them are not.
+    """
+    if not any(map(str.isdecimal, text)):
+        return
+    for code in (*CASED, *SPACED):
+        view, origin = plain(text, code)
+        if origin is None:
+            for found in find_values(view, lower(view, code), code):
+                if found[2] in {"DATE", "AGE"}:
+                    yield found
 
 
 def _is_latin(text: str, found: Found) -> bool:
