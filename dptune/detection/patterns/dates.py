@@ -103,6 +103,9 @@ _NUMERIC = (
             r"|(?<![\w.-])\d{1,2}(?P<u>[-/.])\d{1,2}(?P=u)(?:\d{4}|\d\d)(?![\w-]|\.\d)"
             rf"{_THEN_TIME}"
             r"|(?<![\w.-])\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d)(?![\w-]|\.\d)"
+            r"|(?<![\w.-])\d{1,2}[./-](?:i{1,3}|iv|vi{0,3}|ix|xi{0,2})[./-](?:\d{4}"
+            r"|\d\d)"
+            r"(?![\w-])"
             r"|(?<![\w.-])\d{1,2}\. \d{1,2}\. (?:\d{4}|\d\d)(?![\w-]|\.\d)"
             r"|(?<![\w./-])(?:0?[1-9]|1[0-2])[-/](?:19|20)\d\d(?![\w/-])"
             r"|(?<![\w./-])(?:19|20)\d\d[-/](?:0[1-9]|1[0-2])(?![\w/-])"
@@ -111,7 +114,7 @@ _NUMERIC = (
         ),
         citation="ISO 8601-1, 5.2 and 5.4; 45 CFR 164.514(b)(2)(i)(C)",
         confidence=0.9,
-        gate=re.compile(r"\d[-/.]\d|\d\. \d|\d\d \d\d \d{4}"),
+        gate=re.compile(r"\d[-/.][\divx]|\d\. \d|\d\d \d\d \d{4}"),
         needs_digit=True,
         min_digits=4,
     ),
@@ -194,11 +197,17 @@ DATE_RULES = (
         entity_type="DATE",
         pattern=re.compile(
             rf"\b(?:(?:last|next|this|every|each|on) )?{_WEEKDAY}\b"
+            r"|\b(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?"
+            r"|sun)(?:day)?\b\.?,? "
+            rf"(?:the )?\d{{1,2}}{_ORDINAL}\b|\b\d{{1,2}}{_ORDINAL} (?:inst|ult|prox)\b"
             r"|\b(?:mon|tues?|wed|thurs?|fri|sat)\b\.?(?=,? (?:\d|the \d))"
         ),
         citation="OntoNotes 5.0 DATE",
         confidence=0.85,
-        needs=("day", "mon", "tue", "wed", "thu", "fri", "sat"),
+        needs=(
+            *("day", "mon", "tue", "wed", "thu", "fri", "sat", "sun"),
+            *("inst", "ult", "prox"),
+        ),
     ),
     Rule(
         entity_type="DATE",

@@ -71,7 +71,8 @@ NETWORK_RULES = (
     Rule(
         entity_type="EMAIL",
         pattern=re.compile(
-            r"(?<![\w.+-])(?!(?:me|us|him|her|you|them|it|is|be|mail|e-?mail|contact|reach"
+            r"(?<![\w.+-])(?!(?:me|us|him|her|you|them|it|is|be|mail|e-?mail|contact"
+            r"|reach"
             r"|found) at )"
             r"[\w+-]{1,64}(?:(?:\.|\s?[(\[{](?:dot|underscore)[)\]}]\s?"
             r"|\s(?:dot|underscore|dash|hyphen|minus|plus)\s)[\w+-]{1,64}){0,3}"
