@@ -91,7 +91,11 @@ class Certificate(Report):
         return self
 
     def quoting(
-        self: Self, rate: float | None, upper: float | None, source: str
+        self: Self,
+        rate: float | None,
+        upper: float | None,
+        source: str,
+        by_language: str = "",
     ) -> Self:
         """Return the claim with how much the detector misses, if it depends on that.
 
@@ -101,6 +105,7 @@ class Certificate(Report):
             rate: missed sensitive words / all words.
             upper: upper confidence bound of the rate.
             source: how it was measured.
+            by_language: what is missed and masked in each, in words.
         """
         recall = Assumption.DETECTOR_RECALL_IS_ONE
         if self.status is not CertificateStatus.CONDITIONAL or (
@@ -117,7 +122,7 @@ class Certificate(Report):
             update={
                 "missing_rate": rate,
                 "missing_rate_upper": upper,
-                "explanation": f"{self.explanation} {quote}",
+                "explanation": f"{self.explanation} {quote} {by_language}".rstrip(),
             }
         )
 

@@ -406,6 +406,22 @@ def _noisy_events(entry: LedgerEntry) -> list[DpEvent]:
     return [event for event in events if not is_non_private(event)]
 
 
+def _by_language(detection: DetectionReport) -> str:
+    """Say what is missed and masked in each language, where there are several."""
+    if len(detection.languages) < 2:
+        return ""
+    parts = [
+        f"{share.language}: {share.masked_character_share:.0%} masked, "
+        + (
+            "misses not measured"
+            if share.missing_rate is None
+            else f"{share.missing_rate:.2%} missed"
+        )
+        for share in detection.languages
+    ]
+    return f"By language: {'; '.join(parts)}."
+
+
 def certificates_of(
     ledger: PrivacyLedger, plan: RunPlan, detection: DetectionReport
 ) -> tuple[Certificate, ...]:
@@ -416,6 +432,7 @@ def certificates_of(
             detection.missing_rate,
             interval.high if interval else None,
             detection.missing_rate_source,
+            by_language=_by_language(detection),
         )
         for certificate in ledger.certificates(plan.target_delta)
     )

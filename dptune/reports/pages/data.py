@@ -27,6 +27,7 @@ from dptune.reports.formatting import (
 from dptune.results import (
     CorpusReport,
     DetectionReport,
+    LanguageShare,
     RedactionReport,
     ValidationReport,
 )
@@ -128,6 +129,22 @@ def detection_page(report: DetectionReport) -> Page:
             else None,
         ),
         section(
+            "By language",
+            table_of(
+                report.languages,
+                ("Language", lambda share: share.language),
+                ("Records", lambda share: count(share.num_records)),
+                (
+                    "Characters masked",
+                    lambda share: percent(share.masked_character_share),
+                ),
+                ("Missing rate", _rate_of),
+                numeric=(1, 2, 3),
+            ),
+        )
+        if report.languages
+        else None,
+        section(
             "Spans by type",
             table_of(
                 sorted(report.num_spans.items(), key=lambda item: (-item[1], item[0])),
@@ -142,6 +159,14 @@ def detection_page(report: DetectionReport) -> Page:
         subtitle="Types and counts of what was marked; no span is shown. The counts "
         "are exact and private: keep this page inside the trust boundary.",
     )
+
+
+def _rate_of(share: LanguageShare) -> str:
+    """Quote the missing rate of a language with its bounds."""
+    if share.missing_rate is None or share.missing_rate_interval is None:
+        return "not measured"
+    bounds = interval(share.missing_rate_interval, as_percent=True)
+    return f"{percent(share.missing_rate)} ({bounds})"
 
 
 def redaction_page(report: RedactionReport) -> Page:

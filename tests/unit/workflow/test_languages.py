@@ -15,11 +15,14 @@ from dptune.detection.engine import build_engine, detect_dataset
 from dptune.detection.languages import identify
 from dptune.detection.recognizer import Tier
 from dptune.errors import DetectionError
+from dptune.reports.pages.data import detection_page
+from dptune.reports.render import page_html
 from dptune.review.decisions import findings
 from dptune.review.lists import ListKey
 from dptune.review.sample import draw_sample
 from dptune.workflow import detect
 from dptune.workflow.detect import check_languages, label_corpus
+from dptune.workflow.dossier import _by_language
 from dptune.workflow.ingest import read_corpus
 
 REPOSITORY = Path(__file__).parents[3]
@@ -103,6 +106,14 @@ def test_masked_language_is_masked_whole_and_figures_are_by_language(mixed):
     assert shares["sv"].masked_character_share == 1.0
     assert shares["de"].masked_character_share < 0.4
     assert Assumption.UNREAD_LANGUAGES not in corpus.report.marks_assume
+
+
+def test_page_and_certificate_say_what_is_masked_in_each_language(mixed):
+    _, report = labelled(mixed, unknown_language="mask")
+    page = page_html(detection_page(report))
+    assert "By language" in page
+    assert "not measured" in page
+    assert "sv: 100% masked, misses not measured" in _by_language(report)
 
 
 def test_kept_language_weakens_selective_claims(mixed):
