@@ -89,7 +89,7 @@ BROKEN = {
     "unknown splits key": unknown("data.splits.tset", "'test'"),
     "unknown canary key": unknown("canaries.lenght", "'length'"),
     "unknown detection key": unknown("detection.teir", "'tier'"),
-    "unknown redaction key": unknown("redaction.operators", "'operator'"),
+    "unknown redaction key": unknown("redaction.operater", "'operator'"),
     "unknown model key": unknown("model.max_token", "'max_tokens'"),
     "unknown architecture key": unknown("model.source.num_layer"),
     "unknown pretraining key": unknown("model.pretraining.epoch", "'epochs'"),
