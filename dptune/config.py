@@ -114,7 +114,8 @@ class DetectionSettings(LanguageSettings, OwnRules):
     """Which recognizers mark personal data, and how widely.
 
     Args:
-        recognizers: `patterns`, `lexicon`, `languages`, `spacy`, `presidio`, `gliner`,
+        recognizers: `patterns`, `lexicon`, `tagger` (the lexicon and a small network
+            that judges and adds), `languages`, `spacy`, `presidio`, `gliner`,
             `token_classifier`, `llm`, or the entry point of another package; the
             preflight refuses names that nobody offers.
         spacy_pipeline, gliner, token_classifier, llm: exactly where the recognizer of

@@ -138,6 +138,44 @@ def main_type(span: Span, found: Sequence[Span]) -> str:
     return best[1] if best[0] > 0 else ""
 
 
+STYLES: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "lower case": str.lower,
+    "capitals": str.upper,
+}
+TABLES = Path(__file__).parent / "tables"
+CLEAN = ("technical", "medical", "everyday")
+
+
+def clean_text(*kinds: str) -> list[str]:
+    """Return sentences without personal data: tables of our own making.
+
+    Three of them are of plain text; `products` is dense with names of software, drugs,
+    species, games and buttons.
+    """
+    files = [TABLES / f"clean_{kind}.txt" for kind in kinds or CLEAN]
+    return [line for file in files for line in file.read_text("utf8").splitlines()]
+
+
+def share_of_words_masked(texts: Sequence[str], detect: Detect) -> float:
+    """Return the share of words of which anything is masked."""
+    masked = words = 0
+    for text, spans in zip(texts, detect(texts), strict=True):
+        marks = {i for span in spans for i in range(span.start, span.end)}
+        for match in re.finditer(r"\w+", text):
+            words += 1
+            masked += not marks.isdisjoint(range(*match.span()))
+    return masked / words
+
+
+def styled(
+    rows: Iterator[tuple[str, list[Word]]], style: str
+) -> list[tuple[str, list[Word]]]:
+    """Write sentences in a style; those whose length changes are left out."""
+    write = STYLES[style]
+    return [(write(t), words) for t, words in rows if len(write(t)) == len(t)]
+
+
 def uner(folder: Path, split: str) -> Iterator[tuple[str, list[Word]]]:
     """Yield sentences of Universal NER, English EWT (CC BY-SA 4.0)."""
     blocks = read(folder / "uner_ewt" / f"{split}.iob2.gz").split("\n\n")

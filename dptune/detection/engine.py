@@ -16,6 +16,7 @@ import datasets
 from datasets import Features
 
 from dptune.detection.blocks import label_blocks, span_feature
+from dptune.detection.judged import TaggerRecognizer
 from dptune.detection.known_values import NAME as KNOWN_VALUES
 from dptune.detection.known_values import (
     KnownValuesRecognizer,
@@ -62,7 +63,8 @@ from dptune.errors import ArtifactError
 ENTRY_POINTS = "dptune.recognizers"
 READ_ONE_TEXT = frozenset(
     {
-        *("patterns", "lexicon", "languages", "spacy", "presidio", "gliner"),
+        *("patterns", "lexicon", "tagger", "languages", "spacy", "presidio"),
+        "gliner",
         *("token_classifier", PATTERNS, DENY_LISTS),
     }
 )
@@ -153,7 +155,8 @@ def build_engine(
 
     Args:
         tier: what counts as sensitive.
-        recognizers: of `patterns`, `lexicon`, `languages`, `spacy`, `presidio`,
+        recognizers: of `patterns`, `lexicon`, `tagger` (the lexicon's rules
+            with a small network beside them), `languages`, `spacy`, `presidio`,
             `gliner`, `token_classifier` and `llm`, or of a package's own under the
             entry point group `dptune.recognizers`: a function that takes `tier` and
             returns a `Recognizer`.
@@ -261,9 +264,10 @@ _SETTINGS = {
 }
 
 
-_DEFAULT: Mapping[str, Callable[..., Recognizer]] = {
+_BUILT_IN: Mapping[str, Callable[..., Recognizer]] = {
     "patterns": PatternRecognizer,
     "lexicon": LexiconRecognizer,
+    "tagger": TaggerRecognizer,
 }
 
 
@@ -271,8 +275,8 @@ def _build(  # noqa: PLR0911  # one for each
     name: str, tier: Tier, given: Mapping[str, Any]
 ) -> Recognizer:
     """Build one recognizer; heavy or optional packages are imported only here."""
-    if name in _DEFAULT:
-        return _DEFAULT[name](tier=tier)
+    if name in _BUILT_IN:
+        return _BUILT_IN[name](tier=tier)
     if name == "languages":
         return LanguageRecognizer(
             tier=tier, known=given["known"], unknown=given["unknown"]
@@ -306,7 +310,8 @@ def _build_from_entry_point(name: str, tier: Tier) -> Recognizer:
     if name not in offered:
         own = ", ".join(sorted(offered)) or "none installed"
         raise ConfigError(
-            "recognizers must be of patterns, lexicon, languages, spacy, presidio, "
+            "recognizers must be of patterns, lexicon, tagger, languages, spacy, "
+            "presidio, "
             f"gliner, token_classifier, llm or of the entry points {ENTRY_POINTS} "
             f"({own}), got {name!r}. Correct the name, or install the package."
         )

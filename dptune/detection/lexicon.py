@@ -10,7 +10,7 @@ verb stands after `to`, a modal or a pronoun, a determiner stands before a noun.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dptune.detection import words as w
 from dptune.detection.names import Word, find_names, split_words
@@ -233,10 +233,9 @@ def _is_predicate(text: str, words: Sequence[Word], position: int) -> bool:
     return False
 
 
-_MODULES = ("lexicon", "names", "words")
+MODULES = ("kinds", "lexicon", "names", "words")
 _WORD_CONFIDENCE = 0.4
 _HOLDS_DIGIT = re.compile(r"\b\w{0,40}\d\w{0,40}")
-_HAS_LETTER = re.compile(r"[^\W\d_]")
 
 
 class LexiconRecognizer:
@@ -247,25 +246,38 @@ class LexiconRecognizer:
 
     Args:
         tier: both entity tiers behave alike.
+        name: of the recognizer that says so.
     """
 
     name = "lexicon"
 
-    def __init__(self, *, tier: Tier) -> None:
+    def __init__(self, *, tier: Tier, name: str = name) -> None:
+        self.name = name
         self._tier = tier
         self.fingerprint = fingerprint_of(
-            (self.name, tier, load_lexicon().digest, code_digest(*_MODULES))
+            (self.name, tier, load_lexicon().digest, code_digest(*MODULES))
         )
 
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return the spans of each text, disjoint and sorted."""
-        return [self._spans(text) for text in texts]
+        return [self.spans(text, split_words(text)) for text in texts]
 
-    def _spans(self, text: str) -> list[Span]:
-        if not _HAS_LETTER.search(text):
+    def spans(
+        self,
+        text: str,
+        words: list[Word],
+        judge: Callable[[list[Word]], None] | None = None,
+    ) -> list[Span]:
+        """Return the spans of one text.
+
+        Args:
+            text: the text.
+            words: its words.
+            judge: see `find_names`.
+        """
+        if not words:
             return []
-        words = split_words(text)
-        spans = [self._span(*name) for name in find_names(text, words)]
+        spans = [self._span(*name) for name in find_names(text, words, judge)]
         if self._tier.is_contextual:
             is_high = self._tier is Tier.HIGH_CONTEXTUAL
             spans += [

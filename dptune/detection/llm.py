@@ -115,7 +115,7 @@ class LlmRecognizer:
         if not known:
             raise ConfigError(
                 "known must hold at least one recognizer, got none: text would be sent "
-                "unmasked. Pass the recognizers `patterns` and `lexicon`."
+                "unmasked. Pass the recognizers `patterns` and `tagger`."
             )
         self._endpoint = endpoint
         self._kept = entity_types(tier) | {"HEALTH"}

@@ -1,150 +1,42 @@
-"""Rules that find names in a text that is split into words, and say whose they are.
-
-Person, organization, place or people is told by form and neighbors. Coverage never
-depends on it: the type only decides how a span is scored and replaced. What nothing
-tells apart is a person, the most sensitive reading.
-"""
+"""Rules that find names in a text that is split into words."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from dptune.detection import words as w
+from dptune.detection.kinds import kind_of_name
 
-_ORGANIZATION = w.word_set(
-    "agency airlines airways alliance army associates association bank brothers bureau "
-    "capital church club co coalition college commission committee company "
-    "consulting corp corporation council court credit data department dynamics "
-    "electric electronics energy enterprises federation finance financial force "
-    "foundation fund gmbh group holding holdings hospital inc incorporated industries "
-    "information institute insurance international investments labs laboratories "
-    "limited llc llp logistics ltd ltda management markets media microsystems ministry "
-    "motors navy network networks news oy oyj orchestra organisation organization oil "
-    "partners partnership party petroleum pharma pharmaceuticals plc "
-    "police press productions properties publishing quarterly records research "
-    "resources sa school schools sciences securities senate services software "
-    "solutions sons spa studio studios systems team technologies technology "
-    "telecom times trust union university ventures weekly works ag ab asa nv bv "
-    "pty analytics bioscience biosciences therapeutics interactive digital healthcare "
-    "health house congress parliament"
+_STEM_BEFORE = re.compile(r"([^\W\d_][\w.]*)$")
+_LETTERS = rf"[^\W\d_]+(?:[{w.JOINING}]+[^\W\d_]*)*"
+TOKEN = re.compile(
+    rf"{_LETTERS}(?:['’.\-&]{_LETTERS}){{0,8}}\.?|\d[\d.,]*|\n|[^\w\s]|_+"
 )
-_PLACE_HEAD = w.word_set(
-    "bay beach canyon city coast county creek desert falls gulf harbor harbour hills "
-    "island islands lake mountain mountains ocean peninsula province republic river "
-    "sea state states strait territory valley village kingdom"
-)
-_PLACE_BEFORE = w.word_set(
-    "in near throughout across outside within around inside toward towards"
-)
-_MOTION = w.word_set(
-    "flew fly flies flying moved move moves moving travel travelled traveled traveling "
-    "trip trips went go goes going come came drive drove driving relocated relocate "
-    "ship shipped return returned returning flight flights way visit visited visiting "
-    "welcome headed back sailed sail bus train road north south east west "
-    "northern southern eastern western central downtown city town capital "
-    "village province state country republic"
-)
-_ORIGIN = w.word_set("is am are was were i'm m here originally comes live")
-_WORK_BEFORE = w.word_set(
-    "work works worked working job employed employee ceo cfo cto director president "
-    "chairman founder analyst manager shares stock company firm startup support "
-    "joined join hired partner"
-)
-_CAMEL = re.compile(r"[a-z][A-Z]")
-_WORDS = re.compile(r"[^\W\d_]+")
-_LAST_TWO = re.compile(r"([^\W\d_]+)[^\w\n.!?;,]+(?:the )?([^\W\d_]+)[ \t]+$")
-_LAST = re.compile(r"([^\W\d_]+)[ \t]+$")
-_POSTCODE_AFTER = re.compile(r"[ \t]{1,3}\d{4,6}\b|,? [A-Z]{2}\b(?:,? \d{4,6})")
-_ALONE_BEFORE = re.compile(
-    r"\d[^\n]{0,60}\n\W{0,6}$|,[ \t]*\n\W{0,6}$|[^\W\d_]{6,} \d{1,4},[ \t]$"
-    r"|\d{1,5}[^\W\d_]?(?: [A-Z][\w'.]*){1,4},[ \t]$"
-)
-
-
-def kind_of_name(text: str, start: int, end: int) -> str:
-    """Return PERSON, ORG, GPE, LOC or NORP for a name at `[start, end)`.
-
-    Args:
-        text: the text.
-        start: first code point of the name.
-        end: one past its last code point.
-    """
-    name = text[start:end]
-    words = _WORDS.findall(name.lower())
-    before, last = _words_before(text, start)
-    if words[-1] in _ORGANIZATION or (len(words) > 1 and words[0] in _ORGANIZATION):
-        return "ORG"
-    if _is_people(words[0]) and (len(words) == 1 or name[0].islower()):
-        return "NORP"
-    if len(words) > 1 and (words[-1] in _PLACE_HEAD or words[0] in _PLACE_HEAD):
-        return "LOC"
-    if _is_place(text, start, end, before, last):
-        return "GPE"
-    if _is_organization(name, words, before, last):
-        return "ORG"
-    return "PERSON"
-
-
-def _words_before(text: str, start: int) -> tuple[str, str]:
-    """Return the last two words before a name, lower-cased, if nothing parts them."""
-    window = text[max(0, start - 40) : start]
-    if match := _LAST_TWO.search(window):
-        return match[1].lower(), match[2].lower()
-    match = _LAST.search(window)
-    return "", match[1].lower() if match else ""
-
-
-def _is_people(word: str) -> bool:
-    """Tell whether a word or its singular is a people, a faith, or their adjective."""
-    forms = (word, word.removesuffix("s"), word.removesuffix("es"))
-    return any(w.reading_of(form) & w.PEOPLE for form in forms)
-
-
-def _is_place(text: str, start: int, end: int, before: str, last: str) -> bool:
-    """Tell whether what stands around a name says that it is a place."""
-    if last in _PLACE_BEFORE:
-        return True
-    if last in {"to", "from", "of", "for"} and before in _MOTION:
-        return True
-    if last == "from" and before in _ORIGIN:
-        return True
-    if last in {"visit", "visited", "visiting", "downtown"}:
-        return True
-    after = text[end : end + 16]
-    if _POSTCODE_AFTER.match(after):
-        return True
-    is_line = after[:1] in ("\n", ",", "") and _ALONE_BEFORE.search(
-        text, max(0, start - 80), start
-    )
-    return bool(is_line)
-
-
-def _is_organization(name: str, words: list[str], before: str, last: str) -> bool:
-    """Tell whether form and context say that a name is an organization."""
-    if len(words) == 1 and (_CAMEL.search(name) or (name.isupper() and len(name) < 6)):
-        return len(name) > 1
-    if " & " in name:
-        return len(words) >= 2
-    if last in {"the", "by", "with", "at", "for", "of", "as"}:
-        return last == "the" or before in _WORK_BEFORE
-    return last in _WORK_BEFORE
-
-
-_TOKEN = re.compile(r"[^\W\d_]+(?:['’.\-&][^\W\d_]+){0,8}\.?|\d[\d.,]*|\n|[^\w\s]|_+")
 _INTRODUCTION = re.compile(
     r"\b(?:name(?: is|'s|’s|\s?:)|names?\s(?:are)|pulled up for|this is|i am|i'm|i’m"
     r"|speaking with|regards,|sincerely,|dear|call me|signed,?)\s{0,3}",
     re.IGNORECASE,
 )
 _IS_CERTAIN = re.compile(r"name|pulled|call me", re.IGNORECASE)
-_SENTENCE_END = frozenset('.!?:\n"“”(;*•>-–—…')
+SENTENCE_END = frozenset('.!?:\n"“”(;*•>-–—…')
 _CONTRACTION = re.compile(r"(?:n['’]t|['’](?:s|re|ve|ll|d|m|t))$")
 _ABBREVIATIONS = w.word_set(
     "inc corp co ltd llc bros plc dept univ assn jr sr esq st ste mt ft ave blvd rd "
     "gov sen rep gen col capt lt sgt prof dr mr mrs ms rev hon messrs vs no"
 )
+PARTICLES = w.word_set(
+    "van von de der den del della di da du dos das la le ter ten bin ibn al el abu ben "
+    "bint zu zur vom st san santa"
+)
+_BEFORE_STEM = (" ", "-", "'", "’")
 _KINDS = ("PERSON", "GPE", "UNKNOWN")
+
+_LONGEST_LABEL = 5
+_NO_LABEL = w.PROPER_ONLY | w.PROPER_TOO | w.GIVEN_NAME | w.PLACE | w.TITLE
+
+INTRODUCED = 0.8
+"""Confidence of a name that the text itself calls one."""
 
 Name = tuple[int, int, str, float]
 """Start, end, entity type, confidence."""
@@ -163,36 +55,58 @@ class Word:
     starts_sentence: bool
     entity_type: str = ""
     confidence: float = 0.5
+    is_label: bool = False
 
 
-def find_names(text: str, words: list[Word]) -> list[Name]:
+def find_names(
+    text: str, words: list[Word], judge: Callable[[list[Word]], None] | None = None
+) -> list[Name]:
     """Mark the names among the words of a text, and join neighbors.
 
     Args:
         text: the text.
         words: its words; their `entity_type` is filled in.
+        judge: marks more words, or takes marks back that follow from form alone; what a
+            text introduces as a name stays one.
 
     Returns:
         Disjoint, sorted ranges.
     """
     _mark_by_form(text, words)
     _mark_introduced(text, words)
+    if judge is not None:
+        judge(words)
+        _mark_introduced(text, words)  # a second mark may introduce further ones
     _propagate(words)
+    _mark_particles(text, words)
     return list(_join(text, words))
 
 
-def split_words(text: str) -> list[Word]:
-    """Split a text into words with their readings and sentence starts."""
+def split_words(
+    text: str, tokens: Iterable[tuple[int, str]] | None = None
+) -> list[Word]:
+    """Split a text into words with their readings and sentence starts.
+
+    Args:
+        text: the text.
+        tokens: starts and strings of what `TOKEN` finds in it, where it was sought.
+    """
+    if tokens is None:
+        tokens = ((match.start(), match.group()) for match in TOKEN.finditer(text))
     words: list[Word] = []
     starts_sentence = True
-    for match in _TOKEN.finditer(text):
-        token = match.group()
+    first_of_line = 0
+    for start, token in tokens:
         if not token[0].isalpha():
-            starts_sentence = starts_sentence or token in _SENTENCE_END
-            if text.startswith(":", match.start()) and words:
-                _forgive_speaker(words[-1], match.start())
+            starts_sentence = starts_sentence or token in SENTENCE_END
+            if token[0] == "\n":
+                first_of_line = len(words)
+            elif token[0] == ":" and words:
+                _forgive_speaker(words[-1], start)
+                if len(words) - first_of_line <= _LONGEST_LABEL:
+                    _forgive_labels(words[first_of_line:], start)
             continue
-        word = _word(match.start(), token, starts_sentence=starts_sentence)
+        word = _word(start, token, starts_sentence=starts_sentence)
         ends_sentence = token[-1] == "." and word.end - word.start > 1
         starts_sentence = ends_sentence and not word.reading & w.TITLE
         words.append(word)
@@ -205,8 +119,17 @@ def _forgive_speaker(word: Word, colon: int) -> None:
         word.reading |= w.CLOSED | w.KNOWN
 
 
+def _forgive_labels(line: list[Word], colon: int) -> None:
+    """Note what stands before a colon as a label: `Date of Birth:`."""
+    if not line or line[-1].end != colon:
+        return
+    if all(word.reading & w.KNOWN and not word.reading & _NO_LABEL for word in line):
+        for word in line:
+            word.is_label = True
+
+
 def _word(start: int, token: str, *, starts_sentence: bool) -> Word:
-    length, lower, reading, capital, shout = _form(token)
+    length, lower, reading, capital, shout = form(token)
     return Word(
         start=start,
         end=start + length,
@@ -219,15 +142,15 @@ def _word(start: int, token: str, *, starts_sentence: bool) -> Word:
 
 
 @lru_cache(maxsize=262_144)
-def _form(token: str) -> tuple[int, str, int, bool, bool]:
+def form(token: str) -> tuple[int, str, int, bool, bool]:
     """Return length, lower case, reading, capital and shout of a token's stem."""
     stem = token[:-1] if token[-1] == "." else token
-    lower = stem.lower()
+    lower = w.plain(stem).lower()
     reading = w.reading_of(lower)
     contraction = _CONTRACTION.search(lower) if not reading else None
     if contraction and contraction.start() > 0:
-        stem = stem[: contraction.start()]
-        lower = stem.lower()
+        stem = stem[: contraction.start() - len(lower)]
+        lower = w.plain(stem).lower()
         reading = w.reading_of(lower)
     shout = len(stem) > 1 and stem.isupper()
     return len(stem), lower, reading, stem[0].isupper(), shout
@@ -254,14 +177,29 @@ def _mark_line(text: str, line: list[Word]) -> None:
             and following.capital
             and _is_adjacent(text, word, following)
         )
-        kind = _type_by_form(
-            word, is_shouted=is_shouted, precedes_capital=precedes_capital
+        if following is not None and _qualifies_label(text, word, following):
+            word.is_label = True
+        is_label = word.is_label or word.reading & w.LABEL
+        kind = (
+            ""
+            if is_label
+            else _type_by_form(
+                word, is_shouted=is_shouted, precedes_capital=precedes_capital
+            )
         )
         if not kind and _is_initial(text, word) and precedes_capital:
             kind = "ENTITY"
         elif previous_type and word.capital and word.reading & w.STATE:
             kind = "GPE"
         word.entity_type = previous_type = kind
+
+
+def _qualifies_label(text: str, word: Word, following: Word) -> bool:
+    """Tell whether a known word stands before the head of a label: `Policy Number`."""
+    reading = word.reading
+    is_plain = reading & w.KNOWN and not reading & _NO_LABEL
+    is_head = following.reading & w.LABEL and following.capital
+    return bool(is_plain and is_head) and _is_adjacent(text, word, following)
 
 
 def _is_initial(text: str, word: Word) -> bool:
@@ -293,7 +231,7 @@ def _type_by_form(word: Word, *, is_shouted: bool, precedes_capital: bool) -> st
 def _type_of_capital(word: Word, *, is_shouted: bool, precedes_capital: bool) -> str:
     """Return the type of a known word that is written with a capital."""
     reading = word.reading
-    if reading & (w.LABEL | w.MONTH_OR_DAY) or (word.shout and reading & w.COMMON):
+    if reading & w.MONTH_OR_DAY or (word.shout and reading & w.COMMON):
         return ""
     if reading & w.GIVEN_NAME:
         return "PERSON"
@@ -314,7 +252,9 @@ def _mark_introduced(text: str, words: list[Word]) -> None:
     for match in _INTRODUCTION.finditer(text):
         position = starts.get(match.end())
         if position is not None:
-            is_certain = _IS_CERTAIN.match(match.group()) is not None
+            is_certain = _IS_CERTAIN.match(match.group()) is not None and not (
+                _says_what_a_name_is(text, match.start(), words[position])
+            )
             _mark_person(text, words[position : position + 3], is_certain=is_certain)
     for position, word in enumerate(words[:-1]):
         following = words[position + 1]
@@ -325,6 +265,14 @@ def _mark_introduced(text: str, words: list[Word]) -> None:
             _mark_person(text, words[position + 1 : position + 3], is_certain=False)
 
 
+def _says_what_a_name_is(text: str, start: int, word: Word) -> bool:
+    """Tell whether `is` is followed by a plain adjective or verb: `is required`."""
+    reading = word.reading
+    is_plain = reading & w.KNOWN and not reading & (w.NOUN | _NO_LABEL)
+    is_own = text[max(0, start - 3) : start].lower() == "my "
+    return bool(is_plain) and not word.capital and not is_own
+
+
 def _mark_person(text: str, words: list[Word], *, is_certain: bool) -> None:
     """Mark consecutive words; words that are no name by form only if it is certain."""
     for word in words:
@@ -333,7 +281,7 @@ def _mark_person(text: str, words: list[Word], *, is_certain: bool) -> None:
         if word.reading & w.PEOPLE and not is_certain:
             return
         word.entity_type = "PERSON"
-        word.confidence = 0.8
+        word.confidence = INTRODUCED
         after = text[word.end : word.end + 2]
         if not after.startswith(" ") and after != ". ":
             return
@@ -344,10 +292,33 @@ def _is_adjacent(text: str, first: Word, second: Word) -> bool:
     return text[first.end : second.start].strip(" .") == ""
 
 
+def _mark_particles(text: str, words: list[Word]) -> None:
+    """Let a small `van` or `de la` before a name be a part of it."""
+    for position in range(len(words) - 2, -1, -1):
+        word, following = words[position], words[position + 1]
+        if (
+            word.lower in PARTICLES
+            and not word.entity_type
+            and following.entity_type
+            and (
+                following.capital
+                or following.confidence >= INTRODUCED
+                or following.lower in PARTICLES
+            )
+            and text[word.end : following.start] in _BEFORE_STEM
+        ):
+            word.entity_type, word.confidence = (
+                following.entity_type,
+                following.confidence,
+            )
+
+
 def _propagate(words: list[Word]) -> None:
     """Mark further mentions of the names of the same text."""
     persons = {
-        word.lower for word in words if word.confidence >= 0.8 and len(word.lower) > 1
+        word.lower
+        for word in words
+        if word.confidence >= INTRODUCED and len(word.lower) > 1
     }
     capitals = {word.lower for word in words if word.entity_type and word.capital}
     for word in words:
@@ -411,8 +382,9 @@ def _ends_sentence(text: str, gap: str, word: Word, connectors: list[Word]) -> b
     """Tell whether a full stop after a whole word parts two names."""
     if connectors or not gap.startswith((". ", ".\n")):
         return False
-    before = text[max(0, word.start - len(gap) - 4) : word.start - len(gap)]
-    return before.isalpha() and before.islower()
+    end = word.start - len(gap)
+    stem = _STEM_BEFORE.search(text, max(0, end - 24), end)
+    return stem is not None and len(stem[1]) > 1 and not _is_abbreviation(stem[1])
 
 
 def _is_abbreviation(stem: str) -> bool:

@@ -71,7 +71,7 @@ STRUCTURED_TYPES = frozenset(
 )
 """Personal data with a form of its own. It counts in every tier."""
 
-DEFAULT_RECOGNIZERS = ("patterns", "lexicon", "languages")
+DEFAULT_RECOGNIZERS = ("patterns", "tagger", "languages")
 """What reads a text where a configuration does not say. This is the only such list."""
 
 UNAVAILABLE = "UNAVAILABLE"

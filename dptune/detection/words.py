@@ -12,9 +12,12 @@ import gzip
 import hashlib
 import importlib.util
 import json
+import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 
 from dptune.errors import DependencyError
@@ -61,7 +64,7 @@ _BITS_OF_LIST = {
     "connector": CONNECTOR,
     "organization": ORGANIZATION,
     "head": HEAD,
-    "label": LABEL,
+    "label": KNOWN | NOUN | LABEL,
     "month_or_day": MONTH_OR_DAY,
     "acronym": ACRONYM,
     "main_verb": MAIN_VERB,
@@ -73,6 +76,33 @@ _BITS_OF_CLASS = {
     "adv": KNOWN | ADVERB,
     "aux": KNOWN,
 }
+
+
+def _ranges(categories: frozenset[str]) -> Iterator[str]:
+    """Yield the code points of some categories as ranges of a character class."""
+    category = unicodedata.category
+    points = (p for p in range(0x300, 0x20000) if category(chr(p)) in categories)
+    for _, run in groupby(enumerate(points), lambda pair: pair[1] - pair[0]):
+        members = [point for _, point in run]
+        yield f"\\U{members[0]:08x}-\\U{members[-1]:08x}"
+
+
+JOINING = "".join(
+    (*_ranges(frozenset(["Mn", "Mc", "Me"])), "\u00ad\u200b-\u200d\u2060\ufeff")
+)
+"""Inside of a character class: marks that sit on a letter, and what has no width."""
+_NO_WIDTH = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))
+
+
+def plain(word: str) -> str:
+    r"""Return a word composed and without characters that have no width.
+
+    >>> plain("Jose\u0301") == "Jos\u00e9"
+    True
+    """
+    if word.isascii():
+        return word
+    return unicodedata.normalize("NFC", word.translate(_NO_WIDTH))
 
 
 def word_set(words: str) -> frozenset[str]:

@@ -199,7 +199,7 @@ def test_no_tracked_file_names_a_place_on_a_machine():
 
 def test_no_tracked_file_is_large():
     large = [path.name for path in tracked() if path.stat().st_size > 2**20]
-    assert large == []
+    assert large == ["tagger.safetensors"]  # the weights that the package ships
 
 
 PLANTED = yaml.safe_load((REPOSITORY / "benchmarks" / "planted_bugs.yaml").read_text())

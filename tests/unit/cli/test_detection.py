@@ -53,7 +53,7 @@ def gold(tmp_path):
         }
         for i in range(20)
     ]
-    rows.append({"text": "my friend rose came", "entities": [[10, 14, "PERSON"]]})
+    rows.append({"text": "it is the desk again", "entities": [[10, 14, "PERSON"]]})
     path = tmp_path / "gold.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     return path
@@ -99,10 +99,10 @@ def test_evaluate_lists_misses_and_false_alarms_in_a_private_file(
     assert file.stat().st_mode & 0o777 == 0o600
     content = file.read_text()
     assert "MISSED PERSON (text 21, 10 to 14)" in content
-    assert "my friend [[rose]] came" in content
-    assert "FALSE ALARM PERSON by lexicon" in content
+    assert "it is the [[desk]] again" in content
+    assert "FALSE ALARM PERSON by tagger" in content
     assert "[[Ann Lee]]" in content
-    assert "rose" not in outcome.out + outcome.err
+    assert "desk" not in outcome.out + outcome.err
     again = run_cli("evaluate-detector", "--gold", gold, "--misses", file)
     again.assert_refused("must be a new file")
 
@@ -206,5 +206,5 @@ def test_recognizer_that_is_named_adds_to_the_defaults(run_cli):
     alone = run_cli("detect", TEXT, "--recognizer", "patterns", "--only")
     assert "PERSON" not in alone.out
     added = run_cli("detect", TEXT, "--recognizer", "patterns")
-    assert "patterns, lexicon" in added.out
+    assert "patterns, tagger" in added.out
     assert "PERSON" in added.out

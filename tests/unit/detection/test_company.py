@@ -8,7 +8,7 @@ import pytest
 from dptune.detection import names
 from dptune.detection import third_party as ner
 from dptune.detection.engine import READ_ONE_TEXT, build_engine
-from dptune.detection.recognizer import Tier
+from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, Tier
 from dptune.detection.third_party import SpacyRecognizer
 
 TEXTS = (
@@ -34,9 +34,16 @@ def changed_by_company(engine, alone):
     return len(found)
 
 
-def test_rules_and_lexicon_follow_no_name_into_another_text(monkeypatch):
-    engine = build_engine(tier=Tier.LOW_ENTITY)
+@pytest.mark.parametrize("recognizers", [DEFAULT_RECOGNIZERS, ("patterns", "lexicon")])
+def test_no_name_is_followed_into_another_text(recognizers):
+    engine = build_engine(tier=Tier.LOW_ENTITY, recognizers=recognizers)
     assert set(engine.recognizers) <= READ_ONE_TEXT
+    alone = {text: engine.detect([text])[0] for text in TEXTS}
+    assert changed_by_company(engine, alone) == 0
+
+
+def test_rules_and_lexicon_follow_no_name_into_another_text(monkeypatch):
+    engine = build_engine(tier=Tier.LOW_ENTITY, recognizers=("patterns", "lexicon"))
     alone = {text: engine.detect([text])[0] for text in TEXTS}
     assert changed_by_company(engine, alone) == 0
     plain, known = names._mark_by_form, set()

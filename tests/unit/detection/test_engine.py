@@ -114,7 +114,8 @@ def test_detect_dataset_empty_corpus_stays_empty(corpus, engine):
     assert "spans" in labelled.column_names
 
 
-def test_detection_report_counts(corpus, engine):
+def test_detection_report_counts(corpus):
+    engine = build_engine(tier=Tier.LOW_ENTITY, recognizers=("patterns", "lexicon"))
     report = detection_report(detect_dataset(corpus, engine), engine, "f" * 64)
     assert report.num_records == 3
     assert report.num_records_with_spans == 2

@@ -94,3 +94,84 @@ def test_load_lexicon_without_the_package_names_the_command(monkeypatch):
     with pytest.raises(DependencyError, match="pip install lemminflect"):
         words.load_lexicon()
     words.load_lexicon.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("we met Jose\u0301 there", "Jose\u0301"),
+        ("we met Zoe\u0308 Vrba there", "Zoe\u0308 Vrba"),
+        ("we met N\u0303urk there", "N\u0303urk"),
+        ("we met Gr\u200bzgorz there", "Gr\u200bzgorz"),
+        ("we met Kra\u00adsnov there", "Kra\u00adsnov"),
+        ("प्रिया ने कहा", "प्रिया"),
+        ("তাসনিম বলল", "তাসনিম"),
+        ("பிரியா சொன்னாள்", "பிரியா"),
+        ("ప్రియాంక చెప్పింది", "ప్రియాంక"),
+        ("שָׁלוֹם אָמַר", "שָׁלוֹם"),
+        ("مُحَمَّد قال", "مُحَمَّد"),
+        ("សុខា និយាយ", "សុខា"),
+        ("မောင်မောင် ပြောတယ်", "မောင်မောင်"),
+        ("Φωτεινή είπε", "Φωτεινή"),
+        ("Наталья сказала", "Наталья"),
+    ],
+)
+def test_recognize_marks_and_joiners_do_not_cut_a_word(text, name):
+    (start, end) = (text.index(name), text.index(name) + len(name))
+    spans = LOW.recognize([text])[0]
+    assert any(s.start <= start and end <= s.end for s in spans)
+
+
+PARTICLES = [
+    ("she asked van Dijk twice", "van Dijk"),
+    ("she asked Van Dijk twice", "Van Dijk"),
+    ("the late de la Cruz", "de la Cruz"),
+    ("it was von Trapp again", "von Trapp"),
+    ("by al-Rashid in spring", "al-Rashid"),
+    ("with bin Salman there", "bin Salman"),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), PARTICLES)
+def test_recognize_particles_belong_to_the_name(text, name):
+    assert name in [value for _, value in found(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("I met Ann. The dog barked.", "The"),
+        ("I met Lee. We left.", "We"),
+        ("Ask Omar. He knows.", "He"),
+        ("This is Ivo. Nobody else came.", "Nobody"),
+    ],
+)
+def test_recognize_short_name_ends_with_its_sentence(text, public):
+    spans = LOW.recognize([text])[0]
+    start = text.index(f" {public}") + 1
+    assert all(s.end <= start for s in spans)
+    assert spans
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("St. Clair left", "St. Clair"),
+        ("the J. Arbuthnot files", "J. Arbuthnot"),
+        ("Messrs. Pim left", "Messrs. Pim"),
+    ],
+)
+def test_recognize_abbreviation_does_not_end_a_name(text, name):
+    assert name in [value for _, value in found(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["your name is required", "the file name is misspelled", "this name is taken"],
+)
+def test_recognize_what_a_name_is_stays(text):
+    assert found(text) == []
+
+
+def test_recognize_introduced_adjective_is_a_name():
+    assert found("my name is sunny") == [("PERSON", "sunny")]

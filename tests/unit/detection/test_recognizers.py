@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from dptune.detection.judged import TaggerRecognizer
 from dptune.detection.lexicon import LexiconRecognizer
 from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import Tier, entity_types, fingerprint_of
@@ -17,7 +18,10 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(params=[PatternRecognizer, LexiconRecognizer], ids=lambda c: c.name)
+@pytest.fixture(
+    params=[PatternRecognizer, LexiconRecognizer, TaggerRecognizer],
+    ids=lambda kind: kind.name,
+)
 def kind(request):
     return request.param
 
