@@ -6,6 +6,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
+from importlib.metadata import version
 from typing import Any
 
 CASED = ("de", "fr", "es", "it", "nl", "pt", "pl", "tr")
@@ -75,9 +76,10 @@ def read_data(name: str) -> dict[str, Any]:
 
 
 def data_bytes() -> list[str]:
-    """Return the text of all data files, for a digest."""
+    """Return the text of all data files, and the library's version, for a digest."""
     paths = sorted(_DATA.iterdir(), key=lambda path: path.name)
-    return [path.read_text("utf8") for path in paths if path.name.endswith(".json")]
+    texts = [path.read_text("utf8") for path in paths if path.name.endswith(".json")]
+    return [version("py3langid"), *texts]
 
 
 def lower(text: str, code: str) -> str:
