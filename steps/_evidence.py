@@ -16,6 +16,7 @@ from zenml import get_step_context
 
 from dptune.accounting.store.attempts import (
     Attempt,
+    broken_log,
     last_attempt,
     last_entry_at,
     losses,
@@ -124,6 +125,7 @@ def examine(
     with budget_store() as store:
         faults += unpaid(dossier, store)
         if store is not None:
+            faults += filter(None, [broken_log(store)])
             faults += _unlike_log(store, data_set, version, digest=digest, now=now)
             record_attempt(
                 store,

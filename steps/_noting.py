@@ -8,7 +8,12 @@ the newest, which version was promoted last, and which of the two came first.
 from dataclasses import dataclass
 from typing import Self
 
-from dptune.accounting.store.attempts import Attempt, attempts_about, record_attempt
+from dptune.accounting.store.attempts import (
+    Attempt,
+    attempts_about,
+    broken_log,
+    record_attempt,
+)
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import GateFailedError
 from dptune.gates.decision import GateDecision, GateOutcome
@@ -163,9 +168,17 @@ def _note(model_name: str, entry: Noted) -> None:
 
 
 def _noted(model_name: str) -> list[Noted]:
-    """Read all entries about a model, in order."""
+    """Read all entries about a model, in order.
+
+    Raises:
+        GateFailedError: the log's chain is broken, so that entries say nothing.
+    """
     with budget_store() as store:
-        return [] if store is None else _read(store, model_name)
+        if store is None:
+            return []
+        if broken := broken_log(store):
+            raise GateFailedError(f"the log of decisions must be whole. {broken}")
+        return _read(store, model_name)
 
 
 def _read(store: BudgetStore, model_name: str) -> list[Noted]:

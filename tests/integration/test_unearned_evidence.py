@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sqlite3
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -150,6 +151,18 @@ def faults(stored):
 
 def test_evidence_as_it_was_written_has_no_fault(stored):
     assert faults(stored) == ""
+
+
+def test_log_that_was_cut_makes_no_pass(stored, project, gate):
+    with sqlite3.connect(project.home / "budget.db") as connection:
+        for (name,) in connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        ).fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("DELETE FROM log WHERE content LIKE '%\"evaluation\"%'")
+    assert "of the budget store's log" in faults(stored)
+    code, said = gate()
+    assert (code, "INVALID" in said) == (1, True), said
 
 
 def edited(change):

@@ -127,6 +127,22 @@ def continues(store: BudgetStore, head: Head) -> bool:
         return bool(connection.execute(query).scalar_one_or_none() == head.hash)
 
 
+def broken_log(store: BudgetStore) -> str:
+    """Say where the log was edited, cut or moved; nothing where its chain is whole.
+
+    What the log says was attempted is worth no more than its chain.
+    """
+    with connecting(store.engine) as connection, reading(connection):
+        rows = log.read_rows(connection)
+        broken = log.first_break(rows, [log.read_head(connection)])
+    if broken is None:
+        return ""
+    return (
+        f"Entry {broken.sequence} of the budget store's log {broken.reason}: see "
+        "`run.py budget verify`."
+    )
+
+
 def last_entry_at(store: BudgetStore) -> datetime | None:
     """Read when the newest entry was made, by its writer's clock."""
     query = select(schema.log.c.content).order_by(schema.log.c.sequence.desc()).limit(1)

@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from dptune.accounting.store import log
+from dptune.accounting.store.attempts import broken_log
 from dptune.accounting.store.database import reading, writing
 from dptune.accounting.store.log import entry_hash
 from dptune.accounting.store.store import BudgetStore
@@ -219,3 +220,20 @@ def test_database_refuses_to_change_the_record(store, table, verb):
 def test_file_that_is_no_export_is_refused():
     with pytest.raises(ArtifactError, match="budget export"):
         exported_head("[]")
+
+
+def test_log_that_is_whole_is_not_broken(store):
+    assert broken_log(store) == ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "number"),
+    [
+        ("DELETE FROM log WHERE sequence = 2", 2),
+        ("UPDATE log SET content = replace(content, 'at', 'At') WHERE sequence = 3", 3),
+        (f"DELETE FROM log WHERE sequence = {LAST}", LAST),
+    ],
+)
+def test_log_that_gates_read_is_broken_where_it_was_changed(store, statement, number):
+    change(store, statement)
+    assert f"Entry {number} of" in broken_log(store)
