@@ -124,8 +124,9 @@ def examine(
     attempts = None
     with budget_store() as store:
         faults += unpaid(dossier, store)
+        broken = broken_log(store) if store is not None else ""
+        faults += [broken] if broken else []
         if store is not None:
-            faults += filter(None, [broken_log(store)])
             faults += _unlike_log(store, data_set, version, digest=digest, now=now)
             record_attempt(
                 store,
@@ -135,7 +136,8 @@ def examine(
                 about=_about(version),
             )
             attempts = attempts_on(store, data_set)
-        faults += filter(None, [cut_trail(version.model_name)])
+        if not broken:  # else the log says nothing of champions
+            faults += filter(None, [cut_trail(version.model_name)])
         if champion is not None:
             fault, remark = _unlike_noted(store, version.model_name, champion)
             faults += [fault] if fault else []

@@ -167,6 +167,8 @@ def changed(policy):
         "accepted_statuses": ("certified", "conditional"),
         "accepted_assumptions": ("screened_by_hand",),
         "min_audit_capacity": 1.0,
+        "max_language_missing_rate": 0.5,
+        "max_language_masked_share": 0.5,
     }
     for name, value in policy.model_dump().items():
         if name == "schema_version":
