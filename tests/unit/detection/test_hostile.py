@@ -1,7 +1,6 @@
 """No text breaks the rules: no wrong place, no half of a run, no endless time."""
 
 import re
-import time
 from itertools import pairwise
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from dptune.detection import union
 from dptune.detection.engine import build_engine
 from dptune.detection.recognizer import Tier
+from tests.support.growth import grows_in_proportion
 
 ENGINE = build_engine(tier=Tier.LOW_ENTITY)
 PIECES = [
@@ -130,11 +130,13 @@ def test_detect_law_catches_a_union_that_leaves_halves(monkeypatch):
     ],
 )
 def test_detect_ten_times_the_text_takes_about_ten_times_as_long(piece):
-    def seconds(length):
-        text = piece * (length // len(piece))
-        started = time.process_time()
-        ENGINE.detect([text])
-        return time.process_time() - started
+    assert grows_in_proportion(
+        lambda length: ENGINE.detect([piece * (length // len(piece))]), 2_000
+    )
 
-    seconds(1000)
-    assert seconds(20_000) < 40 * max(seconds(2_000), 2e-2)
+
+def test_the_law_of_growth_catches_work_that_is_quadratic():
+    def quadratic(size):
+        return sum(1 for _ in range(size * size // 100))
+
+    assert not grows_in_proportion(quadratic, 3_000)

@@ -23,6 +23,7 @@ from dptune.detection.languages.tables import LANGUAGES, plain
 from dptune.detection.recognizer import Tier
 from dptune.detection.settings import UnknownLanguage
 from dptune.text import Span
+from tests.support.growth import grows_in_proportion
 from tests.support.marked_sentences import coverage, read_marked
 
 TABLES = Path(__file__).parent / "languages"
@@ -286,18 +287,12 @@ def test_english_costs_no_search_for_foreign_words(monkeypatch):
 
 @pytest.mark.parametrize("code", LANGUAGES)
 def test_time_grows_with_length_alone(code):
-    import time  # noqa: PLC0415
-
     rows = read_marked(TABLES / "first" / f"{code}.txt")
     whole = " ".join(text for text, _ in rows)
     found = LanguageRecognizer(tier=Tier.LOW_ENTITY)
-    found.recognize([whole])
 
-    def seconds(text):
+    def recognize(times):
         parts_of.cache_clear()
-        start = time.process_time()
-        found.recognize([text])
-        return time.process_time() - start
+        found.recognize([whole * times])
 
-    once, often = seconds(whole * 2), seconds(whole * 8)
-    assert often < 4 * 3 * max(once, 0.01)
+    assert grows_in_proportion(recognize, 2, times=4, slack=3)
