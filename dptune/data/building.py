@@ -98,10 +98,9 @@ def build_corpus(
         sample_share=sample_share,
         max_records=max_records,
     )
-    settings = splits or SplitSettings()
+    settings, log = splits or SplitSettings(), ProblemLog()
     labels = _has_labels(source)
     kind = duplicates.resolved(privacy_unit=privacy_unit, has_labels=labels)
-    log = ProblemLog()
     raw, given = _read(source, data_root, min_records=min_records, log=log)
     records = check_records(
         raw,
@@ -116,8 +115,7 @@ def build_corpus(
     taken = [row for row in records if is_taken is None or is_taken(row.text)]
     num_other = None if is_taken is None else len(records) - len(taken)
     records = _sample(taken, sample_share, max_records, seed=seed)
-    if getattr(source, "split_column", None) is not None:
-        check_given_by_column(records, given=given - {"train"}, log=log)
+    _check_given_by_column(source, records, given=given, log=log)
     placed = assign_splits(records, settings=settings, seed=seed, given=given)
     unique = deduplicate(
         placed, duplicates=kind, near_duplicate_threshold=near_duplicate_threshold
@@ -270,6 +268,14 @@ def _check_given(given: set[str], raw: Sequence[RawRecord], *, log: ProblemLog) 
             "must hold a record, got 0.",
             "Fill its file, or leave it out and let dptune cut it from train.",
         )
+
+
+def _check_given_by_column(
+    source: DataSource, records: Sequence[Record], *, given: set[str], log: ProblemLog
+) -> None:
+    """Report splits that a column promises and leaves empty."""
+    if getattr(source, "split_column", None) is not None:
+        check_given_by_column(records, given=given - {"train"}, log=log)
 
 
 def _assumes(

@@ -115,10 +115,7 @@ def check_run(
     errors: list[DptuneError] = []
     reader = read or partial(read_corpus, data_root=data_root, validate=validate)
     corpus = _attempt(lambda: reader(config.data), errors)
-    _attempt(
-        lambda: check_detector(config.detection, access),
-        errors,
-    )
+    _attempt(lambda: check_detector(config.detection, access), errors)
     if config.scoring.judge is not None:
         judge = config.scoring.judge
         _attempt(lambda: check_judge(judge, access), errors)

@@ -91,43 +91,9 @@ def corpus_page(report: CorpusReport) -> Page:
 
 def detection_page(report: DetectionReport) -> Page:
     """Describe what the detector marked."""
-    flagged = report.num_records_with_spans / max(report.num_records, 1)
     total = max(sum(report.num_spans.values()), 1)
-    bounds, source = report.missing_rate_interval, report.missing_rate_source
-    measured = interval(bounds, as_percent=True) if bounds else "no interval was given"
-    name, refused = "False-negative rate (missing rate)", report.missing_rate_refusal
     return page(
-        section(
-            "Coverage",
-            facts(
-                ("Recognizers", ", ".join(report.recognizers)),
-                ("Records", count(report.num_records)),
-                (
-                    "Records with a span",
-                    count(report.num_records_with_spans),
-                    percent(flagged),
-                ),
-                ("Characters masked", percent(report.masked_character_share)),
-                (
-                    name,
-                    percent(report.missing_rate),
-                    "; ".join(filter(None, (measured, source))),
-                )
-                if report.missing_rate is not None
-                else None,
-                ("Corpus fingerprint", short_digest(report.fingerprint)),
-            ),
-            Notice(
-                tone=Tone.INCONCLUSIVE,
-                title="The missing rate is not known.",
-                text="Every claim that assumes perfect recall rests on an assumption "
-                "that was not measured on this corpus. Audit a sample to put an "
-                "interval on it."
-                + (f" An imported rate was refused: {refused}." if refused else ""),
-            )
-            if report.missing_rate is None
-            else None,
-        ),
+        _coverage(report),
         section(
             "By language",
             table_of(
@@ -158,6 +124,45 @@ def detection_page(report: DetectionReport) -> Page:
         title=f"Personal data, tier {words(report.tier)}",
         subtitle="Types and counts of what was marked; no span is shown. The counts "
         "are exact and private: keep this page inside the trust boundary.",
+    )
+
+
+def _coverage(report: DetectionReport) -> Section | None:
+    """Say how much was marked, and what is known of what was missed."""
+    flagged = report.num_records_with_spans / max(report.num_records, 1)
+    bounds, source = report.missing_rate_interval, report.missing_rate_source
+    measured = interval(bounds, as_percent=True) if bounds else "no interval was given"
+    name, refused = "False-negative rate (missing rate)", report.missing_rate_refusal
+    return section(
+        "Coverage",
+        facts(
+            ("Recognizers", ", ".join(report.recognizers)),
+            ("Records", count(report.num_records)),
+            (
+                "Records with a span",
+                count(report.num_records_with_spans),
+                percent(flagged),
+            ),
+            ("Characters masked", percent(report.masked_character_share)),
+            (
+                name,
+                percent(report.missing_rate),
+                "; ".join(filter(None, (measured, source))),
+            )
+            if report.missing_rate is not None
+            else None,
+            ("Corpus fingerprint", short_digest(report.fingerprint)),
+        ),
+        Notice(
+            tone=Tone.INCONCLUSIVE,
+            title="The missing rate is not known.",
+            text="Every claim that assumes perfect recall rests on an assumption "
+            "that was not measured on this corpus. Audit a sample to put an "
+            "interval on it."
+            + (f" An imported rate was refused: {refused}." if refused else ""),
+        )
+        if report.missing_rate is None
+        else None,
     )
 
 
