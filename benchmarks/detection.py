@@ -35,7 +35,8 @@ from typing import Any
 import datasets
 import spacy
 
-from dptune.detection.engine import DetectionEngine, build_engine, detect_dataset
+from dptune.detection.engine import DetectionEngine, build_engine
+from dptune.detection.labelling import detect_dataset
 from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, Tier
 from tests import detection_gold as gold
 

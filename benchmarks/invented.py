@@ -20,7 +20,7 @@ from dptune.config import (
 )
 from dptune.configfile import apply_overrides, read_yaml, validate
 from dptune.data.records import Corpus
-from dptune.detection.engine import detect_dataset
+from dptune.detection.labelling import detect_dataset
 from dptune.models.loading import LoadedModel
 from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan, plan_run

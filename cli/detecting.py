@@ -17,7 +17,8 @@ from rich.text import Text
 from cli.detection import DetectorChoice, collecting, new_file_problems
 from cli.runs import read_config
 from dptune.config import RedactionSettings, TrainConfig
-from dptune.detection.engine import DetectionEngine, detect_dataset
+from dptune.detection.engine import DetectionEngine
+from dptune.detection.labelling import detect_dataset
 from dptune.errors import ConfigError, Problem
 from dptune.redaction.engine import redact_text
 from dptune.redaction.operators import Operator

@@ -18,7 +18,7 @@ from .config import TrainConfig as TrainConfig
 from .configfile import load_train_config as load_train_config
 from .detection.engine import DetectionEngine as DetectionEngine
 from .detection.engine import build_engine as build_engine
-from .detection.engine import detect_dataset as detect_dataset
+from .detection.labelling import detect_dataset as detect_dataset
 from .dpsgd.dataset import UnitDataset as UnitDataset
 from .dpsgd.plan import GradientPlan as GradientPlan
 from .dpsgd.selfcheck import check_model as check_model

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from datasets import Dataset
 
-from dptune.detection.engine import SpanShard
+from dptune.detection.labelling import SpanShard
 from materializers._arrow import ArrowMaterializer, rows_digest
 
 

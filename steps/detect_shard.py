@@ -6,7 +6,7 @@ from zenml import step
 
 from dptune.config import DetectionSettings
 from dptune.data.records import Corpus
-from dptune.detection.engine import SpanShard
+from dptune.detection.labelling import SpanShard
 from infra.workspace import llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import progress

@@ -11,16 +11,14 @@ from dptune.attacks.planting import apply_setting
 from dptune.config import DetectionSettings
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, Endpoint, LlmAccess, endpoint_of
-from dptune.detection.engine import (
-    READ_ONE_TEXT,
-    DetectionEngine,
+from dptune.detection.engine import READ_ONE_TEXT, DetectionEngine, build_engine
+from dptune.detection.known_values import COLUMN
+from dptune.detection.labelling import (
     SpanShard,
-    build_engine,
     detect_dataset,
     detect_shard,
     merge_shards,
 )
-from dptune.detection.known_values import COLUMN
 from dptune.detection.languages.identify import UNDETERMINED, language_of, languages_of
 from dptune.detection.languages.routing import languages_read
 from dptune.detection.llm import LlmRecognizer

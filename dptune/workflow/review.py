@@ -10,7 +10,7 @@ import numpy as np
 
 from dptune.config import DataSettings, TrainConfig
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
-from dptune.detection.engine import detect_dataset
+from dptune.detection.labelling import detect_dataset
 from dptune.errors import ConfigError, DataError
 from dptune.review.decisions import (
     Findings,

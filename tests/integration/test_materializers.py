@@ -11,7 +11,8 @@ import materializers
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.data.building import build_corpus
 from dptune.data.source import SyntheticSource
-from dptune.detection.engine import SpanShard, build_engine, detect_shard
+from dptune.detection.engine import build_engine
+from dptune.detection.labelling import SpanShard, detect_shard
 from dptune.detection.recognizer import Tier
 from dptune.errors import ArtifactError
 from dptune.models.loading import load_model, model_digest, save_model

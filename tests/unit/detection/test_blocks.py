@@ -5,7 +5,8 @@ import pytest
 
 from dptune.detection import blocks
 from dptune.detection.blocks import spans_of
-from dptune.detection.engine import DetectionEngine, detect_dataset
+from dptune.detection.engine import DetectionEngine
+from dptune.detection.labelling import detect_dataset
 from dptune.detection.recognizer import UNAVAILABLE, Tier, fingerprint_of
 from dptune.text import Span
 

@@ -7,18 +7,14 @@ import datasets
 import pytest
 
 from dptune.detection import known_values
-from dptune.detection.engine import (
-    build_engine,
-    detect_dataset,
-    detect_shard,
-    merge_shards,
-)
+from dptune.detection.engine import build_engine
 from dptune.detection.known_values import (
     COLUMN,
     KnownValuesRecognizer,
     UnitValues,
     read_values,
 )
+from dptune.detection.labelling import detect_dataset, detect_shard, merge_shards
 from dptune.detection.recognizer import Tier
 from dptune.detection.reporting import detection_report
 from dptune.detection.settings import KnownValuesSettings

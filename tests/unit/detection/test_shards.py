@@ -7,12 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.detection.engine import (
-    build_engine,
-    detect_dataset,
-    detect_shard,
-    merge_shards,
-)
+from dptune.detection.engine import build_engine
+from dptune.detection.labelling import detect_dataset, detect_shard, merge_shards
 from dptune.detection.recognizer import Tier
 from dptune.errors import ArtifactError
 

@@ -3,7 +3,8 @@
 import datasets
 import pytest
 
-from dptune.detection.engine import DetectionEngine, detect_dataset
+from dptune.detection.engine import DetectionEngine
+from dptune.detection.labelling import detect_dataset
 from dptune.detection.recognizer import Tier, fingerprint_of
 from dptune.review.lists import ListKey
 from dptune.text import Span

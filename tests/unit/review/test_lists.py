@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dptune.detection.engine import detect_dataset
+from dptune.detection.labelling import detect_dataset
 from dptune.detection.recognizer import UNAVAILABLE
 from dptune.errors import ConfigError
 from dptune.review.lists import (

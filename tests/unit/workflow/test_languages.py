@@ -11,7 +11,8 @@ from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.planting import plant
 from dptune.config import DataSettings, DetectionSettings
 from dptune.configfile import load_train_config
-from dptune.detection.engine import build_engine, detect_dataset
+from dptune.detection.engine import build_engine
+from dptune.detection.labelling import detect_dataset
 from dptune.detection.languages import identify
 from dptune.detection.recognizer import Tier
 from dptune.errors import DetectionError

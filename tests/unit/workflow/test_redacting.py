@@ -4,7 +4,8 @@ import pytest
 
 from dptune.config import RedactionSettings
 from dptune.configfile import load_train_config
-from dptune.detection.engine import build_engine, detect_dataset
+from dptune.detection.engine import build_engine
+from dptune.detection.labelling import detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError
 from dptune.redaction.operators import Operator

@@ -10,7 +10,8 @@ from dptune.accounting.accountants import epsilon
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import ScoringSettings
 from dptune.detection.endpoint import JudgeSettings, LlmAccess
-from dptune.detection.engine import build_engine, detect_dataset
+from dptune.detection.engine import build_engine
+from dptune.detection.labelling import detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import BudgetExceededError
 from dptune.planning import plan_run
