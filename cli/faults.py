@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from typing import Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PAGE: Final = 4096
+_MOMENT: Final = 0.05  # seconds
 _OS_ERROR: Final = re.compile(r"(?:os error|\[?Errno|errno[:=]?) ?(\d+)")
 
 
@@ -38,21 +40,43 @@ class Stopped(BaseException):
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise `Stopped` for signals that ask a process to end; a second one ends it."""
+    """Raise `Stopped` for signals that ask a process to end; a second one ends it.
+
+    Where Python drops what is raised (destructors, callbacks of libraries), the signal
+    is sent once more a moment later, when other code runs.
+    """
     before: dict[signal.Signals, object] = {}
+    waiting: list[threading.Timer] = []
+    usual_hook = sys.unraisablehook
 
     def stop(number: int, _: FrameType | None) -> None:
         for one in before:
             signal.signal(one, signal.SIG_DFL)
         raise Stopped(number)
 
+    def ask_again(dropped: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(dropped.exc_value, Stopped):
+            usual_hook(dropped)
+            return
+        for one in before:
+            signal.signal(one, stop)
+        send = (os.getpid(), dropped.exc_value.signal)
+        waiting.append(threading.Timer(_MOMENT, os.kill, send))
+        waiting[-1].daemon = True
+        waiting[-1].start()
+
     here = threading.current_thread() is threading.main_thread()
     for number in _SIGNALS if here else ():
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup keeps its meaning
             before[number] = signal.signal(number, stop)
+    sys.unraisablehook = ask_again if here else usual_hook
     try:
         yield
     finally:
+        for timer in waiting:
+            timer.cancel()
+            timer.join()
+        sys.unraisablehook = usual_hook
         for number, handler in before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

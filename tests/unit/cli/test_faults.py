@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
 from cli import main as entry
-from cli.faults import Stopped, fault_of
+from cli.faults import Stopped, fault_of, signals_raised
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError, ConfigError, GateFailedError
 from tests.full_disk import files_of_at_most
@@ -319,6 +319,41 @@ def test_signal_passes_through_zenml_and_broad_handlers(run_cli, monkeypatch):
 
     monkeypatch.setattr(entry, "build_app", lambda: command)
     assert run_cli().code == 143
+
+
+def test_signal_in_a_destructor_is_asked_again(run_cli, monkeypatch):
+    """Python drops what a destructor raises, prints a trace, and goes on."""
+
+    class Dropped:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def listing():
+        del_me = Dropped()
+        del del_me
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    monkeypatch.setattr("cli.listing.list_configs", listing)
+    outcome = run_cli("configs")
+    assert outcome.code == 143
+    assert "stopped by SIGTERM" in outcome.err
+    assert "Exception ignored" not in outcome.err
+
+
+def test_other_errors_in_a_destructor_are_told_as_before(monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+
+    class Broken:
+        def __del__(self):
+            raise ValueError("told")
+
+    with signals_raised():
+        broken = Broken()
+        del broken
+    assert [type(one.exc_value) for one in told] == [ValueError]
 
 
 def test_command_in_a_thread_sets_no_signals(run_cli, monkeypatch):
