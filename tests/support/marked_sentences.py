@@ -1,4 +1,8 @@
-"""Sentences with their values in brackets, one on each line."""
+"""Sentences with their values in brackets, one on each line.
+
+A title, a rank or a word of kinship before a name is no part of the value, nor is a
+day of the week without a date. An age is the number, with or without its unit.
+"""
 
 import re
 from pathlib import Path
