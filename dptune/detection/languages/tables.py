@@ -19,6 +19,7 @@ _DATA = resources.files("dptune.detection.languages").joinpath("data")
 _TEXTS = frozenset(
     (
         *("age", "address", "postcode", "day_after", "cues_text", "plate", "era"),
+        *("age_words", "numeral", "ordinal"),
         *(
             "function_chars",
             "given_chars",
@@ -95,15 +96,23 @@ def lower(text: str, code: str) -> str:
 _TURKISH = {ord("I"): "ı", ord("İ"): "i"}
 _NO_WIDTH = "\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
 _VANISH = re.compile(f"[{_NO_WIDTH}]")
-_VANISH_IN_ARABIC = re.compile(f"[{_NO_WIDTH}\u0640\u064b-\u065f\u0670]")
-_ARABIC = str.maketrans("أإآٱؤئ", "ااااوي")
+_VANISH_IN = {
+    "ar": re.compile(f"[{_NO_WIDTH}\u0640\u064b-\u065f\u0670]"),
+    "hi": re.compile(f"[{_NO_WIDTH}\u093c]"),
+}
+_SPELT_ALIKE = {
+    "ar": str.maketrans("أإآٱؤئ", "ااااوي"),
+    "hi": str.maketrans("\u0901", "\u0902"),
+}
 
 
 def plain(text: str, code: str = "") -> tuple[str, list[int] | None]:
     r"""Return a text in composed characters, and where each came from.
 
     Characters without width go; so do, in Arabic, vowel signs and the stroke that
-    only lengthens a word, and its letters with a hamza become plain ones.
+    only lengthens a word, and its letters with a hamza become plain ones. In Hindi the
+    dot below goes, and both signs of a nasal vowel become one, as writers leave the
+    first out and mix the others.
 
     >>> plain("Jose\u0301")
     ('José', [0, 1, 2, 3, 5])
@@ -116,10 +125,10 @@ def plain(text: str, code: str = "") -> tuple[str, list[int] | None]:
         the text, and for each of its positions, and one past the last, the position in
         `text`; None where positions are the same.
     """
-    is_arabic = code == "ar"
-    vanishing = _VANISH_IN_ARABIC if is_arabic else _VANISH
+    vanishing = _VANISH_IN.get(code, _VANISH)
+    alike = _SPELT_ALIKE.get(code, {})
     if unicodedata.is_normalized("NFC", text) and not vanishing.search(text):
-        return (text.translate(_ARABIC) if is_arabic else text), None
+        return text.translate(alike), None
     pieces: list[str] = []
     origin: list[int] = []
     start = 0
@@ -127,12 +136,12 @@ def plain(text: str, code: str = "") -> tuple[str, list[int] | None]:
         end = start + 1
         while end < len(text) and _joins(text[end]):
             end += 1
-        composed = unicodedata.normalize("NFC", vanishing.sub("", text[start:end]))
+        composed = vanishing.sub("", unicodedata.normalize("NFC", text[start:end]))
         pieces.append(composed)
         origin += [start] * len(composed)
         start = end
     whole = "".join(pieces)
-    return (whole.translate(_ARABIC) if is_arabic else whole), [*origin, len(text)]
+    return whole.translate(alike), [*origin, len(text)]
 
 
 def _joins(character: str) -> bool:

@@ -35,28 +35,67 @@ def _rules(code: str) -> tuple[tuple[str, re.Pattern[str], float, bool], ...]:
     rules = [("AGE", age, 0.8)]
     if code in UNSPACED:
         return tuple((*rule, False) for rule in rules + _unspaced(code))
-    rules += [("DATE", _date(language), 0.9), ("ACCOUNT_ID", _labelled(language), 0.9)]
-    rules.append(("ID", _CASE_NUMBER, 0.8))
+    rules += [("AGE", pattern, 0.8) for pattern in _ages_in_words(language)]
+    rules += [("DATE", pattern, 0.9) for pattern in _dates(language)]
+    rules += [("ACCOUNT_ID", _labelled(language), 0.9), ("ID", _CASE_NUMBER, 0.8)]
     if code == "de":
         rules.append(("DATE", _SHORT_DATE, 0.7))
     found = [(*rule, False) for rule in rules]
+    if "plate" in language.texts:
+        plate = re.compile(rf"(?<![\w-])(?:{language.texts['plate']})(?![\w-])")
+        found.append(("LICENSE", plate, 0.7, True))
+    found.append(("ADDRESS", _postal_box(language), 0.85, True))
     if code in CASED:
         found += [("ADDRESS", pattern, 0.85, True) for pattern in _addresses(language)]
     return tuple(found)
 
 
-def _date(language: Language) -> re.Pattern[str]:
-    """Day, month and year; a month alone is no date of a person."""
+def _in_words(pattern: str, language: Language) -> str:
+    """Put the number words of a language in the places of `{N}`, `{O}` and `{D}`."""
+    numeral = language.texts["numeral"]
+    pattern = pattern.replace("{O}", language.texts["ordinal"])
+    return pattern.replace("{D}", rf"\d{{1,3}}|{numeral}").replace("{N}", numeral)
+
+
+def _ages_in_words(language: Language) -> Iterator[re.Pattern[str]]:
+    """Yield the ages that a phrase such as `is turning` tells from other numbers."""
+    for pattern in language.texts["age_words"].split("\n"):
+        yield re.compile(rf"(?<!\w)(?:{_in_words(pattern, language)})(?!\w)")
+
+
+def _dates(language: Language) -> Iterator[re.Pattern[str]]:
+    """Yield day, month and year; a month alone is no date of a person."""
     months = any_of(language.words("months"))
     join = any_of(frozenset(language.texts["month_join"].split()))
     after = r"(?:[.,]?\s{1,2}|\.|,)"
     day = rf"\d{{1,2}}(?:\.|º|°|er|ª)?(?:\s?[-–/]\s?\d{{1,2}}\.?)?\s?(?:(?:{join})\s)?"
     year = rf"(?:(?:{join}|عام|سنة|साल|वर्ष)\s)?(?:\d{{4}}|'?\d\d(?!\w))"
-    return re.compile(
-        rf"(?<!\w){day}(?:{months})(?!\w)(?:{after}{year})?"
+    weekdays = any_of(language.words("weekdays"))
+    from_weekday = rf"(?<!\w)(?:(?:{weekdays}),?\s(?:(?:den|dem|le|dia|día)\s)?)"
+    yield re.compile(
+        rf"(?:{from_weekday}|(?<!\w)){day}(?:{months})(?!\w)(?:{after}{year})?"
         rf"|(?<!\w)(?:{months})(?!\w){after}{year}(?!\w)"
         rf"|(?<!\w)(?:{months})\s\d{{1,2}},?\s\d{{4}}(?!\w)"
         r"|(?<![\w.])\d{1,2}\.\s\d{1,2}\.\s?(?:\d{4}|\d\d)(?!\w)"
+        rf"|{from_weekday}\d{{1,2}}(?![\w:])|{day}(?:{months})\s(?:{weekdays})(?!\w)"
+    )
+    spoken = _in_words("{O}", language)
+    yield re.compile(
+        rf"(?:{from_weekday}|(?<!\w))(?:{spoken})\s(?:(?:{join})\s)?(?:{months})(?!\w)"
+        rf"(?:{after}{year}(?:\sroku|\sr\.)?|\s(?:{join})\s(?:{language.texts['numeral']})"
+        r"(?!\w))?"
+    )
+
+
+def _postal_box(language: Language) -> re.Pattern[str]:
+    """Match a postal box with its number, postcode and town."""
+    town = rf"(?:{_CAPITAL}|[\u0620-\u06d3\u0900-\u0963])[^\d\s,.;|।]{{1,30}}"
+    postcode = rf"(?:{language.texts['postcode']}|\d{{3,6}})"
+    return re.compile(
+        rf"(?<!\w)(?:{_BOX})[\s:.]{{0,2}}(?i:n\.?[ºo°]?\s)?\d[\d ]{{0,9}}"
+        rf"(?:(?<=\d)[,،]?\s?{postcode}(?:\s{town}(?:[ -]{town})?(?:[,/]\s?{town})?)?"
+        rf"|(?<=\d)[,،]\s{town}(?:[ -]{{1,3}}{town})?(?:[,،]?\s(?:CEP\s)?{postcode})?"
+        rf"(?!\w))?"
     )
 
 
@@ -123,6 +162,11 @@ def _addresses(language: Language) -> list[re.Pattern[str]]:
     return rules
 
 
+_BOX = (
+    r"(?i:postfach|postbus|boîte postale|b\.?p\.|casella postale|c\.p\.|apartado(?: de "
+    r"correos| postal)?|caixa postal|apartado|skrytka pocztowa|skr\. poczt\.|p\.k\."
+    r"|posta kutusu|ص\.?\s?ب\.?|صندوق بريد|صندوق البريد|डाक पेटी|पोस्ट बॉक्स)"
+)
 _EMAIL = re.compile(
     r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}"
 )
@@ -200,8 +244,7 @@ def find_values(text: str, lowered: str, code: str) -> Iterator[Found]:
     for kind, pattern, confidence, on_case in _rules(code):
         source = text if on_case or code in UNSPACED else lowered
         for match in pattern.finditer(source):
-            group = "value" if "value" in pattern.groupindex else 0
-            start, end = match.span(group)
+            start, end = match.span(match.lastgroup or 0)
             if end > start:
                 yield start, end, kind, confidence
     for pattern, rule in rules_of(code):
