@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dptune.detection.languages.tables import CASED, Language, load, read_data
-from dptune.detection.languages.values import Found, any_of
+from dptune.detection.languages.values import Found, age_beside, any_of
 
 _TOKEN = re.compile(r"[^\W\d_](?:[^\W\d_]|[’'´.&-](?=[^\W\d_])){0,80}")
 _START = re.compile(r"(?:^|[.!?…:;¿¡«»\"“”„‚(\[\n•*|>]|[-–—]\s)\s{0,4}['\"«“„(]{0,2}$")
 _ABBREVIATION = re.compile(r"\b[^\W\d_]{1,4}\.\s{0,2}$")
+_OF_PEOPLE = frozenset(["PERSON", "ENTITY"])
+_INITIALS_BEFORE = re.compile(r"(?<![\w.])(?:[^\W\d_a-zß-ÿ]\.[ -]?){1,3}$")
+_INITIALS_AFTER = re.compile(r"(?: (?:v\. ?)?[A-ZÀ-ÖØ-ÞŁŚŻŹĆİŞÇĞ]\.){1,3}")
 _ACADEMIC = frozenset(["dr", "prof", "dott", "doç", "ing", "mag", "mgr", "inż"])
 _CAPITAL_MONTHS = frozenset(["de", "tr"])
 _MOST_AFTER_CUE = 4
@@ -58,6 +61,7 @@ class _Words:
     given: frozenset[str]
     public: frozenset[str]
     titles: frozenset[str]
+    roles: frozenset[str]
     cue: re.Pattern[str]
     weak: re.Pattern[str]
     long_place: re.Pattern[str]
@@ -91,6 +95,7 @@ def _words(code: str) -> _Words:
         given=lists("given"),
         public=public,
         titles=lists("titles"),
+        roles=lists("roles"),
         cue=re.compile(rf"(?<!\w)(?:{any_of(language.phrases('cues'))})(?!\w)[\s,:]*"),
         weak=re.compile(
             rf"(?<!\w)(?:{any_of(language.phrases('weak'))})(?!\w)\s{{1,2}}"
@@ -130,7 +135,10 @@ def find_cased_names(text: str, lowered: str, code: str) -> Iterator[Found]:
     _mark_after_phrases(text, lowered, tokens, words, has_case=has_case)
     for match in words.long_place.finditer(lowered):
         yield *match.span(), "GPE", 0.8
-    yield from _runs(text, tokens, words)
+    for found in _runs(text, tokens, words):
+        yield found
+        if found[2] in _OF_PEOPLE:
+            yield from age_beside(text, found[1])
 
 
 def _tokens(text: str, lowered: str, words: _Words) -> list[_Token]:
@@ -247,12 +255,16 @@ def _is_noun(word: str, words: _Words) -> bool:
     return len(last) > 5 and last.endswith(words.noun_endings)
 
 
+def _is_no_name(word: str, words: _Words) -> bool:
+    return word in words.public or word in words.titles or word in words.roles
+
+
 def _mark_by_case(
     text: str, tokens: Sequence[_Token], position: int, words: _Words
 ) -> None:
     """Mark a capitalized word in mid-sentence, or at its start beside another one."""
     token = tokens[position]
-    if token.kind or token.lower in words.public or token.lower in words.titles:
+    if token.kind or _is_no_name(token.lower, words):
         return
     if token.is_acronym and (
         token.lower in read_data("en")["acronyms"].split()
@@ -296,6 +308,7 @@ def _mark_after_phrases(
     for position, token in enumerate(tokens):
         is_short = token.end - token.start < 3
         is_title = token.lower in words.titles and not token.kind
+        is_title |= has_case and token.lower in words.roles
         if is_title and is_short and text[token.end : token.end + 1] != ".":
             is_title = token.is_capital and has_case
         if is_title:
@@ -433,4 +446,10 @@ def _close(text: str, run: Sequence[_Token], orgs: frozenset[str]) -> Found:
     elif text.startswith(".", end) and run[-1].lower + "." in orgs:
         end += 1
     kind = "ORG" if is_org else strongest.kind
-    return run[0].start, end, kind, strongest.confidence
+    start = run[0].start
+    if kind in _OF_PEOPLE:
+        if before := _INITIALS_BEFORE.search(text, max(0, start - 12), start):
+            start = before.start()
+        if after := _INITIALS_AFTER.match(text, end):
+            end = after.end()
+    return start, end, kind, strongest.confidence

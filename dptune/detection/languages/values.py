@@ -71,7 +71,7 @@ def _dates(language: Language) -> Iterator[re.Pattern[str]]:
     day = rf"\d{{1,2}}(?:\.|º|°|er|ª)?(?:\s?[-–/]\s?\d{{1,2}}\.?)?\s?(?:(?:{join})\s)?"
     year = rf"(?:(?:{join}|عام|سنة|साल|वर्ष)\s)?(?:\d{{4}}|'?\d\d(?!\w))"
     weekdays = any_of(language.words("weekdays"))
-    from_weekday = rf"(?<!\w)(?:(?:{weekdays}),?\s(?:(?:den|dem|le|dia|día)\s)?)"
+    from_weekday = rf"(?<!\w)(?:(?:{weekdays}),?\s(?:(?:den|dem|le|dia|día|dzień|dnia)\s)?)"
     yield re.compile(
         rf"(?:{from_weekday}|(?<!\w)){day}(?:{months})(?!\w)(?:{after}{year})?"
         rf"|(?<!\w)(?:{months})(?!\w){after}{year}(?!\w)"
@@ -231,6 +231,15 @@ def _chinese_address(language: Language) -> str:
         rf"(?:{han}{{1,3}}段)?\s?\d{{1,5}}\s?(?:号|弄)?"
         rf"(?:{han}{{0,8}}?\d{{1,4}}(?:栋|幢|座|单元|室|楼|号楼|层|号)){{0,4}}"
     )
+
+
+_AGE_BESIDE = re.compile(r"(?:[,،、]\s?|\s?[(（])(\d{1,2})(?=[,،、)）])")
+
+
+def age_beside(text: str, end: int) -> Iterator[Found]:
+    """Yield the number that stands behind a name as in `Anna, 43,` and `Anna (43)`."""
+    if match := _AGE_BESIDE.match(text, end):
+        yield *match.span(1), "AGE", 0.7
 
 
 def find_values(text: str, lowered: str, code: str) -> Iterator[Found]:
