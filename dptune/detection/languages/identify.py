@@ -105,7 +105,7 @@ _NEAR = {
 _MARKED_WORD = re.compile(r"[^\W\d_]|[\u0900-\u0963]")
 _LATIN = re.compile("[A-Za-z\u00c0-\u024f]")
 _IDEOGRAPHS = re.compile("[\u3041-\u9fff\uf900-\ufaff]")
-_JAPANESE_WORD = re.compile("番号|様|氏名|株式|従業|担当|御中|宛")
+_JAPANESE_WORD = re.compile("番号|様|氏名|株式|従業|担当|御中|宛|〒|丁目|番地|歳|県")
 _PARTICLE = re.compile(
     "[\u3400-\u9fffァ-ヶー々][はがをにでへとのも]|です|ます|した|して|ください|ません|から"
     "|お客様|氏名|番号|様|こんにちは"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from dptune.detection.languages.tables import load
-from dptune.detection.languages.values import Found, any_of
+from dptune.detection.languages.values import Found, age_beside, any_of
 
 _HAN = "\u3400-\u9fff\uf900-\ufaff々〆ヶ"
 _KATAKANA = "ァ-ヺー"
@@ -30,7 +30,9 @@ def find_unspaced_names(text: str, code: str) -> Iterator[Found]:
         text: in composed characters.
         code: `zh` or `ja`.
     """
-    yield from _chinese(text) if code == "zh" else _japanese(text)
+    for found in _chinese(text) if code == "zh" else _japanese(text):
+        yield found
+        yield from age_beside(text, found[1])
     for kind, pattern, confidence in _common(code):
         for match in pattern.finditer(text):
             yield *match.span(match.lastindex or 0), kind, confidence
@@ -48,7 +50,11 @@ def _common(code: str) -> tuple[tuple[str, re.Pattern[str], float], ...]:
         stop = language.texts["function_chars"]
         part = f"(?:(?![{stop}这那本该贵某我你])[{_HAN}A-Za-z]){{2,12}}"
         orgs = re.compile(f"{part}(?:{heads})")
-        return ("GPE", places, 0.7), ("ORG", orgs, 0.6)
+        work = re.compile(
+            f"(?<=在)(?!公司|单位|外|家|工厂|学校|国外|城里|银行|医院)({part})"
+            "(?=上班|工作|任职|就职|打工|实习)"
+        )
+        return ("GPE", places, 0.7), ("ORG", orgs, 0.6), ("ORG", work, 0.6)
     late = any_of(language.words("late"))
     word = f"(?!{late})[{_HAN}{_KATAKANA}A-Za-z]{{1,12}}"
     orgs = re.compile(
@@ -56,8 +62,15 @@ def _common(code: str) -> tuple[tuple[str, re.Pattern[str], float], ...]:
     )
     towns = re.compile(
         f"[{_HAN}]{{1,4}}(?:都|道|府|県|市|区|町|村)(?![{_HAN}]{{0,1}}[長民役場内外])"
+        f"|[{_HAN}{_KATAKANA}]{{1,6}}(?:駅|通り)(?![{_HAN}])"
     )
-    return ("GPE", places, 0.7), ("ORG", orgs, 0.6), ("GPE", towns, 0.55)
+    work = re.compile(
+        f"([{_HAN}{_KATAKANA}A-Za-z]{{2,12}})(?=に勤|で働|に入社|を退職|を定年)"
+    )
+    return (
+        *(("GPE", places, 0.7), ("ORG", orgs, 0.6), ("GPE", towns, 0.55)),
+        ("ORG", work, 0.6),
+    )
 
 
 @lru_cache
@@ -71,14 +84,18 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
     any_given = f"[^{stop}\\W\\d_]"
     blocked = any_of(language.words("not_names"))
     titles = any_of(language.words("titles_after"))
+    safe = any_of(language.words("safe_surnames"))
     cues = any_of(language.words("cues"))
     places = any_of(language.words("places"))
     verbs = (
         "说住来电于今现正表同称即因女男先小老医出生申发签没收去打告拿买做提参请因主负"
     )
-    ends = f"(?=$|[^{_HAN}]|[{stop}{verbs}])"
+    time = "[一二三四五六七八九十]{1,2}[月号]|今|昨|明天|早上|上午|下午|晚上|周|上周|下周|年仅|还|才"
+    ends = f"(?=$|[^{_HAN}]|[{stop}{verbs}]|{time})"
     after = "(?:是|为|叫|:|：|\\s|「|“){0,2}\\s?"
-    near = "(?<=[和与跟给找向对由请让是为叫被把同问、])"
+    near = "(?<=[和与跟给找向对由请让是为叫被把同问、于替])"
+    alone = any_of(language.words("given_alone"))
+    role = any_of(language.words("roles"))
     return (
         re.compile(
             f"(?!{blocked})(?:{families})(?:{any_given}{{0,2}}?)(?=(?:{titles}))"
@@ -86,18 +103,25 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
         re.compile(
             f"(?:{cues}){after}((?:{families})(?:{any_given}{{2}}{ends}|{any_given}))"
         ),
-        re.compile(f"(?:{cues}){after}([小阿老](?:{any_given}))"),
-        re.compile(f"(?!{blocked})[小老阿](?:{family}){ends}"),
+        re.compile(f"(?:{cues}|{role}){after}([小阿老大](?:{any_given})){ends}"),
+        re.compile(f"(?!{blocked})(?:{families})某{{1,2}}"),
+        re.compile(f"(?!{blocked})[小老阿大](?:{family}){ends}"),
         re.compile(f"(?!{blocked})(?:{family})[{given}]{{2}}"),
         re.compile(
             f"(?:(?<![{_HAN}])|{near})(?!{blocked})(?:{family})[{given}]{{1,2}}{ends}"
+        ),
+        re.compile(
+            f"(?:(?<![{_HAN}])|{near}|(?:{role}))({alone})(?:{ends}|(?=[妈爸]|{titles}))"
+        ),
+        re.compile(
+            f"(?:(?<![{_HAN}])|{near})((?!{blocked})(?:{safe})(?:{any_given}){{2}}){ends}"
         ),
         re.compile(f"(?!{blocked})(?:{family})[{given}](?=说|表示|告诉|住在|出生)"),
         re.compile(f"[{_HAN}]{{1,6}}·[{_HAN}]{{1,8}}"),
         re.compile(any_of(language.words("foreign"))),
         re.compile(f"(?!{places})[{language.texts['foreign_chars']}]{{4,10}}"),
         re.compile(
-            f"(?:{any_of(language.words('roles'))})(?!{blocked}|{titles})"
+            f"(?:{role})(?!{blocked}|{titles})"
             f"((?:(?![{stop}{verbs}])[{_HAN}]){{2,5}}?){ends}"
         ),
     )
@@ -118,10 +142,16 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
     language = load("ja")
     family = any_of(language.words("surnames"))
     given = any_of(language.words("given"))
+    unsure = language.words("ambiguous")
+    family_alone, given_alone = (
+        any_of(frozenset(x for x in language.words(name) - unsure if len(x) > 1))
+        for name in ("surnames", "given")
+    )
     titles = any_of(language.words("titles_after"))
     blocked = any_of(language.words("not_names"))
     ends = any_of(language.words("suffix_cues"))
     cues = any_of(language.words("cues"))
+    roles = any_of(language.words("roles"))
     gap = "[ 　]?"
     open_end = f"(?=$|[^{_HAN}{_KANA}]|{ends}|{titles}|[はがをにともの])"
     name = f"(?!{titles})(?:[{_HAN}]{{1,3}}|[{_KATAKANA}]{{2,8}}|[ぁ-ゖ]{{2,4}})"
@@ -135,14 +165,19 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
             f"(?=(?:{titles})(?![{_HAN}]))"
         ),
         re.compile(f"(?:{family}){gap}(?:{given}|{name}){open_end}"),
-        re.compile(f"(?<![{_HAN}])(?:{family}){open_end}"),
-        re.compile(f"(?<![{_HAN}{_KATAKANA}])(?:{given}){open_end}"),
+        re.compile(f"(?<![{_HAN}])(?:{family_alone}){open_end}"),
+        re.compile(
+            f"(?:(?<![{_HAN}{_KANA}])|(?<=[昨今明先]日)|(?<=[はがをにとのも]))"
+            f"(?:{given_alone})(?={open_end}|だ|って|で|へ)"
+        ),
+        re.compile(f"(?:{roles})[のは・:：]?(?:{given}|{family}){open_end}"),
+        re.compile(f"(?:{roles})[のは:：]?([{_HAN}]{{1,4}}[{_KATAKANA}]{{2,3}}子?){open_end}"),
         re.compile(
             f"(?:{cues})[はが:：、]?\\s?((?:{called})(?:{more}){{0,2}}?){open_end}"
         ),
         re.compile(f"((?:{called})(?:{more})?)(?=と申し|と言い|といい|という者)"),
         re.compile(
-            f"(?:{any_of(language.words('roles'))})[のは:：]?"
+            f"(?:{roles})[のは:：]?"
             f"([{_HAN}]{{2,6}}(?: [{_HAN}]{{1,3}})?){open_end}"
         ),
         re.compile(f"[{_KATAKANA}]{{2,10}}(?:[・=＝][{_KATAKANA}]{{1,10}}){{1,3}}"),

@@ -7,6 +7,7 @@ bounded, so that no text makes a rule slow.
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import groupby
 
 from dptune.detection.languages.numbers import is_valid, rules_of
 from dptune.detection.languages.tables import CASED, UNSPACED, Language, load
@@ -21,9 +22,17 @@ _NUMBER_SIGN = r"(?:n[.ºo°]{0,2}\s?|nr\.?\s?|no\.?:?\s?)?"
 
 
 def any_of(words: frozenset[str] | list[str]) -> str:
-    """Return an alternation, the longest first, which matches nothing if empty."""
-    ordered = sorted(words, key=lambda word: (-len(word), word))
-    return "|".join(map(re.escape, ordered)) or r"(?!)"
+    """Return an alternation, the longest first, which matches nothing if empty.
+
+    Words are grouped by their first character, so that most of a text meets few.
+    """
+    ordered = sorted(words, key=lambda word: (word[:1], -len(word), word))
+    by_first = groupby(ordered, key=lambda word: word[:1])
+    grouped = (
+        f"{re.escape(first)}(?:{'|'.join(re.escape(word[1:]) for word in group)})"
+        for first, group in by_first
+    )
+    return "|".join(grouped) or r"(?!)"
 
 
 @lru_cache
@@ -170,6 +179,14 @@ _BOX = (
 _EMAIL = re.compile(
     r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}"
 )
+_WEEKDAY = (
+    r"(?:\s?[（(]?(?:(?:星期|周|礼拜)[一二三四五六日天]|[月火水木金土日]曜日?)[)）]?"
+    r"|[（(][月火水木金土日][)）])?"
+)
+_CARD = re.compile(r"(?<![\d-])\d{4}(?:[ -]?\d{4}){3}(?:[ -]?\d{1,3})?(?![\d-])")
+_JAPANESE_ACCOUNT = re.compile(
+    r"(?:普通|当座|定期)(?:預金|口座)?[\s:：]{0,2}(?P<value>\d{6,8})(?!\d)"
+)
 _PHONE = {
     "zh": re.compile(r"(?<!\d)(?:0\d{2,3}-\d{7,8}|1[3-9]\d-?\d{4}-?\d{4})(?!\d)"),
     "ja": re.compile(r"(?<!\d)0\d{1,4}-\d{1,4}-\d{3,4}(?!\d)"),
@@ -190,8 +207,8 @@ def _unspaced(code: str) -> list[tuple[str, re.Pattern[str], float]]:
     numeral = "[0-9一二三四五六七八九十〇零○]"
     date = re.compile(
         rf"(?:{language.texts['era']}|{numeral}{{2,4}}\s?年)\s?(?:{numeral}{{1,3}}\s?月"
-        rf"\s?(?:{numeral}{{1,3}}\s?[日号])?)?(?!間|代)|{numeral}{{1,3}}\s?月\s?"
-        rf"{numeral}{{1,3}}\s?[日号]"
+        rf"\s?(?:{numeral}{{1,3}}\s?[日号]{_WEEKDAY})?)?(?!間|代)|{numeral}{{1,3}}\s?月"
+        rf"\s?{numeral}{{1,3}}\s?[日号]{_WEEKDAY}"
     )
     value = (
         rf"(?:{any_of(language.words('labels'))})(?:为|是|は|が|：|:|\s|号码|号|の){{0,3}}"
@@ -206,6 +223,8 @@ def _unspaced(code: str) -> list[tuple[str, re.Pattern[str], float]]:
         ("LICENSE", re.compile(language.texts["plate"]), 0.9),
         ("EMAIL", _EMAIL, 0.95),
         ("PHONE", _PHONE[code], 0.9),
+        ("ACCOUNT_ID", _CARD, 0.8),
+        ("ACCOUNT_ID", _JAPANESE_ACCOUNT, 0.9),
     ]
 
 
@@ -213,10 +232,10 @@ def _japanese_address() -> str:
     """From the postcode or the prefecture down to the room."""
     han = "[\u3400-\u9fff々ケヶノ之ァ-ヶー]"
     return (
-        rf"(?:〒\s?\d{{3}}-?\d{{4}}\s?)?(?:{han}{{2,3}}[都道府県])?{han}{{1,6}}?[市区町村郡]"
+        rf"(?:〒\s?\d{{3}}-?\d{{4}}\s?)?(?:{han}{{2,3}}[都道府県])?\s?{han}{{1,6}}?[市区町村郡]"
         rf"(?:{han}{{1,8}}[市区町村])?{han}{{0,8}}"
         r"(?:\d{1,4}(?:丁目|番地|番|号|の|-|－)?){1,4}"
-        r"(?:[ 　]?[ァ-ヶー]{2,12}\d{1,4}(?:号室)?)?"
+        rf"(?:[ 　]?{han}{{2,12}}\d{{1,4}}(?:号室|号|階)?)?"
         r"|〒\s?\d{3}-?\d{4}|(?<!\d)\d{3}-\d{4}(?![\d-])"
     )
 
@@ -230,6 +249,9 @@ def _chinese_address(language: Language) -> str:
         rf"{han}{{1,8}}?(?:路|街|大道|巷|胡同|弄|村)"
         rf"(?:{han}{{1,3}}段)?\s?\d{{1,5}}\s?(?:号|弄)?"
         rf"(?:{han}{{0,8}}?\d{{1,4}}(?:栋|幢|座|单元|室|楼|号楼|层|号)){{0,4}}"
+        r"(?:[，,]?\s?(?:邮编|邮政编码)[:：为是]?\s?\d{6})?"
+        r"|(?<=住)\d{1,4}(?:号楼?|栋|幢|室|单元)"
+        rf"|(?<=[住在])就?{han}{{1,6}}?(?:路|街|巷|胡同|小区|花园|公寓|新村|弄堂|家园|苑)"
     )
 
 
