@@ -86,6 +86,7 @@ _STRANGE_LEAD = 1.6
 _FEWEST_LETTERS = 16
 _LONGEST_NAME = 6
 _STOPS = (".", "!", "?", "…", ",")
+_ENDS = (".", "!", "؟", "?", "।")
 _CLOSE = 0.5
 _AMBIGUOUS = 0.5
 _FEW_HITS = 0.35
@@ -219,7 +220,7 @@ def _joined(text: str, scored: list[tuple[Part, Scores]]) -> Iterator[Part]:
     last = ""
     for part, scores in scored:
         found = part.language or _best(scores, main) or main
-        if found == UNDETERMINED and not text[part.start : part.end].strip():
+        if found == UNDETERMINED and len(text[part.start : part.end].strip(" .")) < 2:
             found = last
         if last and found != last:
             yield Part(start=start, end=part.start, language=last)
@@ -379,7 +380,8 @@ def _devanagari(sentence: str) -> str:
 def _by_function_words(sentence: str, code: str, word: re.Pattern[str]) -> str:
     """Return the language if function words of it are there, and else ask.
 
-    Four words of which none is a listed name are running text if the library says so.
+    Four words, or three and a full stop, are running text if the library says so and
+    few of them are listed names.
     """
     found = word.findall(plain(sentence, code)[0])
     lists = load(code).words
@@ -388,7 +390,10 @@ def _by_function_words(sentence: str, code: str, word: re.Pattern[str]) -> str:
     if hits and hits * 8 >= len(found):
         return code
     named = lists("given") | lists("surnames")
-    if len(found) < _FEWEST_WORDS or not named.isdisjoint(found):
+    ends = sentence.rstrip().endswith(_ENDS)
+    if len(found) < (_FEWEST_WORDS - 1 if ends else _FEWEST_WORDS):
+        return UNDETERMINED
+    if sum(word in named for word in found) * (3 if ends else 6) > len(found):
         return UNDETERMINED
     return _ask(sentence, _OF_ARABIC if code == "ar" else ("hi", "mr", "ne"))
 

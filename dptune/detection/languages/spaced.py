@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dptune.detection.languages.tables import Language, load
-from dptune.detection.languages.values import Found, any_of
+from dptune.detection.languages.values import Found, age_beside, any_of
 
 _TOKENS = {
     "ar": re.compile("[\u0620-\u064a\u066e-\u06d3]{1,40}"),
@@ -22,6 +22,34 @@ _REACH = 3
 _VERB = ("ي", "ت", "سي", "ست")
 _SIGNS = (",", "।", "(", "،", ".", ")", "-", ":")
 _HOUSE = re.compile(r"[،,]?\s?(?:رقم\s)?\d{1,5}")
+
+
+_INITIALS = {
+    "ar": re.compile(
+        r"(?<!\w)(?:[\u0621-\u064a]\.\s?){2,3}(?<!ص\.ب\.)(?:[\u0621-\u064a]{3,20}(?!\w))?"
+        r"|(?<!\w)[ب-خذ-شض-ي]\.\s[\u0621-\u064a]{2,20}(?!\w)"
+    ),
+    "hi": re.compile(
+        r"(?<![\u0900-\u097f])(?:(?:ए|बी|सी|डी|ई|एफ|जी|एच|आई|जे|के|एल|एम|एन|ओ|पी|क्यू|आर|एस|टी"
+        r"|यू|वी|डब्ल्यू|एक्स|वाई|जेड|[अ-ह])\.\s?){1,3}(?:(?<=\.\s)|(?<=\.))"
+        r"(?:[\u0900-\u097f]{2,20}(?![\u0900-\u097f]))?"
+    ),
+}
+_AREA = "[^،,.;।؛\\d]{2,30}"
+_ADDRESSES = {
+    "ar": re.compile(
+        r"(?<!\w)(?:شارع|طريق|حي|ميدان|جادة|زنقة|نهج|درب|عمارة|شقة|الشقة|فيلا|بناية)"
+        rf"\s(?:{_AREA})?(?:[،,]?\s?(?:رقم|عدد|عمارة|شقة|بناية|مبنى|فيلا|طابق|قطعة|بلوك)?"
+        rf"\s?\d{{1,5}}){{1,4}}(?:[،,]\s{_AREA}?(?=[،,.]|\sباسم|$)){{0,2}}"
+    ),
+    "hi": re.compile(
+        r"(?:(?:मकान|फ्लैट|प्लाट|प्लॉट|घर|दुकान|कमरा|वार्ड|सेक्टर|ब्लाक|ब्लॉक)(?:\s(?:नंबर|नं\.?|संख्या"
+        rf"|क्रमांक))?\s?\d{{1,5}}(?:[,]\s?(?:{_AREA})?\d{{0,6}}){{0,5}}"
+        rf"|(?<=[:\s])\d{{1,4}}[,/]\s?[^,।\d]{{2,30}}\s(?:मार्ग|रोड|नगर|गली|कालोनी|कॉलोनी|विहार|पथ)"
+        rf"(?:,\s?[^,।\s]{{2,20}}){{0,2}}(?:\s\d{{6}})?"
+        r"|[\u0900-\u097f]{2,20}[\s-]{1,3}\d{6})(?!\d)"
+    ),
+}
 
 
 @dataclass(kw_only=True)
@@ -70,10 +98,21 @@ def find_spaced_names(text: str, code: str) -> Iterator[Found]:
         if first is not None:
             _mark_from(text, tokens, first, language)
     for position, token in enumerate(tokens):
+        if code == "ar":
+            _mark_called(text, tokens, position, language)
+        else:
+            _mark_doer(text, tokens, position, language)
         _mark_by_neighbors(text, tokens, position, token, language)
     for match in _long_places(code).finditer(text):
         yield *match.span(), "GPE", 0.8
-    yield from _runs(text, tokens)
+    for found in _runs(text, tokens):
+        yield found
+        if found[2] == "PERSON":
+            yield from age_beside(text, found[1])
+    for match in _INITIALS[code].finditer(text):
+        yield *match.span(), "PERSON", 0.6
+    for match in _ADDRESSES[code].finditer(text):
+        yield *match.span(), "ADDRESS", 0.7
 
 
 def _forms(form: str, code: str) -> list[str]:
@@ -151,6 +190,54 @@ def _mark_by_neighbors(
             kind = "ORG" if token.form in lists("orgs") else "ADDRESS"
             before.mark(kind, 0.6)
             token.mark(kind, 0.6)
+
+
+def _mark_called(
+    text: str, tokens: list[_Token], position: int, language: Language
+) -> None:
+    """Mark Arabic names behind `O`, `I am` and `father of`, listed or not."""
+    lists = language.words
+    if position + 1 >= len(tokens):
+        return
+    token, after = tokens[position], tokens[position + 1]
+    if text[token.end : after.start] != " " or after.form in lists("titles"):
+        return
+    ends = not text[after.end : after.end + 1].strip(" ") or text[after.end] in "،,!؟."
+    is_open = after.form not in lists("stop") | lists("vocatives")
+    is_called = token.form == "يا" and is_open and (ends or len(after.form) > 2)
+    if is_called and text[after.end : after.end + 1] not in {"،", "!", "؟", "."}:
+        is_called = _is_named(tokens, position + 1, language)
+    is_listed = _is_named(tokens, position + 1, language)
+    if token.form in {"ابو", "ابي", "ابا"} and is_open:
+        token.mark("PERSON", 0.7)
+        after.mark("PERSON", 0.7)
+    elif token.form == "ام" and is_listed:
+        token.mark("PERSON", 0.6)
+        after.mark("PERSON", 0.7)
+    elif is_called or (token.form in {"انا", "معك", "هنا"} and is_listed):
+        after.mark("PERSON", 0.7)
+
+
+def _mark_doer(
+    text: str, tokens: list[_Token], position: int, language: Language
+) -> None:
+    """Mark Hindi names by what only people do: act, be born, speak, have a wife."""
+    lists = language.words
+    form = tokens[position].form
+    after = tokens[position + 1].form if position + 1 < len(tokens) else ""
+    is_owner = form in {"का", "की", "के"} and after in lists("of_people")
+    if form != "ने" and not is_owner and not (form == "बोल" and after.startswith("रह")):
+        return
+    nouns = lists("nouns") | lists("stop") | lists("titles") | lists("roles")
+    nouns |= lists("labels") | lists("label_words") | lists("orgs") | lists("places")
+    for step in range(1, _REACH):
+        before = position - step
+        if before < 0 or text[tokens[before].end : tokens[before + 1].start] != " ":
+            return
+        word = tokens[before].form
+        if word in nouns or word.endswith(("ों", "ओं")):
+            return
+        tokens[before].mark("PERSON", 0.6)
 
 
 def _is_named(tokens: Sequence[_Token], position: int, language: Language) -> bool:

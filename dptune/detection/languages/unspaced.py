@@ -58,7 +58,7 @@ def _common(code: str) -> tuple[tuple[str, re.Pattern[str], float], ...]:
     late = any_of(language.words("late"))
     word = f"(?!{late})[{_HAN}{_KATAKANA}A-Za-z]{{1,12}}"
     orgs = re.compile(
-        f"(?:(?<=[はがをにとので、。「])[ぁ-ゖ]{{2,5}})(?:{heads})|(?:株式会社|有限会社|合同会社){word}|{word}?(?:{heads})"
+        f"(?:(?<![^はがをにとので、。「])[ぁ-ゖ]{{2,5}}[{_HAN}]{{0,4}}?)(?:{heads})+|(?:株式会社|有限会社|合同会社){word}|{word}?(?:{heads})+"
     )
     towns = re.compile(
         f"[{_HAN}]{{1,4}}(?:都|道|府|県|市|区|町|村)(?![{_HAN}]{{0,1}}[長民役場内外])"
@@ -154,7 +154,7 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
     roles = any_of(language.words("roles"))
     gap = "[ 　]?"
     open_end = f"(?=$|[^{_HAN}{_KANA}]|{ends}|{titles}|[はがをにともの])"
-    name = f"(?!{titles})(?:[{_HAN}]{{1,3}}|[{_KATAKANA}]{{2,8}}|[ぁ-ゖ]{{2,4}})"
+    name = f"(?!{titles}|{ends})(?:[{_HAN}]{{1,3}}|[{_KATAKANA}]{{2,8}}|[ぁ-ゖ]{{2,4}})"
     kanji = f"(?<![{_HAN}])[{_HAN}]{{1,5}}(?:[ 　][{_HAN}{_KANA}]{{1,6}})?"
     kana = f"[{_KATAKANA}]{{2,10}}(?:[・=＝ ][{_KATAKANA}]{{2,10}}){{0,3}}"
     called = f"[{_HAN}]{{1,6}}|[{_KATAKANA}]{{2,10}}"
@@ -164,18 +164,20 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
             f"(?!{blocked})(?:{kanji}|{kana}|(?<![{_HAN}{_KANA}])[ぁ-ゖ]{{2,5}})"
             f"(?=(?:{titles})(?![{_HAN}]))"
         ),
-        re.compile(f"(?:{family}){gap}(?:{given}|{name}){open_end}"),
+        re.compile(
+            f"(?!{blocked}|{roles})(?:{family}){gap}(?:{given}|{name}){open_end}"
+        ),
         re.compile(f"(?<![{_HAN}])(?:{family_alone}){open_end}"),
         re.compile(
             f"(?:(?<![{_HAN}{_KANA}])|(?<=[昨今明先]日)|(?<=[はがをにとのも]))"
             f"(?:{given_alone})(?={open_end}|だ|って|で|へ)"
         ),
-        re.compile(f"(?:{roles})[のは・:：]?(?:{given}|{family}){open_end}"),
+        re.compile(f"(?:{roles})[のは・:：]?((?:{given}|{family})){open_end}"),
         re.compile(f"(?:{roles})[のは:：]?([{_HAN}]{{1,4}}[{_KATAKANA}]{{2,3}}子?){open_end}"),
         re.compile(
             f"(?:{cues})[はが:：、]?\\s?((?:{called})(?:{more}){{0,2}}?){open_end}"
         ),
-        re.compile(f"((?:{called})(?:{more})?)(?=と申し|と言い|といい|という者)"),
+        re.compile(f"((?:{called})(?:{more})?)(?=と申し|と言い|といい|という者|と呼|と名乗|って呼)"),
         re.compile(
             f"(?:{roles})[のは:：]?"
             f"([{_HAN}]{{2,6}}(?: [{_HAN}]{{1,3}})?){open_end}"
