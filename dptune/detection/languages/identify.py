@@ -109,7 +109,7 @@ _IDEOGRAPHS = re.compile("[\u3041-\u9fff\uf900-\ufaff]")
 _JAPANESE_WORD = re.compile("番号|様|氏名|株式|従業|担当|御中|宛|〒|丁目|番地|歳|県")
 _PARTICLE = re.compile(
     "[\u3400-\u9fffァ-ヶー々][はがをにでへとのも]|です|ます|した|して|ください|ません|から"
-    "|お客様|氏名|番号|様|こんにちは"
+    "|お客様|氏名|番号|様|こんにちは|より|ため|こと|もの|まで|という"
 )
 _OF_ARABIC = ("ar", "fa", "ur", "ps", "ug", "ku")
 Scores = dict[str, float]

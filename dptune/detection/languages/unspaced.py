@@ -20,6 +20,7 @@ _LATIN_NAME = re.compile(
     r"(?<![A-Za-z@./\\_-])[A-Z][a-zà-ÿ]{1,20}(?:[ .'’-]{1,2}[A-Z][a-zà-ÿ]{0,20}){0,3}"
     r"(?![A-Za-z@/\\_])"
 )
+_LATIN_INITIALS = re.compile(r"(?<![A-Za-z.])(?:[A-ZＡ-Ｚ][.．・]){1,3}[A-ZＡ-Ｚ]?(?![A-Za-z])")
 _FURIGANA = re.compile(f"[（(][{_KANA}\\s　・]{{2,20}}[)）]")
 
 
@@ -36,8 +37,9 @@ def find_unspaced_names(text: str, code: str) -> Iterator[Found]:
     for kind, pattern, confidence in _common(code):
         for match in pattern.finditer(text):
             yield *match.span(match.lastindex or 0), kind, confidence
-    for match in _LATIN_NAME.finditer(text):
-        yield *match.span(), "ENTITY", 0.6
+    for pattern in (_LATIN_NAME, _LATIN_INITIALS):
+        for match in pattern.finditer(text):
+            yield *match.span(), "ENTITY", 0.6
 
 
 @lru_cache
