@@ -20,7 +20,9 @@ _LATIN_NAME = re.compile(
     r"(?<![A-Za-z@./\\_-])[A-Z][a-zà-ÿ]{1,20}(?:[ .'’-]{1,2}[A-Z][a-zà-ÿ]{0,20}){0,3}"
     r"(?![A-Za-z@/\\_])"
 )
-_LATIN_INITIALS = re.compile(r"(?<![A-Za-z.])(?:[A-ZＡ-Ｚ][.．・]){1,3}[A-ZＡ-Ｚ]?(?![A-Za-z])")
+_LATIN_INITIALS = re.compile(
+    r"(?<![A-Za-z.])(?:[A-ZＡ-Ｚ][.．・]){1,3}[A-ZＡ-Ｚ]?(?![A-Za-z])"
+)
 _FURIGANA = re.compile(f"[（(][{_KANA}\\s　・]{{2,20}}[)）]")
 
 
@@ -92,7 +94,10 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
     verbs = (
         "说住来电于今现正表同称即因女男先小老医出生申发签没收去打告拿买做提参请因主负"
     )
-    time = "[一二三四五六七八九十]{1,2}[月号]|今|昨|明天|早上|上午|下午|晚上|周|上周|下周|年仅|还|才"
+    time = (
+        "[一二三四五六七八九十]{1,2}[月号]|今|昨|明天|早上|上午|下午|晚上|上?周|下周"
+        "|年仅|还|才"
+    )
     ends = f"(?=$|[^{_HAN}]|[{stop}{verbs}]|{time})"
     after = "(?:是|为|叫|:|：|\\s|「|“){0,2}\\s?"
     near = "(?<=[和与跟给找向对由请让是为叫被把同问、于替])"
@@ -175,14 +180,17 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
             f"(?:{given_alone})(?={open_end}|だ|って|で|へ)"
         ),
         re.compile(f"(?:{roles})[のは・:：]?((?:{given}|{family})){open_end}"),
-        re.compile(f"(?:{roles})[のは:：]?([{_HAN}]{{1,4}}[{_KATAKANA}]{{2,3}}子?){open_end}"),
+        re.compile(
+            f"(?:{roles})[のは:：]?([{_HAN}]{{1,4}}[{_KATAKANA}]{{2,3}}子?){open_end}"
+        ),
         re.compile(
             f"(?:{cues})[はが:：、]?\\s?((?:{called})(?:{more}){{0,2}}?){open_end}"
         ),
-        re.compile(f"((?:{called})(?:{more})?)(?=と申し|と言い|といい|という者|と呼|と名乗|って呼)"),
         re.compile(
-            f"(?:{roles})[のは:：]?"
-            f"([{_HAN}]{{2,6}}(?: [{_HAN}]{{1,3}})?){open_end}"
+            f"((?:{called})(?:{more})?)(?=と申し|と言い|といい|という者|と呼|と名乗|って呼)"
+        ),
+        re.compile(
+            f"(?:{roles})[のは:：]?([{_HAN}]{{2,6}}(?: [{_HAN}]{{1,3}})?){open_end}"
         ),
         re.compile(f"[{_KATAKANA}]{{2,10}}(?:[・=＝][{_KATAKANA}]{{1,10}}){{1,3}}"),
     )

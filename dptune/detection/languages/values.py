@@ -80,7 +80,9 @@ def _dates(language: Language) -> Iterator[re.Pattern[str]]:
     day = rf"\d{{1,2}}(?:\.|º|°|er|ª)?(?:\s?[-–/]\s?\d{{1,2}}\.?)?\s?(?:(?:{join})\s)?"
     year = rf"(?:(?:{join}|عام|سنة|साल|वर्ष)\s)?(?:\d{{4}}|'?\d\d(?!\w))"
     weekdays = any_of(language.words("weekdays"))
-    from_weekday = rf"(?<!\w)(?:(?:{weekdays}),?\s(?:(?:den|dem|le|dia|día|dzień|dnia)\s)?)"
+    from_weekday = (
+        rf"(?<!\w)(?:(?:{weekdays}),?\s(?:(?:den|dem|le|dia|día|dzień|dnia)\s)?)"
+    )
     yield re.compile(
         rf"(?:{from_weekday}|(?<!\w)){day}(?:{months})(?!\w)(?:{after}{year})?"
         rf"|(?<!\w)(?:{months})(?!\w){after}{year}(?!\w)"
