@@ -209,8 +209,8 @@ def _mark_called(
         is_called = _is_named(tokens, position + 1, language)
     is_listed = _is_named(tokens, position + 1, language)
     if token.form in {"ابو", "ابي", "ابا"} and is_open:
-        token.mark("PERSON", 0.7)
-        after.mark("PERSON", 0.7)
+        token.mark("PERSON", 0.75)
+        after.mark("PERSON", 0.75)
     elif token.form == "ام" and is_listed:
         token.mark("PERSON", 0.6)
         after.mark("PERSON", 0.7)
