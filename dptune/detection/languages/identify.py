@@ -106,11 +106,16 @@ _NEAR = {
 _MARKED_WORD = re.compile(r"[^\W\d_]|[\u0900-\u0963]")
 _LATIN = re.compile("[A-Za-z\u00c0-\u024f]")
 _IDEOGRAPHS = re.compile("[\u3041-\u9fff\uf900-\ufaff]")
-_JAPANESE_WORD = re.compile("番号|様|氏名|株式|従業|担当|御中|宛|〒|丁目|番地|歳|県")
+_JAPANESE_WORD = re.compile(
+    "番号|様|氏名|株式|従業|担当|御中|宛|〒|丁目|番地|歳|県|令和|平成|昭和"
+)
 _PARTICLE = re.compile(
     "[\u3400-\u9fffァ-ヶー々][はがをにでへとのも]|です|ます|した|して|ください|ません|から"
     "|お客様|氏名|番号|様|こんにちは|より|ため|こと|もの|まで|という"
 )
+_HIRAGANA = re.compile("[\u3041-\u3096]")
+_HAN = re.compile("[\u3400-\u9fff]")
+_LONGEST_JAPANESE_NAME = 9
 _OF_ARABIC = ("ar", "fa", "ur", "ps", "ug", "ku")
 Scores = dict[str, float]
 
@@ -357,7 +362,10 @@ def _chinese(sentence: str) -> str:
 
 
 def _japanese(sentence: str) -> str:
-    """Tell running Japanese from a bare name, by its particles."""
+    """Tell running Japanese from a bare name, by its length or its particles."""
+    is_mixed = _HIRAGANA.search(sentence) and _HAN.search(sentence)
+    if is_mixed and len(sentence) > _LONGEST_JAPANESE_NAME:
+        return "ja"
     return "ja" if _PARTICLE.search(sentence) else UNDETERMINED
 
 

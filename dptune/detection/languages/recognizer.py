@@ -128,7 +128,7 @@ def _dates_and_ages(text: str) -> Iterator[Found]:
     """
     if not any(map(str.isdecimal, text)):
         return
-    for code in (*CASED, *SPACED):
+    for code in LANGUAGES:
         view, origin = plain(text, code)
         if origin is None:
             for found in find_values(view, lower(view, code), code):

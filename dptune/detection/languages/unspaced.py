@@ -112,10 +112,18 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
         ),
         re.compile(f"(?:{cues}|{role}){after}([小阿老大](?:{any_given})){ends}"),
         re.compile(f"(?!{blocked})(?:{families})某{{1,2}}"),
+        re.compile(
+            f"(?:(?<![{_HAN}])|{near})(?!{blocked})[小阿][{_HAN}](?=[，,！!、]|{time})"
+        ),
+        re.compile(f"{near}(?!{blocked})阿[{_HAN}]{ends}"),
+        re.compile(f"(?<=[在到去给])(?:{safe})(?=家[了，。里的])"),
+        re.compile(
+            f"(?:{role}|[父母]亲|丈夫|妻子|儿子|女儿)([{_HAN}]{{2}})(?=今年|年仅)"
+        ),
         re.compile(f"(?!{blocked})[小老阿大](?:{family}){ends}"),
         re.compile(f"(?!{blocked})(?:{family})[{given}]{{2}}"),
         re.compile(
-            f"(?:(?<![{_HAN}])|{near})(?!{blocked})(?:{family})[{given}]{{1,2}}{ends}"
+            f"(?:(?<![{_HAN}])|{near})(?!{blocked})(?:{families})[{given}]{{1,2}}{ends}"
         ),
         re.compile(
             f"(?:(?<![{_HAN}])|{near}|(?:{role}))({alone})(?:{ends}|(?=[妈爸]|{titles}))"
@@ -169,7 +177,7 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
     return (
         re.compile(
             f"(?!{blocked})(?:{kanji}|{kana}|(?<![{_HAN}{_KANA}])[ぁ-ゖ]{{2,5}})"
-            f"(?=(?:{titles})(?![{_HAN}]))"
+            f"(?=さん|くん|ちゃん|様|(?:{titles})(?![{_HAN}]))"
         ),
         re.compile(
             f"(?!{blocked}|{roles})(?:{family}){gap}(?:{given}|{name}){open_end}"
@@ -192,7 +200,7 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
         re.compile(
             f"(?:{roles})[のは:：]?([{_HAN}]{{2,6}}(?: [{_HAN}]{{1,3}})?){open_end}"
         ),
-        re.compile(f"[{_KATAKANA}]{{2,10}}(?:[・=＝][{_KATAKANA}]{{1,10}}){{1,3}}"),
+        re.compile(f"[{_KATAKANA}]{{1,10}}(?:[・=＝][{_KATAKANA}]{{1,10}}){{1,3}}"),
     )
 
 
