@@ -347,7 +347,7 @@ def _mark_from(
         gap = text[tokens[position - 1].end : token.start] if position else ""
         if position > first and gap.strip(" .") != "":
             return
-        if position > first and "." in gap and len(tokens[position - 1].lower) > 4:
+        if position > first and "." in gap and token.begins:
             return
         if token.lower in words.titles:
             if has_case and not marked and text.startswith(".", token.end):
@@ -382,6 +382,7 @@ def _runs(text: str, tokens: Sequence[_Token], words: _Words) -> Iterator[Found]
         for other in held:
             gap = gap.replace(text[other.start : other.end], "", 1)
         is_near = bool(run) and len(gap) < 6 and not gap.strip(" .&'’-")
+        is_near = is_near and not ("." in gap and token.begins)
         is_initial = token.is_capital and len(token.lower) < 2
         is_capital_particle = (
             token.is_capital and not token.begins and token.lower in words.public

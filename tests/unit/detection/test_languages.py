@@ -144,6 +144,22 @@ def test_person_of_no_list_is_found_by_what_stands_beside(engine, text, names):
     assert found == names
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("Frag bitte Frau Roth. Regen fällt heute keiner mehr.", ["Roth"]),
+        ("Je cherche Mme Kim. Bruno est parti hier soir.", ["Kim", "Bruno"]),
+        ("Hablé con la señora Gil. Llueve mucho en la calle.", ["Gil"]),
+        ("Ho visto il signor Pio. Piove molto da ieri sera.", ["Pio"]),
+        ("Spreek met mevrouw Bos. Regen is er vandaag niet.", ["Bos"]),
+        ("Wir danken Herrn Dr. Kim für alles.", ["Dr. Kim"]),
+    ],
+)
+def test_name_ends_with_its_sentence_however_short_it_is(engine, text, names):
+    found = [value for value, kind in kinds(engine, text).items() if kind == "PERSON"]
+    assert found == names
+
+
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_letters_of_names_in_other_scripts_are_covered(engine, script, form):
