@@ -229,7 +229,7 @@ FILE_WAYS: dict[str, tuple[str, Callable[[World], None], str]] = {
     "all files gone": (
         STORE,
         lambda world: shutil.rmtree(world.files()),
-        "missing|must be a folder|byte for byte",
+        "missing|must be a folder|must be a directory|byte for byte",
     ),
 }
 

@@ -316,7 +316,7 @@ def _(world: World) -> Answer:
     TAGS,
     "the model deleted and made anew, so that numbers begin at 1 again",
     rights=BOTH,
-    says="registered|must have|digest|trail",
+    says="byte for byte|registered|must have|digest|trail",
 )
 def _(world: World) -> Answer:
     client = MlflowClient()

@@ -39,20 +39,25 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def signals_raised() -> Iterator[None]:
+def signals_raised() -> Iterator[list[Stopped]]:
     """Raise `Stopped` for signals that ask a process to end; a second one ends it.
+
+    Yields what was raised: where something else fails because of it, such as a
+    database that a library left locked, the signal is why the command ended.
 
     Where Python drops what is raised (destructors, callbacks of libraries), the signal
     is sent once more a moment later, when other code runs.
     """
     before: dict[signal.Signals, object] = {}
+    raised: list[Stopped] = []
     waiting: list[threading.Timer] = []
     usual_hook = sys.unraisablehook
 
     def stop(number: int, _: FrameType | None) -> None:
         for one in before:
             signal.signal(one, signal.SIG_DFL)
-        raise Stopped(number)
+        raised.append(Stopped(number))
+        raise raised[-1]
 
     def ask_again(dropped: "sys.UnraisableHookArgs") -> None:
         if not isinstance(dropped.exc_value, Stopped):
@@ -71,7 +76,7 @@ def signals_raised() -> Iterator[None]:
             before[number] = signal.signal(number, stop)
     sys.unraisablehook = ask_again if here else usual_hook
     try:
-        yield
+        yield raised
     finally:
         for timer in waiting:
             timer.cancel()

@@ -16,7 +16,7 @@ import logging
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from rich.console import Console
@@ -48,8 +48,8 @@ def main() -> int:
     errors = Console(stderr=True, highlight=False)
     account.forget()
     try:
-        with signals_raised():
-            return _answered(_command, errors)
+        with signals_raised() as raised:
+            return _answered(_command, errors, raised)
     except Stopped as stop:  # while the end of the command was being told
         return stop.exit_code
     finally:
@@ -79,7 +79,9 @@ def _command(errors: Console) -> None:
     sys.stdout.flush()
 
 
-def _answered(command: Callable[[Console], None], errors: Console) -> int:
+def _answered(
+    command: Callable[[Console], None], errors: Console, raised: Sequence[Stopped]
+) -> int:
     """Run a command, and turn whatever ends it into a message and an exit code."""
     try:
         command(errors)
@@ -91,11 +93,22 @@ def _answered(command: Callable[[Console], None], errors: Console) -> int:
         with suppress(OSError):
             errors.print(f"[bold red]refused[/] {escape(str(refusal))}", soft_wrap=True)
         return REFUSED
-    except (Exception, KeyboardInterrupt, Stopped) as error:  # noqa: BLE001
+    except (Exception, KeyboardInterrupt, Stopped) as failure:  # noqa: BLE001
+        error = _cause(failure, raised)
+        for note in () if error is failure else getattr(failure, "__notes__", ()):
+            error.add_note(note)
         with suppress(OSError):  # standard error may be what is full
             _explain(errors, error)
         return _exit_code(error)
     return 0
+
+
+def _cause(failure: BaseException, raised: Sequence[Stopped]) -> BaseException:
+    """Blame a signal for what failed after it; ZenML answers some that we ignore."""
+    if raised:
+        return raised[-1]
+    by_zenml = type(failure).__name__ == "RunInterruptedException"
+    return Stopped(signal.SIGINT) if by_zenml else failure
 
 
 def _exit_code(error: BaseException) -> int:

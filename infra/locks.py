@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Dialect, Engine, event, text
 
 from dptune.accounting.store.database import connecting, open_engine, refuse_gone
 
@@ -77,6 +78,26 @@ def made_whole(database: Path) -> Iterator[None]:
         yield
         made.touch()
         mark.unlink(missing_ok=True)
+
+
+def never_made_twice() -> None:
+    """Let no connection of this process make a database that `made_whole` has made.
+
+    SQLite makes a file where none is: a database that goes while a command runs would
+    be followed by an empty one, in which ZenML and MLflow make themselves a new home.
+    """
+    if not event.contains(Engine, "do_connect", _open_only):
+        event.listen(Engine, "do_connect", _open_only)
+
+
+def _open_only(
+    dialect: Dialect, _: object, arguments: list[Any], keywords: dict[str, Any]
+) -> None:
+    """Ask SQLite to open the file, or to fail."""
+    file = str(arguments[0]) if arguments else ""
+    if dialect.name == "sqlite" and Path(f"{file}.made").is_file():
+        arguments[0] = f"{Path(file).absolute().as_uri()}?mode=rw"
+        keywords["uri"] = True
 
 
 @contextmanager

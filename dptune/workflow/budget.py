@@ -25,6 +25,7 @@ from dptune.recipes import View
 from dptune.results import BudgetReport, BudgetReservation, CorpusReport
 from dptune.stages import StagePlan
 from dptune.workflow.charging import release_entry, stage_entry
+from dptune.workflow.naming import check_name, claim_name
 
 _DECIDES: Final = {
     *("canaries", "detection", "scoring", "redaction", "model", "recipe", "privacy"),
@@ -158,7 +159,8 @@ def check_budget(
 
     Raises:
         BudgetExceededError: with what is left and what was asked.
-        PrivacyError: the data set's units are known in another way.
+        PrivacyError: the data set's units are known in another way, or the same
+            texts were charged under another name.
     """
     store = BudgetStore.find(url)
     if store is None:
@@ -166,6 +168,7 @@ def check_budget(
         return
     try:
         other = key or secrets.token_bytes(KEY_BYTES)  # a lost key is refused below
+        check_name(store, config.budget.data_set, corpus, key=other)
         store.preview(budget_request(config, corpus, plan, key=other), again=again)
     finally:
         store.engine.dispose()
@@ -192,10 +195,14 @@ def reserve_budget(
 
     Raises:
         BudgetExceededError: with what is left and what was asked.
-        PrivacyError: the data set's units are known in another way.
+        PrivacyError: the data set's units are known in another way, or the same
+            texts were charged under another name.
     """
     store = BudgetStore.open(url)
+    name = config.budget.data_set
+    check_name(store, name, corpus, key=key)
     held = store.reserve(budget_request(config, corpus, plan, key=key), again=again)
+    claim_name(store, name, corpus, key=key, reservation=held.id)
     head = store.head()
     store.engine.dispose()
     return BudgetReservation(

@@ -21,6 +21,7 @@ from dptune.privacy import PrivacyUnit, UnitsFrom
 from dptune.results import CorpusReport
 from dptune.workflow.budget import budget_cost
 from dptune.workflow.charging import RELEASED_UNITS, release_entry
+from dptune.workflow.naming import check_name, claim_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +177,11 @@ def _charge(
     """Spend from the data set's budget, before the noise is drawn."""
     store = BudgetStore.open(url)
     hashed = corpus.report.units_are_content_hashes
-    cost = budget_cost(entry)
+    cost, name = budget_cost(entry), config.budget.data_set
+    check_name(store, name, corpus, key=key)
     held = store.reserve(
         Request(
-            units=UnitSet.of(
-                corpus.source_units, key=key, data_set=config.budget.data_set
-            ),
+            units=UnitSet.of(corpus.source_units, key=key, data_set=name),
             privacy_unit=PrivacyUnit(corpus.report.privacy_unit),
             id_kind=IdKind.CONTENT_HASH if hashed else IdKind.SOURCE,
             run_key=run_key,
@@ -190,6 +190,7 @@ def _charge(
             required=config.budget.required,
         )
     )
+    claim_name(store, name, corpus, key=key, reservation=held.id)
     store.spend(held.id, cost, stage=entry.stage, num_steps=1)
     store.settle(held.id)
     store.engine.dispose()

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from infra.locks import made_whole
+from infra.locks import made_whole, never_made_twice
 from infra.private import write_for_owner_only
 from infra.workspace import Workspace
 
@@ -25,6 +25,7 @@ def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
     What they write there is for its owner only.
     """
     write_for_owner_only()
+    never_made_twice()
     os.environ.update(
         {
             "ZENML_CONFIG_PATH": str(workspace.zenml),

@@ -2,7 +2,8 @@
 
 An attempt is an evaluation (attacks on a model) or a decision (a gate's verdict). Each
 looks at private records once more, and whoever looks often enough finds a model that
-passes by luck. Trainings need no entries of their own: they are reservations.
+passes by luck. Trainings need no entries of their own: they are reservations. A
+reading notes under which name the texts of a corpus were charged first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from dptune.accounting.store.store import BudgetStore
 class Attempt(StrEnum):
     """What was done with private records that no epsilon counts."""
 
+    READING = "reading"
     EVALUATION = "evaluation"
     REGISTRATION = "registration"
     DECISION = "decision"
@@ -79,6 +81,19 @@ def last_attempt(
     with connecting(store.engine) as connection, reading(connection):
         found = _subjects(connection, data_set=data_set, kind=kind, about=about)
     return found[-1] if found else None
+
+
+def first_data_set(store: BudgetStore, *, kind: Attempt, subject: str) -> str | None:
+    """Name the data set that an attempt with this subject was first entered for."""
+    with connecting(store.engine) as connection, reading(connection):
+        return next(
+            (
+                str(content["data_set"])
+                for content in _contents(connection, "attempt")
+                if (content["attempt"], content["subject"]) == (kind.value, subject)
+            ),
+            None,
+        )
 
 
 def attempts_about(store: BudgetStore, about: str) -> list[tuple[Attempt, str]]:

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
+from zenml.exceptions import RunInterruptedException
 
 from cli import main as entry
 from cli.faults import Stopped, fault_of, signals_raised
@@ -340,6 +341,34 @@ def test_signal_in_a_destructor_is_asked_again(run_cli, monkeypatch):
     assert outcome.code == 143
     assert "stopped by SIGTERM" in outcome.err
     assert "Exception ignored" not in outcome.err
+
+
+def test_failure_that_a_signal_brought_about_is_the_signals(run_cli, monkeypatch):
+    """A library cleans up after the signal, meets its own lock, and raises that."""
+
+    def listing():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+        except BaseException:  # noqa: BLE001 - as libraries do
+            raise sqlite3.OperationalError("database is locked") from None
+
+    monkeypatch.setattr("cli.listing.list_configs", listing)
+    outcome = run_cli("configs")
+    assert outcome.code == 143
+    assert "stopped by SIGTERM" in outcome.err
+
+
+def test_signal_that_zenml_alone_answers_is_a_stop(run_cli, monkeypatch):
+    """`run.py train &` in a script ignores SIGINT, and ZenML's steps do not."""
+
+    def listing():
+        raise RunInterruptedException("The execution was interrupted.")
+
+    monkeypatch.setattr("cli.listing.list_configs", listing)
+    outcome = run_cli("configs")
+    assert outcome.code == 130
+    assert "stopped by SIGINT" in outcome.err
 
 
 def test_other_errors_in_a_destructor_are_told_as_before(monkeypatch):

@@ -5,11 +5,13 @@ from functools import partial
 from time import sleep
 
 import pytest
+from sqlalchemy import Engine, NullPool, create_engine, event, text
+from sqlalchemy.exc import OperationalError
 
 from cli.faults import fault_of
 from dptune.errors import ArtifactError
 from infra import locks
-from infra.locks import made_whole, one_at_a_time
+from infra.locks import made_whole, never_made_twice, one_at_a_time
 
 TIMES = 40
 
@@ -103,6 +105,42 @@ def test_database_whose_file_has_gone_is_not_made_anew(tmp_path):
     assert not database.exists()
     (tmp_path / "aside").rename(database)
     assert made(database)
+
+
+def connect(database):
+    engine = create_engine(f"sqlite:///{database}", poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+
+
+def test_database_that_goes_while_it_is_used_is_not_made_anew(tmp_path, monkeypatch):
+    """ZenML and MLflow open new connections to it all the time."""
+    never_made_twice()
+    never_made_twice()
+    database = tmp_path / "a b%41#c.db"
+    connect(database)  # nobody has made it yet
+    made(database)
+    connect(database)
+    database.rename(tmp_path / "aside")
+    with pytest.raises(OperationalError) as caught:
+        connect(database)
+    assert "does not answer" in fault_of(caught.value).what
+    assert not database.exists()
+    (tmp_path / "aside").rename(database)
+    connect(database)
+
+
+def test_twin_that_opens_as_sqlite_does_makes_a_new_one(tmp_path):
+    never_made_twice()
+    event.remove(Engine, "do_connect", locks._open_only)
+    try:
+        database = tmp_path / "a.db"
+        made(database)
+        database.unlink()
+        connect(database)
+        assert database.exists()
+    finally:
+        never_made_twice()
 
 
 def test_twin_that_forgets_what_was_made_makes_it_anew(tmp_path, monkeypatch):

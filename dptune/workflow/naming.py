@@ -1,0 +1,70 @@
+"""One name for the same texts: a budget belongs to data, not to what they are called.
+
+The store's log notes under which data set the texts of a corpus were charged first; the
+same texts under another name are refused. Texts of which one differs are other texts:
+docs/THREATS.md says who is trusted with that.
+"""
+
+import hashlib
+import hmac
+
+from dptune.accounting.store.attempts import Attempt, first_data_set, record_attempt
+from dptune.accounting.store.store import BudgetStore
+from dptune.data.records import Corpus
+from dptune.errors import PrivacyError
+
+
+def texts_digest(corpus: Corpus, *, key: bytes) -> str:
+    """Name the texts of a corpus, in any order, whatever their ids, owners and splits.
+
+    Args:
+        corpus: as it was ingested, before canaries.
+        key: without which nobody can try texts of his own.
+    """
+    texts = corpus.dataset["text"]
+    hashes = sorted(hashlib.sha256(text.encode()).digest() for text in texts)
+    return hmac.new(key, b"".join(hashes), hashlib.sha256).hexdigest()
+
+
+def check_name(store: BudgetStore, name: str, corpus: Corpus, *, key: bytes) -> None:
+    """Refuse texts that another data set has paid for; writes nothing.
+
+    Raises:
+        PrivacyError: naming the data set.
+    """
+    _refuse_other(store, name, texts_digest(corpus, key=key))
+
+
+def claim_name(
+    store: BudgetStore, name: str, corpus: Corpus, *, key: bytes, reservation: str
+) -> None:
+    """Note whose texts these are, before anything is drawn on them.
+
+    Args:
+        store: where it is noted.
+        name: of the data set.
+        corpus: as it was ingested, before canaries.
+        key: that names units and texts there.
+        reservation: id; released where the texts are another data set's.
+
+    Raises:
+        PrivacyError: another run gave the texts another name at this moment.
+    """
+    digest = texts_digest(corpus, key=key)
+    if first_data_set(store, kind=Attempt.READING, subject=digest) is None:
+        record_attempt(store, data_set=name, kind=Attempt.READING, subject=digest)
+    try:
+        _refuse_other(store, name, digest)
+    except PrivacyError:
+        store.release(reservation)
+        raise
+
+
+def _refuse_other(store: BudgetStore, name: str, digest: str) -> None:
+    """Compare a name with the first that the texts had."""
+    first = first_data_set(store, kind=Attempt.READING, subject=digest)
+    if first not in (None, name):
+        raise PrivacyError(
+            f"budget.data_set must be {first!r}, under which these texts were charged "
+            f"and counted before, got {name!r}. Change the name back."
+        )

@@ -1,0 +1,111 @@
+"""A budget belongs to data: the same texts under another name are refused."""
+
+import pytest
+
+from dptune.accounting.store.allowances import Cost
+from dptune.accounting.store.attempts import Attempt, count_attempts
+from dptune.accounting.store.reservations import UnitSet
+from dptune.accounting.store.store import BudgetStore, Request
+from dptune.accounting.store.summaries import history
+from dptune.accounting.store.tables import IdKind
+from dptune.accounting.store.verify import verify
+from dptune.data.building import build_corpus
+from dptune.data.source import SyntheticSource
+from dptune.errors import PrivacyError
+from dptune.privacy import PrivacyUnit
+from dptune.workflow import naming
+from dptune.workflow.naming import check_name, claim_name, texts_digest
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def store(sqlite_budget):
+    made = BudgetStore.open(sqlite_budget())
+    yield made
+    assert verify(made).success
+    made.engine.dispose()
+
+
+def hold(store, name, corpus):
+    request = Request(
+        units=UnitSet.of(corpus.source_units, key=KEY, data_set=name),
+        privacy_unit=PrivacyUnit.RECORD,
+        id_kind=IdKind.SOURCE,
+        run_key="run",
+        recipe="r",
+        planned=Cost(),
+    )
+    return store.reserve(request).id
+
+
+def claim(store, name, corpus):
+    check_name(store, name, corpus, key=KEY)
+    held = hold(store, name, corpus)
+    claim_name(store, name, corpus, key=KEY, reservation=held)
+
+
+def test_same_texts_under_another_name_are_refused(store, corpus):
+    claim(store, "people", corpus)
+    claim(store, "people", corpus)
+    with pytest.raises(PrivacyError, match=r"budget\.data_set must be 'people'"):
+        check_name(store, "fresh", corpus, key=KEY)
+    assert count_attempts(store, data_set="fresh", kind=Attempt.READING) == 0
+
+
+def test_names_of_ids_splits_and_order_make_no_other_texts(store, corpus):
+    claim(store, "people", corpus)
+    data = corpus.dataset.select(list(reversed(range(len(corpus.dataset)))))
+    data = data.map(lambda row: {"id": f"n{row['id']}", "split": "test"})
+    with pytest.raises(PrivacyError):
+        check_name(store, "fresh", corpus.with_dataset(data), key=KEY)
+
+
+def test_texts_of_which_one_differs_are_other_texts(store, corpus):
+    claim(store, "people", corpus)
+    fewer = corpus.with_dataset(corpus.dataset.select(range(len(corpus.dataset) - 1)))
+    claim(store, "fresh", fewer)
+
+
+def test_texts_twice_are_not_the_texts_once(corpus):
+    twice = corpus.with_dataset(corpus.dataset.select([*range(len(corpus.dataset)), 0]))
+    assert texts_digest(twice, key=KEY) != texts_digest(corpus, key=KEY)
+
+
+def test_digest_without_the_key_cannot_be_tried(store, corpus):
+    claim(store, "people", corpus)
+    assert texts_digest(corpus, key=b"o" * 32) != texts_digest(corpus, key=KEY)
+
+
+def test_two_names_at_once_keep_the_first_and_hold_nothing_of_the_second(
+    store, corpus, monkeypatch
+):
+    """Both checked before either had noted; the second is refused when it notes."""
+    seen = []
+
+    def first_of_two(*arguments, **keywords):
+        seen.append(keywords)
+        return None if len(seen) == 1 else found(*arguments, **keywords)
+
+    claim(store, "people", corpus)
+    held = hold(store, "fresh", corpus)
+    found = naming.first_data_set
+    monkeypatch.setattr(naming, "first_data_set", first_of_two)
+    with pytest.raises(PrivacyError):
+        claim_name(store, "fresh", corpus, key=KEY, reservation=held)
+    (run,) = history(store, data_set="fresh")
+    assert run.status.value == "released"
+
+
+def test_twin_that_trusts_the_name_lets_a_budget_begin_anew(store, corpus, monkeypatch):
+    claim(store, "people", corpus)
+    monkeypatch.setattr(naming, "_refuse_other", lambda *_: None)
+    claim(store, "fresh", corpus)
+
+
+def test_other_texts_have_their_own_name(store, corpus):
+    claim(store, "people", corpus)
+    other = build_corpus(
+        SyntheticSource(num_records=40, seed=3), privacy_unit=PrivacyUnit.RECORD
+    )
+    claim(store, "others", other)
