@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -19,11 +19,12 @@ Folder = Annotated[Path, typer.Option(help="The volume; pods find it as HF_HUB_C
 def build_models_app() -> typer.Typer:
     """Build the `models` commands."""
     app = typer.Typer(
-        help="Fill the volume from which pods without a hub read models.",
+        help="Fill the volume from which pods without a hub read; merge adapters.",
         no_args_is_help=True,
     )
     app.command()(fetch)
     app.command()(check)
+    app.command()(merge)
     return app
 
 
@@ -43,6 +44,32 @@ def check(folder: Folder, configs: Configs = None) -> None:
 
     huggingface_hub.constants.HF_HUB_OFFLINE = True
     _report(folder, configs)
+
+
+def merge(
+    base: Annotated[Path, typer.Argument(help="The model they were trained over.")],
+    adapter: Annotated[Path, typer.Argument(help="Folder `adapter` of a stage.")],
+    to: Annotated[Path, typer.Option(help="A new folder for the model.")],
+    dtype: Annotated[str, typer.Option(help="`float32` or `bfloat16`.")] = "float32",
+    quantization: Annotated[
+        int | None, typer.Option(help="Bits of the base in training: 4 or 8.")
+    ] = None,
+) -> None:
+    """Put a stage's adapters into the model that they were trained over."""
+    import torch
+
+    from dptune.errors import ConfigError
+    from dptune.models.loading import merge_adapter
+
+    types = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if dtype not in types or quantization not in (None, 4, 8):
+        raise ConfigError(
+            "--dtype must be float32 or bfloat16 and --quantization 4 or 8, got "
+            f"{dtype} and {quantization}."
+        )
+    bits = cast("Literal[4, 8] | None", quantization)
+    digest = merge_adapter(base, adapter, to, dtype=types[dtype], bits=bits)
+    Console(highlight=False).print(f"{to}: digest {digest[:16]}")
 
 
 def _report(folder: Path, configs: list[Path] | None) -> None:

@@ -26,7 +26,13 @@ from dptune.detection.settings import (
 )
 from dptune.detection.third_party import GlinerSettings
 from dptune.gates.policy import GatePolicy
-from dptune.models.source import HubSource, ModelSource, PackageSource, PathSource
+from dptune.models.source import (
+    Base,
+    HubSource,
+    ModelSource,
+    PackageSource,
+    PathSource,
+)
 from dptune.privacy import (
     Mode,
     NeighboringRelation,
@@ -41,14 +47,12 @@ from dptune.redaction.operators import (
     TypeOperator,
     operators_name,
 )
-from dptune.settings import Settings
-
-
-class SplitSettings(Settings):
-    """Shares of the units that are kept from training, where files do not say."""
-
-    validation: float = Field(default=0.1, ge=0, lt=0.5)
-    test: float = Field(default=0.1, gt=0, lt=0.5)
+from dptune.settings import (
+    RegistrySettings,
+    Settings,
+    SplitSettings,
+    StepAuditSettings,
+)
 
 
 class DataSettings(Settings):
@@ -241,7 +245,7 @@ class RedactionSettings(Settings):
         return frozenset(k for k, s in named if s.operator is Operator.KEEP)
 
 
-class ModelSettings(Settings):
+class ModelSettings(Base):
     """Where the weights come from, what they are for, how long a sequence may be.
 
     Args:
@@ -251,6 +255,7 @@ class ModelSettings(Settings):
             classes. They are public.
         public_text: what recipes may learn from without noise, such as the autoencoder
             of EW-FT.
+        dtype, quantization, merged: see `Base`.
     """
 
     source: ModelSource
@@ -404,23 +409,6 @@ class PerformanceSettings(Settings):
     sharding: Literal["none", "fsdp"] = "none"
 
 
-class StepAuditSettings(Settings):
-    """How a stage with noise is audited after it trained; see docs/AUDITS.md.
-
-    Args:
-        num_steps: of the training that is run again; 0 leaves the audit out, and a gate
-            that asks for it is inconclusive.
-    """
-
-    num_steps: int = Field(default=6, ge=0, le=100)
-
-
-class RegistrySettings(Settings):
-    """The name under which versions are registered in MLflow and ZenML."""
-
-    model_name: str = Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,80}$")
-
-
 class TrainConfig(Settings):
     """One training run, from raw text to a gate decision.
 
@@ -465,6 +453,18 @@ class TrainConfig(Settings):
                 "model.pretraining.source and model.public_text must be public text, "
                 "got the source of the private data, or a file of it: they would be "
                 "learnt without noise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_base(self: Self) -> Self:
+        has_adapters = any(stage.lora for stage in self.recipe.stages)
+        is_whole = self.performance.sharding == "none"
+        if self.model.quantization and not (has_adapters and is_whole):
+            raise ValueError(
+                "model.quantization must be null unless a stage trains adapters "
+                "(trains: lora) and performance.sharding is none: all other weights "
+                "are float32"
             )
         return self
 

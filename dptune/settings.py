@@ -358,3 +358,27 @@ class SamplingSettings(Settings):
                 "max_batch_size must be set exactly when kind is 'truncated_poisson'"
             )
         return self
+
+
+class StepAuditSettings(Settings):
+    """How a stage with noise is audited after it trained; see docs/AUDITS.md.
+
+    Args:
+        num_steps: of the training that is run again; 0 leaves the audit out, and a gate
+            that asks for it is inconclusive.
+    """
+
+    num_steps: int = Field(default=6, ge=0, le=100)
+
+
+class RegistrySettings(Settings):
+    """The name under which versions are registered in MLflow and ZenML."""
+
+    model_name: str = Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,80}$")
+
+
+class SplitSettings(Settings):
+    """Shares of the units that are kept from training, where files do not say."""
+
+    validation: float = Field(default=0.1, ge=0, lt=0.5)
+    test: float = Field(default=0.1, gt=0, lt=0.5)

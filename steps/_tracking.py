@@ -180,7 +180,7 @@ def _flavor(folder: Path) -> dict[str, Any]:
     """Say how MLflow keeps a model directory."""
     from dptune.models.loading import load_saved
 
-    loaded = load_saved(folder)
+    loaded = load_saved(folder, dtype=None)  # the very weights that were measured
     return {
         "transformers_model": {"model": loaded.model, "tokenizer": loaded.tokenizer},
         "task": "text-classification" if loaded.class_names else "text-generation",

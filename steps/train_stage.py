@@ -12,12 +12,13 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.settings import AttackSettings
 from dptune.audits.step_report import StepAudit
-from dptune.config import ModelSettings, PerformanceSettings, StepAuditSettings
+from dptune.config import ModelSettings, PerformanceSettings
 from dptune.data.records import Corpus
 from dptune.detection.scoring import SensitivityTable
 from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan
 from dptune.results import BudgetReservation, StageReport, TrainedCanaries
+from dptune.settings import StepAuditSettings
 from infra.allocator import freed_memory_kept
 from infra.workspace import current_workspace, data_root
 from steps._caching import NEVER

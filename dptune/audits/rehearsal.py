@@ -91,6 +91,7 @@ def rehearse(
         charge=lambda first_step, num_steps: None,  # noqa: ARG005 - nothing is spent
         device=str(feed.device),
         dtype=dtype,
+        max_tokens=feed.longest,
         record_loss=feed.record_loss,
         gradient_checkpointing=gradient_checkpointing,
         controller=HeldClip(model, tight) if held else None,

@@ -1,10 +1,11 @@
 """What is checked before a stage is charged, and the modes that a model trains in."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from peft.helpers import disable_input_dtype_casting
 from torch import nn
 
 from dptune.dpsgd.adaptive_clipping import ClipController
@@ -155,3 +156,22 @@ def checkpointing(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         fields.activation_checkpointing_disable()
+
+
+@contextmanager
+def modes_of(model: nn.Module, feed: Feed, *, recomputes: bool) -> Iterator[None]:
+    """Switch on what a run computes by, and off again.
+
+    Autocast gives adapters inputs of its type, where peft makes a float32 copy for
+    every adapter: the engine would hold all of them until the backward pass.
+
+    Args:
+        model: to train.
+        feed: of the run.
+        recomputes: gradient checkpointing.
+    """
+    with (
+        checkpointing(model) if recomputes else nullcontext(),
+        disable_input_dtype_casting(model, active=feed.autocast),
+    ):
+        yield

@@ -25,6 +25,7 @@ from dptune.dpsgd.untouched import (
     LOW_PRECISION,
     Snapshot,
     Undropped,
+    computing,
     in_dtype,
     scaled,
     untouched,
@@ -267,8 +268,7 @@ def _check_low_precision(
 
 def _is_low(model: nn.Module, feed: Feed) -> bool:
     """Whether weights or the computation are below float32."""
-    values = (*model.parameters(), *model.buffers())
-    exact = all(v.dtype not in LOW_PRECISION for v in values)
+    exact = all(v.dtype not in LOW_PRECISION for v in computing(model))
     return feed.autocast or not exact
 
 

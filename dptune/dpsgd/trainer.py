@@ -12,7 +12,6 @@ Order of things, which the claim rests on:
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +44,7 @@ from dptune.dpsgd.prechecks import (
     check_numbers,
     check_private,
     check_shapes,
-    checkpointing,
+    modes_of,
     training_mode,
 )
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
@@ -234,7 +233,7 @@ def train_stage(
         ranks=ranks,
         in_step=sharding == "fsdp",
     )
-    with checkpointing(model) if gradient_checkpointing else nullcontext():
+    with modes_of(model, feed, recomputes=gradient_checkpointing):
         _place(model, feed, plan=plan, seed=seed, sharding=sharding)
         run = _Run(
             model=model,

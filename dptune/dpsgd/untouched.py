@@ -124,8 +124,7 @@ def in_dtype(
     model: nn.Module, dtype: torch.dtype, *, of: Set[torch.dtype]
 ) -> Iterator[None]:
     """Hold weights and buffers of some types in another one meanwhile."""
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    held = [(tensor, tensor.data) for tensor in tensors if tensor.dtype in of]
+    held = [(tensor, tensor.data) for tensor in computing(model) if tensor.dtype in of]
     try:
         for tensor, values in held:
             tensor.data = values.to(dtype)
@@ -133,6 +132,23 @@ def in_dtype(
     finally:
         for tensor, values in held:
             tensor.data = values
+
+
+def computing(model: nn.Module) -> Iterator[Tensor]:
+    """Yield weights and buffers that are computed with in the type that they have.
+
+    A module may name in `decompresses` those that it holds in another type than it
+    computes with, such as the frozen layers of `dptune.models.frozen`.
+    """
+    modules = list(model.modules())
+    packed = {
+        id(getattr(module, name))
+        for module in modules
+        for name in getattr(module, "decompresses", ())
+    }
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in packed:
+            yield tensor
 
 
 def _configs(modules: Iterable[nn.Module]) -> Iterator[PreTrainedConfig]:

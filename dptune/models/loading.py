@@ -5,6 +5,7 @@ What is saved is one ordinary directory of safetensors and JSON, whatever was tr
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ from transformers.utils import logging as hf_logging
 from dptune.errors import ArtifactError, DependencyError, ModelError
 from dptune.models.build import build_gpt2, input_weight, seeded
 from dptune.models.digest import model_digest, read_json, weight_files
+from dptune.models.frozen import Bits, freeze_base
 from dptune.models.hub import fetch
+from dptune.models.merging import save_merged
 from dptune.models.source import (
     ArchitectureSource,
     HubSource,
@@ -38,6 +41,7 @@ from dptune.models.source import (
     TrainedTokenizer,
 )
 from dptune.models.tokenizer import read_public_text, train_tokenizer
+from dptune.models.tokens import add_mask_token
 
 _CLASSIFIER = "ForSequenceClassification"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -76,7 +80,7 @@ def load_model(
     source_or_path: ModelSource | Path | str,
     *,
     data_root: Path | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     cache_dir: Path | None = None,
 ) -> LoadedModel:
     """Load or build a causal language model on the CPU, in evaluation mode.
@@ -89,7 +93,7 @@ def load_model(
         source_or_path: a source of the configuration, or a directory that `save_model`
             wrote.
         data_root: folder that the paths of a source are relative to.
-        dtype: of the weights.
+        dtype: of the weights; None leaves them as they are stored.
         cache_dir: cache of the hub; its usual place by default.
 
     Raises:
@@ -98,10 +102,13 @@ def load_model(
         DependencyError: the hub cannot be reached and the cache lacks the model.
     """
     if isinstance(source_or_path, ArchitectureSource):
-        return _build(source_or_path, data_root=data_root, dtype=dtype, cache=cache_dir)
+        built = _build(source_or_path, data_root=data_root, cache=cache_dir)
+        torch.nn.Module.to(built.model, dtype or torch.float32)
+        return built
     folder = _folder(source_or_path, data_root=data_root, cache=cache_dir)
     _check_folder(folder)
-    model, missing = _read(AutoModelForCausalLM.from_pretrained, folder, dtype=dtype)
+    reader = AutoModelForCausalLM.from_pretrained
+    model, missing = _read(reader, folder, dtype=dtype or "auto")
     if missing:
         raise ModelError(
             f"{folder} lacks {len(missing)} weights of its architecture. "
@@ -110,8 +117,14 @@ def load_model(
     return _pair(model, load_tokenizer(folder))
 
 
-def load_saved(folder: Path) -> LoadedModel:
+def load_saved(
+    folder: Path, *, dtype: torch.dtype | None = torch.float32
+) -> LoadedModel:
     """Load what `save_model` wrote, a language model or a sequence classifier.
+
+    Args:
+        folder: that it was written to.
+        dtype: of the weights; None leaves them as they were stored.
 
     Raises:
         ModelError: as `load_model`.
@@ -119,9 +132,9 @@ def load_saved(folder: Path) -> LoadedModel:
     _check_folder(folder)
     names = read_json(folder / "config.json").get("architectures") or [""]
     if not str(names[0]).endswith(_CLASSIFIER):
-        return load_model(folder)
+        return load_model(folder, dtype=dtype)
     reader = AutoModelForSequenceClassification.from_pretrained
-    model, missing = _read(reader, folder, dtype=torch.float32)
+    model, missing = _read(reader, folder, dtype=dtype or "auto")
     if missing:
         raise ModelError(f"{folder} lacks {len(missing)} weights. Store it again.")
     return _pair(model, load_tokenizer(folder))
@@ -133,7 +146,7 @@ def load_classifier(
     num_labels: int,
     class_names: Sequence[str] = (),
     data_root: Path | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     seed: int = 0,
     cache_dir: Path | None = None,
 ) -> LoadedModel:
@@ -158,7 +171,9 @@ def load_classifier(
     _check_folder(folder)
     reader = AutoModelForSequenceClassification.from_pretrained
     with seeded(seed):
-        model, missing = _read(reader, folder, dtype=dtype, num_labels=num_labels)
+        model, missing = _read(
+            reader, folder, dtype=dtype or "auto", num_labels=num_labels
+        )
     inner = [name for name in missing if _is_encoder_weight(model, name)]
     if inner:
         raise ModelError(
@@ -262,7 +277,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read(
-    reader: Callable[..., Any], folder: Path, **options: torch.dtype | int
+    reader: Callable[..., Any], folder: Path, **options: torch.dtype | int | str
 ) -> tuple[PreTrainedModel, list[str]]:
     """Read a checked directory; also return the names of weights it lacks."""
     try:
@@ -312,7 +327,6 @@ def _build(
     source: ArchitectureSource,
     *,
     data_root: Path | None,
-    dtype: torch.dtype,
     cache: Path | None,
 ) -> LoadedModel:
     """Build the model of an architecture source."""
@@ -326,7 +340,6 @@ def _build(
         max_tokens=source.max_tokens,
         seed=source.seed,
     )
-    torch.nn.Module.to(model, dtype)
     return _pair(model, tokenizer)
 
 
@@ -362,64 +375,100 @@ def _usable(tokenizer: object, *, where: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-ADAPTER_FOLDER = "adapter"
-
-
 def save_model(
     model: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerFast,
     directory: Path,
     *,
-    adapter: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> str:
     """Write one ordinary model and its tokenizer; return the digest of the directory.
 
-    Adapters are merged into a copy of the model, so that attacks and registries see
-    the same kind of model whatever was trained.
+    Adapters are merged on the way, so that attacks and registries see the same kind of
+    model whatever was trained. No second copy of the weights is made.
 
     Args:
         model: with or without LoRA adapters; it is not changed.
         tokenizer: its tokenizer.
         directory: absent or empty.
-        adapter: also keep the adapter by itself, in `adapter/` below.
+        dtype: of weights that adapters are merged into, and of all beside them.
 
     Raises:
         ArtifactError: the directory has files already.
-        ModelError: `adapter` without adapters, or weights that are not finite.
+        ModelError: merged weights are not finite.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ArtifactError(f"{directory} must be absent or empty. Use a new one.")
-    if adapter and not isinstance(model, PeftModel):
-        raise ModelError("adapter=True needs a model with adapters, got one without.")
     directory.mkdir(parents=True, exist_ok=True)
-    with silent_progress():
-        _merged(model).save_pretrained(directory)
-        if adapter and isinstance(model, PeftModel):
-            _save_adapter(model, directory / ADAPTER_FOLDER)
+    if isinstance(model, PeftModel):
+        save_merged(model, directory, dtype=dtype)
+    else:
+        with silent_progress():
+            model.save_pretrained(directory)
     _save_tokenizer(tokenizer, directory)
     return model_digest(directory)
 
 
-def _merged(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The model itself, or a copy with its adapters merged."""
-    if not isinstance(model, PeftModel):
-        return model
-    try:
-        merged: PreTrainedModel = copy.deepcopy(model).merge_and_unload(safe_merge=True)
-    except ValueError as error:
-        raise ModelError("the adapters must be finite to be merged.") from error
-    return merged
+def save_adapter(
+    model: PeftModel, tokenizer: PreTrainedTokenizerFast, directory: Path
+) -> None:
+    """Write adapters by themselves, without the path of their base; see `merge`.
 
-
-def _save_adapter(model: PeftModel, folder: Path) -> None:
-    """Write the adapter without the path of its base model and without a hub lookup."""
+    Args:
+        model: with LoRA adapters.
+        tokenizer: its tokenizer.
+        directory: absent or empty.
+    """
     model.save_pretrained(
-        str(folder), safe_serialization=True, save_embedding_layers=False
+        str(directory), safe_serialization=True, save_embedding_layers=False
     )
-    (folder / "README.md").unlink(missing_ok=True)
-    path = folder / "adapter_config.json"
+    (directory / "README.md").unlink(missing_ok=True)
+    path = directory / "adapter_config.json"
     config = read_json(path) | {"base_model_name_or_path": None}
     path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+    _save_tokenizer(tokenizer, directory)
+
+
+def merge_adapter(
+    base: Path,
+    adapter: Path,
+    directory: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    bits: Bits | None = None,
+) -> str:
+    """Write the model that a base and adapters of `save_adapter` make together.
+
+    Args:
+        base: directory of the model that the adapters were trained over.
+        adapter: directory that `save_adapter` wrote.
+        directory: absent or empty.
+        dtype: see `save_model`.
+        bits: of the base in training; see `freeze_base`.
+
+    Returns:
+        The digest of the directory.
+
+    Raises:
+        ModelError: as `load_model`; or the adapters do not fit.
+        ArtifactError: as `save_model`.
+    """
+    start = load_saved(base, dtype=None)
+    tokenizer = load_tokenizer(adapter)
+    if len(tokenizer) > len(start.tokenizer):
+        add_mask_token(start.model, start.tokenizer)
+    try:
+        with warnings.catch_warnings():
+            # peft 0.21 reads a property that transformers 5.23 has renamed
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+            model = PeftModel.from_pretrained(start.model, str(adapter))
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{adapter} must hold adapters of {base.name} ({type(error).__name__}). "
+            "Name the model that they were trained over."
+        ) from error
+    freeze_base(model, bits=bits)
+    return save_model(model, tokenizer, directory, dtype=dtype)
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from dptune.errors import ModelError
+from dptune.settings import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -166,6 +167,25 @@ ModelSource = Annotated[
     Field(discriminator="kind"),
 ]
 """Tagged union on `kind`: `hub`, `path`, `package` or `architecture`."""
+
+
+class Base(Settings):
+    """How the weights of a base model are held under adapters, which are float32.
+
+    Stages that train all weights, and weights that are sharded, are float32 anyway.
+
+    Args:
+        dtype: `stored` keeps the type of the files; what is computed is the same, since
+            layers write their weights out in the precision of `performance.dtype`.
+        quantization: bits of a weight, 8 (block-wise) or 4 (NF4); null for none. Needs
+            the extra `quantization`. It changes the model, and the same for everyone.
+        merged: of the model that a stage leaves, whose adapters are merged: `float32`
+            computes what was trained, `stored` takes the room of the base.
+    """
+
+    dtype: Literal["stored", "float32"] = "stored"
+    quantization: Literal[4, 8] | None = None
+    merged: Literal["float32", "stored"] = "float32"
 
 
 _BY_LONGEST_OF_BATCH = frozenset({"dynamic", "longrope"})

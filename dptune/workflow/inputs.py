@@ -16,7 +16,7 @@ from dptune.errors import PrivacyError
 from dptune.mechanisms.sa_adp import Tier
 from dptune.models.encode import encode_classes, encode_corpus
 from dptune.models.loading import LoadedModel
-from dptune.models.source import ModelBundle
+from dptune.models.source import Base, ModelBundle
 from dptune.planning import RunPlan
 from dptune.privacy import UnitsFrom
 from dptune.stages import StagePlan
@@ -30,6 +30,8 @@ from dptune.workflow.token_weights import (
     tiers_for,
     weighted,
 )
+
+DEFAULT_BASE = Base()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class StageInputs:
         public_text: what a recipe may learn from besides, such as an autoencoder.
         repetition: tells equal trainings apart; seeds nothing.
         sensitivity: of the types of secrets, for a stage with tiers.
+        base: how weights are held that the stage does not train.
     """
 
     model: ModelBundle
@@ -59,6 +62,7 @@ class StageInputs:
     public_text: PublicText | None = None
     repetition: int = 0
     sensitivity: SensitivityTable | None = None
+    base: Base = DEFAULT_BASE
 
     @classmethod
     def of(
@@ -88,6 +92,7 @@ class StageInputs:
             if settings.public_text is None
             else PublicText(source=settings.public_text, data_root=data_root or Path()),
             sensitivity=sensitivity,
+            base=Base(**settings.model_dump(include=set(Base.model_fields))),
         )
 
     @property
@@ -115,6 +120,8 @@ class StageInputs:
             values["public"] = self.public_text.source.model_dump(mode="json")
         if rests_on := self._rests_on():
             values["rests_on"] = rests_on
+        if self.plan.settings.lora is not None and self.base != DEFAULT_BASE:
+            values["base"] = self.base.model_dump(mode="json")
         if self.repetition:
             values["repetition"] = self.repetition
         if self.tier_of is not None:
@@ -156,6 +163,7 @@ def _unstored(inputs: StageInputs, performance: PerformanceSettings) -> Training
         seed=inputs.seed,
         checkpoint_dir=Path(),
         performance=performance,
+        base=inputs.base,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import torch
 from transformers import PreTrainedModel
 
 from dptune.audits.recorder import StepRecorder
@@ -23,7 +24,9 @@ from dptune.dpsgd.trainer import (
 )
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
 from dptune.models.build import add_lora
+from dptune.models.frozen import freeze_base
 from dptune.models.loading import LoadedModel, load_saved
+from dptune.models.source import Base
 from dptune.models.tokens import add_mask_token
 from dptune.recipes import View
 from dptune.settings import Settings
@@ -40,6 +43,7 @@ class TrainingJob(Settings):
         seed: fixes all randomness; None takes it from the operating system.
         checkpoint_dir: where blocks are stored, and where a run goes on from.
         performance: memory and speed.
+        base: how weights are held that a stage does not train.
     """
 
     model: Path
@@ -48,6 +52,7 @@ class TrainingJob(Settings):
     seed: int | None
     checkpoint_dir: Path
     performance: PerformanceSettings
+    base: Base = Base()
 
     def alone(self) -> "TrainingJob":
         """Return the same job for one process that holds the whole model."""
@@ -65,7 +70,9 @@ def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:
         that is no target, if there is one.
     """
     settings = job.plan.settings
-    loaded = load_saved(job.model)
+    keeps = settings.lora is not None and job.performance.sharding == "none"
+    is_stored = keeps and job.base.dtype == "stored"
+    loaded = load_saved(job.model, dtype=None if is_stored else torch.float32)
     ignored = None
     hides = settings.tiers is not None and settings.tiers.form == "sound"
     if settings.view is View.REDACTED or settings.mask_token or hides:
@@ -79,8 +86,17 @@ def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:
         target_modules=settings.lora.target_modules or None,
         use_rslora=settings.lora.use_rslora,
     )
+    freeze_base(adapted, bits=job.base.quantization if keeps else None)
     model = cast("PreTrainedModel", adapted)
     return LoadedModel(model=model, tokenizer=loaded.tokenizer), ignored
+
+
+def stored_dtype(loaded: LoadedModel, base: Base) -> torch.dtype:
+    """Return the type of the model that adapters are merged into."""
+    held = loaded.model.config.dtype
+    if base.merged == "stored" and isinstance(held, torch.dtype):
+        return held
+    return torch.float32
 
 
 def run_job(

@@ -84,7 +84,7 @@ def with_canary_tokens(
     key = _key([base.digest, canaries.symbols])
     target = folder / f"canary-tokens-{key}"
     if not target.is_dir():
-        loaded = load_model(base.path)
+        loaded = load_model(base.path, dtype=None)
         add_new_tokens(loaded.model, loaded.tokenizer, canaries.symbols)
         _store(loaded, target)
     return ModelBundle(path=target, digest=model_digest(target))
@@ -116,9 +116,10 @@ def load_base(
                 num_labels=len(class_names),
                 class_names=class_names,
                 data_root=data_root,
+                dtype=None,
             )
         else:
-            loaded = load_model(source, data_root=data_root)
+            loaded = load_model(source, data_root=data_root, dtype=None)
         _store(loaded, target)
     return ModelBundle(path=target, digest=model_digest(target))
 

@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from peft import PeftModel
+from torch import nn
+
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.attacks.canaries import CanarySet
@@ -17,7 +21,7 @@ from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
 from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import RldpController
 from dptune.models.digest import model_digest
-from dptune.models.loading import LoadedModel, save_model
+from dptune.models.loading import LoadedModel, save_adapter, save_model
 from dptune.models.source import ModelBundle
 from dptune.results import StageCurvePoint, StageReport, TrainedCanaries
 from dptune.workflow.charging import stage_entry
@@ -30,7 +34,7 @@ from dptune.workflow.controller import (
 from dptune.workflow.device import place_processes
 from dptune.workflow.forward import train_on_releases
 from dptune.workflow.inputs import StageInputs, load_job
-from dptune.workflow.job import TrainingJob, run_job
+from dptune.workflow.job import TrainingJob, run_job, stored_dtype
 from dptune.workflow.ranks import train_on_ranks
 from dptune.workflow.retraining import start_again
 from dptune.workflow.trained import refuse_untrained, trained_canaries
@@ -95,6 +99,7 @@ def run_stage(
         seed=inputs.seed,
         checkpoint_dir=home / "checkpoint",
         performance=performance,
+        base=inputs.base,
     )
     loaded, data = load_job(job, inputs)
     trained = _trained_canaries(inputs, loaded, data, canaries)
@@ -140,7 +145,15 @@ def run_stage(
     report = _report(inputs, outcome, loaded, steering)
     if not target.is_dir():
         extras = _extras(home, inputs.model.path)
-        _store(loaded, target, extras=extras, controller=steering, report=report)
+        _keep_adapter(loaded, home / "adapter")
+        _store(
+            loaded,
+            target,
+            extras=extras,
+            controller=steering,
+            report=report,
+            dtype=stored_dtype(loaded, inputs.base),
+        )
     return StageOutcome(
         bundle=ModelBundle(path=target, digest=model_digest(target)),
         ledger=ledger.extend(journal.read()),
@@ -262,6 +275,7 @@ def _store(
     extras: Iterable[tuple[Path, str]],
     controller: RldpController | None,
     report: StageReport,
+    dtype: torch.dtype,
 ) -> None:
     """Write the model, so that a killed process leaves no half of one.
 
@@ -271,15 +285,24 @@ def _store(
         extras: files to put beside the weights, and their names there.
         controller: whose policy and trace are kept too.
         report: of the stage.
+        dtype: of merged weights.
     """
     half = target.with_name("model.half")
     shutil.rmtree(half, ignore_errors=True)
-    save_model(loaded.model, loaded.tokenizer, half)
+    save_model(loaded.model, loaded.tokenizer, half, dtype=dtype)
     for file, name in extras:
         shutil.copy(file, half / name)
     if controller is not None and report.controller is not None:
         store_controller(controller, report.controller, half)
     half.rename(target)
+
+
+def _keep_adapter(loaded: LoadedModel, folder: Path) -> None:
+    """Keep adapters by themselves, beside the model that they are merged into."""
+    model: nn.Module = loaded.model
+    if isinstance(model, PeftModel):
+        shutil.rmtree(folder, ignore_errors=True)
+        save_adapter(model, loaded.tokenizer, folder)
 
 
 def _extras(home: Path, start: Path) -> list[tuple[Path, str]]:

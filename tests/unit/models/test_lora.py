@@ -13,7 +13,7 @@ from transformers import (
 
 from dptune.errors import ModelError
 from dptune.models.build import add_lora
-from dptune.models.loading import load_model, save_model
+from dptune.models.loading import load_model, save_adapter, save_model
 
 TOKENS = torch.tensor([[3, 20, 40, 60, 80]])
 
@@ -66,7 +66,7 @@ def test_lora_merged_on_save_computes_the_same(make_gpt2, tokenizer, tmp_path):
     _randomize(adapted)
     before = {n: p.detach().clone() for n, p in adapted.named_parameters()}
     wanted = adapted(TOKENS).logits
-    save_model(adapted, tokenizer, tmp_path / "m", adapter=True)
+    save_model(adapted, tokenizer, tmp_path / "m")
     after = dict(adapted.named_parameters())
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -89,12 +89,11 @@ def test_lora_saved_adapter_names_no_machine_path(make_gpt2, tokenizer, tmp_path
     save_model(make_gpt2(), tokenizer, tmp_path / "base")
     base = load_model(tmp_path / "base").model
     adapted = add_lora(base, rank=2, alpha=4)
-    save_model(adapted, tokenizer, tmp_path / "m", adapter=True)
-    folder = tmp_path / "m" / "adapter"
-    assert sorted(p.name for p in folder.iterdir()) == [
+    save_adapter(adapted, tokenizer, tmp_path / "m")
+    assert {p.name for p in (tmp_path / "m").iterdir()} >= {
         "adapter_config.json",
         "adapter_model.safetensors",
-    ]
+    }
     for path in (tmp_path / "m").rglob("*.json"):
         assert str(tmp_path) not in path.read_text()
 

@@ -109,8 +109,3 @@ def test_digest_of_an_index_that_points_elsewhere_is_refused(saved):
 def test_save_into_a_used_directory_is_refused(saved, make_gpt2, tokenizer):
     with pytest.raises(ArtifactError, match="absent or empty"):
         save_model(make_gpt2(), tokenizer, saved)
-
-
-def test_save_adapter_of_a_plain_model_is_refused(make_gpt2, tokenizer, tmp_path):
-    with pytest.raises(ModelError, match="adapter"):
-        save_model(make_gpt2(), tokenizer, tmp_path / "m", adapter=True)

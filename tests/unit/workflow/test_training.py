@@ -8,7 +8,8 @@ from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd import step as dpsgd_step
 from dptune.errors import PrivacyError
-from dptune.models.loading import load_model, model_digest
+from dptune.models.loading import load_model, merge_adapter, model_digest
+from dptune.models.source import Base
 from dptune.workflow import train_stage
 from dptune.workflow.inputs import load_stage
 from dptune.workflow.train_stage import run_stage
@@ -112,6 +113,17 @@ def test_finished_stage_is_answered_without_a_charge(make_inputs, tmp_path):
 )
 def test_anything_that_changes_the_result_is_another_stage(make_inputs, change):
     assert make_inputs(**change).key() != make_inputs().key()
+
+
+@pytest.mark.parametrize(
+    "change", [{"quantization": 4}, {"dtype": "float32"}, {"merged": "stored"}]
+)
+def test_another_base_is_another_stage_where_adapters_train(make_inputs, change):
+    lora = {"trains": "lora", "lora": {"rank": 2, "alpha": 4}}
+    for trains, is_other in ((lora, True), ({}, False)):
+        one, other = make_inputs(**trains), make_inputs(**trains)
+        object.__setattr__(other, "base", Base(**change))
+        assert (one.key() != other.key()) is is_other
 
 
 def test_one_changed_text_is_another_stage(make_inputs, corpus):
@@ -225,8 +237,8 @@ def test_stage_killed_while_it_stores_the_model_costs_nothing_more(
 ):
     save = train_stage.save_model
 
-    def half(model, tokenizer, target):
-        save(model, tokenizer, target)
+    def half(model, tokenizer, target, **options):
+        save(model, tokenizer, target, **options)
         raise Killed
 
     monkeypatch.setattr(train_stage, "save_model", half)
@@ -277,6 +289,9 @@ def test_lora_stage_leaves_a_whole_model_without_adapters(
     changed = {n for n in before if not before[n].equal(after[n])}
     assert changed
     assert not any("wte" in name or "ln_" in name for name in changed)
+    kept = tmp_path / inputs.key() / "adapter"
+    merged = merge_adapter(bundle.path, kept, tmp_path / "merged")
+    assert merged == outcome.bundle.digest
 
 
 def test_files_of_a_stage_hold_no_text(make_inputs, corpus, tmp_path):

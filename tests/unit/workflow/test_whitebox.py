@@ -3,13 +3,17 @@
 import dataclasses
 
 import pytest
+import torch
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd import noise, randomness
+from dptune.models.loading import load_model, save_model
+from dptune.models.source import Base, ModelBundle
 from dptune.workflow import whitebox
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.train_stage import run_stage
 from dptune.workflow.whitebox import audit_stage, kept_audit
+from tests.unit.models.test_frozen import BITS
 
 from .conftest import PERFORMANCE
 
@@ -126,3 +130,29 @@ def test_block_charged_from_the_wrong_step_is_caught(make_inputs, monkeypatch):
     ):
         found = failed(inputs, PrivacyLedger(entries=entries))
         assert found == ({"event"} if fails else set())
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+@pytest.mark.parametrize("bits", BITS[::2])
+def test_stage_over_a_base_in_few_bits_is_sound_and_leaves_a_whole_model(
+    make_inputs, bundle, tmp_path, bits
+):
+    """Adapters, bfloat16 and gradient checkpointing together."""
+    wide = load_model(bundle.path, dtype=torch.bfloat16)
+    low = tmp_path / "low"
+    digest = save_model(wide.model, wide.tokenizer, low)
+    inputs = dataclasses.replace(
+        make_inputs(trains="lora", lora={"rank": 2, "alpha": 4}),
+        model=ModelBundle(path=low, digest=digest),
+        base=Base(quantization=bits, merged="stored"),
+    )
+    performance = PERFORMANCE.model_copy(
+        update={"dtype": "bfloat16", "gradient_checkpointing": True}
+    )
+    done = run_stage(inputs, PrivacyLedger(), folder=tmp_path, performance=performance)
+    found = audit_stage(
+        inputs, done.ledger, performance=performance, home=tmp_path / inputs.key()
+    )
+    assert [check for check in found.checks if not check.passed] == []
+    after = load_model(done.bundle.path, dtype=None).model
+    assert after.dtype == torch.bfloat16

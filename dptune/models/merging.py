@@ -1,0 +1,155 @@
+"""Write a model with adapters as one without, one weight after the other.
+
+A copy of a large model does not fit beside it. So weights are merged, and written, in
+pieces: beside the model there is never more than one piece of `PIECE_BYTES`, or one
+weight that is larger.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import Linear as LoraLinear
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+from dptune.errors import ModelError
+from dptune.models.digest import WEIGHTS, WEIGHTS_INDEX
+from dptune.models.frozen import FrozenLinear
+
+PIECE_BYTES = 1 << 28
+
+_Weight = Callable[[], Tensor]
+
+
+def save_merged(model: PeftModel, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write configuration and weights, adapters merged; the model is not changed.
+
+    W becomes W + scaling B A, added in float32, where W is what the adapters were
+    trained over: of a base in 8 or 4 bits, what its codes stand for.
+
+    Args:
+        model: with LoRA adapters, its base frozen by `freeze_base` or not.
+        directory: where to write.
+        dtype: of the weights that are written.
+
+    Raises:
+        ModelError: a weight is not finite.
+    """
+    base = model.get_base_model()
+    if not isinstance(base, PreTrainedModel):
+        raise ModelError("adapters must be those of a model of transformers.")
+    config = copy.deepcopy(base.config)
+    config.dtype = str(dtype).removeprefix("torch.")
+    config.architectures = [type(base).__name__]
+    config.save_pretrained(directory)
+    if base.can_generate() and base.generation_config is not None:
+        base.generation_config.save_pretrained(directory)
+    _write(_as_stored(base, _merged(base, dtype=dtype)), directory)
+
+
+def _merged(base: PreTrainedModel, *, dtype: torch.dtype) -> dict[str, _Weight]:
+    """Return what writes out each weight, by its name without adapters."""
+    tensors, weights = {}, {}
+    for key, tensor in base.state_dict().items():
+        place, _, last = key.rpartition(".")
+        owner = base.get_submodule(place)
+        is_scale = isinstance(owner, FrozenLinear) and last == "scale"
+        if ".lora_" in key or ".original_module." in key or is_scale:
+            continue
+        name = key.replace(".base_layer.", ".").replace(".modules_to_save.default", "")
+        tensors[name] = tensor
+        layer = base.get_submodule(place.removesuffix(".base_layer"))
+        adapter = layer if isinstance(layer, LoraLinear) else None
+        weights[name] = partial(
+            _weight, tensor, owner, adapter if last == "weight" else None, dtype, name
+        )
+    for ignored in base._keys_to_ignore_on_save or ():
+        tensors.pop(ignored, None)
+    kept = remove_tied_weights_from_state_dict(tensors, base)
+    return {name: weights[name] for name in kept}
+
+
+def _weight(
+    tensor: Tensor,
+    owner: nn.Module,
+    adapter: LoraLinear | None,
+    dtype: torch.dtype,
+    name: str,
+) -> Tensor:
+    """Write one weight out, with what its adapter adds."""
+    if isinstance(owner, FrozenLinear) and tensor.data_ptr() == owner.weight.data_ptr():
+        tensor = owner.dense(torch.float32)
+    if adapter is not None:
+        tensor = tensor.float() + adapter.get_delta_weight("default").detach()
+    if not tensor.is_floating_point():
+        return tensor.contiguous()
+    tensor = tensor.detach().to(dtype).contiguous()
+    if not bool(torch.isfinite(tensor).all()):
+        raise ModelError(
+            f"{name} must be finite to be stored. Train with a lower rate."
+        )
+    return tensor
+
+
+def _as_stored(
+    base: PreTrainedModel, weights: Mapping[str, _Weight]
+) -> dict[str, _Weight]:
+    """Name weights as files of the architecture do; experts are also cut up again."""
+    numbers = {name: torch.tensor(i) for i, name in enumerate(weights)}
+    known = list(weights.values())
+    try:
+        renamed = revert_weight_conversion(base, dict(numbers))
+        places = [int(number) for number in renamed.values()]
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        places = []
+    if sorted(places) == list(range(len(known))):
+        return {n: known[i] for n, i in zip(renamed, places, strict=True)}
+    whole = {name: weight() for name, weight in weights.items()}
+    stored: Mapping[str, Tensor] = revert_weight_conversion(base, whole)
+    return {n: partial(Tensor.contiguous, tensor) for n, tensor in stored.items()}
+
+
+def _write(weights: Mapping[str, _Weight], directory: Path) -> None:
+    """Write safetensors, as one file or as pieces with an index."""
+    names: list[list[str]] = []
+    total = 0
+    for number, piece in enumerate(_pieces(weights)):
+        save_file(piece, directory / f"piece-{number}", metadata={"format": "pt"})
+        names.append(list(piece))
+        total += sum(tensor.nbytes for tensor in piece.values())
+        del piece
+    count = len(names)
+    files = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    for number, file in enumerate(files if len(files) > 1 else [WEIGHTS]):
+        (directory / f"piece-{number}").rename(directory / file)
+    if len(files) == 1:
+        return
+    pairs = zip(files, names, strict=True)
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {name: file for file, held in pairs for name in held},
+    }
+    text = json.dumps(index, indent=2, sort_keys=True)
+    (directory / WEIGHTS_INDEX).write_text(text, encoding="utf-8")
+
+
+def _pieces(weights: Mapping[str, _Weight]) -> Iterator[dict[str, Tensor]]:
+    """Write weights out until a piece is full."""
+    piece: dict[str, Tensor] = {}
+    size = 0
+    for name, weight in weights.items():
+        tensor = weight()
+        if piece and size + tensor.nbytes > PIECE_BYTES:
+            yield piece
+            piece, size = {}, 0
+        piece[name] = tensor
+        size += tensor.nbytes
+    yield piece
