@@ -439,12 +439,14 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self: Self) -> Self:
-        rows = self.performance.physical_batch_size
-        if self.model.max_sequences_per_unit > rows:
+        rows, clips = self.performance.physical_batch_size, self.recipe.stages
+        is_whole = any(s.clipping and s.clipping.transform for s in clips)
+        is_whole |= self.performance.sharding != "none"
+        if is_whole and self.model.max_sequences_per_unit > rows:
             raise ValueError(
                 "performance.physical_batch_size must be at least "
                 f"model.max_sequences_per_unit ({self.model.max_sequences_per_unit}), "
-                f"got {rows}: a unit is never split over two passes"
+                f"got {rows}: transforms and shards want a unit in one pass"
             )
         pretraining = self.model.pretraining
         sources = (pretraining and pretraining.source, self.model.public_text)

@@ -80,7 +80,8 @@ def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCh
     batch = np.arange(min(2, feed.data.num_units))
     later = batch if plan.transform is None else batch[:0]
     batches = [batch, batch[:0], later, later, batch[:0], later]
-    single = replace(feed, physical_batch_size=max(1, feed.data.largest_unit))
+    few = max(1, min(feed.physical_batch_size, feed.data.largest_unit))
+    single = replace(feed, physical_batch_size=few)
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
     chosen, kept = _chosen(sizes)
     both = []

@@ -83,7 +83,9 @@ def rehearse(
         plan=script,
         num_steps=num_steps,
         optimizer=optimizer,
-        physical_batch_size=max(1, feed.data.largest_unit),
+        physical_batch_size=max(
+            1, min(feed.physical_batch_size, feed.data.largest_unit)
+        ),
         pad_token_id=feed.pad_token_id,
         loss_normalizer=1.0,
         checkpoint_dir=None,

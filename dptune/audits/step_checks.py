@@ -78,7 +78,8 @@ def check_sensitivity(
     loud = LoudLoss(loss=feed.record_loss)
     quiet = replace(feed, data=noised)
     whole = replace(quiet, record_loss=loud)
-    pieces = replace(whole, physical_batch_size=max(1, noised.largest_unit))
+    few = max(1, min(feed.physical_batch_size, noised.largest_unit))
+    pieces = replace(whole, physical_batch_size=few)
 
     def sums(feed: Feed, *units: int) -> Tensor:
         last: UnitIndices = np.array(sorted(units), np.int64)

@@ -36,6 +36,8 @@ class PhysicalBatch:
         num_real_units: units in front that are units of the data; the others only fill
             the batch up to a fixed shape, and must get factor 0.
         kinds: of each unit, where units are parts of privacy units; on the CPU.
+        is_part: the first unit has more rows, in other pieces; it is the only one.
+        continues: the next piece goes on with it.
     """
 
     input_ids: Tensor = field(repr=False)
@@ -45,6 +47,8 @@ class PhysicalBatch:
     labels: Tensor | None = field(default=None, repr=False)
     num_real_units: int = field(default=-1, repr=False)
     kinds: Tensor | None = field(default=None, repr=False)
+    is_part: bool = False
+    continues: bool = False
 
     def __post_init__(self) -> None:
         """Take all units for real ones unless told otherwise."""
@@ -259,8 +263,8 @@ class UnitDataset:
         """Cut one logical batch into pieces that fit in memory.
 
         Units of like length share a piece, so that little is spent on padding. A unit
-        is never cut in two: a unit with more rows than `physical_batch_size` makes a
-        piece of its own.
+        with more rows than `physical_batch_size` is cut into pieces of its own, one
+        after the other, whose gradients must be added up before they are clipped.
 
         Args:
             unit_indices: units of the logical batch; none gives no piece.
@@ -272,6 +276,9 @@ class UnitDataset:
         num_rows = 0
         for unit in sorted(unit_indices, key=lambda unit: (-lengths[unit], unit)):
             size = len(self.units[unit])
+            if size > physical_batch_size:
+                yield from self._parts(int(unit), physical_batch_size, pad_token_id)
+                continue
             if waiting and num_rows + size > physical_batch_size:
                 yield self.collate(waiting, pad_token_id)
                 waiting, num_rows = [], 0
@@ -279,6 +286,25 @@ class UnitDataset:
             num_rows += size
         if waiting:
             yield self.collate(waiting, pad_token_id)
+
+    def _parts(
+        self, unit: int, num_rows: int, pad_token_id: int
+    ) -> Iterator[PhysicalBatch]:
+        """Cut one unit into pieces."""
+        whole, size = self.units[unit], len(self.units[unit])
+        for first in range(0, size, num_rows):
+            rows = whole[first : first + num_rows]
+            piece = replace(
+                self,
+                sequences=tuple(self.sequences[row] for row in rows),
+                loss_weights=tuple(self.loss_weights[row] for row in rows),
+                units=(np.arange(len(rows)),),
+                labels=None if self.labels is None else self.labels[rows],
+                kinds=None if self.kinds is None else self.kinds[[unit]],
+                unnoised=None,
+            ).collate([0], pad_token_id)
+            continues = first + num_rows < size
+            yield replace(piece, is_part=True, continues=continues)
 
     def digest(self) -> str:
         """Hash tokens, weights and units; tells data sets apart. Private."""

@@ -105,7 +105,7 @@ class PerUnitGradients:
         self.parameters = trainable_parameters(model)
         self._names = {id(value): name for name, value in self.parameters.items()}
         self._model = model
-        self._group_of = {name: parameter_groups(name) for name in self.parameters}
+        self.group_of = {name: parameter_groups(name) for name in self.parameters}
         _check_no_mixing(model)
         self._modules = self._modules_with_rules(model)
         owners = Counter(
@@ -143,7 +143,7 @@ class PerUnitGradients:
     @property
     def num_groups(self) -> int:
         """Number of parameter groups."""
-        return 1 + max(self._group_of.values())
+        return 1 + max(self.group_of.values())
 
     def zeros(self) -> dict[str, Tensor]:
         """Return a float32 zero tensor for each trainable parameter."""
@@ -173,7 +173,7 @@ class PerUnitGradients:
         device = next(iter(self.parameters.values())).device
         self._checkpointed = _checkpointed_modules(self._model)
         tape = Tape(
-            group_of=self._group_of,
+            group_of=self.group_of,
             rows_of_unit=rows_of_unit,
             budget=DenseBudget(self._materialize_bytes),
             shared=self._shared,

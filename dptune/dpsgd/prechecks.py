@@ -27,14 +27,19 @@ def check_numbers(
     data: UnitDataset,
     *,
     max_tokens: int | None = None,
+    needs_whole_units: bool = False,
 ) -> None:
-    """Check what no other part checks; report all at once."""
+    """Check what no other part checks; report all at once.
+
+    Where `needs_whole_units`, the rows of a unit must be in memory together: where
+    gradients are transformed, or weights sharded.
+    """
     least = {
         "num_steps": (num_steps, 1, ""),
         "block_size": (block_size, 1, ""),
         "physical_batch_size": (
             physical_batch_size,
-            max(1, data.largest_unit),
+            max(1, data.largest_unit) if needs_whole_units else 1,
             "Raise it to the largest unit, or lower max_sequences_per_unit.",
         ),
         "max_tokens": (

@@ -22,6 +22,7 @@ from dptune.dpsgd.distributed import (
 )
 from dptune.dpsgd.feed import Feed, StepTotals
 from dptune.dpsgd.gradients import PerUnitGradients
+from dptune.dpsgd.large_units import LargeUnit
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
 from dptune.dpsgd.parameters import group_parameters, trainable_parameters
 from dptune.dpsgd.parts import bounds_of, check_parts, public_batch
@@ -29,6 +30,7 @@ from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.randomness import GaussianStream
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
+from dptune.dpsgd.tape import Tape
 from dptune.dpsgd.transform import TransformedSums, TransformState
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
 from dptune.errors import ConfigError
@@ -86,6 +88,7 @@ class PrivateGradients:
         self._steered = steered
         self._clip = self._clip_now()
         self._sums = sums
+        self._unit: LargeUnit | None = None
         self._noise = plan.noise(
             stream,
             sums=sums.owned,
@@ -108,6 +111,7 @@ class PrivateGradients:
     def compute(self, indices: UnitIndices, *, step: int) -> StepTotals:
         """Sum clipped gradients over all pieces and ranks, then release."""
         self._sums.clear()
+        self._unit = None
         totals = StepTotals()
         if self._steered is not None:
             self._clip = self._steered.open(step)
@@ -134,12 +138,25 @@ class PrivateGradients:
         with self._engine.record(batch.rows_of_unit) as tape:
             losses = self._feed.losses(self._model, batch)
             clip = partial(self._factors, batch, losses.detach())
-            if isinstance(self._sums, TransformedSums):
+            if batch.is_part:
+                self._add_part(tape, losses, batch)
+            elif isinstance(self._sums, TransformedSums):
                 losses.sum().backward()  # type: ignore[no-untyped-call]
                 self._sums.add(tape, clip)
             else:
                 tape.backward(losses.sum(), clip, self._sums.lent)
         return self._feed.totals(losses, batch)
+
+    def _add_part(self, tape: Tape, losses: Tensor, batch: PhysicalBatch) -> None:
+        """Add a piece of a unit to the rest of it; after the last one, clip it."""
+        unit = self._unit or LargeUnit(self._engine)
+        unit.add(tape, losses, batch)
+        self._unit = unit if batch.continues else None
+        if not batch.continues:
+            rows = torch.zeros(1, 1, dtype=torch.long)
+            kinds = None if batch.kinds is None else batch.kinds[:1]
+            one = replace(batch, rows_of_unit=rows, kinds=kinds)
+            unit.clip(partial(self._factors, one, unit.loss), self._sums.lent)
 
     def _factors(self, batch: PhysicalBatch, losses: Tensor, norms: Tensor) -> Tensor:
         """Clip real units; units that only fill the batch add nothing."""

@@ -157,7 +157,7 @@ def train_stage(
         plan: private or plain.
         num_steps: optimizer steps, at least 1.
         optimizer: settings; sees released gradients only.
-        physical_batch_size: rows in memory at once; at least the largest unit.
+        physical_batch_size: rows in memory at once; larger units take several passes.
         pad_token_id: fills the padding.
         loss_normalizer: see `CausalLoss`.
         checkpoint_dir: where to keep the last block boundary; None keeps nothing.
@@ -192,9 +192,10 @@ def train_stage(
         ArtifactError: the checkpoint is damaged or belongs to another run.
         PrivacyError: torch is set to matrix products below float32.
     """
-    check_numbers(
-        num_steps, block_size, physical_batch_size, data, max_tokens=max_tokens
-    )
+    transforms = isinstance(plan, GradientPlan) and plan.transform is not None
+    is_whole = transforms or sharding != "none"
+    sizes = num_steps, block_size, physical_batch_size
+    check_numbers(*sizes, data, max_tokens=max_tokens, needs_whole_units=is_whole)
     check_controller(plan, controller, sharding=sharding)
     check_shapes(plan, dtype=dtype, max_tokens=max_tokens)
     loss = record_loss or CausalLoss(loss_normalizer=loss_normalizer)
@@ -210,7 +211,7 @@ def train_stage(
         ),
     )
     ranks = Ranks.current()
-    if isinstance(plan, GradientPlan) and plan.transform is not None:
+    if transforms:
         check_transform(
             model,
             physical_batch_size=physical_batch_size,

@@ -164,10 +164,9 @@ def _steps_again(
         record_loss=CausalLoss(loss_normalizer=float(inputs.max_tokens))
         if data.labels is None
         else ClassificationLoss(),
-        physical_batch_size=max(
-            data.largest_unit,
-            # Two units at least are put together, if the run does so.
-            min(max(8, 2 * data.largest_unit), performance.physical_batch_size),
+        # Two units at least are put together, if the run does so.
+        physical_batch_size=min(
+            max(8, 2 * data.largest_unit), performance.physical_batch_size
         ),
         pad_token_id=int(loaded.tokenizer.pad_token_id),
         device=device,

@@ -209,8 +209,12 @@ BROKEN = {
         edit={"detection": {"missing_rate": 0.01}}, says=("must be set together",)
     ),
     "a unit larger than a pass": Broken(
-        edit={"performance.physical_batch_size": 2},
+        edit={"performance": {"physical_batch_size": 2, "sharding": "fsdp"}},
         says=("performance.physical_batch_size must be at least", "got 2"),
+    ),
+    "codes under a stage that trains everything": Broken(
+        edit={"model.quantization": 4},
+        says=("model.quantization must be null unless", "adapters"),
     ),
     "heads that do not divide the width": Broken(
         edit={"model.source.num_heads": 5}, says=("hidden_size must be a multiple",)

@@ -338,7 +338,7 @@ def test_coarse_matrix_products_are_refused():
 
 def test_faults_are_reported_together():
     with pytest.raises(ConfigError) as caught:
-        run(num_steps=0, block_size=0, physical_batch_size=2)
+        run(num_steps=0, block_size=0, physical_batch_size=0)
     assert {p.path for p in caught.value.problems} == {
         "num_steps",
         "block_size",
