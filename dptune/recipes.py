@@ -15,6 +15,7 @@ from dptune.settings import (
     ControllerSettings,
     LocalSettings,
     LoraSettings,
+    LossSettings,
     NoiseSettings,
     NominalSettings,
     OptimizerSettings,
@@ -43,6 +44,7 @@ class StageSettings(Settings):
         epochs: passes over the units, in expectation where sampling is Poisson.
         expected_batch_size, relative_batch: exactly one: units per noisy step, which
             are the public divisor; or how to choose them for the corpus at hand.
+        loss: what the loss of a sequence is divided by.
         clipping, noise: both or neither; neither means ordinary training.
         sampling: of a noisy stage.
         token_weights: losses of sensitive tokens count more; None weighs all alike.
@@ -64,6 +66,7 @@ class StageSettings(Settings):
     expected_batch_size: int | None = Field(default=None, ge=1, le=1_000_000)
     relative_batch: RelativeBatchSettings | None = None
     optimizer: OptimizerSettings
+    loss: LossSettings = LossSettings()
     clipping: ClippingSettings | None = None
     noise: NoiseSettings | None = None
     sampling: SamplingSettings = SamplingSettings()

@@ -31,6 +31,18 @@ class OptimizerSettings(Settings):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
 
 
+class LossSettings(Settings):
+    """What the summed loss of a sequence is divided by, before its clip.
+
+    Args:
+        normalizer: `public` is `model.max_tokens`, so that long sequences weigh more;
+            `record` the number of the sequence's own targets. Either is private record
+            by record, and sensitivity and accounting are the same.
+    """
+
+    normalizer: Literal["public", "record"] = "public"
+
+
 class LoraSettings(Settings):
     """Low-rank adapters (Hu et al. 2022).
 

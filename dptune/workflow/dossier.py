@@ -275,6 +275,7 @@ class Dossier(RunResults):
             certificates=self.certificates,
             sampling_assumed=self._sampling_assumed(),
             sampling_actual=self._sampling_actual(),
+            loss_normalizer=self._loss_normalizer(),
             fixed_seed=any(entry.fixed_seed for entry in self.ledger.entries),
             deduplicated=self.corpus.deduplicated
             and not self.corpus.duplicates_are_free,
@@ -295,6 +296,17 @@ class Dossier(RunResults):
             override=override,
             dependency_versions=dict(sorted(self.dependency_versions.items())),
         )
+
+    def _loss_normalizer(self) -> str:
+        """Say what losses were divided by, by stage where stages differ."""
+        words = {
+            "public": "a public constant, the longest sequence",
+            "record": "the number of each sequence's own targets",
+        }
+        chosen = {s.name: words[s.loss.normalizer] for s in self.recipe.stages}
+        if len(set(chosen.values())) == 1:
+            return next(iter(chosen.values()))
+        return "; ".join(f"{stage}: {text}" for stage, text in chosen.items())
 
     def _step_audits(self) -> tuple[StepAuditEvidence, ...]:
         """Restate the audit of every stage of the plan; of none, that there is none."""

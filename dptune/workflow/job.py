@@ -12,7 +12,7 @@ from dptune.audits.step_checks import unit_lengths
 from dptune.config import PerformanceSettings
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
-from dptune.dpsgd.loss import ClassificationLoss
+from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, RecordLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.schedule import Controller
@@ -132,9 +132,19 @@ def run_job(
         max_tokens=job.max_tokens,
         sharding=performance.sharding,
         controller=controller,
-        record_loss=ClassificationLoss() if data.labels is not None else None,
+        record_loss=record_loss_of(plan, data, max_tokens=job.max_tokens),
         witness=_recorder(job, data),
     )
+
+
+def record_loss_of(
+    plan: StagePlan, data: UnitDataset, *, max_tokens: int
+) -> RecordLoss:
+    """Return the loss of a stage; a class is one target."""
+    if data.labels is not None:
+        return ClassificationLoss()
+    is_public = plan.settings.loss.normalizer == "public"
+    return CausalLoss(loss_normalizer=float(max_tokens) if is_public else None)
 
 
 def optimizer_of(plan: StagePlan) -> OptimizerSettings:

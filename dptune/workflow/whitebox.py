@@ -24,7 +24,6 @@ from dptune.audits.step_report import (
 )
 from dptune.config import PerformanceSettings
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.files import replacing
 from dptune.local.split import StackedAutoencoder, split_model
@@ -34,7 +33,7 @@ from dptune.models.loading import LoadedModel
 from dptune.privacy import Notion
 from dptune.workflow.device import pick_device, place_processes
 from dptune.workflow.inputs import StageInputs, count_tier_leaks, load_stage
-from dptune.workflow.job import optimizer_of, record_file
+from dptune.workflow.job import optimizer_of, record_file, record_loss_of
 
 _SHARDED = "Weights were spread over processes: nobody looked on."
 _LOCAL = "Releases are measured again, not recorded."
@@ -161,9 +160,7 @@ def _steps_again(
     model.to(device)
     feed = Feed(
         data=data,
-        record_loss=CausalLoss(loss_normalizer=float(inputs.max_tokens))
-        if data.labels is None
-        else ClassificationLoss(),
+        record_loss=record_loss_of(inputs.plan, data, max_tokens=inputs.max_tokens),
         # Two units at least are put together, if the run does so.
         physical_batch_size=min(
             max(8, 2 * data.largest_unit), performance.physical_batch_size

@@ -242,6 +242,7 @@ def _run_facts(card: PrivacyCard) -> Facts:
         ("Privacy unit", f"one {card.privacy_unit}", "what one neighbor changes"),
         ("Sampling accounted for", card.sampling_assumed),
         ("Sampling that ran", card.sampling_actual),
+        ("Losses divided by", card.loss_normalizer) if card.loss_normalizer else None,
         ("Randomness", randomness) if randomness else None,
         ("Model digest", card.model_digest),
     )

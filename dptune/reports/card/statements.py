@@ -315,6 +315,7 @@ class PrivacyCard(Report):
         certificates: one for each notion and relation.
         sampling_assumed: what the accountant assumes, such as `Poisson`.
         sampling_actual: what ran, in the same words where it is the same.
+        loss_normalizer: what losses of sequences were divided by, stage by stage.
         budget: of the data set; None where no store keeps it.
         deduplicated: whether record claims hold for the deduplicated corpus.
         outside_guarantee: one sentence for each thing that no epsilon covers.
@@ -340,6 +341,7 @@ class PrivacyCard(Report):
     certificates: tuple[Certificate, ...]
     sampling_assumed: str
     sampling_actual: str
+    loss_normalizer: str = ""
     budget: BudgetStatement | None = None
     deduplicated: bool
     outside_guarantee: tuple[str, ...]

@@ -41,10 +41,11 @@ def test_target_with_weight_zero_contributes_nothing_even_if_infinite():
     assert not logits.grad.any()
 
 
-def test_loss_of_a_row_is_the_same_alone_and_in_company():
+@pytest.mark.parametrize("normalizer", [5.0, None])
+def test_loss_of_a_row_is_the_same_alone_and_in_company(normalizer):
     model = models.tiny_gpt2().eval()
     data = oracles.random_data()
-    loss = CausalLoss(loss_normalizer=5.0)
+    loss = CausalLoss(loss_normalizer=normalizer)
     together = loss(model, data.collate(range(4), 0))
     for unit in range(4):
         alone = loss(model, data.collate([unit], 0))
@@ -134,3 +135,17 @@ def test_cross_entropy_of_bfloat16_is_computed_in_float32():
 def test_classification_normalizer_must_divide():
     with pytest.raises(ConfigError, match="loss_normalizer"):
         ClassificationLoss(loss_normalizer=0.0)
+
+
+def test_own_normalizer_counts_targets_and_total_nll_undoes_it():
+    model = models.tiny_gpt2().eval()
+    weights = [[0.0, 1.0, 0.5, 0.0], [9.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
+    batch = batch_of([[4, 2, 1, 3], [5, 5, 6, 2], [7, 2, 2, 3]], weights)
+    whole = CausalLoss(loss_normalizer=1.0)(model, batch)
+    loss = CausalLoss(loss_normalizer=None)
+    own = loss(model, batch)
+    torch.testing.assert_close(own, whole / torch.tensor([2.0, 1.0, 3.0]))
+    assert own[1] == 0
+    nll, weight = loss.total_nll(own, batch)
+    assert nll == pytest.approx(float(whole.detach().sum()), rel=1e-5)
+    assert weight == 4.5

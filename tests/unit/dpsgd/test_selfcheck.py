@@ -49,6 +49,16 @@ def test_dropout_passes():
     check(models.tiny_gpt2(dropout=0.2).train())
 
 
+def test_loss_over_its_own_targets_passes_and_over_those_of_the_batch_does_not():
+    class OfTheBatch(CausalLoss):
+        def _normalizers(self, batch):
+            return super()._normalizers(batch).mean()
+
+    check(models.tiny_llama(), CausalLoss(loss_normalizer=None))
+    with pytest.raises(ModelError, match="must not depend on the other records"):
+        check(models.tiny_llama(), OfTheBatch(loss_normalizer=None))
+
+
 def test_batch_mean_loss_is_refused():
     class BatchMean(CausalLoss):
         def __call__(self, model, batch):

@@ -178,6 +178,7 @@ def test_card_names_the_sampling_of_a_banded_run(make_dossier):
     )
     assert card.sampling_actual == "cyclic Poisson over privacy units"
     assert card.sampling_assumed == card.sampling_actual
+    assert card.loss_normalizer == "a public constant, the longest sequence"
 
 
 def test_card_tells_banded_accounting_of_a_run_that_was_not_banded(make_dossier):

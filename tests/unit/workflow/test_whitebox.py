@@ -142,7 +142,11 @@ def test_stage_over_a_base_in_few_bits_is_sound_and_leaves_a_whole_model(
     low = tmp_path / "low"
     digest = save_model(wide.model, wide.tokenizer, low)
     inputs = dataclasses.replace(
-        make_inputs(trains="lora", lora={"rank": 2, "alpha": 4}),
+        make_inputs(
+            trains="lora",
+            lora={"rank": 2, "alpha": 4},
+            loss={"normalizer": "record"},
+        ),
         model=ModelBundle(path=low, digest=digest),
         base=Base(quantization=bits, merged="stored"),
     )
