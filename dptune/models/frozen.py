@@ -153,6 +153,8 @@ def freeze_base(model: nn.Module, *, bits: Bits | None = None) -> None:
     for parameter in model.parameters():
         if id(parameter) not in kept and parameter.is_floating_point():
             parameter.data = parameter.data.float()
+        elif bits is not None and parameter.is_floating_point():
+            parameter.data = parameter.data.clone()  # else it holds the whole file
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.data = buffer.data.float()

@@ -24,7 +24,7 @@ from dptune.errors import ModelError
 from dptune.models.digest import WEIGHTS, WEIGHTS_INDEX
 from dptune.models.frozen import FrozenLinear
 
-PIECE_BYTES = 1 << 28
+PIECE_BYTES = 1 << 27
 
 _Weight = Callable[[], Tensor]
 
