@@ -18,16 +18,12 @@ selective claim needs `mask` or `delete` for all of them.
 import unicodedata
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import Annotated, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dptune.errors import ConfigError
 from dptune.settings import Settings
-from dptune.text import MASK, Span
-
-if TYPE_CHECKING:
-    from dptune.redaction.pseudonyms import Pseudonyms
+from dptune.text import Span
 
 Replace = Callable[[Span, str], str]
 """Returns the replacement of a span whose text is given."""
@@ -136,83 +132,6 @@ def operators_name(default: Operator, by_type: Mapping[str, OperatorSettings]) -
     return "+".join(
         sorted({default.value, *(s.operator.value for s in by_type.values())})
     )
-
-
-def replacement(
-    settings: OperatorSettings | Operator,
-    *,
-    pseudonyms: "Pseudonyms | None" = None,
-    unit_id: str | None = None,
-) -> Replace:
-    """Return the replacement rule of an operator for one record.
-
-    Call it once per record: `NUMBERED` counts from 1 in each.
-
-    Raises:
-        ConfigError: an operator without the key that it needs.
-    """
-    if isinstance(settings, Operator):
-        settings = OperatorSettings(operator=settings)
-    operator = settings.operator
-    if operator in KEYED:
-        if pseudonyms is None:
-            raise ConfigError(
-                f"pseudonyms must be given for operator={operator}, got None. Pass "
-                "Pseudonyms(key=...) with a secret key."
-            )
-        return pseudonyms.replacement(
-            unit_id, operator=operator, max_days=settings.max_days
-        )
-    if operator is Operator.NUMBERED:
-        return _numbered()
-    if operator is Operator.PARTIAL:
-        return _partial(settings)
-    return _STATELESS[operator]
-
-
-_STATELESS: dict[Operator, Replace] = {
-    Operator.MASK: lambda _span, _value: MASK,
-    Operator.TYPED: lambda span, _value: f"<{span.entity_type}>",
-    Operator.DELETE: lambda _span, _value: "",
-    Operator.KEEP: lambda _span, value: value,
-}
-
-
-def _numbered() -> Replace:
-    """Number the values of each type in order of appearance."""
-    numbers: dict[str, dict[str, int]] = {}
-
-    def replace(span: Span, value: str) -> str:
-        seen = numbers.setdefault(span.entity_type, {})
-        number = seen.setdefault(normalized(value), len(seen) + 1)
-        return f"<{span.entity_type}_{number}>"
-
-    return replace
-
-
-_SAYING: Final = frozenset(["Mn", "Mc", "Me", "So", "Cf", "Cs", "Co"])
-
-
-def _partial(settings: OperatorSettings) -> Replace:
-    """Leave some letters and digits at the ends; signs and blanks stay."""
-
-    def replace(_span: Span, value: str) -> str:
-        places = [i for i, character in enumerate(value) if _is_said(character)]
-        most = len(places) // 2
-        last = min(settings.keep_last, most)
-        first = min(settings.keep_first, most - last)
-        hidden = set(places[first : len(places) - last])
-        return "".join(
-            settings.character if i in hidden else character
-            for i, character in enumerate(value)
-        )
-
-    return replace
-
-
-def _is_said(character: str) -> bool:
-    """Whether a character says something: letters, digits, marks on them, pictures."""
-    return character.isalnum() or unicodedata.category(character) in _SAYING
 
 
 def normalized(value: str) -> str:

@@ -6,12 +6,11 @@ from pydantic import ValidationError
 
 from dptune.config import RedactionSettings
 from dptune.errors import ConfigError
-from dptune.redaction.engine import redact_dataset, redact_text
+from dptune.redaction.engine import redact_dataset, redact_text, replacement
 from dptune.redaction.operators import (
     Operator,
     OperatorSettings,
     operators_name,
-    replacement,
 )
 from dptune.redaction.pseudonyms import Pseudonyms, Scope, decrypt_text
 from dptune.text import Span

@@ -8,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.errors import DetectionError
-from dptune.redaction.engine import Redaction, redact_dataset, redact_text
+from dptune.redaction.engine import Redaction, redact_dataset, redact_text, replacement
 from dptune.redaction.operators import (
-    MASK,
     Operator,
     normalized,
-    replacement,
 )
 from dptune.redaction.pseudonyms import Pseudonyms
-from dptune.text import Span
+from dptune.text import MASK, Span
 
 PSEUDONYMS = Pseudonyms(key=b"0123456789abcdef", encryption_key=bytes(16))
 TEXT = "Ann Lee met ann lee at 12 Elm St."
