@@ -66,7 +66,7 @@ def settings(name: str) -> tuple[Path, list[str]]:
         *(*SLICE, *sizes, f"recipe={name}", f"gate={gate}"),
         *(f"privacy.notion={notion}", f"privacy.relation={relation}"),
         f"registry.model_name=every-{name.replace('_', '-')}",
-        f"budget.data_set=every-{name.replace('_', '-')}",
+        f"budget.data_set=every-{base}",
     ]
     for stage in recipe["stages"]:
         path = f"stages.{name}.{stage['name']}"

@@ -265,12 +265,14 @@ def _live(store: BudgetStore) -> None:
     store.spend(held.id, cost(2), stage="private", num_steps=2)
     store.release(held.id)
     store.reserve(tuned)
-    for kind in Attempt:
+    older = [kind for kind in Attempt if kind is not Attempt.READING]
+    for kind in older:
         record_attempt(
             store, data_set="people", kind=kind, subject="s", about="model, version 1"
         )
     head = Head(sequence=1, hash="h")
     admit_loss(store, Loss(charges=2, heads=(head,), reason="disk"))
+    record_attempt(store, data_set="people", kind=Attempt.READING, subject="t")
 
 
 def examples(folder: Path) -> dict[str, Any]:

@@ -97,7 +97,13 @@ def test_exported_head_confirms_the_store(trained, project):
     assert f"entry {content['head']['sequence']}" in text
 
 
-SETS = ("--set", "budget.data_set=small", "--set", "recipe=jft")
+def own(name, seed):
+    """Texts of their own under a name of their own, see `dptune.workflow.naming`."""
+    sets = (f"budget.data_set={name}", f"data.source.seed={seed}", "recipe=jft")
+    return [part for one in sets for part in ("--set", one)]
+
+
+SETS = own("small", 51)
 
 
 def test_run_that_the_data_set_cannot_pay_for_is_refused_before_it_starts(
@@ -115,7 +121,7 @@ def test_run_that_the_data_set_cannot_pay_for_is_refused_before_it_starts(
 
 
 def test_reserved_ahead_and_released(trained, project):
-    name = ("--set", "budget.data_set=ahead", "--set", "recipe=jft")
+    name = own("ahead", 52)
     code, text = project.run("budget", "reserve", TINY, *name)
     assert code == 0, text
     (held,) = (r for r in runs_of(project) if r.data_set == "ahead")
@@ -130,7 +136,7 @@ def test_reserved_ahead_and_released(trained, project):
 def test_show_names_a_run_that_holds_and_how_to_release_it(
     trained, project, monkeypatch
 ):
-    name = ("--set", "budget.data_set=killed", "--set", "recipe=jft")
+    name = own("killed", 53)
     assert project.run("budget", "reserve", TINY, *name)[0] == 0
     (held,) = (r for r in runs_of(project) if r.data_set == "killed")
     text = project.run("budget", "show")[1]
@@ -142,6 +148,16 @@ def test_show_names_a_run_that_holds_and_how_to_release_it(
     assert f"next    python run.py budget release {held.id}" in text
     assert project.run("budget", "release", held.id)[0] == 0
     assert "open:" not in project.run("budget", "show")[1]
+
+
+def test_same_texts_under_another_name_are_refused(trained, project):
+    """A fresh name bought a fresh budget and fresh counts of attempts."""
+    renamed = ("--set", "budget.data_set=renamed", "--set", "recipe=jft")
+    for command in ("train", "budget reserve"):
+        code, text = project.run(*command.split(), TINY, *renamed)
+        assert code == 2
+        assert "under which these texts were charged" in " ".join(text.split())
+    assert not [r for r in runs_of(project) if r.data_set == "renamed"]
 
 
 def runs_of(project):
@@ -171,8 +187,8 @@ def test_impossible_budget_commands_exit_2(trained, project, arguments, says):
 
 
 def test_required_budget_refuses_a_data_set_without_a_grant(trained, project):
-    name = ("--set", "budget.data_set=nobody-granted", "--set", "budget.required=true")
-    code, text = project.run("train", TINY, "--set", "recipe=jft", *name)
+    name = (*own("nobody-granted", 54), "--set", "budget.required=true")
+    code, text = project.run("train", TINY, *name)
     assert code == 2
     assert "budget grant nobody-granted" in " ".join(text.split())
 

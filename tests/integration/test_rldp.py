@@ -12,6 +12,7 @@ SETTINGS = (
     "recipe=rldp",
     "registry.model_name=tiny-rldp",
     "budget.data_set=steered",
+    "data.source.seed=55",
     f"stages.rldp.{STAGE}.epochs=6",
     f"stages.rldp.{STAGE}.expected_batch_size=32",
 )
