@@ -104,7 +104,7 @@ def test_comparison_that_is_told_to_end_starts_no_other_cell(compared):
     assert code == 130, text
     assert "cell 1 of 2" in text
     assert "cell 2 of 2" not in text
-    assert "run the same command again" in " ".join(text.split())
+    assert "the same command completes it" in " ".join(text.split())
 
 
 def test_failed_cell_is_told_and_does_not_lose_the_others(compared):
