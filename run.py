@@ -3,13 +3,21 @@
 import os
 import signal
 import sys
+from types import FrameType
+
+
+def _too_late(number: int, _: FrameType | None) -> None:
+    """Let a signal pass after the last word: the exit code stands; two end it."""
+    signal.signal(number, signal.SIG_DFL)
+
 
 os.umask(0o077)  # for bytecode too: who may write there writes what is run
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # What comes while this is being loaded waits for `main`, which answers it in words.
 signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # once all is said, without a trace
+for _number in _ENDING:
+    if signal.getsignal(_number) is not signal.SIG_IGN:  # nohup keeps its meaning
+        signal.signal(_number, _too_late)
 try:
     from cli.main import main
 except (ImportError, SyntaxError) as error:  # else exit code 1, which is a verdict

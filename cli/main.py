@@ -48,10 +48,7 @@ def main() -> int:
     errors = Console(stderr=True, highlight=False)
     account.forget()
     try:
-        with signals_raised() as raised:
-            return _answered(_command, errors, raised)
-    except Stopped as stop:  # while the end of the command was being told
-        return stop.exit_code
+        return _answered(_command, errors)
     finally:
         drop_temporary_files()
 
@@ -79,12 +76,12 @@ def _command(errors: Console) -> None:
     sys.stdout.flush()
 
 
-def _answered(
-    command: Callable[[Console], None], errors: Console, raised: Sequence[Stopped]
-) -> int:
+def _answered(command: Callable[[Console], None], errors: Console) -> int:
     """Run a command, and turn whatever ends it into a message and an exit code."""
+    raised: Sequence[Stopped] = ()
     try:
-        command(errors)
+        with signals_raised() as raised:
+            command(errors)
     except SystemExit as end:
         if is_closed_pipe(end.__context__):
             return _CLOSED_PIPE

@@ -290,6 +290,32 @@ def test_signal_while_the_program_is_loaded_is_answered(number, code):
     assert "Traceback" not in said
 
 
+LATE = """
+import os, runpy, signal, sys
+from cli import main as entry
+signal.signal(signal.SIGINT, signal.default_int_handler)
+number, times = sys.argv[1:]
+sys.argv[1:] = ["configs"]
+def last():
+    for _ in range(int(times)):
+        os.kill(os.getpid(), getattr(signal, number))
+entry.drop_temporary_files = last
+runpy.run_path("run.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_signal_after_the_last_word_changes_no_answer_but_two_end(number, times):
+    command = [sys.executable, "-c", LATE, number, str(times)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if times == 1 else -getattr(signal, number))
+    assert done.stderr == ""
+    assert "quickstart" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
