@@ -13,7 +13,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dptune.accounting.store.purposes import Purpose
 from dptune.config import TrainConfig
 from dptune.configfile import (
     apply_overrides,
@@ -24,6 +23,7 @@ from dptune.configfile import (
     validate,
 )
 from dptune.errors import ConfigError, Problem
+from dptune.privacy import Purpose
 from dptune.recipes import Recipe
 from dptune.settings import Settings
 

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dptune.accounting.store.purposes import Purpose
 from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.settings import AttackSettings
 from dptune.data.deduplication import Duplicates
@@ -38,6 +37,7 @@ from dptune.privacy import (
     NeighboringRelation,
     Notion,
     PrivacyUnit,
+    Purpose,
 )
 from dptune.recipes import Recipe
 from dptune.redaction.operators import (

@@ -19,6 +19,13 @@ class NeighboringRelation(StrEnum):
     REPLACE_ONE = "replace_one"
 
 
+class Purpose(StrEnum):
+    """Why a run touches the data. Tuning spends like training, and is told apart."""
+
+    TRAINING = "training"
+    TUNING = "tuning"
+
+
 class Mode(StrEnum):
     """Whether a run follows a theorem or its paper.
 

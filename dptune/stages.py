@@ -14,7 +14,8 @@ from dptune.dpsgd.adaptive_clipping import NormRule
 from dptune.dpsgd.clipping import THRESHOLD, ScaleRule
 from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, band_coefficients
 from dptune.dpsgd.parameters import Grouping
-from dptune.dpsgd.plan import CONSTANT, GradientPlan, PlainPlan
+from dptune.dpsgd.plan import GradientPlan, PlainPlan
+from dptune.dpsgd.plan_numbers import CONSTANT
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.schedule import noise_runs
 from dptune.dpsgd.transform import GradientTransform

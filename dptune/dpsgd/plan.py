@@ -22,24 +22,17 @@ References:
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import dp_accounting
 from torch import Tensor
 
-from dptune.accounting.adaptive import AdaptiveTerms
-from dptune.dpsgd.adaptive_clipping import MovingClip, NormRule, SteeredClip, shares
-from dptune.dpsgd.checks import contradictions, out_of_range
+from dptune.dpsgd.adaptive_clipping import MovingClip, SteeredClip, shares
 from dptune.dpsgd.clipping import (
-    THRESHOLD,
     ClipPolicy,
     FlatClip,
     GroupClip,
-    ScaleRule,
-    check_max_grad_norm,
     sum_sensitivity,
 )
-from dptune.dpsgd.factorization import INDEPENDENT, Coefficients
 from dptune.dpsgd.noise import (
     MAX_NOISE_BYTES,
     BandedNoise,
@@ -47,8 +40,8 @@ from dptune.dpsgd.noise import (
     IndependentNoise,
     NoiseMechanism,
 )
-from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.parts import part_multipliers
+from dptune.dpsgd.plan_numbers import PlanNumbers
 from dptune.dpsgd.randomness import GaussianStream
 from dptune.dpsgd.sampling import (
     CyclicPoissonSampler,
@@ -61,21 +54,14 @@ from dptune.dpsgd.sampling import (
 )
 from dptune.dpsgd.schedule import (
     AdaptiveNoise,
-    ConstantNoise,
-    NoiseSchedule,
-    SteppedNoise,
     schedule_event,
 )
-from dptune.dpsgd.transform import GradientTransform
 from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import NeighboringRelation
 
-CONSTANT: Final[tuple[float, ...]] = (1.0,)
-"""The noise levels of a schedule that has one."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class GradientPlan:
+class GradientPlan(PlanNumbers):
     """DP-SGD: sampled units, flat clipping, Gaussian noise, a public divisor.
 
     Each step releases (sum over drawn units of clip_C(gradient) + y_t) /
@@ -118,82 +104,17 @@ class GradientPlan:
     | a unit with a NaN gradient | contributes zero |
     | a schedule that is not constant | refused with several bands: C z would mix them |
 
-    Args:
-        noise_multiplier: at least 0 and finite.
-        sample_rate: in (0, 1]: chance that a unit joins a step.
-        max_grad_norm: C.
-        expected_batch_size: public, above 0: `sample_rate` times the published number
-            of units. It only scales the result.
-        sampling: who joins a step.
-        max_batch_size: public cap, for truncated sampling and only then.
-        num_units: public bound of the number of units, for truncated sampling and only
-            then.
-        noise_coefficients: c of C, of norm 1; several need cyclic sampling.
-        grouping: parameters that are clipped by themselves, each group to an equal
-            share of C; it changes neither sensitivity nor event.
-        scale_rule: what a gradient is scaled by, within C; changes neither either.
-        noise_levels: public multiples of `noise_multiplier`, each above 0, one after
-            the other; the last one stays.
-        steps_per_level: steps of each level.
-        norm_rule: moves C from step to step, from `max_grad_norm` on, by noisy counts;
-            see `MovingClip`, whose guarantee leaves the event as it is.
-        count_share: f in [0, 1) of the budget that counts get, with a `norm_rule` or
-            `steering` and only then; 0 releases them as they are, and nothing is
-            private.
-        transform: space to clip and to add noise in, chosen by earlier releases; see
-            `dptune.dpsgd.transform`, whose guarantee leaves the event as it is. C is
-            then the bound in that space.
-        part_shares: bounds of the parts that a unit is sampled and clipped in, as
-            shares of C; none where it is clipped as a whole.
-        mixed_parts: the gradient of a part depends on what others hold, or so does what
-            joins without noise: then nothing is private.
-        adaptive: terms that a controller chooses the noise of every step within;
-            `noise_multiplier` is then for the reader alone.
-        steering: the controller names the clip norm of every group too, see
-            `SteeredClip`, whose guarantee leaves the event as it is; `max_grad_norm`
-            is then where it starts.
+    Args: see `PlanNumbers`.
 
     Raises:
         ConfigError: values are out of range or contradict each other; all at once.
     """
-
-    noise_multiplier: float
-    sample_rate: float
-    max_grad_norm: float
-    expected_batch_size: float
-    sampling: SamplingKind = SamplingKind.POISSON
-    max_batch_size: int | None = None
-    num_units: int | None = None
-    noise_coefficients: Coefficients = INDEPENDENT
-    grouping: Grouping = Grouping.FLAT
-    scale_rule: ScaleRule = THRESHOLD
-    noise_levels: tuple[float, ...] = CONSTANT
-    steps_per_level: int = 1
-    norm_rule: NormRule | None = None
-    count_share: float = 0.0
-    transform: GradientTransform | None = None
-    part_shares: tuple[float, ...] = ()
-    mixed_parts: bool = False
-    adaptive: AdaptiveTerms | None = None
-    steering: bool = False
-
-    def __post_init__(self) -> None:
-        """Check every number, and that they fit together."""
-        check_max_grad_norm(self.max_grad_norm)
-        problems = [*out_of_range(self), *contradictions(self)]
-        if problems:
-            raise ConfigError(problems)
 
     @property
     def claims_something(self) -> bool:
         """Whether nothing is released raw beside the noise; it may still have none."""
         is_moved = self.norm_rule is not None or self.steering
         return not self.mixed_parts and (not is_moved or self.count_share > 0)
-
-    @property
-    def num_bands(self) -> int:
-        """Number b of steps over which noise is correlated; 1 is independent noise."""
-        return len(self.noise_coefficients)
 
     def num_mechanisms(self, num_steps: int) -> int:
         """Return how often one unit can join `num_steps` steps: what they cost."""
@@ -237,15 +158,6 @@ class GradientPlan:
         if num_groups == 1:
             return FlatClip(bound, rule=self.scale_rule)
         return GroupClip(bound, num_groups=num_groups, rule=self.scale_rule)
-
-    def noise_schedule(self) -> NoiseSchedule:
-        """Return the multiplier of every step."""
-        if self.noise_levels == CONSTANT:
-            return ConstantNoise(self.noise_multiplier)
-        return SteppedNoise(
-            tuple(level * self.noise_multiplier for level in self.noise_levels),
-            steps_per_value=self.steps_per_level,
-        )
 
     def noise_shares(self, step: int) -> tuple[float, float]:
         """Return the gradients' noise stddev / C, and the counts' noise stddev."""

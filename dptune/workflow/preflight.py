@@ -12,7 +12,7 @@ from dptune.config import DataSettings, PrivacySettings, TrainConfig
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
-from dptune.models.source import check_source
+from dptune.models.check import check_source
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import Mode, Notion
 from dptune.recipes import Recipe, StageSettings

@@ -160,7 +160,9 @@ def test_twin_whose_columns_are_not_normalized_is_caught(case, monkeypatch):
     first = plan.noise_coefficients[0]
     loud = tuple(value / first for value in plan.noise_coefficients)
     monkeypatch.setattr(noise_module, "is_normalized", lambda coefficients: True)
-    monkeypatch.setattr("dptune.dpsgd.checks.is_normalized", lambda coefficients: True)
+    monkeypatch.setattr(
+        "dptune.dpsgd.plan_numbers.is_normalized", lambda coefficients: True
+    )
     twin = banded(
         plan.num_bands,
         num_steps=steps,

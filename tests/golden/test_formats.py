@@ -46,14 +46,13 @@ from dptune.accounting.store.attempts import (
     record_attempt,
 )
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets, export
 from dptune.gates.criterion import Criterion, GateOutcome, Verdict
 from dptune.gates.decision import GateDecision
 from dptune.gates.manifest import Manifest, StoredFile
 from dptune.gates.signing import EvidenceStatement, Statement, seal
-from dptune.privacy import Notion
+from dptune.privacy import Notion, Purpose
 from dptune.results import Interval
 from tests.budgets import REPLACE, cost, grant, request
 

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
+import networkx
 import pytest
 import yaml
 
@@ -61,6 +63,37 @@ def test_layers_are_kept():
     )
     assert done.returncode == 0, done.stdout
     assert "0 broken" in done.stdout
+
+
+def circles(*packages):
+    """Modules that import each other, also where only a type checker follows."""
+    graph = grimp.build_graph(*packages, cache_dir=None)
+    imports = networkx.DiGraph(
+        (one, other)
+        for one in graph.modules
+        for other in graph.find_modules_directly_imported_by(one)
+    )
+    found = networkx.strongly_connected_components(imports)
+    return [sorted(circle) for circle in found if len(circle) > 1]
+
+
+def test_no_module_imports_what_imports_it():
+    assert (
+        circles("dptune", "cli", "steps", "pipelines", "materializers", "infra") == []
+    )
+
+
+def test_search_for_circles_finds_one_of_types(tmp_path, monkeypatch):
+    package = tmp_path / "turning"
+    package.mkdir()
+    for name, other in (("left", "right"), ("right", "left")):
+        text = f"if TYPE_CHECKING:\n    from turning.{other} import x\n"
+        package.joinpath(f"{name}.py").write_text(
+            "from typing import TYPE_CHECKING\n" + text
+        )
+    package.joinpath("__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert circles("turning") == [["turning.left", "turning.right"]]
 
 
 def calls_and_asserts(path):

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from dptune.accounting.store.allowances import Claim, Cost, Grant
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import Reservation, ReservationStatus
 from dptune.accounting.store.tables import DataSet
+from dptune.privacy import Purpose
 
 VERSION: Final = 1
 

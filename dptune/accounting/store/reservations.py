@@ -21,8 +21,8 @@ from enum import StrEnum
 from typing import Final, Self
 
 from dptune.accounting.store.allowances import Cost
-from dptune.accounting.store.purposes import Purpose
 from dptune.errors import ArtifactError, ConfigError
+from dptune.privacy import Purpose
 
 
 class ReservationStatus(StrEnum):

@@ -37,11 +37,10 @@ from dptune.accounting.store.database import (
     writing,
 )
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import Reservation, ReservationStatus, UnitSet
 from dptune.accounting.store.tables import DataSet, IdKind
 from dptune.errors import BudgetExceededError, ConfigError
-from dptune.privacy import PrivacyUnit
+from dptune.privacy import PrivacyUnit, Purpose
 
 
 @dataclass(frozen=True, kw_only=True)

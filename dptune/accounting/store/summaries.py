@@ -15,11 +15,10 @@ from dptune.accounting.store.allowances import Cost, Grant, History, worst
 from dptune.accounting.store.database import connecting, reading
 from dptune.accounting.store.entries import read_content
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import Reservation
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError
-from dptune.privacy import NeighboringRelation, Notion
+from dptune.privacy import NeighboringRelation, Notion, Purpose
 from dptune.results import BudgetLine, BudgetReport
 
 EXPORT_VERSION: Final = 1

@@ -8,10 +8,9 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from dptune.accounting.store import log, schema
 from dptune.accounting.store.allowances import Cost, Grant
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import Reservation, ReservationStatus
 from dptune.errors import ArtifactError, PrivacyError
-from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, Purpose
 
 
 class IdKind(StrEnum):

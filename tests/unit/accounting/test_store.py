@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import ReservationStatus
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets, history, open_runs
@@ -17,7 +16,7 @@ from dptune.errors import (
     ConfigError,
     PrivacyError,
 )
-from dptune.privacy import Notion, PrivacyUnit
+from dptune.privacy import Notion, PrivacyUnit, Purpose
 from tests.budgets import (
     REPLACE,
     cost,

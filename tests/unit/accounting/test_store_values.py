@@ -13,13 +13,12 @@ from dptune.accounting.events import event_to_json
 from dptune.accounting.store import database
 from dptune.accounting.store.allowances import NON_PRIVATE, Cost, Grant, History, total
 from dptune.accounting.store.database import connecting, exists, open_engine, version
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import Reservation, ReservationStatus
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets, exported_head, history
 from dptune.accounting.store.tables import IdKind, data_set_names, read_grants
 from dptune.errors import ArtifactError, ConfigError, PrivacyError
-from dptune.privacy import Notion, PrivacyUnit
+from dptune.privacy import Notion, PrivacyUnit, Purpose
 from tests.budgets import ADD, REPLACE, grant, no_guarantee, request, run
 
 GAUSSIAN = dpa.GaussianDpEvent(2.0)

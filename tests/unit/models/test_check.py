@@ -6,7 +6,8 @@ from transformers import LlamaConfig, Phi3Config, Phi3ForCausalLM
 
 from dptune.errors import ModelError
 from dptune.models import loading
-from dptune.models.source import PathSource, check_source
+from dptune.models.check import check_source
+from dptune.models.source import PathSource
 
 FIRST_TRAINING = 16
 POSITIONS = 64

@@ -3,14 +3,13 @@
 import pytest
 
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.accounting.store.purposes import Purpose
 from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import budgets
 from dptune.accounting.store.tables import IdKind
 from dptune.config import BudgetSettings
 from dptune.errors import ConfigError
-from dptune.privacy import PrivacyUnit
+from dptune.privacy import PrivacyUnit, Purpose
 from dptune.reports.card.page import render_markdown
 from dptune.results import BudgetReservation
 from dptune.workflow.budget import budget_cost, planned_costs, settle_budget

@@ -1,22 +1,110 @@
-"""Checks of a plan: numbers out of range, numbers that have no event together."""
+"""The numbers of a plan: none is out of range, and all have an event together."""
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Final
 
 from dptune.accounting.adaptive import AdaptiveTerms
-from dptune.dpsgd.clipping import THRESHOLD
-from dptune.dpsgd.factorization import is_normalized
+from dptune.dpsgd.adaptive_clipping import NormRule
+from dptune.dpsgd.clipping import THRESHOLD, ScaleRule, check_max_grad_norm
+from dptune.dpsgd.factorization import INDEPENDENT, Coefficients, is_normalized
 from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.sampling import SamplingKind
-from dptune.dpsgd.schedule import ConstantNoise
-from dptune.errors import Problem
+from dptune.dpsgd.schedule import ConstantNoise, NoiseSchedule, SteppedNoise
+from dptune.dpsgd.transform import GradientTransform
+from dptune.errors import ConfigError, Problem
 
-if TYPE_CHECKING:
-    from dptune.dpsgd.plan import GradientPlan
+CONSTANT: Final[tuple[float, ...]] = (1.0,)
+"""The noise levels of a schedule that has one."""
 
 
-def out_of_range(plan: "GradientPlan") -> Iterator[Problem]:
+@dataclass(frozen=True, kw_only=True)
+class PlanNumbers:
+    """What a `GradientPlan` is made of.
+
+    Args:
+        noise_multiplier: at least 0 and finite.
+        sample_rate: in (0, 1]: chance that a unit joins a step.
+        max_grad_norm: C.
+        expected_batch_size: public, above 0: `sample_rate` times the published number
+            of units. It only scales the result.
+        sampling: who joins a step.
+        max_batch_size: public cap, for truncated sampling and only then.
+        num_units: public bound of the number of units, for truncated sampling and only
+            then.
+        noise_coefficients: c of C, of norm 1; several need cyclic sampling.
+        grouping: parameters that are clipped by themselves, each group to an equal
+            share of C; it changes neither sensitivity nor event.
+        scale_rule: what a gradient is scaled by, within C; changes neither either.
+        noise_levels: public multiples of `noise_multiplier`, each above 0, one after
+            the other; the last one stays.
+        steps_per_level: steps of each level.
+        norm_rule: moves C from step to step, from `max_grad_norm` on, by noisy counts;
+            see `MovingClip`, whose guarantee leaves the event as it is.
+        count_share: f in [0, 1) of the budget that counts get, with a `norm_rule` or
+            `steering` and only then; 0 releases them as they are, and nothing is
+            private.
+        transform: space to clip and to add noise in, chosen by earlier releases; see
+            `dptune.dpsgd.transform`, whose guarantee leaves the event as it is. C is
+            then the bound in that space.
+        part_shares: bounds of the parts that a unit is sampled and clipped in, as
+            shares of C; none where it is clipped as a whole.
+        mixed_parts: the gradient of a part depends on what others hold, or so does what
+            joins without noise: then nothing is private.
+        adaptive: terms that a controller chooses the noise of every step within;
+            `noise_multiplier` is then for the reader alone.
+        steering: the controller names the clip norm of every group too, see
+            `SteeredClip`, whose guarantee leaves the event as it is; `max_grad_norm`
+            is then where it starts.
+
+    Raises:
+        ConfigError: values are out of range or contradict each other; all at once.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    max_grad_norm: float
+    expected_batch_size: float
+    sampling: SamplingKind = SamplingKind.POISSON
+    max_batch_size: int | None = None
+    num_units: int | None = None
+    noise_coefficients: Coefficients = INDEPENDENT
+    grouping: Grouping = Grouping.FLAT
+    scale_rule: ScaleRule = THRESHOLD
+    noise_levels: tuple[float, ...] = CONSTANT
+    steps_per_level: int = 1
+    norm_rule: NormRule | None = None
+    count_share: float = 0.0
+    transform: GradientTransform | None = None
+    part_shares: tuple[float, ...] = ()
+    mixed_parts: bool = False
+    adaptive: AdaptiveTerms | None = None
+    steering: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every number, and that they fit together."""
+        check_max_grad_norm(self.max_grad_norm)
+        problems = [*_out_of_range(self), *_contradictions(self)]
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def num_bands(self) -> int:
+        """Number b of steps over which noise is correlated; 1 is independent noise."""
+        return len(self.noise_coefficients)
+
+    def noise_schedule(self) -> NoiseSchedule:
+        """Return the multiplier of every step."""
+        if self.noise_levels == CONSTANT:
+            return ConstantNoise(self.noise_multiplier)
+        return SteppedNoise(
+            tuple(level * self.noise_multiplier for level in self.noise_levels),
+            steps_per_value=self.steps_per_level,
+        )
+
+
+def _out_of_range(plan: PlanNumbers) -> Iterator[Problem]:
     """Find numbers that no plan can have."""
     checks = {
         "noise_multiplier": (0 <= plan.noise_multiplier < math.inf, "in [0, inf)"),
@@ -50,7 +138,7 @@ def out_of_range(plan: "GradientPlan") -> Iterator[Problem]:
             )
 
 
-def contradictions(plan: "GradientPlan") -> Iterator[Problem]:
+def _contradictions(plan: PlanNumbers) -> Iterator[Problem]:
     """Find numbers that have no event together."""
     truncated = plan.sampling is SamplingKind.TRUNCATED_POISSON
     for name in ("max_batch_size", "num_units"):
@@ -100,7 +188,7 @@ def contradictions(plan: "GradientPlan") -> Iterator[Problem]:
         )
 
 
-def _steering_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
+def _steering_contradictions(plan: PlanNumbers) -> Iterator[Problem]:
     """Find what a controller cannot steer the clip norms of."""
     needs = {
         "adaptive": plan.adaptive is not None,
@@ -117,7 +205,7 @@ def _steering_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
             )
 
 
-def _transform_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
+def _transform_contradictions(plan: PlanNumbers) -> Iterator[Problem]:
     """Find what has no meaning in a space that moves from step to step."""
     fits = {
         "noise_coefficients": plan.num_bands == 1,
@@ -134,7 +222,7 @@ def _transform_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
             )
 
 
-def _part_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
+def _part_contradictions(plan: PlanNumbers) -> Iterator[Problem]:
     """Find what does not go with units in parts."""
     if plan.part_shares and (
         plan.sampling is not SamplingKind.POISSON
@@ -153,7 +241,7 @@ def _part_contradictions(plan: "GradientPlan") -> Iterator[Problem]:
 
 
 def _adaptive_contradictions(
-    plan: "GradientPlan", terms: AdaptiveTerms
+    plan: PlanNumbers, terms: AdaptiveTerms
 ) -> Iterator[Problem]:
     """Find terms that speak of other steps than the plan's."""
     if plan.sampling is not SamplingKind.POISSON or plan.num_bands > 1:

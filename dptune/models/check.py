@@ -1,0 +1,86 @@
+"""Whether a model can be loaded, and takes records of the configured length."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dptune.errors import ModelError
+from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_BY_LONGEST_OF_BATCH = frozenset({"dynamic", "longrope"})
+
+
+def check_source(
+    source: ModelSource,
+    *,
+    data_root: Path | None,
+    max_tokens: int | None = None,
+    class_names: Sequence[str] = (),
+) -> None:
+    """Load what can be loaded without cost; an architecture is only looked at.
+
+    Args:
+        source: where the weights come from.
+        data_root: folder that relative paths start from.
+        max_tokens: longest sequence that training will use.
+        class_names: what a sequence classifier tells apart; none for a language model.
+
+    Raises:
+        ModelError: as `load_model`; or a text of the tokenizer is absent, or the model
+            has fewer positions than `max_tokens`.
+        DependencyError: as `load_model`.
+    """
+    if isinstance(source, ArchitectureSource) and isinstance(
+        source.tokenizer, TrainedTokenizer
+    ):
+        _check_files(source.tokenizer, data_root or Path())
+        return
+    # transformers takes seconds to import, and nothing was loaded above
+    from dptune.models.loading import load_classifier, load_model  # noqa: PLC0415
+
+    if isinstance(source, ArchitectureSource):
+        model = load_model(source, data_root=data_root).model
+    elif class_names:
+        model = load_classifier(
+            source, num_labels=len(class_names), data_root=data_root
+        ).model
+    else:
+        model = load_model(source, data_root=data_root).model
+    positions = _positions(model.config)
+    if max_tokens is not None and positions is not None and max_tokens > positions:
+        raise ModelError(
+            f"model.max_tokens must be at most {positions}, the positions of the "
+            f"model that do not depend on other records, got {max_tokens}. Longer "
+            "records are split."
+        )
+
+
+def _positions(config: "PreTrainedConfig") -> int | None:
+    """Return how long a sequence may be, None if there is no limit.
+
+    Where rotary frequencies are of type `dynamic` or `longrope`, the longest sequence
+    of a batch decides those of all others as soon as it exceeds the length of the first
+    training: one record then moves the gradients of the rest, which no clip bounds.
+    """
+    limits = [getattr(config, "max_position_embeddings", None)]
+    ropes = getattr(config, "rope_parameters", None) or {}
+    by_layer = [value for value in ropes.values() if isinstance(value, dict)]
+    limits += [
+        rope.get("original_max_position_embeddings")
+        for rope in by_layer or [ropes]
+        if rope.get("rope_type") in _BY_LONGEST_OF_BATCH
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _check_files(tokenizer: TrainedTokenizer, data_root: Path) -> None:
+    """Name the public texts that are not there."""
+    absent = [n for n in tokenizer.public_text if not (data_root / n).is_file()]
+    if absent:
+        raise ModelError(
+            "model.source.tokenizer.public_text must name existing files, but "
+            f"{', '.join(absent)} is not there. Paths are relative to the data root."
+        )
