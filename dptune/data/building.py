@@ -99,8 +99,7 @@ def build_corpus(
         max_records=max_records,
     )
     settings, log = splits or SplitSettings(), ProblemLog()
-    labels = _has_labels(source)
-    kind = duplicates.resolved(privacy_unit=privacy_unit, has_labels=labels)
+    kind = duplicates.resolved(privacy_unit=privacy_unit, has_labels=_labelled(source))
     raw, given = _read(source, data_root, min_records=min_records, log=log)
     records = check_records(
         raw,
@@ -218,7 +217,7 @@ def _check_arguments(
         raise ConfigError(problems)
 
 
-def _has_labels(source: DataSource) -> bool:
+def _labelled(source: DataSource) -> bool:
     """Whether a copy comes with more than its text: a label, or values known of it."""
     has_label = getattr(source, "label_column", None) is not None
     return has_label or bool(getattr(source, "known_columns", None))
@@ -365,7 +364,7 @@ def _report(
         deduplicated=_drops_copies(kind)
         or (kind is Duplicates.WITHIN_UNITS and privacy_unit is not PrivacyUnit.RECORD),
         duplicates_are_free=kind.is_free(
-            privacy_unit=privacy_unit, has_labels=_has_labels(source)
+            privacy_unit=privacy_unit, has_labels=_labelled(source)
         ),
         sampled=sampled,
         assumes=_assumes(source, privacy_unit, selects=num_other_languages is not None),

@@ -2,11 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from peft import PeftModel
 from torch import nn
 
@@ -103,15 +102,7 @@ def run_stage(
     )
     loaded, data = load_job(job, inputs)
     trained = _trained_canaries(inputs, loaded, data, canaries)
-    steering = None
-    if inputs.plan.settings.controller is not None:
-        steering = stage_controller(
-            inputs.plan,
-            loaded,
-            public=inputs.public_text,
-            max_tokens=inputs.max_tokens,
-            seed=inputs.seed,
-        )
+    steering = _steering(inputs, loaded)
     journal = LedgerJournal(home / "ledger.jsonl")
     on_step = _watched(on_step, watch, loaded)
     target = home / "model"
@@ -144,16 +135,7 @@ def run_stage(
         )
     report = _report(inputs, outcome, loaded, steering)
     if not target.is_dir():
-        extras = _extras(home, inputs.model.path)
-        _keep_adapter(loaded, home / "adapter")
-        _store(
-            loaded,
-            target,
-            extras=extras,
-            controller=steering,
-            report=report,
-            dtype=stored_dtype(loaded, inputs.base),
-        )
+        _store(inputs, loaded, target, controller=steering, report=report)
     return StageOutcome(
         bundle=ModelBundle(path=target, digest=model_digest(target)),
         ledger=ledger.extend(journal.read()),
@@ -188,6 +170,19 @@ def _trained_canaries(
     found = trained_canaries(data, canaries, loaded.tokenizer, stage=stage)
     refuse_untrained(found, inputs.plan, max_tokens=inputs.max_tokens)
     return found
+
+
+def _steering(inputs: StageInputs, loaded: LoadedModel) -> RldpController | None:
+    """Build the controller that the stage's settings name, if they name one."""
+    if inputs.plan.settings.controller is None:
+        return None
+    return stage_controller(
+        inputs.plan,
+        loaded,
+        public=inputs.public_text,
+        max_tokens=inputs.max_tokens,
+        seed=inputs.seed,
+    )
 
 
 def _watched(
@@ -269,50 +264,44 @@ def _train(
 
 
 def _store(
+    inputs: StageInputs,
     loaded: LoadedModel,
     target: Path,
     *,
-    extras: Iterable[tuple[Path, str]],
     controller: RldpController | None,
     report: StageReport,
-    dtype: torch.dtype,
 ) -> None:
     """Write the model, so that a killed process leaves no half of one.
 
+    Beside the weights lie the parts of a model that was split and what controllers
+    left; adapters are kept by themselves too, in a folder beside the model.
+
     Args:
+        inputs: what was computed.
         loaded: the model.
         target: directory that must not be there yet.
-        extras: files to put beside the weights, and their names there.
         controller: whose policy and trace are kept too.
         report: of the stage.
-        dtype: of merged weights.
     """
-    half = target.with_name("model.half")
-    shutil.rmtree(half, ignore_errors=True)
+    parts = target.with_name("parts")
+    model: nn.Module = loaded.model  # or a PeftModel around it
+    extras = [
+        (file, file.name) for file in sorted(inputs.model.path.glob(f"{PREFIX}*"))
+    ]
+    if parts.is_dir():
+        extras += [(part, f"local_{part.name}") for part in sorted(parts.iterdir())]
+    adapter, half = target.with_name("adapter"), target.with_name("model.half")
+    for folder in (adapter, half):
+        shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(model, PeftModel):
+        save_adapter(model, loaded.tokenizer, adapter)
+    dtype = stored_dtype(loaded, inputs.base)
     save_model(loaded.model, loaded.tokenizer, half, dtype=dtype)
     for file, name in extras:
         shutil.copy(file, half / name)
     if controller is not None and report.controller is not None:
         store_controller(controller, report.controller, half)
     half.rename(target)
-
-
-def _keep_adapter(loaded: LoadedModel, folder: Path) -> None:
-    """Keep adapters by themselves, beside the model that they are merged into."""
-    model: nn.Module = loaded.model
-    if isinstance(model, PeftModel):
-        shutil.rmtree(folder, ignore_errors=True)
-        save_adapter(model, loaded.tokenizer, folder)
-
-
-def _extras(home: Path, start: Path) -> list[tuple[Path, str]]:
-    """List parts of a model that was split, and what earlier controllers left."""
-    parts, before = home / "parts", sorted(start.glob(f"{PREFIX}*"))
-    split = sorted(parts.iterdir()) if parts.is_dir() else []
-    return [
-        *((part, f"local_{part.name}") for part in split),
-        *((file, file.name) for file in before),
-    ]
 
 
 def _report(
