@@ -23,6 +23,10 @@ def clopper_pearson(
 
     References:
         Clopper and Pearson (1934), "The use of confidence or fiducial limits".
+
+    >>> low, high = clopper_pearson(9, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.555, 0.997)
     """
     tail = (1.0 - confidence) / 2.0
     failures = num_trials - num_successes
@@ -190,6 +194,9 @@ def holm(p_values: Mapping[str, float], *, level: float) -> frozenset[str]:
 
     References:
         Holm (1979), "A simple sequentially rejective multiple test procedure".
+
+    >>> sorted(holm({"a": 0.01, "b": 0.03, "c": 0.2}, level=0.05))
+    ['a']
     """
     rejected = []
     ordered = sorted(p_values.items(), key=lambda item: item[1])

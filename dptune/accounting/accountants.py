@@ -144,6 +144,16 @@ def epsilon(
         UnsupportedEventError: the accountant does not know a sub-event (named), or
             does not know it under this relation.
         PrivacyError: delta is too small for double precision.
+
+    >>> import dp_accounting
+    >>> gaussian = dp_accounting.GaussianDpEvent(1.0)
+    >>> step = dp_accounting.PoissonSampledDpEvent(0.01, gaussian)
+    >>> thousand = dp_accounting.SelfComposedDpEvent(step, 1000)
+    >>> claim = {"delta": 1e-5, "relation": NeighboringRelation.ADD_OR_REMOVE_ONE}
+    >>> round(epsilon(thousand, **claim), 2)
+    1.83
+    >>> round(epsilon(thousand, accountant="rdp", **claim), 2)
+    2.1
     """
     check_delta(delta)
     return _epsilon(
@@ -165,6 +175,15 @@ def cross_check(
     Raises:
         PrivacyError: the published figure and ours are more than 0.2 % apart, RDP came
             out below them, or the quadrature above. One is wrong, so there is no claim.
+
+    >>> import dp_accounting
+    >>> found = cross_check(
+    ...     dp_accounting.GaussianDpEvent(1.0),
+    ...     delta=1e-5,
+    ...     relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ... )
+    >>> round(found.epsilon, 2), found.second_epsilon >= found.epsilon
+    (4.38, True)
     """
     relation = NeighboringRelation(relation)
     found = epsilon(event, delta=delta, relation=relation)

@@ -56,6 +56,19 @@ def calibrate_noise_multiplier(
     Raises:
         InfeasibleBudgetError: no noise is enough; the message gives the best epsilon.
         UnsupportedEventError: an event that the accountant does not know.
+
+    >>> import dp_accounting
+    >>> def thousand_steps(noise_multiplier):
+    ...     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    ...     step = dp_accounting.PoissonSampledDpEvent(0.01, gaussian)
+    ...     return dp_accounting.SelfComposedDpEvent(step, 1000)
+    >>> found = calibrate_noise_multiplier(
+    ...     thousand_steps,
+    ...     budget=PrivacyBudget(target_epsilon=3.0, target_delta=1e-5),
+    ...     relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ... )
+    >>> round(found, 2)
+    0.81
     """
 
     def cost(noise_multiplier: float) -> float:

@@ -201,6 +201,17 @@ def issue_certificate(
     Raises:
         PrivacyError: two accountants contradict each other, or the relation is wrong.
         UnsupportedEventError: an event that the accountant does not know.
+
+    >>> import dp_accounting
+    >>> certificate = issue_certificate(
+    ...     dp_accounting.GaussianDpEvent(2.0),
+    ...     notion=Notion.RECORD,
+    ...     relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ...     privacy_unit=PrivacyUnit.USER,
+    ...     delta=1e-5,
+    ... )
+    >>> certificate.status.value, round(certificate.epsilon, 2)
+    ('certified', 1.99)
     """
     relation = check_relation(notion, relation)
     check = cross_check(event, delta=delta, relation=relation)

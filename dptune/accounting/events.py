@@ -140,6 +140,11 @@ def merge_events(events: Iterable[DpEvent]) -> DpEvent:
 
     Raises:
         UnsupportedEventError: a sub-event is outside the table; the message names it.
+
+    >>> step = dp_accounting.GaussianDpEvent(2.0)
+    >>> merged = merge_events([step, dp_accounting.NoOpDpEvent(), step])
+    >>> merged == dp_accounting.SelfComposedDpEvent(step, 2)
+    True
     """
     parts = [
         mechanism
@@ -180,6 +185,11 @@ def is_non_private(event: DpEvent) -> bool:
     """Whether some part of the event releases private data without noise.
 
     A mechanism with `noise_multiplier` 0 that touches at least one unit counts.
+
+    >>> is_non_private(dp_accounting.GaussianDpEvent(1.0))
+    False
+    >>> is_non_private(dp_accounting.GaussianDpEvent(0.0))
+    True
     """
     return any(_releases_raw(mechanism) for mechanism, _ in mechanism_counts(event))
 

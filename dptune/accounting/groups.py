@@ -62,6 +62,16 @@ def group_epsilon(
     References:
         Choquette-Choo, Ganesh, Steinke, Thakurta (2024), section 4, arXiv:2310.15526.
         Vadhan (2017), The Complexity of Differential Privacy, Lemma 2.2.
+
+    >>> import dp_accounting
+    >>> gaussian = dp_accounting.GaussianDpEvent(4.0)
+    >>> relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    >>> one, two = (
+    ...     group_epsilon(gaussian, group_size=k, delta=1e-6, relation=relation)
+    ...     for k in (1, 2)
+    ... )
+    >>> round(one, 2), round(two, 2)
+    (1.06, 2.25)
     """
     check_delta(delta)
     if isinstance(group_size, bool) or group_size < 1:

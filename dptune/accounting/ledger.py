@@ -217,6 +217,21 @@ class PrivacyLedger(Report):
 
     Args:
         entries: in the order in which they were charged.
+
+    >>> import dp_accounting
+    >>> entry = LedgerEntry(
+    ...     stage="finetune",
+    ...     recipe="mine",
+    ...     data_fingerprint="0" * 64,
+    ...     privacy_unit=PrivacyUnit.USER,
+    ...     view=DataView.ORIGINAL,
+    ...     dp_event=dp_accounting.GaussianDpEvent(4.0),
+    ...     num_steps=1,
+    ... )
+    >>> ledger = PrivacyLedger().append(entry).append(entry)
+    >>> claim = ledger.certificate(Notion.RECORD, delta=1e-6)
+    >>> claim.status.value, round(claim.epsilon, 2)
+    ('certified', 1.54)
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -66,6 +66,12 @@ def guess_pairs(
         planted: scores of planted secrets, higher for better known ones.
         held_out: scores of as many others; what has no partner is left out.
         fractions: shares of the pairs that are guessed.
+
+    >>> best, every = guess_pairs(
+    ...     [9.0, 4.0, 1.0, 3.0], [2.0, 3.0, 3.0, 2.5], fractions=(0.5, 1.0)
+    ... )
+    >>> (best.correct, best.guesses), (every.correct, every.guesses)
+    ((1, 2), (3, 4))
     """
     num = min(len(planted), len(held_out))
     gain = np.asarray(planted[:num], np.float64) - np.asarray(held_out[:num])

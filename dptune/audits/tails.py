@@ -44,6 +44,12 @@ def guess_tail(
     References:
         Steinke, Nasr, Jagielski (2023), "Privacy auditing with one (1) training run",
         theorem 5.2, https://arxiv.org/abs/2305.08846.
+
+    >>> twenty = {"guesses": 20, "canaries": 20, "delta": 0.0}
+    >>> round(guess_tail(19, epsilon=1.0, **twenty), 3)
+    0.016
+    >>> round(guess_tail(19, epsilon=4.0, **twenty), 3)
+    0.95
     """
     if correct <= 0:
         return 1.0

@@ -199,6 +199,9 @@ def shares(noise_multiplier: float, share: float) -> tuple[float, float]:
 
     Returns:
         z / sqrt(1 - f) and z / sqrt(f); the second is 0 where f is 0.
+
+    >>> [round(noise, 3) for noise in shares(1.0, 0.01)]
+    [1.005, 10.0]
     """
     counts = noise_multiplier / math.sqrt(share) if share else 0.0
     return noise_multiplier / math.sqrt(1 - share), counts

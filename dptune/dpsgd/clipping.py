@@ -93,6 +93,10 @@ class FlatClip:
     References:
         Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133v2. The factor
         is written there as 1 / max(1, norm / C).
+
+    >>> factors = FlatClip(1.0).factors(torch.tensor([[0.5, 4.0, float("nan")]]))
+    >>> factors.flatten().tolist()
+    [1.0, 0.25, 0.0]
     """
 
     def __init__(self, max_grad_norm: float, *, rule: ScaleRule = THRESHOLD) -> None:
@@ -182,7 +186,11 @@ class BoundedGroups:
 
 
 def sum_sensitivity(max_grad_norm: float, *, relation: NeighboringRelation) -> float:
-    """Return how far a sum of vectors of norm at most C moves between neighbors."""
+    """Return how far a sum of vectors of norm at most C moves between neighbors.
+
+    >>> [sum_sensitivity(0.5, relation=relation) for relation in NeighboringRelation]
+    [0.5, 1.0]
+    """
     match relation:
         case NeighboringRelation.ADD_OR_REMOVE_ONE:
             return max_grad_norm

@@ -123,6 +123,15 @@ class UnitDataset:
     Raises:
         DataError: a sequence is empty, has weights of another length or invalid
             weights, or is not owned by exactly one unit. Names rows by index.
+
+    >>> data = UnitDataset.from_columns(
+    ...     [[5, 6, 7], [5, 8], [9, 9]],
+    ...     [[1.0, 1.0, 1.0], [1.0, 1.0], [1.0, 1.0]],
+    ...     ["grace", "grace", "alan"],
+    ...     max_sequences_per_unit=1,
+    ... )
+    >>> [unit.tolist() for unit in data.units], data.num_dropped_sequences
+    ([[0], [1]], 1)
     """
 
     sequences: tuple[IntArray, ...] = field(repr=False)

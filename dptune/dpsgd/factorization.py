@@ -68,6 +68,12 @@ def band_coefficients(*, num_bands: int, num_steps: int) -> Coefficients:
 
     Raises:
         ConfigError: a number is out of range.
+
+    >>> bands = band_coefficients(num_bands=3, num_steps=60)
+    >>> [round(value, 2) for value in bands]
+    [0.74, 0.52, 0.43]
+    >>> prefix_sum_error(bands, num_steps=60) < prefix_sum_error((1.0,), num_steps=60)
+    True
     """
     if not 1 <= num_bands <= num_steps:
         raise ConfigError(

@@ -59,6 +59,11 @@ def part_multipliers(
     Args:
         noise_multiplier: m, noise stddev / C.
         shares: w of every kind, in (0, 1].
+
+    >>> part_multipliers(1.0, (1.0,))
+    (1.0,)
+    >>> [round(value, 2) for value in part_multipliers(1.0, (1.0, 0.5))]
+    [0.82, 1.15]
     """
     return tuple(noise_multiplier / math.sqrt(w * sum(shares)) for w in shares)
 

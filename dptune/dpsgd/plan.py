@@ -108,6 +108,21 @@ class GradientPlan(PlanNumbers):
 
     Raises:
         ConfigError: values are out of range or contradict each other; all at once.
+
+    >>> plan = GradientPlan(
+    ...     noise_multiplier=1.0,
+    ...     sample_rate=0.01,
+    ...     max_grad_norm=0.5,
+    ...     expected_batch_size=20,
+    ... )
+    >>> plan.noise_stddev()
+    0.5
+    >>> plan.dp_event(100).count
+    100
+    >>> from dptune.accounting.accountants import epsilon
+    >>> relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    >>> round(epsilon(plan.dp_event(100), delta=1e-5, relation=relation), 2)
+    0.72
     """
 
     @property

@@ -62,6 +62,10 @@ class PoissonSampler:
 
     Raises:
         ConfigError: a value is out of range.
+
+    >>> sampler = PoissonSampler(num_units=5, sample_rate=1.0)
+    >>> sampler.sample(np.random.default_rng(0)).tolist()
+    [0, 1, 2, 3, 4]
     """
 
     def __init__(self, *, num_units: int, sample_rate: float) -> None:
@@ -213,6 +217,9 @@ def rate_in_turn(sample_rate: float, *, num_groups: int) -> float:
 
     Raises:
         ConfigError: the rate is not in (0, 1], or the groups are too many for it.
+
+    >>> rate_in_turn(0.125, num_groups=4)
+    0.5
     """
     rate = _checked_rate(sample_rate) * num_groups
     if rate > 1 + _ROUNDING:

@@ -52,6 +52,10 @@ class SteppedNoise:
     Args:
         values: noise stddev / C, each at least 0; at least one.
         steps_per_value: at least 1.
+
+    >>> noise = SteppedNoise((2.0, 1.0), steps_per_value=10)
+    >>> [noise.noise_multiplier(step) for step in (0, 9, 10, 99)]
+    [2.0, 2.0, 1.0, 1.0]
     """
 
     values: tuple[float, ...]

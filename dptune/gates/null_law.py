@@ -57,7 +57,13 @@ _OTHER_WEIGHT = (1.0 - _HALF_WEIGHT) / (1 + len(_TOP_SHARES))
 
 
 def fisher_p_value(ranks: Sequence[int], space_size: int) -> float:
-    """p-value of all ranks together against the uniform law; 1 without canaries."""
+    """p-value of all ranks together against the uniform law; 1 without canaries.
+
+    >>> round(fisher_p_value([250, 500, 750], 1000), 2)
+    0.58
+    >>> fisher_p_value([1, 1, 1], 1000) < 1e-6
+    True
+    """
     if not ranks:
         return 1.0
     statistic = -2.0 * np.log(np.asarray(ranks, np.float64) / space_size).sum()
@@ -65,7 +71,11 @@ def fisher_p_value(ranks: Sequence[int], space_size: int) -> float:
 
 
 def single_p_value(ranks: Sequence[int], space_size: int) -> float:
-    """p-value of the best rank against the uniform law, corrected for their number."""
+    """p-value of the best rank against the uniform law, corrected for their number.
+
+    >>> single_p_value([2, 400, 750, 910], 1000)
+    0.008
+    """
     if not ranks:
         return 1.0
     return min(1.0, len(ranks) * min(ranks) / space_size)
@@ -84,6 +94,10 @@ def mean_exposure_bounds(
 
     Exposures are taken as exponential with an unknown mean, of which the clean law is
     the case of 1.44 bits: the upper bound is 2 m mean / chi2_{2m, level}.
+
+    >>> low, high = mean_exposure_bounds(1.44, 50, level=0.01)
+    >>> round(low, 2), round(high, 2)
+    (1.06, 2.06)
     """
     scaled, freedom = 2.0 * num_canaries * mean, 2 * num_canaries
     low = scaled / stats.chi2.isf(level, freedom)

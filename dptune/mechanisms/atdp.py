@@ -39,6 +39,11 @@ def ordinary_weight(sensitive_share: float, *, target_share: float = 0.5) -> flo
     References:
         Section 4.3, "Choosing w". The paper speaks of shares of the gradient *energy*;
         its formula gives shares of the weights, which is what is done here.
+
+    >>> round(ordinary_weight(0.1), 3)
+    0.111
+    >>> ordinary_weight(0.6)
+    1.0
     """
     for name, share in (
         ("sensitive_share", sensitive_share),
@@ -109,6 +114,17 @@ def rise_and_reset(
 
     References:
         Algorithm 1, lines 3 to 9.
+
+    >>> import numpy as np
+    >>> drawn = rise_and_reset(
+    ...     4,
+    ...     growth=1.5,
+    ...     jitter=(0.99, 1.01),
+    ...     ceiling=3.0,
+    ...     generator=np.random.default_rng(0),
+    ... )
+    >>> [round(ratio, 1) for ratio in drawn]
+    [1.5, 2.2, 1.0, 1.5]
     """
     low, high = jitter
     if num_epochs < 1 or growth <= 1 or not 0 < low < 1 < high or ceiling < 1:

@@ -55,6 +55,9 @@ def epoch_multipliers(
         center: see the table.
         num_epochs: at least 1; one epoch has `last` alone.
         step_distance: S, above 0.
+
+    >>> epoch_multipliers(last=1.0, center=2.0, num_epochs=5, step_distance=1.0)
+    (3.0, 2.5, 2.0, 1.5, 1.0)
     """
     if num_epochs < 1 or step_distance <= 0 or not 0 < last <= center:
         raise ConfigError(
@@ -87,6 +90,15 @@ def allocate(
 
     Raises:
         ConfigError: the target is at most 1, or cannot be met.
+
+    >>> multipliers = allocate(
+    ...     lambda sigmas: sum(1 / sigma for sigma in sigmas),
+    ...     target_epsilon=3.0,
+    ...     num_epochs=3,
+    ...     step_distance=1.0,
+    ... )
+    >>> [round(sigma, 2) for sigma in multipliers]
+    [2.48, 1.5, 0.52]
     """
     if not target_epsilon > 1:
         raise ConfigError(

@@ -47,6 +47,9 @@ def renyi_epsilon(
     References:
         Mironov (2017), proposition 3, https://arxiv.org/abs/1702.07476v3; ATDP, section
         4.4 and appendix A; SA-ADP, section IV.
+
+    >>> round(renyi_epsilon([(1.0, 1000)], sample_rate=0.01, delta=1e-5), 2)
+    2.54
     """
     if not 0 < delta < 1 or not 0 < sample_rate <= 1 or min(orders) <= 1:
         raise ConfigError(
@@ -78,6 +81,9 @@ def gdp_epsilon(steps: Steps, *, sample_rate: float, delta: float) -> float:
         Bu, Dong, Long, Su (2020), https://arxiv.org/abs/1911.11607v3, corollary 5.4;
         RLDP, section 2.3. Equation 7 there is another formula, which has no meaning:
         an inverse distribution function has one argument.
+
+    >>> round(gdp_epsilon([(1.0, 1000)], sample_rate=0.01, delta=1e-5), 2)
+    1.62
     """
     squares = (count * math.expm1(min(1 / s**2, 700.0)) for s, count in steps if s > 0)
     mu = sample_rate * math.sqrt(sum(squares))
@@ -89,6 +95,9 @@ def gdp_to_epsilon(mu: float, *, delta: float) -> float:
 
     References:
         Dong, Roth, Su (2022), https://arxiv.org/abs/1905.02383v3, corollary 2.13.
+
+    >>> round(gdp_to_epsilon(1.0, delta=1e-5), 2)
+    4.38
     """
     if mu <= 0:
         return 0.0

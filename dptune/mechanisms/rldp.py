@@ -43,6 +43,9 @@ def next_clip(action: float) -> float:
 
     The text calls a the *change* of log C; the equation and line 21 of algorithm 1 set
     C itself, and so does this.
+
+    >>> next_clip(0.7), round(next_clip(-0.7), 2)
+    (1.0, 0.5)
     """
     return math.exp(min(action, 0.0))
 
@@ -57,6 +60,9 @@ def clip_around(reference: float, action: float, *, span: float) -> float:
         reference: a norm that follows the gradients, such as their noisy median.
         action: a, unbounded.
         span: largest factor, at least 1.
+
+    >>> clip_around(0.5, 0.0, span=2.0), round(clip_around(0.5, 9.0, span=2.0), 3)
+    (0.5, 1.0)
     """
     return reference * math.exp(math.log(span) * math.tanh(action))
 

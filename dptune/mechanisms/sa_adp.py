@@ -132,6 +132,9 @@ def tier_shares(noise_ratio: float) -> tuple[float, ...]:
 
     Args:
         noise_ratio: sigma_high / sigma_low, at least 1; 1.5 in the paper.
+
+    >>> tier_shares(2.0)
+    (1.0, 0.5)
     """
     return (1.0, 1.0 / noise_ratio)
 
@@ -144,5 +147,8 @@ def summed_noise(noise_multiplier: float, noise_ratio: float) -> float:
     Args:
         noise_multiplier: sigma_low.
         noise_ratio: sigma_high / sigma_low.
+
+    >>> round(summed_noise(1.0, 1.5), 2)
+    1.8
     """
     return noise_multiplier * math.hypot(1.0, noise_ratio)
