@@ -49,8 +49,18 @@ def check_source(
         ).model
     else:
         model = load_model(source, data_root=data_root).model
-    positions = _positions(model.config)
-    if max_tokens is not None and positions is not None and max_tokens > positions:
+    if max_tokens is not None:
+        check_positions(model.config, max_tokens=max_tokens)
+
+
+def check_positions(config: "PreTrainedConfig", *, max_tokens: int) -> None:
+    """Refuse sequences beyond the positions of a model.
+
+    Raises:
+        ModelError: the model has fewer than `max_tokens`.
+    """
+    positions = _positions(config)
+    if positions is not None and max_tokens > positions:
         raise ModelError(
             f"model.max_tokens must be at most {positions}, the positions of the "
             f"model that do not depend on other records, got {max_tokens}. Longer "

@@ -105,7 +105,7 @@ def load_model(
         built = _build(source_or_path, data_root=data_root, cache=cache_dir)
         torch.nn.Module.to(built.model, dtype or torch.float32)
         return built
-    folder = _folder(source_or_path, data_root=data_root, cache=cache_dir)
+    folder = folder_of(source_or_path, data_root=data_root, cache=cache_dir)
     _check_folder(folder)
     reader = AutoModelForCausalLM.from_pretrained
     model, missing = _read(reader, folder, dtype=dtype or "auto")
@@ -167,7 +167,7 @@ def load_classifier(
     """
     if num_labels < 2:
         raise ModelError(f"num_labels must be at least 2, got num_labels={num_labels}.")
-    folder = _folder(source_or_path, data_root=data_root, cache=cache_dir)
+    folder = folder_of(source_or_path, data_root=data_root, cache=cache_dir)
     _check_folder(folder)
     reader = AutoModelForSequenceClassification.from_pretrained
     with seeded(seed):
@@ -206,14 +206,19 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return _usable(tokenizer, where=str(folder))
 
 
-def _folder(
+def folder_of(
     source: HubSource | PathSource | PackageSource | Path | str,
     *,
     data_root: Path | None,
-    cache: Path | None,
+    cache: Path | None = None,
     weights: bool = True,
 ) -> Path:
-    """Local directory of a source."""
+    """Return the local directory of a source, fetched where it is not here.
+
+    Raises:
+        ModelError: it does not exist, or the hub refuses it.
+        DependencyError: its package is absent, or the hub cannot be reached.
+    """
     if isinstance(source, HubSource):
         return fetch(source, cache_dir=cache, weights=weights)
     if isinstance(source, PackageSource):
@@ -349,7 +354,7 @@ def _tokenizer_of(
     """Train the tokenizer of an architecture, or load it."""
     wanted = source.tokenizer
     if not isinstance(wanted, TrainedTokenizer):
-        folder = _folder(wanted, data_root=data_root, cache=cache, weights=False)
+        folder = folder_of(wanted, data_root=data_root, cache=cache, weights=False)
         return load_tokenizer(folder)
     if source.vocab_size is None:
         raise ModelError("vocab_size must be given with a trained tokenizer, got none.")

@@ -69,10 +69,25 @@ def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:
         The model, with adapters where the stage trains such; and the id of the token
         that is no target, if there is one.
     """
+    return prepare_start(load_saved(job.model, dtype=start_dtype(job)), job)
+
+
+def start_dtype(job: TrainingJob) -> torch.dtype | None:
+    """Return the type that a job loads its model in; None is that of the files."""
+    is_stored = _keeps_base(job) and job.base.dtype == "stored"
+    return None if is_stored else torch.float32
+
+
+def _keeps_base(job: TrainingJob) -> bool:
+    """Whether weights beside adapters need not be float32."""
+    return job.plan.settings.lora is not None and job.performance.sharding == "none"
+
+
+def prepare_start(
+    loaded: LoadedModel, job: TrainingJob
+) -> tuple[LoadedModel, int | None]:
+    """Give a model the tokens and adapters of a job; see `load_start`."""
     settings = job.plan.settings
-    keeps = settings.lora is not None and job.performance.sharding == "none"
-    is_stored = keeps and job.base.dtype == "stored"
-    loaded = load_saved(job.model, dtype=None if is_stored else torch.float32)
     ignored = None
     hides = settings.tiers is not None and settings.tiers.form == "sound"
     if settings.view is View.REDACTED or settings.mask_token or hides:
@@ -86,7 +101,7 @@ def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:
         target_modules=settings.lora.target_modules or None,
         use_rslora=settings.lora.use_rslora,
     )
-    freeze_base(adapted, bits=job.base.quantization if keeps else None)
+    freeze_base(adapted, bits=job.base.quantization if _keeps_base(job) else None)
     model = cast("PreTrainedModel", adapted)
     return LoadedModel(model=model, tokenizer=loaded.tokenizer), ignored
 

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
 from dptune.data.records import Corpus
@@ -110,18 +112,37 @@ def load_base(
     known: object = source.model_dump(mode="json")
     target = folder / f"base-{_key([known, *class_names] if class_names else known)}"
     if not target.is_dir():
-        if class_names and not isinstance(source, ArchitectureSource):
-            loaded = load_classifier(
-                source,
-                num_labels=len(class_names),
-                class_names=class_names,
-                data_root=data_root,
-                dtype=None,
-            )
-        else:
-            loaded = load_model(source, data_root=data_root, dtype=None)
+        loaded = load_source(
+            source, data_root=data_root, class_names=class_names, dtype=None
+        )
         _store(loaded, target)
     return ModelBundle(path=target, digest=model_digest(target))
+
+
+def load_source(
+    source: ModelSource,
+    *,
+    data_root: Path | None,
+    class_names: Sequence[str],
+    dtype: torch.dtype | None,
+) -> LoadedModel:
+    """Load a language model, or a classifier where there are classes.
+
+    Args:
+        source: where the weights come from.
+        data_root: folder that relative paths start from.
+        class_names: what a classifier tells apart; none for a language model.
+        dtype: of the weights; None leaves them as they are stored.
+    """
+    if class_names and not isinstance(source, ArchitectureSource):
+        return load_classifier(
+            source,
+            num_labels=len(class_names),
+            class_names=class_names,
+            data_root=data_root,
+            dtype=dtype,
+        )
+    return load_model(source, data_root=data_root, dtype=dtype)
 
 
 def pretrain(
