@@ -344,6 +344,7 @@ def _print_plan(console: Console, job: _Job, *, done: int) -> None:
     shown = [cell for cell in job.cells if cell.seed == config.seeds[0]]
     for cell in shown:
         plan = job.plan_of(cell).plan
+        spent = epsilon(plan.epsilon) if cell.config.recipe.private else MISSING
         for index, stage in enumerate(plan.stages):
             first = index == 0
             table.add_row(
@@ -352,7 +353,7 @@ def _print_plan(console: Console, job: _Job, *, done: int) -> None:
                 stage.settings.name,
                 str(stage.num_steps),
                 number(stage.noise_multiplier),
-                _planned_epsilon(cell, plan.epsilon) if first else "",
+                spent if first else "",
                 number(plan.nominal_epsilon) if first else "",
             )
     console.print(table)
@@ -364,11 +365,6 @@ def _print_plan(console: Console, job: _Job, *, done: int) -> None:
         f"noise ε {epsilon(private)}, all charged to "
         f"{job.cells[0].config.budget.data_set}.",
     )
-
-
-def _planned_epsilon(cell: Cell, planned: float) -> str:
-    """Return what noisy stages will cost; without any, the table has no figure yet."""
-    return epsilon(planned) if cell.config.recipe.private else MISSING
 
 
 def _write(report: ComparisonReport, commands: Sequence[str]) -> list[Path]:

@@ -19,7 +19,10 @@ def decrypt_command(file: Path, *, output: Path, key: str) -> None:
         ConfigError: with everything that is wrong; values of another key are counted,
             and nothing is written.
     """
-    problems = [] if key_is_named(key) else [_wrong_key(key)]
+    problems = []
+    if not key_is_named(key):
+        message = f"must be {ENCRYPTION_KEY} or a name that begins so, got {key!r}."
+        problems.append(Problem(path="--key", message=message))
     if output.exists() or not output.parent.is_dir():
         message = f"must be a new file in a folder that exists, got {str(output)!r}."
         problems.append(Problem(path="--output", message=message))
@@ -50,8 +53,3 @@ def decrypt_command(file: Path, *, output: Path, key: str) -> None:
 def key_is_named(key: str) -> bool:
     """Whether a variable may hold an encryption key; no other can be named."""
     return re.fullmatch(rf"{ENCRYPTION_KEY}(_[A-Z0-9]{{1,40}})?", key) is not None
-
-
-def _wrong_key(key: str) -> Problem:
-    message = f"must be {ENCRYPTION_KEY} or a name that begins so, got {key!r}."
-    return Problem(path="--key", message=message)

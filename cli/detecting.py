@@ -159,7 +159,9 @@ def _redactor(name: str | None, config: TrainConfig | None) -> _Redact | None:
 
     @cache
     def keys() -> Pseudonyms | None:
-        return pseudonyms_of(settings, _project_key, read_redaction_key)
+        return pseudonyms_of(
+            settings, lambda: ensure_budget_key(current_workspace()), read_redaction_key
+        )
 
     def redact(row: _Read) -> str:
         return _redacted(row, settings, keys())
@@ -179,10 +181,6 @@ def _redacted(row: _Read, settings: RedactionSettings, keys: Pseudonyms | None) 
     ).text
 
 
-def _project_key() -> bytes:
-    return ensure_budget_key(current_workspace())
-
-
 def _sources(source: str | None, problems: list[Problem]) -> dict[str, str | Path]:
     """Name the texts of a source: a text itself, or files, which are looked at here.
 
@@ -193,10 +191,12 @@ def _sources(source: str | None, problems: list[Problem]) -> dict[str, str | Pat
     if source is None:
         return {}
     if not _is_folder(source):
-        texts = []
+        # A text as it is given would stand in logs.
+        name = Path(source).name if _is_file(source) else "text"
+        single: dict[str, str | Path] = {}
         with collecting(problems):
-            texts.append(_read_text(source))
-        return {_name_of(source): text for text in texts}
+            single[name] = _read_text(source)
+        return single
     folder = Path(source)
     files = {
         path.relative_to(folder).as_posix(): path
@@ -372,11 +372,6 @@ def _read_text(source: str) -> str:
     if len(text) > _MOST_CHARACTERS:
         raise _unusable(f"must have at most {_MOST_CHARACTERS:,} characters.")
     return text
-
-
-def _name_of(source: str) -> str:
-    """Name a source: a text as it is given would stand in logs."""
-    return Path(source).name if _is_file(source) else "text"
 
 
 def _is_file(source: str) -> bool:

@@ -259,12 +259,9 @@ def _of_memory(error: BaseException) -> Fault | None:
 def _of_network(error: BaseException) -> Fault | None:
     """Tell a lost server by the error's kind, whichever client raised it."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    return _NETWORK if kinds & _NETWORK_NAMES or _is_timeout(error) else None
-
-
-def _is_timeout(error: BaseException) -> bool:
-    """A socket's timeout carries no number."""
-    return isinstance(error, TimeoutError) and error.errno is None
+    # A socket's timeout carries no number.
+    is_timeout = isinstance(error, TimeoutError) and error.errno is None
+    return _NETWORK if kinds & _NETWORK_NAMES or is_timeout else None
 
 
 def _of_number(error: BaseException) -> Fault | None:

@@ -65,13 +65,9 @@ def on_calendar(cron: Cron) -> str:
         raise _refused(
             cron.text, "must not restrict days of month and week at once for systemd"
         )
-    week = "" if weekdays is None else ",".join(_weekday_names(weekdays)) + " "
+    days_of_week = sorted({number % 7 for number in weekdays or ()})  # Sunday: 0 or 7
+    week = "" if weekdays is None else ",".join(_DAYS[n] for n in days_of_week) + " "
     return f"{week}*-{_list(months)}-{_list(days)} {_list(hours)}:{_list(minutes)}:00"
-
-
-def _weekday_names(numbers: tuple[int, ...]) -> list[str]:
-    """Name days, Sunday being 0 or 7."""
-    return [_DAYS[number] for number in sorted({n % 7 for n in numbers})]
 
 
 def _list(values: tuple[int, ...] | None) -> str:

@@ -19,6 +19,10 @@ from infra.workspace import REPOSITORY
 PROFILES = REPOSITORY / "configs" / "profiles"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti)?$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_SECRETIVE = (
+    *("KEY", "TOKEN", "PASSWORD", "SECRET", "CREDENTIAL"),
+    *("BUDGET_URL", "ALERT_URL"),
+)
 _USER = 10001
 """Owner of the image's files; see infra/docker."""
 
@@ -138,7 +142,11 @@ class Profile(_Settings):
     def _check(self) -> Self:
         if (self.stack is None) != (self.pods is None):
             raise ValueError("stack and pods must be given together, or neither")
-        looks_secret = [n for n in self.environment if _sounds_secret(n)]
+        looks_secret = [
+            name
+            for name in self.environment
+            if any(word in name.upper() for word in _SECRETIVE)
+        ]
         if looks_secret:
             raise ValueError(
                 f"{', '.join(looks_secret)} must be under secrets, by reference"
@@ -156,12 +164,6 @@ class Profile(_Settings):
         values = config.model_dump(mode="json")
         values["performance"] |= self.performance
         return validate(TrainConfig, values)
-
-
-def _sounds_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is one."""
-    words = ("KEY", "TOKEN", "PASSWORD", "SECRET", "CREDENTIAL", "BUDGET_URL")
-    return any(word in name.upper() for word in (*words, "ALERT_URL"))
 
 
 def read_profile(name: str) -> Profile:
@@ -287,7 +289,11 @@ def _pod(
         "labels": {"app.kubernetes.io/part-of": "dptune"},
         "env": [
             *({"name": n, "value": v} for n, v in sorted(profile.environment.items())),
-            *(_from_secret(n, s) for n, s in profile.secrets.items() if with_secrets),
+            *(
+                {"name": name, "valueFrom": {"secretKeyRef": secret.model_dump()}}
+                for name, secret in profile.secrets.items()
+                if with_secrets
+            ),
         ],
         "volumes": [*(_source(v) for v in mounted), *(v for v, _ in extra)],
         "volume_mounts": [*(_mount(v) for v in mounted), *(m for _, m in extra)],
@@ -320,12 +326,6 @@ def _pod(
             ),
         },
     }
-
-
-def _from_secret(variable: str, secret: SecretKey) -> dict[str, Any]:
-    """An environment variable whose value is in a secret."""
-    reference = secret.model_dump()
-    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
 def _source(volume: Volume) -> dict[str, Any]:

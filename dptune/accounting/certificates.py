@@ -221,6 +221,10 @@ def issue_certificate(
     status = _status(epsilon, assumptions, notion, relation)
     protected = _protected(notion, relation, privacy_unit)
     parts = _tier_epsilons(tiers or {}, epsilon, delta=delta, relation=relation)
+    of_tiers = (
+        f"For secrets of tier {part.tier} alone epsilon is {part.epsilon:.3g}."
+        for part in parts
+    )
     explained = _SEEDED if seeded else _explain(protected, epsilon, delta, status)
     return Certificate(
         notion=notion,
@@ -236,7 +240,7 @@ def issue_certificate(
         second_opinion_method=check.second_method,
         nominal_epsilon=nominal_epsilon,
         nominal_reference=nominal_reference,
-        explanation=" ".join([explained, *map(_explain_tier, parts)]),
+        explanation=" ".join([explained, *of_tiers]),
         tiers=parts,
     )
 
@@ -259,11 +263,6 @@ def _tier_epsilons(
         TierEpsilon(tier=tier, epsilon=min(check.epsilon, epsilon))
         for tier, check in checks.items()
     )
-
-
-def _explain_tier(part: TierEpsilon) -> str:
-    """Say what a tier alone is worth."""
-    return f"For secrets of tier {part.tier} alone epsilon is {part.epsilon:.3g}."
 
 
 _SEEDED: Final = (

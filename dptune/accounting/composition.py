@@ -268,16 +268,13 @@ def _composed_mass(levels: Sequence[Level], window: _Window, where: _Where) -> F
     """Compose all levels on the grid, the least loss first."""
     product = np.ones(window.size // 2 + 1, dtype=np.complex128)
     for level in levels:
-        power = _power(level, window.size, where)
+        key = (level.event_json, level.count, window.size, where)
+        power = _spectra.get(  # cut behind the last frequency that matters
+            key, functools.partial(_make_power, level, window.size, where)
+        )
         product = product[: len(power)] * power[: len(product)]
     mass = fft.irfft(product, window.size)
     return np.asarray(np.maximum(np.roll(mass, -(window.first % window.size)), 0.0))
-
-
-def _power(level: Level, size: int, where: _Where) -> Spectrum:
-    """Spectrum of a level, cached, cut behind its last frequency that matters."""
-    key = (level.event_json, level.count, size, where)
-    return _spectra.get(key, lambda: _make_power(level, size, where))
 
 
 def _make_power(level: Level, size: int, where: _Where) -> Spectrum:

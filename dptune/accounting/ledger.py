@@ -26,7 +26,6 @@ References:
     Shi et al. (2022), Just Fine-tune Twice, Definition 3 and section 3.
 """
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
@@ -207,7 +206,9 @@ class LedgerEntry(Report):
         given = any(e.notion is notion for e in self.notion_events)
         relevant = notion is Notion.SELECTIVE and (self.hides_secrets or given)
         named = [a for a in self.assumptions if relevant or a not in ABOUT_REDACTION]
-        if self.fixed_seed and _needs_secret_noise(self.event(notion)):
+        event = self.event(notion)
+        rests_on_noise = not is_non_private(event) and bool(mechanism_counts(event))
+        if self.fixed_seed and rests_on_noise:
             named.append(Assumption.FIXED_SEED_RANDOMNESS)
         return tuple(named)
 
@@ -297,6 +298,7 @@ class PrivacyLedger(Report):
                 accountants contradict each other.
         """
         nominal, reference = _nominal(self.entries)
+        named = {a for e in self.entries for a in e.claimed(notion)}
         given = (n for e in self.entries for n in e.notion_events)
         tiers = dict.fromkeys(n.tier for n in given if n.notion is notion and n.tier)
         return issue_certificate(
@@ -305,7 +307,7 @@ class PrivacyLedger(Report):
             relation=check_relation(notion, relation),
             privacy_unit=self.privacy_unit,
             delta=delta,
-            assumptions=_ordered(a for e in self.entries for a in e.claimed(notion)),
+            assumptions=tuple(sorted(named, key=_ORDER.__getitem__)),
             nominal_epsilon=nominal,
             nominal_reference=reference,
             tiers={tier: self.event(notion, tier=tier) for tier in tiers},
@@ -329,11 +331,6 @@ class PrivacyLedger(Report):
 _ORDER: Final = {assumption: index for index, assumption in enumerate(Assumption)}
 
 
-def _ordered(assumptions: Iterable[Assumption]) -> tuple[Assumption, ...]:
-    """Each assumption once, in the order of the table."""
-    return tuple(sorted(set(assumptions), key=_ORDER.__getitem__))
-
-
 def _nominal(entries: tuple[LedgerEntry, ...]) -> tuple[float | None, str]:
     """Add the papers' figures over stages, as they do; blocks of a stage share one."""
     stages = {(e.recipe, e.stage): e for e in entries if e.nominal_epsilon is not None}
@@ -342,11 +339,6 @@ def _nominal(entries: tuple[LedgerEntry, ...]) -> tuple[float | None, str]:
     total = sum(e.nominal_epsilon or 0.0 for e in stages.values())
     references = dict.fromkeys(e.nominal_reference for e in stages.values())
     return total, "; ".join(r for r in references if r)
-
-
-def _needs_secret_noise(event: DpEvent) -> bool:
-    """Whether the cost of an event rests on noise or sampling."""
-    return not is_non_private(event) and bool(mechanism_counts(event))
 
 
 def _check_counts(entry: LedgerEntry) -> None:

@@ -144,7 +144,8 @@ def ledger_curves(
     for notion, relation in USUAL_TERMS:
         spent: list[DpEvent] = []
         steps, last = 0, 0.0
-        for stage, entries in _stages(ledger):
+        in_turn = groupby(ledger.entries, key=lambda entry: entry.stage)
+        for stage, entries in ((name, list(group)) for name, group in in_turn):
             xs, ys = [steps], [last]
             for part in _parts(entries, points):
                 spent = [
@@ -167,12 +168,6 @@ def ledger_curves(
                 )
             )
     return tuple(found)
-
-
-def _stages(ledger: PrivacyLedger) -> Iterator[tuple[str, list[LedgerEntry]]]:
-    """Group entries that follow each other by their stage."""
-    for stage, entries in groupby(ledger.entries, key=lambda entry: entry.stage):
-        yield stage, list(entries)
 
 
 def _parts(

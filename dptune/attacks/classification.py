@@ -109,7 +109,9 @@ def _logits(
 ) -> Tensor:
     """Forward one batch, padded on the right with tokens that are not attended to."""
     width = max(map(len, batch))
-    tokens = torch.full((len(batch), width), _padding(model), dtype=torch.long)
+    # Decoders find their last token by what they pad with.
+    padding = int(getattr(getattr(model, "config", None), "pad_token_id", None) or 0)
+    tokens = torch.full((len(batch), width), padding, dtype=torch.long)
     mask = torch.zeros_like(tokens)
     for row, sequence in enumerate(batch):
         tokens[row, : len(sequence)] = torch.as_tensor(sequence, dtype=torch.long)
@@ -118,11 +120,6 @@ def _logits(
         input_ids=tokens.to(device), attention_mask=mask.to(device)
     ).logits
     return found
-
-
-def _padding(model: nn.Module) -> int:
-    """Token that the model pads with: decoders find their last token by it."""
-    return int(getattr(getattr(model, "config", None), "pad_token_id", None) or 0)
 
 
 def classification_membership(

@@ -161,8 +161,9 @@ def _area(groups: _Sorted) -> float:
 
 def _rate(groups: _Sorted, low_fpr: float) -> float:
     """Share of members strictly above the threshold."""
-    allowed = _num_allowed(len(groups.others), low_fpr)
-    threshold = groups.others[len(groups.others) - 1 - allowed]
+    num_others = len(groups.others)
+    allowed = min(int(np.floor(low_fpr * num_others + 1e-9)), num_others - 1)
+    threshold = groups.others[num_others - 1 - allowed]
     return float((groups.members > threshold).mean())
 
 
@@ -198,11 +199,6 @@ def _rate_interval(
         num_choices=settings.num_attacks * len(directions),
     )
     return Interval(low=low, high=high, confidence=settings.confidence)
-
-
-def _num_allowed(num_others: int, low_fpr: float) -> int:
-    """False positives that may pass, fewer than all."""
-    return min(int(np.floor(low_fpr * num_others + 1e-9)), num_others - 1)
 
 
 def _resample(groups: _Sorted, settings: RocSettings) -> Floats:

@@ -12,7 +12,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import datasets
 import pandas as pd
@@ -180,7 +179,8 @@ def validate_redacted(
             f"entity_types must be out of {REDACTED_TYPES}, got {unknown}. "
             "Other types have no fixed form that could be checked."
         )
-    frame = pd.DataFrame({"text": pd.Series(_column(dataset, "text"), dtype=object)})
+    texts = list(dataset["text"]) if "text" in dataset.column_names else []
+    frame = pd.DataFrame({"text": pd.Series(texts, dtype=object)})
     if "text" in dataset.column_names:
         texts = [str(text) for text in frame["text"]]
         frame["has_card_number"] = [has_card_number(text) for text in texts]
@@ -192,11 +192,6 @@ def validate_redacted(
         *(rule for kind, rule in _redacted_rules().items() if kind in entity_types),
     )
     return _validate(frame, rules, view=view)
-
-
-def _column(dataset: datasets.Dataset, name: str) -> list[Any]:
-    """Read a column, empty if there is none."""
-    return list(dataset[name]) if name in dataset.column_names else []
 
 
 def _corpus_frame(dataset: datasets.Dataset) -> pd.DataFrame:

@@ -89,12 +89,9 @@ def _may_be_noun(
     if not word.reading & w.NOUN:
         return False
     if _stands_before_noun(word, after) and (is_high or word.reading & w.ADJECTIVE):
-        return is_high and _may_be_verb(word)
+        may_be_verb = word.reading & w.VERB and not word.reading & w.ADJECTIVE
+        return is_high and bool(may_be_verb)
     return is_high or not _is_verb_here(word, before, after)
-
-
-def _may_be_verb(word: Word) -> bool:
-    return bool(word.reading & w.VERB and not word.reading & w.ADJECTIVE)
 
 
 def _is_nominal(word: Word, before: Word | None, after: Word | None) -> bool:
@@ -180,7 +177,8 @@ def _is_verbal(
     """Tell whether a word is a main verb, or the predicate of a clause without one."""
     word = words[position]
     if word.lower in _BE:
-        return _is_existential(words, position)
+        near = words[max(0, position - 3) : position + 2]  # `there is`, `is there`
+        return any(word.lower == "there" for word in near)
     if word.lower in _OPENS_COPULA:
         return after is not None and after.lower in _BE
     if word.lower in _HAVE_OR_DO:
@@ -192,12 +190,6 @@ def _is_verbal(
     is_adjective = word.reading & w.ADJECTIVE and not _stands_before_noun(word, after)
     is_predicate = bool(is_adjective) and _is_predicate(text, words, position)
     return is_predicate or _is_verb_here(word, before, after)
-
-
-def _is_existential(words: Sequence[Word], position: int) -> bool:
-    """Tell whether a form of `be` stands next to `there`."""
-    near = words[max(0, position - 3) : position + 2]
-    return any(word.lower == "there" for word in near)
 
 
 def _is_auxiliary(text: str, words: Sequence[Word], position: int) -> bool:

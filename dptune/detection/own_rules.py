@@ -30,7 +30,10 @@ class OwnPatternRecognizer:
     name = PATTERNS
 
     def __init__(self, patterns: Sequence[PatternSettings]) -> None:
-        self._patterns = [(p, _expression(p), _context(p)) for p in patterns]
+        self._patterns = [
+            (p, compiled(p.regex, ignore_case=p.ignore_case), _context(p))
+            for p in patterns
+        ]
         self.fingerprint = fingerprint_of(
             (
                 code_digest("own_rules", "bounded_regex"),
@@ -49,10 +52,6 @@ class OwnPatternRecognizer:
             ]
             for text in texts
         ]
-
-
-def _expression(pattern: PatternSettings) -> re.Pattern[str]:
-    return compiled(pattern.regex, ignore_case=pattern.ignore_case)
 
 
 def _context(pattern: PatternSettings) -> re.Pattern[str] | None:

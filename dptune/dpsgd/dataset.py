@@ -280,7 +280,10 @@ class UnitDataset:
             physical_batch_size: rows per piece.
             pad_token_id: see `collate`.
         """
-        lengths = {unit: self._longest(unit) for unit in unit_indices}
+        lengths = {
+            unit: max(len(self.sequences[row]) for row in self.units[unit])
+            for unit in unit_indices
+        }
         waiting: list[int] = []
         num_rows = 0
         for unit in sorted(unit_indices, key=lambda unit: (-lengths[unit], unit)):
@@ -328,10 +331,6 @@ class UnitDataset:
         if self.unnoised is not None:
             digest.update(self.unnoised.digest().encode())
         return digest.hexdigest()
-
-    def _longest(self, unit: int) -> int:
-        """Length of the longest sequence of a unit."""
-        return max(len(self.sequences[row]) for row in self.units[unit])
 
     def _sequence_problems(self) -> list[Problem]:
         """Faults of single sequences."""

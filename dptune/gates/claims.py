@@ -191,7 +191,8 @@ def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
             )
         if not asks_for_canaries(evidence.exposure, policy):
             return no_canaries("audit", evidence.exposure, policy)
-        return missing("audit", f"audit of the {_claim_kind(policy)} claim")
+        relation = policy.neighboring_relation
+        return missing("audit", f"audit of the {policy.notion} {relation} claim")
     best = max(own, key=lambda audit: audit.capacity)
     passed = wanted is None or best.capacity >= wanted
     bound = max(audit.epsilon_lower_bound for audit in own)
@@ -205,11 +206,6 @@ def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
         f"shown {best.capacity:.3g}.",
         what_would_change_it="" if passed else "Plant more canaries in the next run.",
     )
-
-
-def _claim_kind(policy: GatePolicy) -> str:
-    """Notion and relation of the policy's claim."""
-    return f"{policy.notion} {policy.neighboring_relation}"
 
 
 def _selected(evidence: Evidence, policy: GatePolicy) -> list[ClaimEvidence]:
@@ -331,6 +327,8 @@ def _missing_rate(
     rate, upper = max(known, key=lambda pair: pair[1])
     if any_nan([rate, upper]) or not 0 <= rate <= upper <= 1:
         return broken("claim_status", "The missing rate is not a rate below its bound.")
+    source = evidence.detection.missing_rate_source if evidence.detection else ""
+    by = f", by {source}" if source else ""
     limit = policy.max_missing_rate
     verdict = Verdict.PASS
     if upper > limit:
@@ -341,17 +339,11 @@ def _missing_rate(
         measured=upper,
         threshold=limit,
         reason=f"The {policy.notion} claim is conditional; the detector misses "
-        f"{rate:.2%} of sensitive tokens, at most {upper:.2%}{_by(evidence)}.",
+        f"{rate:.2%} of sensitive tokens, at most {upper:.2%}{by}.",
         what_would_change_it=""
         if verdict is Verdict.PASS
         else "Review a larger sample, or use a wider detector.",
     )
-
-
-def _by(evidence: Evidence) -> str:
-    """How the missing rate is known, for the end of a sentence."""
-    source = evidence.detection.missing_rate_source if evidence.detection else ""
-    return f", by {source}" if source else ""
 
 
 def _is_measured(evidence: Evidence) -> bool:

@@ -11,6 +11,7 @@ SHA-256): no other file, no empty folder, no link.
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Self
@@ -27,6 +28,7 @@ TOKENIZER_FOLDER: Final = "components/tokenizer"
 _MLMODEL: Final = "MLmodel"
 _DOWNLOAD_NOTE: Final = "registered_model_meta"
 _NAMES_SHOWN: Final = 3
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")  # no manifest can hold them
 
 
 class StoredFile(Report):
@@ -160,7 +162,7 @@ def _walk(folder: Path, below: str) -> Iterator[str]:
             path = f"{below}/{entry.name}" if below else entry.name
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(folder, path)
-            elif entry.is_file(follow_symlinks=False) and _is_text(path):
+            elif entry.is_file(follow_symlinks=False) and not _SURROGATES.search(path):
                 yield path
             else:
                 raise _strange(path)
@@ -174,11 +176,6 @@ def _read(folder: Path, path: str) -> StoredFile:
     with os.fdopen(os.open(folder / path, flags), "rb") as source:
         sha256 = hashlib.file_digest(source, "sha256").hexdigest()
         return StoredFile(path=path, size=source.tell(), sha256=sha256)
-
-
-def _is_text(path: str) -> bool:
-    """Whether a name can be written into a manifest."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in path)
 
 
 def _strange(path: str) -> ArtifactError:

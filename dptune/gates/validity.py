@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from dptune.gates.criterion import (
@@ -251,7 +251,9 @@ def _complete(evidence: Evidence, policy: GatePolicy) -> Criterion:
 def _age(evidence: Evidence, policy: GatePolicy) -> Criterion:
     """Evidence is of a model in a world that goes on: it must not be stale."""
     name, limit = "evidence_age", policy.max_evidence_age_days
-    times = [evidence.measured_at, *_part_times(evidence)]
+    parts = (evidence.exposure, evidence.membership, evidence.utility)
+    of_parts = [part.measured_at for part in parts if part is not None]
+    times = [evidence.measured_at, *of_parts]
     if None in times or evidence.decided_at is None:
         return missing(name, "date of the evidence")
     ages = [evidence.decided_at - time for time in times if time is not None]
@@ -267,12 +269,6 @@ def _age(evidence: Evidence, policy: GatePolicy) -> Criterion:
         reason=f"The oldest attack ran {days:.0f} days before the decision.",
         what_would_change_it="" if fresh else "Run the attacks again.",
     )
-
-
-def _part_times(evidence: Evidence) -> list[datetime | None]:
-    """When each attack ran; a part that is not there has no time."""
-    parts = (evidence.exposure, evidence.membership, evidence.utility)
-    return [part.measured_at for part in parts if part is not None]
 
 
 def _digests(evidence: Evidence) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ one letter get names that begin with one other, so that initials fit too.
 import importlib
 import random
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,10 +115,7 @@ def _pool(locale: str, role: Role) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def _initials(locale: str) -> tuple[str, ...]:
     """Return the letters that enough names of every kind begin with."""
-    counts = [
-        {c: sum(n[0] == c for n in _pool(locale, role)) for c in _firsts(locale, role)}
-        for role in _LISTS
-    ]
+    counts = [Counter(name[0] for name in _pool(locale, role)) for role in _LISTS]
     common = set.intersection(*map(set, counts))
     return tuple(sorted(c for c in common if all(n[c] >= _ENOUGH for n in counts)))
 
@@ -130,10 +128,6 @@ def _names_from(locale: str, role: Role, initial: str) -> tuple[tuple[str, str],
         for name in _pool(locale, role)
         if name.startswith(initial)
     )
-
-
-def _firsts(locale: str, role: Role) -> set[str]:
-    return {name[0] for name in _pool(locale, role)}
 
 
 def _pieces(value: str) -> Iterator[tuple[str, str]]:

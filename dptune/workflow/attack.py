@@ -181,9 +181,8 @@ def _members_and_others(
     Raises:
         DataError: there are no others.
     """
-    members = _without(
-        corpus.split("train"), set(canary_rows(corpus.dataset, canaries))
-    )
+    rows, planted = corpus.split("train"), canary_rows(corpus.dataset, canaries)
+    members = rows.select([i for i, own in enumerate(rows["id"]) if own not in planted])
     outsiders = corpus.split(HELD_OUT)
     if len(outsiders) == 0:
         raise DataError(
@@ -385,11 +384,6 @@ class CanaryRanking:
         with replacing(file) as half:
             half.write_text(json.dumps(rows), encoding="utf-8")
         return found
-
-
-def _without(rows: Dataset, ids: set[str]) -> Dataset:
-    """Leave out rows by id."""
-    return rows.select([i for i, row_id in enumerate(rows["id"]) if row_id not in ids])
 
 
 def _encode(rows: Dataset, loaded: LoadedModel, max_tokens: int) -> list[list[int]]:

@@ -88,7 +88,8 @@ def controller_report(
     """Say what a controller did, thinned to a few hundred steps."""
     names = trainable_parameters(model)
     groups = group_parameters(names, Grouping.PER_LORA_PAIR)
-    pairs = {number: _pair_name(name) for name, number in groups.items()}
+    layers = {number: name.partition(".lora_")[0] for name, number in groups.items()}
+    pairs = {n: layer.removeprefix("base_model.model.") for n, layer in layers.items()}
     every = max(1, len(controller.trace) // _TRACE_POINTS)
     return ControllerReport(
         stage=plan.settings.name,
@@ -186,9 +187,3 @@ def _public_data(
         encoded["unit_id"],
         max_sequences_per_unit=1,
     )
-
-
-def _pair_name(parameter: str) -> str:
-    """Return the name of the adapted layer, without what peft puts in front."""
-    layer = parameter.partition(".lora_")[0]
-    return layer.removeprefix("base_model.model.")

@@ -314,16 +314,12 @@ def cause_of_failure(
         if type(error).__name__ == description["kind"]:
             return error  # one of ours: it says what to do
     for number, code in sorted(codes.items()):
+        ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return DptuneError(
-            f"rank {number} ended without a word ({_ending(code)}). If it ran out of "
+            f"rank {number} ended without a word ({ending}). If it ran out of "
             "memory, lower performance.physical_batch_size or num_processes."
         )
     return revived[0]
-
-
-def _ending(code: int) -> str:
-    """Name an exit code."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 _PATIENCE: Final = timedelta(hours=1)

@@ -33,7 +33,6 @@ from dptune.results import (
     TargetChoice,
     WhatIf,
 )
-from dptune.settings import NoiseSettings
 from dptune.stages import StagePlan, plan_stage
 
 _TARGETS: Final = (0.5, 1.0, 2.0, 3.0, 4.0, 8.0)
@@ -207,13 +206,16 @@ def changed(
     if cap is not None:
         cap = math.ceil(cap * size / stage.expected_batch_size)
     sampling = stage.settings.sampling.model_copy(update={"max_batch_size": cap})
+    noise = stage.settings.noise
+    if noise is not None:  # the number of bands may not fit
+        noise = noise.model_copy(update={"num_bands": None})
     settings = stage.settings.model_copy(
         update={
             "expected_batch_size": size,
             "relative_batch": None,
             "epochs": epochs or stage.settings.epochs,
             "sampling": sampling,
-            "noise": _without_bands(stage),
+            "noise": noise,
         }
     )
     made = plan_stage(settings, num_units=stage.num_units, units_from=stage.units_from)
@@ -227,12 +229,6 @@ def changed(
             ),
         }
     )
-
-
-def _without_bands(stage: StagePlan) -> NoiseSettings | None:
-    """Return the noise settings with no number of bands: it may not fit."""
-    noise = stage.settings.noise
-    return noise.model_copy(update={"num_bands": None}) if noise else None
 
 
 def _stage_cost(stage: StagePlan) -> StageCost:

@@ -272,14 +272,10 @@ def _needed_objects(stack: ProductionStack, profile: Profile) -> list[_Object]:
         )
         for name, names in keys.items()
     ]
-    pulls = ((n, "kubectl create secret docker-registry") for n in _pulls(stack))
-    found += [_Object(kind="secret", name=n, how=how) for n, how in pulls]
+    how = "kubectl create secret docker-registry"
+    pulls = stack.kubernetes.image_pull_secrets
+    found += [_Object(kind="secret", name=name, how=how) for name in pulls]
     return list(dict.fromkeys(found))
-
-
-def _pulls(stack: ProductionStack) -> tuple[str, ...]:
-    """Secrets of the registry."""
-    return stack.kubernetes.image_pull_secrets
 
 
 def _no_cluster(found: str, needed: list[_Object]) -> Finding:

@@ -184,7 +184,7 @@ def _ensure(client: "Client", component: Component) -> tuple[UUID, str]:
         )
     have = {k: v for k, v in found.configuration.items() if v is not None}
     changes = {k: v for k, v in component.configuration.items() if have.get(k) != v}
-    gone = dict.fromkeys(_settable(have) - set(component.configuration))
+    gone = dict.fromkeys(_OURS & set(have) - set(component.configuration))
     if not changes and not gone:
         return found.id, ""
     client.update_stack_component(
@@ -197,8 +197,3 @@ _OURS = {
     *("kubernetes_context", "service_account_name", "step_pod_service_account_name"),
     *("key", "secret", "client_kwargs", "tracking_username", "tracking_password"),
 }
-
-
-def _settable(have: dict[str, Any]) -> set[str]:
-    """Settings that this file makes and may therefore take away."""
-    return _OURS & set(have)

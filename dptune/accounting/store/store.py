@@ -10,7 +10,7 @@ Figures are conditional on the ledger's assumptions; `docs/BUDGET.md` names them
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -382,7 +382,8 @@ def _histories(
 ) -> list[History]:
     """Compose what every touched cohort is charged for; `instead` replaces a state."""
     found = cohorts.histories(connection, list(touched.cohorts))
-    costs = _committed(connection, {r for ids in found.values() for r in ids})
+    ids = sorted({r for ids in found.values() for r in ids})
+    costs = {i: tables.read_reservation(connection, i).committed for i in ids}
     if instead is not None:
         costs = {**costs, instead.id: instead.committed}
     histories = [
@@ -392,8 +393,3 @@ def _histories(
     if touched.num_new:
         histories.append(History(cost=Cost(), num_units=touched.num_new))
     return histories
-
-
-def _committed(connection: Connection, ids: set[str]) -> Mapping[str, Cost]:
-    """Read what some reservations commit."""
-    return {i: tables.read_reservation(connection, i).committed for i in sorted(ids)}

@@ -308,6 +308,8 @@ def _packed(connection: Connection, digest: str) -> bytes:
 
 def _compare(connection: Connection, state: State) -> list[Finding]:
     """Compare every table with what follows from the log."""
+    rows = connection.execute(select(schema.data_sets)).mappings()
+    data_sets = {row["name"]: tables.data_set_of(row) for row in rows}
     stored: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = [
         (
             "grants",
@@ -317,7 +319,7 @@ def _compare(connection: Connection, state: State) -> list[Finding]:
             },
             state.grants,
         ),
-        ("data_sets", _data_sets(connection), state.data_sets),
+        ("data_sets", data_sets, state.data_sets),
         (
             "reservations",
             {r.id: r for r in tables.read_reservations(connection)},
@@ -334,12 +336,6 @@ def _compare(connection: Connection, state: State) -> list[Finding]:
         if wrong:
             findings.append(_row(name, f"row {wrong[0]}", len(wrong)))
     return findings + _compare_units(connection, state)
-
-
-def _data_sets(connection: Connection) -> dict[str, tables.DataSet]:
-    """Read all data sets."""
-    rows = connection.execute(select(schema.data_sets)).mappings()
-    return {row["name"]: tables.data_set_of(row) for row in rows}
 
 
 def _compare_units(connection: Connection, state: State) -> list[Finding]:

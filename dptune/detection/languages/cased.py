@@ -186,8 +186,9 @@ def _mark_by_lists(
         return
     lists = words.language.words
     is_sure = token.lower not in lists("ambiguous")
+    is_rare = token.lower not in words.nouns and len(token.lower) > 3
     if _is_listed(token.lower, lists("given"), words):
-        if is_sure and len(token.lower) > 2 and (has_case or _is_rare(token, words)):
+        if is_sure and len(token.lower) > 2 and (has_case or is_rare):
             token.mark("PERSON", 0.75)
     elif (
         is_sure
@@ -203,11 +204,6 @@ def _mark_by_lists(
             token.mark("PERSON", 0.7)
     elif is_sure and token.lower in lists("places") and not token.is_acronym:
         token.mark("GPE", 0.7)
-
-
-def _is_rare(token: _Token, words: _Words) -> bool:
-    """Tell whether a given name in lower case is no ordinary word."""
-    return token.lower not in words.nouns and len(token.lower) > 3
 
 
 def _is_listed(word: str, names: frozenset[str], words: _Words) -> bool:
@@ -255,16 +251,13 @@ def _is_noun(word: str, words: _Words) -> bool:
     return len(last) > 5 and last.endswith(words.noun_endings)
 
 
-def _is_no_name(word: str, words: _Words) -> bool:
-    return word in words.public or word in words.titles or word in words.roles
-
-
 def _mark_by_case(
     text: str, tokens: Sequence[_Token], position: int, words: _Words
 ) -> None:
     """Mark a capitalized word in mid-sentence, or at its start beside another one."""
     token = tokens[position]
-    if token.kind or _is_no_name(token.lower, words):
+    no_names = (words.public, words.titles, words.roles)
+    if token.kind or any(token.lower in listed for listed in no_names):
         return
     if token.is_acronym and (
         token.lower in read_data("en")["acronyms"].split()

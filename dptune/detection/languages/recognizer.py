@@ -30,6 +30,8 @@ from dptune.detection.recognizer import (
 from dptune.detection.settings import UnknownLanguage
 from dptune.text import Span
 
+_FIRST_OTHER = "\u0250"
+"""Where the Latin letters end: the language itself judges decomposed words of it."""
 _MODULES = tuple(
     f"languages/{name}"
     for name in (
@@ -117,7 +119,9 @@ def _found(text: str, code: str) -> Iterator[Found]:
             yield origin[start], origin[end], kind, confidence
     if code in CASED:
         yield from (
-            found for found in find_foreign_words(text) if not _is_latin(text, found)
+            found
+            for found in find_foreign_words(text)
+            if text[found[0]] >= _FIRST_OTHER
         )
 
 
@@ -134,11 +138,6 @@ def _dates_and_ages(text: str) -> Iterator[Found]:
             for found in find_values(view, lower(view, code), code):
                 if found[2] in {"DATE", "AGE"}:
                     yield found
-
-
-def _is_latin(text: str, found: Found) -> bool:
-    """Tell a decomposed word, which the language itself judges, from another script."""
-    return text[found[0]] < "\u0250"
 
 
 def _in_view(view: str, code: str) -> Iterator[Found]:
