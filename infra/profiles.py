@@ -182,7 +182,10 @@ def default_profile() -> str:
 
 
 def run_options(profile: Profile, step_names: Sequence[str]) -> dict[str, Any]:
-    """Turn a profile into options of `Pipeline.with_options`; empty on this machine.
+    """Turn a profile into options of `Pipeline.with_options`.
+
+    On this machine a run ends with what its first step raised: in ZenML's other modes
+    the steps that do not need it go on, and what the run raises names the step alone.
 
     Args:
         profile: where the run goes.
@@ -190,7 +193,7 @@ def run_options(profile: Profile, step_names: Sequence[str]) -> dict[str, Any]:
     """
     stack, pods = profile.production_stack(), profile.pods
     if stack is None or pods is None:
-        return {}
+        return {"execution_mode": "fail_fast"}
     accelerated, plain = (
         {"settings": {"orchestrator.kubernetes": _orchestrator(profile, stack, pod)}}
         for pod in (pods.accelerated, pods.steps)

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 from zenml.config import DockerSettings
+from zenml.enums import ExecutionMode
 from zenml.integrations.kubernetes.flavors import KubernetesOrchestratorSettings
 from zenml.integrations.kubernetes.serialization_utils import (
     deserialize_kubernetes_model,
@@ -55,8 +56,9 @@ def test_every_profile_and_stack_can_be_read():
     assert read_stack("production").image.count("@sha256:") == 1
 
 
-def test_local_profile_changes_nothing(names):
-    assert run_options(read_profile("local"), names) == {}
+def test_local_run_ends_with_its_first_failed_step_and_changes_nothing_else(names):
+    options = run_options(read_profile("local"), names)
+    assert options == {"execution_mode": ExecutionMode.FAIL_FAST}
 
 
 def test_accelerators_go_to_training_and_attacks_only(options, names):

@@ -2,11 +2,14 @@
 
 import errno
 import json
+import sqlite3
 from pathlib import Path
 
 import mlflow
 import pytest
 import yaml
+from sqlalchemy.exc import OperationalError
+from zenml.orchestrators.step_launcher import StepLauncher
 
 from steps import _tracking
 from tests.integration.conftest import TINY
@@ -71,6 +74,24 @@ def test_malformed_evidence_is_invalid_and_no_crash(name, evidence, project):
     card = _tracking.read_file(MODEL, "2", "privacy_card.md")
     assert "cannot be read" in card
     assert project.run("promote", MODEL, "--version", "2")[0] == 1
+
+
+def test_database_that_goes_between_two_steps_is_a_fault(trained, project, monkeypatch):
+    """ZenML meets it outside of any step, whose hook then never hears of it."""
+    launch = StepLauncher.launch
+
+    def gone(launcher):
+        if not launcher._invocation_id.startswith("train_"):
+            return launch(launcher)
+        error = sqlite3.OperationalError("unable to open database file")
+        error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+        raise OperationalError("SELECT 1", None, error)
+
+    monkeypatch.setattr(StepLauncher, "launch", gone)
+    code, output = project.run("train", TINY, "--set", "recipe=jft", "--retrain")
+    assert code == 4, output
+    assert "a database does not answer" in output
+    assert "Nothing was spent" in output
 
 
 def test_nothing_in_the_project_folder_is_open_to_others(trained, project):
