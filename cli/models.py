@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -50,26 +50,22 @@ def merge(
     base: Annotated[Path, typer.Argument(help="The model they were trained over.")],
     adapter: Annotated[Path, typer.Argument(help="Folder `adapter` of a stage.")],
     to: Annotated[Path, typer.Option(help="A new folder for the model.")],
-    dtype: Annotated[str, typer.Option(help="`float32` or `bfloat16`.")] = "float32",
-    quantization: Annotated[
-        int | None, typer.Option(help="Bits of the base in training: 4 or 8.")
-    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Of the weights.")
+    ] = "float32",
 ) -> None:
     """Put a stage's adapters into the model that they were trained over."""
     import torch
 
-    from dptune.errors import ConfigError
     from dptune.models.loading import merge_adapter
 
     types = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if dtype not in types or quantization not in (None, 4, 8):
-        raise ConfigError(
-            "--dtype must be float32 or bfloat16 and --quantization 4 or 8, got "
-            f"{dtype} and {quantization}."
-        )
-    bits = cast("Literal[4, 8] | None", quantization)
-    digest = merge_adapter(base, adapter, to, dtype=types[dtype], bits=bits)
-    Console(highlight=False).print(f"{to}: digest {digest[:16]}")
+    digest = merge_adapter(base, adapter, to, dtype=types[dtype])
+    console = Console(highlight=False)
+    console.print(f"{to}: digest {digest[:16]}", soft_wrap=True)
+    console.print(
+        f"next    AutoModelForCausalLM.from_pretrained({str(to)!r})", soft_wrap=True
+    )
 
 
 def _report(folder: Path, configs: list[Path] | None) -> None:

@@ -121,6 +121,12 @@ class _Product(torch.autograd.Function):
         return grad @ (weight.t() if layer.is_transposed else weight), None
 
 
+def bits_of(model: nn.Module) -> Bits | None:
+    """Return the bits that `freeze_base` was given for a model; None for none."""
+    layers = (one for one in model.modules() if isinstance(one, FrozenLinear))
+    return next((layer.bits for layer in layers if layer.bits is not None), None)
+
+
 def freeze_base(model: nn.Module, *, bits: Bits | None = None) -> None:
     """Hold what a model does not train in the type that it has, or in fewer bits.
 

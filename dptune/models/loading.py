@@ -29,7 +29,7 @@ from transformers.utils import logging as hf_logging
 from dptune.errors import ArtifactError, DependencyError, ModelError
 from dptune.models.build import build_gpt2, input_weight, seeded
 from dptune.models.digest import model_digest, read_json, weight_files
-from dptune.models.frozen import Bits, freeze_base
+from dptune.models.frozen import bits_of, freeze_base
 from dptune.models.hub import fetch
 from dptune.models.merging import save_merged
 from dptune.models.source import (
@@ -44,6 +44,7 @@ from dptune.models.tokenizer import read_public_text, train_tokenizer
 from dptune.models.tokens import add_mask_token
 
 _CLASSIFIER = "ForSequenceClassification"
+_BASE = "base.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -417,7 +418,10 @@ def save_model(
 def save_adapter(
     model: PeftModel, tokenizer: PreTrainedTokenizerFast, directory: Path
 ) -> None:
-    """Write adapters by themselves, without the path of their base; see `merge`.
+    """Write adapters by themselves, without the path of their base.
+
+    `base.json` beside them says how many bits its weights had: `merge_adapter` needs it
+    for the model that was trained, and not another one.
 
     Args:
         model: with LoRA adapters.
@@ -431,6 +435,8 @@ def save_adapter(
     path = directory / "adapter_config.json"
     config = read_json(path) | {"base_model_name_or_path": None}
     path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+    base = {"quantization": bits_of(model)}
+    (directory / _BASE).write_text(json.dumps(base), encoding="utf-8")
     _save_tokenizer(tokenizer, directory)
 
 
@@ -440,7 +446,6 @@ def merge_adapter(
     directory: Path,
     *,
     dtype: torch.dtype = torch.float32,
-    bits: Bits | None = None,
 ) -> str:
     """Write the model that a base and adapters of `save_adapter` make together.
 
@@ -449,15 +454,18 @@ def merge_adapter(
         adapter: directory that `save_adapter` wrote.
         directory: absent or empty.
         dtype: see `save_model`.
-        bits: of the base in training; see `freeze_base`.
 
     Returns:
         The digest of the directory.
 
     Raises:
         ModelError: as `load_model`; or the adapters do not fit.
-        ArtifactError: as `save_model`.
+        ArtifactError: as `save_model`; or what lies beside the adapters is not theirs.
+        DependencyError: the base had 4 or 8 bits, and bitsandbytes is not installed.
     """
+    bits = read_json(adapter / _BASE).get("quantization")
+    if bits not in (None, 4, 8):
+        raise ArtifactError(f"{adapter / _BASE} must name 4, 8 or no bits, got {bits}.")
     start = load_saved(base, dtype=None)
     tokenizer = load_tokenizer(adapter)
     if len(tokenizer) > len(start.tokenizer):

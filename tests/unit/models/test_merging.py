@@ -1,13 +1,14 @@
 """Adapters merged on the way to disk, one weight after the other."""
 
 import copy
+import json
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
-from dptune.errors import ModelError
+from dptune.errors import ArtifactError, ModelError
 from dptune.models import frozen, merging
 from dptune.models.build import add_lora, seeded
 from dptune.models.digest import model_digest
@@ -163,7 +164,18 @@ def test_adapters_kept_by_themselves_merge_into_the_same_model(
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     assert size < trained + 10_000
     place = tmp_path / "base", tmp_path / "adapter", tmp_path / "again"
-    assert merge_adapter(*place, bits=bits) == wanted
+    assert merge_adapter(*place) == wanted
+
+
+@pytest.mark.parametrize("said", ["4 bits", 3])
+def test_adapters_beside_another_base_file_do_not_merge(
+    llama, tokenizer, tmp_path, said
+):
+    save_model(llama(), tokenizer, tmp_path / "base")
+    save_adapter(adapted(llama()), tokenizer, tmp_path / "adapter")
+    (tmp_path / "adapter" / "base.json").write_text(json.dumps({"quantization": said}))
+    with pytest.raises(ArtifactError, match="must name 4, 8 or no bits"):
+        merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "m")
 
 
 def test_adapters_of_another_model_do_not_merge(llama, make_gpt2, tokenizer, tmp_path):
