@@ -112,6 +112,11 @@ class Feed:
         )
 
     @property
+    def rows_are_alone(self) -> bool:
+        """Whether every pass has one row, on a model that is whole."""
+        return self.physical_batch_size == 1 and not self.in_step
+
+    @property
     def longest(self) -> int:
         """Time steps that a piece can have, and has where shapes are fixed."""
         return self.max_tokens or self.data.longest_sequence

@@ -13,9 +13,12 @@ with PerUnitGradients(model) as engine:
         norms = tape.backward(loss(model, batch).sum(), clip.factors, sums)
 ```
 
+Where every recording has one row, nothing is told apart, and autograd does it all: that
+works for any module, and for models whose rows reach each other.
+
 With gradient checkpointing there are two backward passes: terms that wait for the last
 norm would take the memory that checkpointing saves, so the first pass leaves norms only
-and the second adds up.
+and the second adds up. One row alone needs no second pass.
 """
 
 from collections import Counter
@@ -35,8 +38,12 @@ from dptune.dpsgd.parameters import DEFAULT_MATERIALIZE_BYTES, trainable_paramet
 from dptune.dpsgd.rounding import check_float32_products, full_precision
 from dptune.dpsgd.rules import GradientRule, as_term, find_gradient_rule
 from dptune.dpsgd.tape import DenseBudget, Tape
-from dptune.errors import ModelError
+from dptune.errors import ModelError, PrivacyError
 
+_WITHOUT_RULES = (
+    "Set performance.physical_batch_size to 1, which needs no rule: every row is then "
+    "run by itself"
+)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -82,13 +89,16 @@ class PerUnitGradients:
     **Formal guarantee**: for a model whose rows do not influence each other, the
     recorded gradient of unit u is the gradient of the summed losses of its rows, for
     full fine-tuning, LoRA, tied weights and every module with a rule;
-    `selfcheck.check_model` verifies it.
+    `selfcheck.check_model` verifies it. With `alone` it holds for every module and
+    every model, since the pass of a row sees nothing of another.
 
     Args:
         model: parameters with `requires_grad` are trained; they must be float32.
         parameter_groups: group of each parameter by name, from 0. One group by default.
         materialize_bytes: memory for gradients that are written down; beyond it norms
             come from Gram matrices. Never changes results beyond rounding.
+        alone: every recording has one row, whose gradient is that of autograd. Modules
+            need no rule then; memory, one more copy of what is trained.
 
     Raises:
         ModelError: a trainable parameter has no rule or no module of its own, or the
@@ -101,13 +111,15 @@ class PerUnitGradients:
         *,
         parameter_groups: Callable[[str], int] = one_group,
         materialize_bytes: int = DEFAULT_MATERIALIZE_BYTES,
+        alone: bool = False,
     ) -> None:
         self.parameters = trainable_parameters(model)
         self._names = {id(value): name for name, value in self.parameters.items()}
         self._model = model
         self.group_of = {name: parameter_groups(name) for name in self.parameters}
-        _check_no_mixing(model)
-        self._modules = self._modules_with_rules(model)
+        _check_modules(model)
+        self.alone = alone
+        self._modules = [] if alone else self._modules_with_rules(model)
         owners = Counter(
             self._names[id(parameter)]
             for _, module, _ in self._modules
@@ -167,21 +179,29 @@ class PerUnitGradients:
 
         Raises:
             ModelError: gradient checkpointing is reentrant.
-            PrivacyError: torch is set to matrix products below float32.
+            PrivacyError: torch is set to matrix products below float32, or rows that
+                should be alone are not.
         """
         check_float32_products()
         device = next(iter(self.parameters.values())).device
         self._checkpointed = _checkpointed_modules(self._model)
+        if self.alone and rows_of_unit.numel() != 1:
+            raise PrivacyError(
+                "a recording must be of one row where autograd does it all, got "
+                f"rows_of_unit of shape {tuple(rows_of_unit.shape)}. Set "
+                "physical_batch_size to 1."
+            )
         tape = Tape(
             group_of=self.group_of,
             rows_of_unit=rows_of_unit,
             budget=DenseBudget(self._materialize_bytes),
             shared=self._shared,
-            streams=bool(self._checkpointed),
+            streams=bool(self._checkpointed) and not self.alone,
             device=device,
+            alone=self.parameters if self.alone else None,
         )
         self._tape = tape
-        self._set_requires_grad(value=not skip_autograd)
+        self._set_requires_grad(value=self.alone or not skip_autograd)
         try:
             with set_checkpoint_early_stop(False):
                 yield tape
@@ -220,7 +240,6 @@ class PerUnitGradients:
             rule = find_gradient_rule(module)
             if rule is None:
                 raise ModelError(_no_rule(own[0], module))
-            _check_embedding(module_name, module)
             found.append((module_name, module, rule))
         return found
 
@@ -314,24 +333,21 @@ def _check_rows_first(name: str, tensor: object, *, num_rows: int) -> Tensor:
     shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
     raise ModelError(
         f"{name} must map tensors whose first dimension is the batch of {num_rows} "
-        f"rows, got {shape}. Freeze its parameters, or keep rows apart in the model."
+        f"rows, got {shape}. {_WITHOUT_RULES}, or freeze its parameters."
     )
 
 
-def _check_embedding(name: str, module: nn.Module) -> None:
-    """Refuse embedding options that change weights or mix rows behind our back."""
-    if not isinstance(module, nn.Embedding):
-        return
-    if module.max_norm is not None or module.scale_grad_by_freq:
-        raise ModelError(
-            f"{name} must not use max_norm or scale_grad_by_freq: they make the "
-            "gradient of one record depend on others. Turn both off."
-        )
-
-
-def _check_no_mixing(model: nn.Module) -> None:
-    """Refuse modules through which one record reaches another."""
+def _check_modules(model: nn.Module) -> None:
+    """Refuse modules through which one record reaches another, or weights."""
     for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
+            module.max_norm is not None or module.scale_grad_by_freq
+        ):
+            raise ModelError(
+                f"{name} must not use max_norm or scale_grad_by_freq: they make the "
+                "gradient of one record depend on others, and write to weights that "
+                "are frozen. Turn both off."
+            )
         if isinstance(module, _BATCH_NORMS):
             raise ModelError(
                 f"{name} is a batch normalisation: it mixes records, and no clip "
@@ -363,10 +379,10 @@ def _checkpointed_modules(model: nn.Module) -> Set[str]:
 
 
 def _no_rule(parameter: str, module: nn.Module) -> str:
-    """Say which parameter cannot be trained, and the two ways out."""
+    """Say which parameter cannot be trained, and the ways out."""
     return (
-        f"{parameter} cannot be trained with per-unit clipping: its module "
-        f"{type(module).__name__} has no gradient rule. Freeze it with "
-        "requires_grad_(False), or teach the module with "
+        f"{parameter} cannot be trained with rows side by side: its module "
+        f"{type(module).__name__} has no gradient rule. {_WITHOUT_RULES}, train "
+        "adapters, freeze it with requires_grad_(False), or teach the module with "
         "dptune.dpsgd.rules.register_gradient_rule."
     )

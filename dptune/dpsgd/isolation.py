@@ -5,6 +5,7 @@ Asked of made-up units, in the companies that they are put into.
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -68,6 +69,10 @@ class Probe:
     def with_fixed_shapes(self) -> "Probe":
         """Return the same probe, padded to one shape."""
         return replace(self, feed=replace(self.feed, fixed_shapes=True))
+
+    def with_rows_alone(self, model: nn.Module) -> "Probe":
+        """Return units of one row, one at a time."""
+        return make_probe(model, replace(self.feed, physical_batch_size=1))
 
     def without_autocast(self) -> "Probe":
         """Return the same probe in the precision of the weights."""
@@ -172,6 +177,7 @@ def _companies(data: UnitDataset, num_rows: int) -> list[tuple[int, ...]]:
 
 _SMALLEST_SHARE = 1e-3
 Sums = dict[str, Tensor]
+Casts = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -205,10 +211,16 @@ class Isolation:
         self._engine = engine
         self._probe = probe
         self._coefficients = _coefficients(probe)
+        self._casts: Casts = nullcontext
         self._largest_norm = 0.0
 
-    def apart(self) -> Apart:
-        """Compare all units at once."""
+    def apart(self, casts: Casts = nullcontext) -> Apart:
+        """Compare all units at once.
+
+        Args:
+            casts: that losses are computed in.
+        """
+        self._casts = casts
         return self._apart(COMPARED)
 
     def each(self) -> Apart:
@@ -291,7 +303,8 @@ class Isolation:
             return result
 
         with self._engine.record(batch.rows_of_unit) as tape:
-            losses = self._probe.feed.losses(self._model, batch)
+            with self._casts():
+                losses = self._probe.feed.losses(self._model, batch)
             _check_losses(losses, batch)
             found = tape.backward(losses.sum(), factors, sums)
         if not bool(torch.isfinite(found[:, : len(units)]).all()):

@@ -207,7 +207,7 @@ class _CrossEntropy(torch.autograd.Function):
         for rows in _pieces(logits):
             piece = torch.softmax(logits[rows], 1, dtype=torch.float32)
             target = targets[rows].clamp(min=0)[:, None]
-            piece.scatter_add_(1, target, torch.full_like(grad[rows, None], -1))
+            piece.scatter_add_(1, target, -torch.ones_like(target, dtype=piece.dtype))
             piece.mul_(grad[rows, None]).masked_fill_(no_target[rows, None], 0)
             result[rows] = piece
         return result, None

@@ -152,6 +152,13 @@ def _cure(
             "Set performance.fixed_shapes to true: every batch is then padded to "
             "model.max_tokens."
         )
+    snapshot.restore()
+    engine = PerUnitGradients(model, alone=True)
+    alone = Isolation(model, engine, probe.with_rows_alone(model)).apart()
+    if alone.distance <= allowed:
+        return (
+            "Set performance.physical_batch_size to 1: every row is then run by itself."
+        )
     return "Fixed shapes do not help: use another model."
 
 

@@ -44,7 +44,7 @@ _RULES: dict[type[nn.Module], GradientRule] = {}
 def register_gradient_rule(
     module_type: type[nn.Module],
 ) -> Callable[[Rule], Rule]:
-    """Teach the engine one kind of module and its subclasses.
+    """Teach the engine one kind of module, and subclasses that keep its `forward`.
 
     The decorated function takes `(module, inputs, grad)`: the first tensor argument of
     the call, `(rows, ...)`, and the gradient of its output, `(rows, ...)`. It returns,
@@ -64,11 +64,11 @@ def register_gradient_rule(
 
 
 def find_gradient_rule(module: nn.Module) -> GradientRule | None:
-    """Return the rule of the nearest base class, or None."""
-    for kind in type(module).__mro__:
-        if kind in _RULES:
-            return _RULES[kind]
-    return _rms_norm_rule if _is_rms_norm(module) else None
+    """Return the rule of the nearest base class that computes alike, or None."""
+    kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
+    if kind is None:
+        return _rms_norm_rule if _is_rms_norm(module) else None
+    return _RULES[kind] if _computes_as(module, kind) else None
 
 
 def sum_over_time(values: Tensor, *, num_kept: int = 1) -> Tensor:
@@ -161,6 +161,17 @@ def _with_bias(
     if module._parameters.get("bias") is None:
         return {"weight": weight}
     return {"weight": weight, "bias": sum_over_time(grad, num_kept=num_kept)}
+
+
+def _computes_as(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes what its base class does, but for a known scale."""
+    if "forward" in vars(module):  # replaced on the module itself
+        return False
+    own = type(module).forward
+    scales = hasattr(module, "embed_scale") and type(module).__name__.endswith(
+        "ScaledWordEmbedding"
+    )
+    return own is kind.forward or (kind is nn.Embedding and scales)
 
 
 def _is_rms_norm(module: nn.Module) -> bool:

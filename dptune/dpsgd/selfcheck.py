@@ -8,7 +8,7 @@ engine's gradients those of autograd.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +25,8 @@ from dptune.dpsgd.untouched import (
     LOW_PRECISION,
     Snapshot,
     Undropped,
+    Widened,
+    changed_weights,
     computing,
     in_dtype,
     scaled,
@@ -41,7 +43,8 @@ _EXPONENTS = (2, 1)
 
 _LENGTHS = (5, 4, 3)
 _UNITS = ((0,), (1, 2))
-_FACTORS = (0.75, 0.25)
+_UNITS_ALONE = ((0,), (1,), (2,))
+_FACTORS = (0.75, 0.25, 0.5)
 _TOLERANCE = 1e-3
 _LOW_PRECISION_TOLERANCE = 5e-2
 _NEGLIGIBLE = 1e-5
@@ -96,12 +99,15 @@ def check_model(
         ModelError: a check failed; names what, and the way out.
     """
     probe = make_probe(model, feed)
-    engine = PerUnitGradients(model, parameter_groups=parameter_groups)
+    engine = PerUnitGradients(
+        model, parameter_groups=parameter_groups, alone=feed.rows_are_alone
+    )
     with untouched(model) as snapshot:
         _check_rows(model, probe)
         with scaled(model, _EXPONENTS[0]):
             _check_chance(model, probe, snapshot)
-        _check_shared_masks(model, probe)
+        if not engine.alone:
+            _check_shared_masks(model, probe)
         snapshot.restore()
         with explained(model, "be differentiated record by record"), engine:
             with in_dtype(model, torch.float32, of=LOW_PRECISION):
@@ -115,6 +121,7 @@ def check_model(
 
 def _check_rows(model: nn.Module, probe: Probe) -> None:
     """Refuse a model that cannot compute made-up rows, alone or together."""
+    changed = changed_weights(model)
     with torch.no_grad():
         with explained(model, "compute a loss from token ids alone", short=probe):
             probe.feed.losses(model, probe.batch((COMPARED[-1],)))
@@ -124,6 +131,11 @@ def _check_rows(model: nn.Module, probe: Probe) -> None:
         for company in probe.companies:
             with explained(model, "compute rows of unequal length together"):
                 probe.feed.losses(model, probe.batch(company))
+    for name in changed():
+        raise ModelError(
+            f"the weight {name} must not change by being computed with: it would keep "
+            "what it saw of records, without noise. Replace its module."
+        )
 
 
 def _check_chance(model: nn.Module, probe: Probe, snapshot: Snapshot) -> None:
@@ -182,7 +194,7 @@ def _check_shared_masks(model: nn.Module, probe: Probe) -> None:
             f"{model_name(model)} must draw a dropout mask for every row, but "
             f"{', '.join(shared)} has one for all rows of a batch: who shares it "
             "depends on who is there. Set the rates of dropout to 0 in the model's "
-            "configuration."
+            "configuration, or performance.physical_batch_size to 1."
         )
 
 
@@ -239,11 +251,13 @@ def _check_isolation(
 
 def _in_float64(model: nn.Module, isolation: Isolation) -> float:
     """Return the distance without float32's rounding; infinite where that fails."""
-    with in_dtype(model, torch.float64, of={torch.float32}):
-        try:
-            return isolation.apart().distance
-        except RuntimeError:  # code that casts to float32 by itself
-            return math.inf
+    for casts in (Widened, nullcontext):  # code of models casts to float32 by itself
+        with (
+            in_dtype(model, torch.float64, of={torch.float32}),
+            suppress(RuntimeError),
+        ):
+            return isolation.apart(casts).distance
+    return math.inf
 
 
 def _check_low_precision(
@@ -275,15 +289,17 @@ def _is_low(model: nn.Module, feed: Feed) -> bool:
 def _check_gradients(model: nn.Module, engine: PerUnitGradients, feed: Feed) -> None:
     """Compare recorded gradients with one autograd pass per unit, on one graph."""
     probe = make_probe(model, replace(feed, fixed_shapes=False))
-    data = _small_data(probe)
-    batch = data.collate(range(data.num_units), feed.pad_token_id)
-    batch = batch.to(probe.feed.device)
+    data = _small_data(probe, _UNITS_ALONE if engine.alone else _UNITS)
+    units = range(data.num_units)
+    together = [[unit] for unit in units] if engine.alone else [units]
+    batches = [data.collate(taken, feed.pad_token_id) for taken in together]
+    batches = [batch.to(probe.feed.device) for batch in batches]
     with scaled(model, 0):
-        _compare_with_autograd(model, engine, replace(probe.feed, data=data), batch)
+        _compare_with_autograd(model, engine, replace(probe.feed, data=data), batches)
 
 
-def _small_data(probe: Probe) -> UnitDataset:
-    """Return two units of one and two short rows: no dimension passes for another."""
+def _small_data(probe: Probe, units: tuple[tuple[int, ...], ...]) -> UnitDataset:
+    """Return units of one or two short rows: no dimension passes for another."""
     made_up = probe.feed.data
     source = made_up.sequences[-1] if made_up.longest_sequence else made_up.sequences[0]
     draws = np.random.default_rng(0)  # public constants
@@ -293,45 +309,52 @@ def _small_data(probe: Probe) -> UnitDataset:
     return UnitDataset(
         sequences=tuple(draws.choice(tokens, n).astype(np.int64) for n in _LENGTHS),
         loss_weights=tuple(np.linspace(0.5, 1, n, dtype=np.float32) for n in _LENGTHS),
-        units=tuple(np.asarray(unit, np.int64) for unit in _UNITS),
+        units=tuple(np.asarray(unit, np.int64) for unit in units),
         labels=np.arange(len(_LENGTHS), dtype=np.int64) % classes,
         max_sequences_per_unit=2,
     )
 
 
 def _compare_with_autograd(
-    model: nn.Module, engine: PerUnitGradients, feed: Feed, batch: PhysicalBatch
+    model: nn.Module,
+    engine: PerUnitGradients,
+    feed: Feed,
+    batches: list[PhysicalBatch],
 ) -> None:
     """Compare sums, parameter by parameter, and norms."""
     parameters = list(engine.parameters.values())
-    with (
-        _grads_untouched(parameters),
-        engine.record(batch.rows_of_unit, skip_autograd=False) as tape,
-    ):
-        losses = feed.losses(model, batch)
-        with engine.paused():
-            references = [
-                _autograd(losses[list(rows)].sum(), parameters) for rows in _UNITS
-            ]
-        sums = engine.zeros()
-        norms = tape.backward(
-            losses.sum(),
-            lambda norms: norms.new_tensor([_FACTORS]).expand_as(norms).contiguous(),
-            sums,
-        )
-    norms = torch.linalg.vector_norm(norms, dim=0)
+    sums = engine.zeros()
+    references: list[list[Tensor]] = []
+    found: list[Tensor] = []
+    for batch in batches:
+        first, last = len(references), len(references) + len(batch.rows_of_unit)
+        factors = torch.tensor(_FACTORS[first:last], device=feed.device)
+        with (
+            _grads_untouched(parameters),
+            engine.record(batch.rows_of_unit, skip_autograd=False) as tape,
+        ):
+            losses = feed.losses(model, batch)
+            with engine.paused():
+                references += [
+                    _autograd(losses[rows[rows >= 0]].sum(), parameters)
+                    for rows in batch.rows_of_unit
+                ]
+            norms = tape.backward(losses.sum(), factors.expand_as, sums)
+        found.append(torch.linalg.vector_norm(norms, dim=0))
+    norms = torch.cat(found)
     expected = torch.stack([_norm(gradients) for gradients in references])
     tolerance = _LOW_PRECISION_TOLERANCE if _is_low(model, feed) else _TOLERANCE
     scale = float(expected.max())
     for index, (name, total) in enumerate(sums.items()):
-        wanted = sum(f * g[index] for f, g in zip(_FACTORS, references, strict=True))
+        wanted = sum(f * g[index] for f, g in zip(_FACTORS, references, strict=False))
         error = float(torch.linalg.vector_norm(total - wanted))
         size = float(torch.linalg.vector_norm(torch.as_tensor(wanted)))
         if not error <= tolerance * size + _NEGLIGIBLE * scale:
             raise ModelError(
                 f"the per-unit gradient of {name} differs from autograd by "
                 f"{error:.2g} of {size:.2g}. Correct the gradient rule of its module, "
-                "or freeze it with requires_grad_(False)."
+                "set performance.physical_batch_size to 1, which needs none, or freeze "
+                "it with requires_grad_(False)."
             )
     if not torch.allclose(norms, expected, rtol=tolerance, atol=1e-12):
         raise ModelError(

@@ -141,7 +141,7 @@ class PrivateGradients:
             if batch.is_part:
                 self._add_part(tape, losses, batch)
             elif isinstance(self._sums, TransformedSums):
-                losses.sum().backward()  # type: ignore[no-untyped-call]
+                tape.run(losses.sum())
                 self._sums.add(tape, clip)
             else:
                 tape.backward(losses.sum(), clip, self._sums.lent)
@@ -295,7 +295,11 @@ def gradient_source(
                 rank=feed.ranks.rank,
             )
             witness.opened(stream)
-            with PerUnitGradients(model, parameter_groups=groups.__getitem__) as engine:
+            with PerUnitGradients(
+                model,
+                parameter_groups=groups.__getitem__,
+                alone=feed.rows_are_alone,
+            ) as engine:
                 private = PrivateGradients(
                     model=model,
                     engine=engine,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dptune.dpsgd.rounding import LARGEST_NORM, full_precision, rounded_up
 from dptune.dpsgd.terms import Dense, Outer, Term, merge, norm_of_sum
@@ -58,6 +58,8 @@ class Tape:
             the norm of a sum needs all of them.
         streams: whether there are two backward passes.
         device: where the gradients are.
+        alone: parameters that autograd differentiates, where there is one row and so
+            nothing to tell apart; None leaves gradients to those who call `add`.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class Tape:
         shared: Set[str],
         streams: bool,
         device: torch.device,
+        alone: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
+        self._alone = alone
         self._group_of = group_of
         self._num_groups = 1 + max(group_of.values(), default=0)
         self._budget = budget
@@ -156,8 +160,7 @@ class Tape:
         Raises:
             PrivacyError: a factor of a unit with a finite norm is not finite.
         """
-        self.in_backward = True
-        loss.backward(retain_graph=self.streams)  # type: ignore[no-untyped-call]
+        self.run(loss)
         norms = self.norms()
         factors = self._checked(clip(norms))
         if self.streams:
@@ -165,6 +168,18 @@ class Tape:
             loss.backward()  # type: ignore[no-untyped-call]
         self._add_kept(factors, sums)
         return norms
+
+    def run(self, loss: Tensor) -> None:
+        """Run the first backward pass, which leaves norms."""
+        self.in_backward = True
+        if self._alone is None:
+            loss.backward(retain_graph=self.streams)  # type: ignore[no-untyped-call]
+            return
+        parameters = list(self._alone.values())
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for name, gradient in zip(self._alone, found, strict=True):
+            if gradient is not None:
+                self.add(name, Dense(gradient.to_dense().float()[None]))
 
     def unit_gradients(self) -> dict[str, Tensor]:
         """Write down every unit's gradient, for rules that need more than its norm.

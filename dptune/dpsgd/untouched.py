@@ -14,7 +14,8 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -90,6 +91,19 @@ def untouched(model: nn.Module) -> Iterator[Snapshot]:
         np.random.set_state(legacy)  # noqa: NPY002 - that of models, not ours
 
 
+def changed_weights(model: nn.Module) -> Callable[[], list[str]]:
+    """Note all weights; what is returned names those that have other values."""
+
+    def sums() -> dict[str, float]:
+        return {
+            name: float(value.detach().sum(dtype=torch.float64).nan_to_num())
+            for name, value in model.named_parameters()
+        }
+
+    before = sums()
+    return lambda: [name for name, value in sums().items() if value != before[name]]
+
+
 @contextmanager
 def scaled(model: nn.Module, exponent: int) -> Iterator[None]:
     """Multiply all weights by 2^exponent, and move trainable ones away from zero.
@@ -149,6 +163,59 @@ def computing(model: nn.Module) -> Iterator[Tensor]:
     for tensor in (*model.parameters(), *model.buffers()):
         if id(tensor) not in packed:
             yield tensor
+
+
+class Widened(TorchFunctionMode):
+    """Compute in float64 where the code of a model asks for float32 by itself."""
+
+    def __enter__(self) -> Self:
+        """Make float64 the type of what is made without one, too."""
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Put float32 back."""
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        torch.set_default_dtype(torch.float32)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the function returns
+        """Ask for float64 instead."""
+        options = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        if func is torch._grouped_mm:  # has no kernel for float64
+            func = _grouped
+        return func(*map(_widened, args), **options)
+
+
+def _grouped(
+    left: Tensor,
+    right: Tensor,
+    *,
+    offs: Tensor,
+    **_: None,  # a bias and a type, neither of which experts give
+) -> Tensor:
+    """Multiply runs of rows, which end at `offs`, each by its own matrix."""
+    *runs, rest = torch.tensor_split(left, offs.cpu().long())
+    products = [run @ matrix for run, matrix in zip(runs, right, strict=True)]
+    return torch.cat([*products, rest.new_zeros(len(rest), right.shape[-1])])
+
+
+def _widened(value: Any) -> Any:  # noqa: ANN401 - an argument of any function
+    """Replace the type float32 by float64."""
+    return torch.float64 if value is torch.float32 else value
 
 
 def _configs(modules: Iterable[nn.Module]) -> Iterator[PreTrainedConfig]:
