@@ -117,7 +117,7 @@ class PerUnitGradients:
         self._names = {id(value): name for name, value in self.parameters.items()}
         self._model = model
         self.group_of = {name: parameter_groups(name) for name in self.parameters}
-        _check_modules(model)
+        check_modules(model)
         self.alone = alone
         self._modules = [] if alone else self._modules_with_rules(model)
         owners = Counter(
@@ -337,8 +337,12 @@ def _check_rows_first(name: str, tensor: object, *, num_rows: int) -> Tensor:
     )
 
 
-def _check_modules(model: nn.Module) -> None:
-    """Refuse modules through which one record reaches another, or weights."""
+def check_modules(model: nn.Module) -> None:
+    """Refuse modules through which one record reaches another, or weights.
+
+    Raises:
+        ModelError: there is one; names it.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
             module.max_norm is not None or module.scale_grad_by_freq

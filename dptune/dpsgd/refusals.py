@@ -25,7 +25,12 @@ def model_name(model: nn.Module) -> str:
 
 @contextmanager
 def explained(
-    model: nn.Module, what: str, *, short: Probe | None = None
+    model: nn.Module,
+    what: str,
+    *,
+    short: Probe | None = None,
+    next_step: str = "Use a model that takes any rows of token ids with an attention "
+    "mask, and nothing else.",
 ) -> Iterator[None]:
     """Turn any error of a model's code into one that says what the model cannot do.
 
@@ -36,6 +41,7 @@ def explained(
         what: it was to do.
         short: asked for a short row, which may do with fixed shapes, or with a token
             that ends the text.
+        next_step: what to do.
 
     Raises:
         ModelError: instead of what is no error of ours.
@@ -66,8 +72,7 @@ def explained(
         message = " ".join(str(error).split())[:_LONGEST_MESSAGE]
         raise ModelError(
             f"{model_name(model)} cannot {what}: {type(error).__name__}: {message}. "
-            "Use a model that takes any rows of token ids with an attention mask, and "
-            "nothing else."
+            f"{next_step}"
         ) from error
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.gradients import PerUnitGradients, one_group
+from dptune.dpsgd.gradients import PerUnitGradients, check_modules, one_group
 from dptune.dpsgd.isolation import COMPARED, Isolation, Probe, make_probe, same_length
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import company_error, explained, model_name
@@ -40,6 +40,11 @@ _MOST_ROUNDING = 1e-4
 _MOST_ROUNDING_SCALED = 1e-3
 _SAME_LOSS = 1e-4
 _EXPONENTS = (2, 1)
+
+_ALONE = "Train adapters, or use another model."
+_SIDE_BY_SIDE = (
+    "Set performance.physical_batch_size to 1: every row is then run by itself."
+)
 
 _LENGTHS = (5, 4, 3)
 _UNITS = ((0,), (1, 2))
@@ -98,18 +103,21 @@ def check_model(
     Raises:
         ModelError: a check failed; names what, and the way out.
     """
+    check_modules(model)
     probe = make_probe(model, feed)
-    engine = PerUnitGradients(
-        model, parameter_groups=parameter_groups, alone=feed.rows_are_alone
-    )
     with untouched(model) as snapshot:
         _check_rows(model, probe)
+        engine = PerUnitGradients(
+            model, parameter_groups=parameter_groups, alone=feed.rows_are_alone
+        )
         with scaled(model, _EXPONENTS[0]):
             _check_chance(model, probe, snapshot)
         if not engine.alone:
             _check_shared_masks(model, probe)
         snapshot.restore()
-        with explained(model, "be differentiated record by record"), engine:
+        way_out = _ALONE if engine.alone else _SIDE_BY_SIDE
+        what = "be differentiated record by record"
+        with explained(model, what, next_step=way_out), engine:
             with in_dtype(model, torch.float32, of=LOW_PRECISION):
                 _check_points(model, engine, probe.without_autocast(), snapshot)
                 _check_gradients(model, engine, replace(feed, autocast=False))

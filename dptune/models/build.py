@@ -155,7 +155,7 @@ def add_lora(
         rank: of the adapters, at least 1.
         alpha: scale, positive.
         target_modules: endings of layer names (Linear or Conv1D); by default all such
-            layers below the head.
+            layers below the head, but those that kernels of state spaces read past.
         dropout: on the adapters' input, in [0, 1).
         use_rslora: rank-stabilised scaling.
         seed: of the initial A.
@@ -191,7 +191,13 @@ def add_lora(
     with seeded(seed), warnings.catch_warnings():
         # peft 0.21 reads a property that transformers 5.23 has renamed
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
-        adapted = get_peft_model(model, config)
+        try:
+            adapted = get_peft_model(model, config)
+        except ValueError as error:
+            raise ModelError(
+                f"{type(model).__name__} takes no adapters on these target_modules "
+                f"({' '.join(str(error).split())}). Leave out what it names."
+            ) from error
     if not isinstance(adapted, PeftModel):
         raise ModelError("peft returned a model without adapters.")
     return adapted
@@ -207,6 +213,7 @@ def _default_targets(model: PreTrainedModel) -> tuple[str, ...]:
         if isinstance(layer, nn.Linear | Conv1D)
         and name.startswith(f"{body}.")
         and layer.weight is not embedding
+        and not _is_read_past(model, name)
     )
     if not targets:
         raise ModelError(
@@ -215,6 +222,12 @@ def _default_targets(model: PreTrainedModel) -> tuple[str, ...]:
             "model.named_modules()."
         )
     return targets
+
+
+def _is_read_past(model: PreTrainedModel, name: str) -> bool:
+    """Whether a fused kernel takes the weight, and would leave an adapter out."""
+    parent, _, own = name.rpartition(".")
+    return own == "out_proj" and "A_log" in model.get_submodule(parent)._parameters
 
 
 def _is_transposed(model: PreTrainedModel, targets: tuple[str, ...]) -> bool:

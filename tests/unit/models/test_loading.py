@@ -115,6 +115,12 @@ def test_load_no_weights_is_refused(saved):
         load_model(saved)
 
 
+def test_load_model_that_writes_another_text_is_refused_by_name(saved):
+    _edit(saved / "config.json", model_type="bart", is_encoder_decoder=True)
+    with pytest.raises(ModelError, match=r"\(bart\) reads one text and writes another"):
+        load_model(saved)
+
+
 def test_load_truncated_weights_are_refused(saved):
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:500])
