@@ -30,8 +30,18 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def input_weight(model: PreTrainedModel) -> Tensor:
-    """Weight of the input embedding, (tokens, hidden)."""
-    weight = model.get_input_embeddings().weight
+    """Weight of the input embedding, (tokens, hidden).
+
+    Raises:
+        ModelError: the model has none, such as one that reads characters.
+    """
+    try:
+        weight = model.get_input_embeddings().weight
+    except NotImplementedError as error:
+        raise ModelError(
+            f"{type(model).__name__} must have an input embedding with a row for each "
+            "token, got none. Use a model that reads tokens."
+        ) from error
     if not isinstance(weight, Tensor):
         raise TypeError("the input embedding has no weight")
     return weight
