@@ -1,7 +1,7 @@
 """Every command of `run.py`: arguments in, one call, a table out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -54,6 +54,7 @@ def build_app() -> typer.Typer:
         train,
         compare,
         calibrate,
+        doctor,
         detect,
         evaluate_detector,
         decrypt,
@@ -180,6 +181,69 @@ def calibrate(
     from cli.calibration import show_calibration
 
     show_calibration(config, overrides or [], output=output, as_json=as_json)
+
+
+def doctor(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model's folder, a hub id, or a configuration (.yaml).",
+            show_default=False,
+        ),
+    ],
+    *,
+    overrides: Overrides = None,
+    full: Annotated[
+        bool | None,
+        typer.Option(
+            "--full/--adapters",
+            help="Train all weights, or LoRA on all linear layers. By default both; of "
+            "a large model on a CPU, adapters.",
+        ),
+    ] = None,
+    task: Annotated[
+        Literal["causal_lm", "sequence_classification"] | None,
+        typer.Option(help="What it is trained for; by default what it was made for."),
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(
+            help="Precision of the passes; bfloat16 by default on a GPU that has it."
+        ),
+    ] = None,
+    quantization: Annotated[
+        Literal["4", "8"] | None, typer.Option(help="Bits of the base under adapters.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Longest sequence in tokens; 64.", min=8)
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences side by side; 4.", min=1)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON instead.")
+    ] = False,
+) -> None:
+    """Say if a model can be trained privately and exactly, and what that takes.
+
+    Runs the checks that precede a private stage, compares gradients with a loop over
+    single records, and measures memory and time of a few steps, on made-up tokens: no
+    text is read, nothing is spent or written. Of a configuration it takes all settings;
+    change them with --set. The last lines are settings to use.
+
+    Exit 0 if it can be trained as asked, 2 if not, with every reason.
+    """
+    from cli.doctor import Asked, diagnose_and_report
+
+    asked = Asked(
+        trains=None if full is None else "full" if full else "lora",
+        task=task,
+        dtype=dtype,
+        quantization=None if quantization is None else int(quantization),
+        length=length,
+        batch=batch,
+    )
+    diagnose_and_report(model, overrides or [], asked, as_json=as_json)
 
 
 def audit(

@@ -108,7 +108,7 @@ def load_model(
         torch.nn.Module.to(built.model, dtype or torch.float32)
         return built
     folder = folder_of(source_or_path, data_root=data_root, cache=cache_dir)
-    _check_folder(folder)
+    check_folder(folder)
     _refuse_pairs(folder)
     reader = AutoModelForCausalLM.from_pretrained
     model, missing = _read(reader, folder, dtype=dtype or "auto")
@@ -132,7 +132,7 @@ def load_saved(
     Raises:
         ModelError: as `load_model`.
     """
-    _check_folder(folder)
+    check_folder(folder)
     names = read_json(folder / "config.json").get("architectures") or [""]
     if not str(names[0]).endswith(_CLASSIFIER):
         return load_model(folder, dtype=dtype)
@@ -171,7 +171,7 @@ def load_classifier(
     if num_labels < 2:
         raise ModelError(f"num_labels must be at least 2, got num_labels={num_labels}.")
     folder = folder_of(source_or_path, data_root=data_root, cache=cache_dir)
-    _check_folder(folder)
+    check_folder(folder)
     reader = AutoModelForSequenceClassification.from_pretrained
     with seeded(seed):
         model, missing = _read(
@@ -256,8 +256,12 @@ def _root(data_root: Path | None) -> Path:
     return data_root
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse what would need code, a pickle or a second model, before it loads."""
+def check_folder(folder: Path) -> None:
+    """Refuse what would need code, a pickle or a second model, before it loads.
+
+    Raises:
+        ModelError: says what the folder lacks or holds.
+    """
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"{folder} holds an adapter, not a model. Save it merged with save_model."

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -87,6 +88,25 @@ def place_processes(performance: PerformanceSettings) -> Placement:
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_MACHINE, _GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_there(device: str) -> int | None:
+    """Return how many bytes this process can hold, those that it holds included.
+
+    Args:
+        device: where the work is done; on a CPU what the machine, and the container,
+            leave to it.
+    """
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
+    free, held = _figure(_MACHINE, "MemAvailable"), _figure(_STATUS, "VmRSS")
+    if free is None or held is None:
+        return None
+    limit = math.inf
+    with suppress(OSError, ValueError):  # "max" where there is no limit
+        limit = int(_GROUP.read_text(encoding="ascii"))
+    return int(min(free + held, limit))
 
 
 @dataclass
@@ -95,9 +115,16 @@ class PeakMemory:
 
     Args:
         num_bytes: above what was held at the start.
+        held: at the start; 0 where it cannot be told.
     """
 
     num_bytes: int | None = None
+    held: int = 0
+
+    @property
+    def most(self) -> int:
+        """All that was held at most; 0 where it cannot be told."""
+        return self.held + (self.num_bytes or 0)
 
 
 @contextmanager
@@ -114,13 +141,14 @@ def peak_memory(device: str) -> Iterator[PeakMemory]:
     found = PeakMemory()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
-        before: int | None = torch.cuda.memory_allocated()
+        found.held = torch.cuda.memory_allocated()
         yield found
-        found.num_bytes = torch.cuda.max_memory_allocated() - (before or 0)
+        found.num_bytes = torch.cuda.max_memory_allocated() - found.held
         return
     before = _reset()
+    found.held = before or 0
     yield found
-    peak = _resident("VmHWM")
+    peak = _figure(_STATUS, "VmHWM")
     if before is not None and peak is not None:
         found.num_bytes = max(peak - before, 0)
 
@@ -160,13 +188,13 @@ def _reset() -> int | None:
         _CLEAR.write_text("5", encoding="ascii")
     except OSError:
         return None
-    return _resident("VmRSS")
+    return _figure(_STATUS, "VmRSS")
 
 
-def _resident(name: str) -> int | None:
-    """Read a figure of this process in bytes."""
+def _figure(file: Path, name: str) -> int | None:
+    """Read a figure of the kernel in bytes."""
     with suppress(OSError):
-        for line in _STATUS.read_text(encoding="ascii").splitlines():
+        for line in file.read_text(encoding="ascii").splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     return None

@@ -17,6 +17,7 @@ COMMANDS = (
     "train",
     "compare",
     "calibrate",
+    "doctor",
     "audit",
     "detect",
     "evaluate-detector",
