@@ -214,14 +214,21 @@ class Isolation:
         self._casts: Casts = nullcontext
         self._largest_norm = 0.0
 
-    def apart(self, casts: Casts = nullcontext) -> Apart:
+    def apart(
+        self,
+        *,
+        casts: Casts = nullcontext,
+        between: Callable[[], None] = lambda: None,
+    ) -> Apart:
         """Compare all units at once.
 
         Args:
             casts: that losses are computed in.
+            between: called before units are in company. Where it puts the model back,
+                two batches come first, and what a first batch leaves shows.
         """
         self._casts = casts
-        return self._apart(COMPARED)
+        return self._apart(COMPARED, between)
 
     def each(self) -> Apart:
         """Compare one unit after the other: slower, and knows whose gradient moves."""
@@ -250,12 +257,15 @@ class Isolation:
         self._add(self._batch_of(unit), [-1.0], sums, {}, (unit,))
         return _largest(sums).distance
 
-    def _apart(self, compared: tuple[int, ...]) -> Apart:
+    def _apart(
+        self, compared: tuple[int, ...], between: Callable[[], None] = lambda: None
+    ) -> Apart:
         """Take the longest alone first: what it leaves behind must not matter."""
         sums, norms = self._engine.zeros(), dict[int, Tensor]()
         for unit in compared:
             total = sum(c.get(unit, 0.0) for c in self._coefficients)
             self._add(self._batch_of(unit), [-total], sums, norms, (unit,))
+        between()
         for company, wanted in zip(
             self._probe.companies, self._coefficients, strict=True
         ):

@@ -238,11 +238,11 @@ def _check_isolation(
     isolation = Isolation(model, engine, probe)
     snapshot.restore()
     with Undropped():
-        found = isolation.apart().distance
+        found = isolation.apart(between=snapshot.restore).distance
         if found <= _APART:
             return True
         snapshot.restore()
-        exact = _in_float64(model, isolation)
+        exact = _in_float64(model, isolation, snapshot)
         is_rounding = exact <= max(_APART, found / 2)  # not a number is none
         if is_rounding and (found <= most or may_skip):
             return found <= most
@@ -257,14 +257,14 @@ def _check_isolation(
         )
 
 
-def _in_float64(model: nn.Module, isolation: Isolation) -> float:
+def _in_float64(model: nn.Module, isolation: Isolation, snapshot: Snapshot) -> float:
     """Return the distance without float32's rounding; infinite where that fails."""
     for casts in (Widened, nullcontext):  # code of models casts to float32 by itself
         with (
             in_dtype(model, torch.float64, of={torch.float32}),
             suppress(RuntimeError),
         ):
-            return isolation.apart(casts).distance
+            return isolation.apart(casts=casts, between=snapshot.restore).distance
     return math.inf
 
 
@@ -275,7 +275,7 @@ def _check_low_precision(
     isolation = Isolation(model, engine, probe)
     snapshot.restore()
     with scaled(model, 0), Undropped():
-        found = isolation.apart()
+        found = isolation.apart(between=snapshot.restore)
         if not found.distance <= _APART_LOW_PRECISION:
             snapshot.restore()
             raise company_error(

@@ -99,8 +99,7 @@ def load_model(
 
     Raises:
         ModelError: the directory is absent, holds pickled weights, an adapter or code,
-            lacks weights, has no fast tokenizer, does not fit its tokenizer, or reads
-            one text to write another.
+            lacks weights, has no fast tokenizer, does not fit its, or takes two texts.
         DependencyError: the hub cannot be reached and the cache lacks the model.
     """
     if isinstance(source_or_path, ArchitectureSource):
@@ -109,7 +108,11 @@ def load_model(
         return built
     folder = folder_of(source_or_path, data_root=data_root, cache=cache_dir)
     check_folder(folder)
-    _refuse_pairs(folder)
+    if read_json(folder / "config.json").get("is_encoder_decoder"):  # half would load
+        raise ModelError(
+            f"{folder} reads one text and writes another, but a record is one text. Use "
+            "a decoder (GPT-2, Llama) or, to tell classes apart, an encoder (BERT)."
+        )
     reader = AutoModelForCausalLM.from_pretrained
     model, missing = _read(reader, folder, dtype=dtype or "auto")
     if missing:
@@ -286,17 +289,6 @@ def check_folder(folder: Path) -> None:
             "writes model.safetensors."
         )
     raise ModelError(f"{folder} holds no model.safetensors. Download it completely.")
-
-
-def _refuse_pairs(folder: Path) -> None:
-    """Refuse encoders with a decoder, of which a half would load without a word."""
-    config = read_json(folder / "config.json")
-    if config.get("is_encoder_decoder"):
-        raise ModelError(
-            f"{folder} ({config.get('model_type')}) reads one text and writes another, "
-            "but a record is one text. Use a decoder, such as a GPT-2 or Llama; to "
-            "tell classes apart, an encoder, such as a BERT."
-        )
 
 
 def _read(

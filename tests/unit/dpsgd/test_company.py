@@ -6,6 +6,7 @@ Each is a tiny random one of transformers, put through the check of a private st
 import copy
 import dataclasses
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -360,6 +361,35 @@ class RootOfNothing(nn.Module):
 
     def forward(self, x):
         return x + (x - x).square().sum((1, 2), keepdim=True).sqrt()
+
+
+class FirstBatch(nn.Module):
+    """Takes the mean of the first batch that it sees for a constant."""
+
+    mean = None
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        if self.mean is None:
+            self.mean = x.detach().mean()
+        return self.inner(x) * (1 + self.mean)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_what_the_first_batch_left_behind_is_refused(size, monkeypatch):
+    model = models.tiny_llama()
+    model.model.layers[0].mlp = FirstBatch(model.model.layers[0].mlp)
+    fields = causal(physical_batch_size=size)
+    with pytest.raises(ModelError, match="alike whatever came before"):
+        check(model, **fields)
+    apart = isolation.Isolation.apart  # a twin that never puts the model back
+    monkeypatch.setattr(
+        isolation.Isolation, "apart", lambda self, **_: apart(self, casts=nullcontext)
+    )
+    check(model, **fields)
 
 
 def test_gradient_that_is_not_finite_is_refused():
