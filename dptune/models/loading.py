@@ -110,8 +110,8 @@ def load_model(
     check_folder(folder)
     if read_json(folder / "config.json").get("is_encoder_decoder"):  # half would load
         raise ModelError(
-            f"{folder} reads one text and writes another, but a record is one text. Use "
-            "a decoder (GPT-2, Llama) or, to tell classes apart, an encoder (BERT)."
+            f"{folder} reads one text and writes another, but a record is one text. "
+            "Use a decoder (GPT-2, Llama) or, to tell classes apart, an encoder (BERT)."
         )
     reader = AutoModelForCausalLM.from_pretrained
     model, missing = _read(reader, folder, dtype=dtype or "auto")
