@@ -133,7 +133,6 @@ def _diagnosis(
         dtype=first.performance.dtype,
         quantization=first.model.quantization,
         length=first.model.max_tokens,
-        batch=first.performance.physical_batch_size,
         stages=stages,
         settings={} if best is None else _settings(first, best, whole=not is_config),
     )
@@ -290,11 +289,15 @@ def _print(console: Console, found: Diagnosis) -> None:
     for stage in found.stages:
         for refusal in stage.refusals:
             console.print(f"not {stage.way}: {escape(refusal)}", soft_wrap=True)
+        for reason in stage.instead_of:
+            chosen = "one row at a time" if stage.batch == 1 else "in fixed shapes"
+            line = f"{stage.way} {chosen}: {escape(reason)}"
+            console.print(line, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(f"{found.batch} x {found.length} tokens")
+    table.add_column(f"rows of {found.length} tokens")
     for stage in can:
         table.add_column(f"{stage.stage}, {stage.way}", justify="right")
-    columns = [_column(stage, batch=found.batch) for stage in can]
+    columns = [_column(stage) for stage in can]
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
     console.print(table)
@@ -302,17 +305,17 @@ def _print(console: Console, found: Diagnosis) -> None:
     _print_settings(console, found, can[0])
 
 
-def _column(stage: Examined, *, batch: int) -> dict[str, str]:
+def _column(stage: Examined) -> dict[str, str]:
     """Write what was measured of one way."""
     need, speed = stage.need, stage.speed
     if need is None or speed is None:
         return {}
     return {
+        "rows side by side": f"{stage.batch}",
         "weights that train": f"{stage.num_trained:,}",
         "distance from single records": f"{stage.distance:.1e}",
-        "GB with the model": _size(need.loaded),
         "GB in the check before a stage": _size(need.checked),
-        "GB in a private step": _size(dict(need.steps).get(batch)),
+        "GB in a private step": _size(dict(need.steps).get(stage.batch)),
         "tokens per second, private": f"{speed.private:,.0f}",
         "tokens per second, ordinary": f"{speed.ordinary:,.0f}",
         "private over ordinary time": f"{speed.ratio:.2f}",

@@ -83,7 +83,7 @@ def _positions(config: "PreTrainedConfig") -> int | None:
         for rope in by_layer or [ropes]
         if rope.get("rope_type") in _BY_LONGEST_OF_BATCH
     ]
-    return min((limit for limit in limits if limit is not None), default=None)
+    return min((limit for limit in limits if limit and limit > 0), default=None)
 
 
 def _check_files(tokenizer: TrainedTokenizer, data_root: Path) -> None:

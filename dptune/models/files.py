@@ -13,6 +13,7 @@ from dptune.models.loading import check_folder, folder_of
 from dptune.models.source import HubSource, PackageSource, PathSource
 from dptune.results.doctor import Task
 
+_NO_WEIGHTS = {"I64", "I32", "BOOL"}  # positions and masks
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 
@@ -57,8 +58,9 @@ def read_files(
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a mapping
                     part = opened.get_slice(name)
-                    kinds.add(part.get_dtype())
-                    num_weights += math.prod(part.get_shape())
+                    if part.get_dtype() not in _NO_WEIGHTS:
+                        kinds.add(part.get_dtype())
+                        num_weights += math.prod(part.get_shape())
     except (ArtifactError, SafetensorError) as error:
         raise ModelError(
             f"{folder} must hold weights that can be read ({type(error).__name__}). "

@@ -11,7 +11,8 @@ class Need(Report):
     """Memory of a stage in bytes, all that the process holds included.
 
     Args:
-        loaded: with the model and its adapters.
+        loaded: with the model and its adapters; what of its files was not read yet does
+            not count.
         checked: at most, in the check before the stage.
         length: tokens of a sequence.
         steps: sequences side by side, and what a private step took at most.
@@ -62,7 +63,9 @@ class Examined(Report):
         stage: its name in the recipe.
         trains: all weights, or adapters.
         refusals: why it cannot be trained so, each with a way out; empty if it can.
+        instead_of: why it was refused before shapes or rows were chosen for it.
         architecture: the class that was trained.
+        batch: sequences side by side, with which it was checked and measured.
         fixed_shapes: whether batches were filled up to one shape.
         gradient_checkpointing: whether activations were computed again.
         num_trained: weights that train.
@@ -75,7 +78,9 @@ class Examined(Report):
     stage: str
     trains: Literal["full", "lora"]
     refusals: tuple[str, ...] = ()
+    instead_of: tuple[str, ...] = ()
     architecture: str = ""
+    batch: int = 1
     fixed_shapes: bool = False
     gradient_checkpointing: bool = False
     num_trained: int = 0
@@ -105,7 +110,6 @@ class Diagnosis(Report):
         stored: types of the weights in the files.
         memory: bytes that there are for this process; None where nobody knows.
         length: tokens of a sequence.
-        batch: sequences side by side.
         stages: what was asked for.
         settings: what to write into a configuration; nothing if none can be trained.
     """
@@ -120,7 +124,6 @@ class Diagnosis(Report):
     dtype: Literal["float32", "bfloat16"]
     quantization: Literal[4, 8] | None
     length: int
-    batch: int
     stages: tuple[Examined, ...]
     settings: dict[str, Any]
 

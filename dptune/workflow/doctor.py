@@ -214,7 +214,8 @@ def examine(examination: Examination) -> Examined:
     """Check, compare and measure one stage.
 
     Where it may choose, records that reach each other by padding or by rounding get
-    fixed shapes, and steps that need too much memory gradient checkpointing.
+    fixed shapes, those that nothing else keeps apart one pass each, and steps that need
+    too much memory gradient checkpointing.
 
     Args:
         examination: what to look at.
@@ -226,32 +227,40 @@ def examine(examination: Examination) -> Examined:
         DptuneError: the model cannot be loaded at all.
     """
     found = _in_shapes(examination)
-    is_short = found.need is not None and found.rows < _FEW_ROWS
-    if not (examination.may_choose and is_short):
+    is_short = not found.can or found.rows < min(_FEW_ROWS, found.batch)
+    if not examination.may_choose or found.need is None or not is_short:
         return found
     saving = examination.with_performance(
-        gradient_checkpointing=True, fixed_shapes=found.fixed_shapes
+        gradient_checkpointing=True,
+        fixed_shapes=found.fixed_shapes,
+        physical_batch_size=found.batch,
     )
-    saved = _examined(saving)
+    saved = _examined(saving).model_copy(update={"instead_of": found.instead_of})
     return saved if saved.can and (saved.rows > found.rows or not found.can) else found
 
 
 def _in_shapes(examination: Examination) -> Examined:
-    """Examine with the shapes that are given, or those that will do.
+    """Examine with the shapes that are given, or the first that will do.
 
     How float32 rounds depends on the shape of a batch, and in deep models more than the
     check allows. To say so takes minutes of a CPU: large models start with fixed ones.
+    One row at a time has no company, and needs no rule.
     """
-    fixed = examination.with_performance(fixed_shapes=True)
     if not examination.may_choose:
         return _examined(examination)
-    if examination.performance.dtype == "bfloat16" or not examination.is_quick:
-        return _examined(fixed)
-    found = _examined(examination)
-    if found.can or found.need is not None:
-        return found
-    cured = _examined(fixed)
-    return cured if cured.can else found
+    attempts = [
+        examination.with_performance(fixed_shapes=True),
+        examination.with_performance(physical_batch_size=1),
+    ]
+    if examination.performance.dtype == "float32" and examination.is_quick:
+        attempts.insert(0, examination)
+    first = _examined(attempts[0])
+    found = first
+    for attempt in attempts[1:]:
+        if found.can or found.need is not None or found.distance is not None:
+            return found  # what is short of memory, or not exact, is not tried again
+        found = _examined(attempt).model_copy(update={"instead_of": first.refusals})
+    return found if found.can or found.need is not None else first
 
 
 def _examined(examination: Examination) -> Examined:
@@ -263,6 +272,7 @@ def _examined(examination: Examination) -> Examined:
         stage=stage.name,
         trains=stage.trains,
         architecture=model_name(loaded.model),
+        batch=performance.physical_batch_size,
         fixed_shapes=performance.fixed_shapes,
         gradient_checkpointing=performance.gradient_checkpointing,
         num_trained=sum(value.numel() for value in trained.values()),
@@ -274,6 +284,7 @@ def _examined(examination: Examination) -> Examined:
         with modes_of(loaded.model, feed, recomputes=recomputes):
             need = _checked(examination, loaded, feed)
             apart = _distance(examination, loaded)
+            found = found.model_copy(update={"distance": apart})
             if not apart <= MOST_APART:
                 raise ModelError(
                     f"the sum of clipped gradients must be that of a loop over single "
@@ -284,7 +295,7 @@ def _examined(examination: Examination) -> Examined:
             need, speed = _measured(examination, loaded, need)
     except DptuneError as error:
         return found.model_copy(update={"refusals": (str(error),)})
-    update: dict[str, object] = {"distance": apart, "need": need, "speed": speed}
+    update: dict[str, object] = {"need": need, "speed": speed}
     if speed is None:
         refusal = (
             f"a private step of {performance.physical_batch_size} sequences of "
@@ -390,29 +401,43 @@ def _measured(
     sizes = (1,) if asked == 1 else (few, 2 * few) if asked < 4 else (few, asked)
     there = memory_there(examination.device)
     try:
+        optimizer = _optimizer(examination, loaded)
         for rows in sizes:
             examination.on_progress(f"measuring a private step of {rows} sequences")
             most = need.steps[-1] if need.steps else None
             grown = most and need.loaded + (most[1] - need.loaded) * rows / most[0]
             if grown and there is not None and grown > there:
                 break
-            step = _step_of(examination, loaded, rows, private=True)
+            step = _step_of(examination, loaded, optimizer, rows, private=True)
             with peak_memory(examination.device) as peak:
                 step()
             steps = (*need.steps, (rows, peak.most))
             need = need.model_copy(update={"steps": steps})
         if asked not in dict(need.steps):
             return need, None
-        return need, _speed(examination, loaded)
+        return need, _speed(examination, loaded, optimizer)
     except (MemoryError, torch.OutOfMemoryError):
         return need, None
 
 
-def _speed(examination: Examination, loaded: LoadedModel) -> Speed:
+def _optimizer(examination: Examination, loaded: LoadedModel) -> torch.optim.Optimizer:
+    """Build the optimizer with its moments, which every step but the first finds."""
+    trained = trainable_parameters(loaded.model).values()
+    optimizer = optimizer_of(examination.job.plan).build(trained)
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def _speed(
+    examination: Examination, loaded: LoadedModel, optimizer: torch.optim.Optimizer
+) -> Speed:
     """Let private and ordinary steps take turns, for a few seconds."""
     rows = examination.performance.physical_batch_size
     steps = [
-        _step_of(examination, loaded, rows, private=private)
+        _step_of(examination, loaded, optimizer, rows, private=private)
         for private in (True, False)
     ]
     steps[1]()
@@ -442,13 +467,16 @@ def _seconds(step: Callable[[], None], device: str) -> float:
 
 
 def _step_of(
-    examination: Examination, loaded: LoadedModel, rows: int, *, private: bool
+    examination: Examination,
+    loaded: LoadedModel,
+    optimizer: torch.optim.Optimizer,
+    rows: int,
+    *,
+    private: bool,
 ) -> Callable[[], None]:
     """Make a step of the trainer on records of the full length."""
     model, feed = loaded.model, examination.full_feed(loaded, rows)
     plan = examination.plan if private else PlainPlan(batch_size=rows)
-    trained = trainable_parameters(model).values()
-    optimizer = optimizer_of(examination.job.plan).build(trained)
 
     def step() -> None:
         source = gradient_source(model, plan=plan, feed=feed, seed=None, attempt=0)

@@ -12,12 +12,14 @@ from transformers import (
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
+    XLNetConfig,
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from dptune.config import PerformanceSettings
 from dptune.configfile import read_yaml, train_config_of
 from dptune.dpsgd import rules
+from dptune.models.check import check_positions
 from dptune.models.files import read_files
 from dptune.models.loading import load_model, save_model
 from dptune.models.source import PathSource
@@ -121,8 +123,8 @@ def test_settings_that_are_printed_make_a_configuration_that_doctor_accepts(
     assert config.recipe.stages[-1].lora.rank == 8
     for words in ("by LoRA\n", "0.0 million weights in float32", "single records"):
         assert words in outcome.out
-    whole = yaml.safe_load((REPOSITORY / "configs/train/own_text.yaml").read_text())
-    again = run_cli("doctor", write_config(whole | settings))
+    performance = settings.pop("performance")
+    again = run_cli("doctor", configuration(write_config, settings, **performance))
     assert again.code == 0, again.err
     assert "privately and exactly by LoRA\n" in again.out
     assert set(pasted(again)) == {"performance"}
@@ -152,20 +154,38 @@ def reads_padding(self, x):
     return FORWARD(self, x) + x.mean(1, keepdim=True)
 
 
+def configuration(write_config, settings, **performance):
+    """Write the configuration that users copy, with settings in place of its own."""
+    whole = yaml.safe_load((REPOSITORY / "configs/train/own_text.yaml").read_text())
+    return write_config(whole | settings | {"performance": performance})
+
+
 def test_model_whose_rows_reach_each_other_is_refused_by_name(
+    llama, run_cli, monkeypatch, write_config
+):
+    monkeypatch.setattr(LlamaMLP, "forward", mixes_rows)
+    model = {"source": {"kind": "path", "path": "llama"}, "max_tokens": 16}
+    file = configuration(write_config, {"model": model}, physical_batch_size=2)
+    outcome = run_cli("doctor", file)
+    outcome.assert_refused(
+        "1 problem",
+        "private_finetune, in full",
+        "LlamaForCausalLM",
+        "physical_batch_size to 1",
+        "Nothing was created and no budget was spent.",
+    )
+    assert outcome.out.startswith("cannot be trained privately and exactly in full")
+    assert "physical_batch_size:" not in outcome.out
+
+
+def test_model_whose_rows_reach_each_other_runs_them_one_by_one_where_it_may(
     llama, run_cli, monkeypatch
 ):
     monkeypatch.setattr(LlamaMLP, "forward", mixes_rows)
     outcome = run_cli("doctor", llama, "--adapters", *SMALL)
-    outcome.assert_refused(
-        "1 problem",
-        "private_finetune, by LoRA",
-        "LlamaForCausalLM",
-        "no layer that mixes rows",
-        "Nothing was created and no budget was spent.",
-    )
-    assert outcome.out.startswith("cannot be trained privately and exactly")
-    assert "physical_batch_size:" not in outcome.out
+    assert outcome.code == 0, outcome.err
+    assert "by LoRA one row at a time: the loss of a record must not" in outcome.out
+    assert pasted(outcome)["performance"]["physical_batch_size"] == 1
 
 
 def test_padding_that_reaches_a_loss_gets_fixed_shapes_unless_they_are_given(
@@ -174,11 +194,11 @@ def test_padding_that_reaches_a_loss_gets_fixed_shapes_unless_they_are_given(
     monkeypatch.setattr(LlamaMLP, "forward", reads_padding)
     outcome = run_cli("doctor", llama, "--adapters", *SMALL)
     assert outcome.code == 0, outcome.err
+    assert "by LoRA in fixed shapes: padding must not reach" in outcome.out
     settings = pasted(outcome)
     assert settings["performance"]["fixed_shapes"] is True
-    whole = yaml.safe_load((REPOSITORY / "configs/train/own_text.yaml").read_text())
-    settings["performance"]["fixed_shapes"] = False
-    refused = run_cli("doctor", write_config(whole | settings))
+    file = configuration(write_config, settings, physical_batch_size=2)
+    refused = run_cli("doctor", file)
     refused.assert_refused("padding must not reach", "fixed_shapes to true")
 
 
@@ -192,19 +212,26 @@ def test_wrong_gradient_rule_is_refused_by_the_check_and_by_the_loop(
 
     monkeypatch.setitem(rules._RULES, kind, wrong)
     checked = run_cli("doctor", llama, "--full", *SMALL)
-    checked.assert_refused("per-unit gradient of", "differs from autograd")
+    assert "one row at a time: the per-unit gradient of" in checked.out
+    assert "differs from autograd" in checked.out
     monkeypatch.setattr(doctor, "check_private", lambda *a, **k: None)
     looped = run_cli("doctor", llama, "--full", *SMALL)
     looped.assert_refused("must be that of a loop over single records")
 
 
+def test_step_that_does_not_fit_is_refused_though_the_weights_do(
+    llama, run_cli, monkeypatch
+):
+    monkeypatch.setattr(doctor, "memory_there", lambda device: 100_000_000)
+    outcome = run_cli("doctor", llama, "--adapters", "--length", "16", "--batch", "4")
+    outcome.assert_refused("a private step of 4 sequences", "must fit into memory")
+
+
 def test_recipe_and_its_clip_are_those_of_the_configuration(
     llama, run_cli, write_config
 ):
-    whole = yaml.safe_load((REPOSITORY / "configs/train/own_text.yaml").read_text())
-    source = {"kind": "path", "path": "llama"}
-    config = whole | {"model": {"source": source, "max_tokens": 16}}
-    file = write_config(config | {"performance": {"physical_batch_size": 8}})
+    model = {"source": {"kind": "path", "path": "llama"}, "max_tokens": 16}
+    file = configuration(write_config, {"model": model}, physical_batch_size=8)
     for recipe in ("rldp", "geoclip"):
         outcome = run_cli("doctor", file, "--set", f"recipe={recipe}")
         assert outcome.code == 0, (recipe, outcome.err)
@@ -305,3 +332,7 @@ def test_weights_are_counted_as_the_model_counts_them(llama):
     files = read_files(PathSource(**source), data_root=llama.parent)
     assert files.num_weights == load_model(llama).model.num_parameters()
     assert files.types == ("float32",)
+
+
+def test_model_without_a_limit_of_positions_takes_any_length():
+    check_positions(XLNetConfig(), max_tokens=4096)
