@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -356,7 +355,9 @@ class _Run:
             state = replace(state, attempt=attempt)
         granted = self._adaptive_noise(checkpoint_dir, charge)
         steering = self._steering()
-        generator = self._sampling_generator(state.attempt)
+        generator = sampling_generator(  # bound to this start of the process
+            fixed_seed=self._seed, attempt=self._attempt(state.attempt)
+        )
         sampler = self._plan.sampler(self._feed.data.num_units)
         if isinstance(self._plan, PlainPlan):
             for _ in range(state.step):  # a plain run goes on where it stopped
@@ -492,7 +493,3 @@ class _Run:
     def _attempt(self, attempt: int) -> int:
         """Number that a seed is mixed with: a plain run repeats itself on purpose."""
         return attempt if isinstance(self._plan, GradientPlan) else 0
-
-    def _sampling_generator(self, attempt: int) -> np.random.Generator:
-        """Fresh randomness for sampling, bound to this process start."""
-        return sampling_generator(fixed_seed=self._seed, attempt=self._attempt(attempt))

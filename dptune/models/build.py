@@ -19,6 +19,14 @@ from dptune.errors import ModelError
 
 
 @contextmanager
+def peft_at_peace() -> Iterator[None]:
+    """Ignore that peft 0.21 reads a property that transformers 5.23 has renamed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+        yield
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Draw from `seed` inside; the global generator is as before afterwards.
 
@@ -198,9 +206,7 @@ def add_lora(
         bias="none",
         task_type=TaskType.SEQ_CLS if classifies else TaskType.CAUSAL_LM,
     )
-    with seeded(seed), warnings.catch_warnings():
-        # peft 0.21 reads a property that transformers 5.23 has renamed
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+    with seeded(seed), peft_at_peace():
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:
@@ -244,7 +250,11 @@ def _is_transposed(model: PreTrainedModel, targets: tuple[str, ...]) -> bool:
     """Whether the targets keep their weight as (in, out), as GPT-2's Conv1D does."""
     kinds = set()
     for target in targets:
-        layers = [m for name, m in model.named_modules() if _ends_with(name, target)]
+        layers = [  # as peft matches names with targets
+            module
+            for name, module in model.named_modules()
+            if f".{name}".endswith(f".{target}")
+        ]
         if not layers:
             raise ModelError(
                 f"target_modules must name layers of the model, got {target!r}, which "
@@ -258,11 +268,6 @@ def _is_transposed(model: PreTrainedModel, targets: tuple[str, ...]) -> bool:
             "Leave one kind out."
         )
     return kinds == {Conv1D}
-
-
-def _ends_with(name: str, target: str) -> bool:
-    """How peft matches a layer name with a target."""
-    return name == target or name.endswith(f".{target}")
 
 
 def _kind(layer: nn.Module, target: str) -> type[nn.Module]:

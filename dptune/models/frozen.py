@@ -185,7 +185,10 @@ def _held(module: nn.Module, *, bits: Bits | None) -> FrozenLinear | FrozenEmbed
         return FrozenEmbedding(weight)
     codes, scale = weight, None
     if bits is not None:
-        codes, scale = map(_frozen, _quantised(weight.detach(), bits=bits))
+        codes, scale = (
+            nn.Parameter(values, requires_grad=False)
+            for values in _quantised(weight.detach(), bits=bits)
+        )
     bias = module.bias
     return FrozenLinear(
         codes,
@@ -195,11 +198,6 @@ def _held(module: nn.Module, *, bits: Bits | None) -> FrozenLinear | FrozenEmbed
         bias=bias if isinstance(bias, nn.Parameter) else None,
         is_transposed=isinstance(module, Conv1D),
     )
-
-
-def _frozen(values: Tensor) -> nn.Parameter:
-    """Return a parameter that does not train."""
-    return nn.Parameter(values, requires_grad=False)
 
 
 def _quantised(weight: Tensor, *, bits: Bits) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ What is saved is one ordinary directory of safetensors and JSON, whatever was tr
 
 import copy
 import json
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as hf_logging
 
 from dptune.errors import ArtifactError, DependencyError, ModelError
-from dptune.models.build import build_gpt2, input_weight, seeded
+from dptune.models.build import build_gpt2, input_weight, peft_at_peace, seeded
 from dptune.models.digest import model_digest, read_json, weight_files
 from dptune.models.frozen import bits_of, freeze_base
 from dptune.models.hub import fetch
@@ -480,9 +479,7 @@ def merge_adapter(
     if len(tokenizer) > len(start.tokenizer):
         add_mask_token(start.model, start.tokenizer)
     try:
-        with warnings.catch_warnings():
-            # peft 0.21 reads a property that transformers 5.23 has renamed
-            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+        with peft_at_peace():
             model = PeftModel.from_pretrained(start.model, str(adapter))
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ModelError(
