@@ -215,23 +215,24 @@ def _dequantised(
 ) -> Tensor:
     """Return float32 numbers."""
     library = _library()
-    state = library.QuantState(
-        absmax=scale.float(),
-        shape=shape,
-        code=_table(bits, codes.device),
-        blocksize=_BLOCK,
-        quant_type="nf4" if bits == 4 else None,
-        dtype=torch.float32,
-    )
-    decode = library.dequantize_4bit if bits == 4 else library.dequantize_blockwise
-    values: Tensor = decode(codes, state)
+    with torch._C.DisableTorchFunction():  # modes that widen types break its buffers
+        state = library.QuantState(
+            absmax=scale.float(),
+            shape=shape,
+            code=_table(bits, codes.device),
+            blocksize=_BLOCK,
+            quant_type="nf4" if bits == 4 else None,
+            dtype=torch.float32,
+        )
+        decode = library.dequantize_4bit if bits == 4 else library.dequantize_blockwise
+        values: Tensor = decode(codes, state)
     return values
 
 
 @lru_cache
 def _table(bits: Bits, device: torch.device) -> Tensor:
     """Return what codes stand for."""
-    probe = torch.zeros(_BLOCK, device=device)
+    probe = torch.zeros(_BLOCK, dtype=torch.float32, device=device)
     library = _library()
     if bits == 4:
         state = library.quantize_4bit(probe, blocksize=_BLOCK, quant_type="nf4")[1]
