@@ -177,7 +177,7 @@ def _of_model(model: str, asked: Asked) -> Iterator[Examination]:
             ]
         )
     folder, device = Path(model), pick_device("auto")
-    is_folder = folder.is_dir()
+    is_folder = bool(model) and folder.is_dir()
     source = (
         validate(PathSource, {"kind": "path", "path": folder.resolve().name})
         if is_folder
@@ -353,7 +353,11 @@ def _print_memory(console: Console, best: Examined) -> None:
 def _print_settings(console: Console, found: Diagnosis, best: Examined) -> None:
     """Print what to paste, and what to do then."""
     text = yaml.safe_dump(
-        found.settings, sort_keys=False, default_flow_style=None, width=100
+        found.settings,
+        sort_keys=False,
+        default_flow_style=None,
+        width=100,
+        allow_unicode=True,
     )
     console.print(f"\n{text}", markup=False, soft_wrap=True, end="")
     command, notes = f"python run.py calibrate {found.name}", []

@@ -61,7 +61,7 @@ def read_files(
                     if part.get_dtype() not in _NO_WEIGHTS:
                         kinds.add(part.get_dtype())
                         num_weights += math.prod(part.get_shape())
-    except (ArtifactError, SafetensorError) as error:
+    except (ArtifactError, FileNotFoundError, SafetensorError) as error:
         raise ModelError(
             f"{folder} must hold weights that can be read ({type(error).__name__}). "
             "Copy or download them again."

@@ -277,6 +277,12 @@ def cut_off(folder):
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def without_a_shard(folder):
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"w": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def without_tokenizer(folder):
     for file in folder.glob("tokenizer*"):
         file.unlink()
@@ -300,6 +306,7 @@ def of_an_unknown_kind(folder):
     [
         (without_weights, "pickled weights only"),
         (cut_off, "weights that can be read"),
+        (without_a_shard, "weights that can be read"),
         (without_tokenizer, "tokenizer"),
         (with_an_adapter, "holds an adapter, not a model"),
         (without_a_configuration, "config.json"),
@@ -316,6 +323,7 @@ def test_what_is_no_model_is_refused(run_cli, tmp_path):
     run_cli("doctor", tmp_path / "notes.txt").assert_refused("must be a model's folder")
     run_cli("doctor", tmp_path / "absent").assert_refused("must be a model's folder")
     run_cli("doctor", tmp_path / "a.yaml").assert_refused("must be an existing file")
+    run_cli("doctor", "").assert_refused("must be a model's folder")
     run_cli("doctor", "nobody/has-this").assert_refused("not in the local cache")
 
 
