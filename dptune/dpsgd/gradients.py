@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.hooks import RemovableHandle
@@ -229,6 +230,12 @@ class PerUnitGradients:
     ) -> list[tuple[str, nn.Module, GradientRule]]:
         """Find the owners of trainable parameters; refuse those without a rule."""
         found = []
+        past = {
+            id(factor)
+            for module in model.modules()
+            if isinstance(module, ParamWrapper)  # multiplies its factors by itself
+            for factor in module.modules()
+        }
         for module_name, module in model.named_modules():
             own = sorted(
                 self._names[id(parameter)]
@@ -238,7 +245,7 @@ class PerUnitGradients:
             if not own or isinstance(module, nn.ParameterDict):
                 continue
             rule = find_gradient_rule(module)
-            if rule is None:
+            if rule is None or id(module) in past:
                 raise ModelError(_no_rule(own[0], module))
             found.append((module_name, module, rule))
         return found

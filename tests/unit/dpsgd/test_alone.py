@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -14,7 +15,7 @@ from transformers import (
     OPTConfig,
 )
 
-from dptune.dpsgd import selfcheck
+from dptune.dpsgd import gradients, selfcheck
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.large_units import LargeUnit
 from dptune.dpsgd.loss import CausalLoss
@@ -28,6 +29,10 @@ from tests.support import models, oracles
 from tests.unit.dpsgd.test_company import causal, check
 from tests.unit.dpsgd.test_modes import C as BOUND
 from tests.unit.dpsgd.test_modes import by_loop, plan_of, stepped
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing.*:FutureWarning"
+)
 
 LOSS = CausalLoss(loss_normalizer=8.0)
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1), seed=3)
@@ -178,6 +183,44 @@ def test_rounding_of_experts_is_told_from_a_leak(monkeypatch):
     monkeypatch.setattr(selfcheck, "Widened", nullcontext)
     with pytest.raises(ModelError, match="padding must not"):
         check(model, **causal())
+
+
+def test_adapters_of_bare_parameters_train_row_by_row(monkeypatch):
+    config = LoraConfig(
+        r=2, target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj"]
+    )
+    model = get_peft_model(build("experts"), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.constant_(parameter, 0.1)
+    with pytest.raises(ModelError, match=r"experts.lora_A.default.weight.*no gradient"):
+        PerUnitGradients(model)
+    assert error(model, grouping=Grouping.FLAT) < 1e-5
+    monkeypatch.setattr(gradients, "ParamWrapper", Doubled)
+    with pytest.raises(ModelError, match="differs from autograd"):
+        check(model, **causal())
+
+
+class Late(nn.Module):
+    """Uses a weight behind its module's back, and in late positions alone."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.late = nn.Linear(models.WIDTH, models.WIDTH)
+
+    def forward(self, x):
+        is_late = torch.arange(x.shape[1])[:, None] >= 6
+        return self.base(x) + is_late * nn.functional.linear(x, self.late.weight)
+
+
+def test_weight_that_short_rows_do_not_reach_is_compared_on_a_long_one(monkeypatch):
+    model = models.tiny_llama()
+    model.model.layers[0].mlp = Late(model.model.layers[0].mlp)
+    with pytest.raises(ModelError, match=r"late.weight differs from autograd"):
+        check(model, **causal())
+    monkeypatch.setattr(selfcheck, "_check_long_gradient", lambda *_: None)
+    check(model, **causal())
 
 
 class Remembers(nn.Linear):
