@@ -275,6 +275,7 @@ def _sum(
 def run(case: Case, *, longest: int) -> dict[str, Any]:
     """Check one case and, if it passes, measure it; say what happened."""
     result: dict[str, Any] = {"case": case.key, "type": case.model_type}
+    result["longest"] = longest
     started = time.process_time()
     try:
         model = build(case, dropout=True)

@@ -44,7 +44,7 @@ INTRO = """# Models: what trains, and how
 Every model type of transformers {version} that has a causal language model or a sequence
 classifier, as a tiny random model, put through the check before a private stage and measured
 ([program](../benchmarks/architectures.py), [figures](../benchmarks/results/architectures.jsonl),
-what is measured: [benchmarks](../benchmarks/README.md#architectures-of-transformers)). Written by
+what is measured: [benchmarks](../benchmarks/README.md)). Written by
 `benchmarks/models_table.py`. [ENGINE.md](ENGINE.md) says what the words mean:
 
 | | |
