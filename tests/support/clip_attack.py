@@ -154,6 +154,7 @@ class Arena:
         autocast: compute in bfloat16.
         checkpointed: stream terms, in two passes.
         rows: of a unit.
+        alone: one row a pass, where autograd does it all, and no rule and no path.
         plan: clips and sums; its noise must be 0.
     """
 
@@ -161,6 +162,7 @@ class Arena:
     autocast: bool = False
     checkpointed: bool = False
     rows: int = 1
+    alone: bool = False
     plan: GradientPlan
 
     def natural(self, generator: torch.Generator) -> Unit:
@@ -183,7 +185,7 @@ class Arena:
         feed = Feed(
             data=self._data(num_units),
             record_loss=loss,
-            physical_batch_size=num_units * self.rows,
+            physical_batch_size=1 if self.alone else max(2, num_units * self.rows),
             pad_token_id=1,
             device=torch.device("cpu"),
             autocast=self.autocast,
