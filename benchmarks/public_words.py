@@ -3,10 +3,11 @@
     PYTHONPATH=. python benchmarks/public_words.py WORK_FOLDER
 
 writes `public_words.txt` into the folder: words of ICD-10-CM titles, names of drugs,
-and words of Python packages' documents that the English lexicon does not know. What any
-text or Faker calls a person, a place, an organization or a people is left out. See
-`tagger_corpus.py` for the texts. With `gzip -9n` it becomes
-`dptune/detection/public_words.txt.gz`.
+words of Python packages' documents, nouns of WordNet and names of software that the
+English lexicon does not know. What any text or Faker calls a person, a place, an
+organization or a people is left out, and of WordNet and software what the census of the
+United States counts as a name. See `tagger_corpus.py` for the texts. With `gzip -9n` it
+becomes `dptune/detection/public_words.txt.gz`.
 """
 
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tagger_corpus import Labelled, diseases, drugs
 from tagger_names import Fillers
+from tagger_terms import census_names, software, wordnet_nouns
 
 from dptune.detection.words import GIVEN_NAME, LEXICAL, PLACE, plain, reading_of
 
@@ -58,6 +60,8 @@ def main() -> None:
     terms = {word for word, count in docs.items() if count > 2}
     terms |= {word for text in diseases(folder) for word in words_of(text)}
     terms |= set(drugs(folder))
+    listed = {word for title in software(folder) for word in words_of(title)}
+    terms |= (wordnet_nouns(folder) | listed) - census_names(folder)
     people = Fillers.draw(rows, [], seed=SEED)
     names = names_in(rows, docs) | {
         word

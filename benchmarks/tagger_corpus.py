@@ -2,6 +2,7 @@ r"""Texts with labels for the tagger: silver by a published pipeline, and gold.
 
     pip install --no-deps --target WORK_FOLDER/packages \
         simple-icd-10-cm==1.5.0 drug-named-entity-recognition==2.0.9
+    and what tagger_terms.py names
     PYTHONPATH=. python benchmarks/tagger_corpus.py WORK_FOLDER    about 10 minutes
 
 writes `silver.jsonl` into a folder of your choice: texts of WikiText-2 (train), IMDB

@@ -3,7 +3,7 @@
 import importlib.metadata
 import json
 import zoneinfo
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -53,9 +53,18 @@ class Fillers:
     made_up: list[str]
     drugs: list[str]
     packages: list[str]
+    terms: list[str]
 
     @classmethod
-    def draw(cls, rows: list[Labelled], drugs: list[str], *, seed: int) -> "Fillers":
+    def draw(
+        cls,
+        rows: list[Labelled],
+        drugs: list[str],
+        *,
+        seed: int,
+        terms: Iterable[str] = (),
+        software: Iterable[str] = (),
+    ) -> "Fillers":
         """Draw names from Faker, and places and companies from the silver texts."""
         given, surnames, towns, streets, companies = [], [], [], [], []
         for locale in (*ENGLISH * 4, *OTHERS):
@@ -113,12 +122,18 @@ class Fillers:
             nouns=nouns,
             made_up=sorted(_made_up(rows)),
             drugs=[d for d in drugs if d not in persons and not form(d)[2] & _PROPER],
-            packages=[p for p in sorted(packages) if p.lower() not in persons],
+            packages=[
+                p for p in sorted({*packages, *software}) if p.lower() not in persons
+            ],
+            terms=sorted(set(terms) - persons),
         )
 
     def noun(self, draw: Random) -> str:
-        """Draw a noun of the lexicon or a drug, rare ones included."""
-        return draw.choice(self.nouns if draw.random() < 0.85 else self.drugs)
+        """Draw a noun of the lexicon, a drug, or a term, rare ones included."""
+        kind = draw.random()
+        if kind < 0.10:
+            return draw.choice(self.drugs)
+        return draw.choice(self.terms if kind < 0.14 else self.nouns)
 
     def full(self, draw: Random) -> str:
         """Draw a full name."""
@@ -151,6 +166,9 @@ class Fillers:
         if name in {"y", "z"}:
             word = draw.choice(self.drugs if name == "y" else self.packages)
             return word.capitalize() if draw.random() < 0.45 else word
+        if name in {"t", "T", "W"}:
+            word = draw.choice(self.nouns if name == "W" else self.terms)
+            return word if name == "t" else word.capitalize()
         if name == "d":
             return str(draw.randrange(10 ** draw.randrange(1, 6)))
         return draw.choice(lists[name])

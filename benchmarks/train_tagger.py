@@ -28,6 +28,7 @@ import safetensors.torch
 import torch
 from tagger_corpus import DATA, Labelled, uner_dev
 from tagger_names import Fillers, fill_carriers
+from tagger_terms import software, wordnet_nouns
 from torch import nn
 
 from dptune.detection import features
@@ -39,23 +40,23 @@ from dptune.detection.tagger import (
     LAYERS,
     TYPES,
 )
-from dptune.detection.words import CLOSED, NOUN, PROPER_TOO, SPEAKER
+from dptune.detection.words import CLOSED, NOUN, PROPER_TOO, SPEAKER, public_words
 
 SEED = 20_261
 THRESHOLDS = {
     "unit": 1.0,
-    "add": -3.4,
+    "add": -3.6,
     "add_closed": 0.0,
-    "term": 1.0,
-    "keep_known": -5.0,
-    "keep_capital": -6.5,
-    "keep_unknown": -6.0,
+    "term": 0.8,
+    "keep_known": -5.2,
+    "keep_capital": -6.7,
+    "keep_unknown": -6.2,
 }
 """Log odds from which a word is a name: one that the lexicon does not mark, one of a
 closed class, a term of medicine or computing, and those that the lexicon marks: known
 words, unknown ones with a capital, and without."""
 WIDTH, HIDDEN = 48, 64
-PASSES, RATE, BATCH, SHARE = 8, 4e-3, 4000, 0.6
+PASSES, RATE, BATCH, SHARE = 10, 4e-3, 4000, 0.6
 LABELS = ("O", *TYPES, "MISC")
 _LONGEST_PIECE = 60
 
@@ -482,7 +483,13 @@ def main() -> None:
     rows = [json.loads(line) for line in lines if line]
     silver = [piece for row in rows for piece in pieces_of(row)]
     drugs = (arguments.folder / "drugs.txt").read_text("utf8").split()
-    fillers = Fillers.draw(rows, drugs, seed=SEED)
+    fillers = Fillers.draw(
+        rows,
+        drugs,
+        seed=SEED,
+        terms=wordnet_nouns(arguments.folder) & public_words(),
+        software=software(arguments.folder),
+    )
     gold = [p for number, p in enumerate(gold_pieces()) if number // 40 % 5]
     torch.manual_seed(SEED)
     network = Network()

@@ -150,6 +150,20 @@ def folded(text: str) -> tuple[str, Offsets]:
     return "".join(pieces), np.repeat(np.arange(len(pieces)), lengths)
 
 
+def one_form(value: str) -> str:
+    """Return one form for all spellings of a value that are taken for equal.
+
+    Case, separators, invisible signs, Latin accents and Hebrew and Arabic vowel points
+    fall; umlauts are two letters. Vowels of other scripts stay. A value of nothing else
+    is its own form.
+
+    >>> one_form("O'Brien "), one_form("Zoë"), one_form("Müller"), one_form("-")
+    ('obrien', 'zoe', 'mueller', '-')
+    """
+    written = unicodedata.normalize("NFC", value)
+    return folded(_without_umlauts(written))[0] or written
+
+
 def _never(_word: str) -> bool:
     return False
 

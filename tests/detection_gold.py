@@ -144,14 +144,15 @@ STYLES: dict[str, Callable[[str], str]] = {
     "capitals": str.upper,
 }
 TABLES = Path(__file__).parent / "tables"
-CLEAN = ("technical", "medical", "everyday")
+CLEAN = ("technical", "medical", "everyday", "products")
 
 
 def clean_text(*kinds: str) -> list[str]:
     """Return sentences without personal data: tables of our own making.
 
-    Three of them are of plain text; `products` is dense with names of software, drugs,
-    species, games and buttons.
+    `products` is dense with names of software, drugs, species, games and buttons;
+    `others`, by hands that had seen neither program nor tables, has a thousand of all
+    kinds, rare words among them.
     """
     files = [TABLES / f"clean_{kind}.txt" for kind in kinds or CLEAN]
     return [line for file in files for line in file.read_text("utf8").splitlines()]

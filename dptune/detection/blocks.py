@@ -19,13 +19,14 @@ import datasets
 import pyarrow as pa
 from datasets import Features, Value
 
+from dptune.conversation import contents_only
 from dptune.detection.recognizer import (
     UNAVAILABLE,
     Recognizer,
     SpanFilter,
     fingerprint_of,
 )
-from dptune.detection.union import unite_kept
+from dptune.detection.turns import unite_turns
 from dptune.text import Span
 
 BLOCK_SIZE = 32_768
@@ -82,14 +83,15 @@ class Labeller:
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Return the columns of one batch."""
         texts = batch["text"]
+        seen = list(map(contents_only, texts))
         found = {
             column: [spans_of(row) for row in batch[column]]
             if column in self._cached
-            else recognizer.recognize(texts)
+            else recognizer.recognize(seen)
             for column, recognizer in self._recognizers
         }
         united = [
-            unite_kept(per_text, text, self._span_filter)
+            unite_turns(per_text, text, self._span_filter)
             for text, *per_text in zip(texts, *found.values(), strict=True)
         ]
         if self._on_done is not None:

@@ -1,10 +1,14 @@
 """Builds recognizers from names and settings, and unites what they find in a text."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from dptune.conversation import contents_only
+from dptune.detection.escapes import EscapeReader
+from dptune.detection.filters import chained
 from dptune.detection.judged import TaggerRecognizer
 from dptune.detection.known_values import NAME as KNOWN_VALUES
 from dptune.detection.known_values import (
@@ -38,7 +42,8 @@ from dptune.detection.settings import (
     TokenClassifierSettings,
     UnknownLanguage,
 )
-from dptune.detection.union import union_fingerprint, unite_kept
+from dptune.detection.turns import RoleTiers, unite_turns
+from dptune.detection.union import union_fingerprint
 from dptune.errors import ConfigError, Problem
 from dptune.text import Span
 
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
     from dptune.detection.endpoint import Endpoint
 
 ENTRY_POINTS = "dptune.recognizers"
+_LONE = re.compile("[\ud800-\udfff]")
 READ_ONE_TEXT = frozenset(
     {
         *("patterns", "lexicon", "tagger", "languages", "spacy", "presidio"),
@@ -68,6 +74,8 @@ class DetectionEngine:
         tier: what counts as sensitive.
         recognizers: at least one; order decides nothing.
         span_filter: takes spans back before they are united; None keeps all.
+        rules: what the filter was made of; for reports.
+        num_allowed: phrases of all allow lists that the filter knows; for reports.
     """
 
     def __init__(
@@ -76,6 +84,8 @@ class DetectionEngine:
         tier: Tier,
         recognizers: Sequence[Recognizer],
         span_filter: SpanFilter | None = None,
+        rules: OwnRules | None = None,
+        num_allowed: int = 0,
     ) -> None:
         if not recognizers:
             raise ConfigError(
@@ -83,6 +93,8 @@ class DetectionEngine:
                 f"recognizers={DEFAULT_RECOGNIZERS}."
             )
         self.tier = tier
+        self.rules = rules or OwnRules()
+        self.num_allowed = num_allowed
         self.span_filter = span_filter
         self._recognizers = tuple(recognizers)
 
@@ -97,6 +109,19 @@ class DetectionEngine:
         return self._recognizers
 
     @property
+    def taken_back(self) -> tuple[str, ...]:
+        """What is left unmarked although a recognizer found it, in words."""
+        types = sorted(self.rules.entity_types.items())
+        off = [f"{kind} is off" for kind, value in types if value is False]
+        least = [
+            f"{kind} below confidence {value:g}"
+            for kind, value in types
+            if not isinstance(value, bool)
+        ]
+        allowed = f"{self.num_allowed:,} phrases of allow lists"
+        return (*off, *least, *([allowed] if self.num_allowed else ()))
+
+    @property
     def fingerprint(self) -> str:
         """Digest that changes whenever the spans of some text may change."""
         parts = [f"{r.name}:{r.fingerprint}" for r in self._recognizers]
@@ -108,15 +133,19 @@ class DetectionEngine:
         """Find the sensitive spans of each text.
 
         Args:
-            texts: whole records; names are followed through one text only.
+            texts: whole records; names are followed through one text only. Of
+                conversations contents are read, and no span reaches out of one.
+                A lone surrogate is read as a sign without width.
 
         Returns:
             For each text, spans that are disjoint, sorted, and cover exactly what the
             recognizers cover together, less what the filter takes back.
         """
-        found = [recognizer.recognize(texts) for recognizer in self._recognizers]
+        texts = [_LONE.sub("\u00ad", text) for text in texts]
+        seen = list(map(contents_only, texts))
+        found = [recognizer.recognize(seen) for recognizer in self._recognizers]
         return [
-            unite_kept(per_text, text, self.span_filter)
+            unite_turns(per_text, text, self.span_filter)
             for text, *per_text in zip(texts, *found, strict=True)
         ]
 
@@ -196,18 +225,28 @@ def build_engine(
         spacy_pipelines=spacy_pipelines,
     )
     built += _build_from_rules(rules, known_values)
-    span_filter = None
+    built = list(map(EscapeReader, built))
+    span_filter: SpanFilter | None = None
     if rules.entity_types or rules.allow_list:
         _check_types(rules, built)
         span_filter = OwnRulesFilter(
             entity_types=rules.entity_types, allow_list=rules.allow_list
         )
+    if rules.role_tiers:
+        _check_roles(rules, tier)
+        span_filter = chained(span_filter, RoleTiers(rules.role_tiers))
     if llm_endpoint is not None:
         from dptune.detection.llm import LlmRecognizer  # noqa: PLC0415  # an extra
 
         asking = LlmRecognizer(endpoint=llm_endpoint, tier=tier, known=built)
         built = [*built, asking]
-    return DetectionEngine(tier=tier, recognizers=built, span_filter=span_filter)
+    return DetectionEngine(
+        tier=tier,
+        recognizers=built,
+        span_filter=span_filter,
+        rules=rules,
+        num_allowed=len(rules.allow_list),
+    )
 
 
 def _check_types(rules: OwnRules, built: Sequence[Recognizer]) -> None:
@@ -225,6 +264,25 @@ def _check_types(rules: OwnRules, built: Sequence[Recognizer]) -> None:
         step = "Own types come from own_patterns and deny_lists."
         path = "detection.entity_types"
         raise ConfigError([Problem(path=path, message=message, next_step=step)])
+
+
+def _check_roles(rules: OwnRules, tier: Tier) -> None:
+    """Refuse tiers of roles that hold more than was looked for."""
+    wider = [r for r, own in rules.role_tiers.items() if _ORDER[own] > _ORDER[tier]]
+    if wider:
+        raise ConfigError(
+            [
+                Problem(
+                    path="detection.role_tiers",
+                    message="must name tiers that detection.tier contains, got more "
+                    f"than {tier} for {', '.join(wider)}.",
+                    next_step="Set detection.tier to the widest, and lower the others.",
+                )
+            ]
+        )
+
+
+_ORDER = {tier: number for number, tier in enumerate(Tier)}
 
 
 def _build_from_rules(

@@ -19,7 +19,7 @@ from dptune.detection.names import SENTENCE_END, TOKEN, form
 TABLE_SIZE = 1 << 15
 _FIXED = 512  # rows below are not shared by hashing
 PADDING = 0
-_READING, _LENGTH, _CASE, _GLUE, _OTHER = 1, 40, 64, 128, 140
+_READING, _TERM, _LENGTH, _CASE, _GLUE, _OTHER = 1, 39, 40, 64, 128, 140
 NUM_PADS = 4
 """Empty places between two texts: no layer looks further in one step."""
 
@@ -121,6 +121,8 @@ def _describe_sign(token: str) -> Token:
 def _rows_of_word(lower: str, reading: int) -> list[int]:
     """Return the rows of a word whatever its capitals."""
     rows = [_READING + bit for bit in range(reading.bit_length()) if reading >> bit & 1]
+    if lower in w.public_words():
+        rows.append(_TERM)
     rows.append(_LENGTH + min(len(lower), 20))
     marked = f"^{lower[:24]}$"
     parts = [f"w{lower}", f"W{lower}"]

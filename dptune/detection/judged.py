@@ -11,12 +11,9 @@ name (`my name is`, `Dr.`), and never where the same word is marked elsewhere in
 record. The recognizer `lexicon` beside it keeps every mark.
 """
 
-import gzip
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from importlib import resources
 
 from dptune.detection import words as w
 from dptune.detection.features import TokenizedTexts
@@ -27,18 +24,10 @@ from dptune.detection.recognizer import Tier, code_digest, fingerprint_of
 from dptune.detection.tagger import TYPES, IntArray, Tagger, load_tagger
 from dptune.text import Span
 
-PUBLIC_WORDS = "public_words.txt.gz"
 _BATCH = 64
 _PART = re.compile(r"[A-Z][a-z]+|[A-Z]+(?![a-z])|[a-z]+")
 _NAMES = w.GIVEN_NAME | w.PERSONAL
 _KINDS = {"PERSON": "PERSON", "PLACE": "GPE", "ORG": "ORG", "NORP": "NORP"}
-
-
-@lru_cache(maxsize=1)
-def public_words() -> frozenset[str]:
-    """Return the terms of medicine and computing that are nobody's name."""
-    file = resources.files("dptune.detection").joinpath(PUBLIC_WORDS)
-    return frozenset(gzip.decompress(file.read_bytes()).decode().split())
 
 
 class TaggerRecognizer:
@@ -68,7 +57,7 @@ class TaggerRecognizer:
             (
                 self._lexicon.fingerprint,
                 self._tagger.fingerprint,
-                hashlib.sha256(" ".join(sorted(public_words())).encode()).hexdigest(),
+                hashlib.sha256(" ".join(sorted(w.public_words())).encode()).hexdigest(),
                 code_digest("judged", *MODULES),
             )
         )
@@ -206,7 +195,7 @@ def _limit_to_add(word: Word) -> str:
     """Name the threshold from which a word is a name that the lexicon does not mark."""
     if word.reading & w.CLOSED:
         return "add_closed"
-    return "term" if word.lower in public_words() else "add"
+    return "term" if word.lower in w.public_words() else "add"
 
 
 def _limit_of(text: str, word: Word) -> str:
@@ -215,7 +204,7 @@ def _limit_of(text: str, word: Word) -> str:
     A term of medicine or computing is easily taken back; what English does not know is
     more often a rare name, most of all with a capital.
     """
-    if word.lower in public_words():
+    if word.lower in w.public_words():
         return "term"
     if word.reading & w.LEXICAL:
         return "keep_known"

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import datasets
 
+from dptune.detection.escapes import unescaped
 from dptune.detection.recognizer import code_digest, fingerprint_of
 from dptune.detection.settings import KnownValuesSettings
 from dptune.detection.union import unite
@@ -169,7 +170,9 @@ class KnownValuesRecognizer:
 
 def _code() -> str:
     """Digest the code that decides what is found."""
-    return fingerprint_of((code_digest("known_values", "words"), source_digest()))
+    return fingerprint_of(
+        (code_digest("known_values", "words", "escapes"), source_digest())
+    )
 
 
 def _spans(text: str, spellings: Spellings) -> list[Span]:
@@ -233,7 +236,11 @@ class UnitValues:
             if not last or last[0][0] != unit_id:
                 values = self.by_unit.get(unit_id, ())
                 last[:] = [(unit_id, Spellings(values, is_ordinary=_is_frequent))]
-            return _spans(text, last[0][1])
+            known, view = last[0][1], unescaped(text)
+            found = _spans(text, known)
+            if view is not None:
+                found += map(view.original, _spans(view.text, known))
+            return found
 
         return find
 

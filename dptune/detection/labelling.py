@@ -17,6 +17,7 @@ from dptune.detection.blocks import label_blocks, span_feature
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.known_values import UnitValues
 from dptune.detection.recognizer import fingerprint_of
+from dptune.detection.turns import cut_at_turns, only_contents
 from dptune.errors import ArtifactError
 
 
@@ -75,7 +76,8 @@ def detect_dataset(
     )
     known = known or UnitValues.of(dataset)
     if known is not None:
-        spans = known.add_to(dataset, spans, engine.fingerprint)
+        seen = only_contents(dataset)
+        spans = cut_at_turns(dataset, known.add_to(seen, spans, engine.fingerprint))
     return with_spans(dataset, spans, engine, known)
 
 

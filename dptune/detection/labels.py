@@ -53,10 +53,13 @@ def without_labels(spans: Iterable[Span], text: str) -> Iterator[Span]:
 
 def _inside(text: str, start: int, end: int) -> tuple[int, int]:
     """Return the range that is left of a span without labels at its edges."""
-    words = [match.span() for match in _WORD.finditer(text, start, end)]
+    whole = end
+    while text[whole : whole + 1].isdigit():  # `IPv` of `IPv6`
+        whole += 1
+    words = [match.span() for match in _WORD.finditer(text, start, whole)]
     if not words or end - start > 80:
         return start, end
-    if _SIGN.match(text, end) and all(
+    if _SIGN.match(text, whole) and all(
         text[a:b].lower() in _BEFORE_SIGN for a, b in words
     ):
         return end, end

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import datasets
 
+from dptune.conversation import contents_only, num_said
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.known_values import COLUMN, NAME
 from dptune.detection.languages.identify import languages_of
@@ -29,15 +30,17 @@ def detection_report(
         with_spans += bool(row["spans"])
         counts.update(span["entity_type"] for span in row["spans"])
         marked = sum(span["end"] - span["start"] for span in row["spans"])
-        sizes.append((len(row["text"]), marked))
+        sizes.append((num_said(row["text"]), marked))
     finders = dict.fromkeys(engine.recognizers)
     if COLUMN in dataset.column_names:
         finders[NAME] = None
     characters, masked = (sum(column) for column in zip((0, 0), *sizes, strict=True))
-    languages = languages_of(dataset["text"])
+    languages = languages_of(map(contents_only, dataset["text"]))
     return DetectionReport(
         fingerprint=fingerprint,
         tier=engine.tier,
+        role_tiers={r: str(tier) for r, tier in engine.rules.role_tiers.items()},
+        taken_back=engine.taken_back,
         recognizers=tuple(finders),
         num_records=len(dataset),
         num_records_with_spans=with_spans,

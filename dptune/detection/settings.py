@@ -16,7 +16,9 @@ from pydantic import (
     model_validator,
 )
 
+from dptune.conversation import Role
 from dptune.detection.bounded_regex import compiled
+from dptune.detection.recognizer import Tier
 from dptune.settings import Settings
 
 MAX_CHARACTERS: Final = 300
@@ -109,6 +111,8 @@ class OwnRules(Settings):
             and with any separators. No allow list takes them back.
         allow_list: phrases that are no personal data. A mark that lies inside one is
             taken back, unless it has a checksum or exact form, or a list demands it.
+        role_tiers: of conversations, by role, a tier that `detection.tier` contains:
+            turns of the role have marks of its types alone, and of what lists demand.
         entity_types: by type, `false` to leave it unmarked, or the least confidence
             that a mark of it needs. What several recognizers find under several types
             stays marked while one of them is on.
@@ -117,6 +121,9 @@ class OwnRules(Settings):
     own_patterns: tuple[PatternSettings, ...] = Field(default=(), max_length=200)
     deny_lists: Mapping[TypeName, tuple[Phrase, ...]] = Field(default_factory=dict)
     allow_list: tuple[Phrase, ...] = ()
+    role_tiers: Mapping[Role, Tier] = Field(
+        default_factory=dict, exclude_if=lambda tiers: not tiers
+    )
     entity_types: Mapping[TypeName, StrictBool | Threshold] = Field(
         default_factory=dict
     )

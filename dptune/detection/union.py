@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from dptune.detection.escapes import escapes_of, in_place, whole_escapes
 from dptune.detection.labels import LABELS, without_labels
 from dptune.detection.recognizer import SpanFilter, code_digest, fingerprint_of
 from dptune.errors import DetectionError
@@ -36,28 +37,31 @@ _MARKS = frozenset(["Mn", "Mc", "Me", "Cf"])
 
 def union_fingerprint() -> str:
     """Return a digest that changes whenever the same marks may unite otherwise."""
-    return fingerprint_of((code_digest("union", "labels"), LABELS))
+    return fingerprint_of((code_digest("union", "labels", "escapes"), LABELS))
 
 
 def unite_kept(
     found: Iterable[Iterable[Span]], text: str, span_filter: SpanFilter | None
 ) -> tuple[Span, ...]:
     """Unite what recognizers found, less labels and what a filter takes back."""
-    spans: Sequence[Span] = list(without_labels(chain.from_iterable(found), text))
+    seen = in_place(text, escapes_of(text))
+    spans: Sequence[Span] = list(without_labels(chain.from_iterable(found), seen))
     return unite(spans if span_filter is None else span_filter.keep(spans, text), text)
 
 
 def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
-    """Make spans disjoint, sorted and whole; every covered code point stays covered.
+    r"""Make spans disjoint, sorted and whole; every covered code point stays covered.
 
     Where spans overlap, the one with more confidence, then the longer, keeps its range;
     the others keep what is left of them. What is left without any letter or digit joins
     its neighbor.
 
     No run of letters and digits is covered by half: what is left of one is a part of
-    the secret, `1962` of `Linda1962`. Combining marks and characters without width
-    belong to the run around them. Where a script writes no blanks between words, a run
-    is one letter with its marks. The particles of a name (`van`, `de la`) are its part.
+    the secret, `1962` of `Linda1962`. One `_` between two of them joins them. Combining
+    marks and characters without width belong to the run around them, and an escape
+    (`\u00e9`) is the letter that it stands for, covered whole. Where a script writes no
+    blanks between words, a run is one letter with its marks. The particles of a name
+    (`van`, `de la`) are its part.
 
     What is added besides holds no letter or digit: the blanks and commas between the
     lines of an address, which becomes one span, and the blank between a date and its
@@ -75,6 +79,9 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     Returns:
         Disjoint spans, sorted by start.
     """
+    escapes = escapes_of(text)
+    if escapes:
+        spans, text = whole_escapes(spans, escapes), in_place(text, escapes)
     cluster: list[Span] = []
     united: list[Span] = []
     reach = 0
@@ -86,7 +93,10 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
         reach = max(reach, span.end)
     if cluster:
         united += _resolve(cluster, reach, text)
-    return tuple(_join_parts(list(_whole(united, text)), text))
+    whole = _whole(united, text)
+    if escapes:
+        whole = whole_escapes(whole, escapes)
+    return tuple(_join_parts(list(whole), text))
 
 
 def _whole(spans: Sequence[Span], text: str) -> Iterator[Span]:
@@ -115,6 +125,10 @@ def _whole(spans: Sequence[Span], text: str) -> Iterator[Span]:
 def _goes_on(text: str, position: int) -> bool:
     """Tell whether the characters on both sides of a position are of one run."""
     before, after = text[position - 1], text[position]
+    if after == "_":
+        return before.isalnum() and text[position + 1 : position + 2].isalnum()
+    if before == "_":
+        return after.isalnum() and text[position - 2 : position - 1].isalnum()
     if before.isascii() and after.isascii():
         return before.isalnum() and after.isalnum()
     if not (_is_inner(before) and _is_inner(after)):

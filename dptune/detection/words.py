@@ -171,6 +171,16 @@ def _table_path() -> Path:
     )
 
 
+@lru_cache(maxsize=1)
+def public_words() -> frozenset[str]:
+    """Return terms that the lexicon does not know and that are nobody's name.
+
+    Words of medicine, computing, and WordNet, in lower case.
+    """
+    file = resources.files("dptune.detection").joinpath("public_words.txt.gz")
+    return frozenset(gzip.decompress(file.read_bytes()).decode().split())
+
+
 @lru_cache(maxsize=262_144)
 def reading_of(word: str) -> int:
     """Return what a lower-cased word may be; no bit of `LEXICAL` if unknown."""

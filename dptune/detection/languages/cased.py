@@ -30,7 +30,8 @@ _NOUN_CASES = ("n", "en", "e", "s", "es", "er")
 _ORG_REACH = 4
 _ORG_TAIL = re.compile(
     r",? (?:sp\. ?z ?o\. ?o\.?|s\. ?p\. ?a\.?|s\. ?r\. ?l\.?|s\. ?l\.?|s\. ?a\.?"
-    r"|b\. ?v\.?|n\. ?v\.?|a\. ?ş\.?|ltd\. şti\.?)(?!\w)",
+    r"|b\. ?v\.?|n\. ?v\.?|(?:(?:san|tic|paz|inş|ith|ihr|ve)\.? ){0,6}"
+    r"(?:a\. ?ş\.?|ltd\. şti\.?))(?!\w)",
     re.IGNORECASE,
 )
 
@@ -67,6 +68,8 @@ class _Words:
     long_place: re.Pattern[str]
     articles: frozenset[str]
     nouns: frozenset[str]
+    also_words: frozenset[str]
+    rare_given: frozenset[str]
     noun_endings: tuple[str, ...]
 
 
@@ -105,6 +108,8 @@ def _words(code: str) -> _Words:
         ),
         articles=lists("articles"),
         nouns=lists("nouns"),
+        also_words=lists("nouns") | lists("also_words"),
+        rare_given=lists("given") - lists("nouns") - lists("also_words"),
         noun_endings=tuple(sorted(lists("noun_endings"))),
     )
 
@@ -182,12 +187,18 @@ def _mark_by_lists(
 ) -> None:
     """Mark given names and places; surnames beside a name, or with a capital."""
     token = tokens[position]
-    if (has_case and not token.is_capital) or token.lower in words.public:
+    if token.lower in words.public:
         return
     lists = words.language.words
     is_sure = token.lower not in lists("ambiguous")
-    is_rare = token.lower not in words.nouns and len(token.lower) > 3
-    if _is_listed(token.lower, lists("given"), words):
+    usual = words.also_words if has_case or words.language.code == "tr" else words.nouns
+    is_rare = len(token.lower) > 3 and token.lower not in usual
+    if has_case and not token.is_capital:
+        is_given = _is_listed(token.lower, words.rare_given, words, is_capital=False)
+        if is_sure and is_rare and is_given:
+            token.mark("PERSON", 0.55)
+        return
+    if _is_listed(token.lower, lists("given"), words, is_capital=token.is_capital):
         if is_sure and len(token.lower) > 2 and (has_case or is_rare):
             token.mark("PERSON", 0.75)
     elif (
@@ -206,16 +217,23 @@ def _mark_by_lists(
         token.mark("GPE", 0.7)
 
 
-def _is_listed(word: str, names: frozenset[str], words: _Words) -> bool:
+def _is_listed(
+    word: str, names: frozenset[str], words: _Words, *, is_capital: bool = True
+) -> bool:
     """Look a name up, whole, by its parts, or without an ending of its case."""
     if word in names or any(p in names for p in word.split("-") if len(p) > 2):
         return True
     if words.language.code == "de" and word[-1:] == "s" and len(word) > 4:
         return word[:-1] in names
+    unsure = words.language.words("ambiguous")
+    if not is_capital:
+        unsure |= words.also_words
     for ending in words.language.words("endings"):
         stem = word.removesuffix(ending)
-        forms = {stem, stem + "a", stem + "i"}
-        if len(stem) > 2 and stem != word and not forms.isdisjoint(names):
+        forms = (
+            {stem, stem + "a", stem + "i"} if words.language.code == "pl" else {stem}
+        )
+        if len(stem) > 2 and stem != word and not forms.isdisjoint(names - unsure):
             return True
     return False
 

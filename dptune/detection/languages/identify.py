@@ -101,17 +101,31 @@ _NEAR = {
     "lb": ("de",),
     "gsw": ("de",),
     "fy": ("nl",),
+    "af": ("nl",),
     "az": ("tr",),
 }
+_OPEN = (UNDETERMINED, ENGLISH)
+_LIKELY = (ENGLISH, *CASED, "sv", "da", "no", "fi", "cs", "sk", "ro", "hu", "hr", "id")
+_LABEL = re.compile(r"([^\W\d_]{2,30})\s?:")
+_SHORT = 160
+_SIGNS = ".,;:!?()\"'"
+_FEW_STRANGE = 4
+_FEWEST_HINTS = 8
+_LEAD_OF_LETTERS = 12.0
 _MARKED_WORD = re.compile(r"[^\W\d_]|[\u0900-\u0963]")
 _LATIN = re.compile("[A-Za-z\u00c0-\u024f]")
 _IDEOGRAPHS = re.compile("[\u3041-\u9fff\uf900-\ufaff]")
 _JAPANESE_WORD = re.compile(
-    "番号|様|氏名|株式|従業|担当|御中|宛|〒|丁目|番地|歳|県|令和|平成|昭和"
+    "番号|様|氏名|株式|従業|担当|御中|宛|〒|丁目|番地|令和|平成|昭和|生年月日|連絡先"
+    "|出席者|議事録|欠席|住所|名義|勤務先|携帯|予約|申込|受付|見積|請求書|領収|部長|課長|宅配|卒業|宿泊|記録|訪問先"
+    "|[込沢戸気峠抜郷黒広滝蔵豊栄関売楽読払堀稲恵総鉄焼発実薬竜辺歩桜団掻経篭転曽県悪戻軽穂亀増廻駆観伝円図笹咲継覚仏労脇絵揺撃"
+    "児糸帰続両頼巣隠辻縁専帯弾騒遅雑汚渕歯権応縄様萩酔捩対姫駅厳霊荘疎呉噛懐嶋険呑拝斎氷黙舎渋浄検働畳営扱悩値剣髪隈釈栃従廃"
+    "聴圧寛銭歳単砕駄囲顕隣譲榎醍醐訳捜庁苅楢処惣価勧捗喰碆繋鉱揃歴鶏俵鉾砲闘搾斉鋳脳渓菓験兎摂痩匂毎冴覧壷窓槙徴暁薫渇歓呪妬"
+    "賎醸挿拠侘讃埼錬獣辿堺壱諌勅瑠縦拡竃毘袴倶暦勲粧蝿]"
 )
 _PARTICLE = re.compile(
     "[\u3400-\u9fffァ-ヶー々][はがをにでへとのも]|です|ます|した|して|ください|ません|から"
-    "|お客様|氏名|番号|様|こんにちは|より|ため|こと|もの|まで|という"
+    "|[ァ-ヺ]{2,12}[:：]|お客様|氏名|番号|様|こんにちは|より|ため|こと|もの|まで|という"
 )
 _HIRAGANA = re.compile("[\u3041-\u3096]")
 _HAN = re.compile("[\u3400-\u9fff]")
@@ -172,7 +186,15 @@ def parts_of(text: str) -> tuple[Part, ...]:
         english, foreign, _ = _tables()
         strange = sum(map(foreign.__contains__, words))
         usual = sum(map(english.__contains__, words))
-        if usual > 8 * strange and usual * 5 >= len(words):
+        is_english = usual > 8 * strange and usual * 5 >= len(words)
+        if is_english and len(words) <= _FEW_WORDS:
+            known = sum(bool(w.reading_of(x.strip(_SIGNS)) & w.LEXICAL) for x in words)
+            is_sure = known * _FEW_STRANGE > len(words) * (_FEW_STRANGE - 1)
+            scored = list(_scored(text)) if not is_sure else []
+            is_english = is_sure or {p.language for p in _joined(text, scored)} == {
+                UNDETERMINED
+            }
+        if is_english:
             return (Part(start=0, end=len(text), language=ENGLISH),)
     return tuple(_joined(text, list(_scored(text))))
 
@@ -247,7 +269,42 @@ def _best(scores: Scores, main: str) -> str:
 
 
 def _main(text: str, totals: Scores) -> str:
-    """Return the language of a text in Latin letters as a whole.
+    """Return the language of a text in Latin letters as a whole."""
+    found = _by_words(text, totals)
+    if found in _OPEN or (found in CASED and len(text) <= _SHORT):
+        return _by_letters(text, found)
+    return found
+
+
+def _by_letters(text: str, decided: str) -> str:
+    """Let the letters speak where words are too few, among the likely languages.
+
+    A word in lower case or a label that English does not know must be there: the
+    library has an answer for bare names too, and no reason.
+    """
+    small = [x for x in _WORD.findall(text) if x.islower() and len(x) > 2]
+    labels = [x.lower() for x in _LABEL.findall(text)]
+    strange = sum(map(_is_strange, (*small, *labels)))
+    least = len(small) / _FEW_STRANGE if decided == ENGLISH else 1
+    if strange < max(1, least) or sum(map(str.isalpha, text)) < _FEWEST_HINTS:
+        return decided
+    import py3langid  # noqa: PLC0415  # its table takes a second to read
+
+    weights = {str(code): float(score) for code, score in py3langid.rank(text)}
+    best = max(_LIKELY, key=lambda code: weights[code])
+    over = weights.get(decided, weights[ENGLISH])
+    lead = weights[best] - (over if decided in CASED else weights[ENGLISH])
+    return best if best in CASED and lead >= _LEAD_OF_LETTERS else decided
+
+
+def _is_strange(word: str) -> bool:
+    """Tell whether a word is neither English nor a part of names, such as `de la`."""
+    is_part = any(word in load(code).words("particles") for code in CASED)
+    return not (is_part or w.reading_of(word) & w.LEXICAL)
+
+
+def _by_words(text: str, totals: Scores) -> str:
+    """Return the language that the words of a text speak for.
 
     The library is asked only about running text: words in lower case, few of which
     English knows. It has an answer for lists of names and codes too, and no reason.
@@ -403,6 +460,8 @@ def _by_function_words(sentence: str, code: str, word: re.Pattern[str]) -> str:
         return UNDETERMINED
     if sum(word in named for word in found) * (3 if ends else 6) > len(found):
         return UNDETERMINED
+    if code == "hi" and len(found) <= _LONGEST_NAME:
+        return code
     return _ask(sentence, _OF_ARABIC if code == "ar" else ("hi", "mr", "ne"))
 
 

@@ -35,8 +35,16 @@ _FIRST_OTHER = "\u0250"
 _MODULES = tuple(
     f"languages/{name}"
     for name in (
-        *("cased", "foreign", "identify", "numbers", "recognizer", "spaced", "tables"),
-        *("unspaced", "values"),
+        *(
+            "cased",
+            "foreign",
+            "identify",
+            "namelike",
+            "numbers",
+            "recognizer",
+            "segment",
+        ),
+        *("spaced", "tables", "unspaced", "values"),
     )
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dptune.detection.languages.namelike import likeness
 from dptune.detection.languages.tables import Language, load
 from dptune.detection.languages.values import Found, age_beside, any_of
 
@@ -21,6 +22,17 @@ _ARABIC_PREFIXES = ("وال", "بال", "فال", "كال", "لل", "و", "ف", 
 _REACH = 3
 _VERB = ("ي", "ت", "سي", "ست")
 _SIGNS = (",", "।", "(", "،", ".", ")", "-", ":")
+_ENDS = (*_SIGNS, "!", "?", "؟", ";", "؛")
+_MARKS_OF_CASE = frozenset(["ने", "को"])
+_PLURAL = ("ों", "ओं", "ियां", "ता", "ते", "ती", "ना", "ने", "नी", "कर", "गा", "गी", "गे")
+_CLASSES = (
+    *("stop", "titles", "labels", "label_words", "roles", "nouns", "orgs", "doing"),
+    *("orgs_before", "months", "weekdays", "of_people", "vocatives", "particles"),
+    *("street_prefix", "street_suffix", "after_titles", "dwelling", "case_markers"),
+)
+_LIKENESS = {"hi": -35, "ar": 5}
+_EASIER = 40
+_SHORTEST = 3
 _HOUSE = re.compile(r"[،,]?\s?(?:رقم\s)?\d{1,5}")
 
 
@@ -45,6 +57,11 @@ _ADDRESSES = {
     "hi": re.compile(
         r"(?:(?:मकान|फ्लैट|प्लाट|प्लॉट|घर|दुकान|कमरा|वार्ड|सेक्टर|ब्लाक|ब्लॉक)(?:\s(?:नंबर|नं\.?|संख्या"
         rf"|क्रमांक))?\s?\d{{1,5}}(?:[,]\s?(?:{_AREA})?\d{{0,6}}){{0,5}}"
+        rf"|(?:ग्राम|गांव|मोहल्ला|वार्ड|पोस्ट|थाना|तहसील|जिला|जनपद)\s(?!(?:में|के|की|का|को|से|पर|और|है)(?!\w))[^,।;.\d\s]{{2,20}}"
+        rf"(?:,\s?(?:ग्राम|पोस्ट|थाना|तहसील|जिला|जनपद)\s[^,।;.\d\s]{{2,20}}){{0,4}}"
+        r"|(?<![\w-])(?:[ए-डA-Z]{1,2}|बी|सी|डी|एफ|जी)[-\s]?\d{1,4}(?:/\d{1,4})?"
+        rf",\s?[^,।;\d]{{2,30}}"
+        r"(?:,\s?[^,।;.\d\s]{2,20}){0,2}(?:[ -]\d{6})?"
         rf"|(?<=[:\s])\d{{1,4}}[,/]\s?[^,।\d]{{2,30}}\s(?:मार्ग|रोड|नगर|गली|कालोनी|कॉलोनी|विहार|पथ)"
         rf"(?:,\s?[^,।\s]{{2,20}}){{0,2}}(?:\s\d{{6}})?"
         r"|[\u0900-\u097f]{2,20}[\s-]{1,3}\d{6})(?!\d)"
@@ -99,10 +116,12 @@ def find_spaced_names(text: str, code: str) -> Iterator[Found]:
             _mark_from(text, tokens, first, language)
     for position, token in enumerate(tokens):
         if code == "ar":
+            _mark_compound(text, tokens, position)
             _mark_called(text, tokens, position, language)
         else:
             _mark_doer(text, tokens, position, language)
         _mark_by_neighbors(text, tokens, position, token, language)
+    _mark_by_looks(text, tokens, language)
     for match in _long_places(code).finditer(text):
         yield *match.span(), "GPE", 0.8
     for found in _runs(text, tokens):
@@ -113,6 +132,35 @@ def find_spaced_names(text: str, code: str) -> Iterator[Found]:
         yield *match.span(), "PERSON", 0.6
     for match in _ADDRESSES[code].finditer(text):
         yield *match.span(), "ADDRESS", 0.7
+
+
+@lru_cache
+def _classed(code: str) -> frozenset[str]:
+    """Return the words that lists know as no names."""
+    return frozenset[str]().union(*map(load(code).words, _CLASSES))
+
+
+def _is_classed(token: _Token, language: Language) -> bool:
+    return token.form in _classed(language.code)
+
+
+def _mark_by_looks(text: str, tokens: Sequence[_Token], language: Language) -> None:
+    """Mark words of no class that look like names; less is asked beside a name."""
+    known = _classed(language.code)
+    for position, token in enumerate(tokens):
+        forms = _forms(token.form, language.code)
+        if token.kind or len(token.form) < _SHORTEST or not known.isdisjoint(forms):
+            continue
+        after = tokens[position + 1].form if position + 1 < len(tokens) else ""
+        score = max(likeness(form, language.code) for form in forms)
+        least = _LIKENESS[language.code]
+        if language.code == "hi" and after in _MARKS_OF_CASE:
+            least -= _EASIER
+        begins = not position or text[: token.start].rstrip(" ").endswith(_ENDS)
+        if begins and language.code == "hi":
+            least -= _EASIER // 2
+        if score >= least and not token.form.endswith(_PLURAL):
+            token.mark("PERSON", 0.5)
 
 
 def _forms(form: str, code: str) -> list[str]:
@@ -141,7 +189,13 @@ def _mark_by_lists(
     is_sure = not _is_in(token.form, lists("ambiguous"), language)
     if is_sure and _is_in(token.form, lists("given"), language):
         token.mark("PERSON", 0.75)
-    elif is_sure and _is_in(token.form, lists("places"), language):
+    elif _is_in(token.form, lists("places"), language) and (
+        is_sure
+        or any(
+            _is_in(other.form, lists("dwelling"), language)
+            for other in tokens[max(0, position - 2) : position]
+        )
+    ):
         token.mark("GPE", 0.7)
     elif _is_in(token.form, lists("surnames"), language) and position > 0:
         before = tokens[position - 1]
@@ -190,6 +244,30 @@ def _mark_by_neighbors(
             kind = "ORG" if token.form in lists("orgs") else "ADDRESS"
             before.mark(kind, 0.6)
             token.mark(kind, 0.6)
+            first = tokens[position - 2] if position > 1 else before
+            if text[first.end : before.start] == " " and not _is_classed(
+                first, language
+            ):
+                first.mark(kind, 0.6)
+
+
+def _mark_compound(text: str, tokens: Sequence[_Token], position: int) -> None:
+    """Mark Arabic names of two words, such as `عبد المجيد`, `عوض الله`, `نور الدين`."""
+    if position + 1 >= len(tokens):
+        return
+    token, after = tokens[position], tokens[position + 1]
+    if text[token.end : after.start] != " ":
+        return
+    language = load("ar")
+    head = _forms(token.form, "ar")
+    is_compound = (
+        (after.form == "الله" and not language.words("of_god").isdisjoint(head))
+        or (after.form == "الدين" and not language.words("of_faith").isdisjoint(head))
+        or ("عبد" in head and after.form.startswith("ال") and len(after.form) > 3)
+    )
+    if is_compound:
+        token.mark("PERSON", 0.8)
+        after.mark("PERSON", 0.8)
 
 
 def _mark_called(
@@ -208,6 +286,9 @@ def _mark_called(
     if is_called and text[after.end : after.end + 1] not in {"،", "!", "؟", "."}:
         is_called = _is_named(tokens, position + 1, language)
     is_listed = _is_named(tokens, position + 1, language)
+    doing = _forms(token.form, "ar")[:2]
+    if not lists("doing").isdisjoint(doing) and is_listed:
+        after.mark("PERSON", 0.65)
     if token.form in {"ابو", "ابي", "ابا"} and is_open:
         token.mark("PERSON", 0.75)
         after.mark("PERSON", 0.75)
@@ -226,6 +307,24 @@ def _mark_doer(
     form = tokens[position].form
     after = tokens[position + 1].form if position + 1 < len(tokens) else ""
     is_owner = form in {"का", "की", "के"} and after in lists("of_people")
+    if form == "मैं" and position + 2 < len(tokens):
+        last = tokens[position + 2]
+        if text[last.end : last.end + 1] == "," and not any(
+            _is_classed(t, language) for t in tokens[position + 1 : position + 3]
+        ):
+            tokens[position + 1].mark("PERSON", 0.6)
+            last.mark("PERSON", 0.6)
+    if form in {"को", "ने"} and position > 0:
+        left = tokens[position - 1]
+        gap = text[left.end : tokens[position].start]
+        is_first = position == 1 or text[: left.start].rstrip(" ").endswith(_SIGNS)
+        if (
+            form != "से"
+            and is_first
+            and gap == " "
+            and _is_named(tokens, position - 1, language)
+        ):
+            left.mark("PERSON", 0.6)
     if form != "ने" and not is_owner and not (form == "बोल" and after.startswith("रह")):
         return
     nouns = lists("nouns") | lists("stop") | lists("titles") | lists("roles")
@@ -337,7 +436,8 @@ def _mark_head(
         token = tokens[after]
         if text[tokens[after - 1].end : token.start] != " ":
             break
-        if _is_public(token, language) or token.form.startswith("و"):
+        is_name = token.form in language.words("particles")
+        if (_is_public(token, language) and not is_name) or token.form.startswith("و"):
             break
         token.mark(kind, 0.6)
         last = after

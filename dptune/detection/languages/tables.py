@@ -1,5 +1,6 @@
 """Words of each language: one data file per language, read when it is first needed."""
 
+import hashlib
 import json
 import re
 import unicodedata
@@ -20,6 +21,7 @@ _TEXTS = frozenset(
     (
         *("age", "address", "postcode", "day_after", "cues_text", "plate", "era"),
         *("age_words", "numeral", "ordinal"),
+        *("field_address", "field_org", "field_name"),
         *(
             "function_chars",
             "given_chars",
@@ -76,11 +78,22 @@ def read_data(name: str) -> dict[str, Any]:
     return table
 
 
+def read_bytes(name: str) -> bytes:
+    """Read a data file of this room as it is."""
+    return _DATA.joinpath(name).read_bytes()
+
+
 def data_bytes() -> list[str]:
     """Return the text of all data files, and the library's version, for a digest."""
     paths = sorted(_DATA.iterdir(), key=lambda path: path.name)
     texts = [path.read_text("utf8") for path in paths if path.name.endswith(".json")]
-    return [version("py3langid"), *texts]
+    packed = [
+        path.read_bytes()
+        for path in paths
+        if path.name.endswith((".gz", ".safetensors"))
+    ]
+    digests = [hashlib.sha256(content).hexdigest() for content in packed]
+    return [version("py3langid"), *texts, *digests]
 
 
 def lower(text: str, code: str) -> str:
@@ -106,6 +119,15 @@ _SPELT_ALIKE = {
 }
 
 
+@lru_cache
+def _spelt_alike(code: str) -> dict[int, int]:
+    """Return letters that count as one: in Chinese, traditional and simplified ones."""
+    if code != "zh":
+        return _SPELT_ALIKE.get(code, {})
+    table = read_data("traditional")
+    return str.maketrans(table["traditional"], table["simplified"])
+
+
 def plain(text: str, code: str = "") -> tuple[str, list[int] | None]:
     r"""Return a text in composed characters, and where each came from.
 
@@ -126,7 +148,7 @@ def plain(text: str, code: str = "") -> tuple[str, list[int] | None]:
         `text`; None where positions are the same.
     """
     vanishing = _VANISH_IN.get(code, _VANISH)
-    alike = _SPELT_ALIKE.get(code, {})
+    alike = _spelt_alike(code)
     if unicodedata.is_normalized("NFC", text) and not vanishing.search(text):
         return text.translate(alike), None
     pieces: list[str] = []

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from dptune.detection.languages.segment import find_segmented_names, is_word
 from dptune.detection.languages.tables import load
 from dptune.detection.languages.values import Found, age_beside, any_of
 
@@ -36,6 +37,9 @@ def find_unspaced_names(text: str, code: str) -> Iterator[Found]:
     for found in _chinese(text) if code == "zh" else _japanese(text):
         yield found
         yield from age_beside(text, found[1])
+    for start, end, kind in find_segmented_names(text, code):
+        yield start, end, kind, 0.65
+        yield from age_beside(text, end)
     for kind, pattern, confidence in _common(code):
         for match in pattern.finditer(text):
             yield *match.span(match.lastindex or 0), kind, confidence
@@ -69,7 +73,9 @@ def _common(code: str) -> tuple[tuple[str, re.Pattern[str], float], ...]:
         f"|[{_HAN}{_KATAKANA}]{{1,6}}(?:駅|通り)(?![{_HAN}])"
     )
     work = re.compile(
-        f"([{_HAN}{_KATAKANA}A-Za-z]{{2,12}})(?=に勤|で働|に入社|を退職|を定年)"
+        f"([{_HAN}{_KATAKANA}A-Za-z]{{2,12}})"
+        "(?=に勤|で働|に入社|を退職|を定年|勤務|に就職|に在籍|在住|出身)"
+        f"|(?:株式会社|有限会社|合同会社)[{_HAN}{_KATAKANA}A-Za-z]{{1,12}}"
     )
     return (
         *(("GPE", places, 0.7), ("ORG", orgs, 0.6), ("GPE", towns, 0.55)),
@@ -112,6 +118,11 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
         ),
         re.compile(f"(?:{cues}|{role}){after}([小阿老大](?:{any_given})){ends}"),
         re.compile(f"(?!{blocked})(?:{families})某{{1,2}}"),
+        re.compile(f"(?<=[我他她贵您你]姓)({families})"),
+        re.compile(
+            f"(?:昵称|网名|微信名|外号|小名|乳名|花名)[是为叫:：]{{0,2}}([{_HAN}A-Za-z0-9]{{2,10}})"
+            "(?=[，。,！!\\s]|$)"
+        ),
         re.compile(
             f"(?:(?<![{_HAN}])|{near})(?!{blocked})[小阿][{_HAN}](?=[，,！!、]|{time})"
         ),
@@ -142,8 +153,27 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
     )
 
 
+@lru_cache
+def _pet_names() -> re.Pattern[str]:
+    """Compile names such as `露露` and `二妞`, which no dictionary knows."""
+    language = load("zh")
+    role = any_of(language.words("roles") | language.words("cues"))
+    stop = language.texts["function_chars"]
+    return re.compile(
+        f"(?:(?<![{_HAN}])|(?<=[和与跟给找向对由请让是为叫被把同问到见说])|(?:{role}))"
+        f"(([{_HAN}])\\2|[小老阿二大三][{_HAN}])(?![{_HAN}])"
+        f"|(?:(?<![{_HAN}])|(?<=[和与跟给找向对由请让叫被把]))"
+        f"((?!天|人|年|月|日|家|个|次)([{_HAN}])\\4|[小老阿二][^{stop}\\W])"
+        f"(?=[妈爸爷奶姐哥今昨明说发住在要会的没]|考|生日|上班|上学)",
+    )
+
+
 def _chinese(text: str) -> Iterator[Found]:
     blocked = load("zh").words("not_names")
+    for match in _pet_names().finditer(text):
+        group = 1 if match.group(1) else 3
+        if not is_word(match.group(group), "zh"):
+            yield *match.span(group), "PERSON", 0.6
     for pattern in _chinese_names():
         for match in pattern.finditer(text):
             start, end = match.span(match.lastindex or 0)
@@ -192,7 +222,7 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
             f"(?:{roles})[のは:：]?([{_HAN}]{{1,4}}[{_KATAKANA}]{{2,3}}子?){open_end}"
         ),
         re.compile(
-            f"(?:{cues})[はが:：、]?\\s?((?:{called})(?:{more}){{0,2}}?){open_end}"
+            f"(?:{cues})[はが:：、]?\\s?((?:{called})(?:{more}){{0,2}}){open_end}"
         ),
         re.compile(
             f"((?:{called})(?:{more})?)(?=と申し|と言い|といい|という者|と呼|と名乗|って呼)"
@@ -200,7 +230,22 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
         re.compile(
             f"(?:{roles})[のは:：]?([{_HAN}]{{2,6}}(?: [{_HAN}]{{1,3}})?){open_end}"
         ),
-        re.compile(f"[{_KATAKANA}]{{1,10}}(?:[・=＝][{_KATAKANA}]{{1,10}}){{1,3}}"),
+        re.compile(
+            f"(?:[A-ZＡ-Ｚ][・.．]\\s?)?[{_KATAKANA}]{{1,10}}(?:[・=＝][{_KATAKANA}]{{1,10}}){{1,3}}"
+            f"|[A-ZＡ-Ｚ][・.．]\\s?[{_KATAKANA}]{{2,10}}"
+        ),
+        re.compile(
+            "(?:(?<![ぁ-ゖー])|(?<=[とはがにもの、]))"
+            "(?:[ぁ-ゖ]{1,2}(?:っ|ー)(?:くん|ちゃん|たん|ぴ)|[ぁ-ゖ]{1,3}(?:っきー|ちん|っち|ぽん|ぴょん))"
+        ),
+        re.compile(
+            f"(?:{family})(?:[ぁ-ゖ]{{2,4}}|[{_KATAKANA}]{{2,5}})"
+            f"(?:[ァ-ヺ]{{0,3}}[{_HAN}]?)(?=さん|様|くん|ちゃん|氏|先生|って|、|。|$)"
+        ),
+        re.compile(f"(?<![{_KATAKANA}])[{_KATAKANA}]{{1,3}}(?:ッ|ー)(?:クン|チャン)"),
+        re.compile(
+            f"(?:{roles})[のは:：]?(?!{blocked})([ぁ-ゖ]{{2,4}})(?=[がはをもに]|[、。です])"
+        ),
     )
 
 

@@ -7,7 +7,13 @@ import re
 
 from dptune.detection.patterns.rules import Rule
 from dptune.detection.patterns.validators import VOCABULARY, Range, digits_of
-from dptune.detection.words import word_set
+from dptune.detection.words import (
+    GIVEN_NAME,
+    LEXICAL,
+    PERSONAL,
+    reading_of,
+    word_set,
+)
 
 _OF_PEOPLE = VOCABULARY["occupations"].replace(" ", "|")
 _OF_ALL = f"{_OF_PEOPLE}|{VOCABULARY['occupations_of_things_too'].replace(' ', '|')}"
@@ -43,14 +49,34 @@ _NOT_OF_AGE = (
 )
 
 
+_WHO = (
+    "patient|victim|driver|suspect|defendant|applicant|passenger|resident|man|woman|boy"
+    "|girl|son|daughter|brother|sister|mother|father|husband|wife|widow|widower|child"
+    "|toddler|grandson|granddaughter|nephew|niece|teenager|student"
+)
+_BEFORE_AGE = re.compile(
+    r"(?:(?P<name>[A-Z][\w'’-]+\.? (?:[A-Z][\w'’.-]* ){0,2}?[A-Z][\w'’-]+)"
+    rf"|\b(?i:{_WHO})),? [(\[]?\Z"
+)
+_NO_NAME = word_set(
+    "figure table chapter section page volume article clause part step line row item "
+    "exhibit annex appendix paragraph rule note unit lesson question verse episode "
+    "version level grade type phase volumes one two three four five six"
+)
+
+
 def _refine_age_of_name(text: str, start: int, end: int) -> Range | None:
-    """Keep `Ann Lee, 42, of Leeds`: a capital stands in front."""
-    name = re.search(
-        r"([A-Z][\w'’-]+) (?:[A-Z][\w'’.-]* ){0,2}?[A-Z][\w'’-]+, "
-        r"\Z",
-        text[max(0, start - 60) : start],
-    )
-    return (start, end) if name else None
+    """Keep `Ann Lee, 42, of Leeds` and `my son (8)`: somebody stands in front."""
+    before = _BEFORE_AGE.search(text[max(0, start - 60) : start])
+    if before is None:
+        return None
+    words = (before["name"] or "").lower().split()
+    if not _NO_NAME.isdisjoint(words):
+        return None
+    goes_on = text[end : end + 2] == ", " or not words
+    readings = [reading_of(word) for word in words]
+    is_name = any(r & (GIVEN_NAME | PERSONAL) or not r & LEXICAL for r in readings)
+    return (start, end) if goes_on or is_name else None
 
 
 _AGE_RULES = (
@@ -59,7 +85,11 @@ _AGE_RULES = (
         pattern=re.compile(
             rf"\b{_NUMBER}(?: and a half)?[ -]?(?:years?|yrs?|months?|weeks?|days?)[ -]"
             r"(?:old|of age|young)\b"
-            r"|\b\d{1,3}\s?y\.?/?o\b\.?"
+            r"|\b\d{1,3}[ -]?y\.?[/-]?o\b\.?"
+            r"|\b\d{1,3} ?y\.? (?=male\b|female\b|[mf]\b)"
+            r"|(?<![\w/])\d{2}/[mf](?=[/,)])"
+            r"|\b(?:i'?m|i am) (?P<value_im>\d{2}) ?/?[mf]\b"
+            r"|\b(?P<value_day>\d{1,3}(?:st|nd|rd|th)) birthday\b"
             r"|\b(?:i|me|him|her|he|she|[a-z]*friend|husband|wife|mother|father|mom"
             r"|mum|dad"
             r"|brother|sister|son|daughter|boss|bf|gf|so|ex|partner|fianc[eé]e?|cousin"
@@ -71,7 +101,7 @@ _AGE_RULES = (
         ),
         citation=f"{_HIPAA}(C)",
         confidence=0.9,
-        anchors=word_set("old age aged ages young yo y f m"),
+        anchors=word_set("old age aged ages young yo y o f m birthday"),
         reach=60,
     ),
     Rule(
@@ -88,7 +118,7 @@ _AGE_RULES = (
             rf"|\b{_LIFE}[^.,;:!?\d\n]{{0,30}}? at (?P<value_at>{_NUMBER}){_NOT_OF_AGE}"
             rf"|\bat (?P<value_then>{_NUMBER}),? (?=(?:he|she|i|they|we|my|his|her)\b)"
             rf"|\b(?:man|woman|boy|girl|lady|gentleman|child|lad|lass|guy|male"
-            rf"|female) of "
+            rf"|female|widow|widower) of "
             rf"(?P<value_of>{_NUMBER}){_NOT_OF_AGE}"
             rf"|\b(?:i'?m|i am|he is|she is|he's|she's|(?:i|he|she) was|(?:i|he"
             rf"|she) (?:just )?turned|who (?:is|was))"
@@ -102,7 +132,8 @@ _AGE_RULES = (
         confidence=0.85,
         anchors=word_set(
             "at he she i who man woman boy girl lady gentleman child lad lass guy male "
-            "female turn turns turned turning celebrated celebrating teens twenties "
+            "female widow widower turn turns turned turning celebrated celebrating "
+            "teens twenties "
             "thirties forties fifties sixties seventies eighties nineties his her "
             "their "
             "my your our"
@@ -117,8 +148,10 @@ _AGE_RULES = (
     Rule(
         entity_type="AGE",
         pattern=re.compile(
-            r"(?<=[a-z]), (?P<value>[1-9]\d?|10\d)(?=, (?:[a-z]|[A-Z]))(?!, (?:\d"
-            r"|and \d))"
+            r"(?<=[a-z]), (?P<value>[1-9]\d?|10\d)"
+            r"(?=, (?:[a-z]|[A-Z])|[.;!?]?(?:\s|\Z))"
+            r"(?!, (?:\d|and \d)|[.;]? ?\d| (?!and |from |who |is |was )[a-z])"
+            r"|(?<=[a-z]) [(\[](?P<value_in>[1-9]\d?|10\d)[)\]]"
         ),
         citation=f"{_HIPAA}(C), behind a name",
         confidence=0.7,

@@ -56,6 +56,16 @@ _TLD = (
 _SIGN = re.compile(r"[\w.+%'&]\s{0,2}@\s{0,2}[\w\[]")
 _HOST = r"(?:[\w-]{1,63}\.){1,6}"
 
+_SAID_OF_IT = (
+    "required|wrong|incorrect|correct|invalid|valid|expired|expiring|too|not|the|an?|my"
+    "|your|weak|strong|reset|changed|updated|stored|saved|safe|secure|never|always|now"
+    "|still|encrypted|hashed|here|missing|empty|blank|sent|protected|unknown|default|set"
+    "|being|been|going|only|also|asked|accepted|rejected|locked|compromised|leaked|stolen"
+    "|lost|forgotten|needed|used|written|working|fine|ok|okay|good|bad|long|short|secret"
+    "|visible|hidden|case|at|on|in|to|for|from|by|with|different|new|old|so|very|what|as"
+    "|about|just|one|what"
+)
+
 NETWORK_RULES = (
     Rule(
         entity_type="EMAIL",
@@ -200,6 +210,18 @@ NETWORK_RULES = (
         confidence=0.9,
         refine=v.refine_labelled_secret,
         needs=("pass", "pwd", "key", "secret", "token"),
+    ),
+    Rule(
+        entity_type="SECRET",
+        pattern=re.compile(
+            r"\b(?:my|his|her|our|their|your) (?:[a-z-]{2,12} )?(?:pw|pwd|password"
+            r"|passwd|passcode|passphrase) (?:is|was) (?:now |still )?"
+            rf"(?P<value>(?!(?:{_SAID_OF_IT})\b)[^\s,;]{{3,64}})"
+            r"|\b(?:secret|security) answer(?: is| was|:|=)\s(?P<value_answer>\w{3,64})"
+        ),
+        citation="NIST SP 800-63B, 5.1.1, plain words",
+        confidence=0.8,
+        needs=("pw", "pass", "answer"),
     ),
     Rule(
         entity_type="USERNAME",

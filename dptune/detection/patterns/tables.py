@@ -34,7 +34,7 @@ _DENSE = re.compile(
 _RULE_OFF = re.compile(r"[\s|:+=-]+")
 _LONGEST_CELL, _MOST_CELLS, _FEWEST_CELLS = 120, 64, 3
 _INSERT = re.compile(
-    r"(?i)\binsert into [\w.\"`]{1,60} ?\((?P<names>[^()]{2,600})\)\s"
+    r"(?i)\binsert into [\w.\"`]{1,60} ?(?:\((?P<names>[^()]{2,600})\))?\s"
     r"{0,4}values?\s{0,4}"
 )
 _TUPLE = re.compile(r"\(([^()]{1,1000})\)\s{0,3},?\s{0,3}")
@@ -62,12 +62,16 @@ def _cells(text: str, start: int, end: int, sign: str) -> list[Cell]:
 def table_values(text: str) -> Iterator[Value]:
     """Read tables with a header, rows without one, and the tuples of an INSERT."""
     for insert in _INSERT.finditer(text) if "(" in text else ():
-        names = [name.strip(" \"`'") for name in insert["names"].split(",")]
         rows = []
         position = insert.end()
         while (row := _TUPLE.match(text, position)) is not None:
             rows.append(_cells(text, *row.span(1), ","))
             position = row.end()
+        if insert["names"] is None:
+            wide = [row for row in rows if len(row) >= _FEWEST_CELLS]
+            yield from _headless(text, wide)
+            continue
+        names = [name.strip(" \"`'") for name in insert["names"].split(",")]
         yield from _columns(text, [kind_of(name) for name in names], rows)
     if _DENSE.search(text) is None:
         return
@@ -160,8 +164,8 @@ def _columns(
 def _headless(text: str, rows: Sequence[Sequence[Cell]]) -> Iterator[Value]:
     """Yield the cells of rows that are about persons, though no header says so."""
     named: set[int] = set()
-    personal: list[Sequence[Cell]] = []
-    for row in rows:
+    personal: set[int] = set()
+    for place, row in enumerate(rows):
         pieces = [text[a:b] for a, b in row]
         names = {i for i, piece in enumerate(pieces) if _is_known_name(piece)}
         has_number = any(
@@ -170,14 +174,14 @@ def _headless(text: str, rows: Sequence[Sequence[Cell]]) -> Iterator[Value]:
         is_short = all(len(piece.split()) <= MOST_WORDS + 2 for piece in pieces)
         if names and is_short and (has_number or len(names) > 1):
             named |= names
-            personal.append(row)
+            personal.add(place)
     if len(personal) * 3 < len(rows):
         return
-    for row in rows:
+    for place, row in enumerate(rows):
         for number, (start, end) in enumerate(row):
             piece = text[start:end]
             is_named = number in named and may_be_words(piece)
-            is_beside = row in personal and _may_be_place(piece)
+            is_beside = place in personal and _may_be_place(piece)
             if (is_named or is_beside) and piece.lower() not in NO_VALUE:
                 yield start, end, "PERSON" if number in named else "GPE"
 

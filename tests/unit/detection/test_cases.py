@@ -78,7 +78,7 @@ def test_twin_that_reads_the_month_first_keeps_days(monkeypatch):
     )
     engine = build_engine(tier=Tier.LOW_ENTITY)
     assert missed(engine, "dates") == 0
-    recognizer = next(part for part in engine.parts if part.name == "patterns")
+    recognizer = next(p.inner for p in engine.parts if p.name == "patterns")
     twins = [
         replace(rule, pattern=month, refine=None, gate=None)
         if rule.anchors == MONTHS

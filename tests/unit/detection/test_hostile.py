@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dptune.detection import union
 from dptune.detection.engine import build_engine
+from dptune.detection.patterns import tables
 from dptune.detection.recognizer import Tier
 from tests.support.growth import grows_in_proportion
 
@@ -91,6 +92,50 @@ def is_sound(text, spans):
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_detect_any_text_gives_whole_runs_inside_it(text):
     assert is_sound(text, ENGINE.detect([text])[0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Grace Hill \ud83d wrote", "\ud800" * 50, "Grace\ud800 Hill", "gr\ud800ce@b.org"],
+)
+def test_detect_lone_surrogates_are_no_error_and_hide_no_name(text):
+    spans = ENGINE.detect([text])[0]
+    masked = {i for span in spans for i in range(span.start, span.end)}
+    assert all(text[i] in "\ud800\ud83d wrote" for i in {*range(len(text))} - masked)
+    assert is_sound(text, spans)
+
+
+def num_cells_compared(find):
+    """Count how often cells are looked for in rows of 400 lines about persons."""
+    count = 0
+
+    class Row(list):
+        __hash__ = None
+
+        def __eq__(self, other):
+            nonlocal count
+            count += 1
+            return super().__eq__(other)
+
+    line = "rose\tyoung\t34\n"
+    rows = [
+        Row([(at, at + 4), (at + 5, at + 10), (at + 11, at + 13)])
+        for at in range(0, 400 * len(line), len(line))
+    ]
+    assert len(list(find(line * 400, rows))) == 800
+    return count
+
+
+def test_rows_about_persons_are_not_compared_with_one_another():
+    assert num_cells_compared(tables._headless) == 0
+
+
+def test_rows_count_of_comparisons_catches_a_search_in_a_list():
+    def slow(text, rows):
+        found = list(tables._headless(text, rows))
+        return found if all(row in rows for row in rows[::-1]) else []
+
+    assert num_cells_compared(slow) > 50_000
 
 
 def test_detect_law_catches_a_union_that_leaves_halves(monkeypatch):

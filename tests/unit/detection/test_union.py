@@ -96,7 +96,7 @@ def test_unite_law_catches_a_union_that_leaves_halves():
         ("by Linda1962 x", 3, 8, "Linda1962"),
         ("by Linda\u200bMay x", 3, 8, "Linda\u200bMay"),
         ("by Jose\u0301 x", 3, 6, "Jose\u0301"),
-        ("by first_last x", 3, 8, "first"),
+        ("by first_last x", 3, 8, "first_last"),
         ("by d'Arc x", 5, 8, "Arc"),
         ("met van der Berg", 12, 16, "van der Berg"),
         ("avant Dijk", 6, 10, "Dijk"),

@@ -1,0 +1,230 @@
+r"""Reads texts that hold escapes (`\u00e9`, `&eacute;`, `%C3%A9`) a second time.
+
+JSON, HTML, URLs and mail write letters as escapes, and a name in them is no name to
+rules and lists. So recognizers are given such a text as it is, and once more with its
+escapes turned into what they stand for. What they find there is marked in the text as
+it is, and no mark halves an escape.
+
+One level is read and nothing grows, so no text can make work for more than two.
+"""
+
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from email.errors import HeaderParseError
+from email.header import decode_header, make_header
+from html import unescape
+
+from dptune.detection.recognizer import Recognizer, code_digest, fingerprint_of
+from dptune.text import Span
+
+Escape = tuple[int, int, str]
+"""Start and end in the text, and what stands there."""
+
+_SIGNS = "\\%&="
+_H = "[0-9A-Fa-f]"
+_NEXT = "[89ABab][0-9A-Fa-f]"
+
+
+def _bytes(sign: str) -> str:
+    """Return the expression of a character of several bytes in UTF-8."""
+    return (
+        rf"{sign}[C-Dc-d]{_H}{sign}{_NEXT}|{sign}[Ee]{_H}(?:{sign}{_NEXT}){{2}}"
+        rf"|{sign}[Ff][0-4](?:{sign}{_NEXT}){{3}}"
+    )
+
+
+_UTF8 = "|".join(map(_bytes, ("%", "=", r"\\x")))
+_OCTAL = (
+    r"\\3[0-3][0-7]\\2[0-7]{2}|\\3[45][0-7](?:\\2[0-7]{2}){2}"
+    r"|\\36[0-7](?:\\2[0-7]{2}){3}"
+)
+# Commands of TeX that begin as a line end or a tab does.
+_TEX = (
+    "n(?:abla|eq?|u|ot(?:in)?|ew[a-z]{4,12}|oindent|ode|olimits|i|ormal[a-z]{4,5})"
+    "|t(?:au|heta|imes|ext[a-z]{0,6}|itle|able[a-z]{0,12}|ilde|o|op|riangle|iny|an)"
+    "|r(?:ho|ight[a-z]{0,10}|angle|ceil|floor|ef|enewcommand|m)"
+)
+_ESCAPE = re.compile(
+    r"(?P<path>\b[A-Za-z]:\\(?:[^\\\s\"'<>|*?:]{1,60}\\){1,20}[^\\\s\"'<>|*?:]{0,60})"
+    rf"|(?P<pair>\\{{1,4}}u[dD][89ABab]{_H}{{2}}\\{{1,4}}u[dD][C-Fc-f]{_H}{{2}})"
+    rf"|(?P<code>\\{{1,4}}u(?![dD][89A-Fa-f]){_H}{{4}}|\\{{1,4}}u\{{{_H}{{1,6}}\}}"
+    rf"|\\{{1,4}}U00[01]{_H}{{5}})"
+    rf"|(?P<octal>{_OCTAL})"
+    rf"|(?P<bytes>{_UTF8}|%[2-7]{_H}|%0[9AaDd]"
+    r"|=(?:20|22|27|2C|2E|3D|40|5F)|\\x[2-7][0-9A-Fa-f])"
+    rf"|(?P<latin>\\x[A-Fa-f]{_H})"
+    rf"|(?P<sign>\\\\|\\[\"'/]|\\(?!(?:{_TEX})(?![A-Za-z]))[nrt])"
+    rf"|(?P<html>&(?:amp;)?(?:#(?:[0-9]{{1,7}}|[xX]{_H}{{1,6}});?"
+    r"|[A-Za-z][A-Za-z0-9]{1,30};))"
+    r"|(?P<word>=\?(?i:utf-8|us-ascii|iso-8859-\d{1,2}|windows-125\d)\?[QqBb]\?"
+    r"[!->@-~]{1,200}\?=)"
+    r"|(?P<soft>=\r?\n)|(?P<plus>(?<=[^\W_])\+(?=[^\W_]|%))"
+)
+_STANDS_FOR = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def escapes_of(text: str) -> list[Escape]:
+    r"""Find the escapes of a text that stand for something, in order.
+
+    >>> escapes_of(r"Ren\u00e9e &amp; Zo%C3%AB")
+    [(3, 9, 'é'), (11, 16, '&'), (19, 25, 'ë')]
+    """
+    if not any(sign in text for sign in _SIGNS):
+        return []
+    found = [
+        (*match.span(), meaning)
+        for match in _ESCAPE.finditer(text)
+        if (meaning := _meaning(match)) is not None
+    ]
+    if all(text[start] in "+\\&=" for start, _, _ in found):
+        return [escape for escape in found if text[escape[0]] != "+"]
+    return found
+
+
+def _meaning(match: re.Match[str]) -> str | None:  # noqa: PLR0911  # one for each kind
+    """Return what an escape stands for; None if it is none.
+
+    A plus is a blank where others are written with `%`.
+    """
+    kind, written = match.lastgroup, match.group()
+    digits = "".join(filter(str.isalnum, written.replace("\\x", "\\")))
+    try:
+        if kind == "pair":
+            high, low = (int(part[:4], 16) for part in written.split("u")[1:])
+            return chr(0x10000 + ((high & 0x3FF) << 10) + (low & 0x3FF))
+        if kind == "code":
+            return _shown(chr(int(digits[1:], 16)))
+        if kind == "octal":
+            octets = (int(part, 8) for part in written[1:].split("\\"))
+            return bytes(octets).decode()
+        if kind == "bytes":
+            return bytes.fromhex(digits).decode()
+        if kind == "latin":
+            return chr(int(digits, 16))
+        if kind == "sign":
+            return _STANDS_FOR.get(written[1], written[1])
+        if kind == "html":
+            meaning = unescape(written.replace("&amp;", "&", len(written) > 5))
+            return _shown(meaning) if len(meaning) == 1 else None
+        if kind == "word":
+            meaning = str(make_header(decode_header(written)))
+            return (
+                "".join(map(_shown, meaning)) if len(meaning) < len(written) else None
+            )
+    except (ValueError, LookupError, HeaderParseError):
+        return None
+    return {"soft": "", "plus": " "}.get(str(kind))
+
+
+def _shown(character: str) -> str:
+    """Return a character, or a blank for what no text should hold."""
+    return (
+        " "
+        if unicodedata.category(character) in {"Cc", "Cs", "Cn"}
+        and (character not in "\t\n\r")
+        else character
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unescaped:
+    """A text with its escapes turned into what they stand for.
+
+    Args:
+        text: never longer than the original.
+        starts: where each of its characters begins in the original.
+        ends: where each ends.
+    """
+
+    text: str
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+    def original(self, span: Span) -> Span:
+        """Return the place of a span in the text as it is."""
+        start, end = self.starts[span.start], self.ends[span.end - 1]
+        return replace(span, start=start, end=end)
+
+
+def unescaped(text: str) -> Unescaped | None:
+    """Read the escapes of a text; None if it has none."""
+    escapes = escapes_of(text)
+    if not escapes:
+        return None
+    parts: list[str] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    last = 0
+    for start, end, meaning in (*escapes, (len(text), len(text), "")):
+        parts += [text[last:start], meaning]
+        starts += [*range(last, start), *([start] * len(meaning))]
+        ends += [*range(last + 1, start + 1), *([end] * len(meaning))]
+        last = end
+    return Unescaped(text="".join(parts), starts=starts, ends=ends)
+
+
+def in_place(text: str, escapes: Sequence[Escape]) -> str:
+    """Write over each escape what it stands for, as often as it is long.
+
+    A soft line end becomes hyphens that nobody sees, a word of several characters one
+    letter of it, and before a line end there are blanks, for there is but one.
+    """
+    parts: list[str] = []
+    last = 0
+    for start, end, meaning in escapes:
+        letter = next(filter(str.isalnum, meaning), meaning[:1]) or "\u00ad"
+        fill = " " if letter.isspace() else letter
+        parts += [text[last:start], fill * (end - start - 1), letter]
+        last = end
+    return "".join([*parts, text[last:]])
+
+
+def whole_escapes(spans: Iterable[Span], escapes: Sequence[Escape]) -> Iterator[Span]:
+    """Extend spans over the rest of the escapes that they cut."""
+    starts = [start for start, _, _ in escapes]
+    for span in spans:
+        first = escapes[bisect_right(starts, span.start) - 1]
+        last = escapes[bisect_left(starts, span.end) - 1]
+        start = first[0] if first[0] < span.start < first[1] else span.start
+        end = last[1] if last[0] < span.end < last[1] else span.end
+        yield replace(span, start=start, end=end)
+
+
+class EscapeReader:
+    """Gives a recognizer each text as it is, and again with its escapes read.
+
+    Args:
+        inner: finds spans.
+    """
+
+    def __init__(self, inner: Recognizer) -> None:
+        self.inner = inner
+
+    @property
+    def name(self) -> str:
+        """Name of the recognizer that reads."""
+        return self.inner.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the recognizer and of what is an escape."""
+        return fingerprint_of((self.inner.fingerprint, code_digest("escapes")))
+
+    @property
+    def may_be_unavailable(self) -> bool:
+        """Whether the recognizer may leave a text unjudged."""
+        return bool(getattr(self.inner, "may_be_unavailable", False))
+
+    def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Return what is found in either reading, at its place in the text as it is."""
+        views = {i: view for i, t in enumerate(texts) if (view := unescaped(t))}
+        again = [view.text for view in views.values()]
+        found = self.inner.recognize([*texts, *again])
+        for (place, view), spans in zip(
+            views.items(), found[len(texts) :], strict=True
+        ):
+            found[place] = [*found[place], *map(view.original, spans)]
+        return found[: len(texts)]
