@@ -72,7 +72,7 @@ def shifted(value: str, days: int, *, month_first: bool) -> str | None:
             return _numeric(match, days, month_first=month_first)
         for form in _WORDED:
             if (match := form.fullmatch(value)) and (made := _worded(match, days)):
-                return made if made != value else None
+                return made
     except (ValueError, OverflowError):  # 31 April, or a year that no calendar has
         pass
     return None
@@ -86,7 +86,7 @@ def _iso(match: re.Match[str], days: int) -> str:
     return match["sign"].join(parts) + (match["time"] or "")
 
 
-def _numeric(match: re.Match[str], days: int, *, month_first: bool) -> str:
+def _numeric(match: re.Match[str], days: int, *, month_first: bool) -> str | None:
     one, two = int(match["one"]), int(match["two"])
     first = month_first and match["sign"] != "."
     if one > 12 or two > 12:
@@ -94,6 +94,8 @@ def _numeric(match: re.Match[str], days: int, *, month_first: bool) -> str:
     month, day = (one, two) if first else (two, one)
     year = _year(match["year"], month, day)
     when = date(year, month, day) + timedelta(days=days)
+    if not match["year"] and (when.month, when.day) == (month, day):
+        return None
     padded = "0" in (match["one"][0], match["two"][0]) or min(one, two) > 9
     width = 2 if padded else 0
     parts = [f"{when.month:0{width}}", f"{when.day:0{width}}"]
@@ -114,13 +116,16 @@ def _year(written: str | None, month: int, day: int) -> int:
     return year + (1900 if year >= _CENTURY else 2000)
 
 
-def _worded(match: re.Match[str], days: int) -> str:
-    """Write a date with the name of a month, or a year alone."""
+def _worded(match: re.Match[str], days: int) -> str | None:
+    """Write a date with the name of a month, or a year alone; None if it stays."""
     found = match.groupdict()
     month = _MONTHS[found["month"].casefold()] if found.get("month") else 7
     day = int(found["day"]) if found.get("day") else 15 if found.get("month") else 1
-    when = date(_year(found.get("year"), month, day), month, day)
-    when += timedelta(days=days)
+    old = date(_year(found.get("year"), month, day), month, day)
+    when = old + timedelta(days=days)
+    said = [name for name in ("year", "month", "day") if found.get(name)]
+    if all(getattr(old, name) == getattr(when, name) for name in said):
+        return None  # also where it is written otherwise: `Sept` becomes `Sep`
     new = {"year": f"{when.year:04}", "day": str(when.day), "th": _ordinal(when.day)}
     if found.get("month"):
         is_long = found["month"].title() in _LONG

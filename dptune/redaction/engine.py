@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import datasets
 
+from dptune.conversation import AS_TYPED, is_conversation, without_empty_targets
 from dptune.errors import ConfigError, DetectionError
+from dptune.redaction.forms import form_of
 from dptune.redaction.operators import (
     KEYED,
     Operator,
     OperatorSettings,
     Replace,
-    normalized,
 )
 from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import MASK, Span
@@ -73,6 +74,8 @@ def redact_text(
     | no spans | the text itself, no edits |
     | `MASK`, only blanks between | one mask, unless `merge_adjacent` is off |
     | everything deleted | `<mask>`, one edit over the whole text |
+    | `DELETE` in a conversation | no mask comes of what stood around the span |
+    | a learnt turn of a conversation is left blank | it is read and not learnt |
 
     >>> name = Span(start=5, end=9, entity_type="PERSON")
     >>> redact_text("call Anna now", [name], Operator.TYPED).text
@@ -100,6 +103,7 @@ def redact_text(
         settings: replacement(settings, pseudonyms=pseudonyms, unit_id=unit_id)
         for settings in (default, *by_type.values())
     }
+    nothing = AS_TYPED if is_conversation(text) else ""
     masked = False  # whether the last edit is a mask that another one may join
     pieces: list[str] = []
     edits: list[Edit] = []
@@ -120,7 +124,7 @@ def redact_text(
         if joins and masked and edits and not gap.strip(" \t"):
             edits[-1] = replace(edits[-1], end=span.end)
             continue
-        new = rules[settings](span, text[span.start : span.end])
+        new = rules[settings](span, text[span.start : span.end]) or nothing
         pieces += (gap, new)
         first, length = length + len(gap), length + len(gap) + len(new)
         edits.append(
@@ -133,7 +137,7 @@ def redact_text(
             )
         )
     pieces.append(text[position:])
-    redacted = "".join(pieces)
+    redacted = without_empty_targets("".join(pieces))
     if edits and (not redacted or redacted.isspace()):
         whole = replace(
             edits[0], start=0, end=len(text), new_start=0, new_end=len(MASK)
@@ -256,7 +260,7 @@ def _numbered() -> Replace:
 
     def replace(span: Span, value: str) -> str:
         seen = numbers.setdefault(span.entity_type, {})
-        number = seen.setdefault(normalized(value), len(seen) + 1)
+        number = seen.setdefault(form_of(span.entity_type, value), len(seen) + 1)
         return f"<{span.entity_type}_{number}>"
 
     return replace

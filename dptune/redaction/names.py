@@ -10,15 +10,14 @@ import importlib
 import random
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
 
 from dptune.errors import ConfigError, DependencyError
 from dptune.redaction.numbers import in_shape, script_of
-from dptune.redaction.operators import normalized
-from dptune.spellings import is_particle, is_title
+from dptune.spellings import is_particle, is_title, one_form
 
 Role = Literal["female", "male", "family"]
 
@@ -35,6 +34,8 @@ _LISTS: Final[Mapping[Role, tuple[str, ...]]] = {
 _WORD: Final = "word"
 _DIGITS: Final = "digits"
 _ENOUGH: Final = 5
+_SUFFIXES: Final = frozenset(["jr", "sr", "ii", "iii", "iv", "phd", "md", "esq"])
+_DRAWS: Final = 50
 _UNSPACED: Final = frozenset(["CJK", "HIRAGANA", "KATAKANA", "HANGUL"])
 
 
@@ -94,7 +95,7 @@ def _roles() -> Mapping[str, Role]:
     for role in _LISTS:
         for locale in _LOCALES:
             for name, share in _names(locale, role).items():
-                plain = normalized(name)
+                plain = one_form(name)
                 best[plain] = max(best.get(plain, (0.0, role)), (share, role))
     return {name: role for name, (_, role) in best.items()}
 
@@ -102,13 +103,13 @@ def _roles() -> Mapping[str, Role]:
 @lru_cache(maxsize=64)
 def _pool(locale: str, role: Role) -> tuple[str, ...]:
     """Return names of one word to draw from; drawn by Faker where it has no list."""
-    names = [n for n in _names(locale, role) if n.isalpha()]
+    names = [n for n in _names(locale, role) if _is_word(n)]
     if len(names) < 2 * _ENOUGH:
         source = source_of(locale)
         source.seed_instance(0)
         draw = {"female": source.first_name_female, "male": source.first_name_male}
         more = (draw.get(role, source.last_name)() for _ in range(300))
-        names += [name for name in more if name.isalpha()]
+        names += [name for name in more if _is_word(name)]
     return tuple(dict.fromkeys(names)) or (source_of(locale).last_name(),)
 
 
@@ -124,10 +125,38 @@ def _initials(locale: str) -> tuple[str, ...]:
 def _names_from(locale: str, role: Role, initial: str) -> tuple[tuple[str, str], ...]:
     """Return names that begin with a letter, or all, with their normal forms."""
     return tuple(
-        (name, normalized(name))
+        (name, one_form(name))
         for name in _pool(locale, role)
         if name.startswith(initial)
     )
+
+
+def _is_given(word: str) -> bool:
+    """Whether a word is a given name, as `Don` and `Ben` are, whatever else it is."""
+    return word[:1].isupper() and _roles().get(one_form(word)) in {"female", "male"}
+
+
+def _titles(pieces: Sequence[tuple[str, str]]) -> set[int]:
+    """Return the places of titles: before a name or a comma's, or suffixes behind it.
+
+    `Lord` is one in `Lord Byron`, not in `John Lord`.
+    """
+    found: set[int] = set()
+    leads, is_first, before_comma = True, True, list[int]()
+    for place, (kind, text) in enumerate(pieces):
+        if kind != _WORD:
+            if "," in text:
+                leads, is_first = True, False
+            continue
+        if is_first:
+            before_comma.append(place)
+        if not is_title(text) or _is_given(text):
+            leads = False
+        elif leads or text.casefold() in _SUFFIXES:
+            found.add(place)
+    if found.issuperset(before_comma):  # nobody is called by titles alone
+        found -= {*before_comma[-1:]}
+    return found
 
 
 def _pieces(value: str) -> Iterator[tuple[str, str]]:
@@ -153,6 +182,11 @@ def _kind(character: str) -> str:
     return _DIGITS if character.isnumeric() else ""
 
 
+def _is_word(name: str) -> bool:
+    """Whether a name is one word, which many scripts cannot write without marks."""
+    return all(_kind(character) == _WORD for character in name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NameMaker:
     """Writes invented names of one owner.
@@ -160,68 +194,75 @@ class NameMaker:
     Args:
         locale: of the names.
         draw: returns the draws that belong to the words that it is given.
+        choose: returns for a word's form the first candidate that is no other word's.
     """
 
     locale: str
     draw: Callable[..., random.Random]
+    choose: Callable[[str, Iterable[str]], str]
 
     def name(self, value: str, attempt: int) -> str:
         """Replace every word and digit of a name; signs, blanks and titles stay.
 
         Particles of family names go, since they tell where a name is from.
         """
-        pieces = list(_pieces(unicodedata.normalize("NFC", value)))
-        words = [text for kind, text in pieces if kind == _WORD]
-        only = all(map(is_particle, words))
-        digits = self.draw("digits", normalized(value), str(attempt))
+        seen = (c for c in value if unicodedata.category(c) != "Cf")
+        pieces = list(_pieces(unicodedata.normalize("NFKC", "".join(seen))))
+        only = all(is_particle(text) for kind, text in pieces if kind == _WORD)
+        titles = _titles(pieces)
+        digits = self.draw("digits", one_form(value), str(attempt))
         made: list[str] = []
         follows_particle = False
-        for kind, text in pieces:
+        for place, (kind, text) in enumerate(pieces):
             if follows_particle and text.isspace():
                 continue
             follows_particle = False
             if kind == _DIGITS:
                 made.append(in_shape(digits, text))
-            elif kind != _WORD or (is_title(text) and len(words) > 1):
+            elif kind != _WORD or place in titles:
                 made.append(text)
-            elif is_particle(text) and not only:
+            elif is_particle(text) and not only and (place or not _is_given(text)):
                 follows_particle = True
             else:
-                made.append(self._word(text, attempt))
+                made.append(self._word(text))
         return "".join(made)
 
-    def _word(self, word: str, attempt: int) -> str:
-        """Invent one word."""
+    def _word(self, word: str) -> str:
+        """Invent one word; other words of the owner get others, while there are any."""
+        plain = one_form(word)
         script = script_of(word)
         if script != script_of(_pool(self.locale, "family")[0]):
-            return self._letters(word, attempt)
+            return self.choose(
+                plain,
+                (in_shape(self.draw(plain, str(n)), word) for n in range(_DRAWS)),
+            )
         if script in _UNSPACED and len(word) > 1:
-            draw = self.draw(normalized(word), str(attempt))
-            given: Role = draw.choice(("female", "male"))
-            parts = (_pool(self.locale, "family"), _pool(self.locale, given))
-            return "".join(draw.choice(pool) for pool in parts)
+            return self.choose(plain, self._unspaced(plain))
         initial = self._initial(word)
         if len(word) == 1 and initial:
             return cased(initial, word)
-        role = _roles().get(normalized(word), "family")
-        plain = normalized(word)
-        names = _names_from(self.locale, role, initial)
-        draw = self.draw(role, plain, str(attempt))
-        return cased(draw.choice([n for n, p in names if p != plain]), word)
+        role = _roles().get(plain, "family")
+        return cased(self.choose(plain, self._names(role, initial, plain)), word)
 
-    def _letters(self, word: str, attempt: int) -> str:
-        """Draw letters of the word's own alphabet, another word than it is."""
-        for more in range(20):
-            draw = self.draw(normalized(word), str(attempt), str(more))
-            made = in_shape(draw, word)
-            if normalized(made) != normalized(word):
-                return made
-        return made
+    def _names(self, role: Role, initial: str, plain: str) -> Iterator[str]:
+        """Yield all names of a role, those with the initial first."""
+        draw = self.draw(role, plain)
+        for letter in dict.fromkeys((initial, "")):
+            names = [n for n, p in _names_from(self.locale, role, letter) if p != plain]
+            yield from draw.sample(names, len(names))
+
+    def _unspaced(self, plain: str) -> Iterator[str]:
+        """Draw whole names of scripts without blanks."""
+        draw = self.draw(plain)
+        for _ in range(_DRAWS):
+            given: Role = draw.choice(("female", "male"))
+            parts = (_pool(self.locale, "family"), _pool(self.locale, given))
+            yield "".join(draw.choice(pool) for pool in parts)
 
     def _initial(self, word: str) -> str:
         """Return the letter that names of this letter begin with, never itself."""
         letters = list(_initials(self.locale))
-        first = normalized(word)[:1].upper()
+        first = one_form(word)[:1].upper()
         if len(letters) < 2:
             return ""
         self.draw("initials").shuffle(letters)

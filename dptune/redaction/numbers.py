@@ -17,7 +17,8 @@ _BANK_DIGITS: Final = 4
 def in_shape(draw: random.Random, value: str) -> str:
     """Redraw every letter and digit in its own alphabet; signs and blanks stay.
 
-    Accents and vowel signs go: they would say which letter stood there.
+    Accents and vowel signs go: they would say which letter stood there. So do signs
+    that nobody sees, which equal values may have or not.
     """
     made = []
     for character in value:
@@ -28,7 +29,7 @@ def in_shape(draw: random.Random, value: str) -> str:
             made.append(_letter(draw, character))
         elif character.isnumeric():
             made.append(draw.choice("0123456789"))
-        elif unicodedata.category(character) not in {"Mn", "Mc"}:
+        elif unicodedata.category(character) not in {"Mn", "Mc", "Cf"}:
             made.append(character)
     return "".join(made)
 

@@ -7,7 +7,7 @@
 | `pseudonym` | an invented value | which are equal, shape, gender, intervals |
 | `hash` | `<PERSON:9f2c...>` | which are equal |
 | `encrypt` | `<PERSON:enc:...>` | which are equal, about how long; all, with the key |
-| `shift_dates` | the date some days off | intervals, format |
+| `shift_dates` | the date some days off | intervals, format, time of day |
 | `partial` | `**** **** **** 1234` | what is kept, and the shape |
 | `keep` | the value itself | everything |
 
@@ -15,7 +15,6 @@ Two operators in one corpus tell types apart, which a detector reads off the sec
 selective claim needs `mask` or `delete` for all of them.
 """
 
-import unicodedata
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Self
@@ -132,15 +131,3 @@ def operators_name(default: Operator, by_type: Mapping[str, OperatorSettings]) -
     return "+".join(
         sorted({default.value, *(s.operator.value for s in by_type.values())})
     )
-
-
-def normalized(value: str) -> str:
-    """Fold case, compatibility forms and separators: `O'Brien ` equals `obrien`.
-
-    >>> normalized("O'Brien "), normalized("-")
-    ('obrien', '-')
-
-    A value of separators only is its own normal form.
-    """
-    folded = unicodedata.normalize("NFKC", value).casefold()
-    return "".join(filter(str.isalnum, folded)) or folded

@@ -1,11 +1,15 @@
 """Invented values of the same kind, keyed hashes and encryption, under a secret key.
 
 An HMAC of the value under the key decides every draw, so that nobody without the key
-can test a guess, and no table of values is kept. What is invented fits together within
-a unit: a name part by part (`Ann Lee`, `A. Lee`, `ann.lee@...`), with its gender; dates
-by one shift, so that intervals stay; numbers in their alphabet. Card numbers and IBANs
-have a valid checksum where the original has one, and zeros where issuers have their
-number, so that they are nobody's; addresses in networks use reserved names.
+can test a guess, and no table of values is stored. Within a unit, different values get
+different ones while there are any: who comes first has the first draw. Over a corpus
+two values may share one, since no unit's text may depend on what another one says.
+
+What is invented fits together within a unit: a name part by part (`Ann Lee`, `A. Lee`,
+`ann.lee@...`), with its gender; dates by one shift, so that intervals of whole dates
+stay; numbers in their alphabet. Card numbers and IBANs have a valid checksum where the
+original has one, and zeros where issuers have their number, so that they are nobody's;
+addresses in networks use reserved names.
 """
 
 import base64
@@ -13,7 +17,7 @@ import hashlib
 import hmac
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -23,9 +27,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from dptune.errors import ConfigError
 from dptune.redaction.dates import shifted
+from dptune.redaction.forms import form_of
 from dptune.redaction.names import NameMaker, cased, source_of
 from dptune.redaction.numbers import card_number, iban, in_shape, social_security
-from dptune.redaction.operators import Operator, Replace, Scope, normalized
+from dptune.redaction.operators import Operator, Replace, Scope
+from dptune.spellings import one_form
 from dptune.text import MASK, Span
 
 _LEAST_KEY: Final = 16
@@ -34,7 +40,10 @@ _YEAR: Final = 365
 _OWNER_BYTES: Final = 8
 _PADDED_TO: Final = 16
 _HASH_DIGITS: Final = 16
-_ENCRYPTED: Final = re.compile(r"<([A-Z][A-Z0-9_]{0,40}):enc:([A-Za-z0-9_-]{32,8000})>")
+_ATTEMPTS: Final = 100
+_FORMS: Final = r"(?:,? (?:and Sons|Inc|Ltd|LLC|PLC|Group))+$"
+_ENCRYPTED: Final = re.compile(r"<([^<>]*):enc:([^<>\s]*)(>?)")
+"""Whatever looks encrypted, also cut off or altered, so that it is counted."""
 _LEGAL: Final = frozenset(
     "inc ltd llc llp plc corp co gmbh ag kg sa sas srl spa bv nv ab oy pty".split()  # noqa: SIM905 - read
 )
@@ -61,6 +70,9 @@ class Pseudonyms:
     scope: Scope = Scope.UNIT
     locale: str = "en_US"
     encryption_key: bytes | None = field(default=None, repr=False)
+    _taken: dict[tuple[str, ...], str] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Refuse keys that can be guessed."""
@@ -109,6 +121,7 @@ class Pseudonyms:
             key=self.key,
             owner=owner,
             locale=self.locale,
+            taken=self._taken if self.scope is Scope.UNIT else None,
             shift=partial(
                 self._shifted, days=_days(self.key, owner, _YEAR, least=_YEAR + 1)
             ),
@@ -157,8 +170,8 @@ def _days(key: bytes, owner: str, max_days: int, *, least: int = 1) -> int:
 
 
 def _hashed(key: bytes, owner: str, kind: str, value: str) -> str:
-    """Write a keyed hash of the normalized value."""
-    digest = _digest(key, "hash", owner, kind, normalized(value)).hex()
+    """Write a keyed hash of the form that all spellings of a value have."""
+    digest = _digest(key, "hash", owner, kind, form_of(kind, value)).hex()
     return f"<{kind}:{digest[:_HASH_DIGITS]}>"
 
 
@@ -176,12 +189,20 @@ def encrypted(cipher: AESSIV, owner: str, kind: str, value: str) -> str:
 
     References:
         RFC 5297, synthetic initialization vector: deterministic and authenticated.
+
+    Raises:
+        ConfigError: the type has a sign that ends what is written.
     """
+    if {"<", ">"} & {*kind}:
+        raise ConfigError(
+            f"entity_type must have no < and no > for operator=encrypt, got {kind!r}. "
+            "Rename the type; what is encrypted could not be found again."
+        )
     named = hashlib.sha256(owner.encode("utf-8", "surrogatepass")).digest()
     data = value.encode("utf-8", "surrogatepass")
     padding = -len(data) % _PADDED_TO
     message = bytes([padding]) + named[:_OWNER_BYTES] + data + bytes(padding)
-    sealed = cipher.encrypt(message, [kind.encode()])
+    sealed = cipher.encrypt(message, [kind.encode("utf-8", "surrogatepass")])
     return f"<{kind}:enc:{base64.urlsafe_b64encode(sealed).rstrip(b'=').decode()}>"
 
 
@@ -191,7 +212,8 @@ class Decrypted:
 
     Args:
         text: what could not be read stays as it was.
-        num_read, num_failed: values; those of another key, or altered ones, fail.
+        num_read, num_failed: values; those of another key, altered ones, and those
+            that are cut off fail.
     """
 
     text: str = field(repr=False)
@@ -215,7 +237,7 @@ def decrypt_text(text: str, key: bytes) -> Decrypted:
     counts = {True: 0, False: 0}
 
     def back(match: re.Match[str]) -> str:
-        value = _opened(_cipher(key), match[1], match[2])
+        value = _opened(_cipher(key), match[1], match[2]) if match[3] else None
         counts[value is not None] += 1
         return match[0] if value is None else value
 
@@ -226,8 +248,9 @@ def decrypt_text(text: str, key: bytes) -> Decrypted:
 def _opened(cipher: AESSIV, kind: str, written: str) -> str | None:
     """Decrypt one value; None if it was altered or is of another key."""
     try:
-        sealed = base64.urlsafe_b64decode(written + "=" * (-len(written) % 4))
-        message = cipher.decrypt(sealed, [kind.encode()])
+        padded = written + "=" * (-len(written) % 4)
+        sealed = base64.b64decode(padded, altchars=b"-_", validate=True)
+        message = cipher.decrypt(sealed, [kind.encode("utf-8", "surrogatepass")])
     except (InvalidTag, ValueError):
         return None
     data = message[1 + _OWNER_BYTES :]
@@ -242,16 +265,46 @@ class _Inventor:
     owner: str
     locale: str
     shift: Callable[[str], str | None]
+    taken: dict[tuple[str, ...], str] | None = field(repr=False)
 
     def invent(self, kind: str, value: str) -> str:
-        """Draw until the result is not the value itself."""
-        plain = normalized(value)
+        """Draw until the result is neither the value itself nor another one's."""
+        plain = form_of(kind, value)
+        if kind == "DATE":
+            return self.shift(value) or MASK
         maker = _MAKERS.get(kind, _number)
-        for attempt in range(100):
-            made = maker(self, value, attempt)
-            if normalized(made) != plain:
+        drawn = (maker(self, value, attempt) for attempt in range(_ATTEMPTS))
+        # a shape may leave nothing to draw
+        form = partial(form_of, kind)
+        return self.choose("value", plain, drawn, form=form) or f"<{kind}>"
+
+    def choose(
+        self,
+        what: str,
+        plain: str,
+        candidates: Iterable[str],
+        *,
+        form: Callable[[str], str] = one_form,
+    ) -> str:
+        """Return the first candidate that is free, else the first that is not itself.
+
+        Args:
+            what: among what candidates must differ.
+            plain: the form of what they stand for, which has each of them to itself.
+            candidates: in order of preference.
+            form: of a candidate.
+        """
+        shared = ""
+        for made in candidates:
+            drawn = form(made)
+            if drawn == plain or not made.strip():
+                continue
+            if self.taken is None:
                 return made
-        return f"<{kind}>"  # a value whose shape leaves nothing to draw
+            if self.taken.setdefault((self.owner, what, drawn), plain) == plain:
+                return made
+            shared = shared or made
+        return shared
 
     def random(self, *parts: str) -> random.Random:
         """Return the draws that belong to something of this owner."""
@@ -266,37 +319,46 @@ class _Inventor:
 
     def names(self) -> NameMaker:
         """Return how names of this owner are written."""
-        return NameMaker(locale=self.locale, draw=partial(self.random, "name"))
+        return NameMaker(
+            locale=self.locale,
+            draw=partial(self.random, "name"),
+            choose=partial(self.choose, "word"),
+        )
 
 
 def _person(inventor: _Inventor, value: str, attempt: int) -> str:
     return inventor.names().name(value, attempt)
 
 
-def _organization(inventor: _Inventor, value: str, attempt: int) -> str:
+def _organization(inventor: _Inventor, value: str, _attempt: int) -> str:
     """Invent a company; `Acme` and `Acme Inc.` are one."""
     words = value.split()
     tail: list[str] = []
-    while len(words) > 1 and normalized(words[-1]) in _LEGAL:
+    while len(words) > 1 and one_form(words[-1]) in _LEGAL:
         tail.insert(0, words.pop())
-    source = inventor.source("company", normalized(" ".join(words)), str(attempt))
-    made = re.sub(r"(?:,? (?:and Sons|Inc|Ltd|LLC|PLC|Group))+$", "", source.company())
+    plain = one_form(" ".join(words))
+    drawn = (
+        inventor.source("company", plain, str(attempt)).company()
+        for attempt in range(_ATTEMPTS)
+    )
+    bare = (re.sub(_FORMS, "", company) for company in drawn)
+    made = inventor.choose("company", plain, bare)
     return " ".join([cased(made, " ".join(words)), *tail])
 
 
 def _place(inventor: _Inventor, value: str, attempt: int) -> str:
-    source = inventor.source("city", normalized(value), str(attempt))
+    source = inventor.source("city", one_form(value), str(attempt))
     return cased(str(source.city()), value)
 
 
 def _address(inventor: _Inventor, value: str, attempt: int) -> str:
-    source = inventor.source("address", normalized(value), str(attempt))
+    source = inventor.source("address", one_form(value), str(attempt))
     return cased(str(source.street_address()), value)
 
 
 def _people(inventor: _Inventor, value: str, attempt: int) -> str:
     names = ("Arlonian", "Belvarian", "Corvish", "Dalmaran", "Estrovian", "Fenlandic")
-    drawn = inventor.random("people", normalized(value), str(attempt))
+    drawn = inventor.random("people", one_form(value), str(attempt))
     return cased(drawn.choice(names), value)
 
 
@@ -311,14 +373,23 @@ def _email(inventor: _Inventor, value: str, attempt: int) -> str:
 
 def _domain(inventor: _Inventor, domain: str) -> str:
     """Invent a reserved domain (RFC 2606), the same for e-mail and web."""
-    bare = normalized(domain.casefold().removeprefix("www."))
-    return f"{inventor.source('domain', bare).domain_word()}.invalid"
+    bare = one_form(domain.casefold().removeprefix("www."))
+    drawn = (
+        inventor.source("domain", bare, str(attempt)).domain_word()
+        for attempt in range(_ATTEMPTS)
+    )
+    return f"{inventor.choose('domain', bare, drawn)}.invalid"
 
 
-def _url(inventor: _Inventor, value: str, _attempt: int) -> str:
+def _url(inventor: _Inventor, value: str, attempt: int) -> str:
+    """Invent a host; a path tells what else stands on it apart."""
     scheme, sign, rest = value.partition("://")
     host = re.split(r"[/?#:]", rest if sign else value, maxsplit=1)[0]
-    return f"{scheme + sign if sign else ''}{_domain(inventor, host)}"
+    made = f"{scheme + sign if sign else ''}{_domain(inventor, host)}"
+    if not attempt:
+        return made
+    path = in_shape(inventor.random("path", one_form(value), str(attempt)), "page")
+    return f"{made}/{path}"
 
 
 def _user(inventor: _Inventor, value: str, attempt: int) -> str:
@@ -327,7 +398,7 @@ def _user(inventor: _Inventor, value: str, attempt: int) -> str:
 
 
 def _number(inventor: _Inventor, value: str, attempt: int) -> str:
-    draw = inventor.random("shape", normalized(value), str(attempt))
+    draw = inventor.random("shape", one_form(value), str(attempt))
     return in_shape(draw, value)
 
 
@@ -335,31 +406,20 @@ def _numbered(make: Callable[[random.Random, str], str]) -> "_Maker":
     """Make what is invented from a number's shape alone."""
 
     def maker(inventor: _Inventor, value: str, attempt: int) -> str:
-        draw = inventor.random("shape", normalized(value), str(attempt))
+        draw = inventor.random("shape", one_form(value), str(attempt))
         return make(draw, value)
 
     return maker
 
 
 def _ip(inventor: _Inventor, value: str, attempt: int) -> str:
-    """Draw from the ranges for documentation: RFC 5737 and RFC 3849."""
-    draw = inventor.random("ip", normalized(value), str(attempt))
+    """Draw from what is nobody's: for documents (RFC 5737, 3849), for tests (2544)."""
+    draw = inventor.random("ip", form_of("IP", value), str(attempt))
     if ":" in value:
-        return f"2001:db8::{draw.randint(1, 65535):x}"
-    return f"203.0.113.{draw.randint(1, 254)}"
-
-
-def _date(inventor: _Inventor, value: str, attempt: int) -> str:
-    """Shift a date; one of an unknown format is drawn anew."""
-    made = inventor.shift(value) if attempt == 0 else None
-    if made is not None:
-        return made
-    day = inventor.source("date", normalized(value), str(attempt)).date_between(
-        "-60y", "-1y"
-    )
-    if not any(map(str.isalpha, value)):
-        return str(day.year)
-    return cased(f"{day:%B} {day.day}", value)
+        return f"2001:db8::{draw.randint(1, 65535):x}:{draw.randint(1, 65535):x}"
+    if attempt < 3:
+        return f"203.0.113.{draw.randint(1, 254)}"
+    return f"198.{draw.randint(18, 19)}.{draw.randint(0, 255)}.{draw.randint(1, 254)}"
 
 
 _Maker = Callable[[_Inventor, str, int], str]
@@ -381,5 +441,4 @@ _MAKERS: dict[str, _Maker] = {
     "SSN": _numbered(social_security),
     "IBAN": _numbered(iban),
     "IP": _ip,
-    "DATE": _date,
 }

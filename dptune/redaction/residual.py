@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import numpy.typing as npt
 
+from dptune.conversation import contents_only
 from dptune.errors import DetectionError
 from dptune.spellings import MAX_CHARACTERS, KnownValue, Spellings, is_border
 from dptune.text import Span
@@ -40,7 +41,7 @@ def residual_values(text: str, spans: Sequence[Span], redacted: str) -> dict[str
         Numbers of different values by entity type; empty if none is left.
     """
     left: Counter[str] = Counter()
-    folded = redacted.casefold()
+    folded = contents_only(redacted).casefold()
     values = {(s.entity_type, text[s.start : s.end].casefold()) for s in spans}
     for kind, value in sorted(values):
         known = sum(map(str.isalnum, value)) >= _LEAST_LETTERS
@@ -98,7 +99,7 @@ def residual_spellings(
     parts: Counter[str] = Counter()
     spellings: Counter[str] = Counter()
     same = {(kind, value.casefold()) for kind, value in values}
-    for found in Spellings(known, is_ordinary=is_ordinary).find(text):
+    for found in Spellings(known, is_ordinary=is_ordinary).find(contents_only(text)):
         start, end, kind = found.start, found.end, found.entity_type
         said = [i for i in range(start, end) if text[i].isalnum()]
         open_places = sum(not covered[i] for i in said)

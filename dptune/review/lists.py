@@ -7,6 +7,7 @@ as a whole: words are compared without case, compatibility forms and separators.
 
 import hmac
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,11 +15,11 @@ from typing import Final
 from pydantic import Field
 
 from dptune.detection.engine import DetectionEngine
+from dptune.detection.escapes import EscapeReader
 from dptune.detection.filters import chained, without_allowed
 from dptune.detection.recognizer import fingerprint_of
 from dptune.detection.union import unite
 from dptune.errors import ConfigError
-from dptune.redaction.operators import normalized
 from dptune.results import Report
 from dptune.text import Span
 
@@ -117,7 +118,7 @@ class ListKey:
 
     def allow_name(self, phrase: str) -> str:
         """Name a phrase that need not be marked."""
-        return self.name("allow", normalized(phrase))
+        return self.name("allow", _normalized(phrase))
 
 
 def extended(
@@ -187,7 +188,7 @@ class DenyRecognizer:
 
     def _spans(self, text: str) -> Iterator[Span]:
         words = [
-            (m.start(), m.end(), normalized(m[0]))
+            (m.start(), m.end(), _normalized(m[0]))
             for m in _WORD.finditer(text)
             if _LETTERS.search(m[0])
         ]
@@ -242,7 +243,7 @@ class AllowFilter:
 
     def _is_allowed(self, value: str) -> bool:
         """Look a phrase up; each is hashed once."""
-        phrase = normalized(value)
+        phrase = _normalized(value)
         known = self._known.get(phrase)
         if known is None:
             known = self._key.name("allow", phrase) in self._allowed
@@ -257,16 +258,33 @@ def with_lists(
     """Return the engine as reviewers corrected it; the same where nothing is listed."""
     recognizers = [r for r in engine.parts if r.name != DenyRecognizer.name]
     if lists.deny:
-        recognizers.append(DenyRecognizer(lists, key))
+        recognizers.append(EscapeReader(DenyRecognizer(lists, key)))
     return DetectionEngine(
         tier=engine.tier,
         recognizers=recognizers,
         span_filter=chained(
             engine.span_filter, AllowFilter(lists, key) if lists.allow else None
         ),
+        rules=engine.rules,
+        num_allowed=engine.num_allowed + len(lists.allow),
     )
+
+
+def _normalized(value: str) -> str:
+    """Fold case, compatibility forms and separators; marks of other scripts stay.
+
+    Accents stay where Unicode has a letter with them. An allow list must not take
+    `Rosé` for `Rose`, nor one Hindi name for another.
+    """
+    form = unicodedata.normalize("NFKC", value).casefold()
+    return "".join(filter(_is_said, form)) or form
+
+
+def _is_said(character: str) -> bool:
+    is_mark = unicodedata.category(character)[0] == "M"
+    return character.isalnum() or (is_mark and not 0x300 <= ord(character) <= 0x36F)
 
 
 def _words(phrase: str) -> list[str]:
     """Normalize the words of a phrase."""
-    return [normalized(m) for m in _WORD.findall(phrase) if _LETTERS.search(m)]
+    return [_normalized(m) for m in _WORD.findall(phrase) if _LETTERS.search(m)]

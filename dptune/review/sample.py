@@ -15,10 +15,12 @@ import datasets
 import numpy as np
 from pydantic import Field
 
+from dptune.conversation import contents_only
 from dptune.detection.blocks import spans_of
 from dptune.detection.filters import CHECKSUM_CONFIDENCE
 from dptune.detection.languages.identify import languages_of
 from dptune.detection.llm import requests_of
+from dptune.detection.turns import only_contents
 from dptune.errors import ConfigError
 from dptune.results import Report
 from dptune.review.lists import ListKey
@@ -154,6 +156,7 @@ def draw_sample(
             f"share must be in (0, 1] and size at least 4, got share={share}, "
             f"size={size}. Take 0.01 and None."
         )
+    labelled = only_contents(labelled)
     languages = strata_languages(labelled["text"])
     places = _places(labelled, rows, languages)
     sizes = {name: len(found) // 2 for name, found in places.items()}
@@ -285,7 +288,7 @@ def reread(
     for sentence in sentences:
         inside = sentence.row < len(corpus)
         record = corpus[sentence.row] if inside else {"id": "", "text": ""}
-        text = record["text"][sentence.start : sentence.end]
+        text = contents_only(record["text"])[sentence.start : sentence.end]
         source = str(record["id"])
         if _name(key, source, sentence.start, text, sentence.marks) != sentence.id:
             raise ConfigError(

@@ -1,11 +1,14 @@
 """Operators by entity type: what each writes, and what it reads off the secret."""
 
+import re
+
 import datasets
 import pytest
 from pydantic import ValidationError
 
 from dptune.config import RedactionSettings
 from dptune.errors import ConfigError
+from dptune.redaction import pseudonyms
 from dptune.redaction.engine import redact_dataset, redact_text, replacement
 from dptune.redaction.operators import (
     Operator,
@@ -112,7 +115,45 @@ def test_cipher_of_another_key_or_altered_stays_and_is_counted():
     for text, key in ((made, b"f" * 32), (flipped, b"e" * 32), (moved, b"e" * 32)):
         back = decrypt_text(text, key)
         assert (back.text, back.num_read, back.num_failed) == (text, 0, 1)
-    assert decrypt_text("<ID:enc:> <ID:enc:!!> <x>", b"e" * 32).num_failed == 0
+    broken = (f"{made[:30]}{sign}{made[30:]}" for sign in "\n!é=")
+    for text in (
+        made[:-1],
+        made[:30],
+        *broken,
+        "<ID:enc:>",
+        "<ID:enc:!!> <x>",
+        "<ID:enc:é>",
+    ):
+        back = decrypt_text(text, b"e" * 32)
+        assert (back.text, back.num_read, back.num_failed) == (text, 0, 1)
+    assert decrypt_text("<x> enc: <enc> :enc:", b"e" * 32).num_failed == 0
+
+
+TYPES_READ = ["A", "A" + "_9" * 20, "badge", "BADGE-X", "X" * 99, "Über", "a:enc:b", ""]
+
+
+@pytest.mark.parametrize("kind", TYPES_READ)
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 5_970, 6_000, 20_000])
+def test_encrypted_values_of_any_length_and_type_come_back(kind, length):
+    value = ("Ann Lee é王😀\ud800<" * length)[:length].strip()
+    made = write(Operator.ENCRYPT, value, kind=kind)
+    back = decrypt_text(f"{made}, {made}", b"e" * 32)
+    assert (back.text, back.num_read, back.num_failed) == (f"{value}, {value}", 2, 0)
+
+
+def test_encrypted_values_twin_that_reads_short_ones_only_is_caught(monkeypatch):
+    """The twin is the pattern of before: a long cipher was not even seen."""
+    pattern = re.compile(r"<([A-Z][A-Z0-9_]{0,40}):enc:([A-Za-z0-9_-]{32,8000})(>)")
+    monkeypatch.setattr(pseudonyms, "_ENCRYPTED", pattern)
+    for kind, length in (("A", 6_000), ("badge", 1)):
+        with pytest.raises(AssertionError):
+            test_encrypted_values_of_any_length_and_type_come_back(kind, length)
+
+
+@pytest.mark.parametrize("kind", ["A<B", "A>"])
+def test_encrypted_type_that_could_not_be_read_is_refused(kind):
+    with pytest.raises(ConfigError, match="entity_type must have no <"):
+        write(Operator.ENCRYPT, "Ann", kind=kind)
 
 
 def test_length_of_a_cipher_tells_the_length_roughly_only():
