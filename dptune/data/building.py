@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from datasets import Dataset
 from dptune.accounting.assumptions import Assumption
 from dptune.data.checks import SPLIT_NAMES, check_records, owner, to_dataset
 from dptune.data.deduplication import Deduplication, Duplicates, deduplicate
+from dptune.data.messages import ReadConversation
 from dptune.data.readers import read_records
 from dptune.data.records import (
     MISSING,
@@ -19,7 +21,13 @@ from dptune.data.records import (
     Record,
     seeded_fraction,
 )
-from dptune.data.source import SPLITS, DataSource, TextSource, describe_source
+from dptune.data.source import (
+    SPLITS,
+    DataSource,
+    TextSource,
+    describe_source,
+    learnt_roles,
+)
 from dptune.data.splitting import (
     SplitSettings,
     assign_splits,
@@ -144,6 +152,7 @@ def build_corpus(
         fingerprint=corpus_fingerprint(dataset),
         privacy_unit=privacy_unit,
         kind=kind,
+        unread=_unread(raw, source=source, log=log),
         sampled=max_records is not None,
         num_other_languages=num_other,
         validation=validation,
@@ -324,6 +333,21 @@ def _require_success(validation: ValidationReport) -> None:
         raise DataError(problems)
 
 
+def _unread(
+    raw: Sequence[RawRecord], *, source: DataSource, log: ProblemLog
+) -> dict[str, int]:
+    """Count what a source of conversations has beside contents, most of it first."""
+    if not learnt_roles(source):
+        return {}
+    keys = Counter(
+        key
+        for row in raw
+        if isinstance(row.text, ReadConversation)
+        for key in row.text.unread
+    )
+    return dict((keys + log.unread_columns).most_common())
+
+
 def _report(
     records: Sequence[Record],
     unique: Deduplication,
@@ -333,6 +357,7 @@ def _report(
     fingerprint: str,
     privacy_unit: PrivacyUnit,
     kind: Duplicates,
+    unread: dict[str, int],
     sampled: bool,
     num_other_languages: int | None,
     validation: ValidationReport,
@@ -367,6 +392,7 @@ def _report(
             privacy_unit=privacy_unit, has_labels=_labelled(source)
         ),
         sampled=sampled,
+        unread=unread,
         assumes=_assumes(source, privacy_unit, selects=num_other_languages is not None),
         validation=validation,
     )

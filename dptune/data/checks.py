@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import datasets
 
+from dptune.conversation import contents_only, is_conversation, without_training
+from dptune.data.messages import ReadConversation
 from dptune.data.records import MISSING, ProblemLog, RawRecord, Record
 from dptune.data.validation import MOJIBAKE
 from dptune.errors import DataError
@@ -115,23 +117,27 @@ def _check_record(
         _label_fault(row.label),
         *(_known_fault(value) for _, value in row.known),
     ]
-    identifier = _content_id(row.text, seen) if row.id is MISSING else str(row.id)
+    text = row.text
+    if isinstance(text, ReadConversation):
+        faults += text.faults
+        text = text.text
+    identifier = _content_id(text, seen) if row.id is MISSING else str(row.id)
     if row.id is not MISSING and not faults[1]:
         seen[identifier] += 1
         faults.append(_DUPLICATE_ID if seen[identifier] > 1 else None)
     found = [fault for fault in faults if fault is not None]
     for message, next_step in found:
         log.add_row(row.location(), message, next_step)
-    if found or not isinstance(row.text, str):
+    if found or not isinstance(text, str):
         return None
     owner_id = identifier if unit is MISSING else str(unit)
     is_content = unit is MISSING and row.id is MISSING
     label = int(row.label) if isinstance(row.label, int | float) else str(row.label)
     return Record(
         id=identifier,
-        text=row.text,
+        text=text,
         unit_id=owner_id,
-        draw_key=_content_hash(row.text) if is_content else owner_id,
+        draw_key=_content_hash(text) if is_content else owner_id,
         split=None if row.split is None else SPLIT_NAMES[str(row.split)],
         label=None if row.label is MISSING else label,
         location=row.location(),
@@ -155,7 +161,7 @@ def _content_id(text: object, seen: Counter[str]) -> str:
 
 def _content_hash(text: object) -> str:
     """Hash a text; equal texts share it."""
-    data = str(text).encode("utf-8", "surrogatepass")
+    data = without_training(str(text)).encode("utf-8", "surrogatepass")
     return f"text-{hashlib.sha256(data).hexdigest()[:32]}"
 
 
@@ -179,6 +185,13 @@ def _null_fault(field: str, value: object, next_step: str) -> _Fault | None:
 
 def _text_fault(text: object, max_characters: int | None) -> _Fault | None:
     """Find what is wrong with a text."""
+    if isinstance(text, ReadConversation):
+        return _content_fault(text.text, max_characters) if text.text else None
+    if isinstance(text, str) and is_conversation(text):
+        return (
+            "text must not begin with U+FDD0 or U+FDD1, which are no characters.",
+            "Check encoding, or remove them.",
+        )
     if isinstance(text, str):
         return _content_fault(text, max_characters)
     kind = type(text).__name__
@@ -190,7 +203,7 @@ def _text_fault(text: object, max_characters: int | None) -> _Fault | None:
 
 def _content_fault(text: str, max_characters: int | None) -> _Fault | None:
     """Find what is wrong with a text that is a string."""
-    if not text.strip():
+    if not contents_only(text).strip():
         got = "white space only" if text else "nothing"
         return f"text must not be empty, got {got}.", "Remove the row or fill it."
     if not _is_encodable(text):

@@ -41,6 +41,7 @@ from enum import StrEnum
 
 from datasketch import MinHash, MinHashLSH
 
+from dptune.conversation import contents_only, without_training
 from dptune.data.records import Record
 from dptune.privacy import PrivacyUnit
 
@@ -134,6 +135,7 @@ def deduplicate(
         range(len(records)), key=lambda i: _LATE.get(records[i].split or "train", 0)
     )
     copies = _copies([row.text for row in records], order)
+    copies |= _held_out_copies(records, order)
     rest = [i for i in order if i not in copies]
     near: dict[int, int] = {}
     if near_duplicate_threshold is not None:
@@ -159,6 +161,20 @@ def _copies(values: Sequence[object], order: Sequence[int]) -> dict[int, int]:
     first: dict[object, int] = {}
     found = {i: first.setdefault(values[i], i) for i in order}
     return {i: original for i, original in found.items() if i != original}
+
+
+def _held_out_copies(records: Sequence[Record], order: Sequence[int]) -> dict[int, int]:
+    """Map held-out conversations to earlier ones of other turns that are learnt.
+
+    In training they are two texts; a model that learnt one half knows the rest.
+    """
+    first: dict[str, int] = {}
+    found = {i: first.setdefault(without_training(records[i].text), i) for i in order}
+    return {
+        i: original
+        for i, original in found.items()
+        if i != original and records[i].split in _LATE
+    }
 
 
 def _near_copies(
@@ -197,7 +213,7 @@ def _bands(threshold: float) -> tuple[int, int]:
 
 def _shingles(text: str) -> frozenset[int]:
     """Hash every run of three words; shorter texts count as one run."""
-    words = _WORD.findall(text.casefold()) or [text]
+    words = _WORD.findall(contents_only(text).casefold()) or [text]
     last = max(len(words) - SHINGLE_WORDS, 0)
     return frozenset(
         zlib.crc32(" ".join(words[i : i + SHINGLE_WORDS]).encode())

@@ -184,6 +184,10 @@ _ROWS_AT_ONCE = 1024
 """A page of one long value, repeated, unpacks to this many of it before it is seen."""
 
 
+_OF_CHATS = frozenset(["tools", "functions", "documents"])
+"""Columns that templates could write beside messages, and that nothing reads."""
+
+
 def check_columns(
     present: Sequence[str], wanted: Sequence[str], *, name: str, log: ProblemLog
 ) -> bool:
@@ -191,6 +195,9 @@ def check_columns(
 
     Names of other columns are not listed: without a header they are record text.
     """
+    log.unread_columns.update(
+        f"column {column}" for column in present if column in _OF_CHATS - {*wanted}
+    )
     missing = [column for column in wanted if column not in present]
     for column in missing:
         near = difflib.get_close_matches(column, present, n=1, cutoff=0.8)

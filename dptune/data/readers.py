@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from dptune.data.messages import read_conversation
 from dptune.data.parsers import (
     check_columns,
     locate,
@@ -28,12 +29,14 @@ from dptune.data.source import (
     TextSource,
     describe_source,
     display_name,
+    learnt_roles,
     template_parts,
 )
 from dptune.data.synthetic import generate_dialogues
 
 _FILE_FIELDS = {"text_column", "text_template", "encoding", "max_bytes"}
 _COLUMN_FIELDS = {
+    *("messages_column", "prompt_column", "completion_column", "train_on"),
     *("id_column", "unit_column", "split_column", "label_column", "known_columns"),
 }
 _TABLE_KINDS: dict[str, type[JsonlSource | CsvSource | ParquetSource]] = {
@@ -282,6 +285,9 @@ def _compose(
     values: Mapping[str, object], source: TabularFileSource | HubSource
 ) -> object:
     """Take the text column, or fill the template; null if any part of it is null."""
+    if source.is_chat:
+        given = [values[column] for column in source.text_columns()]
+        return read_conversation(*given, learnt=learnt_roles(source))
     if source.text_template is None:
         return values[source.text_column]
     text = ""

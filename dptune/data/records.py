@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -116,6 +117,7 @@ class ProblemLog:
     def __init__(self) -> None:
         self._problems: list[Problem] = []
         self._groups: dict[str, _Group] = {}
+        self.unread_columns: Counter[str] = Counter()
 
     def __bool__(self) -> bool:
         """Whether anything was reported."""

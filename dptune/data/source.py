@@ -16,6 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from dptune.conversation import ROLES, Role
+
 SPLITS = ("train", "validation", "test")
 TextUnit = Literal["line", "paragraph", "document"]
 
@@ -105,6 +107,8 @@ Character = Annotated[str, AfterValidator(_check_one_character)]
 Pattern = Annotated[str, AfterValidator(_check_pattern)]
 ColumnName = Annotated[str, Field(min_length=1)]
 TypeName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,40}$")]
+ChatColumn = Annotated[ColumnName | None, Field(exclude_if=lambda name: name is None)]
+"""Left out where it is not used, so that sources of plain text are known as before."""
 
 
 class _Model(BaseModel):
@@ -121,6 +125,11 @@ class _Columns(_Model):
     Args:
         text_column: holds the text, unless `text_template` is set.
         text_template: joins columns, such as `"{question} {answer}"`.
+        messages_column: holds conversations in the place of texts: lists of `role` and
+            `content`, or of `from` and `value` (ShareGPT), or JSON of such a list.
+        prompt_column, completion_column: hold what a user asks and the assistant says,
+            which is a conversation too.
+        train_on: roles whose turns are learnt, of conversations; `all` are all.
         id_column: stable ids; without it ids are hashes of the content.
         unit_column: the privacy unit (user, document) that owns a record.
         split_column: `train`, `validation` or `test` (`valid`, `val`, `dev` too).
@@ -132,6 +141,12 @@ class _Columns(_Model):
 
     text_column: ColumnName = "text"
     text_template: Template | None = None
+    messages_column: ChatColumn = None
+    prompt_column: ChatColumn = None
+    completion_column: ChatColumn = None
+    train_on: tuple[Role, ...] | Literal["all"] | None = Field(
+        default=None, min_length=1, exclude_if=lambda roles: roles is None
+    )
     id_column: ColumnName | None = None
     unit_column: ColumnName | None = None
     split_column: ColumnName | None = None
@@ -139,8 +154,37 @@ class _Columns(_Model):
     ids_are_per_split: bool = False
     known_columns: dict[ColumnName, TypeName] = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        """Take text or one kind of conversations."""
+        pair = (self.prompt_column, self.completion_column)
+        if (pair[0] is None) != (pair[1] is None):
+            raise ValueError("must set prompt_column and completion_column together")
+        if self.messages_column is not None and pair[0] is not None:
+            raise ValueError("must set messages_column or prompt_column, not both")
+        named = {"text_column", "text_template"} & self.model_fields_set
+        has_text = any(getattr(self, n) != _DEFAULTS.get(n) for n in named)
+        if self.is_chat and has_text:
+            raise ValueError(
+                "must not set text_column or text_template beside conversations"
+            )
+        if self.train_on is not None and not self.is_chat:
+            raise ValueError(
+                "must set train_on only beside messages_column or prompt_column"
+            )
+        return self
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether records are conversations."""
+        return self.messages_column is not None or self.prompt_column is not None
+
     def text_columns(self) -> tuple[str, ...]:
         """Columns that make up the text."""
+        if self.messages_column is not None:
+            return (self.messages_column,)
+        if self.prompt_column is not None and self.completion_column is not None:
+            return (self.prompt_column, self.completion_column)
         if self.text_template is None:
             return (self.text_column,)
         return template_columns(self.text_template)
@@ -150,6 +194,9 @@ class _Columns(_Model):
         named = (self.id_column, self.unit_column, self.split_column, self.label_column)
         wanted = (*self.text_columns(), *(name for name in named if name is not None))
         return tuple(dict.fromkeys((*wanted, *self.known_columns)))
+
+
+_DEFAULTS = {"text_column": "text", "text_template": None}
 
 
 class _Files(_Model):
@@ -266,6 +313,15 @@ class FolderSource(_TabularFiles, _Dialect):
     format: Literal["text", "jsonl", "csv", "parquet"] = "text"
     record: TextUnit = "document"
 
+    @model_validator(mode="after")
+    def _check_format(self) -> Self:
+        """Take conversations from columns alone."""
+        if self.is_chat and self.format == "text":
+            raise ValueError(
+                "must set format to jsonl, csv or parquet for conversations"
+            )
+        return self
+
 
 class HubSource(_Columns):
     """A Hugging Face data set, by hub id or local directory. No code of it is run.
@@ -335,6 +391,13 @@ DataSource = Annotated[
     | SyntheticSource,
     Field(discriminator="kind"),
 ]
+
+
+def learnt_roles(source: DataSource) -> tuple[str, ...]:
+    """Roles whose turns have a loss; none of plain text."""
+    if not isinstance(source, _Columns) or not source.is_chat:
+        return ()
+    return ROLES if source.train_on == "all" else source.train_on or ("assistant",)
 
 
 def describe_source(source: DataSource) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import datasets
 import pandas as pd
 
+from dptune.conversation import without_training
 from dptune.data.source import SPLITS
 from dptune.errors import ConfigError
 from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
@@ -202,7 +203,9 @@ def _corpus_frame(dataset: datasets.Dataset) -> pd.DataFrame:
     frame = pd.DataFrame({name: list(dataset[name]) for name in present}, dtype=object)
     if "text" in present:
         frame["text_sha256"] = [
-            hashlib.sha256(str(text).encode("utf-8", "replace")).hexdigest()
+            hashlib.sha256(
+                without_training(str(text)).encode("utf-8", "replace")
+            ).hexdigest()
             for text in frame["text"]
         ]
     for name, flag in (("unit_id", "unit_leaks"), ("text_sha256", "text_leaks")):

@@ -19,7 +19,7 @@ from dptune.errors import ModelError
 
 
 @contextmanager
-def peft_at_peace() -> Iterator[None]:
+def without_peft_warning() -> Iterator[None]:
     """Ignore that peft 0.21 reads a property that transformers 5.23 has renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
@@ -206,7 +206,7 @@ def add_lora(
         bias="none",
         task_type=TaskType.SEQ_CLS if classifies else TaskType.CAUSAL_LM,
     )
-    with seeded(seed), peft_at_peace():
+    with seeded(seed), without_peft_warning():
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:

@@ -39,16 +39,11 @@ def check_source(
         _check_files(source.tokenizer, data_root or Path())
         return
     # transformers takes seconds to import, and nothing was loaded above
-    from dptune.models.loading import load_classifier, load_model  # noqa: PLC0415
+    from dptune.models.loading import load_source  # noqa: PLC0415
 
-    if isinstance(source, ArchitectureSource):
-        model = load_model(source, data_root=data_root).model
-    elif class_names:
-        model = load_classifier(
-            source, num_labels=len(class_names), data_root=data_root
-        ).model
-    else:
-        model = load_model(source, data_root=data_root).model
+    model = load_source(
+        source, data_root=data_root, class_names=class_names, dtype=None
+    ).model
     if max_tokens is not None:
         check_positions(model.config, max_tokens=max_tokens)
 

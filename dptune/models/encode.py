@@ -10,9 +10,15 @@ max_tokens  [bos] token_m ... token_n [eos]       with bos, only the last ends i
 
 No position is a target without something before it, so that the first weight of every
 chunk is 0. Special tokens spelt out in a text, such as `<mask>`, are read as tokens.
+
+A conversation is what its template makes of it, see `dptune.models.chat`: neither bos
+nor eos is added, only what is learnt has a weight, and a long one is cut, not split,
+since the rest of a turn without its role is no conversation.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +28,10 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
+from dptune.conversation import ScoredTokens, is_conversation, turns_of
 from dptune.errors import DataError, ModelError, Problem
+from dptune.models.chat import ChatFormat
+from dptune.results import CutTurns
 from dptune.text import MASK
 
 _BATCH_SIZE = 1000
@@ -38,6 +47,7 @@ class _Chunk:
     record: int
     tokens: _Ints  # (tokens,)
     spans: _Ints  # (tokens, 2)
+    learnt: NDArray[np.bool_] | None = None  # (tokens,) None: all
 
 
 def record_tokens(
@@ -52,8 +62,16 @@ def record_tokens(
             is still to come, such as the secret of a canary.
 
     Returns:
-        `[bos] + tokens + [eos]`, each special token only if the tokenizer has it.
+        `[bos] + tokens + [eos]`, each special token only if the tokenizer has it; of a
+        conversation `ScoredTokens`, which know what has a loss.
+
+    Raises:
+        ModelError: the tokenizer's template cannot write the conversation.
     """
+    if is_conversation(text):
+        chat = ChatFormat.of(tokenizer).encode(text, open_ended=open_ended)
+        known = [False, *chat.learnt[1:].tolist()]
+        return ScoredTokens(chat.ids.tolist(), known)
     start, end = _frame(tokenizer)
     tokens, _ = _tokenize([text], tokenizer)[0]
     return [*start, *tokens.tolist(), *([] if open_ended else end)]
@@ -93,15 +111,23 @@ def encode_corpus(
 
     Raises:
         DataError: a column is missing, or a record gives no token at all.
-        ModelError: `max_tokens` or `long_records` is out of range.
+        ModelError: `max_tokens` or `long_records` is out of range, or the tokenizer's
+            template cannot write some conversations.
     """
     _check(dataset, max_tokens=max_tokens, long_records=long_records)
     schema = _schema(with_offsets=with_offsets)
-    batches = []
+    batches, refused = [], _Refused()
     for rows in _batches(dataset):
-        chunks = _chunks(rows, tokenizer, max_tokens=max_tokens, long=long_records)
+        chunks = sorted(
+            _chat_chunks(rows, tokenizer, max_tokens=max_tokens, refused=refused)
+            + _chunks(rows, tokenizer, max_tokens=max_tokens, long=long_records),
+            key=lambda chunk: chunk.record,
+        )
+        if not chunks:
+            continue
         columns = _columns(rows, chunks, ignore_token_id)
         batches.append(pa.table({name: columns[name] for name in schema.names}, schema))
+    refused.raise_if_any()
     table = pa.concat_tables(batches) if batches else schema.empty_table()
     return Dataset(table)
 
@@ -181,7 +207,11 @@ def _chunks(
     start, end = _frame(tokenizer)
     room = max_tokens - len(start)
     chunks = []
-    for record, (tokens, spans) in enumerate(_tokenize(rows["text"], tokenizer)):
+    plain = [i for i, text in enumerate(rows["text"]) if not is_conversation(text)]
+    if not plain:
+        return []
+    encoded = _tokenize([rows["text"][i] for i in plain], tokenizer)
+    for record, (tokens, spans) in zip(plain, encoded, strict=True):
         parts = _parts(len(tokens), room=room, num_end=len(end), long=long)
         for first, last, closes in parts:
             tail = end if closes else []
@@ -200,6 +230,114 @@ def _chunks(
                 ]
             )
     return chunks
+
+
+_MOST_NAMED = 5
+
+
+class _Refused:
+    """Conversations that the template does not write, by what is wrong with them."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, list[str]] = {}
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def collecting(self, record: str) -> Iterator[None]:
+        """Remember what is wrong with a record instead of raising it."""
+        try:
+            yield
+        except ModelError as error:
+            message = str(error)
+            self._counts[message] += 1
+            if len(known := self._ids.setdefault(message, [])) < _MOST_NAMED:
+                known.append(record)
+
+    def raise_if_any(self) -> None:
+        """Raise one error with every fault and some of the records that have it."""
+        named, lines = self._counts.most_common(_MOST_NAMED), []
+        for message, count in named:
+            ids = self._ids[message]
+            more = f" and {count - len(ids):,} more" if count > len(ids) else ""
+            lines.append(f"record {', '.join(ids)}{more}: {message}")
+        if rest := self._counts.total() - sum(count for _, count in named):
+            lines.append(f"and {rest:,} records more, for other orders of roles.")
+        if lines:
+            raise ModelError("\n".join(lines))
+
+
+def _chat_chunks(
+    rows: dict[str, list[str]],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_tokens: int,
+    refused: _Refused,
+) -> list[_Chunk]:
+    """One row for each conversation of a batch, cut if it is long."""
+    chunks = []
+    for record, text in enumerate(rows["text"]):
+        if not is_conversation(text):
+            continue
+        template = ChatFormat.of(tokenizer)
+        with refused.collecting(rows["id"][record]):
+            chat = template.encode(text)
+            chunks.append(
+                _Chunk(
+                    record=record,
+                    tokens=chat.ids[:max_tokens],
+                    spans=chat.spans[:max_tokens],
+                    learnt=chat.learnt[:max_tokens],
+                )
+            )
+    return chunks
+
+
+def check_conversations(dataset: Dataset, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Refuse conversations that the tokenizer's template does not write.
+
+    Args:
+        dataset: columns `id` and `text`; plain texts pass.
+        tokenizer: the model's.
+
+    Raises:
+        ModelError: with every fault, and some of the records that have it.
+    """
+    refused = _Refused()
+    for record, text in zip(dataset["id"], dataset["text"], strict=True):
+        if is_conversation(text):
+            template = ChatFormat.of(tokenizer)
+            with refused.collecting(record):
+                template.encode(text)
+    refused.raise_if_any()
+
+
+def count_cut(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerFast, *, max_tokens: int
+) -> tuple[CutTurns, ...]:
+    """Count what `max_tokens` cuts off conversations, by role; nothing of plain text.
+
+    **Privacy**: counts of private records.
+
+    Args:
+        dataset: columns `id`, `text`, `unit_id`.
+        tokenizer: the model's.
+        max_tokens: longest row.
+    """
+    turns, cut, lost = Counter[str](), Counter[str](), Counter[str]()
+    for rows in _batches(dataset):
+        for text in filter(is_conversation, rows["text"]):
+            owners = ChatFormat.of(tokenizer).encode(text).owners.tolist()
+            kept, left = set(owners[:max_tokens]), set(owners[max_tokens:])
+            for number, turn in enumerate(turns_of(text)):
+                turns[turn.role] += 1
+                cut[turn.role] += number in left
+                lost[turn.role] += number in left - kept
+    return tuple(
+        CutTurns(
+            role=role, num_turns=turns[role], num_cut=cut[role], num_lost=lost[role]
+        )
+        for role in turns
+    )
 
 
 def _parts(
@@ -226,6 +364,9 @@ def _columns(
     tokens = np.concatenate([chunk.tokens for chunk in chunks])
     spans = np.concatenate([chunk.spans for chunk in chunks])
     weights = np.ones(len(tokens), np.float32)
+    for first, chunk in zip(limits, chunks, strict=False):
+        if chunk.learnt is not None:
+            weights[first : first + len(chunk.tokens)] = chunk.learnt
     weights[limits[:-1]] = 0.0
     if ignore_token_id is not None:
         weights[tokens == ignore_token_id] = 0.0

@@ -4,7 +4,6 @@ What is saved is one ordinary directory of safetensors and JSON, whatever was tr
 """
 
 import copy
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +25,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as hf_logging
 
 from dptune.errors import ArtifactError, DependencyError, ModelError
-from dptune.models.build import build_gpt2, input_weight, peft_at_peace, seeded
+from dptune.models.build import build_gpt2, input_weight, seeded
 from dptune.models.digest import model_digest, read_json, weight_files
-from dptune.models.frozen import bits_of, freeze_base
 from dptune.models.hub import fetch
 from dptune.models.merging import save_merged
 from dptune.models.source import (
@@ -40,10 +38,8 @@ from dptune.models.source import (
     TrainedTokenizer,
 )
 from dptune.models.tokenizer import read_public_text, train_tokenizer
-from dptune.models.tokens import add_mask_token
 
 _CLASSIFIER = "ForSequenceClassification"
-_BASE = "base.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -191,6 +187,32 @@ def load_classifier(
     config.id2label = {index: str(name) for index, name in enumerate(names)}
     config.label2id = {name: index for index, name in config.id2label.items()}
     return loaded
+
+
+def load_source(
+    source: ModelSource,
+    *,
+    data_root: Path | None,
+    class_names: Sequence[str],
+    dtype: torch.dtype | None,
+) -> LoadedModel:
+    """Load a language model, or a classifier where there are classes.
+
+    Args:
+        source: where the weights come from.
+        data_root: folder that relative paths start from.
+        class_names: what a classifier tells apart; none for a language model.
+        dtype: of the weights; None leaves them as they are stored.
+    """
+    if class_names and not isinstance(source, ArchitectureSource):
+        return load_classifier(
+            source,
+            num_labels=len(class_names),
+            class_names=class_names,
+            data_root=data_root,
+            dtype=dtype,
+        )
+    return load_model(source, data_root=data_root, dtype=dtype)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -419,79 +441,17 @@ def save_model(
     else:
         with silent_progress():
             model.save_pretrained(directory)
-    _save_tokenizer(tokenizer, directory)
+    save_tokenizer(tokenizer, directory)
     return model_digest(directory)
 
 
-def save_adapter(
-    model: PeftModel, tokenizer: PreTrainedTokenizerFast, directory: Path
-) -> None:
-    """Write adapters by themselves, without the path of their base.
-
-    `base.json` beside them says how many bits its weights had: `merge_adapter` needs it
-    for the model that was trained, and not another one.
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    """Write a copy that remembers no padding or truncation of the last call.
 
     Args:
-        model: with LoRA adapters.
-        tokenizer: its tokenizer.
-        directory: absent or empty.
+        tokenizer: not changed.
+        directory: that the model is written to.
     """
-    model.save_pretrained(
-        str(directory), safe_serialization=True, save_embedding_layers=False
-    )
-    (directory / "README.md").unlink(missing_ok=True)
-    path = directory / "adapter_config.json"
-    config = read_json(path) | {"base_model_name_or_path": None}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-    base = {"quantization": bits_of(model)}
-    (directory / _BASE).write_text(json.dumps(base), encoding="utf-8")
-    _save_tokenizer(tokenizer, directory)
-
-
-def merge_adapter(
-    base: Path,
-    adapter: Path,
-    directory: Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-) -> str:
-    """Write the model that a base and adapters of `save_adapter` make together.
-
-    Args:
-        base: directory of the model that the adapters were trained over.
-        adapter: directory that `save_adapter` wrote.
-        directory: absent or empty.
-        dtype: see `save_model`.
-
-    Returns:
-        The digest of the directory.
-
-    Raises:
-        ModelError: as `load_model`; or the adapters do not fit.
-        ArtifactError: as `save_model`; or what lies beside the adapters is not theirs.
-        DependencyError: the base had 4 or 8 bits, and bitsandbytes is not installed.
-    """
-    bits = read_json(adapter / _BASE).get("quantization")
-    if bits not in (None, 4, 8):
-        raise ArtifactError(f"{adapter / _BASE} must name 4, 8 or no bits, got {bits}.")
-    start = load_saved(base, dtype=None)
-    tokenizer = load_tokenizer(adapter)
-    if len(tokenizer) > len(start.tokenizer):
-        add_mask_token(start.model, start.tokenizer)
-    try:
-        with peft_at_peace():
-            model = PeftModel.from_pretrained(start.model, str(adapter))
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{adapter} must hold adapters of {base.name} ({type(error).__name__}). "
-            "Name the model that they were trained over."
-        ) from error
-    freeze_base(model, bits=bits)
-    return save_model(model, tokenizer, directory, dtype=dtype)
-
-
-def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Write a copy that remembers no padding or truncation of the last call."""
     clean = copy.deepcopy(tokenizer)
     clean.backend_tokenizer.no_padding()
     clean.backend_tokenizer.no_truncation()

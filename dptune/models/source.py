@@ -11,6 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from dptune.settings import Settings
 
+Task = Literal["causal_lm", "sequence_classification"]
+"""What a model is trained to do."""
+
 BYTE_VOCAB_SIZE = 258
 """Smallest vocabulary of a trained tokenizer: 256 bytes and two special tokens."""
 

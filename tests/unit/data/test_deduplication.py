@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dptune.conversation import Turn, join_turns
 from dptune.data.deduplication import Duplicates, deduplicate
 from dptune.data.records import Record
 
@@ -65,6 +66,27 @@ def test_deduplicate_lets_nothing_held_out_decide_what_is_trained_on():
         record("y", 3, split="test"),
     ]
     assert drop(rows, Duplicates.EXACT).kept == (2, 3)
+
+
+def test_deduplicate_drops_held_out_chats_of_which_other_turns_are_learnt():
+    said, read = (
+        join_turns([Turn(role="user", content="Hello there", trained=learnt)])
+        for learnt in (True, False)
+    )
+    rows = [
+        record(said, 0, split="train"),
+        record(read, 1, split="train"),  # two texts, each a unit's own
+        record(read, 2, split="test"),
+        record("Hello there", 3, split="test"),
+    ]
+    found = deduplicate(
+        rows, duplicates=Duplicates.EXACT, near_duplicate_threshold=None
+    )
+    assert (found.kept, found.num_exact) == ((0, 1, 3), 1)
+    only = deduplicate(
+        [rows[0], rows[2]], duplicates=Duplicates.EXACT, near_duplicate_threshold=None
+    )
+    assert only.kept == (0,)
 
 
 def test_deduplicate_counting_only_keeps_all():

@@ -14,8 +14,9 @@ from transformers import (
 )
 
 from dptune.errors import ModelError
+from dptune.models.adapters import save_adapter
 from dptune.models.build import add_lora
-from dptune.models.loading import load_model, save_adapter, save_model
+from dptune.models.loading import load_model, save_model
 
 TOKENS = torch.tensor([[3, 20, 40, 60, 80]])
 

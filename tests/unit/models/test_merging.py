@@ -10,15 +10,11 @@ from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
 from dptune.errors import ArtifactError, ModelError
 from dptune.models import frozen, merging
+from dptune.models.adapters import merge_adapter, save_adapter
 from dptune.models.build import add_lora, seeded
 from dptune.models.digest import model_digest
 from dptune.models.frozen import freeze_base
-from dptune.models.loading import (
-    load_model,
-    merge_adapter,
-    save_adapter,
-    save_model,
-)
+from dptune.models.loading import load_model, save_model
 from tests.unit.models.test_frozen import BITS
 
 TOKENS = torch.tensor([[5, 9, 2, 7, 7, 3]])

@@ -10,15 +10,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from dptune.errors import ArtifactError, ModelError
 from dptune.models.digest import read_json, weight_files
 from dptune.models.loading import check_folder, folder_of
-from dptune.models.source import HubSource, PackageSource, PathSource
-from dptune.results.doctor import Task
+from dptune.models.source import HubSource, PackageSource, PathSource, Task
 
 _NO_WEIGHTS = {"I64", "I32", "BOOL"}  # positions and masks
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class ModelMetadata:
     """What the files of a model say of it.
 
     Args:
@@ -36,9 +35,9 @@ class Files:
     types: tuple[str, ...]
 
 
-def read_files(
+def read_metadata(
     source: HubSource | PathSource | PackageSource, *, data_root: Path
-) -> Files:
+) -> ModelMetadata:
     """Read what the files of a model say, without its weights.
 
     Args:
@@ -70,7 +69,7 @@ def read_files(
     encodes = family in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     encodes |= "ForSequenceClassification" in names
     is_causal = "CausalLM" in names or "LMHead" in names or not encodes
-    return Files(
+    return ModelMetadata(
         family=family,
         task="causal_lm" if is_causal else "sequence_classification",
         num_weights=num_weights,

@@ -1,0 +1,442 @@
+r"""Tokens of conversations: the tokenizer's own template, and text that stays text.
+
+```
+<|im_start|> user \n  Hi <|im_end|> \n <|im_start|> assistant \n  Hello <|im_end|> \n
+   marker      marker  text  marker           marker               text    marker
+   loss                                                            ****** **********
+```
+
+The template is rendered once with placeholders for contents, which tells what it writes
+itself, and once as it is; the two must agree, or the conversation is refused. Special
+tokens are then renamed, in what the template wrote and in a copy of the tokenizer, to
+names that no content can spell: what somebody typed is text, whatever it looks like,
+and everything else is split and merged as in the template's own rendering. The option
+`split_special_tokens` of transformers would not do: it leaves tokens that were added
+without being special, such as `<think>`, and it stays set on the tokenizer.
+
+A turn that is trained on has a loss on its content and on all that the model has to
+write itself: what the template puts between its generation prompt and the content, and
+the first special token behind the content, which ends the turn.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jinja2.exceptions import TemplateError
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from dptune.conversation import Turn, turns_of
+from dptune.errors import ModelError
+from dptune.models.chat_layout import Canvas, Rendered, kept_contents, reached, touched
+from dptune.text import MASK
+
+_Ints = NDArray[np.int32]
+_Bools = NDArray[np.bool_]
+
+_OPEN, _CLOSE, _HOLE = "\ufdd4", "\ufdd5", "\ufdd6"
+_NAME = re.compile(f"{_OPEN}[0-9]+{_CLOSE}")
+_HOLES = re.compile(f"{_HOLE}([0-9]+){_HOLE}")
+_A_DAY: Final = "26 Jul 2024"
+"""What templates are told that ask for the date, so that tokens do not change."""
+
+_TODAY = re.compile(r"strftime_now\s*\([^()]*\)")
+_PRIVATE = re.compile("[\ue000-\uf8ff]")
+_LOOKS_LIKE_MARKER = re.compile(r"[<\[]\W*\w[^<>\[\]]*[>\]]")
+_BYTES: Final = ByteLevel(add_prefix_space=False, use_regex=False)
+_BLANKS: Final = " \u2581\u0120"
+_MOST_PARTS: Final = 1024
+
+_TWO_TURNS = (
+    "the tokenizer must keep turns apart, but reads the end of one and the start of "
+    "another as one token: its chat template writes nothing between them. Choose "
+    "another model."
+)
+_SPELT = (
+    "the chat template must write markers that the tokenizer added as tokens, but "
+    "writes a word of its vocabulary, or its token for what it does not know: whoever "
+    "types such a thing would write a marker. Choose another model, or add its markers "
+    "to the tokenizer."
+)
+_NO_TEMPLATE = (
+    "the tokenizer must have a chat template for conversations, got none. Choose a "
+    "model that was made for chats (its name often ends in Instruct), or train on "
+    "text_column."
+)
+
+_OTHER_TOKENS = (
+    "the tokenizer must read a conversation alike whether or not contents could spell "
+    "its special tokens, but does not: its normalizer changes what stands beside them. "
+    "Choose another model."
+)
+_CRASHES = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(OverflowError, RecursionError, ZeroDivisionError),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTokens:
+    """Tokens of a conversation, all of them.
+
+    Args:
+        ids: of the tokens.
+        spans: code points of the conversation's text that each covers, (0, 0) for what
+            the template wrote.
+        learnt: which have a loss.
+        owners: number of the turn that each is of, as its content or its end; or -1.
+    """
+
+    ids: _Ints = field(repr=False)  # (tokens,)
+    spans: _Ints = field(repr=False)  # (tokens, 2)
+    learnt: _Bools = field(repr=False)  # (tokens,)
+    owners: _Ints = field(repr=False)  # (tokens,)
+
+
+_KIND: Final = "dptune_trained_on"
+
+
+def note_training(tokenizer: PreTrainedTokenizerFast, *, on_chats: bool) -> None:
+    """Write into a tokenizer's settings what its model was trained on last.
+
+    They are stored, and counted in the model's digest, with adapters too. A template
+    tells nothing: plain text is trained on models for chats as well.
+    """
+    tokenizer.init_kwargs.pop(_KIND, None)
+    if on_chats:
+        tokenizer.init_kwargs[_KIND] = "conversations"
+
+
+def answers_chats(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Tell whether a model was trained on conversations, by its tokenizer."""
+    trained_on = tokenizer.init_kwargs.get(_KIND)
+    return trained_on == "conversations" and bool(tokenizer.chat_template)
+
+
+class ChatFormat:
+    """How one tokenizer writes conversations.
+
+    Args:
+        tokenizer: fast, with a chat template, which transformers renders in a sandbox:
+            no code of it is run.
+
+    Raises:
+        ModelError: it has no template, or one that does not do for training.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        if not tokenizer.chat_template:
+            raise ModelError(_NO_TEMPLATE)
+        try:
+            self.template = str(tokenizer.get_chat_template())
+        except ValueError as error:  # several, and none is the usual one
+            raise ModelError(_NO_TEMPLATE) from error
+        if "strftime_now" in self.template and "date_string" not in self.template:
+            raise ModelError(
+                "the chat template must not write today's date, or no two runs see the "
+                "same text. Choose another model, or write the date into the template."
+            )
+        # No reference to the tokenizer, or `of` would keep each as long as the process.
+        self._special: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        content |= {"post_processor": None, "truncation": None, "padding": None}
+        self._original = Tokenizer.from_str(json.dumps(content))
+        masks = [t for t in content["added_tokens"] if t["content"] == MASK]
+        self._strips = tuple(any(t[s] for t in masks) for s in ("lstrip", "rstrip"))
+        self._names = {
+            token["content"]: f"{_OPEN}{token['id']}{_CLOSE}"
+            for token in content["added_tokens"]
+            if _is_control(token["content"], is_special=token["special"])
+        }
+        known = {token["content"]: token["id"] for token in content["added_tokens"]}
+        model = content["model"]  # its unknown token is one that any text may give
+        unknown = {model.get("unk_id"), known.get(model.get("unk_token"))}
+        self._control_ids = {known[name] for name in self._names} - unknown
+        self._unknown = [name for name in self._names if known[name] in unknown]
+        longest_first = sorted(self._names, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.renamed: Tokenizer = _with_names(content, self._names)
+        words = (piece for piece in _pieces(content) if piece not in self._names)
+        self._spelt = tuple(filter(_LOOKS_LIKE_MARKER.fullmatch, words))
+        self._parts: dict[tuple[str, ...], tuple[list[str], list[int]]] = {}
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
+        """Return the format of a tokenizer, made once as long as it stays the same."""
+        key = (len(tokenizer), str(tokenizer.chat_template), tokenizer.mask_token)
+        known = _FORMATS.get(tokenizer)
+        if known is None or known[0] != key:
+            known = (key, cls(tokenizer))
+            _FORMATS[tokenizer] = known
+        return known[1]  # type: ignore[return-value]
+
+    def encode(self, text: str, *, open_ended: bool = False) -> ChatTokens:
+        """Tokens of a conversation, equal to those of the template's own rendering.
+
+        Args:
+            text: as `join_turns` writes it.
+            open_ended: see `render`.
+
+        Raises:
+            ModelError: see `render`; or the tokenizer reads markers as text, or text as
+                markers, of which each conversation is searched.
+        """
+        rendered = self.render(text, open_ended=open_ended)
+        encoding = self.renamed.encode(rendered.text, add_special_tokens=False)
+        markers = [int(name[1:-1]) for name in _NAME.findall(rendered.text)]
+        if [token for token in encoding.ids if token in self._control_ids] != markers:
+            raise ModelError(
+                "the tokenizer must read each special token that the chat template "
+                "writes as one token, and no other text as one, but does not. Choose "
+                "another model."
+            )
+        if rendered.plain is not None:
+            own = self._original.encode(rendered.plain, add_special_tokens=False)
+            if own.ids != encoding.ids:
+                raise ModelError(_OTHER_TOKENS)
+        offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
+        owners, last = reached(offsets, rendered.owners >= 0, rendered.owners, none=-1)
+        if (owners != last).any():
+            raise ModelError(_TWO_TURNS)
+        places = rendered.places
+        start, end = reached(offsets, places >= 0, places, none=-1)
+        return ChatTokens(
+            ids=np.asarray(encoding.ids, np.int32),
+            spans=np.where(start[:, None] >= 0, np.stack([start, end + 1], axis=1), 0),
+            learnt=touched(offsets, rendered.learnt),
+            owners=owners,
+        )
+
+    @cached_property
+    def plain(self) -> PreTrainedTokenizerFast:
+        """The renamed tokenizer, for what takes a rendering for any other text."""
+        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=self.renamed,
+            eos_token=self._names.get(str(self._special.get("eos_token"))),
+            clean_up_tokenization_spaces=False,
+        )
+
+    def opening(self) -> list[int]:
+        """Tokens of a short question up to where the assistant answers."""
+        asked = [{"role": "user", "content": "Hello"}]
+        text = self._control.sub(self._name_of, self._apply(asked, prompt=True))
+        return list(self.renamed.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def stops(self) -> tuple[int, ...]:
+        """Tokens that end an answer: the template's, and the tokenizer's own."""
+        found = {self._names.get(str(self._special.get("eos_token")))}
+        try:
+            literals, _ = self._written(("user", "assistant"))
+        except ModelError:  # of other roles
+            literals = []
+        ends = (_NAME.search(self._renamed(literal)) for literal in literals[-1:])
+        found |= {end.group() for end in ends if end}
+        return tuple(sorted(int(name[1:-1]) for name in found if name))
+
+    def render(self, text: str, *, open_ended: bool = False) -> Rendered:
+        """Write a conversation as its template does.
+
+        Args:
+            text: as `join_turns` writes it.
+            open_ended: stop behind the last content, which is still to go on.
+
+        Raises:
+            ModelError: the template refuses the order of roles, or does not write every
+                content once and as it is, but for blanks around it.
+        """
+        turns = turns_of(text)
+        roles = tuple(turn.role for turn in turns)
+        literals, order = self._written(roles)
+        said = [turn.said() for turn in turns]
+        real = self._apply(
+            [
+                {"role": role, "content": one}
+                for role, (one, _) in zip(roles, said, strict=True)
+            ]
+        )
+        kept = kept_contents(real, literals, [said[number][0] for number in order])
+        if kept is None:
+            raise ModelError(
+                "the chat template must write every content as it is, but drops or "
+                f"changes one of a conversation of {_listed(roles)}. Templates do so "
+                "with the thinking of earlier turns and with empty messages: take them "
+                "out, or choose another model."
+            )
+        canvas = Canvas()
+        canvas.add(self._renamed(literals[0]))
+        for place, (number, (first, last)) in enumerate(zip(order, kept, strict=True)):
+            turn, canvas.owner = turns[number], number
+            if turn.trained and turn.role == "assistant":
+                canvas.learn_last(len(self._answer(literals[place])))
+            self._add_content(canvas, turn, said[number][1][first:last])
+            if open_ended and number == len(turns) - 1:
+                break
+            after = self._renamed(literals[place + 1])
+            end = _NAME.search(after)
+            if turn.trained and end is None:
+                raise ModelError(
+                    "the chat template must end every turn that is trained on with a "
+                    f"special token, but those of role {turn.role} have none. Take the "
+                    "role out of train_on, or choose another model."
+                )
+            canvas.add(after, num_own=end.end() if end else 0, is_learnt=turn.trained)
+        whole = not open_ended and not any(
+            MASK in turn.content or self._control.search(one)
+            for turn, (one, _) in zip(turns, said, strict=True)
+        )
+        return canvas.rendered(plain=real if whole else None)
+
+    def _add_content(self, canvas: Canvas, turn: Turn, kept: Sequence[int]) -> None:
+        """Write a content; the mask of redaction is a token, a typed one is text."""
+        if not kept:
+            return
+        start, end = kept[0] - turn.start, kept[-1] + 1 - turn.start
+        name = self._names.get(MASK)
+        masks = (
+            [match.span() for match in re.finditer(re.escape(MASK), turn.content)]
+            if name
+            else []
+        )
+        position = start
+        before, behind = self._strips
+        for low, high in masks:
+            text = turn.content[position:low]
+            text = text.rstrip() if before else text
+            canvas.copy(turn, position, position + len(text))
+            canvas.mark(name or "", turn.start + low, turn.start + high, turn.trained)
+            rest = turn.content[high:end]
+            position = high + (len(rest) - len(rest.lstrip()) if behind else 0)
+        canvas.copy(turn, position, end)
+
+    def _answer(self, literal: str) -> str:
+        """What of a literal before an answer the model has to write itself, renamed."""
+        prompt = self._prompt
+        if not prompt or prompt not in literal:
+            return ""
+        return self._renamed(literal[literal.rindex(prompt) + len(prompt) :])
+
+    @cached_property
+    def _prompt(self) -> str:
+        """What the template writes to make the assistant answer; often a marker."""
+        asked = [{"role": "user", "content": f"{_HOLE}0{_HOLE}"}]
+        try:
+            before = self._apply(asked)
+            behind = self._apply(asked, prompt=True)
+        except ModelError:
+            return ""
+        return behind.removeprefix(before) if behind.startswith(before) else ""
+
+    def _written(self, roles: tuple[str, ...]) -> tuple[list[str], list[int]]:
+        """What the template writes around contents, and the order it puts them in."""
+        if roles not in self._parts:
+            holes = [
+                {"role": role, "content": f"{_HOLE}{number}{_HOLE}"}
+                for number, role in enumerate(roles)
+            ]
+            pieces = _HOLES.split(self._apply(holes))
+            order = [int(number) for number in pieces[1::2]]
+            if sorted(order) != list(range(len(roles))):
+                raise ModelError(
+                    "the chat template must write every turn once, but drops or "
+                    f"repeats some of {_listed(roles)}. Leave turns of such roles "
+                    "out, or choose another model."
+                )
+            if any(self._can_be_spelt(literal) for literal in pieces[::2]):
+                raise ModelError(_SPELT)
+            if len(self._parts) >= _MOST_PARTS:
+                self._parts.clear()
+            self._parts[roles] = (pieces[::2], order)
+        return self._parts[roles]
+
+    def _can_be_spelt(self, literal: str) -> bool:
+        """Whether a literal holds a marker that anybody could type, as one token."""
+        left = self._control.sub("", literal)
+        by_bytes = "".join(part for part, _ in _BYTES.pre_tokenize_str(left))
+        is_word = any(word in left or word in by_bytes for word in self._spelt)
+        is_unknown = any(name in literal for name in self._unknown)
+        return is_word or is_unknown or bool(_PRIVATE.search(left))
+
+    def _apply(self, messages: list[dict[str, str]], *, prompt: bool = False) -> str:
+        """Render by transformers; what a template raises may quote a message."""
+        try:
+            texts, _ = render_jinja_template(  # type: ignore[str-unpack]
+                [messages],
+                add_generation_prompt=prompt,
+                chat_template=_TODAY.sub(repr(_A_DAY), self.template),
+                **self._special | {"date_string": _A_DAY},
+            )
+            return str(texts[0])
+        except (TemplateError, *_CRASHES):
+            pass
+        raise ModelError(
+            "the chat template must take the roles of every conversation, but refuses "
+            f"{_listed([m['role'] for m in messages])}. Many templates want user and "
+            "assistant in turn, or no system: change or leave out such conversations, "
+            "or choose another model."
+        )
+
+    def _renamed(self, literal: str) -> str:
+        """Give special tokens the names that nobody can spell."""
+        return self._control.sub(self._name_of, literal)
+
+    def _name_of(self, found: re.Match[str]) -> str:
+        return self._names[found.group()]
+
+
+_FORMATS: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[Any, ChatFormat]] = (
+    WeakKeyDictionary()
+)
+
+
+def _pieces(content: dict[str, Any]) -> list[str]:
+    """What the model of a tokenizer takes for one word, without blanks around it."""
+    vocabulary = content["model"].get("vocab") or ()
+    names = vocabulary if isinstance(vocabulary, dict) else (k for k, _ in vocabulary)
+    return [str(name).strip(_BLANKS) for name in names]
+
+
+def _is_control(content: str, *, is_special: bool) -> bool:
+    """Whether an added token is more than blanks or one character of a canary."""
+    is_symbol = bool(_PRIVATE.fullmatch(content)) and not is_special
+    return bool(content.replace("\u2581", " ").strip()) and not is_symbol
+
+
+def _with_names(content: dict[str, Any], names: dict[str, str]) -> Tokenizer:
+    """Copy a tokenizer whose control tokens have other names, in the same places.
+
+    Entries of the vocabulary have them too, or text could still spell them where a
+    model looks words up whole; merges that lead to one go.
+    """
+    model = content["model"]
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(k, k): v for k, v in vocabulary.items()}
+    elif isinstance(vocabulary, list):
+        model["vocab"] = [[names.get(k, k), score] for k, score in vocabulary]
+    if merges := model.get("merges"):
+        pairs = (m if isinstance(m, list) else m.split(" ", 1) for m in merges)
+        model["merges"] = [p for p in pairs if not {*p, "".join(p)} & names.keys()]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    for token in content["added_tokens"]:
+        if token["content"] == MASK:  # or it takes blanks that the template wrote
+            token |= {"lstrip": False, "rstrip": False}
+        if token["content"] in names:
+            token |= {"content": names[token["content"]], "normalized": False}
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def _listed(roles: Sequence[str]) -> str:
+    """Name the roles of a conversation, not all of a long one."""
+    shown = ", ".join(roles[:8])
+    return f"{shown} and {len(roles) - 8} more" if len(roles) > 8 else shown

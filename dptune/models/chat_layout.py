@@ -1,0 +1,155 @@
+"""Where contents are in what a chat template writes, code point by code point."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptune.conversation import Turn
+
+_Ints = NDArray[np.int32]
+_Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """A conversation as its template writes it, special tokens under other names.
+
+    Args:
+        text: for the tokenizer of `ChatFormat.renamed`.
+        plain: as the template writes it, for the tokenizer as it is; None where a
+            content spells a special token, which is text here, or holds a mask.
+        places: code point of the conversation's text that each comes from, -1 for what
+            the template wrote.
+        learnt: which code points have a loss.
+        owners: number of the turn that each is of, as its content or its end, -1 for
+            the rest of what the template wrote.
+    """
+
+    text: str = field(repr=False)
+    plain: str | None = field(repr=False)
+    places: _Ints = field(repr=False)  # (len(text),)
+    learnt: _Bools = field(repr=False)  # (len(text),)
+    owners: _Ints = field(repr=False)  # (len(text),)
+
+
+class Canvas:
+    """A rendering that grows; `owner` is the turn that is being written."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._places: list[_Ints] = []
+        self._learnt: list[_Bools] = []
+        self._owners: list[_Ints] = []
+        self.owner = -1
+
+    def _put(self, text: str, places: _Ints, learnt: _Bools, num_own: int) -> None:
+        self._texts.append(text)
+        self._places.append(places)
+        self._learnt.append(learnt)
+        owners = np.where(np.arange(len(text)) < num_own, self.owner, -1)
+        self._owners.append(owners.astype(np.int32))
+
+    def add(self, literal: str, *, num_own: int = 0, is_learnt: bool = False) -> None:
+        """Add what the template wrote, whose beginning may end a turn."""
+        learnt = np.arange(len(literal)) < num_own * is_learnt
+        self._put(literal, np.full(len(literal), -1, np.int32), learnt, num_own)
+
+    def learn_last(self, count: int) -> None:
+        """Learn the end of what was added last."""
+        if count:
+            self._learnt[-1][-count:] = True
+
+    def copy(self, turn: Turn, start: int, end: int) -> None:
+        """Add a part of a content, as it was typed."""
+        part = Turn(
+            role=turn.role, content=turn.content[start:end], start=turn.start + start
+        )
+        text, places = part.said()
+        self._put(
+            text,
+            np.asarray(places, np.int32),
+            np.full(len(text), turn.trained),
+            len(text),
+        )
+
+    def mark(self, name: str, start: int, end: int, learnt: bool) -> None:  # noqa: FBT001
+        """Add a token that stands for code points of a content."""
+        places = np.full(len(name), start, np.int32)
+        places[-1] = end - 1
+        self._put(name, places, np.full(len(name), learnt), len(name))
+
+    def rendered(self, *, plain: str | None) -> Rendered:
+        """Return the whole."""
+        return Rendered(
+            plain=plain,
+            text="".join(self._texts),
+            places=np.concatenate(self._places),
+            learnt=np.concatenate(self._learnt),
+            owners=np.concatenate(self._owners),
+        )
+
+
+def kept_contents(
+    real: str, literals: Sequence[str], said: Sequence[str]
+) -> list[tuple[int, int]] | None:
+    """Find contents in a rendering, blanks around them stripped where it strips them.
+
+    Returns:
+        The range of each content that was written; None if the rendering is not made of
+        the literals and contents in turn.
+    """
+    if not real.startswith(literals[0]):
+        return None
+    position, found = len(literals[0]), []
+    for number, (content, literal) in enumerate(zip(said, literals[1:], strict=True)):
+        is_last = number == len(said) - 1
+        for first, last in _cuts(content):
+            piece = content[first:last] + literal
+            whole = not is_last or position + len(piece) == len(real)
+            if whole and real.startswith(piece, position):
+                found.append((first, last))
+                position += len(piece)
+                break
+        else:
+            return None
+    return found
+
+
+def _cuts(content: str) -> list[tuple[int, int]]:
+    """The content as it is, and without blanks at one end or both."""
+    first = len(content) - len(content.lstrip())
+    last = len(content.rstrip())
+    if not content.strip():
+        return [(0, len(content)), (0, 0)]
+    return [(0, len(content)), (first, last), (first, len(content)), (0, last)]
+
+
+def touched(offsets: NDArray[np.int64], marks: _Bools) -> _Bools:
+    """Tell the tokens that cover a marked code point, or stand before one if empty."""
+    before = np.concatenate(([0], np.cumsum(marks)))
+    ends = np.maximum(offsets[:, 1], np.minimum(offsets[:, 0] + 1, len(marks)))
+    return np.asarray(before[ends] > before[offsets[:, 0]])
+
+
+def reached(
+    offsets: NDArray[np.int64], own: _Bools, values: _Ints, *, none: int
+) -> tuple[_Ints, _Ints]:
+    """Values at the first and at the last code point of each token that is `own`.
+
+    Args:
+        offsets: code points that each token covers, `(tokens, 2)`.
+        own: which code points count.
+        values: of code points.
+        none: for tokens that cover none that counts.
+    """
+    at, size = np.arange(len(own)), len(own)
+    following = np.minimum.accumulate(np.where(own, at, size)[::-1])[::-1]
+    before = np.maximum.accumulate(np.where(own, at, -1))
+    low = np.append(following, size)[offsets[:, 0]]
+    high = np.append(-1, before)[offsets[:, 1]]
+    inside = (low < offsets[:, 1]) & (high >= offsets[:, 0])
+    padded = np.append(values, none)
+    first, last = (np.where(inside, padded[place], none) for place in (low, high))
+    return first.astype(np.int32), last.astype(np.int32)

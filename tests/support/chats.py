@@ -1,0 +1,247 @@
+"""Chat templates of six families, and small tokenizers that they belong to.
+
+Marks of `generation` say which part of a turn its assistant writes: transformers reads
+them, the library never sees them.
+"""
+
+import json
+from dataclasses import dataclass
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import pre_tokenizers as pre
+from transformers import PreTrainedTokenizerFast
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA_3 = (
+    "{% for message in messages %}{% if loop.index0 == 0 %}{{ bos_token }}{% endif %}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{% if (message['role'] == 'assistant') %}{{ '<start_of_turn>model\n' }}"
+    "{% generation %}{{ message['content'] | trim + '<end_of_turn>' }}"
+    "{% endgeneration %}"
+    "{% else %}{{ '<start_of_turn>' + message['role'] + '\n' }}"
+    "{{ message['content'] | trim + '<end_of_turn>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}"
+    "{% else %}{% set turns = messages %}{% endif %}{% for message in turns %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' }}"
+    "{% if loop.last and system is defined %}{{ system + '\n\n' }}{% endif %}"
+    "{{ message['content'] + '[/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ ' ' }}{% generation %}{{ message['content'] | trim + eos_token }}"
+    "{% endgeneration %}{% else %}{{ raise_exception('Only user and assistant') }}"
+    "{% endif %}{% endfor %}"
+)
+PHI_3 = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{{ '<|system|>\n' + message['content'] + '<|end|>\n' }}"
+    "{% elif message['role'] == 'user' %}"
+    "{{ '<|user|>\n' + message['content'] + '<|end|>\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\n' }}"
+    "{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}"
+    "{% else %}{{ eos_token }}{% endif %}"
+)
+QWEN_2 = (
+    "{%- if messages[0]['role'] != 'system' %}"
+    "{{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{%- endif %}"
+    "{%- for message in messages %}{%- if message.role == 'assistant' %}"
+    "{{- '<|im_start|>assistant\n' }}{%- generation %}"
+    "{{- message.content + '<|im_end|>' }}{%- endgeneration %}{{- '\n' }}"
+    "{%- elif message.role == 'tool' %}"
+    "{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}"
+    "{{- '<|im_start|>user' }}{%- endif %}"
+    "{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}"
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}"
+    "{{- '<|im_end|>\n' }}{%- endif %}{%- else %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+QWEN_3 = (
+    "{%- for message in messages %}{%- if message.role == 'assistant' %}"
+    "{%- set content = message.content %}{%- if '</think>' in content %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{{- '<|im_start|>assistant\n' }}{%- generation %}"
+    "{%- if loop.last %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{{- content + '<|im_end|>' }}{%- endgeneration %}{{- '\n' }}"
+    "{%- else %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+TEXTS = (
+    "Hello, how can I help you today? My order has not arrived yet. Thank you!",
+    "Please tell me your name and your address. I see, the bill was paid twice.",
+    "user assistant system model INST im start end of turn think tool response",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A template and the special tokens that it needs.
+
+    Args:
+        marked: the template with marks of `generation`.
+        bos, eos: special tokens, if the tokenizer has them.
+        special: others.
+        plain: tokens that were added without being special.
+        rstrip: whether special tokens take the blanks behind them (Phi 3).
+        pieces: `bytes`, `first` (a blank before the text, as Llama's) or `spaces`.
+    """
+
+    marked: str
+    bos: str | None
+    eos: str
+    special: tuple[str, ...]
+    plain: tuple[str, ...] = ()
+    rstrip: bool = False
+    pieces: str = "bytes"
+
+
+FAMILIES = {
+    "chatml": Family(
+        marked=CHATML,
+        bos=None,
+        eos="<|im_end|>",
+        special=("<|im_start|>", "<|endoftext|>"),
+    ),
+    "llama_3": Family(
+        marked=LLAMA_3,
+        bos="<|begin_of_text|>",
+        eos="<|eot_id|>",
+        special=("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>"),
+    ),
+    "gemma": Family(
+        marked=GEMMA,
+        bos="<bos>",
+        eos="<eos>",
+        special=("<start_of_turn>", "<end_of_turn>"),
+        plain=("\n\n", "\n\n\n", "<table>"),
+        pieces="spaces",
+    ),
+    "mistral": Family(
+        marked=MISTRAL,
+        bos="<s>",
+        eos="</s>",
+        special=("[INST]", "[/INST]"),
+        pieces="first",
+    ),
+    "phi_3": Family(
+        marked=PHI_3,
+        bos="<s>",
+        eos="<|endoftext|>",
+        special=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        rstrip=True,
+        pieces="first",
+    ),
+    "qwen_2": Family(
+        marked=QWEN_2,
+        bos=None,
+        eos="<|im_end|>",
+        special=("<|im_start|>", "<|endoftext|>"),
+        plain=("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    ),
+    "qwen_3": Family(
+        marked=QWEN_3,
+        bos=None,
+        eos="<|im_end|>",
+        special=("<|im_start|>", "<|endoftext|>"),
+        plain=("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    ),
+}
+
+
+def unmarked(template: str) -> str:
+    """Return a template as people ship it, without marks of `generation`."""
+    for mark in ("{% generation %}", "{% endgeneration %}"):
+        template = template.replace(mark, "")
+    return template.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+
+
+def chat_tokenizer(name: str, *, vocab_size: int = 512) -> PreTrainedTokenizerFast:
+    """Train a small tokenizer of a family; the same again for the same name."""
+    family = FAMILIES[name]
+    tokenizer = _bytes() if family.pieces == "bytes" else _pieces(family.pieces)
+    ends = [token for token in (family.bos, family.eos) if token]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        show_progress=False,
+        special_tokens=[*ends, *family.special]
+        + ([f"<0x{i:02X}>" for i in range(256)] if family.pieces != "bytes" else []),
+        initial_alphabet=sorted(pre.ByteLevel.alphabet())
+        if family.pieces == "bytes"
+        else [],
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer=trainer)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=_without_byte_tokens(tokenizer),
+        bos_token=family.bos,
+        eos_token=family.eos,
+        pad_token=family.eos,
+        clean_up_tokenization_spaces=False,
+    )
+    made.add_special_tokens(
+        {
+            "additional_special_tokens": [
+                AddedToken(t, rstrip=family.rstrip, normalized=False, special=True)
+                for t in family.special
+            ]
+        }
+    )
+    made.add_tokens([AddedToken(t, normalized=False) for t in family.plain])
+    made.chat_template = unmarked(family.marked)
+    return made
+
+
+def _bytes() -> Tokenizer:
+    """Byte-level BPE, as of GPT-2, Llama 3 and Qwen."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pieces(kind: str) -> Tokenizer:
+    """BPE of SentencePiece, with bytes for unknown characters."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<0x00>"))
+    blank = normalizers.Replace(" ", "▁")
+    first = [normalizers.Prepend("▁")] if kind == "first" else []
+    tokenizer.normalizer = normalizers.Sequence([*first, blank])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+def _without_byte_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """Keep bytes in the vocabulary and out of the added tokens."""
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [
+        token
+        for token in content["added_tokens"]
+        if not token["content"].startswith("<0x")
+    ]
+    return Tokenizer.from_str(json.dumps(content))
