@@ -13,20 +13,21 @@ with PerUnitGradients(model) as engine:
         norms = tape.backward(loss(model, batch).sum(), clip.factors, sums)
 ```
 
-Where every recording has one row, nothing is told apart, and autograd does it all: that
-works for any module, and for models whose rows reach each other.
+Where every recording has one row (microbatches of one), nothing is told apart, and
+autograd does it all: that works for any module, and where rows reach each other.
 
 With gradient checkpointing there are two backward passes: terms that wait for the last
 norm would take the memory that checkpointing saves, so the first pass leaves norms only
 and the second adds up. One row alone needs no second pass.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from peft.tuners.lora.layer import ParamWrapper
@@ -37,7 +38,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dptune.dpsgd.parameters import DEFAULT_MATERIALIZE_BYTES, trainable_parameters
 from dptune.dpsgd.rounding import check_float32_products, full_precision
-from dptune.dpsgd.rules import GradientRule, as_term, find_gradient_rule
+from dptune.dpsgd.rules import (
+    GradientRule,
+    as_term,
+    find_gradient_rule,
+    multiplies,
+)
 from dptune.dpsgd.tape import DenseBudget, Tape
 from dptune.errors import ModelError, PrivacyError
 
@@ -84,14 +90,22 @@ class _Call:
                 self.tape.add(self.own[local], as_term(gradient))
 
 
+class _Multiplied(NamedTuple):
+    """An input, which may be written over, and its copy of lower precision."""
+
+    of: weakref.ref[Tensor]  # one object as long as the tensor lives
+    version: int
+    copy: Tensor
+
+
 class PerUnitGradients:
     """Books per-unit gradients of a model's trainable parameters.
 
     **Formal guarantee**: for a model whose rows do not influence each other, the
     recorded gradient of unit u is the gradient of the summed losses of its rows, for
     full fine-tuning, LoRA, tied weights and every module with a rule;
-    `selfcheck.check_model` verifies it. With `alone` it holds for every module and
-    every model, since the pass of a row sees nothing of another.
+    `selfcheck.check_model` verifies it. With `alone` it holds for every module, and
+    for every model that keeps nothing of an earlier pass: a pass sees one row.
 
     Args:
         model: parameters with `requires_grad` are trained; they must be float32.
@@ -133,6 +147,7 @@ class PerUnitGradients:
         self._handles: list[RemovableHandle] = []
         self._tape: Tape | None = None
         self._calls: dict[str, _Call] = {}
+        self._multiplied: _Multiplied | None = None
 
     def __enter__(self) -> Self:
         """Hang the hooks."""
@@ -209,7 +224,7 @@ class PerUnitGradients:
         finally:
             self._set_requires_grad(value=True)
             self._calls.clear()
-            self._tape = None
+            self._multiplied = self._tape = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -277,7 +292,9 @@ class PerUnitGradients:
                 return
             tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
             first = next(tensors, None)
-            inputs = _check_rows_first(name, first, num_rows=tape.num_rows).detach()
+            inputs = _check_rows_first(name, first, num_rows=tape.num_rows)
+            inputs = self._as_multiplied(inputs) if multiplies(rule) else inputs
+            inputs = inputs.detach()
             output = _check_rows_first(name, output, num_rows=tape.num_rows)
             if not output.requires_grad:
                 output.requires_grad_()
@@ -306,6 +323,21 @@ class PerUnitGradients:
             output.register_hook(backward)  # type: ignore[no-untyped-call]
 
         return forward
+
+    def _as_multiplied(self, inputs: Tensor) -> Tensor:
+        """Return what a linear layer multiplies: under autocast half the memory.
+
+        Layers that share an input, as projections of attention do, share its copy.
+        """
+        kind = inputs.device.type
+        if inputs.dtype != torch.float32 or not torch.is_autocast_enabled(kind):
+            return inputs
+        reference, version = weakref.ref(inputs), inputs._version
+        last = self._multiplied
+        if last is None or last.of is not reference or last.version != version:
+            copy = inputs.detach().to(torch.get_autocast_dtype(kind))
+            last = self._multiplied = _Multiplied(reference, version, copy)
+        return last.copy
 
     def _recomputed(self, name: str, tape: Tape, inputs: Tensor) -> None:
         """Take the input of a checkpointed module when it is there again."""

@@ -28,7 +28,7 @@ _VOCABULARY = 64
 _SHORT, _SEVERAL, _PADS, _ODD, _LONG, _OTHER = range(6)
 _COMPANIES = (
     (_SHORT, _LONG, _ODD),
-    (_OTHER, _ODD, _PADS, _SEVERAL, _SHORT),
+    (_SEVERAL, _OTHER, _ODD, _PADS, _SHORT),
 )
 COMPARED = (_LONG, _ODD, _PADS, _SEVERAL, _SHORT)  # the longest first, see `isolation`
 
@@ -162,7 +162,11 @@ def _lengths(longest: int, *, several: bool) -> list[int]:
 
 
 def _companies(data: UnitDataset, num_rows: int) -> list[tuple[int, ...]]:
-    """Cut companies into batches of at most so many rows; keep no one alone."""
+    """Cut companies into batches of at most so many rows.
+
+    A unit that is left without company is that unit alone once more, and left out where
+    it has company elsewhere.
+    """
     pieces: list[tuple[int, ...]] = []
     for company in _COMPANIES:
         waiting: list[int] = []
@@ -172,7 +176,12 @@ def _companies(data: UnitDataset, num_rows: int) -> list[tuple[int, ...]]:
                 waiting = []
             waiting.append(unit)
         pieces.append(tuple(waiting))
-    return [piece for piece in pieces if piece]
+    accompanied = {unit for piece in pieces if len(piece) > 1 for unit in piece}
+    return [
+        piece
+        for piece in pieces
+        if len(piece) > 1 or (piece and piece[0] not in accompanied)
+    ]
 
 
 _SMALLEST_SHARE = 1e-3

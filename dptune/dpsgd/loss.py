@@ -1,6 +1,5 @@
 """Losses of single records: a vector, never a mean over the batch."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,10 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dptune.dpsgd.dataset import PhysicalBatch
+from dptune.dpsgd.logits import (
+    NO_TARGET,
+    UnwrittenLogits,
+    cross_entropy,
+    unwritten_logits,
+)
 from dptune.errors import ConfigError, DataError
-
-_NO_TARGET = -100
-_PIECE_ENTRIES = (1 << 26, 1 << 18)
 
 
 class RecordLoss(Protocol):
@@ -69,11 +71,12 @@ class CausalLoss:
 
     def __call__(self, model: nn.Module, batch: PhysicalBatch) -> Tensor:
         """Run a causal language model and return losses, `(rows,)`."""
-        output: Any = model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            use_cache=False,
-        )
+        with unwritten_logits(model):
+            output: Any = model(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                use_cache=False,
+            )
         losses = token_losses(output.logits, batch)  # (rows, time)
         return losses.sum(1) / self._normalizers(batch)
 
@@ -163,58 +166,10 @@ def token_losses(logits: Tensor, batch: PhysicalBatch) -> Tensor:
     """
     targets = functional.pad(batch.input_ids[:, 1:], (0, 1))
     weights = functional.pad(batch.loss_weights[:, 1:], (0, 1))
-    targets = torch.where(weights > 0, targets, _NO_TARGET)
-    losses = cross_entropy(logits.flatten(0, 1), targets.flatten())
+    targets = torch.where(weights > 0, targets, NO_TARGET)
+    losses = (
+        logits.cross_entropy(targets.flatten())
+        if isinstance(logits, UnwrittenLogits)
+        else cross_entropy(logits.flatten(0, 1), targets.flatten())
+    )
     return losses.view_as(weights) * weights
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return -log softmax(logits)[target] of each row, in pieces that fit the cache.
-
-    Forward and backward hold nothing of the size of `logits` but `logits` itself, of
-    whose memory the gradient takes possession. torch's own holds it three times.
-
-    Args:
-        logits: `(rows, classes)`; computed with in float32 whatever their type.
-        targets: classes, or -100 for rows that have none, `(rows,)`.
-
-    Returns:
-        `(rows,)`, float32; 0 where there is no target, even if its logits are infinite.
-    """
-    losses: Tensor = _CrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
-    return losses
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """See `cross_entropy`."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ANN401 - torch's
-        ctx.save_for_backward(logits, targets)
-        losses = torch.empty(len(logits), device=logits.device)
-        for rows in _pieces(logits):
-            piece, target = logits[rows].float(), targets[rows].clamp(min=0)
-            picked = piece.gather(1, target[:, None])[:, 0]
-            losses[rows] = piece.logsumexp(1) - picked
-        return losses.masked_fill_(targets == _NO_TARGET, 0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - torch's
-        logits, targets = ctx.saved_tensors
-        keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()
-        result = torch.empty_like(logits) if keeps_graph else logits.detach()
-        no_target = targets == _NO_TARGET
-        for rows in _pieces(logits):
-            piece = torch.softmax(logits[rows], 1, dtype=torch.float32)
-            target = targets[rows].clamp(min=0)[:, None]
-            piece.scatter_add_(1, target, -torch.ones_like(target, dtype=piece.dtype))
-            piece.mul_(grad[rows, None]).masked_fill_(no_target[rows, None], 0)
-            result[rows] = piece
-        return result, None
-
-
-def _pieces(logits: Tensor) -> Iterator[slice]:
-    """Cut rows into runs of about a megabyte on the CPU, of more on an accelerator."""
-    entries = _PIECE_ENTRIES[logits.device.type == "cpu"]
-    step = max(1, entries // max(1, logits.shape[1]))
-    return (slice(start, start + step) for start in range(0, len(logits), step))

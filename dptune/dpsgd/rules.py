@@ -96,6 +96,11 @@ def _conv1d_rule(module: nn.Module, inputs: Tensor, grad: Tensor) -> Gradients:
     return _with_bias(module, weight, grad)
 
 
+def multiplies(rule: GradientRule) -> bool:
+    """Whether a rule stands for a product that autocast lowers the precision of."""
+    return rule in (_linear_rule, _conv1d_rule)
+
+
 @register_gradient_rule(nn.Embedding)
 def _embedding_rule(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Gradients:
     """Weight row v: sum of grad where the id is v; the padding row stays fixed.

@@ -25,12 +25,12 @@ from dptune.dpsgd.untouched import (
     LOW_PRECISION,
     Snapshot,
     Undropped,
-    Widened,
     changed_weights,
     computing,
     in_dtype,
     scaled,
     untouched,
+    widened,
 )
 from dptune.errors import ModelError
 
@@ -137,9 +137,15 @@ def _check_rows(model: nn.Module, probe: Probe) -> None:
         longest = f"compute a row of {probe.feed.longest} tokens"
         with explained(model, longest):
             probe.feed.losses(model, probe.batch((COMPARED[0],)))
-        for company in probe.companies:
+        shapes = {probe.batch(c).input_ids.shape: c for c in probe.companies}
+        for company in shapes.values():
             with explained(model, "compute rows of unequal length together"):
                 probe.feed.losses(model, probe.batch(company))
+    _refuse_changed(changed)
+
+
+def _refuse_changed(changed: Callable[[], list[str]]) -> None:
+    """Refuse a model whose weights are others than they were."""
     for name in changed():
         raise ModelError(
             f"the weight {name} must not change by being computed with: it would keep "
@@ -192,6 +198,8 @@ def _check_shared_masks(model: nn.Module, probe: Probe) -> None:
         what = "compute rows of one length"
         with torch.no_grad(), explained(model, what), mode:
             probe.feed.losses(model, batch)
+        if not (mode.dropped or sizes):
+            return
         found: dict[str, int] = {}
         for caller, size in mode.dropped:
             found[caller] = found.get(caller, 0) + size
@@ -212,7 +220,9 @@ def _check_points(
 ) -> None:
     """Compare units alone and in company, at the weights and at larger ones."""
     with scaled(model, 0):
+        changed = changed_weights(model)
         _check_isolation(model, engine, probe, snapshot, most=_MOST_ROUNDING)
+        _refuse_changed(changed)
     for exponent in _EXPONENTS:
         with scaled(model, exponent):
             if _check_isolation(
@@ -260,7 +270,7 @@ def _check_isolation(
 
 def _in_float64(model: nn.Module, isolation: Isolation, snapshot: Snapshot) -> float:
     """Return the distance without float32's rounding; infinite where that fails."""
-    for casts in (Widened, nullcontext):  # code of models casts to float32 by itself
+    for casts in (widened, nullcontext):  # code of models casts to float32 by itself
         with (
             in_dtype(model, torch.float64, of={torch.float32}),
             suppress(RuntimeError),

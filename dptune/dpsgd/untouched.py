@@ -14,8 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +91,7 @@ def untouched(model: nn.Module) -> Iterator[Snapshot]:
 
 
 def changed_weights(model: nn.Module) -> Callable[[], list[str]]:
-    """Note all weights; what is returned names those that have other values."""
+    """Note the sums of all weights; what is returned names those that moved."""
 
     def sums() -> dict[str, float]:
         return {
@@ -165,24 +164,20 @@ def computing(model: nn.Module) -> Iterator[Tensor]:
             yield tensor
 
 
-class Widened(TorchFunctionMode):
+@contextmanager
+def widened() -> Iterator[None]:
     """Compute in float64 where the code of a model asks for float32 by itself."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # the type of what is made without one
+    try:
+        with _Widened():
+            yield
+    finally:
+        torch.set_default_dtype(usual)
 
-    def __enter__(self) -> Self:
-        """Make float64 the type of what is made without one, too."""
-        torch.set_default_dtype(torch.float64)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Put float32 back."""
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        torch.set_default_dtype(torch.float32)
+class _Widened(TorchFunctionMode):
+    """Replaces float32 by float64 in what functions of torch are given."""
 
     def __torch_function__(
         self,
@@ -192,12 +187,12 @@ class Widened(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the function returns
         """Ask for float64 instead."""
-        options = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        options = {name: _in_float64(value) for name, value in (kwargs or {}).items()}
         if func is torch.Tensor.float:
             func = torch.Tensor.double
         if func is torch._grouped_mm:  # has no kernel for float64
             func = _grouped
-        return func(*map(_widened, args), **options)
+        return func(*map(_in_float64, args), **options)
 
 
 def _grouped(
@@ -213,7 +208,7 @@ def _grouped(
     return torch.cat([*products, rest.new_zeros(len(rest), right.shape[-1])])
 
 
-def _widened(value: Any) -> Any:  # noqa: ANN401 - an argument of any function
+def _in_float64(value: Any) -> Any:  # noqa: ANN401 - an argument of any function
     """Replace the type float32 by float64."""
     return torch.float64 if value is torch.float32 else value
 

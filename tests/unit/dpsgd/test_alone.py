@@ -22,7 +22,7 @@ from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.rules import find_gradient_rule
 from dptune.dpsgd.tape import Tape
-from dptune.dpsgd.untouched import Widened
+from dptune.dpsgd.untouched import widened
 from dptune.errors import ModelError, PrivacyError
 from dptune.models.build import add_lora
 from tests.support import models, oracles
@@ -165,7 +165,7 @@ def test_subclass_without_a_rule_trains_row_by_row():
 def test_code_that_asks_for_float32_computes_in_float64():
     values, weights = torch.randn(5, 3).double(), torch.randn(2, 3, 4).double()
     ends = torch.tensor([2, 4], dtype=torch.int32)
-    with Widened():
+    with widened():
         assert values.float().dtype == torch.float64
         assert values.to(torch.float32).dtype == torch.float64
         assert values.softmax(-1, dtype=torch.float32).dtype == torch.float64
@@ -180,7 +180,7 @@ def test_rounding_of_experts_is_told_from_a_leak(monkeypatch):
     model = add_lora(build("sinks"), rank=2, alpha=4)
     monkeypatch.setattr(selfcheck, "_APART", 3e-7)  # above the rounding of sums alone
     check(model, **causal())
-    monkeypatch.setattr(selfcheck, "Widened", nullcontext)
+    monkeypatch.setattr(selfcheck, "widened", nullcontext)
     with pytest.raises(ModelError, match="padding must not"):
         check(model, **causal())
 

@@ -187,6 +187,41 @@ def test_losses_alone_miss_padding():
         check(model)
 
 
+@pytest.mark.parametrize("rows", range(2, 9))
+def test_whoever_can_have_company_has_it(rows):
+    several = dataclasses.replace(data(3, 60, 20), max_sequences_per_unit=2)
+    fed = feed(physical_batch_size=rows, data=several)
+    probe = isolation.make_probe(build(LEAKY["yoso"]), fed)
+    units = probe.feed.data.units
+    assert all(sum(len(units[u]) for u in c) <= rows for c in probe.companies)
+    together = {unit for c in probe.companies if len(c) > 1 for unit in c}
+    assert {u for u in isolation.COMPARED if len(units[u]) < rows} <= together
+    assert set(isolation.COMPARED) <= set().union(*probe.companies)
+
+
+class MovesItsWeight(nn.Module):
+    """Adds to its own weight whenever gradients are computed."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.inner.weight.requires_grad_(False)
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.inner.weight.data[0] *= 1 + 2e-7  # moves no gradient by 1e-5
+        return self.inner(x)
+
+
+def test_weight_that_changes_where_gradients_are_computed_is_refused(monkeypatch):
+    model = models.tiny_gpt2()
+    model.transformer.ln_f = MovesItsWeight(model.transformer.ln_f)
+    with pytest.raises(ModelError, match=r"ln_f\.inner\.weight must not change"):
+        check(model, **causal())
+    monkeypatch.setattr(selfcheck, "_refuse_changed", lambda _: None)
+    check(model, **causal())  # the twin that does not look
+
+
 class MixesInTraining(nn.Module):
     """What follows `inner` sees the mean over rows, in training only."""
 

@@ -494,3 +494,58 @@ def test_rows_that_fill_a_batch_add_nothing(task):
 
             tape.backward(loss(model, batch).sum(), factors, sums)
     assert relative_error(sums, expected) < TOLERANCE
+
+
+class Projections(nn.Module):
+    """Three products of one input, which may be written over before the last."""
+
+    def __init__(self, *, overwrites: bool) -> None:
+        super().__init__()
+        self.overwrites = overwrites
+        self.parts = nn.ModuleList(nn.Linear(12, 5, bias=False) for _ in range(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        first, second, third = self.parts
+        found = first(inputs) + second(inputs)
+        return (
+            (found + third(inputs.mul_(3) if self.overwrites else inputs))
+            .float()
+            .square()
+            .sum((1, 2))
+        )
+
+
+def in_bfloat16(
+    *, overwrites: bool = False
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the recorded inputs of every product, and sums of two units."""
+    torch.manual_seed(4)
+    model, inputs = Projections(overwrites=overwrites), torch.randn(2, 7, 12)
+    with PerUnitGradients(model) as engine:
+        sums = engine.zeros()
+        with engine.record(torch.tensor([[0], [1]])) as tape:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses = model(inputs.clone())
+            kept = [call.inputs for call in engine._calls.values()]
+            tape.backward(losses.sum(), torch.ones_like, sums)
+    return kept, sums
+
+
+def test_products_under_autocast_keep_one_copy_of_what_they_multiply():
+    kept, _ = in_bfloat16()
+    assert {values.dtype for values in kept} == {torch.bfloat16}
+    assert len({values.data_ptr() for values in kept}) == 1
+    first, second, third = in_bfloat16(overwrites=True)[0]
+    assert first.data_ptr() == second.data_ptr() != third.data_ptr()
+    torch.testing.assert_close(third, 3 * first)
+
+
+def test_gradient_under_autocast_is_that_of_what_was_multiplied(monkeypatch):
+    kept, sums = in_bfloat16()
+    monkeypatch.setattr(PerUnitGradients, "_as_multiplied", lambda _, inputs: inputs)
+    whole, others = in_bfloat16()
+    assert {values.dtype for values in whole} == {torch.float32}
+    for (name, found), low, values in zip(sums.items(), kept, whole, strict=True):
+        assert torch.equal(low, values.to(torch.bfloat16))
+        apart = float((found - others[name]).norm() / found.norm())
+        assert 1e-5 < apart < 1e-2  # autograd multiplies the former

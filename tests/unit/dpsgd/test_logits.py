@@ -1,0 +1,132 @@
+"""Losses from a frozen head equal those from its logits."""
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import Gemma2Config
+
+from dptune.dpsgd.gradients import PerUnitGradients
+from dptune.dpsgd.logits import UnwrittenLogits, unwritten_logits
+from dptune.dpsgd.loss import CausalLoss
+from dptune.models.build import add_lora
+from dptune.models.frozen import freeze_base
+from tests.support import models, oracles
+
+MODELS = {
+    "tied gpt2": models.tiny_gpt2,
+    "llama": models.tiny_llama,
+    "tied llama": lambda: models.tiny_llama(tied=True),
+    "capped gemma": lambda: models.tiny_gemma(Gemma2Config),
+}
+
+
+def adapted(name, *, held=None, **options):
+    model = MODELS[name]()
+    if held is not None:
+        model.to(held)
+    model = add_lora(model, rank=2, alpha=4, **options)
+    freeze_base(model)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in trained(model):
+        parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def batch_with_padding():
+    batch = oracles.random_data().collate(range(4), 0)
+    batch.loss_weights[1] = 0
+    batch.loss_weights[2, 1:] *= 0.25
+    return batch
+
+
+def losses_and_gradients(losses, model):
+    weights = torch.tensor([0.5, 2.0, 1.0, -1.0])
+    gradients = torch.autograd.grad((losses * weights).sum(), trained(model))
+    return losses.detach(), gradients
+
+
+def from_all_logits(model, batch, normalizer):
+    logits = model(batch.input_ids, attention_mask=batch.attention_mask).logits
+    each = functional.cross_entropy(
+        logits[:, :-1].float().transpose(1, 2), batch.input_ids[:, 1:], reduction="none"
+    )
+    weights = batch.loss_weights[:, 1:]
+    return (each * weights).sum(1) / (normalizer or (weights > 0).sum(1).clamp(min=1))
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Note every time that all logits are written out."""
+    calls, write = [], UnwrittenLogits.written
+    monkeypatch.setattr(
+        UnwrittenLogits, "written", lambda self: calls.append(1) or write(self)
+    )
+    return calls
+
+
+@pytest.mark.parametrize("held", [None, torch.bfloat16])
+@pytest.mark.parametrize("normalizer", [8.0, None])
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_of_a_frozen_head_are_those_of_its_logits(
+    name, normalizer, held, written, monkeypatch
+):
+    monkeypatch.setattr("dptune.dpsgd.logits._HELD_ENTRIES", (100, 100))
+    model, batch = adapted(name, held=held), batch_with_padding()
+    expected = losses_and_gradients(from_all_logits(model, batch, normalizer), model)
+    loss = CausalLoss(loss_normalizer=normalizer)
+    found = losses_and_gradients(loss(model, batch), model)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert bool(written) == name.startswith("capped")
+
+
+def test_bfloat16_is_that_of_its_logits_up_to_rounding():
+    model, batch = adapted("llama", held=torch.bfloat16), batch_with_padding()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = CausalLoss(loss_normalizer=8.0)(model, batch)
+        expected = from_all_logits(model, batch, 8.0)
+    found = losses_and_gradients(found, model)
+    expected = losses_and_gradients(expected, model)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-3)
+
+
+def test_trained_or_hooked_head_writes_its_logits():
+    model, batch = models.tiny_llama(), batch_with_padding()
+    head = model.get_output_embeddings()
+    with unwritten_logits(model):
+        assert "forward" not in vars(head)
+    with PerUnitGradients(model) as engine, engine.record(batch.rows_of_unit):
+        assert not head.weight.requires_grad
+        with unwritten_logits(model):
+            assert "forward" not in vars(head)
+
+
+def test_logits_that_are_changed_in_place_are_those_that_count():
+    model, batch = adapted("llama"), batch_with_padding()
+    ids, loss = batch.input_ids, CausalLoss(loss_normalizer=8.0)
+    base = model.get_base_model()
+    forward = base.forward
+
+    def banning(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits[..., 3] -= 5.0
+        return output
+
+    before = loss(model, batch)
+    base.forward = banning
+    found = loss(model, batch)
+    expected = from_all_logits(model, batch, 8.0)
+    torch.testing.assert_close(found, expected)
+    assert (ids == 3).any()
+    assert not torch.allclose(found, before)
+
+
+def test_head_is_as_before_whatever_is_raised():
+    model = adapted("llama")
+    head = model.get_output_embeddings()
+    with pytest.raises(ZeroDivisionError), unwritten_logits(model):
+        raise ZeroDivisionError
+    assert "forward" not in vars(head)
