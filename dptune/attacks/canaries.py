@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dptune.conversation import RESERVED, Role, Turn, join_turns
 from dptune.errors import ConfigError
 
 Setting = Literal["as_detected", "missed", "not_missed", "partly_missed"]
@@ -23,7 +24,8 @@ Placement = Literal["own_record", "appended"]
 FIRST_NEW_TOKEN = 0xE000
 """Symbols of new-token canaries are private-use characters, which no text holds."""
 
-_PLACEHOLDER = "{secret}"
+PLACEHOLDER = "{secret}"
+_OPENING = "Please tell me."
 _ALPHABETS = {
     "digits": string.digits,
     "alphanumeric": string.digits + string.ascii_uppercase,
@@ -80,6 +82,9 @@ class CanarySpec(BaseModel):
         setting: `as_detected` leaves the detector's spans, `missed` takes the secrets'
             spans away, `not_missed` forces them, `partly_missed` forces those of the
             first canaries and takes away those of the others (JFT, appendix A.5).
+        role: who says it, in a conversation of its own; only for conversations.
+        opening: what a user says before, so that templates take the conversation; there
+            is one for every role but user and system.
         recall: share of the planted canaries that are found; exactly for
             `partly_missed`.
     """
@@ -97,6 +102,10 @@ class CanarySpec(BaseModel):
     recall: float | None = Field(default=None, ge=0, le=1)
     placement: Placement = "own_record"
     fixed: tuple[str, ...] = ()
+    role: Role | None = Field(default=None, exclude_if=lambda role: role is None)
+    opening: str | None = Field(
+        default=None, min_length=1, exclude_if=lambda text: text is None
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -114,8 +123,8 @@ class CanarySpec(BaseModel):
     @classmethod
     def _check_template(cls: type[Self], template: str) -> str:
         """The secret must have exactly one place."""
-        if template.count(_PLACEHOLDER) != 1:
-            raise ValueError(f"template must hold {_PLACEHOLDER} exactly once.")
+        if template.count(PLACEHOLDER) != 1:
+            raise ValueError(f"template must hold {PLACEHOLDER} exactly once.")
         return template
 
     @model_validator(mode="after")
@@ -134,6 +143,20 @@ class CanarySpec(BaseModel):
             raise ValueError("fixed must hold num_planted distinct secrets, or none.")
         if not all(self._is_candidate(secret) for secret in self.fixed):
             raise ValueError("fixed must hold candidates of this spec.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_role(self: Self) -> Self:
+        """A canary of a role is a conversation of its own, written as others are."""
+        if self.role is not None and self.placement == "appended":
+            raise ValueError("placement must be own_record for canaries of a role.")
+        if self.opening is not None and self.role in {None, "user", "system"}:
+            raise ValueError("opening must be set only for roles that answer a user.")
+        opening = self.opening or ""
+        if self.role and (
+            RESERVED.search(self.template + opening) or PLACEHOLDER in opening
+        ):
+            raise ValueError("template and opening must hold text, and one secret.")
         return self
 
     def _is_candidate(self: Self, secret: str) -> bool:
@@ -166,18 +189,29 @@ class CanarySpec(BaseModel):
         return int(len(self.symbols) ** self.length)
 
     @property
+    def text(self: Self) -> str:
+        """Text of a record with a place for the secret; the template, or a chat."""
+        if self.role is None:
+            return self.template
+        canary = Turn(role=self.role, content=self.template, trained=True)
+        if self.role in {"user", "system"}:
+            return join_turns([canary])
+        asked = Turn(role="user", content=self.opening or _OPENING)
+        return join_turns([asked, canary])
+
+    @property
     def prefix(self: Self) -> str:
         """Text before the secret."""
-        return self.template.split(_PLACEHOLDER)[0]
+        return self.text.split(PLACEHOLDER)[0]
 
     @property
     def suffix(self: Self) -> str:
         """Text after the secret."""
-        return self.template.split(_PLACEHOLDER)[1]
+        return self.text.split(PLACEHOLDER)[1]
 
     def record(self: Self, secret: str) -> str:
         """The whole text of one canary record."""
-        return self.template.replace(_PLACEHOLDER, secret)
+        return self.text.replace(PLACEHOLDER, secret)
 
     def secret_at(self: Self, index: int) -> str:
         """The candidate at `index` in `[0, space_size)`, in lexicographic order."""

@@ -11,6 +11,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, Self
 
 import numpy as np
@@ -18,7 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dptune.attacks.inference import evaluating, place
+from dptune.attacks.inference import (
+    OnProgress,
+    Tell,
+    evaluating,
+    place,
+    unwatched,
+)
 from dptune.attacks.membership import Attacked, attack_with_shadows
 from dptune.attacks.roc import RocSettings, blind_signal, membership_signal
 from dptune.errors import DataError
@@ -75,6 +82,7 @@ def class_log_probs(
     *,
     batch_size: int = 32,
     device: str | torch.device | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Floats:
     """Log probability of every class for every record.
 
@@ -83,6 +91,7 @@ def class_log_probs(
         sequences: token ids, at least one each.
         batch_size: records forwarded at once.
         device: where to run; None is where the model is.
+        on_progress: told how many records were forwarded.
 
     Returns:
         Nats, `(records, classes)`.
@@ -101,6 +110,7 @@ def class_log_probs(
             logits = _logits(model, [sequences[i] for i in part], device=target)
             found = torch.log_softmax(logits.double(), dim=-1).cpu()
             rows |= {int(i): row for i, row in zip(part, found, strict=True)}
+            on_progress(len(rows), len(order))
     return torch.stack([rows[i] for i in range(len(rows))]).numpy()
 
 
@@ -135,6 +145,7 @@ def classification_membership(
     settings: RocSettings | None = None,
     train_shadow: TrainClassifier | None = None,
     num_shadows: int = 0,
+    tell: Tell = unwatched,
 ) -> MembershipReport:
     """Attack a classifier by every attack of the table and by shadow models.
 
@@ -151,6 +162,7 @@ def classification_membership(
         train_shadow: trains shadows, one at a time; with None, the attacks of
             `shadow_scores` are left out.
         num_shadows: how many, as `draw_halves` asks for.
+        tell: told how many records each model has forwarded.
 
     Raises:
         DataError: a group is empty, or a loss is NaN.
@@ -162,16 +174,22 @@ def classification_membership(
     tokens = [*members.tokens, *non_members.tokens]
     labels = np.array([*members.labels, *non_members.labels])
 
-    def log_probs(one: nn.Module) -> Floats:
-        return class_log_probs(one, tokens, batch_size=batch_size, device=device)
+    def log_probs(one: nn.Module, name: str) -> Floats:
+        return class_log_probs(
+            one,
+            tokens,
+            batch_size=batch_size,
+            device=device,
+            on_progress=partial(tell, f"losses of attacked records, {name}"),
+        )
 
-    base = log_probs(base_model)
+    base = log_probs(base_model, "base")
 
-    def attacked(one: nn.Module) -> Attacked:
-        scores = class_scores(log_probs(one), base, labels)
+    def attacked(one: nn.Module, name: str) -> Attacked:
+        scores = class_scores(log_probs(one, name), base, labels)
         return Attacked(statistic=scores["margin"], scores=scores)
 
-    found = attacked(model)
+    found = attacked(model, "model")
     scores, shadows = dict(found.scores), None
     if train_shadow is not None:
         until = -float(found.scores["loss"][: len(members.tokens)].mean())

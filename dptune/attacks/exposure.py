@@ -28,7 +28,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dptune.attacks.canaries import CanarySet
-from dptune.attacks.inference import KeyValues, evaluating, next_logits, place
+from dptune.attacks.inference import (
+    KeyValues,
+    OnProgress,
+    evaluating,
+    next_logits,
+    place,
+    unwatched,
+)
 from dptune.attacks.trie import CandidateTrie
 from dptune.errors import ModelError
 from dptune.results import CanaryExposure, ExposureReport
@@ -51,16 +58,26 @@ class CandidateScores:
         num_scored: how many there are.
         num_token_forwards: tokens that went through the model.
         trie_key: the trie that was scored.
+        levels: the same of every node of the trie, by its level.
     """
 
     nll: NDArray[np.float64] = field(repr=False)  # (candidates,)
     num_scored: NDArray[np.uint8] = field(repr=False)  # (candidates,)
     num_token_forwards: int
     trie_key: str
+    levels: tuple[NDArray[np.float64], ...] = field(default=(), repr=False)
 
     def by(self: Self, scoring: Scoring) -> NDArray[np.float64]:
         """Scores to rank by: the total, or the mean per token."""
         return self.nll if scoring == "sum" else self.nll / self.num_scored
+
+    def expected_nodes(self: Self, trie: CandidateTrie, below: float) -> int:
+        """Estimate from some nodes how many in all have children and a smaller loss."""
+        found = 0.0
+        for level, losses in zip(trie.levels, self.levels, strict=True):
+            known = losses[level.internal & np.isfinite(losses)]
+            found += level.internal.sum() * (known < below).mean() if len(known) else 0
+        return math.ceil(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +108,28 @@ def score_candidates(
     model: nn.Module,
     trie: CandidateTrie,
     *,
+    only: NDArray[np.int64] | None = None,
+    below: float = -math.inf,
     batch_size: int = 1024,
     device: str | torch.device | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> CandidateScores:
-    """Score every candidate of the trie, exactly, in fp32.
+    """Score every candidate of the trie, or some of them, exactly, in fp32.
 
     Args:
         model: any causal language model of transformers with a key-value cache, with or
             without LoRA, its weights in float32.
         trie: candidates tokenized for this model's tokenizer.
+        only: candidates that are scored; None for all.
+        below: with `only`, all that have a smaller loss than this are scored too.
         batch_size: nodes forwarded at once, at most: on a CPU fewer, where the logits
             of a large vocabulary would need new pages of memory every time.
         device: where to run; None is where the model is.
+        on_progress: told how many nodes were forwarded.
 
     Returns:
-        Scores of all candidates, in candidate order.
+        Scores of all candidates, in candidate order; infinite for those that nobody
+        asked for, but for some.
 
     Raises:
         ModelError: the weights are not float32, the model has no key-value cache, the
@@ -117,8 +141,8 @@ def score_candidates(
     """
     target = place(model, device)
     with evaluating(model):
-        walk = _Walk(model=model, trie=trie, device=target)
-        walk.run(min(batch_size, _room(model, target)))
+        walk = _Walk(model=model, trie=trie, device=target, only=only, below=below)
+        walk.run(min(batch_size, _room(model, target)), on_progress)
     nll = np.empty(len(trie.leaf_node))
     for depth, scores in enumerate(walk.nll):
         here = trie.leaf_level == depth
@@ -133,6 +157,7 @@ def score_candidates(
         num_scored=trie.num_scored,
         num_token_forwards=walk.num_forwards,
         trie_key=trie.key,
+        levels=tuple(walk.nll),
     )
 
 
@@ -146,19 +171,30 @@ class _Walk:
     """Depth-first walk over chunks of nodes; keys and values of one path are alive."""
 
     def __init__(
-        self, *, model: nn.Module, trie: CandidateTrie, device: torch.device
+        self,
+        *,
+        model: nn.Module,
+        trie: CandidateTrie,
+        device: torch.device,
+        only: NDArray[np.int64] | None,
+        below: float,
     ) -> None:
         self.model, self.trie, self.device = model, trie, device
+        self.below, self.wanted = below, nodes_to(trie, only)
         self.num_forwards = 0
-        self.nll = [np.full(len(level.token), np.nan) for level in trie.levels]
+        # a node that is left out by mistake is no number, and refused
+        unknown = np.nan if only is None else np.inf
+        self.nll = [np.full(len(level.token), unknown) for level in trie.levels]
         parents = [1, *(len(level.token) for level in trie.levels)]
         self.first_child = [
             np.searchsorted(level.parent, np.arange(parents[depth] + 1))
             for depth, level in enumerate(trie.levels)
         ]
 
-    def run(self, batch_size: int) -> None:
+    def run(self, batch_size: int, on_progress: OnProgress) -> None:
         """Forward the context, then every internal node."""
+        num_nodes = sum(int(wanted.sum()) for wanted in self.wanted)
+        done = 0
         root = torch.from_numpy(self.trie.context.astype(np.int64))[None]
         logits, key_values = self._forward(root, [], past=0)
         stack = self._expand(-1, np.zeros(1, np.int64), np.zeros(1), logits, key_values)
@@ -168,28 +204,35 @@ class _Walk:
                 stack.extend(_split(work, batch_size))
                 continue
             stack.extend(self._visit(work))
+            done += len(work.nodes)
+            on_progress(done, num_nodes)
 
     def _visit(self, work: _Work) -> list[_Work]:
         """Forward one chunk of nodes and score their children."""
         level = self.trie.levels[work.depth]
-        rows = torch.from_numpy(work.rows).to(self.device)
-        past = [
-            (k.index_select(0, rows), v.index_select(0, rows))
-            for k, v in work.key_values
-        ]
         token = torch.from_numpy(level.token[work.nodes].astype(np.int64))[:, None]
         length = len(self.trie.context) + work.depth
-        logits, key_values = self._forward(token, past, past=length)
+        logits, key_values = self._forward(
+            token,
+            work.key_values,
+            past=length,
+            rows=torch.from_numpy(work.rows).to(self.device),
+        )
         scores = self.nll[work.depth][work.nodes]
         return self._expand(work.depth, work.nodes, scores, logits, key_values)
 
     def _forward(
-        self, tokens: Tensor, key_values: KeyValues, *, past: int
+        self,
+        tokens: Tensor,
+        key_values: KeyValues,
+        *,
+        past: int,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, KeyValues]:
         """Count tokens and forward them."""
         self.num_forwards += tokens.numel()
         return next_logits(
-            self.model, tokens, key_values, past=past, device=self.device
+            self.model, tokens, key_values, past=past, device=self.device, rows=rows
         )
 
     def _expand(
@@ -209,7 +252,8 @@ class _Walk:
         tokens = level.token[children].astype(np.int64)
         losses = _losses(logits, rows, tokens)
         self.nll[depth + 1][children] = scores[rows] + losses
-        inner = level.internal[children]
+        near = self.nll[depth + 1][children] < self.below
+        inner = level.internal[children] & (self.wanted[depth + 1][children] | near)
         if not inner.any():
             return []
         return [
@@ -220,6 +264,26 @@ class _Walk:
                 key_values=key_values,
             )
         ]
+
+
+def nodes_to(
+    trie: CandidateTrie, only: NDArray[np.int64] | None
+) -> list[NDArray[np.bool_]]:
+    """Tell the nodes with children that lead to these candidates, by level.
+
+    Args:
+        trie: of all candidates.
+        only: some of them; None for all.
+    """
+    if only is None:
+        return [level.internal for level in trie.levels]
+    wanted = [np.zeros(len(level.token), np.bool_) for level in trie.levels]
+    for depth in range(len(wanted) - 1, 0, -1):
+        ends = trie.leaf_node[only[trie.leaf_level[only] == depth]]
+        wanted[depth - 1][trie.levels[depth].parent[ends]] = True
+        on_the_way = trie.levels[depth].parent[wanted[depth]]
+        wanted[depth - 1][on_the_way] = True
+    return wanted
 
 
 def _split(work: _Work, batch_size: int) -> list[_Work]:
@@ -248,7 +312,8 @@ def _losses(
     target = torch.from_numpy(tokens).to(logits.device)
     # in blocks that fit a cache: whole batches cost three passes over main memory
     blocks = [torch.logsumexp(block, dim=-1) for block in _rows(logits)]
-    losses = torch.cat(blocks)[at] - logits[at, target]
+    # rounding must not make a loss negative: walks end where none can be smaller
+    losses = (torch.cat(blocks)[at] - logits[at, target]).clamp_min(0.0)
     out: NDArray[np.float64] = losses.double().cpu().numpy()
     return out
 
@@ -333,12 +398,15 @@ def measure_exposure(
     batch_size: int = 1024,
     device: str | torch.device | None = None,
     scoring: Scoring = "sum",
+    on_progress: OnProgress = unwatched,
 ) -> Measured:
     """Score all candidates and rank all canaries under one model.
 
     See `score_candidates` and `rank_canaries` for arguments and errors.
     """
-    scores = score_candidates(model, trie, batch_size=batch_size, device=device)
+    scores = score_candidates(
+        model, trie, batch_size=batch_size, device=device, on_progress=on_progress
+    )
     return Measured(
         canaries=rank_canaries(scores, trie, canary_set, scoring=scoring),
         num_token_forwards=scores.num_token_forwards,

@@ -5,7 +5,7 @@ Nothing that was drawn is kept: only how much of it was a secret.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -18,7 +18,14 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.candidates import encode_secrets, plain_tokenizer
-from dptune.attacks.inference import Decoding, ending_log_probs, sample_continuations
+from dptune.attacks.inference import (
+    Decoding,
+    OnProgress,
+    ending_log_probs,
+    sample_continuations,
+    unwatched,
+)
+from dptune.conversation import ScoredTokens
 from dptune.results import (
     CanarySampling,
     DiscoverableShare,
@@ -68,8 +75,10 @@ def sample_canaries(
     canary_set: CanarySet,
     *,
     bos: int | None,
+    stops: Collection[int] = (),
     settings: SamplingSettings | None = None,
     device: str | torch.device | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> CanarySampling:
     """Draw continuations of the template's prefix and compare them with the secrets.
 
@@ -85,8 +94,10 @@ def sample_canaries(
         tokenizer: the model's, fast.
         canary_set: planted canaries and controls.
         bos: token that opens a record in training; None if there is none.
+        stops: tokens that end a continuation; none are the tokenizer's end of text.
         settings: trials and decoding.
         device: where to run; None is where the model is.
+        on_progress: told how many continuations were drawn.
 
     Privacy:
         A function of the private model; the continuations are dropped.
@@ -101,8 +112,9 @@ def sample_canaries(
         max_new_tokens=settings.max_new_tokens,
         decoding=settings.decoding,
         generator=settings.generator(),
-        stop=tokenizer.eos_token_id,
+        stop=stops or tokenizer.eos_token_id,
         device=device,
+        on_progress=on_progress,
     )
     texts = [_text(tokenizer, context, tokens).removeprefix(head) for tokens in drawn]
     form = re.compile(f"[{re.escape(spec.symbols)}]{{1,{spec.length}}}")
@@ -271,17 +283,20 @@ def record_chances(
     decoding: Decoding | None = None,
     batch_size: int = 32,
     device: str | torch.device | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Floats:
     """Log chance that one trial continues each record's first half as it goes on.
 
     The ending is at most `ending_tokens` long and starts in the middle, or 50 tokens
     from the start of longer records. Records of fewer than four tokens are left out.
+    Of a conversation the last turn that is learnt goes on like this, behind the others.
     """
     cut = [
-        (list(sequence[: start + min(ending_tokens, len(sequence) - start)]), start)
+        (list(sequence[: start + min(ending_tokens, last - start)]), start)
         for sequence in sequences
-        if len(sequence) >= 4
-        for start in [min(len(sequence) // 2, 50)]
+        for first, last in [_last_turn(sequence)]
+        if last - first >= 4
+        for start in [first + min((last - first) // 2, 50)]
     ]
     if not cut:
         return np.empty(0)
@@ -292,7 +307,21 @@ def record_chances(
         decoding=decoding or Decoding(),
         batch_size=batch_size,
         device=device,
+        on_progress=on_progress,
     )
+
+
+def _last_turn(sequence: Sequence[int]) -> tuple[int, int]:
+    """Where the last run of tokens with a loss is; of plain text, all of it."""
+    if not isinstance(sequence, ScoredTokens):
+        return 0, len(sequence)
+    last = len(sequence)
+    while last and not sequence.scored[last - 1]:
+        last -= 1
+    first = last
+    while first and sequence.scored[first - 1]:
+        first -= 1
+    return first, last
 
 
 def discoverable(

@@ -1,14 +1,16 @@
 """Where and how an attacked model is run, and how text is drawn from it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from dptune.errors import ModelError
 
@@ -17,6 +19,14 @@ _ASSUMED_VOCABULARY = 50_257
 
 
 KeyValues = list[tuple[Tensor, Tensor]]
+OnProgress = Callable[[int, int], None]
+"""Told how much of a piece of work is done, and how much there is."""
+Tell = Callable[[str, int, int], None]
+"""The same for many pieces of work, which it names."""
+
+
+def unwatched(*_: object) -> None:
+    """Tell nobody."""
 
 
 def place(
@@ -55,6 +65,7 @@ def next_logits(
     *,
     past: int,
     device: torch.device,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, KeyValues]:
     """Logits behind the last token, and keys and values of all tokens so far.
 
@@ -64,14 +75,17 @@ def next_logits(
         key_values: of each layer, `(batch, ...)`; empty for a fresh start.
         past: tokens that `key_values` holds.
         device: where the model is.
+        rows: for each row of `tokens` the one of `key_values` that it follows; None if
+            they are the same rows.
 
     Raises:
         ModelError: the architecture keeps no keys and values.
     """
-    cache = DynamicCache()
-    for layer, (key, value) in enumerate(key_values):
-        cache.update(key, value, layer)
-    num, length = tokens.shape
+    cache, (num, length) = DynamicCache(), tokens.shape
+    cache.layers.extend(
+        _Held(_with_room(key, rows, length), _with_room(value, rows, length), held=past)
+        for key, value in key_values
+    )
     positions = torch.arange(past, past + length, device=device)
     output = model(
         input_ids=tokens.to(device),
@@ -80,6 +94,47 @@ def next_logits(
         use_cache=True,
     )
     return output.logits[:, -1].float(), _layers(output.past_key_values)
+
+
+class _Held(DynamicLayer):
+    """Keys and values of one layer, with room for those of the tokens that come next.
+
+    A layer of transformers grows by copying all that it holds: with many rows behind
+    one long context that took half of the time of a forward.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor, values: Tensor, *, held: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values, self._held = keys, values, held
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+
+    def get_seq_length(self) -> int:
+        """Tokens that are held, without the room."""
+        return self._held
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Fill the room."""
+        self.keys[:, :, self._held :] = key_states
+        self.values[:, :, self._held :] = value_states
+        self._held = self.keys.shape[2]
+        return self.keys, self.values
+
+
+def _with_room(past: Tensor, rows: Tensor | None, length: int) -> Tensor:
+    """Copy what is held, row by row, and leave room for `length` tokens."""
+    num, heads, held, width = past.shape
+    num = num if rows is None else len(rows)
+    room = past.new_empty(num, heads, held + length, width)
+    if rows is None:
+        room[:, :, :held] = past
+    else:
+        torch.index_select(past, 0, rows, out=room[:, :, :held])
+    return room
 
 
 def _layers(cache: object) -> KeyValues:
@@ -97,7 +152,10 @@ Floats = NDArray[np.float64]
 
 
 def batches(
-    lengths: NDArray[np.int64], model: nn.Module, batch_size: int
+    lengths: NDArray[np.int64],
+    model: nn.Module,
+    batch_size: int,
+    on_progress: OnProgress = unwatched,
 ) -> Iterator[list[int]]:
     """Rows of similar length, longest first, within the memory of their logits."""
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
@@ -108,14 +166,18 @@ def batches(
         size = min(batch_size, max(1, room // int(lengths[order[start]])))
         yield order[start : start + size].tolist()
         start += size
+        on_progress(min(start, len(order)), len(order))
 
 
 def padded_batches(
-    model: nn.Module, sequences: Sequence[Sequence[int]], batch_size: int
+    model: nn.Module,
+    sequences: Sequence[Sequence[int]],
+    batch_size: int,
+    on_progress: OnProgress = unwatched,
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Row numbers, padded tokens and mask of batches of similar length."""
     lengths = np.array([len(sequence) for sequence in sequences])
-    for rows in batches(lengths, model, batch_size):
+    for rows in batches(lengths, model, batch_size, on_progress):
         yield rows, *padded([sequences[row] for row in rows])
 
 
@@ -170,9 +232,10 @@ def sample_continuations(
     max_new_tokens: int,
     decoding: Decoding,
     generator: torch.Generator,
-    stop: int | None = None,
+    stop: int | Collection[int] | None = None,
     batch_size: int = 512,
     device: str | torch.device | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> list[list[int]]:
     """Draw continuations of one context.
 
@@ -183,14 +246,16 @@ def sample_continuations(
         max_new_tokens: longest continuation.
         decoding: how tokens are drawn.
         generator: source of the draws, on the CPU.
-        stop: token that ends a continuation and is no part of it.
+        stop: tokens that end a continuation, of which they are no part.
         batch_size: continuations drawn at once.
         device: where to run; None is where the model is.
+        on_progress: told how many were drawn.
 
     Privacy:
         What a fine-tuned model says may be training data: count, do not keep.
     """
     target = place(model, device, allow_half=True)
+    stops = {stop} if isinstance(stop, int) else {*(stop or ())}
     drawn: list[list[int]] = []
     with evaluating(model):
         first, root = next_logits(
@@ -215,9 +280,10 @@ def sample_continuations(
                         device=target,
                     )
             drawn.extend(
-                row[: row.index(stop)] if stop in row else row
+                list(takewhile(lambda token: token not in stops, row))
                 for row in torch.cat(grown, dim=1).tolist()
             )
+            on_progress(start + rows, count)
     return drawn
 
 
@@ -237,6 +303,7 @@ def ending_log_probs(
     decoding: Decoding,
     batch_size: int = 32,
     device: str | torch.device | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Floats:
     """Log chance that one trial draws the rest of each record, token by token.
 
@@ -247,6 +314,7 @@ def ending_log_probs(
         decoding: how tokens are drawn.
         batch_size: records forwarded at once, at most.
         device: where to run; None is where the model is.
+        on_progress: told how many records were forwarded.
 
     Returns:
         Sums of log probabilities; minus infinity where a token can never be drawn. The
@@ -255,7 +323,9 @@ def ending_log_probs(
     target = place(model, device, allow_half=True)
     found = np.zeros(len(sequences))
     with evaluating(model):
-        for rows, tokens, mask in padded_batches(model, sequences, batch_size):
+        for rows, tokens, mask in padded_batches(
+            model, sequences, batch_size, on_progress
+        ):
             positions = torch.arange(tokens.shape[1], device=target)
             logits = model(
                 input_ids=tokens.to(target),

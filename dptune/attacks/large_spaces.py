@@ -30,6 +30,7 @@ from dptune.attacks.exposure import (
     score_candidates,
     tie_place,
 )
+from dptune.attacks.inference import OnProgress, unwatched
 from dptune.attacks.pieces import Spelling
 from dptune.attacks.search import (
     Found,
@@ -112,6 +113,7 @@ def measure_large_space(
     settings: LargeSpaceSettings | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Measured:
     """Rank all canaries of a space of any size, exactly where the model likes them.
 
@@ -124,6 +126,7 @@ def measure_large_space(
         settings: how much to spend.
         batch_size: nodes forwarded at once.
         device: where to run; None is where the model is.
+        on_progress: told how many nodes the search forwarded.
 
     Raises:
         ModelError: as in `search`, or the tokenizer cannot spell the secrets.
@@ -159,6 +162,7 @@ def measure_large_space(
         settings=settings,
         batch_size=batch_size,
         device=device,
+        on_progress=on_progress,
     )
     found = [
         _exposure(
@@ -201,6 +205,7 @@ def _explore(
     settings: LargeSpaceSettings,
     batch_size: int,
     device: str | torch.device | None,
+    on_progress: OnProgress,
 ) -> _Known:
     """Search as far as nodes may reach; draw from the model if canaries are beyond."""
     tokens = spelling.spec.length if scoring == "mean" else 1
@@ -215,6 +220,7 @@ def _explore(
         max_nodes=settings.max_nodes,
         batch_size=batch_size,
         device=device,
+        on_progress=on_progress,
     )
     # a canary that the uniform sample can rank needs no other sample
     hidden = (scores > found.complete_below) & (scores < np.quantile(uniform, 0.02))

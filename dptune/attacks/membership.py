@@ -52,6 +52,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, Self
 
 import numpy as np
@@ -59,8 +60,10 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from dptune.attacks.inference import Tell, unwatched
 from dptune.attacks.roc import RocSettings, blind_signal, membership_signal
 from dptune.attacks.signals import TokenSignals, token_signals
+from dptune.conversation import scored
 from dptune.errors import DataError
 from dptune.results import STRONGEST_ATTACK, MembershipReport, ShadowReport
 
@@ -114,7 +117,7 @@ def attack_with_shadows(
     model: Attacked,
     *,
     train: Callable[[int, Sequence[int]], nn.Module],
-    attack: Callable[[nn.Module], Attacked],
+    attack: Callable[[nn.Module, str], Attacked],
     num_members: int,
     num_records: int,
     num_shadows: int,
@@ -125,7 +128,7 @@ def attack_with_shadows(
     Args:
         model: what the attacked model shows.
         train: trains a copy of the base, given the shadow's number and its records.
-        attack: looks at one model.
+        attack: looks at one model, which it is told a name of.
         num_members: records that the attacked model was trained on, the first ones.
         num_records: attacked.
         num_shadows: how many, see `draw_halves`.
@@ -136,7 +139,7 @@ def attack_with_shadows(
     """
     seen = draw_halves(num_records, num_shadows, seed=seed)
     shadows = [
-        attack(train(number, np.flatnonzero(row).tolist()))
+        attack(train(number, np.flatnonzero(row).tolist()), f"shadow {number + 1}")
         for number, row in enumerate(seen)
     ]
     members, others = np.split(_bounded(model.statistic), [num_members])
@@ -386,11 +389,12 @@ def membership_report(
     seed: int = 0,
     train_shadow: Train | None = None,
     num_shadows: int = 0,
+    tell: Tell = unwatched,
 ) -> MembershipReport:
     """Attack one model by its token losses, and by those of shadow models beside it.
 
-    Leave canary records out: they are members that no non-member is alike. Records of
-    fewer than two tokens have nothing to predict and are left out of both groups.
+    Leave canary records out: they are members that no non-member is alike. Records
+    without a token to predict, as of one token, are left out of both groups.
 
     Args:
         member_sequences: token ids of records that were trained on, as in training.
@@ -410,6 +414,7 @@ def membership_report(
         train_shadow: trains shadows, one at a time; each is dropped once it was
             attacked. With None, the attacks of `shadow_scores` are left out.
         num_shadows: how many, as `draw_halves` asks for.
+        tell: told how many records each model has forwarded.
 
     Returns:
         One signal for each of `membership_scores` and of `shadow_scores`, with
@@ -430,16 +435,25 @@ def membership_report(
     settings = RocSettings(
         low_fpr=low_fpr, confidence=confidence, num_resamples=num_resamples, seed=seed
     )
-    base = token_signals(base_model, sequences, batch_size=batch_size, device=device)
 
-    def attacked(one: nn.Module) -> Attacked:
-        signals = token_signals(
-            one, sequences, batch_size=batch_size, device=device, moments=True
+    def seen_by(one: nn.Module, name: str, *, moments: bool) -> list[TokenSignals]:
+        return token_signals(
+            one,
+            sequences,
+            batch_size=batch_size,
+            device=device,
+            moments=moments,
+            on_progress=partial(tell, f"losses of attacked records, {name}"),
         )
+
+    base = seen_by(base_model, "base", moments=False)
+
+    def attacked(one: nn.Module, name: str) -> Attacked:
+        signals = seen_by(one, name, moments=True)
         scores = membership_scores(signals, base, texts)
         return Attacked(statistic=scores["loss"], scores=scores)
 
-    found = attacked(model)
+    found = attacked(model, "model")
     scores, shadows = dict(found.scores), None
     if train_shadow is not None:
         until = -float(found.statistic[:num_members].mean())
@@ -481,4 +495,4 @@ def _predictable(
             f"{len(sequences)} sequences."
         )
     pairs = zip(sequences, texts, strict=True)
-    return [(sequence, text) for sequence, text in pairs if len(sequence) >= 2]
+    return [(sequence, text) for sequence, text in pairs if any(scored(sequence))]

@@ -10,7 +10,9 @@ References:
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -19,8 +21,14 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from dptune.attacks.inference import Decoding, sample_continuations
+from dptune.attacks.inference import (
+    Decoding,
+    Tell,
+    sample_continuations,
+    unwatched,
+)
 from dptune.attacks.signals import token_signals
+from dptune.errors import ModelError
 from dptune.results import Interval, PersonalDataShare
 from dptune.statistics import clopper_pearson
 from dptune.text import Span
@@ -40,7 +48,7 @@ class MarkedText:
 
     Args:
         text: the record.
-        spans: what the detector marked.
+        spans: what the detector marked of what has a loss.
     """
 
     text: str = field(repr=False)
@@ -83,16 +91,22 @@ class Target:
         tokenizer: its tokenizer.
         encode: tokens of a record, as in training, cut to the model's length.
         open_ended: the same for a text that is to be continued.
+        opening: tokens behind which the model speaks by itself.
+        stops: tokens that end what it says; none are the tokenizer's end of text.
         device: where to run; None is where the model is.
         batch_size: records forwarded at once, at most.
+        tell: told how much of each attack is done.
     """
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerFast
     encode: Encode
     open_ended: Encode
+    opening: Sequence[int]
+    stops: Sequence[int] = ()
     device: str | None = None
     batch_size: int = 32
+    tell: Tell = unwatched
 
 
 def personal_data_shares(
@@ -181,19 +195,16 @@ def _extraction(
 ) -> PersonalDataShare:
     """Count values of each side that drawn texts hold."""
     tokenizer = target.tokenizer
-    start = tokenizer.bos_token_id
-    if start is None:
-        start = tokenizer.eos_token_id
-    context = [0 if start is None else start]
     drawn = sample_continuations(
         target.model,
-        context,
+        target.opening,
         count=settings.num_texts,
         max_new_tokens=settings.max_new_tokens,
         decoding=settings.decoding,
         generator=torch.Generator().manual_seed(settings.seed),
-        stop=tokenizer.eos_token_id,
+        stop=target.stops or tokenizer.eos_token_id,
         device=target.device,
+        on_progress=partial(target.tell, "texts drawn for personal data"),
     )
     texts = [str(tokenizer.decode(t, skip_special_tokens=True)) for t in drawn]
     said = {v for marked in _mark(texts, find) for v in marked.values()}
@@ -241,12 +252,13 @@ def _reconstructed(
     chosen = _chosen(group, settings)
     generator = torch.Generator().manual_seed(settings.seed)
     right = 0
-    for marked, span in chosen:
+    for number, (marked, span) in enumerate(chosen, start=1):
         guesses = _guesses(
             target, marked, span, find=find, settings=settings, generator=generator
         )
         best = _best(target, marked, span, guesses)
         right += best == _plain(marked.text[span.start : span.end])
+        target.tell("values reconstructed", number, len(chosen))
     return right, len(chosen)
 
 
@@ -269,7 +281,7 @@ def _guesses(
         max_new_tokens=12,
         decoding=settings.decoding,
         generator=generator,
-        stop=target.tokenizer.eos_token_id,
+        stop=target.stops or target.tokenizer.eos_token_id,
         device=target.device,
     )
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
@@ -299,7 +311,9 @@ def _inferred(
             by_type.setdefault(span.entity_type, {}).setdefault(_plain(text), text)
     source = random.Random(settings.seed)  # noqa: S311 - which others are offered
     right = tried = 0
-    for marked, span in _chosen(group, settings):
+    chosen = _chosen(group, settings)
+    for number, (marked, span) in enumerate(chosen, start=1):
+        target.tell("values inferred", number, len(chosen))
         value = marked.text[span.start : span.end]
         known = by_type[span.entity_type]
         others = [text for key, text in known.items() if key != _plain(value)]
@@ -307,8 +321,9 @@ def _inferred(
             continue
         offered = [value, *source.sample(others, settings.num_candidates - 1)]
         source.shuffle(offered)
-        right += _best(target, marked, span, offered) == _plain(value)
-        tried += 1
+        if _encoded(target, marked, span, [value]):
+            right += _best(target, marked, span, offered) == _plain(value)
+            tried += 1
     return right, tried
 
 
@@ -316,14 +331,26 @@ def _best(
     target: Target, marked: MarkedText, span: Span, values: Sequence[str]
 ) -> str | None:
     """The value with which the record has the smallest loss per token."""
-    if not values:
+    encoded = _encoded(target, marked, span, values)
+    if not encoded:
         return None
-    texts = [marked.text[: span.start] + v + marked.text[span.end :] for v in values]
     signals = token_signals(
         target.model,
-        [target.encode(text) for text in texts],
+        list(encoded.values()),
         batch_size=target.batch_size,
         device=target.device,
     )
     losses = [s.nll / max(len(s.log_probs), 1) for s in signals]
-    return _plain(values[int(np.argmin(losses))])
+    return _plain(list(encoded)[int(np.argmin(losses))])
+
+
+def _encoded(
+    target: Target, marked: MarkedText, span: Span, values: Sequence[str]
+) -> dict[str, Sequence[int]]:
+    """Tokens of a record by the value in it; a template may refuse some values."""
+    found: dict[str, Sequence[int]] = {}
+    for value in values:
+        with suppress(ModelError):
+            text = marked.text[: span.start] + value + marked.text[span.end :]
+            found[value] = target.encode(text)
+    return found

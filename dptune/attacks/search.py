@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
-from dptune.attacks.inference import KeyValues, evaluating, next_logits, place
+from dptune.attacks.inference import (
+    KeyValues,
+    OnProgress,
+    evaluating,
+    next_logits,
+    place,
+    unwatched,
+)
 from dptune.attacks.pieces import Spelling
 from dptune.errors import ModelError
 from dptune.statistics import resampled_indices
@@ -81,6 +88,7 @@ def search(
     max_nodes: int = 20_000,
     batch_size: int = 256,
     device: str | torch.device | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Found:
     """Find every candidate with a score below `limit`, or as many as nodes allow.
 
@@ -95,6 +103,7 @@ def search(
         max_nodes: forwarded at most, apart from one batch.
         batch_size: nodes forwarded at once.
         device: where to run; None is where the model is.
+        on_progress: told how many nodes were forwarded; it may end before the last.
 
     Raises:
         ModelError: the weights are not float32, the architecture keeps no keys and
@@ -107,7 +116,9 @@ def search(
     hunt = _Hunt(model=model, spelling=spelling, device=target, limit=limit)
     hunt.scoring = scoring
     with evaluating(model):
-        return hunt.run(max_nodes=max_nodes, batch_size=batch_size)
+        return hunt.run(
+            max_nodes=max_nodes, batch_size=batch_size, on_progress=on_progress
+        )
 
 
 class _Hunt:
@@ -136,7 +147,7 @@ class _Hunt:
                 "{secret} in the template, or open records with a BOS token."
             )
 
-    def run(self, *, max_nodes: int, batch_size: int) -> Found:
+    def run(self, *, max_nodes: int, batch_size: int, on_progress: OnProgress) -> Found:
         """Expand nodes from the best on."""
         root = torch.tensor([self.spelling.context])
         self.num_forwards += root.numel()
@@ -152,6 +163,7 @@ class _Hunt:
             for group in _by_depth(nodes):
                 self._expand(group, self._forward(group, key_values))
             num_nodes += count
+            on_progress(num_nodes, max_nodes)
         best_open = self.open[0].bound if self.open else math.inf
         by_path = {node.path: node.bound for node in self._canonical()}
         return Found(

@@ -47,6 +47,30 @@ class ExtractionSettings(Settings):
     personal_data: PersonalDataAttackSettings | None = None
 
 
+class SampleSettings(Settings):
+    """Completions of held-out prompts, to look at.
+
+    Args:
+        num_prompts: how many; 0 for none.
+        max_new_tokens: of each completion.
+        decoding: how tokens are drawn; null takes the likeliest every time.
+    """
+
+    num_prompts: int = Field(default=4, ge=0, le=20)
+    max_new_tokens: int = Field(default=32, ge=1, le=256)
+    decoding: DecodingSettings | None = None
+
+    @property
+    def words(self: Self) -> str:
+        """How tokens are drawn."""
+        if self.decoding is None:
+            return "the likeliest token every time"
+        return (
+            f"temperature {self.decoding.temperature:g}, top-k "
+            f"{self.decoding.top_k}, top-p {self.decoding.top_p:g}, seeded"
+        )
+
+
 class ShadowSettings(Settings):
     """Shadow models for the strongest membership attacks.
 
@@ -84,7 +108,11 @@ class AttackSettings(Settings):
             `mean` per token, as JFT does.
         max_candidates: larger canary spaces are searched, not enumerated.
         max_nodes: how far that search may go.
+        sampled_candidates: with how many candidates canaries are compared, so that a
+            rank is an interval, but for the most exposed ones, which are ranked among
+            all; null ranks every canary among all. Gates take the interval's near end.
         extraction: what is drawn by sampling; null leaves it out.
+        samples: completions that people look at, masked.
         shadows: null leaves out the attacks that train models of their own, which are
             the strongest, and which a gate asks for unless its policy says otherwise.
         num_checkpoints: how often each stage is measured while it trains; null is three
@@ -96,6 +124,8 @@ class AttackSettings(Settings):
     scoring: Literal["sum", "mean"] = "sum"
     max_candidates: int = Field(default=10_000_000, ge=100, le=20_000_000)
     max_nodes: int = Field(default=20_000, ge=100)
+    sampled_candidates: int | None = Field(default=None, ge=1000)
     extraction: ExtractionSettings | None = ExtractionSettings()
+    samples: SampleSettings = SampleSettings()
     shadows: ShadowSettings | None = ShadowSettings()
     num_checkpoints: int | None = Field(default=None, ge=0, le=50)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -10,7 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dptune.attacks.inference import batches, evaluating, padded, place
+from dptune.attacks.inference import (
+    OnProgress,
+    Tell,
+    batches,
+    evaluating,
+    padded,
+    place,
+    unwatched,
+)
+from dptune.conversation import scored
 from dptune.errors import DataError
 from dptune.results import UtilityReport
 
@@ -19,7 +29,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSignals:
-    """Log probabilities of the tokens of one record, the first one excepted. Private.
+    """Log probabilities of the tokens of one record that have a loss. Private.
+
+    Of plain text these are all but the first; of a conversation, what was learnt.
 
     Args:
         log_probs: of each token given those before it, nats.
@@ -28,7 +40,7 @@ class TokenSignals:
         stddevs: its standard deviation. Both are empty unless moments were asked for.
     """
 
-    log_probs: Floats = field(repr=False)  # (tokens - 1,)
+    log_probs: Floats = field(repr=False)  # (scored tokens,)
     hits: NDArray[np.bool_] = field(repr=False)
     means: Floats = field(repr=False)
     stddevs: Floats = field(repr=False)
@@ -47,6 +59,7 @@ def token_signals(
     batch_size: int = 32,
     device: str | torch.device | None = None,
     moments: bool = False,
+    on_progress: OnProgress = unwatched,
 ) -> list[TokenSignals]:
     """Forward every record once.
 
@@ -56,6 +69,7 @@ def token_signals(
         batch_size: records forwarded at once, at most; fewer where memory asks for it.
         device: where to run; None is where the model is.
         moments: also keep mean and standard deviation, which Min-K%++ needs.
+        on_progress: told how many records were forwarded.
 
     Returns:
         Signals in the order of `sequences`; a record of fewer than two tokens has
@@ -73,7 +87,7 @@ def token_signals(
     target = place(model, device, allow_half=True)
     found: list[TokenSignals | None] = [None] * len(sequences)
     with evaluating(model):
-        for rows in batches(lengths, model, batch_size):
+        for rows in batches(lengths, model, batch_size, on_progress):
             batch = [sequences[row] for row in rows]
             signals = _forward(model, batch, device=target, moments=moments)
             for row, one in zip(rows, signals, strict=True):
@@ -99,12 +113,12 @@ def _forward(
     hits = (logits.argmax(-1) == targets).cpu().numpy()
     chosen, means, stddevs = _statistics(logits, targets, moments=moments)
     for row, sequence in enumerate(batch):
-        end = len(sequence) - 1
+        own = np.flatnonzero(scored(sequence)[1:])
         yield TokenSignals(
-            log_probs=chosen[row, :end],
-            hits=hits[row, :end],
-            means=means[row, :end],
-            stddevs=stddevs[row, :end],
+            log_probs=chosen[row, own],
+            hits=hits[row, own],
+            means=means[row, own] if moments else means[row],
+            stddevs=stddevs[row, own] if moments else stddevs[row],
         )
 
 
@@ -141,6 +155,7 @@ def utility_report(
     split: str,
     batch_size: int = 32,
     device: str | None = None,
+    tell: Tell = unwatched,
 ) -> UtilityReport:
     """Loss, perplexity and next-token accuracy of a model and of its base.
 
@@ -155,6 +170,7 @@ def utility_report(
         split: the records' split.
         batch_size: records forwarded at once, at most.
         device: where to run; None is where each model is.
+        tell: told how many records were forwarded.
 
     Returns:
         Losses in nats. Perplexity is `exp(total nats / total predicted tokens)`, so
@@ -170,7 +186,7 @@ def utility_report(
         Held-out records are private too: a function of private data outside any
         epsilon.
     """
-    tokens = tuple(len(sequence) - 1 for sequence in sequences)
+    tokens = tuple(sum(scored(sequence)) for sequence in sequences)
     total = sum(tokens)
     if total <= 0:
         raise DataError(
@@ -178,8 +194,14 @@ def utility_report(
             f"{len(sequences)} records."
         )
     found, base = (
-        token_signals(one, sequences, batch_size=batch_size, device=device)
-        for one in (model, base_model)
+        token_signals(
+            one,
+            sequences,
+            batch_size=batch_size,
+            device=device,
+            on_progress=partial(tell, f"losses of held-out records, {name}"),
+        )
+        for name, one in (("model", model), ("base", base_model))
     )
     losses = tuple(signals.nll for signals in found)
     return UtilityReport(

@@ -100,7 +100,8 @@ def audit_canaries(
     |---|---|
     | no planted canary, or secrets that were not drawn at random | no bound |
     | no held-out canary | the exposure audit alone |
-    | ranks that are not exact | no exposure audit |
+    | ranks that are intervals | their far ends, and alpha less their doubt |
+    | other ranks that are not exact | no exposure audit |
     | a secret that the detector missed | a selective bound is marked as such |
     | several insertions | the group's bound, restated for one unit |
     | canaries that were not trained on | used, but for nothing in the capacity |
@@ -119,7 +120,7 @@ def audit_canaries(
     """
     tested = [c for c in claims if c.notion is not Notion.LOCAL]
     found = [(c, r) for c in tested for r in _refuters(report, c, 1.0)]
-    alpha = (1.0 - confidence) / max(1, len(found))
+    alpha = max(0.0, 1.0 - confidence - report.doubt) / max(1, len(found))
     missed = num_detected is None or num_detected < len(report.planted())
     missed = missed or report.setting in ("missed", "partly_missed")
     return tuple(
@@ -206,7 +207,7 @@ def _refuters(
         yield _one_run(guesses, group, alpha, coins)
         if claim.has_curve:
             yield _f_dp(guesses, claim, size, alpha, coins)
-    if not report.exact:
+    if not report.is_bounded:
         return
     pair = 1 if claim.relation is _REPLACE else 2
     group = partial(_group, delta=claim.delta, size=pair * size)
@@ -321,7 +322,8 @@ def _exposure(
     tops = sorted({max(1, math.floor(share * size)) for share in TOP_SHARES})
     tops = [top for top in tops if top < size]
     level = alpha * distinct_probability(num + len(report.held_out()), size)
-    observed = [sum(c.rank <= top for c in planted) for top in tops]
+    farthest = [report.farthest_rank(canary) for canary in planted]
+    observed = [sum(rank <= top for rank in farthest) for top in tops]
 
     def refutes(hits: list[int], epsilon: float) -> bool:
         total, delta = group(epsilon)

@@ -1,7 +1,7 @@
 """Is the claim within budget, founded as the policy asks, and not contradicted?"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dptune.accounting.assumptions import ABOUT_REDACTION, Assumption, weakens
 from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
@@ -9,7 +9,12 @@ from dptune.gates.evidence import AuditEvidence, ClaimEvidence, Evidence
 from dptune.gates.null_law import contradiction_p_value
 from dptune.gates.policy import GatePolicy
 from dptune.gates.steps import step_audit
-from dptune.gates.validity import asks_for_canaries, exposure_fault, no_canaries
+from dptune.gates.validity import (
+    RANK_EXACTLY,
+    asks_for_canaries,
+    exposure_fault,
+    no_canaries,
+)
 from dptune.privacy import (
     CertificateStatus,
     NeighboringRelation,
@@ -77,12 +82,31 @@ def _contradiction(evidence: Evidence, policy: GatePolicy) -> Criterion:
             verdict=Verdict.NOT_APPLICABLE,
             reason="No finite claim is of a notion that these canaries test.",
         )
-    p_values = [_p_value(claim, report) * len(tested) for claim in tested]
-    p_value, claim = min(zip(p_values, tested, strict=True), key=lambda pair: pair[0])
-    p_value = min(1.0, p_value)
-    contradicted = p_value <= policy.contradiction_level
+    planted = report.planted()
+    (p_value, claim), (proven, _) = (
+        min(
+            ((_p_value(c, report, ranks) * len(tested), c) for c in tested),
+            key=lambda pair: pair[0],
+        )
+        for ranks in (
+            [c.rank for c in planted],
+            list(map(report.farthest_rank, planted)),
+        )
+    )
+    p_value, level = min(1.0, p_value), policy.contradiction_level
+    contradicted = p_value <= level
     if not contradicted and not report.trained():
         return no_canaries(name, report, policy)
+    if proven > level >= p_value:
+        return Criterion(
+            name=name,
+            verdict=Verdict.INCONCLUSIVE,
+            measured=p_value,
+            threshold=level,
+            reason="Whether the ranks contradict a claim depends on where in their "
+            "intervals they are.",
+            what_would_change_it=RANK_EXACTLY,
+        )
     what = f"{claim.notion} epsilon {claim.epsilon:.3g} at delta {claim.delta:.2g}"
     reason = f"If {what} holds, such ranks have probability {p_value:.2g} at most."
     if contradicted and claim.status is CertificateStatus.CONDITIONAL:
@@ -91,7 +115,7 @@ def _contradiction(evidence: Evidence, policy: GatePolicy) -> Criterion:
         name=name,
         verdict=Verdict.BLOCK if contradicted else Verdict.PASS,
         measured=p_value,
-        threshold=policy.contradiction_level,
+        threshold=level,
         reason=reason,
         what_would_change_it="Look for the fault in sampling, clipping, noise or "
         "accounting; a new training run alone does not change it."
@@ -116,12 +140,13 @@ def _is_tested(claim: ClaimEvidence, report: ExposureReport) -> bool:
     return claim.notion is not Notion.SELECTIVE or not hidden
 
 
-def _p_value(claim: ClaimEvidence, report: ExposureReport) -> float:
-    """p-value of the planted ranks under one claim."""
-    planted = report.planted()
+def _p_value(
+    claim: ClaimEvidence, report: ExposureReport, ranks: Sequence[int]
+) -> float:
+    """p-value of the planted canaries' ranks under one claim."""
     return contradiction_p_value(
-        [canary.rank for canary in planted],
-        [canary.insertions for canary in planted],
+        ranks,
+        [canary.insertions for canary in report.planted()],
         report.space_size,
         epsilon=claim.epsilon,
         delta=claim.delta,

@@ -10,7 +10,13 @@ from dptune.gates.null_law import (
     single_p_value,
 )
 from dptune.gates.policy import GatePolicy
-from dptune.gates.validity import exposure_fault, no_canaries, not_drawn
+from dptune.gates.validity import (
+    RANK_EXACTLY,
+    at_worst,
+    exposure_fault,
+    no_canaries,
+    not_drawn,
+)
 from dptune.results import (
     STRONGEST_ATTACK,
     ExposureReport,
@@ -76,9 +82,11 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         threshold=policy.effect_size_bits,
         reason=f"Mean exposure of {len(trained)} planted canaries is {mean:.2f} bits "
         f"(1.44 without a leak, Fisher p {p_values['all']:.2g}); the best is among "
-        f"the first {share:.2g} of candidates (corrected p {p_values['single']:.2g}).",
+        f"the first {share:.2g} of candidates (corrected p {p_values['single']:.2g})"
+        f"{at_worst(report)}.",
         what_would_change_it={
-            Verdict.BLOCK: "Train with more noise, fewer steps, or on redacted text.",
+            Verdict.BLOCK: "Train with more noise, fewer steps, or on redacted text."
+            + f" {RANK_EXACTLY}" * bool(report.doubt),
             Verdict.INCONCLUSIVE: "Plant more canaries that are trained on.",
         }.get(verdict, ""),
     )
@@ -89,11 +97,15 @@ def _assurance(report: ExposureReport, policy: GatePolicy, *, looks: int) -> Cri
     mean, num = _mean_exposure(report), len(report.trained())
     if not num:
         return no_canaries("assurance", report, policy)
-    level = policy.assurance_level / looks
+    lacks, level = _lacks(report, policy), policy.assurance_level / looks
+    if report.doubt <= level / 2:
+        level -= report.doubt
+    else:
+        lacks.append(f"Intervals of ranks leave more doubt. {RANK_EXACTLY}")
     low, high = mean_exposure_bounds(mean, num, level=level)
-    lacks = _lacks(report, policy)
     passed = not lacks and high <= policy.assurance_bound_bits
-    reason = f"Mean exposure is at most {high:.2f} bits at confidence {1 - level:g}."
+    reason = f"Mean exposure is at most {high:.2f} bits at confidence {1 - level:g}"
+    reason += f"{at_worst(report)}."
     return Criterion(
         name="assurance",
         verdict=Verdict.PASS if passed else Verdict.INCONCLUSIVE,
@@ -124,7 +136,7 @@ def _lacks(report: ExposureReport, policy: GatePolicy) -> list[str]:
         for name, found, least in counts
         if found < least
     ]
-    if not report.exact:
+    if not report.is_bounded:
         lacks.append("Ranks are extrapolated, not counted.")
     return lacks
 

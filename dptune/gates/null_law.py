@@ -81,10 +81,26 @@ def single_p_value(ranks: Sequence[int], space_size: int) -> float:
     return min(1.0, len(ranks) * min(ranks) / space_size)
 
 
-def uniform_p_value(ranks: Sequence[int], space_size: int) -> float:
-    """Two-sided Kolmogorov-Smirnov p-value of ranks against the uniform law."""
-    shares = (np.asarray(ranks, np.float64) - 0.5) / space_size
-    return float(stats.kstest(shares, "uniform").pvalue)
+def uniform_p_value(
+    ranks: Sequence[int], space_size: int, *, late: Sequence[int] | None = None
+) -> float:
+    """Two-sided Kolmogorov-Smirnov p-value of ranks against the uniform law.
+
+    Args:
+        ranks: of the canaries.
+        space_size: number of candidates.
+        late: other ranks of the same canaries, by which to say how much too large they
+            are; `ranks` then only say how much too small. Of intervals, nearest ranks
+            here and farthest there give the smallest p-value that they allow, and the
+            other way round one that none of them is above.
+    """
+    early, late_ones = (
+        np.sort((np.asarray(some, np.float64) - 0.5) / space_size)
+        for some in (ranks, ranks if late is None else late)
+    )
+    steps = np.arange(len(early) + 1) / len(early)
+    apart = max((steps[1:] - early).max(), (late_ones - steps[:-1]).max())
+    return float(stats.kstwo.sf(apart, len(early)))
 
 
 def mean_exposure_bounds(

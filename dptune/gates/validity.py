@@ -1,7 +1,7 @@
 """Can the evidence be trusted at all? Every failure here makes a decision INVALID."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -21,6 +21,9 @@ from dptune.results import CanaryExposure, ExposureReport
 
 _CLOCKS_DIFFER: Final = timedelta(minutes=5)
 """How far clocks of two machines may be apart."""
+
+RANK_EXACTLY: Final = "Rank canaries exactly: leave attack.sampled_candidates out."
+_NEXT: Final = {Verdict.PASS: "", Verdict.INCONCLUSIVE: RANK_EXACTLY}
 
 
 def validity(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
@@ -110,6 +113,11 @@ def not_drawn(name: str) -> Criterion:
     )
 
 
+def at_worst(report: ExposureReport) -> str:
+    """Say that ranks are intervals, if they are."""
+    return ", at the near ends of the ranks' intervals" if report.doubt else ""
+
+
 def exposure_fault(report: ExposureReport) -> str | None:
     """Why an exposure report contradicts itself, or None."""
     for canary in (*report.canaries, *report.base_canaries):
@@ -133,9 +141,48 @@ def _canary_fault(canary: CanaryExposure, size: int) -> str | None:
         return f"Exposure of {canary.canary_id} does not follow from its rank."
     if any_nan([canary.nll]):
         return f"The loss of {canary.canary_id} is NaN."
+    if canary.method == "interval" and not _is_interval(canary):
+        return f"The interval of {canary.canary_id} does not stand for its rank."
     if canary.planted and canary.insertions < 1:
         return f"Canary {canary.canary_id} is planted, but in no record."
     return None
+
+
+def _is_interval(canary: CanaryExposure) -> bool:
+    """Whether the near end of an interval is what stands for the rank."""
+    found = canary.exposure_interval
+    if found is None or not 0.99 <= found.confidence < 1:
+        return False
+    is_near = math.isclose(found.high, canary.exposure, abs_tol=1e-6)
+    return is_near and 0 <= found.low <= found.high
+
+
+def _within_intervals(
+    report: ExposureReport,
+    canaries: Sequence[CanaryExposure],
+    test: Callable[[list[int], list[int]], float],
+    *,
+    level: float,
+) -> tuple[Verdict, float]:
+    """Judge ranks by the smallest p-value that their intervals allow.
+
+    Args:
+        report: of all canaries.
+        canaries: whose ranks are tested.
+        test: p-value of ranks; the second ones are other ends.
+        level: at or below which the evidence means nothing.
+
+    Returns:
+        INVALID where no ranks in the intervals would pass, INCONCLUSIVE where some
+        would not, and the smallest p-value.
+    """
+    near = [canary.rank for canary in canaries]
+    far = [report.farthest_rank(canary) for canary in canaries]
+    p_value = test(near, far)
+    if p_value > level:
+        return Verdict.PASS, p_value
+    passes = test(far, near) > level
+    return Verdict.INCONCLUSIVE if passes else Verdict.INVALID, p_value
 
 
 def _ids(canaries: tuple[CanaryExposure, ...]) -> list[tuple[str, bool]]:
@@ -307,46 +354,56 @@ def _planted_count(report: ExposureReport) -> Criterion:
 
 def _controls(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """Ranks of held-out canaries must be uniform, whatever the model memorized."""
-    ranks = [canary.rank for canary in report.held_out()]
-    if not ranks:
+    held_out = report.held_out()
+    if not held_out:
         return no_canaries("controls", report, policy, what="held-out canary")
-    p_value = uniform_p_value(ranks, report.space_size)
-    passed = p_value > policy.control_level
+    verdict, p_value = _within_intervals(
+        report,
+        held_out,
+        lambda near, far: uniform_p_value(near, report.space_size, late=far),
+        level=policy.control_level,
+    )
     return Criterion(
         name="controls",
-        verdict=Verdict.PASS if passed else Verdict.INVALID,
+        verdict=verdict,
         measured=p_value,
         threshold=policy.control_level,
-        reason=f"Kolmogorov-Smirnov p-value of {len(ranks)} held-out canaries "
-        f"against the uniform law is {p_value:.3g}.",
-        what_would_change_it=""
-        if passed
-        else "Draw fresh canaries; if it recurs, ranks are computed wrongly or "
-        "controls got into the training data.",
+        reason=f"Kolmogorov-Smirnov p-value of {len(held_out)} held-out canaries "
+        f"against the uniform law is {p_value:.3g}{at_worst(report)}.",
+        what_would_change_it=_NEXT.get(
+            verdict,
+            "Draw fresh canaries; if it recurs, ranks are computed wrongly or "
+            "controls got into the training data.",
+        ),
     )
 
 
 def _base_model(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """The model before fine-tuning must not know the planted canaries."""
-    ranks = [canary.rank for canary in report.base_planted()]
-    if ranks and not report.drawn:
+    planted = report.base_planted()
+    if planted and not report.drawn:
         return not_drawn("base_model")
-    if not ranks:
+    if not planted:
         what = "exposure of planted canaries under the base"
         return no_canaries("base_model", report, policy, what=what)
-    p_value = fisher_p_value(ranks, report.space_size)
-    passed = p_value > policy.base_level
+    verdict, p_value = _within_intervals(
+        report,
+        planted,
+        lambda near, _: fisher_p_value(near, report.space_size),
+        level=policy.base_level,
+    )
     return Criterion(
         name="base_model",
-        verdict=Verdict.PASS if passed else Verdict.INVALID,
+        verdict=verdict,
         measured=p_value,
         threshold=policy.base_level,
         reason=f"Fisher p-value of the planted canaries under the base model is "
-        f"{p_value:.3g}.",
-        what_would_change_it=""
-        if passed
-        else "Draw fresh canaries uniformly: these mean something to a model that "
-        "never saw them.",
+        f"{p_value:.3g}{at_worst(report)}.",
+        what_would_change_it=_NEXT.get(
+            verdict,
+            "Draw fresh canaries uniformly: these mean something to a model that "
+            "never saw them.",
+        ),
     )
 
 

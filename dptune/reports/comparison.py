@@ -19,6 +19,7 @@ from dptune.results import (
     Interval,
     MembershipReport,
     Report,
+    SamplesReport,
     StageReport,
     TracePoint,
     UtilityReport,
@@ -56,6 +57,7 @@ class CellResult(Report):
             interval, where a stage of the recipe counts on that rate.
         stages: in the order of training.
         trace: measurements on the way.
+        samples: completions to look at; None in results from before.
     """
 
     label: str
@@ -74,6 +76,7 @@ class CellResult(Report):
     nominal_interval: Interval | None = None
     stages: tuple[StageUsage, ...] = ()
     trace: tuple[TracePoint, ...] = ()
+    samples: SamplesReport | None = None
 
     @property
     def title(self: Self) -> str:
@@ -178,6 +181,11 @@ class ComparisonReport(Report):
     def finished(self: Self) -> tuple[CellResult, ...]:
         """Cells with a result."""
         return tuple(cell for cell in self.cells if not cell.failure)
+
+    def without_samples(self: Self) -> Self:
+        """Leave completions out, for places that hold no text."""
+        cells = (cell.model_copy(update={"samples": None}) for cell in self.cells)
+        return self.model_copy(update={"cells": tuple(cells)})
 
     @property
     def failed(self: Self) -> tuple[CellResult, ...]:

@@ -26,6 +26,7 @@ from dptune.reports.pages.attacks import (
     exposure_page,
     extraction_page,
     membership_page,
+    samples_page,
 )
 from dptune.reports.pages.comparison import cell_page, compare_page
 from dptune.reports.pages.data import (
@@ -49,6 +50,7 @@ from dptune.results import (
     RedactionReport,
     RegisteredVersion,
     Report,
+    SamplesReport,
     StageReport,
     UtilityReport,
     ValidationReport,
@@ -110,6 +112,7 @@ _PAGES: Final[dict[type[Report], Callable[[Any], Page]]] = {
         title=f"{version.model_name}, version {version.version}",
     ),
     RunPlan: plan_page,
+    SamplesReport: samples_page,
     SensitivityTable: sensitivity_page,
     StageReport: stage_page,
     StepAudit: step_audit_page,
@@ -123,8 +126,9 @@ def render_fragment(report: Report) -> str:
 
     Report types that are not on the table get a generic page of their public fields.
 
-    Privacy: shows no record text and no secret. A stage report's losses are private;
-    they stand under a heading that says so, for the trusted dashboard only.
+    Privacy: shows no secret, and no record text but masked samples. A stage report's
+    losses are private; they stand under a heading that says so, for the trusted
+    dashboard only.
 
     Raises:
         ArtifactError: the report's type is restricted.

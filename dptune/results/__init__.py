@@ -1,9 +1,9 @@
 """Plain reports: what attacks and checks write, and gates, cards and pages read.
 
-Every report is frozen, versioned JSON, holds no record text, and says which model and
-corpus it speaks of. Those of attacks say when they ran (`measured_at`), so that an
-answer from a cache keeps its age. Infinite and NaN floats survive a round trip as
-strings. There is a module for each producer.
+Every report is frozen, versioned JSON, holds no record text (but for samples, which are
+masked), and says which model and corpus it speaks of. Those of attacks say when they
+ran (`measured_at`), so that an answer from a cache keeps its age. Infinite and NaN
+floats survive a round trip as strings. There is a module for each producer.
 """
 
 from dptune.results.attacks import (
@@ -32,6 +32,7 @@ from dptune.results.budget import (
     LedgerCurve,
 )
 from dptune.results.calibration import (
+    AttackCost,
     AuditPower,
     BatchChoice,
     Calibration,
@@ -57,9 +58,11 @@ from dptune.results.registry import (
     RegisteredVersion,
     UtilityReport,
 )
+from dptune.results.samples import Completions, SamplesReport
 from dptune.results.training import (
     ControllerReport,
     ControllerStep,
+    CutTurns,
     StageCurvePoint,
     StageReport,
     TracePoint,
@@ -68,6 +71,7 @@ from dptune.results.training import (
 
 __all__ = [
     "STRONGEST_ATTACK",
+    "AttackCost",
     "AuditPower",
     "BatchChoice",
     "BlindSignal",
@@ -78,9 +82,11 @@ __all__ = [
     "CanaryExposure",
     "CanarySampling",
     "ChampionReport",
+    "Completions",
     "ControllerReport",
     "ControllerStep",
     "CorpusReport",
+    "CutTurns",
     "DetectionReport",
     "DiscoverableShare",
     "EpsilonGrid",
@@ -102,6 +108,7 @@ __all__ = [
     "RedactionReport",
     "RegisteredVersion",
     "Report",
+    "SamplesReport",
     "ShadowReport",
     "StageCost",
     "StageCurvePoint",

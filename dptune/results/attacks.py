@@ -1,5 +1,6 @@
 """What attacks found: exposure of canaries, membership, extraction."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import AwareDatetime
@@ -13,12 +14,15 @@ class CanaryExposure(Report):
     Args:
         canary_id: public name such as `planted-3`.
         planted: False for a held-out control of the same law.
-        rank: 1 is the most likely of `space_size` candidates.
+        rank: 1 is the most likely of `space_size` candidates; where the method is
+            `interval` the smallest that it can be.
         exposure: `log2(space_size) - log2(rank)`, bits (Carlini et al. 2019, eq. 2).
         nll: total negative log likelihood of the tokens that are scored, nats.
-        method: how the rank was found. Unless `exact`, rank is an upper bound of it or
-            a p-value times `space_size`: it may show a leak, never the absence of one.
-        exposure_interval: where exposure lies, unless `exact`.
+        method: how the rank was found. `interval` is one end of it. Otherwise, unless
+            `exact`, rank is an upper bound of it or a p-value times `space_size`: it
+            may show a leak, never the absence of one.
+        exposure_interval: where exposure lies, unless `exact`. Those of the method
+            `interval` hold under a model and its base, of all canaries together.
         certified_exposure: exposure is at least this, whatever the sample.
         marked: whether its secret was marked for redaction, where the setting decided
             that; None where the detector did, and for controls.
@@ -35,7 +39,7 @@ class CanaryExposure(Report):
     exposure: float
     nll: float
     method: Literal[
-        "exact", "certified_bound", "uniform_sample", "importance_sample"
+        "exact", "interval", "certified_bound", "uniform_sample", "importance_sample"
     ] = "exact"
     exposure_interval: Interval | None = None
     certified_exposure: float | None = None
@@ -72,6 +76,25 @@ class ExposureReport(Report):
     scored: str = ""
     ties: str = ""
     measured_at: AwareDatetime | None = None
+
+    @property
+    def is_bounded(self: Self) -> bool:
+        """Whether no rank is smaller than it is said to be: counted, or a near end."""
+        methods = {c.method for c in self.canaries}
+        return self.exact or "interval" in methods <= {"exact", "interval"}
+
+    @property
+    def doubt(self: Self) -> float:
+        """Chance that some interval does not hold its rank; 0 without any."""
+        every = (*self.canaries, *self.base_canaries)
+        found = [c.exposure_interval for c in every if c.method == "interval"]
+        return max((1 - one.confidence for one in found if one), default=0.0)
+
+    def farthest_rank(self: Self, canary: CanaryExposure) -> int:
+        """Largest rank that a canary may have: its own, unless that is an interval."""
+        if canary.method != "interval" or canary.exposure_interval is None:
+            return canary.rank
+        return round(self.space_size * math.exp2(-canary.exposure_interval.low))
 
     def planted(self: Self) -> tuple[CanaryExposure, ...]:
         """Canaries that were in the training data."""

@@ -159,6 +159,20 @@ class AuditPower(Report):
         return all(line.enough for line in self.lines)
 
 
+class AttackCost(Report):
+    """What one attack takes on the machine where it was asked.
+
+    Args:
+        attack: its name.
+        num_tokens: that go through a model, at most.
+        seconds: that this takes.
+    """
+
+    attack: str
+    num_tokens: int
+    seconds: float
+
+
 class Calibration(Report):
     """A run's plan, its promises, and what other choices would cost.
 
@@ -166,6 +180,7 @@ class Calibration(Report):
         epsilon: of all noisy stages under the promised relation.
         what_if: None where no stage adds noise.
         power: of the planned audit under the run's policy; None where nobody asked.
+        attacks: what they take on this machine; empty where nobody measured.
     """
 
     config: str
@@ -181,3 +196,4 @@ class Calibration(Report):
     promises: tuple[Promise, ...]
     what_if: WhatIf | None
     power: AuditPower | None = None
+    attacks: tuple[AttackCost, ...] = ()

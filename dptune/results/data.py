@@ -40,6 +40,8 @@ class CorpusReport(Report):
         num_other_languages: records that were dropped for the language they are in.
         assumes: names of what else makes one unit's data depend on another's.
         marks_assume: the same of what was marked, for stages that see marks.
+        unread: of conversations, messages with a key that is not read, by key, and
+            sources with a column of tools or documents.
     """
 
     source: str
@@ -61,6 +63,7 @@ class CorpusReport(Report):
     assumes: tuple[str, ...] = ()
     marks_assume: tuple[str, ...] = ()
     redaction: str = ""
+    unread: dict[str, int] = Field(default_factory=dict)
     validation: ValidationReport
 
 
@@ -99,6 +102,9 @@ class DetectionReport(Report):
         review: id of the reviewed sample, if the rate comes from one.
         languages: by language, the one of most records first; empty in reports from
             before.
+        role_tiers: of conversations, turns of which less counts, by role.
+        taken_back: what stays unmarked although a recognizer finds it: types that are
+            off or need more confidence, and how many phrases are allowed.
     """
 
     fingerprint: str
@@ -117,6 +123,8 @@ class DetectionReport(Report):
     missing_rate_refusal: str = ""
     review: str = ""
     languages: tuple[LanguageShare, ...] = ()
+    role_tiers: dict[str, str] = Field(default_factory=dict)
+    taken_back: tuple[str, ...] = ()
 
 
 class RedactionReport(Report):
@@ -128,6 +136,7 @@ class RedactionReport(Report):
         residual_parts: places where parts of names that were found stand.
         residual_spellings: places where such values stand, otherwise written.
         residual_halves: values that a mark covers in part.
+        num_emptied_turns: of conversations, turns that nothing was left of to learn.
     """
 
     operator: str
@@ -137,3 +146,4 @@ class RedactionReport(Report):
     residual_parts: dict[str, int] = Field(default_factory=dict)
     residual_spellings: dict[str, int] = Field(default_factory=dict)
     residual_halves: dict[str, int] = Field(default_factory=dict)
+    num_emptied_turns: int = 0

@@ -3,8 +3,7 @@
 from typing import Any, Literal
 
 from dptune.results.base import Report
-
-Task = Literal["causal_lm", "sequence_classification"]
+from dptune.results.calibration import AttackCost
 
 
 class Need(Report):
@@ -112,11 +111,12 @@ class Diagnosis(Report):
         length: tokens of a sequence.
         stages: what was asked for.
         settings: what to write into a configuration; nothing if none can be trained.
+        attacks: what they take on this machine.
     """
 
     name: str
     family: str
-    task: Task
+    task: str
     num_weights: int
     stored: tuple[str, ...]
     device: str
@@ -126,6 +126,7 @@ class Diagnosis(Report):
     length: int
     stages: tuple[Examined, ...]
     settings: dict[str, Any]
+    attacks: tuple[AttackCost, ...] = ()
 
     @property
     def can(self) -> bool:

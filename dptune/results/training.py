@@ -70,12 +70,28 @@ class ControllerReport(Report):
     trace: tuple[ControllerStep, ...] = ()
 
 
+class CutTurns(Report):
+    """What the longest sequence cut off conversations. Counts of private records.
+
+    Args:
+        role: of the turns.
+        num_turns: in the training split.
+        num_cut: of which a part is missing, or all.
+        num_lost: of which nothing is left.
+    """
+
+    role: str
+    num_turns: int
+    num_cut: int
+    num_lost: int
+
+
 class StageReport(Report):
     """How one training stage went.
 
     `peak_memory_bytes` is what training took above what was held before; None where the
     platform does not tell, or several processes trained; `trace` the measurements that
-    were asked for on the way.
+    were asked for on the way; `cut` is of conversations alone.
     """
 
     stage: str
@@ -91,6 +107,7 @@ class StageReport(Report):
     curve: tuple[StageCurvePoint, ...] = ()
     trace: tuple[TracePoint, ...] = ()
     controller: ControllerReport | None = None
+    cut: tuple[CutTurns, ...] = ()
 
 
 class TrainedCanaries(Report):

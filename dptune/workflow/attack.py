@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Self, TypedDict
 
@@ -12,6 +13,8 @@ from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.exposure import Measured, exposure_report, measure_exposure
+from dptune.attacks.inference import OnProgress, Tell, unwatched
+from dptune.attacks.intervals import measure_with_intervals
 from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import canary_rows, planted_count
@@ -19,6 +22,7 @@ from dptune.attacks.settings import AttackSettings
 from dptune.attacks.signals import utility_report
 from dptune.attacks.trie import load_or_build, trie_key
 from dptune.config import DetectionSettings, PerformanceSettings
+from dptune.conversation import contents_only
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import DataError
@@ -32,11 +36,15 @@ from dptune.results import (
     ExtractionReport,
     MembershipReport,
     Report,
+    SamplesReport,
     TrainedCanaries,
     UtilityReport,
 )
+from dptune.workflow.chats import written_canaries
+from dptune.workflow.detect import engine_of
 from dptune.workflow.device import pick_device
 from dptune.workflow.extracting import Extracting, nothing_to_extract
+from dptune.workflow.samples import Masker, samples_report
 from dptune.workflow.shadows import (
     HELD_OUT,
     attack_membership,
@@ -56,10 +64,11 @@ class Leakage:
     membership: MembershipReport
     extraction: ExtractionReport
     utility: UtilityReport
+    samples: SamplesReport
 
     @property
     def reports(self: Self) -> tuple[Report, ...]:
-        """All of it."""
+        """All that is measured."""
         return (self.exposure, self.membership, self.extraction, self.utility)
 
     def stamped(self: Self, at: datetime) -> Self:
@@ -95,6 +104,7 @@ def attack_model(
     cache: Path,
     access: LlmAccess = NO_ACCESS,
     say: Callable[[str], None] = lambda _: None,
+    tell: Tell = unwatched,
 ) -> Leakage:
     """Attack a model every way, each beside the model before fine-tuning.
 
@@ -118,6 +128,7 @@ def attack_model(
         cache: folder for candidate tries and exposures of base models.
         access: of the recognizer `llm`.
         say: called with a line before each attack.
+        tell: told how much of each piece of work is done, and how much there is.
 
     Raises:
         DataError: there is no test split to compare with.
@@ -128,9 +139,9 @@ def attack_model(
     cut = _Cut(max_tokens=max_tokens, performance=performance)
     if loaded.class_names:
         return _attack_classifier(
-            *of_both, corpus, canaries, **cut, attacks=attacks, say=say
+            *of_both, corpus, canaries, **cut, attacks=attacks, say=say, tell=tell
         ).stamped(began)
-    say("exposure of every canary, exactly, among all candidates")
+    say("exposure of every canary among all candidates")
     exposure = _exposure(
         *of_both,
         corpus,
@@ -139,13 +150,14 @@ def attack_model(
         attacks=attacks,
         device=device,
         cache=cache,
+        tell=tell,
     )
     members, outsiders = _members_and_others(
         corpus, canaries, count=attacks.num_members
     )
     say("membership of records, by losses, shadow models and a blind baseline")
     membership = _membership(
-        *of_both, members, outsiders, **cut, attacks=attacks, say=say
+        *of_both, members, outsiders, **cut, attacks=attacks, say=say, tell=tell
     )
     digests = {"model_digest": model.digest, "base_model_digest": base.digest}
     extraction = nothing_to_extract(**digests)
@@ -161,15 +173,31 @@ def attack_model(
             access=access,
             batch_size=performance.evaluation_batch_size,
             device=device,
+            tell=tell,
         )
         extraction = extracting.report(loaded, loaded_base, **digests, say=say)
+    samples = SamplesReport(**digests)
+    if attacks.samples.num_prompts:
+        say("completions of held-out prompts, masked")
+        samples = samples_report(
+            loaded,
+            loaded_base,
+            outsiders,
+            masker=Masker.of(engine_of(detection, access), corpus.dataset, canaries),
+            settings=attacks.samples,
+            max_tokens=max_tokens,
+            **digests,
+            device=device,
+            on_progress=partial(tell, "completions to look at"),
+        )
     say("perplexity on held-out records")
-    utility = _utility((model, loaded), loaded_base, corpus, **cut)
+    utility = _utility((model, loaded), loaded_base, corpus, **cut, tell=tell)
     return Leakage(
         exposure=exposure,
         membership=membership,
         extraction=extraction,
         utility=utility,
+        samples=samples,
     ).stamped(began)
 
 
@@ -202,17 +230,23 @@ def _membership(
     attacks: AttackSettings,
     performance: PerformanceSettings,
     say: Callable[[str], None],
+    tell: Tell,
 ) -> MembershipReport:
     """Tell members from others by every attack, beside the blind baseline."""
     (model, loaded), (base, loaded_base) = of_model, of_base
     shadows = shadow_training(
-        loaded_base, attacks, max_tokens=max_tokens, performance=performance, say=say
+        loaded_base,
+        attacks,
+        max_tokens=max_tokens,
+        performance=performance,
+        say=say,
+        tell=tell,
     )
     return membership_report(
         _encode(members, loaded, max_tokens),
         _encode(outsiders, loaded, max_tokens),
-        member_texts=list(members["text"]),
-        non_member_texts=list(outsiders["text"]),
+        member_texts=list(map(contents_only, members["text"])),
+        non_member_texts=list(map(contents_only, outsiders["text"])),
         model=loaded.model,
         base_model=loaded_base.model,
         model_digest=model.digest,
@@ -222,6 +256,7 @@ def _membership(
         num_resamples=attacks.num_bootstrap,
         train_shadow=shadows.train if shadows else None,
         num_shadows=shadows.settings.num_models if shadows else 0,
+        tell=tell,
     )
 
 
@@ -235,6 +270,7 @@ def _attack_classifier(
     attacks: AttackSettings,
     performance: PerformanceSettings,
     say: Callable[[str], None],
+    tell: Tell,
 ) -> Leakage:
     """Attack a sequence classifier by the losses of its classes."""
     say("membership of records, by class losses, shadow models, a blind baseline")
@@ -246,6 +282,7 @@ def _attack_classifier(
         attacks=attacks,
         speed=performance,
         say=say,
+        tell=tell,
     )
     say("accuracy on held-out records")
     return Leakage(
@@ -256,6 +293,9 @@ def _attack_classifier(
         ),
         utility=_utility(
             model, base[1], corpus, max_tokens=max_tokens, performance=performance
+        ),
+        samples=SamplesReport(
+            model_digest=model[0].digest, base_model_digest=base[0].digest
         ),
     )
 
@@ -285,6 +325,7 @@ def _utility(
     *,
     max_tokens: int,
     performance: PerformanceSettings,
+    tell: Tell = unwatched,
 ) -> UtilityReport:
     """Measure the loss on the held-out split, base beside it."""
     if model[1].class_names:
@@ -300,6 +341,7 @@ def _utility(
         split=HELD_OUT,
         batch_size=performance.evaluation_batch_size,
         device=pick_device(performance.device),
+        tell=tell,
     )
 
 
@@ -313,14 +355,15 @@ def _exposure(
     attacks: AttackSettings,
     device: str,
     cache: Path,
+    tell: Tell,
 ) -> ExposureReport:
     """Rank every canary under the model, and under its base (once per base)."""
     ranking = CanaryRanking(
         canaries=canaries, attacks=attacks, device=device, cache=cache
     )
     return exposure_report(
-        measured=ranking.measure(model[1]),
-        base=ranking.measure_once(*base),
+        measured=ranking.measure(model[1], partial(tell, "exposure, model")),
+        base=ranking.measure_once(*base, partial(tell, "exposure, base")),
         canary_set=canaries,
         model_digest=model[0].digest,
         base_model_digest=base[0].digest,
@@ -339,39 +382,52 @@ class CanaryRanking:
     device: str
     cache: Path
 
-    def measure(self: Self, loaded: LoadedModel) -> Measured:
+    def measure(
+        self: Self, loaded: LoadedModel, on_progress: OnProgress = unwatched
+    ) -> Measured:
         """Rank among all candidates, or search where they are too many."""
         if not self.canaries.planted and not self.canaries.held_out:
             return Measured(canaries=(), num_token_forwards=0)
-        bos = loaded.tokenizer.bos_token_id
+        asked = written_canaries(self.canaries, loaded.tokenizer)
         if self.canaries.spec.space_size > self.attacks.max_candidates:
             return measure_large_space(
                 loaded.model,
-                loaded.tokenizer,
-                self.canaries,
-                bos=bos,
+                asked.tokenizer,
+                asked.canaries,
+                bos=asked.bos,
                 scoring=self.attacks.scoring,
                 settings=LargeSpaceSettings(max_nodes=self.attacks.max_nodes),
                 device=self.device,
+                on_progress=on_progress,
             )
         trie = load_or_build(
-            self.canaries.spec, loaded.tokenizer, bos=bos, folder=self.cache
+            asked.canaries.spec, asked.tokenizer, bos=asked.bos, folder=self.cache
         )
-        return measure_exposure(
+        measure = measure_exposure
+        if sampled := self.attacks.sampled_candidates:
+            measure = partial(measure_with_intervals, num_sampled=sampled)
+        return measure(
             loaded.model,
             trie,
-            self.canaries,
+            asked.canaries,
             device=self.device,
             scoring=self.attacks.scoring,
+            on_progress=on_progress,
         )
 
-    def measure_once(self: Self, bundle: ModelBundle, loaded: LoadedModel) -> Measured:
+    def measure_once(
+        self: Self,
+        bundle: ModelBundle,
+        loaded: LoadedModel,
+        on_progress: OnProgress = unwatched,
+    ) -> Measured:
         """Rank under a base model, or read the ranks measured before."""
         settings = self.attacks
-        key = trie_key(
-            self.canaries.spec, loaded.tokenizer, bos=loaded.tokenizer.bos_token_id
-        )
+        asked = written_canaries(self.canaries, loaded.tokenizer)
+        key = trie_key(asked.canaries.spec, asked.tokenizer, bos=asked.bos)
         how = f"{settings.scoring} {settings.max_candidates} {settings.max_nodes}"
+        if settings.sampled_candidates:
+            how += f" {settings.sampled_candidates}"
         name = "\n".join((bundle.digest, key, self.canaries.digest, how))
         digest = hashlib.sha256(name.encode()).hexdigest()[:24]
         file = self.cache / f"base-exposure-{digest}.json"
@@ -379,7 +435,7 @@ class CanaryRanking:
             rows = json.loads(file.read_text(encoding="utf-8"))
             known = tuple(CanaryExposure.model_validate(row) for row in rows)
             return Measured(canaries=known, num_token_forwards=0)
-        found = self.measure(loaded)
+        found = self.measure(loaded, on_progress)
         rows = [one.model_dump(mode="json") for one in found.canaries]
         with replacing(file) as half:
             half.write_text(json.dumps(rows), encoding="utf-8")

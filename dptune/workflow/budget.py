@@ -15,7 +15,7 @@ from dptune.accounting.store.reservations import KEY_BYTES, UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import budgets, history
 from dptune.accounting.store.tables import IdKind
-from dptune.config import BudgetSettings, TrainConfig
+from dptune.config import TrainConfig
 from dptune.data.records import Corpus
 from dptune.dpsgd.plan import is_adaptive
 from dptune.errors import BudgetExceededError, DptuneError
@@ -23,6 +23,7 @@ from dptune.planning import RunPlan
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import View
 from dptune.results import BudgetReport, BudgetReservation, CorpusReport
+from dptune.settings import BudgetSettings
 from dptune.stages import StagePlan
 from dptune.workflow.charging import release_entry, stage_entry
 from dptune.workflow.naming import check_name, claim_name

@@ -9,6 +9,7 @@ from dptune.accounting.assumptions import Assumption
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import apply_setting
 from dptune.config import DetectionSettings
+from dptune.conversation import contents_only
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, Endpoint, LlmAccess, endpoint_of
 from dptune.detection.engine import READ_ONE_TEXT, DetectionEngine, build_engine
@@ -153,7 +154,8 @@ def check_languages(texts: Iterable[str], settings: DetectionSettings) -> None:
         spacy_pipelines=settings.spacy_pipelines,
         declared=settings.known_languages,
     ) | {UNDETERMINED}
-    unread = Counter(code for text in texts if (code := language_of(text)) not in known)
+    found = map(language_of, map(contents_only, texts))
+    unread = Counter(code for code in found if code not in known)
     if unread:
         counts = ", ".join(
             f"{code}: {number:,}" for code, number in unread.most_common()

@@ -29,8 +29,8 @@ from dptune.dpsgd.transform import check_transform
 from dptune.dpsgd.untouched import Undropped, scaled
 from dptune.errors import DptuneError, ModelError
 from dptune.models.check import check_positions
-from dptune.models.files import Files, read_files
-from dptune.models.loading import LoadedModel
+from dptune.models.loading import LoadedModel, load_source
+from dptune.models.metadata import ModelMetadata, read_metadata
 from dptune.models.source import ArchitectureSource, Base
 from dptune.recipes import StageSettings
 from dptune.results.doctor import Examined, Need, Speed
@@ -43,7 +43,6 @@ from dptune.workflow.job import (
     record_loss_of,
     start_dtype,
 )
-from dptune.workflow.prepare_model import load_source
 
 MOST_APART = 1e-3
 """Distance from a loop over single records that still counts as exact."""
@@ -57,7 +56,7 @@ _FEW_ROWS = 4
 _CHEAP = 50_000_000
 
 
-def _built(source: ArchitectureSource, *, data_root: Path) -> LoadedModel:
+def built(source: ArchitectureSource, *, data_root: Path) -> LoadedModel:
     """Build an architecture with as many tokens as its tokenizer may learn."""
     loaded = load_source(source, data_root=data_root, class_names=(), dtype=None)
     if source.vocab_size is not None:
@@ -91,13 +90,13 @@ class Examination:
         return place_processes(self.performance).device
 
     @cached_property
-    def files(self) -> Files:
+    def metadata(self) -> ModelMetadata:
         """What the files say, or would if an architecture had any."""
         source = self.model.source
         if not isinstance(source, ArchitectureSource):
-            return read_files(source, data_root=self.data_root)
-        model = _built(source, data_root=self.data_root).model
-        return Files(
+            return read_metadata(source, data_root=self.data_root)
+        model = built(source, data_root=self.data_root).model
+        return ModelMetadata(
             family=model.config.model_type,
             task="causal_lm",
             num_weights=model.num_parameters(),
@@ -108,7 +107,7 @@ class Examination:
     @property
     def is_quick(self) -> bool:
         """Whether the model can be examined in more than one way."""
-        return self.device != "cpu" or self.files.num_weights < _CHEAP
+        return self.device != "cpu" or self.metadata.num_weights < _CHEAP
 
     @cached_property
     def job(self) -> TrainingJob:
@@ -150,7 +149,7 @@ class Examination:
         self.on_progress("loading the model")
         source, dtype = self.model.source, start_dtype(self.job)
         if isinstance(source, ArchitectureSource):
-            loaded = _built(source, data_root=self.data_root)
+            loaded = built(source, data_root=self.data_root)
         else:
             names, root = self.model.class_names, self.data_root
             loaded = load_source(source, data_root=root, class_names=names, dtype=dtype)
@@ -161,7 +160,7 @@ class Examination:
 
     def _check_room(self) -> None:
         """Refuse what cannot fit before it fills the machine up."""
-        there, files, held = memory_there(self.device), self.files, self.model
+        there, files, held = memory_there(self.device), self.metadata, self.model
         weights = 4 * files.num_weights
         if self.stage.trains == "full":  # with the sum of gradients and two moments
             weights *= 4 if self.stage.optimizer.name == "adamw" else 2
@@ -337,7 +336,8 @@ def _distance(examination: Examination, loaded: LoadedModel) -> float:
     examination.on_progress("comparing with a loop over single records")
     rows = examination.performance.physical_batch_size
     lengths = [min(n, examination.model.max_tokens) for n in _RECORDS]
-    feed = replace(examination.feed(loaded, lengths, rows=rows), autocast=False)
+    feed = examination.feed(loaded, lengths, rows=rows)
+    feed = replace(feed, autocast=False, max_tokens=max(lengths))
     plan = replace(examination.plan, noise_multiplier=0.0)
     model = loaded.model
     with training_mode(model), scaled(model, 0), Undropped():

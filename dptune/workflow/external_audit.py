@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -10,11 +11,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.exposure import exposure_report
+from dptune.attacks.inference import Tell, unwatched
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import planted_count
 from dptune.attacks.settings import AttackSettings
 from dptune.config import PerformanceSettings
-from dptune.errors import DataError, Problem
+from dptune.errors import ConfigError, DataError, Problem
 from dptune.models.digest import model_digest
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_model
@@ -71,6 +73,7 @@ def attack_foreign(
     attacks: AttackSettings,
     performance: PerformanceSettings,
     say: Callable[[str], None] = lambda _: None,
+    tell: Tell = unwatched,
 ) -> MembershipReport:
     """Attack the membership of the given texts, the base model beside.
 
@@ -79,6 +82,7 @@ def attack_foreign(
         attacks: how many records, how many bootstrap draws, which shadow models.
         performance: memory and speed.
         say: called with what shadow models will take.
+        tell: told how much of each piece of work is done.
     """
     model, base = foreign.bundle(), foreign.base_bundle()
     loaded, loaded_base = load_model(model.path), load_model(base.path)
@@ -88,7 +92,12 @@ def attack_foreign(
     ]
     longest = min(foreign.max_tokens, *map(_positions, (loaded, loaded_base)))
     shadows = shadow_training(
-        loaded_base, attacks, max_tokens=longest, performance=performance, say=say
+        loaded_base,
+        attacks,
+        max_tokens=longest,
+        performance=performance,
+        say=say,
+        tell=tell,
     )
     encoded = [
         [record_tokens(text, loaded.tokenizer)[:longest] for text in texts]
@@ -107,11 +116,16 @@ def attack_foreign(
         num_resamples=attacks.num_bootstrap,
         train_shadow=shadows.train if shadows else None,
         num_shadows=shadows.settings.num_models if shadows else 0,
+        tell=tell,
     )
 
 
 def rank_foreign(
-    foreign: ForeignModel, *, performance: PerformanceSettings, cache: Path
+    foreign: ForeignModel,
+    *,
+    performance: PerformanceSettings,
+    cache: Path,
+    tell: Tell = unwatched,
 ) -> ExposureReport:
     """Rank the given canaries under the model and its base.
 
@@ -119,8 +133,14 @@ def rank_foreign(
         foreign: the model, its canaries, and the texts that hold the planted ones.
         performance: memory and speed.
         cache: folder for candidate tries.
+        tell: told how many nodes are ranked.
     """
     canaries = read_canaries(foreign.canaries)
+    if canaries.spec.role is not None:
+        raise ConfigError(
+            "canaries must be of plain texts for a model from elsewhere, got some of "
+            f"role {canaries.spec.role}. Rank them in the run that planted them."
+        )
     attacks = AttackSettings()
     ranking = CanaryRanking(
         canaries=canaries,
@@ -130,8 +150,10 @@ def rank_foreign(
     )
     model, base = foreign.bundle(), foreign.base_bundle()
     return exposure_report(
-        measured=ranking.measure(load_model(model.path)),
-        base=ranking.measure(load_model(base.path)),
+        measured=ranking.measure(
+            load_model(model.path), partial(tell, "exposure, model")
+        ),
+        base=ranking.measure(load_model(base.path), partial(tell, "exposure, base")),
         canary_set=canaries,
         model_digest=model.digest,
         base_model_digest=base.digest,

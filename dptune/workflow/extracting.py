@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from datasets import Dataset
@@ -14,7 +15,7 @@ from dptune.attacks.extraction import (
     sample_canaries,
     secret_chances,
 )
-from dptune.attacks.inference import Decoding
+from dptune.attacks.inference import Decoding, Tell, unwatched
 from dptune.attacks.personal_data import (
     MarkedText,
     PersonalDataSettings,
@@ -23,11 +24,15 @@ from dptune.attacks.personal_data import (
 )
 from dptune.attacks.settings import ExtractionSettings
 from dptune.config import DetectionSettings
+from dptune.conversation import is_conversation, learnt_spans
 from dptune.detection.endpoint import LlmAccess
+from dptune.errors import ModelError
+from dptune.models.chat import ChatFormat
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel
 from dptune.results import CanarySampling, ExtractionReport, PersonalDataShare
 from dptune.text import Span
+from dptune.workflow.chats import written_canaries
 from dptune.workflow.detect import engine_of
 
 
@@ -45,6 +50,7 @@ class Extracting:
         access: of the recognizer `llm`.
         batch_size: records forwarded at once.
         device: where to run.
+        tell: told how much of each attack is done.
     """
 
     canaries: CanarySet
@@ -56,6 +62,7 @@ class Extracting:
     access: LlmAccess
     batch_size: int
     device: str
+    tell: Tell = unwatched
 
     def report(
         self: Self,
@@ -68,11 +75,12 @@ class Extracting:
     ) -> ExtractionReport:
         """Attack the model, and its base where the model alone would say little."""
         decoding = self._decoding()
+        asked = written_canaries(self.canaries, model.tokenizer)
         planted, held_out = secret_chances(
             model.model,
-            model.tokenizer,
-            self.canaries,
-            bos=model.tokenizer.bos_token_id,
+            asked.tokenizer,
+            asked.canaries,
+            bos=asked.bos,
             decoding=decoding,
             device=self.device,
         )
@@ -84,8 +92,12 @@ class Extracting:
                 decoding=decoding,
                 batch_size=self.batch_size,
                 device=self.device,
+                on_progress=partial(self.tell, f"endings of {name}"),
             )
-            for rows in (self.members, self.outsiders)
+            for name, rows in (
+                ("training records", self.members),
+                ("held-out records", self.outsiders),
+            )
         )
         if self.settings.personal_data:
             say("extraction, reconstruction and inference of personal data")
@@ -99,8 +111,8 @@ class Extracting:
             num_held_out=len(held_out),
             num_members=len(members),
             num_non_members=len(outsiders),
-            sampling=self._sampling(model),
-            base_sampling=self._sampling(base),
+            sampling=self._sampling(model, "model"),
+            base_sampling=self._sampling(base, "base"),
             canaries=discoverable(planted, held_out) if len(planted) else (),
             records=discoverable(members, outsiders),
             personal_data=self._personal_data(model),
@@ -120,16 +132,18 @@ class Extracting:
         """Encode each record as training does, first sequence only."""
         return [record_tokens(t, loaded.tokenizer)[: self.max_tokens] for t in texts]
 
-    def _sampling(self: Self, loaded: LoadedModel) -> CanarySampling | None:
+    def _sampling(self: Self, loaded: LoadedModel, name: str) -> CanarySampling | None:
         """Ask for a canary."""
         spec = self.canaries.spec
         if not self.settings.num_trials or not spec.num_planted:
             return None
+        asked = written_canaries(self.canaries, loaded.tokenizer)
         return sample_canaries(
             loaded.model,
-            loaded.tokenizer,
-            self.canaries,
-            bos=loaded.tokenizer.bos_token_id,
+            asked.tokenizer,
+            asked.canaries,
+            bos=asked.bos,
+            stops=asked.stops,
             settings=SamplingSettings(
                 num_trials=self.settings.num_trials,
                 max_new_tokens=self.settings.max_new_tokens,
@@ -137,7 +151,34 @@ class Extracting:
                 seed=0,
             ),
             device=self.device,
+            on_progress=partial(self.tell, f"trials to draw a canary, {name}"),
         )
+
+    def _context(self: Self, text: str, loaded: LoadedModel) -> list[int]:
+        """Tokens of a text that is to go on.
+
+        A template may write a conversation and refuse its beginning, such as one whose
+        last turn is a user's: what comes next is then asked for without it.
+        """
+        try:
+            return record_tokens(text, loaded.tokenizer, open_ended=True)
+        except ModelError:
+            return self._opening(loaded)
+
+    @property
+    def _is_chat(self: Self) -> bool:
+        """Whether records are conversations."""
+        return any(map(is_conversation, self.members["text"][:1]))
+
+    def _opening(self: Self, loaded: LoadedModel) -> list[int]:
+        """Tokens behind which a model speaks by itself: of a chat, as an assistant."""
+        if self._is_chat:
+            return ChatFormat.of(loaded.tokenizer).opening()
+        tokenizer = loaded.tokenizer
+        start = tokenizer.bos_token_id
+        if start is None:
+            start = tokenizer.eos_token_id
+        return [start if isinstance(start, int) else 0]
 
     def _personal_data(
         self: Self, loaded: LoadedModel
@@ -152,11 +193,12 @@ class Extracting:
             model=loaded.model,
             tokenizer=loaded.tokenizer,
             encode=lambda text: record_tokens(text, loaded.tokenizer)[:limit],
-            open_ended=lambda text: record_tokens(
-                text, loaded.tokenizer, open_ended=True
-            )[-limit // 2 :],
+            open_ended=lambda text: self._context(text, loaded)[-limit // 2 :],
+            opening=self._opening(loaded),
+            stops=ChatFormat.of(loaded.tokenizer).stops if self._is_chat else (),
             device=self.device,
             batch_size=self.batch_size,
+            tell=self.tell,
         )
         return personal_data_shares(
             target,
@@ -185,11 +227,11 @@ def nothing_to_extract(
 
 
 def _marked(rows: Dataset) -> list[MarkedText]:
-    """Records with the spans that detection gave them."""
+    """Records with their spans, of conversations in turns that were to be learnt."""
     return [
         MarkedText(
             text=row["text"],
-            spans=tuple(Span.from_row(s) for s in row["spans"] or ()),
+            spans=learnt_spans(map(Span.from_row, row["spans"] or ()), row["text"]),
         )
         for row in rows
     ]

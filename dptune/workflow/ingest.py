@@ -6,6 +6,7 @@ from pathlib import Path
 from datasets import List, Value
 
 from dptune.config import DataSettings, PretrainingSettings
+from dptune.conversation import contents_only
 from dptune.data.building import build_corpus
 from dptune.data.deduplication import Duplicates
 from dptune.data.records import Corpus
@@ -69,7 +70,7 @@ class _IsIn:
     languages: frozenset[str]
 
     def __call__(self, text: str) -> bool:
-        return language_of(text) in self.languages | {UNDETERMINED}
+        return language_of(contents_only(text)) in self.languages | {UNDETERMINED}
 
 
 def read_public(

@@ -10,6 +10,7 @@ import hmac
 
 from dptune.accounting.store.attempts import Attempt, first_data_set, record_attempt
 from dptune.accounting.store.store import BudgetStore
+from dptune.conversation import without_training
 from dptune.data.records import Corpus
 from dptune.errors import PrivacyError
 
@@ -17,11 +18,14 @@ from dptune.errors import PrivacyError
 def texts_digest(corpus: Corpus, *, key: bytes) -> str:
     """Name the texts of a corpus, in any order, whatever their ids, owners and splits.
 
+    Which turns of a conversation are learnt is no part of it: the same chats with
+    another `train_on` are the same data.
+
     Args:
         corpus: as it was ingested, before canaries.
         key: without which nobody can try texts of his own.
     """
-    texts = corpus.dataset["text"]
+    texts = map(without_training, corpus.dataset["text"])
     hashes = sorted(hashlib.sha256(text.encode()).digest() for text in texts)
     return hmac.new(key, b"".join(hashes), hashlib.sha256).hexdigest()
 

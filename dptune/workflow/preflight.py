@@ -21,6 +21,7 @@ from dptune.review.store import ListsOfProject
 from dptune.workflow.attempts import refuse_lost_store
 from dptune.workflow.budget import check_budget
 from dptune.workflow.charging import HIDING_OPERATORS
+from dptune.workflow.chats import check_chats, unread_keys
 from dptune.workflow.detect import check_detector, check_languages
 from dptune.workflow.device import place_processes
 from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
@@ -149,6 +150,7 @@ def check_run(
         _attempt(lambda: check_bound(config, units, corpus.report), errors)
         _attempt(lambda: check_selective(config, corpus.report), errors)
         _attempt(lambda: _check_labels(config, corpus), errors)
+        _attempt(lambda: check_chats(corpus, config, data_root=data_root), errors)
         if not config.data.corpus_is_public:
             texts = corpus.dataset["text"]
             _attempt(lambda: check_languages(texts, config.detection), errors)
@@ -168,7 +170,11 @@ def check_run(
         plan=plan,
         ledger=ledger,
         num_records=corpus.report.num_records,
-        warnings=(*far_off(config, corpus.report), *doubts),
+        warnings=(
+            *far_off(config, corpus.report),
+            *unread_keys(corpus.report),
+            *doubts,
+        ),
     )
 
 

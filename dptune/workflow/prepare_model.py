@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from dptune.attacks.canaries import CanarySpec
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
 from dptune.data.records import Corpus
@@ -19,7 +17,7 @@ from dptune.errors import ConfigError, Problem
 from dptune.models.build import build_gpt2
 from dptune.models.digest import model_digest
 from dptune.models.encode import encode_corpus
-from dptune.models.loading import LoadedModel, load_classifier, load_model, save_model
+from dptune.models.loading import LoadedModel, load_model, load_source, save_model
 from dptune.models.source import (
     ArchitectureSource,
     ModelBundle,
@@ -117,32 +115,6 @@ def load_base(
         )
         _store(loaded, target)
     return ModelBundle(path=target, digest=model_digest(target))
-
-
-def load_source(
-    source: ModelSource,
-    *,
-    data_root: Path | None,
-    class_names: Sequence[str],
-    dtype: torch.dtype | None,
-) -> LoadedModel:
-    """Load a language model, or a classifier where there are classes.
-
-    Args:
-        source: where the weights come from.
-        data_root: folder that relative paths start from.
-        class_names: what a classifier tells apart; none for a language model.
-        dtype: of the weights; None leaves them as they are stored.
-    """
-    if class_names and not isinstance(source, ArchitectureSource):
-        return load_classifier(
-            source,
-            num_labels=len(class_names),
-            class_names=class_names,
-            data_root=data_root,
-            dtype=dtype,
-        )
-    return load_model(source, data_root=data_root, dtype=dtype)
 
 
 def pretrain(

@@ -4,7 +4,10 @@ import hashlib
 import hmac
 from collections.abc import Callable
 
+from datasets import Dataset
+
 from dptune.config import RedactionSettings
+from dptune.conversation import num_said, turns_of
 from dptune.data.records import Corpus
 from dptune.data.validation import validate_redacted
 from dptune.detection.known_values import is_ordinary
@@ -66,6 +69,7 @@ def redact_corpus(
         residual_parts=dict(left.parts),
         residual_spellings=dict(left.spellings),
         residual_halves=dict(left.halves),
+        num_emptied_turns=_num_learnt(corpus.dataset) - _num_learnt(redacted),
     )
     if not report.validation.success:
         failed = [e for e in report.validation.expectations if not e.success]
@@ -103,6 +107,11 @@ def pseudonyms_of(
     )
 
 
+def _num_learnt(dataset: Dataset) -> int:
+    """Turns of conversations that are learnt."""
+    return sum(turn.trained for text in dataset["text"] for turn in turns_of(text))
+
+
 def _masked_share(corpus: Corpus) -> float:
     """Share of the characters that lie in a span."""
     masked = sum(
@@ -110,4 +119,4 @@ def _masked_share(corpus: Corpus) -> float:
         for spans in corpus.dataset["spans"]
         for span in spans
     )
-    return float(masked) / max(1, sum(map(len, corpus.dataset["text"])))
+    return float(masked) / max(1, sum(map(num_said, corpus.dataset["text"])))

@@ -20,9 +20,11 @@ from dptune.attacks.classification import (
     classification_membership,
     classification_utility,
 )
+from dptune.attacks.inference import Tell, unwatched
 from dptune.attacks.roc import RocSettings
 from dptune.attacks.settings import AttackSettings, ShadowSettings
 from dptune.config import PerformanceSettings
+from dptune.conversation import scored
 from dptune.data.records import Corpus, seeded_fraction
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.loss import ClassificationLoss
@@ -60,6 +62,7 @@ class ShadowTraining:
         physical_batch_size: sequences in memory at once.
         device: where to run.
         say: called with what all shadows will take, once some steps were timed.
+        tell: told how many steps of each shadow are done.
     """
 
     base: LoadedModel
@@ -68,6 +71,7 @@ class ShadowTraining:
     physical_batch_size: int
     device: str
     say: Callable[[str], None] = lambda _: None
+    tell: Tell = unwatched
 
     def train(
         self: Self,
@@ -87,7 +91,7 @@ class ShadowTraining:
         """
         data = UnitDataset.from_columns(
             sequences,
-            [[0.0, *[1.0] * (len(s) - 1)] for s in sequences],
+            [list(map(float, scored(s))) for s in sequences],
             [str(i) for i in range(len(sequences))],
             max_sequences_per_unit=1,
             labels=labels,
@@ -100,6 +104,8 @@ class ShadowTraining:
 
         def look(now: StepProgress) -> None:
             losses.append(now.loss)
+            of_all = f"shadow model {number + 1} of {settings.num_models}"
+            self.tell(f"training {of_all}", now.step, now.num_steps)
             if number == 0 and now.step == min(_TIMED_STEPS, now.num_steps):
                 self._say_cost(now)
             if len(losses) == losses.maxlen and fmean(losses) <= until:
@@ -169,6 +175,7 @@ def shadow_training(
     max_tokens: int,
     performance: PerformanceSettings,
     say: Callable[[str], None],
+    tell: Tell = unwatched,
 ) -> ShadowTraining | None:
     """Return how shadows are trained; None where they are not wanted."""
     if attacks.shadows is None:
@@ -180,6 +187,7 @@ def shadow_training(
         physical_batch_size=performance.physical_batch_size,
         device=pick_device(performance.device),
         say=say,
+        tell=tell,
     )
 
 
@@ -221,6 +229,7 @@ def attack_membership(
     attacks: AttackSettings,
     speed: PerformanceSettings,
     say: Callable[[str], None] = lambda _: None,
+    tell: Tell = unwatched,
 ) -> MembershipReport:
     """Tell records of the training split from held-out ones by class losses.
 
@@ -241,7 +250,12 @@ def attack_membership(
             "on, no attack has a control. Set data.splits.test."
         )
     shadows = shadow_training(
-        base[1], attacks, max_tokens=max_tokens, performance=speed, say=say
+        base[1],
+        attacks,
+        max_tokens=max_tokens,
+        performance=speed,
+        say=say,
+        tell=tell,
     )
     return classification_membership(
         *groups,
@@ -254,6 +268,7 @@ def attack_membership(
         settings=RocSettings(num_resamples=attacks.num_bootstrap),
         train_shadow=shadows.train if shadows else None,
         num_shadows=shadows.settings.num_models if shadows else 0,
+        tell=tell,
     )
 
 

@@ -18,6 +18,7 @@ from dptune.attacks.classification import class_log_probs
 from dptune.attacks.settings import AttackSettings
 from dptune.attacks.signals import token_signals
 from dptune.config import PerformanceSettings
+from dptune.conversation import ScoredTokens
 from dptune.data.records import Corpus
 from dptune.detection.union import character_marks
 from dptune.models.encode import encode_corpus
@@ -135,7 +136,7 @@ class Tracer:
         )
         signals = token_signals(
             loaded.model,
-            list(encoded["input_ids"]),
+            [_scored(row) for row in encoded],
             batch_size=self.performance.evaluation_batch_size,
             device=pick_device(self.performance.device),
         )
@@ -173,12 +174,18 @@ class Tracer:
 
 
 def _sensitive(record: dict[str, Any], row: dict[str, Any]) -> NDArray[np.bool_]:
-    """Mark the tokens of a row, the first excepted, that touch a span."""
+    """Tell which tokens of a row that have a loss touch a span."""
     spans = [Span.from_row(s) for s in record["spans"] or ()]
     marks = character_marks(len(record["text"]), spans)
     before = np.concatenate(([0], np.cumsum(marks)))
     starts, ends = np.asarray(row["token_starts"]), np.asarray(row["token_ends"])
-    return np.asarray(before[ends] > before[starts])[1:]
+    touched = np.asarray(before[ends] > before[starts])
+    return np.asarray(touched[np.array(_scored(row).scored)])
+
+
+def _scored(row: dict[str, Any]) -> ScoredTokens:
+    """Return the tokens of an encoded row, which know what has a loss."""
+    return ScoredTokens(row["input_ids"], [w > 0 for w in row["loss_weights"]])
 
 
 def _perplexity(losses: NDArray[np.float64]) -> float | None:

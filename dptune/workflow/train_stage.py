@@ -13,14 +13,18 @@ from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.attacks.canaries import CanarySet
 from dptune.config import PerformanceSettings
+from dptune.conversation import is_conversation
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
 from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import RldpController
+from dptune.models.adapters import save_adapter
+from dptune.models.chat import note_training
 from dptune.models.digest import model_digest
-from dptune.models.loading import LoadedModel, save_adapter, save_model
+from dptune.models.encode import count_cut
+from dptune.models.loading import LoadedModel, save_model
 from dptune.models.source import ModelBundle
 from dptune.results import StageCurvePoint, StageReport, TrainedCanaries
 from dptune.workflow.charging import stage_entry
@@ -293,6 +297,8 @@ def _store(
     adapter, half = target.with_name("adapter"), target.with_name("model.half")
     for folder in (adapter, half):
         shutil.rmtree(folder, ignore_errors=True)
+    texts = inputs.corpus.dataset["text"][:1]
+    note_training(loaded.tokenizer, on_chats=any(map(is_conversation, texts)))
     if isinstance(model, PeftModel):
         save_adapter(model, loaded.tokenizer, adapter)
     dtype = stored_dtype(loaded, inputs.base)
@@ -325,4 +331,7 @@ def _report(
         fixed_seed=inputs.seed is not None,
         curve=tuple(StageCurvePoint(step=s, loss=loss) for s, loss in curve),
         controller=steering and controller_report(inputs.plan, steering, loaded.model),
+        cut=count_cut(
+            inputs.corpus.split("train"), loaded.tokenizer, max_tokens=inputs.max_tokens
+        ),
     )

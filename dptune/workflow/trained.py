@@ -13,6 +13,7 @@ from dptune.errors import ConfigError, Problem
 from dptune.recipes import View
 from dptune.results import TrainedCanaries
 from dptune.stages import StagePlan
+from dptune.workflow.chats import written_canaries
 
 _HOST = "x\n"
 """Stands for the host's text that an appended canary follows on a line of its own."""
@@ -113,7 +114,8 @@ def _spelt(
     canaries: CanarySet, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[IntArray, list[IntArray]]:
     """Tokens of the template up to the first that differs, and those of each secret."""
-    spec, plain = canaries.spec, plain_tokenizer(tokenizer)
+    asked = written_canaries(canaries, tokenizer)
+    spec, plain = asked.canaries.spec, plain_tokenizer(asked.tokenizer)
     refuse_alike(spec, plain)
     lead = _HOST if spec.placement == "appended" else ""
     step = max(1, (spec.space_size - 1) // (_SAMPLE - 1))

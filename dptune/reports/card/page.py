@@ -283,8 +283,18 @@ def _detection(found: DetectionStatement) -> Section | None:
     return section(
         "Detection of personal data",
         facts(
-            ("Tier", words(found.tier)),
+            (
+                "Tier",
+                words(found.tier),
+                "; ".join(
+                    f"turns of role {role}: {words(tier)} only"
+                    for role, tier in sorted(found.role_tiers.items())
+                ),
+            ),
             ("Recognizers", ", ".join(found.recognizers)),
+            ("Left unmarked where found", "; ".join(found.taken_back))
+            if found.taken_back
+            else None,
             (
                 "False-negative rate (missing rate)",
                 rate,
@@ -296,7 +306,7 @@ def _detection(found: DetectionStatement) -> Section | None:
 
 def _exposure(found: ExposureStatement) -> Section | None:
     """Return canary exposure beside both controls."""
-    group = ""
+    group, bounds = "", found.planted_mean_interval
     if found.insertions > 1:
         group = (
             "each copy in a unit of its own, so the guarantee for a canary is that of "
@@ -315,6 +325,13 @@ def _exposure(found: ExposureStatement) -> Section | None:
                     "against chance; never-seen canaries have 1.44 bits on average"
                 ),
             ),
+            (
+                "Interval of that mean",
+                f"{number(bounds.low)} to {number(bounds.high)} bits",
+                "ranks are intervals, and other figures are of their near ends",
+            )
+            if bounds
+            else None,
             (
                 "Mean exposure, held-out controls",
                 f"{number(found.held_out_mean)} bits",

@@ -84,6 +84,22 @@ def _mean(canaries: Sequence[CanaryExposure]) -> float | None:
     return sum(c.exposure for c in canaries) / len(canaries)
 
 
+def mean_interval(
+    report: ExposureReport, canaries: Sequence[CanaryExposure]
+) -> Interval | None:
+    """Return where the mean exposure of these canaries lies; None if it is exact."""
+    if not report.doubt or not canaries:
+        return None
+    lows = [
+        c.exposure_interval.low if c.exposure_interval else c.exposure for c in canaries
+    ]
+    return Interval(
+        low=sum(lows) / len(lows),
+        high=sum(c.exposure for c in canaries) / len(lows),
+        confidence=1 - report.doubt,
+    )
+
+
 def outside_epsilon(exposure: ExposureReport) -> tuple[str, ...]:
     """Say what no epsilon covers, and what was not measured."""
     unknown = exposure.not_measurable
@@ -96,6 +112,7 @@ class DetectionStatement(Report):
 
     Args:
         missing_rate_source: where the rate was measured, such as `TAB test split`.
+        role_tiers, taken_back: see `DetectionReport`.
     """
 
     tier: str
@@ -103,12 +120,16 @@ class DetectionStatement(Report):
     missing_rate: float | None = None
     missing_rate_interval: Interval | None = None
     missing_rate_source: str = ""
+    role_tiers: dict[str, str] = Field(default_factory=dict)
+    taken_back: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, report: DetectionReport, *, source: str) -> Self:
         """Keep the detector's name and its false-negative rate, no counts."""
         return cls(
             tier=report.tier,
+            role_tiers=report.role_tiers,
+            taken_back=report.taken_back,
             recognizers=report.recognizers,
             missing_rate=report.missing_rate,
             missing_rate_interval=report.missing_rate_interval,
@@ -124,6 +145,8 @@ class ExposureStatement(Report):
             of a group of this size.
         group_epsilon: certified for such a group, if it was computed.
         p_value: of the planted canaries against chance (Fisher).
+        planted_mean_interval: where `planted_mean`, its high end, lies; None where all
+            ranks are exact.
     """
 
     setting: Literal["as_detected", "missed", "not_missed", "partly_missed"]
@@ -135,6 +158,7 @@ class ExposureStatement(Report):
     held_out_mean: float | None
     base_mean: float | None
     p_value: float | None
+    planted_mean_interval: Interval | None = None
     group_epsilon: float | None = None
 
     @classmethod
@@ -159,6 +183,7 @@ class ExposureStatement(Report):
             held_out_mean=means.held_out,
             base_mean=means.base,
             p_value=means.p_value,
+            planted_mean_interval=mean_interval(report, report.planted()),
             group_epsilon=group_epsilon,
         )
 

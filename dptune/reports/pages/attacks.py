@@ -1,7 +1,7 @@
 """Pages of what attacks found: exposure, membership, extraction."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dptune.gates.null_law import fisher_p_value
 from dptune.reports.blocks import (
@@ -30,6 +30,7 @@ from dptune.reports.formatting import (
     words,
 )
 from dptune.results import (
+    CanaryExposure,
     CanarySampling,
     ExposureReport,
     ExtractionReport,
@@ -37,6 +38,14 @@ from dptune.results import (
     MembershipReport,
     MembershipSignal,
     PersonalDataShare,
+    SamplesReport,
+)
+
+SAMPLES_NOTE = (
+    "Beginnings of held-out records, and how models go on. What the detector marks, "
+    "here or anywhere in the corpus, and secrets of canaries are masked. What it does "
+    "not know is shown, and may be training text. Nothing here is covered by epsilon: "
+    "share it as you would share the data."
 )
 
 OUTSIDE_EPSILON = (
@@ -123,8 +132,8 @@ def exposure_page(report: ExposureReport) -> Page:
                 ("Canary", lambda c: c.canary_id),
                 ("Kind", lambda c: "planted" if c.planted else "held out"),
                 ("Insertions", lambda c: count(c.insertions)),
-                ("Rank", lambda c: count(c.rank)),
-                ("Exposure (bits)", lambda c: number(c.exposure)),
+                ("Rank", lambda c: _rank(report, c)),
+                ("Exposure (bits)", _bits),
                 ("Base (bits)", lambda c: number(base.get(c.canary_id))),
                 numeric=(2, 3, 4, 5),
                 caption="Secrets are never shown.",
@@ -242,6 +251,55 @@ def extraction_page(report: ExtractionReport) -> Page:
     )
 
 
+def samples_page(report: SamplesReport) -> Page:
+    """Show completions by the model beside those of its base."""
+    tables = samples_tables({"This model": report})
+    if not tables:
+        text = "No completion was asked for, or the model writes no text."
+        return page(title="No samples", label="Samples", subtitle=text)
+    return page(
+        section("", *tables),
+        section(
+            "Test",
+            facts(
+                ("Decoding", report.decoding),
+                ("Model", short_digest(report.model_digest)),
+                ("Base model", short_digest(report.base_model_digest)),
+            ),
+        ),
+        label="Samples",
+        title="What does the model say?",
+        subtitle=SAMPLES_NOTE,
+    )
+
+
+def samples_tables(reports: Mapping[str, SamplesReport]) -> tuple[Table, ...]:
+    """Put completions of the same prompts side by side: base first, then each model.
+
+    Args:
+        reports: by the name of the model; prompts that are not in all are left out.
+    """
+    if not reports:
+        return ()
+    first = next(iter(reports.values()))
+    found = {
+        name: {one.prompt: one.model for one in report.completions}
+        for name, report in reports.items()
+    }
+    return tuple(
+        table(
+            ("Model", "Completion"),
+            (
+                ("Prompt", one.prompt),
+                ("Base model", one.base or "(nothing)"),
+                *((n, said[one.prompt] or "(nothing)") for n, said in found.items()),
+            ),
+        )
+        for one in first.completions
+        if all(one.prompt in said for said in found.values())
+    )
+
+
 def setting_words(setting: str) -> str:
     """Say what was done to the canaries' spans."""
     return _SETTINGS.get(setting, words(setting))
@@ -256,7 +314,7 @@ def _exposure_facts(report: ExposureReport) -> Facts:
             count(report.space_size),
             f"at most {number(math.log2(report.space_size))} bits",
         ),
-        ("Rank", "exact" if report.exact else "estimated"),
+        ("Rank", _how_ranked(report)),
         (
             "Scoring",
             f"{report.scoring} of losses",
@@ -279,6 +337,31 @@ def _exposure_facts(report: ExposureReport) -> Facts:
         ("Model", short_digest(report.model_digest)),
         ("Base model", short_digest(report.base_model_digest)),
     )
+
+
+def _how_ranked(report: ExposureReport) -> str:
+    """Say how ranks were found."""
+    if not report.doubt:
+        return "exact" if report.exact else "estimated"
+    num = sum(canary.method == "interval" for canary in report.canaries)
+    return (
+        f"an interval for {count(num)} of {count(len(report.canaries))} canaries, of "
+        "which figures take the near end; all of them hold, under model and base, with "
+        f"confidence {percent(1 - report.doubt, digits=5)}"
+    )
+
+
+def _rank(report: ExposureReport, canary: CanaryExposure) -> str:
+    """Write a rank, or both ends of its interval."""
+    ends = dict.fromkeys((canary.rank, report.farthest_rank(canary)))
+    return " to ".join(map(count, ends))
+
+
+def _bits(canary: CanaryExposure) -> str:
+    """Write an exposure, or both ends of its interval."""
+    if canary.method != "interval" or not canary.exposure_interval:
+        return number(canary.exposure)
+    return f"{number(canary.exposure_interval.low)} to {number(canary.exposure)}"
 
 
 def _by_mark(report: ExposureReport) -> Iterator[tuple[str, str, str]]:

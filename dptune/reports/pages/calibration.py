@@ -18,8 +18,17 @@ from dptune.reports.blocks import (
     table_of,
 )
 from dptune.reports.figures.runs import calibration_plots
-from dptune.reports.formatting import MISSING, count, epsilon, number, percent, words
+from dptune.reports.formatting import (
+    MISSING,
+    count,
+    duration,
+    epsilon,
+    number,
+    percent,
+    words,
+)
 from dptune.results import (
+    AttackCost,
     AuditPower,
     Calibration,
     EpsilonGrid,
@@ -101,6 +110,10 @@ def calibration_page(calibration: Calibration) -> Page:
                 caption=_NOISE_CAPTION,
             ),
         ),
+        section(
+            "What attacks will take",
+            attack_table(calibration.attacks) if calibration.attacks else None,
+        ),
         *(_what_if_sections(calibration, what_if) if what_if else ()),
         *(_grid_sections(what_if) if what_if else ()),
         label="Calibration",
@@ -108,6 +121,20 @@ def calibration_page(calibration: Calibration) -> Page:
         subtitle="What a run would cost, computed before any training: "
         f"{count(calibration.num_units)} privacy units ({calibration.units_from}), "
         f"δ = {number(calibration.target_delta)}. Nothing was spent.",
+    )
+
+
+def attack_table(costs: Sequence[AttackCost]) -> Table:
+    """Return what attacks will take on the machine that was asked."""
+    total = sum(cost.seconds for cost in costs)
+    return table_of(
+        costs,
+        ("attack", lambda c: c.attack),
+        ("tokens at most", lambda c: count(c.num_tokens)),
+        ("time", lambda c: duration(round(c.seconds))),
+        numeric=(1, 2),
+        caption=f"Together {duration(round(total))} on this machine, of model and "
+        "base, from two passes that were timed. Every record counts as the longest.",
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dptune.reports.blocks import (
+    Block,
     Bullets,
     Cell,
     Chip,
@@ -19,6 +20,7 @@ from dptune.reports.blocks import (
     Notice,
     Page,
     Plot,
+    Prose,
     Section,
     Table,
     Tone,
@@ -49,7 +51,12 @@ from dptune.reports.formatting import (
     percent,
     sentence_case,
 )
-from dptune.reports.pages.attacks import EXPOSURE_CAPTION, ROC_CAPTION
+from dptune.reports.pages.attacks import (
+    EXPOSURE_CAPTION,
+    ROC_CAPTION,
+    SAMPLES_NOTE,
+    samples_tables,
+)
 from dptune.reports.pages.decisions import (
     change_bullets,
     criteria_table,
@@ -95,6 +102,7 @@ def compare_page(report: ComparisonReport, *, next_steps: Sequence[str] = ()) ->
         section("What privacy costs", *side_by_side(*trade_off_plots(report, rows))),
         section("While training", *side_by_side(*_trace_plots(report.finished))),
         *_leak_sections(few),
+        section("What models say", *_samples(few)),
         section("Every training", _every_training(report)),
         section("What it spent", _spent(report)),
         section("Gate decisions", _folds(gates, open_failed=True)),
@@ -108,6 +116,13 @@ def compare_page(report: ComparisonReport, *, next_steps: Sequence[str] = ()) ->
         subtitle=report.intro,
         chip=Chip(text=f"{failed} FAILED", tone=Tone.BLOCK) if failed else None,
     )
+
+
+def _samples(few: Mapping[str, CellResult]) -> tuple[Block, ...]:
+    """Return completions of the same prompts by all models, the base first."""
+    shown = {name: cell.samples for name, cell in few.items() if cell.samples}
+    tables = samples_tables(shown)
+    return (Prose(paragraphs=(SAMPLES_NOTE,)), *tables) if tables else ()
 
 
 def _leak_sections(few: Mapping[str, CellResult]) -> Iterator[Section | None]:

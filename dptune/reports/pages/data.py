@@ -68,6 +68,7 @@ def corpus_page(report: CorpusReport) -> Page:
                 ("Exact duplicates removed", count(report.num_exact_duplicates)),
                 ("Near duplicates removed", count(report.num_near_duplicates)),
                 ("Characters", count(report.num_characters)),
+                *((f"Not read: {k}", count(n)) for k, n in report.unread.items()),
             ),
             _WEAK_IDS if report.ids_are_content_hashes else None,
         ),
@@ -121,7 +122,12 @@ def detection_page(report: DetectionReport) -> Page:
             ),
         ),
         label="Detection",
-        title=f"Personal data, tier {words(report.tier)}",
+        title=", ".join(
+            (
+                f"Personal data, tier {words(report.tier)}",
+                *(f"{r} {words(t)}" for r, t in sorted(report.role_tiers.items())),
+            )
+        ),
         subtitle="Types and counts of what was marked; no span is shown. The counts "
         "are exact and private: keep this page inside the trust boundary.",
     )
@@ -137,6 +143,7 @@ def _coverage(report: DetectionReport) -> Section | None:
         "Coverage",
         facts(
             ("Recognizers", ", ".join(report.recognizers)),
+            ("Left unmarked where found", "; ".join(report.taken_back) or "nothing"),
             ("Records", count(report.num_records)),
             (
                 "Records with a span",
@@ -182,6 +189,9 @@ def redaction_page(report: RedactionReport) -> Page:
             facts(
                 ("Operator", words(report.operator)),
                 ("Characters masked", percent(report.masked_character_share)),
+                ("Turns left empty, not learnt", count(report.num_emptied_turns))
+                if report.num_emptied_turns
+                else None,
             ),
         ),
         _expectations(report.validation),

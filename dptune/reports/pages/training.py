@@ -28,7 +28,13 @@ from dptune.reports.formatting import (
     words,
 )
 from dptune.reports.pages.attacks import OUTSIDE_EPSILON
-from dptune.results import ControllerReport, StageReport, TracePoint, UtilityReport
+from dptune.results import (
+    ControllerReport,
+    CutTurns,
+    StageReport,
+    TracePoint,
+    UtilityReport,
+)
 
 PRIVATE_HEADING = "Private diagnostics: trusted dashboard only"
 _REWARDS = {
@@ -81,11 +87,23 @@ def stage_page(report: StageReport) -> Page:
                 ("Tokens", count(report.num_tokens)),
                 ("Time", duration(report.seconds)),
                 ("Speed", f"{number(report.tokens_per_second)} tokens per second"),
+                *(_cut(turns) for turns in report.cut),
             ),
             losses if report.curve else None,
         ),
         label="Training stage",
         title=sentence_case(words(report.stage)),
+    )
+
+
+def _cut(turns: CutTurns) -> tuple[str, str, str]:
+    """Say what the longest sequence left of a role's turns."""
+    left = "" if turns.num_cut else "all whole"
+    lost = f"{count(turns.num_cut)} cut at model.max_tokens, of which "
+    return (
+        f"Turns of {turns.role}",
+        count(turns.num_turns),
+        left or f"{lost}{count(turns.num_lost)} lost as a whole",
     )
 
 

@@ -48,7 +48,13 @@ def shares_of(make_model, tokenizer, *, steps):
     for _ in range(steps):
         for text in members:
             train(model, [encode(text)], steps=1)
-    target = Target(model=model, tokenizer=tokenizer, encode=encode, open_ended=encode)
+    target = Target(
+        model=model,
+        tokenizer=tokenizer,
+        encode=encode,
+        open_ended=encode,
+        opening=[0],
+    )
     found = personal_data_shares(
         target,
         marked(members),

@@ -132,7 +132,7 @@ def test_shadows_report_what_they_learned_beside_the_model(shadow_leak):
     _, report = attack_with_shadows(
         model,
         train=lambda *_: next(order),
-        attack=lambda shadow: shadow,
+        attack=lambda shadow, _: shadow,
         num_members=NUM // 2,
         num_records=NUM,
         num_shadows=len(seen),

@@ -107,6 +107,7 @@ def test_calibrate_says_that_unprotected_training_has_no_guarantee(
     assert outcome.code == 0
     assert "∞" in outcome.out
     assert "What if" not in outcome.out
+    assert "--set recipe=no_dp" in outcome.out
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from dptune.conversation import turns_of
+from dptune.data.messages import read_conversation
+
 TEXT = "Hi, I am Ann Lee, mail ann.lee@example.org please"
 
 
@@ -153,6 +156,42 @@ def test_detect_redacts_texts_and_folders(run_cli, folder, tmp_path):
         assert file.stat().st_mode & 0o777 == 0o600
     assert not outcome.home.exists()
     assert not (target / ".hidden").exists()
+
+
+def test_redacted_conversations_are_read_again_as_they_were_redacted(
+    run_cli, values, write_config, tmp_path
+):
+    chats = [
+        {
+            "id": n,
+            "messages": [
+                {"role": "user", "content": f"{n}: <mask>, ann.lee{n}@web.de"},
+                {"role": "assistant", "content": "No.", "weight": 0},
+                {"role": "assistant", "content": "Sent to ann.lee@web.de"},
+            ],
+        }
+        for n in range(12)
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    source = {"kind": "jsonl", "path": "chats.jsonl", "messages_column": "messages"}
+    values["data"] = {"source": {**source, "id_column": "id"}} | {
+        "privacy_unit": "record", "duplicates": "keep", "min_records": 10,
+    }  # fmt: skip
+    values["model"] = {"source": {"kind": "path", "path": "none"}, "max_tokens": 96}
+    values["canaries"]["role"] = "assistant"
+    config, target = write_config(values), tmp_path / "out.jsonl"
+    outcome = run_cli(
+        "detect", "--config", config, "--redact", "config", "--output", target
+    )
+    assert outcome.code == 0, outcome.err
+    for line in target.read_text().splitlines():
+        messages = json.loads(line)["messages"]
+        text = read_conversation(messages, learnt=["assistant"]).text
+        assert [t.trained for t in turns_of(text)] == [False, False, True]
+        typed, *_, redacted = turns_of(text)
+        assert typed.said()[0].count("<mask>") == 2
+        assert typed.content.count("<mask>") == redacted.content.count("<mask>") == 1
+        assert "ann.lee" not in text
 
 
 def test_detect_reads_the_corpus_of_a_configuration(

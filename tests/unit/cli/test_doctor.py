@@ -16,12 +16,13 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from cli import doctor as cli_doctor
 from dptune.config import PerformanceSettings
 from dptune.configfile import read_yaml, train_config_of
 from dptune.dpsgd import rules
 from dptune.models.check import check_positions
-from dptune.models.files import read_files
 from dptune.models.loading import load_model, save_model
+from dptune.models.metadata import read_metadata
 from dptune.models.source import PathSource
 from dptune.models.tokenizer import train_tokenizer
 from dptune.workflow import doctor
@@ -335,11 +336,27 @@ def test_model_that_cannot_fit_is_refused_before_it_is_loaded(
     run_cli("doctor", llama).assert_refused("must fit into memory", "a larger machine")
 
 
+def test_large_model_on_a_cpu_is_asked_with_fewer_rows_and_adapters_alone(
+    llama, monkeypatch
+):
+    small = list(cli_doctor._of_model(str(llama), cli_doctor.Asked()))
+    monkeypatch.setattr(doctor, "_CHEAP", 1)
+    monkeypatch.setattr(cli_doctor, "pick_device", lambda _: "cpu")
+    monkeypatch.setattr(doctor.Examination, "device", "cpu")
+    large = list(cli_doctor._of_model(str(llama), cli_doctor.Asked()))
+    own = list(cli_doctor._of_model(str(llama), cli_doctor.Asked(batch=8)))
+    rows = [
+        [one.performance.physical_batch_size for one in asked]
+        for asked in (small, large, own)
+    ]
+    assert rows == [[4, 4], [2], [8]]
+
+
 def test_weights_are_counted_as_the_model_counts_them(llama):
     source = {"kind": "path", "path": "llama"}
-    files = read_files(PathSource(**source), data_root=llama.parent)
-    assert files.num_weights == load_model(llama).model.num_parameters()
-    assert files.types == ("float32",)
+    metadata = read_metadata(PathSource(**source), data_root=llama.parent)
+    assert metadata.num_weights == load_model(llama).model.num_parameters()
+    assert metadata.types == ("float32",)
 
 
 def test_model_without_a_limit_of_positions_takes_any_length():

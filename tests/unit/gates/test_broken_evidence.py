@@ -148,6 +148,8 @@ HARMLESS = {
     "assumptions": "names of what the status says",
     "nominal_epsilon": "the paper's figure decides nothing",
     "tier": "a name",
+    "role_tiers": "names",
+    "taken_back": "words",
     "roc_fpr": "a picture",
     "roc_tpr": "a picture",
     "rates": "further points of the curve",

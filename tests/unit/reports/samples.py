@@ -39,6 +39,7 @@ from dptune.results import (
     BudgetReport,
     CanaryExposure,
     CanarySampling,
+    Completions,
     CorpusReport,
     DetectionReport,
     DiscoverableShare,
@@ -53,6 +54,7 @@ from dptune.results import (
     RateAtFpr,
     RedactionReport,
     RegisteredVersion,
+    SamplesReport,
     StageCurvePoint,
     StageReport,
     UtilityReport,
@@ -607,6 +609,18 @@ def comparison_report():
     return ComparisonReport(name="two", title="Two", cells=(cell_result(), missing))
 
 
+def samples_report(**changes):
+    values = {
+        "model_digest": "a" * 64,
+        "base_model_digest": "b" * 64,
+        "decoding": "the likeliest token every time",
+        "completions": (
+            Completions(prompt="user: Hi", base="Hello.", model="<b>Hello</b> <mask>."),
+        ),
+    }
+    return SamplesReport(**{**values, **changes})
+
+
 def every_report():
     return (
         cell_result(),
@@ -626,6 +640,8 @@ def every_report():
         exposure_report(),
         exposure_report(leaked=True, planted_found=3),
         membership_report(),
+        samples_report(),
+        samples_report(completions=()),
         extraction_report(),
         extraction_report(sampling=None, canaries=(), records=(), personal_data=None),
         utility_report(),

@@ -204,6 +204,15 @@ def test_card_unmeasured_missing_rate_is_said():
     assert "not measured" in render_html(bare_card(detection=unknown))
 
 
+def test_card_says_what_stays_unmarked_although_it_is_found():
+    found = detection_report(taken_back=("AGE is off", "3 phrases of allow lists"))
+    words = "AGE is off; 3 phrases of allow lists"
+    assert words in outline(render_html(bare_card(detection=found))).text
+    assert words in render_markdown(bare_card(detection=found))
+    assert words in outline(render_fragment(found)).text
+    assert "Left unmarked" not in render_html(bare_card(detection=detection_report()))
+
+
 def test_card_group_epsilon_is_left_out_where_unknown():
     unknown = ExposureStatement.of(exposure_report(), group_epsilon=None)
     text = outline(render_html(bare_card(exposure=unknown))).text

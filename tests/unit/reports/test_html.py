@@ -161,6 +161,14 @@ def test_fragment_of_detection_says_when_recall_is_unknown():
     assert "missing rate is not known" not in render_fragment(detection_report())
 
 
+def test_fragments_count_what_was_not_read_and_what_was_left_empty():
+    corpus = corpus_report(unread={"name": 1200, "others": 3})
+    text = outline(render_fragment(corpus)).text
+    assert "Not read: name 1,200" in text
+    empty = redaction_report().model_copy(update={"num_emptied_turns": 4321})
+    assert "4,321" in outline(render_fragment(empty)).text
+
+
 def test_fragment_of_redaction_lists_failures_first():
     text = outline(render_fragment(redaction_report())).text
     assert text.index("text is not null") < text.index("ids are unique")

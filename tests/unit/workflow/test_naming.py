@@ -9,6 +9,7 @@ from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import history
 from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
+from dptune.conversation import Turn, join_turns
 from dptune.data.building import build_corpus
 from dptune.data.source import SyntheticSource
 from dptune.errors import PrivacyError
@@ -59,6 +60,19 @@ def test_names_of_ids_splits_and_order_make_no_other_texts(store, corpus):
     data = data.map(lambda row: {"id": f"n{row['id']}", "split": "test"})
     with pytest.raises(PrivacyError):
         check_name(store, "fresh", corpus.with_dataset(data), key=KEY)
+
+
+def test_chats_of_which_other_turns_are_learnt_are_the_same_texts(store, corpus):
+    def chats(learnt):
+        def chat(row):
+            answer = Turn(role="assistant", content=row["text"], trained=learnt)
+            return {"text": join_turns([Turn(role="user", content="Hi"), answer])}
+
+        return corpus.with_dataset(corpus.dataset.map(chat))
+
+    claim(store, "people", chats(learnt=True))
+    with pytest.raises(PrivacyError):
+        check_name(store, "fresh", chats(learnt=False), key=KEY)
 
 
 def test_texts_of_which_one_differs_are_other_texts(store, corpus):

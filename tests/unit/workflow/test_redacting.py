@@ -1,15 +1,21 @@
 """The redacted view of a corpus, its key, and what is looked for in it."""
 
+import re
+from dataclasses import asdict
+
 import pytest
+from datasets import Dataset
 
 from dptune.config import RedactionSettings
 from dptune.configfile import load_train_config
+from dptune.conversation import Turn, join_turns, turns_of
 from dptune.detection.engine import build_engine
 from dptune.detection.labelling import detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError
 from dptune.redaction.operators import Operator
 from dptune.redaction.pseudonyms import Pseudonyms
+from dptune.text import Span
 from dptune.workflow.preflight import check_selective
 from dptune.workflow.redact import redact_corpus
 from infra.workspace import REPOSITORY
@@ -38,6 +44,31 @@ def test_redact_corpus_keeps_rows_and_names_its_operator(labelled, operator):
     assert is_same is (operator is Operator.KEEP)
     assert made.report.redaction == report.operator == operator.value
     assert report.validation.success
+
+
+@pytest.mark.parametrize(
+    ("operator", "emptied"), [(Operator.DELETE, 2), (Operator.MASK, 0)]
+)
+def test_turns_that_deletion_empties_are_read_and_counted(corpus, operator, emptied):
+    said = (("I am Ann", "Ann", "who", "Ann, you"), ("Hi", "Ann"))
+    texts = [
+        join_turns(
+            Turn(role=("user", "assistant")[i % 2], content=c, trained=bool(i % 2))
+            for i, c in enumerate(contents)
+        )
+        for contents in said
+    ]
+    spans = [
+        [Span(start=m.start(), end=m.end(), entity_type="PERSON") for m in found]
+        for found in (re.finditer("Ann", text) for text in texts)
+    ]
+    rows = {"text": texts, "spans": [list(map(asdict, row)) for row in spans]}
+    rows |= {name: ["0", "1"] for name in ("id", "unit_id")}
+    labelled = corpus.with_dataset(Dataset.from_dict(rows))
+    made, report = redacted(labelled, operator)
+    learnt = [[t.trained for t in turns_of(x)] for x in made.dataset["text"]]
+    assert learnt == [[False, not emptied, False, True], [False, not emptied]]
+    assert report.num_emptied_turns == emptied
 
 
 def test_redact_corpus_pseudonyms_depend_on_the_key_alone(labelled):

@@ -8,7 +8,8 @@ from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.dpsgd import step as dpsgd_step
 from dptune.errors import PrivacyError
-from dptune.models.loading import load_model, merge_adapter, model_digest
+from dptune.models.adapters import merge_adapter
+from dptune.models.loading import load_model, model_digest
 from dptune.models.source import Base
 from dptune.workflow import train_stage
 from dptune.workflow.inputs import load_stage

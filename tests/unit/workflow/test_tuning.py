@@ -7,11 +7,11 @@ from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import budgets
 from dptune.accounting.store.tables import IdKind
-from dptune.config import BudgetSettings
 from dptune.errors import ConfigError
 from dptune.privacy import PrivacyUnit, Purpose
 from dptune.reports.card.page import render_markdown
 from dptune.results import BudgetReservation
+from dptune.settings import BudgetSettings
 from dptune.workflow.budget import budget_cost, planned_costs, settle_budget
 from dptune.workflow.charging import stage_entry
 from tests.unit.reports import samples

@@ -1,0 +1,237 @@
+"""Completions of held-out prompts, masked before anybody sees them."""
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import torch
+from datasets import Dataset
+
+from dptune.attacks.canaries import CanarySet
+from dptune.attacks.inference import (
+    Decoding,
+    OnProgress,
+    sample_continuations,
+    unwatched,
+)
+from dptune.attacks.settings import SampleSettings
+from dptune.conversation import contents_only, is_conversation, turns_of
+from dptune.detection.engine import DetectionEngine
+from dptune.models.chat import ChatFormat
+from dptune.models.encode import record_tokens
+from dptune.models.loading import LoadedModel
+from dptune.redaction.engine import redact_text
+from dptune.redaction.operators import Operator
+from dptune.results import Completions, SamplesReport
+from dptune.text import Span
+
+_PROMPT_TOKENS = 32
+_LONGEST_PROMPT = 400
+_SHORTEST_VALUE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masker:
+    """Masks what a text must not show.
+
+    Args:
+        engine: the run's detector.
+        values: what it marked anywhere in the corpus, in lower case.
+        secrets: of canaries, planted or not.
+    """
+
+    engine: DetectionEngine
+    values: frozenset[str] = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls: type[Self], engine: DetectionEngine, corpus: Dataset, canaries: CanarySet
+    ) -> Self:
+        """Collect the values of a corpus with spans, and the secrets of a set."""
+        values = {
+            row["text"][span["start"] : span["end"]].casefold()
+            for row in corpus.select_columns(["text", "spans"])
+            for span in row["spans"] or ()
+        }
+        return cls(
+            engine=engine,
+            values=frozenset(v for v in values if len(v) >= _SHORTEST_VALUE),
+            secrets=(*canaries.planted, *canaries.held_out),
+        )
+
+    def masked(self: Self, parts: Sequence[str]) -> list[str]:
+        """Mask parts of one text, which are read together and shown apart."""
+        text = "".join(parts)
+        hidden = np.zeros(len(text), np.bool_)
+        (spans,) = self.engine.detect([text])
+        for start, end in (
+            *((span.start, span.end) for span in spans),
+            *self._known(text),
+            *self._of_canaries(text),
+        ):
+            hidden[start:end] = True
+        shown, begin = [], 0
+        for part in parts:
+            runs = _runs(hidden[begin : begin + len(part)])
+            begin += len(part)
+            shown.append(redact_text(part, runs, Operator.MASK).text)
+        return shown
+
+    def _known(self: Self, text: str) -> Iterator[tuple[int, int]]:
+        """Where values stand that the detector marked elsewhere."""
+        lower = text.casefold()
+        if len(lower) != len(text):  # places differ: look where they do not
+            lower = text.lower() if len(text.lower()) == len(text) else text
+        for value in self.values:
+            start = lower.find(value)
+            while start >= 0:
+                yield start, start + len(value)
+                start = lower.find(value, start + 1)
+
+    def _of_canaries(self: Self, text: str) -> Iterator[tuple[int, int]]:
+        """Where half of a secret stands, however it is spelled or cut."""
+        known = {symbol for secret in self.secrets for symbol in secret}
+        places = [
+            (number, one)
+            for number, character in enumerate(text)
+            for one in unicodedata.normalize("NFKC", character).upper()
+            if one.isalnum() or one in known
+        ]
+        plain = "".join(one for _, one in places)
+        windows = {
+            secret[first : first + size]
+            for secret in self.secrets
+            for size in [-(-len(secret) // 2)]
+            for first in range(len(secret) - size + 1)
+        }
+        for window in windows:
+            start = plain.find(window)
+            while start >= 0:
+                yield places[start][0], places[start + len(window) - 1][0] + 1
+                start = plain.find(window, start + 1)
+
+
+def _runs(hidden: np.ndarray) -> list[Span]:
+    """Spans of what is hidden."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], hidden, [0]))))
+    return [
+        Span(start=int(start), end=int(end), entity_type="MASKED")
+        for start, end in edges.reshape(-1, 2)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prompt:
+    """What a model reads, and what a person does."""
+
+    tokens: list[int] = field(repr=False)
+    text: str = field(repr=False)
+
+
+def samples_report(
+    model: LoadedModel,
+    base: LoadedModel,
+    outsiders: Dataset,
+    *,
+    masker: Masker,
+    settings: SampleSettings,
+    max_tokens: int,
+    model_digest: str,
+    base_model_digest: str,
+    device: str,
+    on_progress: OnProgress = unwatched,
+) -> SamplesReport:
+    """Let a model and its base go on where held-out records begin.
+
+    Of plain text the prompt is the first half, of a conversation all before the first
+    turn that is learnt, up to where the template lets that role answer.
+
+    **Privacy**: completions may be training text and prompts are records: what is not
+    masked is not covered by anything. Show it to whom you would show the data.
+
+    Args:
+        model: after fine-tuning.
+        base: before.
+        outsiders: held-out records, of which the first are taken.
+        masker: hides values before anything is kept.
+        settings: how many prompts, and how they are completed.
+        max_tokens: longest sequence, prompt and completion together.
+        model_digest: of the model.
+        base_model_digest: of the base.
+        device: where to run.
+        on_progress: told how many completions there are.
+    """
+    room = max_tokens - settings.max_new_tokens
+    prompts = list(_prompts(outsiders["text"], model, room=room))[
+        : settings.num_prompts
+    ]
+    found = []
+    for number, prompt in enumerate(prompts):
+        answers = []
+        for place, one in enumerate((base, model)):
+            answers.append(_completed(one, prompt, settings, device=device))
+            on_progress(2 * number + place + 1, 2 * len(prompts))
+        # each beside the prompt: a value may begin in one and end in the other
+        shown = [masker.masked([prompt.text, answer]) for answer in answers]
+        hidden = masker.masked([prompt.text])[0]
+        found.append(
+            Completions(
+                prompt=hidden[-_LONGEST_PROMPT:], base=shown[0][1], model=shown[1][1]
+            )
+        )
+    return SamplesReport(
+        model_digest=model_digest,
+        base_model_digest=base_model_digest,
+        decoding=settings.words,
+        completions=tuple(found),
+    )
+
+
+def _prompts(
+    texts: Iterable[str], loaded: LoadedModel, *, room: int
+) -> Iterator[_Prompt]:
+    """Beginnings that leave room for a completion."""
+    for text in texts:
+        tokens = record_tokens(text, loaded.tokenizer)
+        if is_conversation(text):
+            known = getattr(tokens, "scored", [])
+            start = known.index(True) if True in known else 0
+            turns = turns_of(text)
+            first = next((n for n, t in enumerate(turns) if t.trained), 0)
+            shown = "\n".join(f"{t.role}: {t.said()[0]}" for t in turns[:first]) + "\n"
+        else:
+            start = min(len(tokens) // 2, _PROMPT_TOKENS)
+            shown = str(
+                loaded.tokenizer.decode(tokens[:start], skip_special_tokens=True)
+            )
+        if 0 < start <= room:
+            yield _Prompt(tokens=list(tokens[:start]), text=contents_only(shown))
+
+
+def _completed(
+    loaded: LoadedModel, prompt: _Prompt, settings: SampleSettings, *, device: str
+) -> str:
+    """What one model says next, up to where it ends."""
+    tokenizer = loaded.tokenizer
+    (drawn,) = sample_continuations(
+        loaded.model,
+        prompt.tokens,
+        count=1,
+        max_new_tokens=settings.max_new_tokens,
+        decoding=Decoding(**settings.decoding.model_dump())
+        if settings.decoding
+        else Decoding(top_k=1),
+        generator=torch.Generator().manual_seed(0),
+        device=device,
+    )
+    stops = {tokenizer.eos_token_id}
+    if getattr(tokenizer, "chat_template", None):
+        stops |= set(ChatFormat.of(tokenizer).stops)
+    ends = (place for place, token in enumerate(drawn) if token in stops)
+    said = drawn[: next(ends, len(drawn))]
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    before = str(tokenizer.decode(prompt.tokens, **options))
+    return str(tokenizer.decode([*prompt.tokens, *said], **options))[len(before) :]
