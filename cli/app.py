@@ -218,7 +218,10 @@ def doctor(
         int | None, typer.Option(help="Longest sequence in tokens; 64.", min=8)
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Sequences side by side; 4.", min=1)
+        int | None,
+        typer.Option(
+            help="Sequences side by side; 4, or 2 of a large model on a CPU.", min=1
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything as JSON instead.")

@@ -115,8 +115,8 @@ def grant_command(
     from dptune.accounting.certificates import check_relation
     from dptune.accounting.store.allowances import Grant
     from dptune.accounting.store.store import BudgetStore
-    from dptune.config import BudgetSettings
     from dptune.configfile import validate
+    from dptune.settings import BudgetSettings
 
     settings = validate(BudgetSettings, {"data_set": data_set})
     made = Grant(
@@ -136,7 +136,7 @@ def grant_command(
 
 def reserve_command(path: Path, overrides: Sequence[str]) -> None:
     """Hold the cost of a run."""
-    from cli.runs import budget_place, read_config
+    from cli.runs import budget_place, read_config, train_command
     from dptune.workflow.budget import reserve_budget
     from dptune.workflow.ingest import read_corpus
     from dptune.workflow.preflight import check_run
@@ -159,7 +159,7 @@ def reserve_command(path: Path, overrides: Sequence[str]) -> None:
     )
     console = Console(highlight=False)
     console.print(f"reservation {held.id} on {held.data_set}, {held.num_units:,} units")
-    _next(console, f"python run.py train {path}  (spends it)")
+    _next(console, f"{train_command(path, overrides)}  (spends it)")
     _next(console, f"python run.py budget release {held.id}  (gives it back)")
 
 

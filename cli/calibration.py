@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cli.runs import read_config, show_warnings
+from cli.runs import read_config, show_warnings, train_command
 from dptune.config import TrainConfig
 from dptune.errors import ConfigError, Problem, ProblemsError
 from dptune.reports import blocks
@@ -16,10 +16,13 @@ from dptune.reports.blocks import Block, Chip, Page
 from dptune.reports.figures.runs import calibration_png
 from dptune.reports.pages.calibration import PLAN, calibration_page
 from dptune.reports.render import page_html
-from dptune.results import Calibration
+from dptune.results import AttackCost, Calibration
+from dptune.workflow.attack_cost import attack_costs, load_unfitted
+from dptune.workflow.device import pick_device
 from dptune.workflow.power import planned_power
 from dptune.workflow.preflight import Checked, check_run
 from dptune.workflow.what_if import calibration
+from infra.allocator import freed_memory_kept
 from infra.workspace import current_workspace, data_root, llm_access
 from steps._reviewing import read_lists, with_review
 
@@ -46,6 +49,8 @@ def show_calibration(
             power=planned_power(config, checked.plan, num_records=checked.num_records),
             on_progress=status.update,
         )
+        status.update("timing what attacks will do")
+        found = found.model_copy(update={"attacks": _attacks(config, checked)})
         page = calibration_page(found)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
@@ -57,7 +62,21 @@ def show_calibration(
     target = output or _default_output(found)
     _write(target, found, page)
     console.print(f"report  {target}", soft_wrap=True)
-    console.print(f"next    python run.py train {path}", style="dim", soft_wrap=True)
+    command = train_command(path, overrides)
+    console.print(f"next    {command}", style="dim", soft_wrap=True)
+
+
+def _attacks(config: TrainConfig, checked: Checked) -> tuple[AttackCost, ...]:
+    """Measure what attacks will take here."""
+    with freed_memory_kept(pick_device(config.performance.device)):
+        return attack_costs(
+            load_unfitted(config.model, data_root=data_root()),
+            config.attack,
+            config.canaries,
+            max_tokens=config.model.max_tokens,
+            performance=config.performance,
+            num_held_out=checked.num_records.get("test"),
+        )
 
 
 def _check(

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,8 @@ from rich.text import Text
 from cli.detection import DetectorChoice, collecting, new_file_problems
 from cli.runs import read_config
 from dptune.config import RedactionSettings, TrainConfig
+from dptune.conversation import messages_of, num_said, turns_of
+from dptune.data.source import learnt_roles
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.labelling import detect_dataset
 from dptune.errors import ConfigError, Problem
@@ -93,11 +95,12 @@ def detect_command(
         rows = _marked_corpus(config, engine)
     else:
         rows = _marked(names, engine)
+    learnt = learnt_roles(config.data.source) if config else ()
     if options.output is not None and redact is not None:
-        _write_redacted(rows, redact, source, options.output)
+        _write_redacted(rows, redact, source, options.output, learnt)
     elif options.as_json:
         for row in rows:
-            typer.echo(_as_json(row, redact))
+            typer.echo(_as_json(row, redact, learnt))
     elif redact is not None:
         for row in rows:
             typer.echo(redact(row))
@@ -246,26 +249,52 @@ def _marked_corpus(config: TrainConfig, engine: DetectionEngine) -> Iterator[_Re
         )
 
 
-def _as_json(row: _Read, redact: _Redact | None) -> str:
+def _as_json(row: _Read, redact: _Redact | None, learnt: Collection[str]) -> str:
     """Write what was found in a text as one JSON object; never the text itself."""
     found = {
         "source": row.name,
-        "num_characters": len(row.text),
-        "spans": [asdict(span) for span in row.spans],
+        "num_characters": num_said(row.text),
+        "spans": [_in_message(span, row.text) for span in row.spans],
     }
     if redact is not None:
-        found["redacted"] = redact(row)
+        redacted = redact(row)
+        found["redacted"] = messages_of(redacted, learnt=learnt) or redacted
     return json.dumps(found, ensure_ascii=False)
 
 
+def _in_message(span: Span, text: str) -> dict[str, object]:
+    """Write a span; of a conversation with the number of its message."""
+    found: dict[str, object] = asdict(span)
+    for number, turn in enumerate(turns_of(text)):
+        if turn.start <= span.start < turn.start + len(turn.content):
+            places = {"start": span.start - turn.start, "end": span.end - turn.start}
+            found |= {"message": number, **places}
+    return found
+
+
+def _said(text: str, learnt: Collection[str]) -> dict[str, object]:
+    """Write a record as its source has it: a text, or messages."""
+    messages = messages_of(text, learnt=learnt)
+    return {"messages": messages} if messages else {"text": text}
+
+
 def _write_redacted(
-    rows: Iterator[_Read], redact: _Redact, source: str | None, output: Path
+    rows: Iterator[_Read],
+    redact: _Redact,
+    source: str | None,
+    output: Path,
+    learnt: Collection[str],
 ) -> None:
     """Write redacted texts for their owner alone: a file, a folder, or JSON lines."""
     if source is None:
         lines = (
             json.dumps(
-                {"id": r.name, "unit_id": r.unit, "split": r.split, "text": redact(r)},
+                {
+                    "id": r.name,
+                    "unit_id": r.unit,
+                    "split": r.split,
+                    **_said(redact(r), learnt),
+                },
                 ensure_ascii=False,
             )
             for r in rows

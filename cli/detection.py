@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.runs import read_config
-from dptune.config import BudgetSettings, DetectionSettings
+from dptune.config import DetectionSettings
 from dptune.data.gold import read_gold
 from dptune.detection.engine import DetectionEngine, build_engine
 from dptune.detection.recognizer import Tier
@@ -24,6 +24,7 @@ from dptune.review.lists import ListKey, with_lists
 from dptune.review.misses import misses_text
 from dptune.review.quality import Quality, Share, measure_quality
 from dptune.review.store import ReviewStore, write_private
+from dptune.settings import BudgetSettings
 from dptune.workflow.detect import engine_of
 from infra.workspace import current_workspace, llm_access, read_review_key
 

@@ -16,12 +16,17 @@ from rich.table import Table
 from transformers.utils import logging as hf_logging
 
 from cli.runs import CONFIGS, read_config
+from dptune.attacks.canaries import CanarySpec
+from dptune.attacks.settings import AttackSettings
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.configfile import read_yaml, validate
-from dptune.errors import ConfigError, Problem
-from dptune.models.source import HubSource, PathSource
+from dptune.errors import ConfigError, DptuneError, Problem
+from dptune.models.source import HubSource, PathSource, Task
 from dptune.recipes import Recipe, StageSettings
-from dptune.results.doctor import Diagnosis, Examined, Task
+from dptune.reports.formatting import duration
+from dptune.results import AttackCost
+from dptune.results.doctor import Diagnosis, Examined
+from dptune.workflow.attack_cost import attack_costs, load_unfitted
 from dptune.workflow.device import memory_there, pick_device
 from dptune.workflow.doctor import Examination, examine
 from infra.allocator import freed_memory_kept
@@ -29,7 +34,7 @@ from infra.workspace import data_root
 
 _RECIPES = {"full": "dp_default", "lora": "dp_lora"}
 _LABELS = (0, 1)
-_LENGTH, _BATCH = 64, 4
+_LENGTH, _BATCH, _BATCH_OF_LARGE = 64, 4, 2
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 _GB = 1e9
 
@@ -121,13 +126,17 @@ def _diagnosis(
     first = examinations[0]
     with freed_memory_kept(first.device):
         stages = tuple(examine(one) for one in examinations)
+        attacks: tuple[AttackCost, ...] = ()
+        if any(stage.can for stage in stages):
+            asked_for = _attacked(model, overrides)
+            attacks = _attacks(first, asked_for, on_progress=on_progress)
     best = next((stage for stage in stages if stage.can), None)
     return Diagnosis(
         name=model,
-        family=first.files.family,
+        family=first.metadata.family,
         task=first.model.task,
-        num_weights=first.files.num_weights,
-        stored=first.files.types,
+        num_weights=first.metadata.num_weights,
+        stored=first.metadata.types,
         device=first.device,
         memory=memory_there(first.device),
         dtype=first.performance.dtype,
@@ -135,7 +144,37 @@ def _diagnosis(
         length=first.model.max_tokens,
         stages=stages,
         settings={} if best is None else _settings(first, best, whole=not is_config),
+        attacks=attacks,
     )
+
+
+def _attacked(
+    model: str, overrides: Sequence[str]
+) -> tuple[AttackSettings, CanarySpec]:
+    """Return attacks and canaries of a configuration, or what a run has by default."""
+    if not model.endswith((".yaml", ".yml")):
+        return AttackSettings(), CanarySpec(num_planted=100, num_held_out=100)
+    config = read_config(Path(model), overrides)
+    return config.attack, config.canaries
+
+
+def _attacks(
+    examination: Examination,
+    attacked: tuple[AttackSettings, CanarySpec],
+    *,
+    on_progress: Callable[[str], None],
+) -> tuple[AttackCost, ...]:
+    """Measure what attacks will take."""
+    on_progress("timing what attacks will do")
+    try:
+        return attack_costs(
+            load_unfitted(examination.model, data_root=examination.data_root),
+            *attacked,
+            max_tokens=examination.model.max_tokens,
+            performance=examination.performance,
+        )
+    except DptuneError:  # such as a model without keys and values to attack by
+        return ()
 
 
 def _of_config(path: Path, overrides: Sequence[str]) -> Iterator[Examination]:
@@ -201,7 +240,9 @@ def _of_model(model: str, asked: Asked) -> Iterator[Examination]:
         data_root=folder.resolve().parent if is_folder else data_root(),
         may_choose=True,
     )
-    if (asked.task or examination.files.task) == "sequence_classification":
+    if asked.batch is None and not examination.is_quick:
+        examination = examination.with_performance(physical_batch_size=_BATCH_OF_LARGE)
+    if (asked.task or examination.metadata.task) == "sequence_classification":
         classes = {"task": "sequence_classification", "labels": _LABELS}
         settings = examination.model.model_copy(update=classes)
         examination = replace(examination, model=settings)
@@ -301,6 +342,13 @@ def _print(console: Console, found: Diagnosis) -> None:
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
     console.print(table)
+    costs = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("attacks, of model and base", "tokens at most", "time"):
+        costs.add_column(name, justify="left" if name.startswith("a") else "right")
+    for cost in found.attacks:
+        time = duration(round(cost.seconds))
+        costs.add_row(cost.attack, f"{cost.num_tokens:,}", time)
+    console.print(costs)
     _print_memory(console, can[0])
     _print_settings(console, found, can[0])
 

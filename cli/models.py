@@ -57,7 +57,7 @@ def merge(
     """Put a stage's adapters into the model that they were trained over."""
     import torch
 
-    from dptune.models.loading import merge_adapter
+    from dptune.models.adapters import merge_adapter
 
     types = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     digest = merge_adapter(base, adapter, to, dtype=types[dtype])

@@ -1,6 +1,7 @@
 """Start a pipeline run, and read what it left."""
 
 import os
+import shlex
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,12 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
 class NothingToDo(Exception):  # noqa: N818 - an answer, not a fault
     """A finished run did the same on the same data."""
+
+
+def train_command(path: Path, overrides: Sequence[str] = ()) -> str:
+    """Return the command that trains a configuration as it was read."""
+    sets = [word for change in overrides for word in ("--set", change)]
+    return shlex.join(["python", "run.py", "train", str(path), *sets])
 
 
 def run_training(

@@ -13,7 +13,7 @@ from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.settings import AttackSettings
 from dptune.data.deduplication import Duplicates
 from dptune.data.public_units import ReleasedUnits, RoundedUnits
-from dptune.data.source import DataSource, shares_data
+from dptune.data.source import DataSource, learnt_roles, shares_data
 from dptune.detection.endpoint import JudgeSettings, LlmSettings
 from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, Tier
 from dptune.detection.settings import (
@@ -31,13 +31,13 @@ from dptune.models.source import (
     ModelSource,
     PackageSource,
     PathSource,
+    Task,
 )
 from dptune.privacy import (
     Mode,
     NeighboringRelation,
     Notion,
     PrivacyUnit,
-    Purpose,
 )
 from dptune.recipes import Recipe
 from dptune.redaction.operators import (
@@ -48,6 +48,7 @@ from dptune.redaction.operators import (
     operators_name,
 )
 from dptune.settings import (
+    BudgetSettings,
     RegistrySettings,
     Settings,
     SplitSettings,
@@ -259,7 +260,7 @@ class ModelSettings(Base):
     """
 
     source: ModelSource
-    task: Literal["causal_lm", "sequence_classification"] = "causal_lm"
+    task: Task = "causal_lm"
     labels: tuple[int | str, ...] = ()
     public_text: DataSource | None = None
     max_tokens: int = Field(ge=8, le=131_072)
@@ -351,33 +352,6 @@ class PrivacySettings(Settings):
         return self
 
 
-class BudgetSettings(Settings):
-    """Whose budget a run draws on.
-
-    Args:
-        data_set: names the people whose data these are, not a file or a run: runs of
-            one name share a budget, and an id means the same unit in all of them.
-        required: refuse to train on a data set to which no budget was granted.
-        purpose: `tuning` for a trial of a sweep, which spends like any run and is told
-            apart.
-        sweep: name of the sweep; exactly for `tuning`.
-    """
-
-    data_set: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_.-]{0,60}$")
-    required: bool = False
-    purpose: Purpose = Purpose.TRAINING
-    sweep: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9_.-]{0,60})?$")
-
-    @model_validator(mode="after")
-    def _check(self: Self) -> Self:
-        if (self.purpose is Purpose.TUNING) != bool(self.sweep):
-            raise ValueError(
-                "sweep must be named exactly when purpose is tuning, so that its "
-                "trials are added up"
-            )
-        return self
-
-
 class PerformanceSettings(Settings):
     """What changes speed and memory, and can never change the guarantee.
 
@@ -456,6 +430,28 @@ class TrainConfig(Settings):
                 "got the source of the private data, or a file of it: they would be "
                 "learnt without noise"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_chat(self: Self) -> Self:
+        learnt, model = learnt_roles(self.data.source), self.model
+        shown = model.pretraining
+        public = [model.public_text] + ([shown.source] if shown else [])
+        has_canaries = self.canaries.num_planted + self.canaries.num_held_out
+        fits = not learnt and self.canaries.role is None
+        is_learnt = not has_canaries or self.canaries.role in learnt
+        rules = {
+            f"canaries.role must be one that is learnt ({', '.join(learnt) or 'none'}),"
+            " so that a loss reaches every secret": fits or bool(learnt and is_learnt),
+            "detection.role_tiers must be left out for plain text": bool(learnt)
+            or not self.detection.role_tiers,
+            "model must be a language model with a chat template for conversations: no "
+            "classifier, no architecture": not learnt
+            or (model.task == "causal_lm" and model.source.kind != "architecture"),
+            "public text must be plain": not any(s and learnt_roles(s) for s in public),
+        }
+        if wrong := [rule for rule, holds in rules.items() if not holds]:
+            raise ValueError("; ".join(wrong))
         return self
 
     @model_validator(mode="after")

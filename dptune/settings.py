@@ -4,6 +4,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dptune.privacy import Purpose
+
 
 class Settings(BaseModel):
     """A frozen value that refuses keys that it does not know."""
@@ -394,3 +396,30 @@ class SplitSettings(Settings):
 
     validation: float = Field(default=0.1, ge=0, lt=0.5)
     test: float = Field(default=0.1, gt=0, lt=0.5)
+
+
+class BudgetSettings(Settings):
+    """Whose budget a run draws on.
+
+    Args:
+        data_set: names the people whose data these are, not a file or a run: runs of
+            one name share a budget, and an id means the same unit in all of them.
+        required: refuse to train on a data set to which no budget was granted.
+        purpose: `tuning` for a trial of a sweep, which spends like any run and is told
+            apart.
+        sweep: name of the sweep; exactly for `tuning`.
+    """
+
+    data_set: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_.-]{0,60}$")
+    required: bool = False
+    purpose: Purpose = Purpose.TRAINING
+    sweep: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9_.-]{0,60})?$")
+
+    @model_validator(mode="after")
+    def _check(self: Self) -> Self:
+        if (self.purpose is Purpose.TUNING) != bool(self.sweep):
+            raise ValueError(
+                "sweep must be named exactly when purpose is tuning, so that its "
+                "trials are added up"
+            )
+        return self

@@ -4,6 +4,7 @@ from typing import Any
 
 from zenml import pipeline
 from zenml.client import Client
+from zenml.enums import ExecutionMode
 
 import materializers  # noqa: F401 - registers the materializers
 from dptune.attacks.settings import AttackSettings
@@ -16,7 +17,12 @@ from steps.check_engine import check_engine
 from steps.rank_canaries import rank_canaries
 
 
-@pipeline(name="audit_run", enable_step_logs=False, on_failure=remember_failure)
+@pipeline(
+    name="audit_run",
+    enable_step_logs=False,
+    on_failure=remember_failure,
+    execution_mode=ExecutionMode.FAIL_FAST,  # raises what a step raised
+)
 def audit_run_pipeline(run_id: str, config: dict[str, Any]) -> None:
     """Measure the steps of every stage of a recorded training run again.
 
@@ -53,7 +59,12 @@ def audit_run_pipeline(run_id: str, config: dict[str, Any]) -> None:
         model = output(trained, "model")
 
 
-@pipeline(name="audit_model", enable_step_logs=False, on_failure=remember_failure)
+@pipeline(
+    name="audit_model",
+    enable_step_logs=False,
+    on_failure=remember_failure,
+    execution_mode=ExecutionMode.FAIL_FAST,  # raises what a step raised
+)
 def audit_model_pipeline(
     foreign: ForeignModel, attacks: AttackSettings, performance: PerformanceSettings
 ) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from zenml import pipeline
+from zenml.enums import ExecutionMode
 
 import materializers  # noqa: F401 - registers the materializers
 from dptune.config import TrainConfig
@@ -32,10 +33,15 @@ def cell_pipeline(
     """
     run = TrainConfig.model_validate(config)
     done = train_and_attack(run, fingerprint, retrain=retrain, review=review)
-    assess(done.model, done.results, config=run, label=label)
+    assess(done.model, done.results, done.samples, config=run, label=label)
 
 
-@pipeline(name="compare", enable_step_logs=False, on_failure=remember_failure)
+@pipeline(
+    name="compare",
+    enable_step_logs=False,
+    on_failure=remember_failure,
+    execution_mode=ExecutionMode.FAIL_FAST,  # raises what a step raised
+)
 def compare_pipeline(plan: dict[str, Any], runs: dict[str, str], parent: str) -> None:
     """Put finished cells together.
 

@@ -66,6 +66,7 @@ class Measured:
     labelled: Any
     base: Any
     results: list[Any]
+    samples: Any
 
 
 def train_and_attack(
@@ -129,7 +130,7 @@ def train_and_attack(
         canaries=canaries,
     )
     budget = settle_budget(reservation, plan, ledger)
-    leakage = attack(
+    *leakage, samples = attack(
         model,
         base,
         labelled,
@@ -143,7 +144,9 @@ def train_and_attack(
     )
     made = (plan, ledger, counts, detection, redaction, budget)
     results = [*made, *step_audits, *leakage]
-    return Measured(model=model, labelled=labelled, base=base, results=results)
+    return Measured(
+        model=model, labelled=labelled, base=base, results=results, samples=samples
+    )
 
 
 def _train_stages(

@@ -6,7 +6,7 @@ On a terminal a live bar; elsewhere (a pod's log, CI) one line now and then.
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -19,9 +19,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from dptune.reports.formatting import duration
 from infra.logs import log_event, wants_json
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BEFORE_SHOWN = 2.0
 
 
 class Advance(Protocol):
@@ -61,6 +63,30 @@ def progress(title: str, total: int) -> Iterator[Advance]:
         yield _lines(title, total)
 
 
+@contextmanager
+def progress_of_many() -> Iterator[Callable[[str, int, int], None]]:
+    """Show progress of pieces of work that follow each other, if they take long.
+
+    Yields:
+        a function that takes what is being done, and units done and in all.
+    """
+    with ExitStack() as stack:
+        piece, began, advance = ("", 0), 0.0, None
+
+        def tell(what: str, done: int, total: int) -> None:
+            nonlocal piece, began, advance
+            now = time.monotonic()
+            if piece != (what, total):
+                stack.close()
+                piece, began, advance = (what, total), now, None
+            elif advance is None and now - began >= SECONDS_BEFORE_SHOWN:
+                advance = stack.enter_context(progress(what, total))
+            if advance is not None:
+                advance(done)
+
+        yield tell
+
+
 def _bar(terminal: Console) -> Progress:
     """Build the live bar."""
     return Progress(
@@ -78,13 +104,19 @@ def _bar(terminal: Console) -> Progress:
 
 def _lines(title: str, total: int) -> Callable[..., None]:
     """Return an `Advance` that prints a line when some seconds have passed."""
-    last = [time.monotonic()]
-    terminal = console()
+    last = time.monotonic()
+    terminal, first = console(), None
 
     def advance(done: int, note: str = "") -> None:
+        nonlocal last, first
         now = time.monotonic()
-        if done >= total or now - last[0] >= SECONDS_BETWEEN_LINES:
-            last[0] = now
+        first = first or (now, done)
+        if done >= total or now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            since, before = first
+            if before < done < total:
+                left = (now - since) / (done - before) * (total - done)
+                note = f"{note} · about {duration(round(left))} left".lstrip(" ·")
             if wants_json():
                 log_event(title, done=done, total=total, note=note)
             else:

@@ -178,14 +178,22 @@ def _log_and_register(
 
 def _flavor(folder: Path) -> dict[str, Any]:
     """Say how MLflow keeps a model directory."""
+    from dptune.models.chat import ChatFormat, answers_chats
     from dptune.models.loading import load_saved
 
     loaded = load_saved(folder, dtype=None)  # the very weights that were measured
-    return {
+    flavor: dict[str, Any] = {
         "transformers_model": {"model": loaded.model, "tokenizer": loaded.tokenizer},
         "task": "text-classification" if loaded.class_names else "text-generation",
         "pip_requirements": _REQUIREMENTS,
     }
+    if answers_chats(loaded.tokenizer) and not loaded.class_names:
+        # Messages in, completion out. The template writes BOS, which MLflow would add,
+        # and ends answers by a token that need not be the model's own.
+        stops = list(ChatFormat.of(loaded.tokenizer).stops)
+        settings = {"add_special_tokens": False, "eos_token_id": stops}
+        flavor |= {"task": "llm/v1/chat", "model_config": settings}
+    return flavor
 
 
 @contextmanager

@@ -13,13 +13,14 @@ from dptune.results import (
     ExposureReport,
     ExtractionReport,
     MembershipReport,
+    SamplesReport,
     TrainedCanaries,
     UtilityReport,
 )
 from infra.allocator import freed_memory_kept
 from infra.workspace import current_workspace, llm_access
 from steps._caching import BY_CONTENT
-from steps._progress import say
+from steps._progress import progress_of_many, say
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
@@ -39,8 +40,9 @@ def attack(
     Annotated[MembershipReport, "membership"],
     Annotated[ExtractionReport, "extraction"],
     Annotated[UtilityReport, "utility"],
+    Annotated[SamplesReport, "samples"],
 ]:
-    """Return what four attacks found on a model, each with its controls.
+    """Return what four attacks found on a model, each with its controls, and samples.
 
     The budget store counts the evaluation before anybody sees it.
     """
@@ -49,7 +51,8 @@ def attack(
     from dptune.workflow.device import pick_device
 
     workspace = current_workspace()
-    with freed_memory_kept(pick_device(performance.device)):
+    device = pick_device(performance.device)
+    with freed_memory_kept(device), progress_of_many() as tell:
         found = attack_model(
             model,
             base_model,
@@ -63,6 +66,13 @@ def attack(
             cache=workspace.cache,
             access=llm_access(),
             say=say,
+            tell=tell,
         )
     record_evaluation(workspace.budget_url, found.reports, data_set=data_set)
-    return found.exposure, found.membership, found.extraction, found.utility
+    return (
+        found.exposure,
+        found.membership,
+        found.extraction,
+        found.utility,
+        found.samples,
+    )

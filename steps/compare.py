@@ -30,7 +30,7 @@ def compare(
     )
     report = plan.model_copy(update={"cells": cells})
     files = {
-        "comparison.html": render_fragment(report),
+        "comparison.html": render_fragment(report.without_samples()),
         "comparison.csv": rows_csv(report),
         "cells.csv": cells_csv(report),
     }

@@ -9,6 +9,7 @@ from dptune.results import ExposureReport
 from dptune.workflow.external_audit import ForeignModel, rank_foreign
 from infra.workspace import current_workspace
 from steps._caching import NEVER
+from steps._progress import progress_of_many
 
 
 @step(enable_cache=False, cache_policy=NEVER)
@@ -18,4 +19,5 @@ def rank_canaries(
     """Return the rank of every canary, planted and held out."""
     cache = current_workspace().cache
     cache.mkdir(parents=True, exist_ok=True)
-    return rank_foreign(foreign, performance=performance, cache=cache)
+    with progress_of_many() as tell:
+        return rank_foreign(foreign, performance=performance, cache=cache, tell=tell)

@@ -1,6 +1,7 @@
 """The budget over real runs: reserved, spent, settled, shown, verified, refused."""
 
 import json
+import shlex
 import stat
 from datetime import timedelta
 
@@ -124,6 +125,7 @@ def test_reserved_ahead_and_released(trained, project):
     name = own("ahead", 52)
     code, text = project.run("budget", "reserve", TINY, *name)
     assert code == 0, text
+    assert f"run.py train {TINY} {shlex.join(name)}  (spends it)" in text
     (held,) = (r for r in runs_of(project) if r.data_set == "ahead")
     assert held.is_open
     assert project.run("budget", "reserve", TINY, *name)[0] == 0

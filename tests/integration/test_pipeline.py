@@ -32,6 +32,7 @@ from dptune.results import (
     MembershipReport,
     RedactionReport,
     RegisteredVersion,
+    SamplesReport,
     StageReport,
     TrainedCanaries,
     UtilityReport,
@@ -67,6 +68,7 @@ OUTPUTS = {
         "membership": MembershipReport,
         "extraction": ExtractionReport,
         "utility": UtilityReport,
+        "samples": SamplesReport,
     },
     "register": {"version": RegisteredVersion},
     "measure_champion": {"champion": ChampionReport},
@@ -170,9 +172,12 @@ def test_planned_ledger_claims_what_the_run_does(trained):
 
 def test_ledger_artifact_is_what_the_journals_hold(trained, project):
     ledger = output(trained["jft"].run, "train_private_finetune", "ledger")
+    (corpus,) = {entry.data_fingerprint for entry in ledger.entries}
     journals = [
-        LedgerJournal(path).read().entries
+        entries
         for path in (project.home / "runs").glob("*/ledger.jsonl")
+        if (entries := LedgerJournal(path).read().entries)
+        and entries[0].data_fingerprint == corpus
     ]
     assert len(journals) == 3
     jft = [e for entries in journals for e in entries if e.recipe == "jft"]
@@ -260,7 +265,9 @@ def test_epsilon_can_be_searched_in_mlflow(trained, wish, recipes):
     _tracking.connect()
     experiments = [e.experiment_id for e in mlflow.search_experiments()]
     found = mlflow.search_logged_models(
-        experiments, filter_string=wish, output_format="list"
+        experiments,
+        filter_string=f"{wish} AND name = '{MODEL}'",
+        output_format="list",
     )
     assert {model.params["recipe"] for model in found} == recipes
 

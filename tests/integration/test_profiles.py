@@ -61,6 +61,19 @@ def test_local_run_ends_with_its_first_failed_step_and_changes_nothing_else(name
     assert options == {"execution_mode": ExecutionMode.FAIL_FAST}
 
 
+@pytest.mark.usefixtures("names")
+def test_pipelines_that_take_no_profile_end_with_their_first_failed_step():
+    from pipelines import audit, compare  # noqa: PLC0415 - needs a stack
+
+    for pipeline in (
+        audit.audit_run_pipeline,
+        audit.audit_model_pipeline,
+        compare.compare_pipeline,
+    ):
+        mode = pipeline.configuration.execution_mode
+        assert mode is ExecutionMode.FAIL_FAST, pipeline.name
+
+
 def test_accelerators_go_to_training_and_attacks_only(options, names):
     heavy = {n for n in names if n.startswith("train_")} | {"attack"}
     assert len(heavy) == 3
