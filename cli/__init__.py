@@ -1,1 +1,1 @@
-"""The command line behind `run.py`."""
+"""The command line behind `dptune` and `run.py`."""

@@ -1,9 +1,15 @@
 """What a command has created and spent so far: the last line of every bad end."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from dptune.config import TrainConfig
 from infra.private import is_project_open
+
+if TYPE_CHECKING:  # takes long to import, and --help is to be quick
+    from dptune.config import TrainConfig
+
+STARTED: Final = "dptune: the run had started"
+"""The note on an error that says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +17,7 @@ class _Run:
     """A run that began, and where its budget is kept."""
 
     url: str
-    config: TrainConfig
+    config: "TrainConfig"
     fingerprint: str
 
 
@@ -22,7 +28,7 @@ _completes: list[str] = []
 """What completes this command, where saying the same again would not."""
 
 
-def begin(config: TrainConfig, fingerprint: str, *, url: str) -> None:
+def begin(config: "TrainConfig", fingerprint: str, *, url: str) -> None:
     """Say that from now on a run creates and spends.
 
     Args:
@@ -41,7 +47,7 @@ def forget() -> None:
 
 def completes(command: str) -> None:
     """Say which command completes this one, if it is not the same."""
-    _completes.append(f"`python run.py {command}`")
+    _completes.append(f"`dptune {command}`")
 
 
 def statement(*, started: bool) -> str:
@@ -78,6 +84,6 @@ def _spent(run: _Run) -> str:
         return charged_so_far(run.url, run.config, run.fingerprint)
     except DptuneError:
         return (
-            "The budget store does not answer now: `python run.py budget show` will "
+            "The budget store does not answer now: `dptune budget show` will "
             "say what was spent."
         )

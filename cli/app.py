@@ -1,4 +1,4 @@
-"""Every command of `run.py`: arguments in, one call, a table out."""
+"""Every command of `dptune`: arguments in, one call, a table out."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,6 +9,7 @@ from cli.budget_app import build_budget_app
 from cli.cluster import build_cluster_app
 from cli.detection_app import decrypt, detect, evaluate_detector
 from cli.models import build_models_app
+from cli.preparing import prepare
 from cli.review_app import build_review_app
 from cli.schedules import build_schedule_app
 from cli.stack import ProfileName, build_stack_app
@@ -31,7 +32,7 @@ Port = Annotated[int, typer.Option(help="Port on this machine.", min=1, max=6553
 _HELP = """Fine-tune a language model on personal text, prove the privacy, measure the
 leakage, and promote only what passes both.
 
-Begin with `python run.py quickstart`. Then copy configs/train/own_text.yaml, point it
+Begin with `dptune quickstart`. Then copy configs/train/own_text.yaml, point it
 at your data, see what a budget costs with `calibrate`, and `train`.
 
 Exit codes: 0 done or passed, 1 refused by the gate, 2 input that cannot be used, 3
@@ -49,7 +50,9 @@ def build_app() -> typer.Typer:
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
     )
+    app.callback()(prepare)
     for command in (
+        init,
         quickstart,
         train,
         compare,
@@ -76,6 +79,17 @@ def build_app() -> typer.Typer:
     app.add_typer(build_schedule_app(), name="schedule")
     app.add_typer(build_models_app(), name="models")
     return app
+
+
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="Made if it is not there.", show_default=False)
+    ] = Path(),
+) -> None:
+    """Make a project folder: configurations, a place for data. Overwrites nothing."""
+    from cli.initializing import make_project
+
+    make_project(folder)
 
 
 def quickstart(

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from cli.account import STARTED
 from cli.runs import (
-    STARTED,
     cause_of,
     finished,
     open_workspace,
@@ -132,7 +132,7 @@ def _recorded(target: str) -> tuple["PipelineRunResponse", TrainConfig]:
             return run, config
     raise ArtifactError(
         f"audit must be of a run that is recorded here or of a model directory, got "
-        f"{target}. `python run.py status` lists runs and versions."
+        f"{target}. `dptune status` lists runs and versions."
     )
 
 

@@ -39,9 +39,9 @@ def show_command(delta: float) -> None:
     show_budgets(console, delta=delta)
     stale = _show_open_runs(console)
     if stale:
-        _next(console, f"python run.py budget release {stale}  (if it will not resume)")
+        _next(console, f"dptune budget release {stale}  (if it will not resume)")
     else:
-        _next(console, "python run.py budget history  (every run on the data)")
+        _next(console, "dptune budget history  (every run on the data)")
 
 
 def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
@@ -89,7 +89,7 @@ def _show_open_runs(console: Console) -> str | None:
         stale = stale or held.id
         console.print(
             "  silent: if its process is gone, the same `train` command continues it, "
-            f"or `python run.py budget release {held.id}` gives back what it holds",
+            f"or `dptune budget release {held.id}` gives back what it holds",
             style="yellow",
             soft_wrap=True,
         )
@@ -131,7 +131,7 @@ def grant_command(
     BudgetStore.open(workspace.budget_url).grant(made, reason=reason)
     console = Console(highlight=False)
     console.print(f"{data_set} may spend ε {epsilon:g}, {made.label}")
-    _next(console, "python run.py budget show")
+    _next(console, "dptune budget show")
 
 
 def reserve_command(path: Path, overrides: Sequence[str]) -> None:
@@ -160,7 +160,7 @@ def reserve_command(path: Path, overrides: Sequence[str]) -> None:
     console = Console(highlight=False)
     console.print(f"reservation {held.id} on {held.data_set}, {held.num_units:,} units")
     _next(console, f"{train_command(path, overrides)}  (spends it)")
-    _next(console, f"python run.py budget release {held.id}  (gives it back)")
+    _next(console, f"dptune budget release {held.id}  (gives it back)")
 
 
 def count_command(
@@ -192,7 +192,7 @@ def count_command(
         f"noise_multiplier: {found.noise_multiplier:g}}}",
         soft_wrap=True,
     )
-    _next(console, f"python run.py calibrate {path}")
+    _next(console, f"dptune calibrate {path}")
 
 
 def admit_loss_command(reason: str) -> None:
@@ -208,7 +208,7 @@ def admit_loss_command(reason: str) -> None:
         f"on record: {loss.charges} charges of journals and the entries that paid for "
         f"{len(loss.heads)} versions are lost"
     )
-    _next(console, "python run.py budget show")
+    _next(console, "dptune budget show")
 
 
 def release_command(reservation: str) -> None:
@@ -216,7 +216,7 @@ def release_command(reservation: str) -> None:
     _require().release(reservation)
     console = Console(highlight=False)
     console.print(f"reservation {reservation[:40]} holds nothing any more")
-    _next(console, "python run.py budget show")
+    _next(console, "dptune budget show")
 
 
 def history_command(data_set: str | None) -> None:
@@ -242,7 +242,7 @@ def history_command(data_set: str | None) -> None:
         )
     console = Console(highlight=False)
     console.print(table)
-    _next(console, "python run.py budget verify")
+    _next(console, "dptune budget verify")
 
 
 def export_command(file: Path) -> None:
@@ -262,7 +262,7 @@ def export_command(file: Path) -> None:
         raise ConfigError([Problem(path="FILE", message=message)]) from None
     console = Console(highlight=False)
     console.print(f"{content['head']['sequence']} entries written to {file}")
-    _next(console, f"python run.py budget verify --head {file}")
+    _next(console, f"dptune budget verify --head {file}")
 
 
 def verify_command(heads: Sequence[Path]) -> None:
@@ -283,7 +283,7 @@ def verify_command(heads: Sequence[Path]) -> None:
         _next(console, "restore the store from a backup; grant nothing until then")
         raise typer.Exit(1)
     console.print(f"all as written; head {found.head.sequence} {found.head.hash[:16]}")
-    _next(console, "python run.py budget export FILE  (keep the head elsewhere)")
+    _next(console, "dptune budget export FILE  (keep the head elsewhere)")
 
 
 def _read_head(file: Path) -> "Head":
@@ -360,8 +360,8 @@ def _require() -> "BudgetStore":
     store = _find()
     if store is None:
         raise ArtifactError(
-            "there is no budget store yet: nothing was granted or spent. Run `python "
-            "run.py budget grant` or `python run.py train` first."
+            "there is no budget store yet: nothing was granted or spent. Run "
+            "`dptune budget grant` or `dptune train` first."
         )
     return store
 

@@ -1,4 +1,4 @@
-"""The `budget` commands of `run.py`: arguments in, one call, a table out."""
+"""The `budget` commands of `dptune`: arguments in, one call, a table out."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ The budget belongs to the data set, over all runs: scheduled ones, repeated ones
 of a sweep. A run holds its whole cost before it starts, pays for every block before its
 noise is drawn, and gives back the rest. Epsilons are composed, never added.
 
-Begin with `python run.py budget grant <data set> --epsilon 8 --delta 1e-6`.
+Begin with `dptune budget grant <data set> --epsilon 8 --delta 1e-6`.
 """
 
 

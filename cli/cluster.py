@@ -54,7 +54,7 @@ def check(overlay: Overlay) -> None:
         )
         raise typer.Exit(code=1)
     console.print(f"{len(manifests)} objects, nothing wrong")
-    console.print(f"next    python run.py cluster secrets {overlay}", style="dim")
+    console.print(f"next    dptune cluster secrets {overlay}", style="dim")
     console.print(f"next    kubectl apply -k {_shown(overlay)}", style="dim")
 
 

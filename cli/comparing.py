@@ -12,15 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from cli import account
+from cli.faults import write_trace
 from cli.runs import (
     CONFIGS,
-    STARTED,
     FinishedRun,
     budget_place,
     cause_of,
     finished,
     open_workspace,
-    write_trace,
 )
 from cli.training import print_tables, write_page
 from dptune.comparing import (
@@ -99,7 +98,7 @@ def compare_and_report(
         known = {} if retrain else _finished_cells(job)
     _print_plan(console, job, done=len(known))
     if plan_only:
-        console.print(f"next    python run.py compare {path}", style="dim")
+        console.print(f"next    dptune compare {path}", style="dim")
         return
     report = _run(console, job, known)
     commands = _next_steps(job, report)
@@ -115,7 +114,7 @@ def compare_and_report(
             f"{len(report.failed)} of {len(report.cells)} cells must be run again: "
             + "; ".join(f"{c.name}: {c.failure}" for c in report.failed)
         )
-        error.add_note(STARTED)
+        error.add_note(account.STARTED)
         raise error
 
 
@@ -382,8 +381,8 @@ def _write(report: ComparisonReport, commands: Sequence[str]) -> list[Path]:
 def _next_steps(job: _Job, report: ComparisonReport) -> list[str]:
     """Say how to look closer, and how to register the one that did best."""
     lines = [
-        "python run.py mlflow  (the comparison as one run, its cells below it)",
-        "python run.py dashboard  (ZenML: every step of every cell)",
+        "dptune mlflow  (the comparison as one run, its cells below it)",
+        "dptune dashboard  (ZenML: every step of every cell)",
     ]
     config = job.comparison.config
     best = _best(report)
@@ -394,7 +393,7 @@ def _next_steps(job: _Job, report: ComparisonReport) -> list[str]:
     if best.target_epsilon is not None:
         changes["privacy.target_epsilon"] = best.target_epsilon
     sets = " ".join(f"--set '{k}={_inline(v)}'" for k, v in changes.items())
-    command = f"python run.py train configs/train/{config.base}.yaml {sets}"
+    command = f"dptune train configs/train/{config.base}.yaml {sets}"
     return [*lines, f"{command}  (registers {best.label}; finished stages are kept)"]
 
 

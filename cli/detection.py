@@ -242,7 +242,5 @@ def _next_steps(quality: Quality) -> list[str]:
         )
     if quality.masked.value > 0.4:
         steps.append("much is masked: a narrower --tier keeps more of the text")
-    steps.append(
-        "measure it on your own text: python run.py review export CONFIG --html FILE"
-    )
+    steps.append("measure it on your own text: dptune review export CONFIG --html FILE")
     return steps

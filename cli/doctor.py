@@ -408,10 +408,10 @@ def _print_settings(console: Console, found: Diagnosis, best: Examined) -> None:
         allow_unicode=True,
     )
     console.print(f"\n{text}", markup=False, soft_wrap=True, end="")
-    command, notes = f"python run.py calibrate {found.name}", []
+    command, notes = f"dptune calibrate {found.name}", []
     if "model" in found.settings:
         command = "paste this over the same keys of a copy of configs/train/own_text"
-        command += ".yaml, and run `python run.py doctor` on it"
+        command += ".yaml, and run `dptune doctor` on it"
         notes.append("Paths of models start from DPTUNE_DATA_ROOT.")
         if "labels" in found.settings["model"]:
             notes.append("Labels are those of your column data.source.label_column.")

@@ -12,9 +12,11 @@ import signal
 import sqlite3
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -89,6 +91,14 @@ def signals_raised() -> Iterator[list[Stopped]]:
 def take_signals() -> None:
     """Take signals that came while the program was loaded; `run.py` lets them wait."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def write_trace(folder: Path, error: BaseException) -> Path:
+    """Save an exception for the person at this machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"crash-{datetime.now(tz=UTC):%Y%m%dT%H%M%S%fZ}.txt"
+    file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ def list_configs() -> None:
     """Print every configuration with its first comment and the command that runs it."""
     console = Console(highlight=False)
     for folder, hint in (
-        ("train", "python run.py train configs/train/{name}.yaml"),
-        ("compare", "python run.py compare configs/compare/{name}.yaml"),
+        ("train", "dptune train configs/train/{name}.yaml"),
+        ("compare", "dptune compare configs/compare/{name}.yaml"),
         ("recipes", "--set recipe={name}"),
         ("gates", "--set gate={name}"),
         ("profiles", "--profile {name}"),

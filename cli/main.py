@@ -12,10 +12,8 @@
 Every one but 0 and 1 says what was created and spent.
 """
 
-import logging
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -23,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cli import account
+from cli.account import STARTED
 from cli.app import build_app
 from cli.faults import (
     Fault,
@@ -32,11 +31,10 @@ from cli.faults import (
     is_closed_pipe,
     signals_raised,
     take_signals,
+    write_trace,
 )
-from cli.runs import STARTED, write_trace
 from dptune.errors import DptuneError, GateFailedError, ProblemsError
-from infra.private import close_to_others, drop_temporary_files
-from infra.stacks.local import isolate
+from infra.private import drop_temporary_files
 from infra.workspace import current_workspace
 
 REFUSED, BAD_INPUT, CRASH, FAULT = 1, 2, 3, 4
@@ -53,35 +51,20 @@ def main() -> int:
         drop_temporary_files()
 
 
-def _command(errors: Console) -> None:
-    """Prepare the process, then do what the arguments say."""
+def _command() -> None:
+    """Do what the arguments say."""
     take_signals()
-    workspace = current_workspace()
-    isolate(workspace)
-    _be_quiet()
-    closed = close_to_others(workspace.root)
-    if closed.changed:
-        errors.print(
-            f"The project folder was open to other users of this machine: "
-            f"{closed.changed} files and folders are their owner's alone now.",
-            style="dim",
-        )
-    if closed.left:
-        errors.print(
-            f"[bold]{closed.left} files or folders of the project folder belong to "
-            "another account[/] and stay open to others; let their owner run "
-            "`chmod -R go= ` on them."
-        )
+    sys.argv[0] = "dptune"  # as usage calls it
     build_app()()
     sys.stdout.flush()
 
 
-def _answered(command: Callable[[Console], None], errors: Console) -> int:
+def _answered(command: Callable[[], None], errors: Console) -> int:
     """Run a command, and turn whatever ends it into a message and an exit code."""
     raised: Sequence[Stopped] = ()
     try:
         with signals_raised() as raised:
-            command(errors)
+            command()
     except SystemExit as end:
         if is_closed_pipe(end.__context__):
             return _CLOSED_PIPE
@@ -166,16 +149,6 @@ def _print_crash(errors: Console, error: BaseException) -> None:
         f"[bold red]crash[/] {name}. The trace is in {log}; it stays on this machine. "
         "Finished stages are kept: run the same command again."
     )
-
-
-def _be_quiet() -> None:
-    """Keep third-party chatter off the terminal; our own lines stay."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger().setLevel(logging.WARNING)
-    for name in ("alembic", "great_expectations", "datasets"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for name in ("mlflow", "zenml"):  # print traces of what they raise as well
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _print_problems(errors: Console, error: DptuneError) -> None:

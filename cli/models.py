@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from cli.runs import CONFIGS, read_config
-
 Configs = Annotated[
     list[Path] | None,
     typer.Argument(help="Files under configs/train/; all of them by default."),
@@ -70,6 +68,7 @@ def merge(
 
 def _report(folder: Path, configs: list[Path] | None) -> None:
     """Fetch, and print what lies there."""
+    from cli.runs import CONFIGS, read_config
     from dptune.models.hub import fetch_models
 
     console = Console(highlight=False)

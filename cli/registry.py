@@ -83,7 +83,7 @@ def newest(model: str) -> str:
     if not found:
         raise ArtifactError(
             f"model must be a registered one ({', '.join(_tracking.model_names())}), "
-            f"got {model}. `python run.py status` lists them."
+            f"got {model}. `dptune status` lists them."
         )
     return str(found[0].version)
 

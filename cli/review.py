@@ -127,7 +127,7 @@ def status_command() -> None:
     key = read_review_key(workspace)
     if key is None or not workspace.review.is_dir():
         console.print("nothing was exported for review yet", style="dim")
-        _next(console, "python run.py review export CONFIG --html review.html")
+        _next(console, "dptune review export CONFIG --html review.html")
         return
     state = ReviewStore(workspace.review).read(ListKey(secret=key))
     console.print(_status_table(state, _users()))
@@ -145,7 +145,7 @@ def _key() -> ListKey:
     key = read_review_key(workspace)
     if key is None or not workspace.review.is_dir():
         raise ConfigError(
-            "nothing was exported for review in this project. Run `python run.py "
+            "nothing was exported for review in this project. Run `dptune "
             "review export CONFIG --html review.html` first."
         )
     return ListKey(secret=key)
@@ -201,7 +201,7 @@ def _print_sample(
         "be, and delete them after the import"
     )
     _next(console, "open the page, decide, save, then")
-    _next(console, f"python run.py review import decisions-{record.id}.json")
+    _next(console, f"dptune review import decisions-{record.id}.json")
 
 
 def _print_imported(console: Console, done: Imported, *, public: bool) -> None:
@@ -242,7 +242,7 @@ def _print_imported(console: Console, done: Imported, *, public: bool) -> None:
         console.print(
             f"{found.num_too_long:,} missed passages are too long for the list"
         )
-    _next(console, f"python run.py train ...  (the config of {done.sample.config})")
+    _next(console, f"dptune train ...  (the config of {done.sample.config})")
 
 
 def _status_table(state: ReviewState, users: dict[str, list[str]]) -> Table:

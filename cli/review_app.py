@@ -1,4 +1,4 @@
-"""The `review` commands of `run.py`: arguments in, one call, a table out."""
+"""The `review` commands of `dptune`: arguments in, one call, a table out."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ without, as a page to work through with the keyboard and as masked JSON lines. `
 takes the decisions back: what was missed is marked in every later run, false alarms no
 longer are, and the measured missing rate goes onto the privacy card.
 
-Begin with `python run.py review export configs/train/own_text.yaml --html review.html`.
+Begin with `dptune review export configs/train/own_text.yaml --html review.html`.
 """
 
 

@@ -2,24 +2,23 @@
 
 import os
 import shlex
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from cli import account
+from cli.faults import write_trace
 from cli.stack import open_profile
 from dptune.config import TrainConfig
 from dptune.configfile import load_train_config
 from dptune.errors import DptuneError
 from infra.profiles import default_profile, read_profile, run_options
 from infra.workspace import (
-    REPOSITORY,
     Workspace,
+    configs_folder,
     current_workspace,
     read_budget_key,
 )
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     from dptune.workflow.preflight import BudgetPlace, Checked
 
-CONFIGS = REPOSITORY / "configs"
-STARTED = "dptune: the run had started"
+CONFIGS = configs_folder()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class NothingToDo(Exception):  # noqa: N818 - an answer, not a fault
 def train_command(path: Path, overrides: Sequence[str] = ()) -> str:
     """Return the command that trains a configuration as it was read."""
     sets = [word for change in overrides for word in ("--set", change)]
-    return shlex.join(["python", "run.py", "train", str(path), *sets])
+    return shlex.join(["dptune", "train", str(path), *sets])
 
 
 def run_training(
@@ -78,7 +76,7 @@ def run_training(
     Raises:
         NothingToDo: see `if_changed`.
         DptuneError: before anything is created, or from a step, then with the note
-            `STARTED`.
+            `account.STARTED`.
     """
     from dptune.workflow.budget import release_budget
     from dptune.workflow.preflight import check_run
@@ -130,7 +128,7 @@ def run_training(
         cause = cause_of(error)
         if chosen.stack is not None and not isinstance(cause, DptuneError):
             cause = _failed_elsewhere(error)
-        cause.add_note(STARTED)
+        cause.add_note(account.STARTED)
     else:
         return FinishedRun(config=config, response=finished(response))
     raise cause  # outside of the handler, so that it keeps what it was raised from
@@ -182,7 +180,7 @@ def require_workspace() -> Workspace:
     if profile.stack is None and not workspace.zenml.is_dir():
         raise DptuneError(
             "there is no project folder yet, so there are no versions. Run `make run` "
-            "or `python run.py train configs/train/<name>.yaml` first."
+            "or `dptune train configs/train/<name>.yaml` first."
         )
     open_profile(profile)
     return workspace
@@ -204,11 +202,3 @@ def finished(response: "PipelineRunResponse | None") -> "PipelineRunResponse":
     if response is None:
         raise DptuneError("the orchestrator must run in the foreground, but did not.")
     return Client().get_pipeline_run(response.id)
-
-
-def write_trace(folder: Path, error: BaseException) -> Path:
-    """Save an exception for the person at this machine."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"crash-{datetime.now(tz=UTC):%Y%m%dT%H%M%S%fZ}.txt"
-    file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    return file

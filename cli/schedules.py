@@ -10,15 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.runs import read_config
-from cli.stack import ProfileName, open_profile
+from cli.stack import ProfileName, chosen_profile, open_profile
 from dptune.errors import ConfigError
 from infra.cron import Cron, parse_cron
-from infra.profiles import Profile, default_profile, read_profile, run_options
 from infra.timers import LocalSchedule, Timers, cron_line
 
 if TYPE_CHECKING:
     from zenml.models import ScheduleResponse
+
+    from infra.profiles import Profile
 
 _PLACES = (
     "DPTUNE_HOME",
@@ -73,10 +73,12 @@ def create(
     A run whose data have not changed does nothing and says so; one that would exceed
     the budget of its data set is refused before it is given an accelerator.
     """
+    from cli.runs import read_config
+
     when = parse_cron(cron)
     _check_name(name)
     settings = read_config(config, overrides or [])
-    chosen = read_profile(profile or default_profile())
+    chosen = chosen_profile(profile)
     console = Console(highlight=False)
     if chosen.stack is None:
         arguments = ["train", str(config.resolve()), "--if-changed"]
@@ -86,6 +88,7 @@ def create(
         return
     open_profile(chosen)
     _refuse_known(name)
+    from infra.profiles import run_options
     from pipelines.train import schedule_pipeline, step_names
     from steps._observing import hooks
 
@@ -117,7 +120,7 @@ def with_schedule(
 
 def list_schedules(profile: ProfileName = None) -> None:
     """List schedules with their next and last runs."""
-    chosen = read_profile(profile or default_profile())
+    chosen = chosen_profile(profile)
     table = Table(title=f"schedules of profile {chosen.name}", title_justify="left")
     for column in ("schedule", "cron", "state", "next", "last run"):
         table.add_column(column, overflow="fold")
@@ -138,7 +141,7 @@ def resume(name: Name, profile: ProfileName = None) -> None:
 
 def delete(name: Name, profile: ProfileName = None) -> None:
     """Remove a schedule; its runs stay."""
-    chosen = read_profile(profile or default_profile())
+    chosen = chosen_profile(profile)
     if chosen.stack is None:
         Timers().delete(name)
     else:
@@ -180,7 +183,7 @@ def _create_here(
 
 def _switch(name: str, profile: str | None, *, active: bool) -> None:
     """Pause or resume."""
-    chosen = read_profile(profile or default_profile())
+    chosen = chosen_profile(profile)
     if chosen.stack is None:
         timers = Timers()
         (timers.resume if active else timers.pause)(name)
@@ -208,7 +211,7 @@ def _rows_here() -> list[tuple[str, ...]]:
     ]
 
 
-def _rows_there(profile: Profile) -> list[tuple[str, ...]]:
+def _rows_there(profile: "Profile") -> list[tuple[str, ...]]:
     """Schedules of the ZenML server."""
     from zenml.client import Client
 

@@ -1,15 +1,16 @@
 """The `stack` commands: where runs go, registered from a file, and what it lacks."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from infra.private import keep_temporary_files_in
-from infra.profiles import Profile, default_profile, read_profile
-from infra.stacks.local import ensure_local_stack
 from infra.workspace import current_workspace
+
+if TYPE_CHECKING:
+    from infra.profiles import Profile
 
 ProfileName = Annotated[
     str | None,
@@ -34,7 +35,9 @@ def build_stack_app() -> typer.Typer:
 
 def up(profile: ProfileName = None) -> None:
     """Register the profile's stack in the ZenML server, or mend it. Idempotent."""
-    chosen = read_profile(profile or default_profile())
+    from infra.stacks.local import ensure_local_stack
+
+    chosen = chosen_profile(profile)
     console = Console(highlight=False)
     stack = chosen.production_stack()
     if stack is None:
@@ -49,7 +52,7 @@ def up(profile: ProfileName = None) -> None:
         console.print(change)
     if not changes:
         console.print(f"stack {stack.name} is as the file says")
-    _next(console, f"python run.py stack check --profile {chosen.name}")
+    _next(console, f"dptune stack check --profile {chosen.name}")
 
 
 def check(profile: ProfileName = None) -> None:
@@ -57,7 +60,7 @@ def check(profile: ProfileName = None) -> None:
 
     Exit 0 if nothing is missing, 1 if something is.
     """
-    chosen = read_profile(profile or default_profile())
+    chosen = chosen_profile(profile)
     console = Console(highlight=False)
     stack = chosen.production_stack()
     if stack is None:
@@ -79,12 +82,12 @@ def check(profile: ProfileName = None) -> None:
     if missing:
         console.print(f"{missing} missing")
         raise typer.Exit(1)
-    _next(console, f"python run.py train CONFIG --profile {chosen.name}")
+    _next(console, f"dptune train CONFIG --profile {chosen.name}")
 
 
 def down(profile: ProfileName = None) -> None:
     """Remove the profile's stack from the ZenML server; runs and artifacts stay."""
-    chosen = read_profile(profile or default_profile())
+    chosen = chosen_profile(profile)
     console = Console(highlight=False)
     stack = chosen.production_stack()
     if stack is None:
@@ -97,12 +100,21 @@ def down(profile: ProfileName = None) -> None:
         console.print(change)
 
 
-def open_profile(profile: Profile) -> None:
+def chosen_profile(name: str | None) -> "Profile":
+    """Read the profile of a command; None is the default one."""
+    from infra.profiles import default_profile, read_profile
+
+    return read_profile(name or default_profile())
+
+
+def open_profile(profile: "Profile") -> None:
     """Make the profile's stack active, and the project folder if there is none.
 
     Raises:
         ConfigError: the stack is not registered.
     """
+    from infra.stacks.local import ensure_local_stack
+
     keep_temporary_files_in(current_workspace())
     stack = profile.production_stack()
     if stack is None:

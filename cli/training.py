@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from cli.runs import STARTED, FinishedRun, NothingToDo, read_config, run_training
+from cli.account import STARTED
+from cli.runs import FinishedRun, NothingToDo, read_config, run_training
 from dptune.errors import DptuneError, GateFailedError
 from infra.alerts import alert_refusal
 from infra.workspace import current_workspace
@@ -147,9 +148,9 @@ def print_tables(console: Console, report: "ComparisonReport") -> None:
 def next_steps(model_name: str) -> list[str]:
     """List the commands that a user will want now."""
     return [
-        "python run.py status  (champion, challengers, what was spent)",
-        f"python run.py gate {model_name} --policy default  (decide again, stricter)",
-        "python run.py dashboard  (ZenML: every step, its artifacts and metadata)",
-        "python run.py mlflow  (MLflow: runs, models, epsilon as a metric)",
+        "dptune status  (champion, challengers, what was spent)",
+        f"dptune gate {model_name} --policy default  (decide again, stricter)",
+        "dptune dashboard  (ZenML: every step, its artifacts and metadata)",
+        "dptune mlflow  (MLflow: runs, models, epsilon as a metric)",
         "cp configs/train/own_text.yaml configs/train/mine.yaml  (edit, train)",
     ]

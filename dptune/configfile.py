@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         value = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
     except (FileNotFoundError, IsADirectoryError):
         raise _file_error(
-            path, "must be an existing file.", "Run `python run.py configs`."
+            path, "must be an existing file.", "Run `dptune configs`."
         ) from None
     except UnicodeDecodeError:
         raise _file_error(path, "must be UTF-8.", "Save it as UTF-8.") from None

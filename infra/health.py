@@ -6,27 +6,21 @@
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-
-from infra.workspace import REPOSITORY
 
 FOLDERS = ("HOME", "TMPDIR", "DPTUNE_HOME")
 """Variables that name the folders a run writes to."""
 
-_EXTRAS = ("cluster",)
+_PIN = re.compile(r"([\w.-]+)(?:\[.*\])?==([^;\s]+)(?:; extra == \"(\w+)\")?")
+_EXTRAS = (None, "cluster")
 
 
 def pinned_requirements() -> dict[str, str]:
     """Read the exact versions that the project asks for, and those of a cluster."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    asked: list[str] = list(project["dependencies"])
-    for extra in _EXTRAS:
-        asked += project["optional-dependencies"][extra]
-    pins = (line.split("==") for line in asked if "==" in line)
-    return {re.sub(r"\[.*\]", "", name): wanted for name, wanted in pins}
+    found = filter(None, map(_PIN.fullmatch, requires("dptune") or ()))
+    return {pin[1]: pin[2] for pin in found if pin[3] in _EXTRAS}
 
 
 def health_problems(

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dptune.config import TrainConfig
 from dptune.configfile import named_or_given_file, read_yaml, validate
 from infra.stacks.settings import ProductionStack, read_stack
-from infra.workspace import REPOSITORY
+from infra.workspace import configs_folder
 
-PROFILES = REPOSITORY / "configs" / "profiles"
+PROFILES = configs_folder() / "profiles"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti)?$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 _SECRETIVE = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dptune.errors import ConfigError
 from infra.cron import Cron, on_calendar
-from infra.workspace import REPOSITORY
+from infra.workspace import REPOSITORY, project_folder
 
 _PREFIX = "dptune-"
 
@@ -24,7 +24,7 @@ class LocalSchedule:
     Args:
         name: of the schedule.
         cron: when.
-        arguments: of `run.py`.
+        arguments: of `dptune`.
         deadline_minutes: after which a run is ended.
         environment: variables that say where things are; nothing secret.
     """
@@ -51,7 +51,7 @@ def cron_line(schedule: LocalSchedule) -> str:
         *map(shlex.quote, schedule.command),
     ]
     command = " ".join(parts).replace("%", r"\%")  # cron ends a line there
-    folder = shlex.quote(str(REPOSITORY)).replace("%", r"\%")
+    folder = shlex.quote(str(project_folder())).replace("%", r"\%")
     return f"{schedule.cron.text} cd {folder} && {command}"
 
 
@@ -69,7 +69,7 @@ def unit_files(schedule: LocalSchedule) -> dict[str, str]:
     service = (
         f"[Unit]\nDescription=dptune schedule {schedule.name}\n\n"
         "[Service]\nType=oneshot\n"
-        f"WorkingDirectory={str(REPOSITORY).replace('%', '%%')}\n"
+        f"WorkingDirectory={str(project_folder()).replace('%', '%%')}\n"
         f"{environment}"
         "EnvironmentFile=-%h/.config/dptune/environment\n"
         f"ExecStart={' '.join(map(_quoted, schedule.command))}\n"

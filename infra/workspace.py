@@ -1,18 +1,25 @@
-"""The project folder: everything a run leaves on this machine, in one place.
+"""Where the program lies, where the project is, and what runs leave in it.
 
-The folder is `.dptune/` in the repository, or wherever `DPTUNE_HOME` points (a volume,
-in a container). Deleting it forgets every run, including the record of spent budget.
+A project is a folder with configurations and data; `dptune init` makes one. What runs
+leave lies in its `.dptune/`, or wherever `DPTUNE_HOME` points (a volume, in a
+container). Deleting that forgets every run, including the record of spent budget.
 """
 
 import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from dptune.detection.endpoint import KEY_VARIABLE, LlmAccess
 from dptune.errors import ConfigError
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+if TYPE_CHECKING:  # takes long to import, and few commands ask a model
+    from dptune.detection.endpoint import LlmAccess
+
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
+"""Where the program's files are: the repository, or their copy inside of the wheel."""
+STATE: Final = ".dptune"
+"""What runs leave in a project, and what tells a project from any other folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +89,37 @@ class Workspace:
 def current_workspace() -> Workspace:
     """Return the workspace of this process; nothing is created."""
     return Workspace(
-        root=Path(os.environ.get("DPTUNE_HOME") or REPOSITORY / ".dptune").resolve()
+        root=Path(os.environ.get("DPTUNE_HOME") or project_folder() / STATE).resolve()
     )
+
+
+def project_folder() -> Path:
+    """Return the folder of the project that this process works in.
+
+    Inside of a clone that is the clone. Else it is the next folder, from the working
+    directory upwards, that holds a `.dptune` of this user's own (another's would decide
+    what runs here). Where there is none: the clone that the program is run from, or the
+    working directory.
+    """
+    is_clone, here = (REPOSITORY / "pyproject.toml").is_file(), Path.cwd()
+    if is_clone and here.is_relative_to(REPOSITORY):
+        return REPOSITORY
+    for folder in (here, *here.parents):
+        state = folder / STATE
+        if state.is_dir() and state.stat().st_uid == os.getuid():
+            return folder
+    return REPOSITORY if is_clone else here
+
+
+def configs_folder() -> Path:
+    """Return the project's `configs/`, or the program's where it has none."""
+    own = project_folder() / "configs"
+    return own if own.is_dir() else REPOSITORY / "configs"
 
 
 def data_root() -> Path:
     """Return the folder that relative data paths start from (`DPTUNE_DATA_ROOT`)."""
-    return Path(os.environ.get("DPTUNE_DATA_ROOT") or REPOSITORY).resolve()
+    return Path(os.environ.get("DPTUNE_DATA_ROOT") or project_folder()).resolve()
 
 
 def read_budget_key(workspace: Workspace) -> bytes | None:
@@ -179,12 +210,17 @@ def read_signing_key() -> bytes | None:
     return file.read_bytes()
 
 
-def llm_access() -> LlmAccess:
+def llm_access() -> "LlmAccess":
     """Collect the keys of language models (`DPTUNE_LLM_KEY...`), and where answers go.
 
     Answers of the detector's model quote text: they stay in the project folder, in a
     file for its owner alone.
     """
+    from dptune.detection.endpoint import (  # noqa: PLC0415 - see above
+        KEY_VARIABLE,
+        LlmAccess,
+    )
+
     keys = {n: key for n, key in os.environ.items() if n.startswith(KEY_VARIABLE)}
     return LlmAccess(keys=keys, cache_file=current_workspace().cache / "llm_answers.db")
 

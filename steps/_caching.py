@@ -8,20 +8,28 @@ helper invalidates what it made. Verdicts and registry changes are never cached.
 import hashlib
 import uuid
 from functools import cache
+from pathlib import Path
 
 from zenml.config.cache_policy import CachePolicy
 
+import dptune
 from infra.workspace import REPOSITORY
 
 
 @cache
 def library_digest() -> str:
-    """Return a hash of the library's source and data files."""
+    """Return a hash of the library's source and data files.
+
+    It is the same in a clone and in a wheel of it.
+    """
     digest = hashlib.sha256()
-    for folder in ("dptune", "steps", "materializers"):
-        for file in sorted((REPOSITORY / folder).rglob("*")):
-            if file.is_file() and file.suffix in {".py", ".json", ".j2", ".css"}:
-                digest.update(str(file.relative_to(REPOSITORY)).encode())
+    library = Path(dptune.__file__).parent
+    for folder in (library, REPOSITORY / "steps", REPOSITORY / "materializers"):
+        for file in sorted(folder.rglob("*")):
+            name = file.relative_to(folder.parent)
+            is_source = file.suffix in {".py", ".json", ".j2", ".css"}
+            if is_source and "_application" not in name.parts:
+                digest.update(str(name).encode())
                 digest.update(file.read_bytes())
     return digest.hexdigest()
 

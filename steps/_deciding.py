@@ -168,7 +168,7 @@ def _as_written(schema: type[StoredT], text: str, name: str) -> StoredT:
         return schema.model_validate_json(text)
     except ValidationError:
         raise ArtifactError(
-            f"{name} must be what `gate` wrote, but cannot be read. Run `python run.py "
+            f"{name} must be what `gate` wrote, but cannot be read. Run `dptune "
             "gate` on the version again."
         ) from None
 

@@ -207,7 +207,7 @@ def refuse_changed_evidence(version: RegisteredVersion, decision: GateDecision) 
     if digest_of(text) != decision.dossier_digest:
         raise GateFailedError(
             f"the evidence of version {version.version} of {version.model_name} is not "
-            "what the gate decided on. Run `python run.py gate` on it again."
+            "what the gate decided on. Run `dptune gate` on it again."
         )
 
 

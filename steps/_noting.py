@@ -20,7 +20,7 @@ from dptune.gates.decision import GateDecision, GateOutcome
 from steps import _champions
 from steps._lost import budget_store
 
-_AGAIN = "Run `python run.py gate` on it again."
+_AGAIN = "Run `dptune gate` on it again."
 
 
 @dataclass(frozen=True, kw_only=True)

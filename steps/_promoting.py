@@ -28,7 +28,7 @@ from steps._files import manifest_of
 from steps._noting import cut_trail, refuse_superseded
 
 _BACK = "rollback"
-_AGAIN = "Run `python run.py gate` on it again."
+_AGAIN = "Run `dptune gate` on it again."
 _NO_BYTES = (
     "the bytes of the files, only names and sizes (`status --weights` reads them)"
 )
@@ -225,7 +225,7 @@ def look_at_champion(
         return (
             f"{problem} Somebody moved it by hand, or a promotion was cut off. `gate` "
             f"and runs go by the trail: promote the version that it must be, or run "
-            f"`python run.py rollback {model_name} --to` the one that it was."
+            f"`dptune rollback {model_name} --to` the one that it was."
         ), ()
     if problem := cut_trail(model_name):
         return problem, ()

@@ -52,7 +52,7 @@ def connect() -> MlflowClient:
     if tracker is None:
         raise ArtifactError(
             "the active ZenML stack must have an MLflow experiment tracker. Run "
-            "`python run.py status`, which mends the local stack."
+            "`dptune status`, which mends the local stack."
         )
     tracker.configure_mlflow()  # type: ignore[attr-defined]
     client = MlflowClient()
@@ -267,7 +267,7 @@ def get_version(model_name: str, version: str) -> ModelVersion:
         known = ", ".join(str(v.version) for v in _known_versions(model_name)) or "none"
         raise ArtifactError(
             f"version must be a registered version of {model_name} ({known}), got "
-            f"{version}. `python run.py status` lists them."
+            f"{version}. `dptune status` lists them."
         ) from None
 
 

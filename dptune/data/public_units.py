@@ -28,7 +28,7 @@ RoundedUnits = Annotated[int, Field(ge=1), AfterValidator(_rounded)]
 
 
 class ReleasedUnits(BaseModel):
-    """A number of units that `run.py budget count` released under noise.
+    """A number of units that `dptune budget count` released under noise.
 
     Args:
         number: as it was released, rounded.

@@ -389,7 +389,7 @@ def _declared(evidence: Evidence) -> Criterion:
         verdict=Verdict.INCONCLUSIVE,
         reason="The evidence does not say that the missing rate was measured, by gold "
         f"spans or a review: it is {source or 'of unknown origin'}.",
-        what_would_change_it="Review a sample: `python run.py review export`; or take "
+        what_would_change_it="Review a sample: `dptune review export`; or take "
         "the word for it: `accept_declared_missing_rate: true` in the policy.",
     )
 
@@ -402,7 +402,7 @@ def _unaudited(evidence: Evidence) -> Criterion:
     return found.model_copy(
         update={
             "reason": reason if refusal else found.reason,
-            "what_would_change_it": "Review a sample: `python run.py review export`, "
+            "what_would_change_it": "Review a sample: `dptune review export`, "
             "then `review import`, then train again; finished stages are kept.",
         }
     )

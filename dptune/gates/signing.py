@@ -304,7 +304,7 @@ def _parse(text: str) -> tuple[str, bytes, list[dict[str, str]]]:
         ]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ArtifactError(
-            "the file must be an envelope that `run.py gate --output` wrote, but is "
+            "the file must be an envelope that `dptune gate --output` wrote, but is "
             "not."
         ) from None
     if _envelope(payload, signatures, kind) != text:

@@ -231,7 +231,7 @@ class ReviewState:
                     path="sample",
                     message=f"must be one of the {len(self.samples)} exported samples "
                     "of this project, but is not.",
-                    next_step="`python run.py review status` lists them.",
+                    next_step="`dptune review status` lists them.",
                 )
             ]
         )
@@ -339,7 +339,7 @@ def _refuse_homeless(file: _Lists) -> None:
         raise ConfigError(
             "lists.json must say of which data set each list is, but was made before "
             "lists belonged to one: it acted on every corpus of the project. Move the "
-            "file away, export a new sample (`python run.py review export`) and import "
+            "file away, export a new sample (`dptune review export`) and import "
             "its decisions; or set detection.use_review: false."
         )
 

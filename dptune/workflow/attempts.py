@@ -109,7 +109,7 @@ def lost_store(problem: str) -> ArtifactError:
         f"the budget store must hold what earlier runs spent; {problem}: it was "
         "deleted, restored from an older copy, or DPTUNE_BUDGET_URL names another. "
         "Restore it (docs/OPERATIONS.md, Backup). If it is lost for good, reserve "
-        "again what was spent and run `python run.py budget admit-loss --reason ...`."
+        "again what was spent and run `dptune budget admit-loss --reason ...`."
     )
 
 

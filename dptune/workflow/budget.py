@@ -319,7 +319,7 @@ def _require_none(settings: BudgetSettings) -> None:
     if settings.required:
         raise BudgetExceededError(
             f"data set {settings.data_set!r} must have a budget (budget.required is "
-            f"true), got none. Run `python run.py budget grant {settings.data_set} "
+            f"true), got none. Run `dptune budget grant {settings.data_set} "
             "--epsilon ... --delta ...` first."
         )
 

@@ -160,7 +160,7 @@ def _check_zenml(stack: ProductionStack) -> Iterator[Finding]:
         name=f"stack {stack.name}",
         state=state,
         found="registered" if state is State.OK else "not registered",
-        how="" if state is State.OK else "python run.py stack up",
+        how="" if state is State.OK else "dptune stack up",
     )
     absent = {problem.path: problem.next_step for problem in missing_secrets(stack)}
     for name in stack.secrets:

@@ -152,7 +152,7 @@ def activate(stack: ProductionStack) -> None:
     except KeyError:
         raise ConfigError(
             f"stack {stack.name} must be registered in the ZenML server, but is not. "
-            "Run `python run.py stack up`."
+            "Run `dptune stack up`."
         ) from None
     if client.active_stack_model.id != found.id:
         client.activate_stack(found.id)

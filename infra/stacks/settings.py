@@ -3,9 +3,9 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from dptune.configfile import named_or_given_file, read_yaml, validate
-from infra.workspace import REPOSITORY
+from infra.workspace import configs_folder
 
-STACKS = REPOSITORY / "configs" / "stacks"
+STACKS = configs_folder() / "stacks"
 _NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 _SECRET = r"^[a-zA-Z0-9][-_a-zA-Z0-9]*$"  # noqa: S105 - a pattern of names
 

@@ -125,7 +125,7 @@ def test_reserved_ahead_and_released(trained, project):
     name = own("ahead", 52)
     code, text = project.run("budget", "reserve", TINY, *name)
     assert code == 0, text
-    assert f"run.py train {TINY} {shlex.join(name)}  (spends it)" in text
+    assert f"dptune train {TINY} {shlex.join(name)}  (spends it)" in text
     (held,) = (r for r in runs_of(project) if r.data_set == "ahead")
     assert held.is_open
     assert project.run("budget", "reserve", TINY, *name)[0] == 0
@@ -146,8 +146,8 @@ def test_show_names_a_run_that_holds_and_how_to_release_it(
     assert f"budget release {held.id}" not in text
     monkeypatch.setattr("cli.budget._STALE", timedelta(0))
     text = project.run("budget", "show")[1]
-    assert f"`python run.py budget release {held.id}`" in text
-    assert f"next    python run.py budget release {held.id}" in text
+    assert f"`dptune budget release {held.id}`" in text
+    assert f"next    dptune budget release {held.id}" in text
     assert project.run("budget", "release", held.id)[0] == 0
     assert "open:" not in project.run("budget", "show")[1]
 

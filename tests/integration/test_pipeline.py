@@ -137,7 +137,7 @@ def test_verdicts_follow_from_the_claims(trained):
 def test_outputs_tell_the_verdict_and_what_to_do_next(trained, project):
     assert "refused" in trained["no_dp"].output
     for name in ("jft", "no_dp"):
-        assert "python run.py status" in trained[name].output
+        assert "dptune status" in trained[name].output
         assert "Traceback" not in trained[name].output
     assert len(list((project.home / "reports").glob("tiny-*.html"))) == 2
 

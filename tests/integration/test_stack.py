@@ -55,4 +55,4 @@ def test_train_on_a_profile_that_is_not_registered_says_what_to_run(project):
         "train", "tests/configs/tiny.yaml", "--profile", "kubernetes"
     )
     assert code == 2
-    assert "run.py stack up" in output
+    assert "dptune stack up" in output

@@ -81,7 +81,7 @@ def test_training_is_called_as_its_file(path):
 def test_file_opens_with_the_command_that_runs_it(path):
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ")
-    assert "python run.py " in first
+    assert "dptune " in first
 
 
 @pytest.mark.parametrize("path", [*TRAIN, *RECIPES, *GATES], ids=str)

@@ -327,7 +327,7 @@ def _refusal(claim: Claim, alone: Mapping[Notion, Tally]) -> str:
         f"{grant.label}: {claim.before:.4g} is spent or reserved, {left:.4g} is left; "
         f"this asks for {asked:.4g} by itself and would bring the worst cohort "
         f"({claim.num_units:,} units) to {claim.after:.4g}. Ask for less, wait for "
-        "other runs to settle (`python run.py budget show`), or have more granted."
+        "other runs to settle (`dptune budget show`), or have more granted."
     )
 
 

@@ -154,7 +154,7 @@ def broken_log(store: BudgetStore) -> str:
         return ""
     return (
         f"Entry {broken.sequence} of the budget store's log {broken.reason}: see "
-        "`run.py budget verify`."
+        "`dptune budget verify`."
     )
 
 

@@ -171,7 +171,7 @@ def refuse_gone(file: Path, *, mark: Path) -> None:
         raise ArtifactError(
             f"the database {file.name} must be where it was, but its file has gone. "
             f"Put it back; if it is lost for good, remove {mark.name} as well: what it "
-            "held is forgotten then (`run.py budget admit-loss` for budgets)."
+            "held is forgotten then (`dptune budget admit-loss` for budgets)."
         ) from error
 
 

@@ -337,7 +337,7 @@ class BudgetStore:
         if request.required and not grants:
             raise BudgetExceededError(
                 f"data set {asked.name!r} must have a budget (budget.required is "
-                "true), got none. Run `python run.py budget grant "
+                "true), got none. Run `dptune budget grant "
                 f"{asked.name} --epsilon ... --delta ...` first."
             )
         held = request.planned.plus(request.spare)

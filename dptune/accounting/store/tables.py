@@ -129,7 +129,7 @@ def read_reservation(connection: Connection, identifier: str) -> Reservation:
     if row is None:
         raise ArtifactError(
             f"reservation must be one of this store, got {identifier[:40]!r}. "
-            "`python run.py budget history` lists them."
+            "`dptune budget history` lists them."
         )
     return reservation_of(row)
 

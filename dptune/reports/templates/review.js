@@ -139,7 +139,7 @@
     unsaved = false;
     const left = items.length - content.decisions.length;
     say(`Saved ${content.decisions.length} decisions${left ? `; ${left} are open` : ""}. `
-      + "Next: python run.py review import FILE");
+      + "Next: dptune review import FILE");
   };
   const load = async (chosenFile) => {
     try {

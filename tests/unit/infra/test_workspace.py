@@ -5,7 +5,14 @@ import stat
 import pytest
 
 from dptune.errors import ConfigError
-from infra.workspace import Workspace, ensure_budget_key, read_budget_key
+from infra.workspace import (
+    Workspace,
+    configs_folder,
+    current_workspace,
+    ensure_budget_key,
+    project_folder,
+    read_budget_key,
+)
 from tests.full_disk import files_of_at_most
 
 
@@ -62,3 +69,41 @@ def test_key_and_place_may_come_from_the_environment(workspace, monkeypatch, tmp
     assert (tmp_path / "other.key").read_text() == key.hex()
     monkeypatch.setenv("DPTUNE_BUDGET_KEY", "ab" * 32)
     assert ensure_budget_key(workspace) == bytes.fromhex("ab" * 32)
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """A process whose program is no clone, in a folder below a project."""
+    monkeypatch.delenv("DPTUNE_HOME", raising=False)
+    monkeypatch.setattr("infra.workspace.REPOSITORY", tmp_path / "site" / "program")
+    (tmp_path / "project" / ".dptune").mkdir(parents=True)
+    below = tmp_path / "project" / "data"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    return tmp_path
+
+
+def test_project_is_the_next_folder_upwards_with_a_state(wheel):
+    assert project_folder() == wheel / "project"
+    assert current_workspace().root == wheel / "project" / ".dptune"
+    assert configs_folder() == wheel / "site" / "program" / "configs"
+    (wheel / "project" / "configs").mkdir()
+    assert configs_folder() == wheel / "project" / "configs"
+
+
+def test_project_of_another_user_is_not_followed(wheel, monkeypatch):
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000)
+    assert project_folder() == wheel / "project" / "data"
+
+
+def test_clone_is_the_project_inside_of_it_and_where_there_is_no_other(
+    wheel, monkeypatch
+):
+    clone = wheel / "clone"
+    (clone / "docs").mkdir(parents=True)
+    (clone / "pyproject.toml").touch()
+    monkeypatch.setattr("infra.workspace.REPOSITORY", clone)
+    assert project_folder() == wheel / "project"  # the program of a clone, elsewhere
+    for folder in (clone, clone / "docs", wheel):
+        monkeypatch.chdir(folder)
+        assert project_folder() == clone
