@@ -12,8 +12,10 @@
 Every one but 0 and 1 says what was created and spent.
 """
 
+import logging
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -54,6 +56,7 @@ def main() -> int:
 def _command() -> None:
     """Do what the arguments say."""
     take_signals()
+    _be_quiet()
     sys.argv[0] = "dptune"  # as usage calls it
     build_app()()
     sys.stdout.flush()
@@ -149,6 +152,16 @@ def _print_crash(errors: Console, error: BaseException) -> None:
         f"[bold red]crash[/] {name}. The trace is in {log}; it stays on this machine. "
         "Finished stages are kept: run the same command again."
     )
+
+
+def _be_quiet() -> None:
+    """Keep third-party chatter off the terminal; our own lines stay."""
+    warnings.filterwarnings("ignore")
+    logging.getLogger().setLevel(logging.WARNING)
+    for name in ("alembic", "great_expectations", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("mlflow", "zenml"):  # print traces of what they raise as well
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _print_problems(errors: Console, error: DptuneError) -> None:

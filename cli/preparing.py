@@ -1,7 +1,4 @@
-"""What precedes every command, but not `--help`: a quiet process, a closed folder."""
-
-import logging
-import warnings
+"""What precedes every command, but not `--help`: a process and folder of its own."""
 
 from rich.console import Console
 
@@ -16,7 +13,6 @@ def prepare() -> None:
     errors = Console(stderr=True, highlight=False)
     workspace = current_workspace()
     isolate(workspace)
-    _be_quiet()
     closed = close_to_others(workspace.root)
     if closed.changed:
         errors.print(
@@ -30,13 +26,3 @@ def prepare() -> None:
             "another account[/] and stay open to others; let their owner run "
             "`chmod -R go= ` on them."
         )
-
-
-def _be_quiet() -> None:
-    """Keep third-party chatter off the terminal; our own lines stay."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger().setLevel(logging.WARNING)
-    for name in ("alembic", "great_expectations", "datasets"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for name in ("mlflow", "zenml"):  # print traces of what they raise as well
-        logging.getLogger(name).setLevel(logging.CRITICAL)
