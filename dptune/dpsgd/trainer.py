@@ -46,14 +46,13 @@ from dptune.dpsgd.prechecks import (
     modes_of,
     training_mode,
 )
-from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
-from dptune.dpsgd.sampling import UnitIndices, sampling_generator
+from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise, Controller
 from dptune.dpsgd.step import GradientSource, gradient_source
+from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.dpsgd.transform import check_transform
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
 
-Charge = Callable[[int, int], None]
 Sharding = Literal["none", "fsdp"]
 
 
@@ -354,14 +353,6 @@ class _Run:
             attempt = int(ranks.once(lambda: claim_attempt(checkpoint_dir)))
             state = replace(state, attempt=attempt)
         granted = self._adaptive_noise(checkpoint_dir, charge)
-        steering = self._steering()
-        generator = sampling_generator(  # bound to this start of the process
-            fixed_seed=self._seed, attempt=self._attempt(state.attempt)
-        )
-        sampler = self._plan.sampler(self._feed.data.num_units)
-        if isinstance(self._plan, PlainPlan):
-            for _ in range(state.step):  # a plain run goes on where it stopped
-                sampler.sample(generator)
         with gradient_source(
             self._model,
             plan=self._plan,
@@ -371,27 +362,32 @@ class _Run:
             max_noise_bytes=self._max_noise_bytes,
             granted=granted,
             max_grad_norm=state.max_grad_norm,
-            steering=steering,
+            steering=self._steering(),
             transform_state=state.transform,
             witness=self._witness,
         ) as source:
-            self._witness.started(self._model, self._optimizer, generator, state)
+            steps = ChargedSteps(
+                plan=plan,
+                feed=self._feed,
+                source=source,
+                first_step=state.step,
+                num_steps=self._num_steps,
+                block_size=block_size,
+                charge=charge,
+                seed=self._seed,
+                attempt=state.attempt,
+                granted=granted,
+                witness=self._witness,
+            )
+            self._witness.started(self._model, self._optimizer, steps.generator, state)
             has_more = True
             while has_more and state.step < self._num_steps:
-                size = min(block_size, self._num_steps - state.step)
-                if granted is None:
-                    ranks.once(partial(charge, state.step, size))
-                    self._witness.charged(state.step, size)
-                for _ in range(size):
-                    if granted is not None:
-                        has_more = granted.ask(state.step, once=ranks.once)
-                    if not has_more:
-                        break
-                    self._witness.granted(granted, step=state.step)
-                    indices = ranks.drawn(partial(sampler.sample, generator))
-                    self._witness.drawn(indices, step=state.step)
-                    state = self._step(state, source, indices)
-                state = self._store(state, source, checkpoint_dir)
+                indices = steps.draw(state.step)
+                has_more = indices is not None
+                if indices is not None:
+                    state = self._step(state, steps, indices)
+                if not has_more or state.step == steps.block_end:
+                    state = self._store(state, source, checkpoint_dir)
         return state
 
     def _store(
@@ -449,19 +445,11 @@ class _Run:
         }
 
     def _step(
-        self, state: TrainingState, source: GradientSource, indices: UnitIndices
+        self, state: TrainingState, steps: ChargedSteps, indices: UnitIndices
     ) -> TrainingState:
         """Compute gradients, let the optimizer act, report."""
         started = time.perf_counter()
-        randomness = seed_sequence(
-            RandomStream.MODEL,
-            seed=self._seed,
-            attempt=self._attempt(state.attempt),
-            step=state.step,
-            rank=self._feed.ranks.rank,
-        )
-        with scoped_randomness(randomness, device=self._feed.device):
-            totals = source.compute(indices, step=state.step)
+        totals = steps.compute(indices, step=state.step)
         if self._controller is not None and self._feed.ranks.is_first:
             self._controller.observe(self._released(), step=state.step)
         rate = self._settings.learning_rate_at(state.step, num_steps=self._num_steps)
@@ -489,7 +477,3 @@ class _Run:
         if self._feed.ranks.is_first:
             self._on_step(progress)
         return state
-
-    def _attempt(self, attempt: int) -> int:
-        """Number that a seed is mixed with: a plain run repeats itself on purpose."""
-        return attempt if isinstance(self._plan, GradientPlan) else 0
