@@ -1,0 +1,1 @@
+"""Doors for the scripts of other libraries: their loop, our steps."""

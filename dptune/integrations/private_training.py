@@ -1,0 +1,491 @@
+"""The loop of `transformers.Trainer` with our steps in it.
+
+The loop keeps what it is good at: schedule, callbacks, logging, evaluation, checkpoints.
+What a claim rests on is taken out of its hands: it is given no data, so that it can
+draw none, and its `training_step` asks the engine for the released gradients of a step
+that was paid before. They are all that its optimizer ever sees.
+"""
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import TrainingArguments
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+
+from dptune.accounting.certificates import Certificate
+from dptune.dpsgd.checkpoint import run_fingerprint
+from dptune.dpsgd.feed import Feed
+from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.prechecks import check_private, modes_of
+from dptune.dpsgd.step import gradient_source
+from dptune.dpsgd.steps import Charge, ChargedSteps
+from dptune.errors import ConfigError, PrivacyError, Problem
+from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
+from dptune.integrations.refusals import (
+    argument_problems,
+    model_problems,
+    optimizer_problems,
+    part_problems,
+    trainer_problems,
+)
+from dptune.integrations.rows import Rows, UnitRows, read_rows, share_seen
+from dptune.integrations.script_run import ScriptRun, plan_script
+from dptune.stages import StagePlan
+from dptune.workflow.job import optimizer_of, record_loss_of
+
+_PRIVATE: Final = ("loss", "train_loss")
+"""What a log may tell callbacks, and no file beside the model."""
+
+_MOST_SEEN: Final = 0.1
+"""Share of an evaluation set that may happen to repeat rows of the training data."""
+
+
+class _Units(Dataset[None]):
+    """As many items as there are units, for a loop that counts; it holds none."""
+
+    def __init__(self, num_units: int) -> None:
+        self._num_units = num_units
+
+    def __len__(self) -> int:
+        return self._num_units
+
+    def __getitem__(self, index: int) -> None:
+        return None
+
+
+def _nothing(items: list[None]) -> dict[str, Tensor]:  # noqa: ARG001 - a collator
+    """Collate what a loop is given in place of data."""
+    return {}
+
+
+class PrivateTraining:
+    """What makes a trainer of transformers train privately; comes before it as a base.
+
+    **Formal guarantee**: under no `privacy.seed`, the sequence of weights after each
+    step is the output, on the rows of `train_dataset`, of what the ledger in
+    `output_dir/privacy` has charged, for neighbors that differ in one unit. See
+    `dptune.dpsgd.trainer.train_stage`, with which it shares plan, steps and charges.
+
+    **Privacy**: weights, optimizer state and gradients may be released. The training
+    loss is private: callbacks are told, no file beside the model is. What is measured
+    on `eval_dataset` is not covered.
+
+    Args:
+        privacy: what to guarantee.
+        budget: of the data set, to charge it to as well.
+        positional, named: of the trainer; an own signature would fall behind it.
+
+    Raises:
+        ConfigError: something would break the claim; all at once, nothing is charged.
+    """
+
+    # What the other base has.
+    args: TrainingArguments
+    model: nn.Module
+    train_dataset: Any
+    eval_dataset: Any
+    data_collator: Any
+    processing_class: Any
+    callback_handler: Any
+    optimizer: Any
+    state: Any
+    compute_loss_func: Any
+
+    def __init__(
+        self,
+        *positional: Any,  # noqa: ANN401 - those of another library
+        privacy: PrivacyArguments,
+        budget: ScriptBudget | None = None,
+        **named: Any,  # noqa: ANN401
+    ) -> None:
+        given = inspect.signature(super().__init__).bind(*positional, **named).arguments
+        args = given.get("args")
+        if not isinstance(args, TrainingArguments):
+            raise ConfigError("args must be given: there is no privacy by default.")
+        self.privacy = privacy
+        self._budget = budget
+        self._asked = args
+        self._steps: ChargedSteps | None = None
+        self._run: ScriptRun | None = None
+        self._checked: dict[int, float] = {}
+        _raise_all(self._static_problems(given))
+        given["args"] = self._taken_over(args)
+        super().__init__(**given)
+
+    def _static_problems(self, given: dict[str, Any]) -> list[Problem]:
+        """Say what can be refused without a look at the data."""
+        problems = [
+            *argument_problems(self._asked, self.privacy),
+            *trainer_problems(type(self), PrivateTraining, vars(self)),
+            *part_problems(
+                compute_loss_func=given.get("compute_loss_func"),
+                model_init=given.get("model_init"),
+                callbacks=given.get("callbacks") or (),
+                train_dataset=given.get("train_dataset"),
+                privacy=self.privacy,
+            ),
+        ]
+        model, optimizers = given.get("model"), given.get("optimizers") or (None,)
+        if isinstance(model, nn.Module):
+            problems += model_problems(model)
+            problems += optimizer_problems(model, optimizers[0])
+        return problems
+
+    def _taken_over(self, args: TrainingArguments) -> TrainingArguments:
+        """Leave the loop what it shall do, and take the rest."""
+        taken = copy.copy(args)
+        taken.gradient_accumulation_steps = 1
+        taken.max_grad_norm = 0.0
+        taken.bf16 = False
+        taken.activation_checkpointing = taken.gradient_checkpointing = False
+        return taken
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What is guaranteed after all that was paid until now; None before."""
+        return None if self._run is None else self._run.certificate()
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: object = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train privately: check everything, then pay block by block.
+
+        Args:
+            resume_from_checkpoint: as in transformers; of the same `output_dir`.
+            trial: must be None.
+            ignore_keys_for_eval: as in transformers.
+
+        Raises:
+            ConfigError: something would break the claim; all at once.
+            PrivacyError, ArtifactError: see `ScriptRun.begin`.
+            BudgetExceededError: the data set cannot pay for it.
+        """
+        checkpoint = self._checkpoint(resume_from_checkpoint)
+        run, feed = self._prepared(trial)
+        attempt = run.begin(checkpoint)
+        self._run = run
+        self.args.max_steps = run.stage.num_steps
+        with ExitStack() as stack:
+            charge = stack.enter_context(run.charging())
+            stack.enter_context(self._computing(feed))
+            self._open = partial(self._opened, stack, feed, charge, attempt)
+            try:
+                done = super().train(  # type: ignore[misc]
+                    resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                )
+            finally:
+                self._steps = None
+        run.finish()
+        metrics = {k: v for k, v in done.metrics.items() if k not in _PRIVATE}
+        return TrainOutput(done.global_step, done.training_loss, metrics)
+
+    def _checkpoint(self, resume: str | bool | None) -> Path | None:
+        """Find what to resume from, as transformers does."""
+        if resume is None or resume is False:
+            return None
+        found = get_last_checkpoint(self.args.output_dir) if resume is True else resume
+        if found is None:
+            raise ConfigError(
+                "resume_from_checkpoint must name a checkpoint, got none in output_dir."
+            )
+        return Path(found)
+
+    def _prepared(self, trial: object) -> tuple[ScriptRun, Feed]:
+        """Refuse all that must be, and plan the rest."""
+        problems = self._static_problems(
+            {
+                "model": self.model,
+                "optimizers": (self.optimizer,),
+                "compute_loss_func": self.compute_loss_func,
+                "callbacks": self.callback_handler.callbacks,
+                "train_dataset": self.train_dataset,
+            }
+        )
+        if trial is not None:
+            problems.append(_no_search())
+        if problems:
+            raise ConfigError(problems)
+        rows = self._rows()
+        plan = plan_script(
+            self.privacy,
+            num_units=rows.data.num_units,
+            batch_size=self.expected_batch_size,
+            epochs=self._asked.num_train_epochs,
+            max_steps=self._asked.max_steps,
+            learning_rate=self._asked.learning_rate or 1e-3,
+        )
+        feed = self._feed(rows, plan.stages[0])
+        with self._computing(feed):
+            check_private(self.model, feed, seed=self.privacy.seed)
+        run = ScriptRun(
+            folder=Path(self.args.output_dir) / "privacy",
+            privacy=self.privacy,
+            plan=plan,
+            rows=rows,
+            digest=self._digest(feed, plan.stages[0]),
+            budget=self._budget,
+        )
+        return run, feed
+
+    @property
+    def expected_batch_size(self) -> int:
+        """Units per step that the script's arguments ask for."""
+        asked = self._asked
+        return asked.per_device_train_batch_size * asked.gradient_accumulation_steps
+
+    def _rows(self) -> UnitRows:
+        """Read the data set by units, and look for it in the evaluation sets."""
+        found = read_rows(
+            cast("Rows", self.train_dataset),
+            self._collate,
+            unit_column=self.privacy.unit_column,
+            max_rows_per_unit=self.privacy.max_rows_per_unit,
+            rows_are_single_units=self.privacy.rows_are_single_units,
+        )
+        if not isinstance(found, UnitRows):
+            raise ConfigError(found)
+        problems = _label_problems(found, self.model)
+        given = self.eval_dataset
+        parts = given.values() if isinstance(given, dict) else [given]
+        for part in parts:
+            if part is not None and self._share_seen(part, found) > _MOST_SEEN:
+                problems.append(_seen("eval_dataset"))
+        _raise_all(problems)
+        return found
+
+    def _collate(self, rows: list[Any]) -> Any:  # noqa: ANN401 - what a collator gives
+        """Collate as the script does, without columns that the model does not take."""
+        self._set_signature_columns_if_needed()  # type: ignore[attr-defined]
+        if self.args.remove_unused_columns:
+            known = set(self._signature_columns)  # type: ignore[attr-defined]
+            rows = [{k: v for k, v in row.items() if k in known} for row in rows]
+        elif self.privacy.unit_column is not None:
+            hidden = self.privacy.unit_column
+            rows = [{k: v for k, v in row.items() if k != hidden} for row in rows]
+        return self.data_collator(rows)
+
+    def _share_seen(self, rows: Rows, train: UnitRows) -> float:
+        """Compare an evaluation set with the training data, once."""
+        if rows is self.train_dataset:
+            return 1.0
+        if not hasattr(rows, "__len__"):
+            return 0.0
+        if id(rows) not in self._checked:
+            self._checked[id(rows)] = share_seen(rows, self._collate, train)
+        return self._checked[id(rows)]
+
+    def _feed(self, rows: UnitRows, stage: StagePlan) -> Feed:
+        """Bring rows to the model as the script's arguments say."""
+        config = getattr(self.model, "config", None)
+        known = (getattr(of, "pad_token_id", None) for of in (config, self.processing_class))
+        longest = self.privacy.max_tokens
+        return Feed(
+            data=rows.data,
+            record_loss=record_loss_of(stage, rows.data, max_tokens=longest or 1),
+            physical_batch_size=self._asked.per_device_train_batch_size,
+            pad_token_id=next((int(pad) for pad in known if pad is not None), 0),
+            device=self.args.device,
+            autocast=bool(self._asked.bf16),
+            max_tokens=longest,
+        )
+
+    @contextmanager
+    def _computing(self, feed: Feed) -> Iterator[None]:
+        """Switch on what the engine computes by."""
+        recomputes = bool(self._asked.activation_checkpointing)
+        with modes_of(self.model, feed, recomputes=recomputes):
+            yield
+
+    def _digest(self, feed: Feed, stage: StagePlan) -> str:
+        """Tell this training from all others."""
+        settings = (
+            stage.num_steps,
+            feed.pad_token_id,
+            repr(feed.record_loss),
+            self.privacy.seed,
+            "bfloat16" if feed.autocast else "float32",
+        )
+        return run_fingerprint(
+            self.model,
+            feed.data,
+            plan=stage.training_plan(),
+            optimizer=optimizer_of(stage),
+            settings=settings,
+        )
+
+    def _opened(
+        self, stack: ExitStack, feed: Feed, charge: Charge, attempt: int
+    ) -> ChargedSteps:
+        """Open the engine on the model that the loop trains, where it starts."""
+        run = cast("ScriptRun", self._run)
+        plan = cast("GradientPlan", run.stage.training_plan())
+        source = stack.enter_context(
+            gradient_source(
+                self.model,
+                plan=plan,
+                feed=feed,
+                seed=self.privacy.seed,
+                attempt=attempt,
+            )
+        )
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        return ChargedSteps(
+            plan=plan,
+            feed=feed,
+            source=source,
+            first_step=self.state.global_step,
+            num_steps=run.stage.num_steps,
+            block_size=plan.whole_block(self.privacy.block_size),
+            charge=charge,
+            seed=self.privacy.seed,
+            attempt=attempt,
+        )
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: object,  # noqa: ARG002 - of the loop
+        num_items_in_batch: object = None,  # noqa: ARG002
+    ) -> Tensor:
+        """Leave the released gradients of a step in `grad`; the loss is private."""
+        if self._steps is None:
+            self._steps = self._open()
+        model.train()
+        self._check_covered()
+        step = int(self.state.global_step)
+        indices = self._steps.draw(step)
+        if indices is None:
+            raise PrivacyError("a step must be paid before it is drawn.")
+        totals = self._steps.compute(indices, step=step)
+        return torch.tensor(totals.loss, device=self.args.device)
+
+    def _check_covered(self) -> None:
+        """Refuse to train what the clip does not cover, before the step is paid."""
+        now = [p for p in self.model.parameters() if p.requires_grad]
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        foreign = held - {id(p) for p in self.model.parameters()}
+        if [id(p) for p in now] != [id(p) for p in self._trained] or foreign:
+            raise PrivacyError(
+                "what is trained must stay what the clip covers, but parameters were "
+                "thawed, frozen or added while training. Do so before the trainer is "
+                "made."
+            )
+
+    def get_train_dataloader(self) -> DataLoader[None]:
+        """Return as many empty batches as an epoch has steps, in expectation."""
+        run = cast("ScriptRun", self._run)
+        units: Dataset[None] = _Units(run.stage.num_units)
+        size = min(self.expected_batch_size, run.stage.num_units)
+        return DataLoader(units, batch_size=size, collate_fn=_nothing)
+
+    def floating_point_ops(self, inputs: object) -> int:  # noqa: ARG002 - of the loop
+        """Return 0: how much a drawn batch computes is private."""
+        return 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Tell callbacks everything, and the state that is stored what may be."""
+        super().log(logs, start_time)  # type: ignore[misc]
+        for name in _PRIVATE:
+            self.state.log_history[-1].pop(name, None)
+
+    def evaluate(self, eval_dataset: Any = None, *rest: Any, **named: Any) -> dict[str, float]:  # noqa: ANN401
+        """Evaluate as transformers does, on rows that were not trained on.
+
+        Raises:
+            PrivacyError: they were.
+        """
+        self._refuse_seen(eval_dataset, "eval_dataset")
+        found: dict[str, float] = super().evaluate(eval_dataset, *rest, **named)  # type: ignore[misc]
+        return found
+
+    def predict(self, test_dataset: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401
+        """Predict as transformers does, on rows that were not trained on.
+
+        Raises:
+            PrivacyError: they were.
+        """
+        self._refuse_seen(test_dataset, "test_dataset")
+        return super().predict(test_dataset, *rest, **named)  # type: ignore[misc]
+
+    def hyperparameter_search(self, *rest: Any, **named: Any) -> None:  # noqa: ANN401, ARG002
+        """Refuse: every trial would train on the private data.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError([_no_search()])
+
+    def _refuse_seen(self, rows: Any, name: str) -> None:  # noqa: ANN401
+        """Refuse to measure on the training data."""
+        if rows is None or isinstance(rows, str | dict):
+            return
+        known = self._run.rows if self._run is not None else None
+        seen = rows is self.train_dataset
+        if not seen and known is not None:
+            seen = self._share_seen(rows, known) > _MOST_SEEN
+        if seen:
+            raise PrivacyError(str(_seen(name)))
+
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        """Tie a checkpoint to what was paid, before it is written."""
+        run = cast("ScriptRun", self._run)
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        run.note_checkpoint(folder)
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+
+
+def _label_problems(rows: UnitRows, model: nn.Module) -> list[Problem]:
+    """Refuse classes that the model does not have."""
+    labels, config = rows.data.labels, getattr(model, "config", None)
+    known = getattr(config, "num_labels", math.inf)
+    if labels is None or int(labels.max()) < known:
+        return []
+    return [
+        Problem(
+            path="train_dataset",
+            message=f"must have classes below num_labels={known} of the model.",
+            next_step="Load the model with as many labels as the data has.",
+        )
+    ]
+
+
+def _seen(name: str) -> Problem:
+    """Refuse an evaluation on the training data."""
+    return Problem(
+        path=name,
+        message="must not be the training data: what is measured on it is released "
+        "without noise.",
+        next_step="Hold rows out, whose units are not in train_dataset.",
+    )
+
+
+def _no_search() -> Problem:
+    """Refuse to search."""
+    return Problem(
+        path="hyperparameter_search",
+        message="must not be used: every trial trains on the private data, and what is "
+        "best is told by them.",
+        next_step="Tune on public data, or charge each trial to a ScriptBudget with "
+        "purpose tuning.",
+    )
+
+
+def _raise_all(problems: list[Problem]) -> None:
+    """Raise one error with every problem."""
+    if problems:
+        raise ConfigError(problems)
+
+

@@ -1,0 +1,337 @@
+"""Rows of a script's data set as sequences of privacy units.
+
+Every row goes through the script's own collator, and goes through it alone: what a
+collator does to one row is kept, and nothing can move from one row to another.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.errors import Problem
+
+IGNORED: Final = -100
+"""Label of a token that is no target, as transformers writes it."""
+
+_READ: Final = frozenset({"input_ids", "attention_mask", "labels"})
+_PACKED: Final = frozenset(
+    {"seq_lengths", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "position_ids"}
+)
+_FEWEST_PACKED: Final = 8
+_COMPARED: Final = 4
+
+Collator = Callable[[list[Any]], Mapping[str, Any]]
+
+
+class Rows(Protocol):
+    """A data set of known length whose rows are mappings."""
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        """Return one row."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitRows:
+    """A script's training data, by unit. All of it is private.
+
+    Args:
+        data: what the engine trains on.
+        unit_ids: names of the units, in the order of `data.units`.
+        records: content of each row, hashed.
+        tokens: token ids of each row, hashed.
+        are_named: whether the names of units come from a column.
+    """
+
+    data: UnitDataset = field(repr=False)
+    unit_ids: tuple[str, ...] = field(repr=False)
+    records: tuple[bytes, ...] = field(repr=False)
+    tokens: frozenset[bytes] = field(repr=False)
+    are_named: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash rows and owners, in order."""
+        digest = hashlib.sha256(self.data.digest().encode())
+        for unit in self.unit_ids:
+            digest.update(hashlib.sha256(unit.encode()).digest())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One row after its collator."""
+
+    ids: list[int]
+    weights: list[float]
+    label: int | None
+
+
+class RowFault(ValueError):  # noqa: N818 - it is raised and caught in this module
+    """A row that cannot be trained on; says why, never what it holds."""
+
+
+def read_rows(
+    rows: Rows,
+    collate: Collator,
+    *,
+    unit_column: str | None,
+    max_rows_per_unit: int,
+    rows_are_single_units: bool,
+) -> UnitRows | list[Problem]:
+    """Collate every row alone and group them by owner.
+
+    Args:
+        rows: of the script.
+        collate: of the script; sees no column but those that the model takes.
+        unit_column: names the owner of each row; None makes each row a unit.
+        max_rows_per_unit: rows that a unit keeps.
+        rows_are_single_units: rows of one length are none that were packed.
+
+    Returns:
+        The rows by unit, or everything that is wrong with them.
+    """
+    problems = _mixing(rows, collate)
+    packed = _PACKED.intersection(rows[0]) if len(rows) else frozenset()
+    if packed:
+        problems.append(_packed_columns(sorted(packed)))
+    if problems:
+        return problems
+    found: list[_Row] = []
+    faults: dict[str, list[int]] = {}
+    owners: list[str] = []
+    for index in range(len(rows)):
+        try:
+            found.append(_collated(rows[index], collate))
+            owners.append(_owner(rows[index], unit_column, index=index))
+        except RowFault as fault:
+            faults.setdefault(str(fault), []).append(index)
+    if faults:
+        return [_faulty(fault, where) for fault, where in faults.items()]
+    if unit_column is None and not rows_are_single_units and _look_packed(found):
+        return [_packed_rows()]
+    return _grouped(found, owners, unit_column, max_rows_per_unit=max_rows_per_unit)
+
+
+def _grouped(
+    found: Sequence[_Row],
+    owners: Sequence[str],
+    unit_column: str | None,
+    *,
+    max_rows_per_unit: int,
+) -> UnitRows | list[Problem]:
+    """Give every row to its owner."""
+    labels = [row.label for row in found if row.label is not None]
+    if labels and len(labels) < len(found):
+        return [Problem(path="train_dataset", message="must have a label in each row.")]
+    records = tuple(map(_record_digest, found))
+    data = UnitDataset.from_columns(
+        [row.ids for row in found],
+        [row.weights for row in found],
+        owners,
+        max_sequences_per_unit=max_rows_per_unit,
+        labels=labels or None,
+    )
+    names = tuple(dict.fromkeys(owners)) if unit_column else _names(records)
+    return UnitRows(
+        data=data,
+        unit_ids=names,
+        records=records,
+        tokens=frozenset(_tokens_digest(row.ids) for row in found),
+        are_named=unit_column is not None,
+    )
+
+
+def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:
+    """Return the share of rows whose tokens are those of a row of the training data.
+
+    Args:
+        rows: of an evaluation set.
+        collate: of the script.
+        train: what is trained on.
+    """
+    seen = 0
+    for index in range(len(rows)):
+        try:
+            seen += _tokens_digest(_collated(rows[index], collate).ids) in train.tokens
+        except RowFault:
+            continue
+    return seen / max(1, len(rows))
+
+
+def _record_digest(row: _Row) -> bytes:
+    """Hash all that is trained on of one row. Private."""
+    digest = hashlib.sha256(_tokens_digest(row.ids))
+    digest.update(np.asarray(row.weights, np.float32).tobytes())
+    digest.update(str(row.label).encode())
+    return digest.digest()
+
+
+def _tokens_digest(ids: Sequence[int]) -> bytes:
+    """Hash the tokens of a row. Private."""
+    return hashlib.sha256(np.asarray(ids, np.int64).tobytes()).digest()
+
+
+def _names(records: Sequence[bytes]) -> tuple[str, ...]:
+    """Name rows by their content, copies by a number behind it."""
+    seen: dict[bytes, int] = {}
+    names = []
+    for digest in records:
+        seen[digest] = seen.get(digest, -1) + 1
+        names.append(f"{digest.hex()}-{seen[digest]}")
+    return tuple(names)
+
+
+def _owner(row: Mapping[str, Any], unit_column: str | None, *, index: int) -> str:
+    """Name the unit of a row."""
+    if unit_column is None:
+        return str(index)
+    owner = row.get(unit_column)
+    if isinstance(owner, bool) or not isinstance(owner, str | int) or owner == "":
+        raise RowFault(f"must name an owner in column {unit_column!r}, as text or number")
+    return str(owner)
+
+
+def _collated(row: Mapping[str, Any], collate: Collator) -> _Row:
+    """Send one row through the collator and take off its padding."""
+    batch = collate([row])
+    if "input_ids" not in batch or "labels" not in batch:
+        raise RowFault("must have input_ids and labels behind the collator")
+    ids = _one_row(batch["input_ids"])
+    mask = batch.get("attention_mask")
+    kept = torch.ones_like(ids) if mask is None else _one_row(mask)
+    where = torch.nonzero(kept).flatten()
+    if not len(where) or len(where) != int(where[-1] - where[0]) + 1:
+        raise RowFault("must have padding on its ends only, and a token between them")
+    span = slice(int(where[0]), int(where[-1]) + 1)
+    _check_others(batch, span)
+    labels = torch.as_tensor(batch["labels"])
+    if labels.numel() == 1 and labels.dim() <= 1:
+        return _classified(ids[span], labels)
+    targets = _one_row(labels)
+    if len(targets) != len(ids):
+        raise RowFault("must have as many labels as tokens")
+    targets = targets[span]
+    is_target = targets != IGNORED
+    if bool((targets[is_target] != ids[span][is_target]).any()):
+        raise RowFault("must have labels that are its own tokens, or -100")
+    return _Row(
+        ids=ids[span].tolist(), weights=is_target.float().tolist(), label=None
+    )
+
+
+def _classified(ids: Tensor, labels: Tensor) -> _Row:
+    """Return a row with one class."""
+    if labels.is_floating_point() or int(labels) < 0:
+        raise RowFault("must have a class from 0 as its label, no score")
+    return _Row(ids=ids.tolist(), weights=[1.0] * len(ids), label=int(labels))
+
+
+def _one_row(values: object) -> Tensor:
+    """Return the only row of a batch of one, `(time,)`."""
+    tensor = torch.as_tensor(values)
+    if tensor.dim() != 2 or len(tensor) != 1:
+        raise RowFault("must stay one row behind the collator")
+    return tensor[0]
+
+
+def _check_others(batch: Mapping[str, Any], span: slice) -> None:
+    """Refuse what the engine would not hand to the model, unless it says nothing."""
+    for name in set(batch) - _READ:
+        if batch[name] is None:
+            continue
+        values = torch.as_tensor(batch[name])
+        if name == "token_type_ids" and not values.any():
+            continue
+        if name == "position_ids" and values.dim() == 2:
+            place = values[0, span]
+            if bool((place == torch.arange(len(place))).all()):
+                continue
+        raise RowFault(
+            f"must have no {name}, which the engine does not hand to the model"
+        )
+
+
+def _mixing(rows: Rows, collate: Collator) -> list[Problem]:
+    """Compare rows that are collated together with the same rows alone."""
+    few = [rows[index] for index in range(min(_COMPARED, len(rows)))]
+    try:
+        alone = [_collated(row, collate) for row in few]
+        again = [_collated(row, collate) for row in few]
+        batch = collate(list(few)) if len(few) > 1 else None
+    except (RowFault, IndexError):
+        return []  # told row by row
+    together = alone
+    if batch is not None and isinstance(batch["input_ids"], Tensor):
+        together = _apart(batch) if len(batch["input_ids"]) == len(few) else []
+    if alone == again == together:
+        return []
+    return [
+        Problem(
+            path="data_collator",
+            message="must treat each row by itself and always alike: a row came out "
+            "otherwise beside others, or the second time.",
+            next_step="Use default_data_collator, DataCollatorWithPadding or "
+            "DataCollatorForLanguageModeling(mlm=False).",
+        )
+    ]
+
+
+def _apart(batch: Mapping[str, Any]) -> list[_Row]:
+    """Take a batch of the collator apart again."""
+    size = len(batch["input_ids"])
+    tensors = {k: v for k, v in batch.items() if isinstance(v, Tensor)}
+    try:
+        return [
+            _collated(
+                {}, lambda _, i=index: {k: v[i : i + 1] for k, v in tensors.items()}
+            )
+            for index in range(size)
+        ]
+    except RowFault:
+        return []
+
+
+def _look_packed(found: Sequence[_Row]) -> bool:
+    """Whether all rows of texts have one length, as packing leaves them."""
+    texts = [row for row in found if row.label is None]
+    return len(texts) >= _FEWEST_PACKED and len({len(row.ids) for row in texts}) == 1
+
+
+def _packed_columns(names: Sequence[str]) -> Problem:
+    """Refuse rows that say that they hold several sequences."""
+    return Problem(
+        path="train_dataset",
+        message=f"must hold one sequence in a row, got the columns {', '.join(names)} "
+        "of packing.",
+        next_step="Turn packing and padding_free off.",
+    )
+
+
+def _packed_rows() -> Problem:
+    """Refuse rows of one length."""
+    return Problem(
+        path="train_dataset",
+        message="must have rows that were made from one record each, got rows that all "
+        "have one length, as grouping texts into blocks leaves them.",
+        next_step="Tokenize records one by one, without concatenation; or name owners "
+        "in privacy.unit_column; or, if each row is one record, set "
+        "privacy.rows_are_single_units.",
+    )
+
+
+def _faulty(fault: str, where: Sequence[int]) -> Problem:
+    """Name the first rows with a fault, and count the rest."""
+    shown = ", ".join(map(str, where[:5]))
+    more = f" and {len(where) - 5} more" if len(where) > 5 else ""
+    return Problem(path=f"train_dataset row {shown}{more}", message=f"{fault}.")

@@ -1,0 +1,372 @@
+"""One training of a script: its plan, what it pays, and what may be said of it.
+
+```
+output_dir/privacy/
+├── run.json            id of the training, and what it trains on, in digests
+├── plan.json           every number that the claim depends on
+├── ledger.jsonl        the journal: blocks of steps, each before its noise
+├── attempts/           one empty file per process start
+├── certificate.json    what is guaranteed, after training
+└── CARD.md             the same for people
+output_dir/checkpoint-40/privacy.json    which training, and how long its journal was
+```
+
+The plan, the entries, the journal, the budget and the certificate are those of
+`run.py train`. A training that is started again in its folder goes on with its journal,
+whatever the checkpoint that it starts from: what was paid stays counted.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from dptune.accounting.certificates import Certificate
+from dptune.accounting.chain import LedgerJournal
+from dptune.accounting.ledger import LedgerEntry
+from dptune.accounting.store.reservations import UnitSet
+from dptune.accounting.store.store import BudgetStore, Request
+from dptune.accounting.store.tables import IdKind
+from dptune.dpsgd.checkpoint import claim_attempt
+from dptune.errors import ArtifactError, ConfigError, PrivacyError
+from dptune.files import replacing
+from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
+from dptune.integrations.card import script_card
+from dptune.integrations.rows import UnitRows
+from dptune.planning import RunPlan, plan_run
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, UnitsFrom
+from dptune.recipes import Recipe, StageSettings, View
+from dptune.results import BudgetReservation, CorpusReport, ValidationReport
+from dptune.settings import (
+    ClippingSettings,
+    LossSettings,
+    NoiseSettings,
+    OptimizerSettings,
+)
+from dptune.stages import StagePlan
+from dptune.workflow.budget import planned_costs, release_held, settle_budget, spender
+from dptune.workflow.charging import stage_entry
+from dptune.workflow.naming import check_name, claim_name, name_of
+
+RECIPE: Final = "script"
+STAGE: Final = "train"
+NOTE: Final = "privacy.json"
+
+
+def plan_script(
+    privacy: PrivacyArguments,
+    *,
+    num_units: int,
+    batch_size: int,
+    epochs: float,
+    max_steps: int = 0,
+    learning_rate: float = 1e-3,
+) -> RunPlan:
+    """Find rate, steps and noise of a script's training, as `plan_run` does.
+
+    Args:
+        privacy: what the script asks for.
+        num_units: that the data has; a public number in `privacy` takes its place.
+        batch_size: units per step, in expectation.
+        epochs: passes over the data, in expectation.
+        max_steps: steps in place of `epochs`, if above 0.
+        learning_rate: for the reader: the script's optimizer has its own.
+
+    Raises:
+        ConfigError: the numbers contradict one another (all problems at once).
+        InfeasibleBudgetError: no noise reaches the target; the message has the best.
+
+    >>> asked = PrivacyArguments(target_epsilon=8, target_delta=1e-5, max_grad_norm=1.0)
+    >>> plan = plan_script(asked, num_units=1000, batch_size=50, epochs=3)
+    >>> plan.stages[0].num_steps, plan.stages[0].sample_rate, plan.epsilon <= 8
+    (60, 0.05, True)
+    """
+    number = privacy.num_units or num_units
+    if max_steps > 0:
+        epochs = max_steps * batch_size / number
+    try:
+        recipe = _recipe(
+            privacy, batch_size=batch_size, epochs=epochs, learning_rate=learning_rate
+        )
+    except ValidationError as error:
+        raise ConfigError(
+            f"the numbers of the script must make a stage: {error.error_count()} do "
+            f"not, at {', '.join('.'.join(map(str, e['loc'])) for e in error.errors())}."
+        ) from None
+    return plan_run(
+        recipe,
+        num_units=number,
+        notion=Notion.RECORD,
+        relation=NeighboringRelation(privacy.relation),
+        target_epsilon=privacy.target_epsilon,
+        target_delta=privacy.target_delta,
+        units_from=UnitsFrom.EXACT if privacy.num_units is None else UnitsFrom.DECLARED,
+    )
+
+
+def _recipe(
+    privacy: PrivacyArguments, *, batch_size: int, epochs: float, learning_rate: float
+) -> Recipe:
+    """Describe a script as a recipe of one stage."""
+    stage = StageSettings(
+        name=STAGE,
+        view=View.ORIGINAL,
+        epochs=epochs,
+        expected_batch_size=batch_size,
+        optimizer=OptimizerSettings(learning_rate=learning_rate),
+        loss=LossSettings(normalizer=privacy.loss_normalizer),
+        clipping=ClippingSettings(max_grad_norm=privacy.max_grad_norm),
+        noise=NoiseSettings(noise_multiplier=privacy.noise_multiplier),
+    )
+    return Recipe(name=RECIPE, title="A script of one's own", stages=(stage,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRun:
+    """A training of a script that may begin.
+
+    Args:
+        folder: `output_dir/privacy`.
+        privacy: what the script asked for.
+        plan: with its noise.
+        rows: what it trains on. Private.
+        digest: of model, data, plan and settings.
+        budget: that it is charged to, if any.
+    """
+
+    folder: Path
+    privacy: PrivacyArguments
+    plan: RunPlan
+    rows: UnitRows = field(repr=False)
+    digest: str
+    budget: ScriptBudget | None = None
+
+    @property
+    def stage(self) -> StagePlan:
+        """The only stage."""
+        return self.plan.stages[0]
+
+    @property
+    def journal(self) -> LedgerJournal:
+        """What was paid, by every process start."""
+        return LedgerJournal(self.folder / "ledger.jsonl")
+
+    @property
+    def corpus(self) -> CorpusReport:
+        """What an entry needs to know of the data: nothing was dropped or marked."""
+        rows = self.rows.data
+        return CorpusReport(
+            source=RECIPE,
+            fingerprint=self.rows.fingerprint,
+            num_read=len(self.rows.records),
+            num_records={"train": len(rows.sequences)},
+            num_units={"train": rows.num_units},
+            num_exact_duplicates=0,
+            num_near_duplicates=0,
+            num_duplicates_across_units=0,
+            num_characters=0,
+            privacy_unit=self.privacy.privacy_unit,
+            deduplicated=False,
+            validation=ValidationReport(view="original", success=True, expectations=()),
+        )
+
+    def begin(self, checkpoint: Path | None) -> int:
+        """Check what was paid before, note this start, and number it.
+
+        Args:
+            checkpoint: that the training goes on from.
+
+        Raises:
+            ArtifactError: the checkpoint is no part of this training, or the journal
+                is not the one that it was written with, or was tampered with.
+            PrivacyError: the folder holds another training, or one that has ended.
+        """
+        known = _read(self.folder / "run.json")
+        self._check_folder(known, resumes=checkpoint is not None)
+        if checkpoint is not None:
+            self._check_checkpoint(known, _read(checkpoint / NOTE))
+        self.journal.read()
+        if not known:
+            run = {
+                "run": secrets.token_hex(16),
+                "digest": self.digest,
+                "num_units": self.rows.data.num_units,
+            }
+            _write(self.folder / "run.json", json.dumps(run))
+            _write(self.folder / "plan.json", self.plan.model_dump_json(indent=1))
+        return claim_attempt(self.folder)
+
+    def _check_folder(self, known: dict[str, Any], *, resumes: bool) -> None:
+        """Refuse a folder of another training, or of one that has ended."""
+        if not known:
+            if self.journal.path.exists():
+                raise ArtifactError(
+                    "output_dir/privacy must hold run.json beside its ledger, got none. "
+                    "Restore it, or choose another output_dir."
+                )
+            return
+        now = self.rows.data.num_units
+        if known["num_units"] != now:
+            raise PrivacyError(
+                f"train_dataset must have the {known['num_units']} units that this "
+                f"output_dir was trained on, got {now}. Bring the same data, or choose "
+                "another output_dir: other data make another training."
+            )
+        if known["digest"] != self.digest:
+            raise PrivacyError(
+                "output_dir must belong to this model, these data and these numbers, "
+                "but another training has paid for steps in it. Choose another "
+                "output_dir."
+            )
+        if not resumes and (self.folder / "certificate.json").exists():
+            raise PrivacyError(
+                "output_dir must not hold a training that has ended: a second one "
+                "would spend as much again. Choose another output_dir, or resume from "
+                "a checkpoint."
+            )
+
+    def _check_checkpoint(self, known: dict[str, Any], note: dict[str, Any]) -> None:
+        """Refuse a checkpoint whose charges are not in this folder."""
+        if not note:
+            raise ArtifactError(
+                f"the checkpoint must hold {NOTE}, got none: it was not written by a "
+                "private training, and nobody knows what it has learnt. Start anew."
+            )
+        if not known or note["run"] != known["run"]:
+            raise ArtifactError(
+                "the checkpoint must belong to the training in output_dir, whose "
+                "ledger says what it has paid. Set output_dir to its own folder."
+            )
+        found = len(self.journal.read().entries)
+        if found < note["num_entries"]:
+            raise ArtifactError(
+                f"the ledger must hold the {note['num_entries']} blocks that were paid "
+                f"when the checkpoint was written, got {found}. Restore the ledger."
+            )
+
+    def note_checkpoint(self, checkpoint: Path) -> None:
+        """Tie a checkpoint to this training and to what it has paid so far."""
+        run = _read(self.folder / "run.json")["run"]
+        paid = len(self.journal.read().entries)
+        _write(checkpoint / NOTE, json.dumps({"run": run, "num_entries": paid}))
+
+    @contextmanager
+    def charging(self) -> Iterator[Callable[[int, int], None]]:
+        """Hold the budget, and hand out what charges a block before its noise.
+
+        Raises:
+            BudgetExceededError: the data set cannot pay for the whole training.
+        """
+        if self.budget is None:
+            yield self._charge_to(None)
+            return
+        held = self._reserve(self.budget)
+        with release_held(self.budget.url, held):
+            yield self._charge_to(spender(self.budget.url, held))
+            settle_budget(self.budget.url, held, delta=self.privacy.target_delta)
+
+    def _charge_to(
+        self, spend: Callable[[LedgerEntry], None] | None
+    ) -> Callable[[int, int], None]:
+        """Charge blocks to the budget, then to the journal."""
+        journal, corpus = self.journal, self.corpus
+
+        def charge(first_step: int, num_steps: int) -> None:
+            entry = stage_entry(
+                corpus,
+                self.stage,
+                recipe=self.plan.recipe,
+                first_step=first_step,
+                num_steps=num_steps,
+                fixed_seed=self.privacy.seed is not None,
+            )
+            if spend is not None:
+                spend(entry)
+            journal.charge(entry)
+
+        return charge
+
+    def _request(self, budget: ScriptBudget) -> Request:
+        """Ask for everything that the training will draw."""
+        planned, spare = planned_costs(
+            self.plan,
+            self.corpus,
+            redaction="",
+            block_size=self.privacy.block_size,
+            seeded=self.privacy.seed is not None,
+        )
+        run = _read(self.folder / "run.json").get("run", "")
+        return Request(
+            units=UnitSet.of(
+                self.rows.unit_ids, key=budget.key, data_set=budget.data_set
+            ),
+            privacy_unit=PrivacyUnit(self.privacy.privacy_unit),
+            id_kind=IdKind.SOURCE if self.rows.are_named else IdKind.CONTENT_HASH,
+            run_key=hashlib.sha256(f"{run} {self.digest}".encode()).hexdigest(),
+            recipe=self.plan.recipe,
+            planned=planned,
+            spare=spare,
+            purpose=budget.purpose,
+            sweep=budget.sweep,
+            required=budget.required,
+        )
+
+    def _reserve(self, budget: ScriptBudget) -> BudgetReservation:
+        """Hold the cost of the whole training."""
+        store = BudgetStore.open(budget.url)
+        try:
+            digest = name_of(self.rows.records, key=budget.key)
+            check_name(store, budget.data_set, digest)
+            held = store.reserve(self._request(budget))
+            claim_name(store, budget.data_set, digest, reservation=held.id)
+            head = store.head()
+        finally:
+            store.engine.dispose()
+        return BudgetReservation(
+            id=held.id,
+            data_set=held.data_set,
+            num_units=held.num_units,
+            head_sequence=head.sequence,
+            head_hash=head.hash,
+        )
+
+    def certificate(self) -> Certificate:
+        """State what is guaranteed after all that was paid until now."""
+        return self.journal.read().certificate(
+            Notion.RECORD,
+            delta=self.privacy.target_delta,
+            relation=NeighboringRelation(self.privacy.relation),
+        )
+
+    def finish(self) -> Certificate:
+        """Write the certificate and the card."""
+        found = self.certificate()
+        card = script_card(found, self.plan)
+        _write(self.folder / "certificate.json", found.model_dump_json(indent=1))
+        _write(self.folder / "CARD.md", card)
+        return found
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read a small JSON object, empty if there is none."""
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "run" not in found:
+        raise ArtifactError(f"{file.name} must be as it was written. Restore it.")
+    return found
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace a file as a whole."""
+    with replacing(file) as half:
+        half.write_text(text, encoding="utf-8")
