@@ -134,8 +134,10 @@ class PrivacyArguments:
             ),
             (
                 "unit_column",
-                f"must be set exactly where privacy_unit is not record, got "
-                f"privacy_unit={self.privacy_unit}.",
+                (
+                    f"must be set exactly where privacy_unit is not record, got "
+                    f"privacy_unit={self.privacy_unit}."
+                ),
                 "Name the column of owners and say what they are: document or user.",
                 (self.unit_column is not None) != owned,
             ),

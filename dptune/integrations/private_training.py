@@ -1,15 +1,14 @@
 """The loop of `transformers.Trainer` with our steps in it.
 
-The loop keeps what it is good at: schedule, callbacks, logging, evaluation, checkpoints.
-What a claim rests on is taken out of its hands: it is given no data, so that it can
-draw none, and its `training_step` asks the engine for the released gradients of a step
-that was paid before. They are all that its optimizer ever sees.
+The loop keeps what it is good at: schedule, callbacks, logging, evaluation and
+checkpoints. What a claim rests on is taken out of its hands: it is given no data, so
+that it can draw none, and its `training_step` asks the engine for the released
+gradients of a step that was paid before. They are all that its optimizer ever sees.
 """
 
 import copy
 import inspect
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,9 +31,12 @@ from dptune.errors import ConfigError, PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.refusals import (
     argument_problems,
+    label_problems,
     model_problems,
+    no_search,
     optimizer_problems,
     part_problems,
+    seen_rows,
     trainer_problems,
 )
 from dptune.integrations.rows import Rows, UnitRows, read_rows, share_seen
@@ -62,7 +64,7 @@ class _Units(Dataset[None]):
         return None
 
 
-def _nothing(items: list[None]) -> dict[str, Tensor]:  # noqa: ARG001 - a collator
+def _nothing(_: list[None]) -> dict[str, Tensor]:
     """Collate what a loop is given in place of data."""
     return {}
 
@@ -116,7 +118,7 @@ class PrivateTraining:
         self._asked = args
         self._steps: ChargedSteps | None = None
         self._run: ScriptRun | None = None
-        self._checked: dict[int, float] = {}
+        self._seen: list[tuple[object, float]] = []
         _raise_all(self._static_problems(given))
         given["args"] = self._taken_over(args)
         super().__init__(**given)
@@ -150,13 +152,18 @@ class PrivateTraining:
         return taken
 
     @property
+    def _output(self) -> Path:
+        """Folder of the script's results."""
+        return Path(self.args.output_dir or "trainer_output")
+
+    @property
     def certificate(self) -> Certificate | None:
         """What is guaranteed after all that was paid until now; None before."""
         return None if self._run is None else self._run.certificate()
 
     def train(
         self,
-        resume_from_checkpoint: str | bool | None = None,
+        resume_from_checkpoint: str | bool | None = None,  # noqa: FBT001 - its signature
         trial: object = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
@@ -183,7 +190,9 @@ class PrivateTraining:
             self._open = partial(self._opened, stack, feed, charge, attempt)
             try:
                 done = super().train(  # type: ignore[misc]
-                    resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
+                    resume_from_checkpoint=None
+                    if checkpoint is None
+                    else str(checkpoint),
                     ignore_keys_for_eval=ignore_keys_for_eval,
                 )
             finally:
@@ -192,11 +201,13 @@ class PrivateTraining:
         metrics = {k: v for k, v in done.metrics.items() if k not in _PRIVATE}
         return TrainOutput(done.global_step, done.training_loss, metrics)
 
-    def _checkpoint(self, resume: str | bool | None) -> Path | None:
+    def _checkpoint(self, resume: object) -> Path | None:
         """Find what to resume from, as transformers does."""
         if resume is None or resume is False:
             return None
-        found = get_last_checkpoint(self.args.output_dir) if resume is True else resume
+        found: str | None = resume if isinstance(resume, str) else None
+        if resume is True:
+            found = get_last_checkpoint(str(self._output))  # type: ignore[no-untyped-call]
         if found is None:
             raise ConfigError(
                 "resume_from_checkpoint must name a checkpoint, got none in output_dir."
@@ -215,7 +226,7 @@ class PrivateTraining:
             }
         )
         if trial is not None:
-            problems.append(_no_search())
+            problems.append(no_search())
         if problems:
             raise ConfigError(problems)
         rows = self._rows()
@@ -228,10 +239,11 @@ class PrivateTraining:
             learning_rate=self._asked.learning_rate or 1e-3,
         )
         feed = self._feed(rows, plan.stages[0])
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
         with self._computing(feed):
             check_private(self.model, feed, seed=self.privacy.seed)
         run = ScriptRun(
-            folder=Path(self.args.output_dir) / "privacy",
+            folder=self._output / "privacy",
             privacy=self.privacy,
             plan=plan,
             rows=rows,
@@ -257,16 +269,16 @@ class PrivateTraining:
         )
         if not isinstance(found, UnitRows):
             raise ConfigError(found)
-        problems = _label_problems(found, self.model)
+        problems = label_problems(found.data.labels, self.model)
         given = self.eval_dataset
         parts = given.values() if isinstance(given, dict) else [given]
         for part in parts:
             if part is not None and self._share_seen(part, found) > _MOST_SEEN:
-                problems.append(_seen("eval_dataset"))
+                problems.append(seen_rows("eval_dataset"))
         _raise_all(problems)
         return found
 
-    def _collate(self, rows: list[Any]) -> Any:  # noqa: ANN401 - what a collator gives
+    def _collate(self, rows: list[Any]) -> Mapping[str, Any]:
         """Collate as the script does, without columns that the model does not take."""
         self._set_signature_columns_if_needed()  # type: ignore[attr-defined]
         if self.args.remove_unused_columns:
@@ -275,7 +287,8 @@ class PrivateTraining:
         elif self.privacy.unit_column is not None:
             hidden = self.privacy.unit_column
             rows = [{k: v for k, v in row.items() if k != hidden} for row in rows]
-        return self.data_collator(rows)
+        batch: Mapping[str, Any] = self.data_collator(rows)
+        return batch
 
     def _share_seen(self, rows: Rows, train: UnitRows) -> float:
         """Compare an evaluation set with the training data, once."""
@@ -283,14 +296,18 @@ class PrivateTraining:
             return 1.0
         if not hasattr(rows, "__len__"):
             return 0.0
-        if id(rows) not in self._checked:
-            self._checked[id(rows)] = share_seen(rows, self._collate, train)
-        return self._checked[id(rows)]
+        known = [share for looked_at, share in self._seen if looked_at is rows]
+        if not known:
+            known = [share_seen(rows, self._collate, train)]
+            self._seen.append((rows, known[0]))
+        return known[0]
 
     def _feed(self, rows: UnitRows, stage: StagePlan) -> Feed:
         """Bring rows to the model as the script's arguments say."""
         config = getattr(self.model, "config", None)
-        known = (getattr(of, "pad_token_id", None) for of in (config, self.processing_class))
+        known = (
+            getattr(of, "pad_token_id", None) for of in (config, self.processing_class)
+        )
         longest = self.privacy.max_tokens
         return Feed(
             data=rows.data,
@@ -341,7 +358,6 @@ class PrivateTraining:
                 attempt=attempt,
             )
         )
-        self._trained = [p for p in self.model.parameters() if p.requires_grad]
         return ChargedSteps(
             plan=plan,
             feed=feed,
@@ -361,10 +377,10 @@ class PrivateTraining:
         num_items_in_batch: object = None,  # noqa: ARG002
     ) -> Tensor:
         """Leave the released gradients of a step in `grad`; the loss is private."""
+        self._check_covered()
         if self._steps is None:
             self._steps = self._open()
         model.train()
-        self._check_covered()
         step = int(self.state.global_step)
         indices = self._steps.draw(step)
         if indices is None:
@@ -391,7 +407,7 @@ class PrivateTraining:
         size = min(self.expected_batch_size, run.stage.num_units)
         return DataLoader(units, batch_size=size, collate_fn=_nothing)
 
-    def floating_point_ops(self, inputs: object) -> int:  # noqa: ARG002 - of the loop
+    def floating_point_ops(self, inputs: object) -> int:  # noqa: ARG002
         """Return 0: how much a drawn batch computes is private."""
         return 0
 
@@ -401,7 +417,9 @@ class PrivateTraining:
         for name in _PRIVATE:
             self.state.log_history[-1].pop(name, None)
 
-    def evaluate(self, eval_dataset: Any = None, *rest: Any, **named: Any) -> dict[str, float]:  # noqa: ANN401
+    def evaluate(
+        self, eval_dataset: object = None, *rest: object, **named: object
+    ) -> dict[str, float]:
         """Evaluate as transformers does, on rows that were not trained on.
 
         Raises:
@@ -411,7 +429,7 @@ class PrivateTraining:
         found: dict[str, float] = super().evaluate(eval_dataset, *rest, **named)  # type: ignore[misc]
         return found
 
-    def predict(self, test_dataset: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401
+    def predict(self, test_dataset: object, *rest: object, **named: object) -> object:
         """Predict as transformers does, on rows that were not trained on.
 
         Raises:
@@ -420,72 +438,34 @@ class PrivateTraining:
         self._refuse_seen(test_dataset, "test_dataset")
         return super().predict(test_dataset, *rest, **named)  # type: ignore[misc]
 
-    def hyperparameter_search(self, *rest: Any, **named: Any) -> None:  # noqa: ANN401, ARG002
+    def hyperparameter_search(self, *_: object, **__: object) -> None:
         """Refuse: every trial would train on the private data.
 
         Raises:
             ConfigError: always.
         """
-        raise ConfigError([_no_search()])
+        raise ConfigError([no_search()])
 
-    def _refuse_seen(self, rows: Any, name: str) -> None:  # noqa: ANN401
+    def _refuse_seen(self, rows: object, name: str) -> None:
         """Refuse to measure on the training data."""
         if rows is None or isinstance(rows, str | dict):
             return
         known = self._run.rows if self._run is not None else None
         seen = rows is self.train_dataset
         if not seen and known is not None:
-            seen = self._share_seen(rows, known) > _MOST_SEEN
+            seen = self._share_seen(cast("Rows", rows), known) > _MOST_SEEN
         if seen:
-            raise PrivacyError(str(_seen(name)))
+            raise PrivacyError(str(seen_rows(name)))
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Tie a checkpoint to what was paid, before it is written."""
         run = cast("ScriptRun", self._run)
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        folder = self._output / f"checkpoint-{self.state.global_step}"
         run.note_checkpoint(folder)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
-
-
-def _label_problems(rows: UnitRows, model: nn.Module) -> list[Problem]:
-    """Refuse classes that the model does not have."""
-    labels, config = rows.data.labels, getattr(model, "config", None)
-    known = getattr(config, "num_labels", math.inf)
-    if labels is None or int(labels.max()) < known:
-        return []
-    return [
-        Problem(
-            path="train_dataset",
-            message=f"must have classes below num_labels={known} of the model.",
-            next_step="Load the model with as many labels as the data has.",
-        )
-    ]
-
-
-def _seen(name: str) -> Problem:
-    """Refuse an evaluation on the training data."""
-    return Problem(
-        path=name,
-        message="must not be the training data: what is measured on it is released "
-        "without noise.",
-        next_step="Hold rows out, whose units are not in train_dataset.",
-    )
-
-
-def _no_search() -> Problem:
-    """Refuse to search."""
-    return Problem(
-        path="hyperparameter_search",
-        message="must not be used: every trial trains on the private data, and what is "
-        "best is told by them.",
-        next_step="Tune on public data, or charge each trial to a ScriptBudget with "
-        "purpose tuning.",
-    )
 
 
 def _raise_all(problems: list[Problem]) -> None:
     """Raise one error with every problem."""
     if problems:
         raise ConfigError(problems)
-
-

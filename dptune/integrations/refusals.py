@@ -4,6 +4,7 @@ A value is refused for what it does to the claim, or because nobody has checked 
 does; the message says which. All are told at once, before anything is charged.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
+from dptune.dpsgd.dataset import IntArray
 from dptune.dpsgd.gradients import check_modules
 from dptune.dpsgd.parameters import trainable_parameters
 from dptune.errors import ModelError, Problem
@@ -138,7 +140,7 @@ _RULES: Final = (
         name="push_to_hub",
         allowed=_unset,
         wanted="False",
-        reason="what it sends holds more than weights, such as the state of the trainer",
+        reason="it sends more than weights, such as the state of the trainer",
         next_step="Call model.push_to_hub after training.",
     ),
     _Rule(
@@ -247,34 +249,45 @@ def _value_problems(
 ) -> list[Problem]:
     """Refuse values that depend on other values."""
     clip, config = args.max_grad_norm, args.accelerator_config
-    recompute = args.activation_checkpointing_kwargs or {}
+    given = args.activation_checkpointing_kwargs
+    recompute = given if isinstance(given, dict) else {}
     trackers = {args.report_to} if isinstance(args.report_to, str) else args.report_to
     told = sorted(set(trackers or ()) - _LOCAL_TRACKERS)
     layerwise = [mark for mark in ("lomo", "layerwise") if mark in str(args.optim)]
     checks = {
         "max_grad_norm": (
             clip in (None, 0, _DEFAULT_CLIP, privacy.max_grad_norm),
-            f"must be 0 or privacy.max_grad_norm, got {clip}: two clips are asked for, "
-            "and only the one of units bounds what a unit does.",
+            (
+                f"must be 0 or privacy.max_grad_norm, got {clip}: two clips are asked "
+                "for, and only the one of units bounds what a unit does."
+            ),
             "Say C in privacy.max_grad_norm and drop it here.",
         ),
         "bf16": (
             not args.bf16 or privacy.max_tokens is not None,
-            "must come with privacy.max_tokens: in bfloat16 shapes are fixed, and the "
-            "longest row is private.",
+            (
+                "must come with privacy.max_tokens: in bfloat16 shapes are fixed, and "
+                "the longest row is private."
+            ),
             "Say the length that rows are cut to.",
         ),
         "report_to": (
             not told or privacy.reports_stay_inside,
-            f"must not name {', '.join(told)}: the training loss is private, and goes "
-            "there.",
-            "Set privacy.reports_stay_inside if the tracker is inside the trust "
-            "boundary, or report to tensorboard.",
+            (
+                f"must not name {', '.join(told)}: the training loss is private, and "
+                "goes there."
+            ),
+            (
+                "Set privacy.reports_stay_inside if the tracker is inside the trust "
+                "boundary, or report to tensorboard."
+            ),
         ),
         "optim": (
             not layerwise,
-            f"must not be {args.optim}: it sees gradients in the backward pass, "
-            "before they are clipped and noised.",
+            (
+                f"must not be {args.optim}: it sees gradients in the backward pass, "
+                "before they are clipped and noised."
+            ),
             "Use adamw_torch, or another one that steps at the end.",
         ),
         "activation_checkpointing_kwargs": (
@@ -284,8 +297,10 @@ def _value_problems(
         ),
         "accelerator_config": (
             not getattr(config, "gradient_accumulation_kwargs", None),
-            "must have no gradient_accumulation_kwargs: the engine adds up the pieces "
-            "of a step itself, each clipped by unit.",
+            (
+                "must have no gradient_accumulation_kwargs: the engine adds up the "
+                "pieces of a step itself, each clipped by unit."
+            ),
             "Drop it and keep gradient_accumulation_steps.",
         ),
     }
@@ -348,8 +363,10 @@ def part_problems(
         ),
         "callbacks": (
             not stops or privacy.evaluation_is_public,
-            "must not hold EarlyStoppingCallback: when to stop is measured on records "
-            "that no noise protects.",
+            (
+                "must not hold EarlyStoppingCallback: when to stop is measured on "
+                "records that no noise protects."
+            ),
             _IF_PUBLIC,
         ),
         "train_dataset": (
@@ -357,8 +374,10 @@ def part_problems(
             and not isinstance(train_dataset, IterableDataset)
             and hasattr(train_dataset, "__len__")
             and hasattr(train_dataset, "__getitem__"),
-            "must be a data set of known length whose rows can be drawn in any order, "
-            f"got {type(train_dataset).__name__}.",
+            (
+                "must be a data set of known length whose rows can be drawn in any "
+                f"order, got {type(train_dataset).__name__}."
+            ),
             "Load it without streaming.",
         ),
         "privacy.unit_column": (
@@ -384,23 +403,43 @@ def model_problems(model: nn.Module) -> list[Problem]:
             found.append(Problem(path="model", message=str(error)))
     config: Any = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
-        found.append(_bad_model("be a causal model or a classifier, got one that has "
-                                "an encoder and a decoder"))
+        found.append(
+            _bad_model(
+                "be a causal model or a classifier, got one that has "
+                "an encoder and a decoder"
+            )
+        )
     if getattr(config, "output_router_logits", False):
-        found.append(_bad_model("have output_router_logits off: the loss of its "
-                                "routers is a mean over the batch"))
-    if getattr(config, "problem_type", None) in ("regression", "multi_label_classification"):
-        found.append(_bad_model("have one class for each row, got problem_type "
-                                f"{config.problem_type}"))
+        found.append(
+            _bad_model(
+                "have output_router_logits off: the loss of its "
+                "routers is a mean over the batch"
+            )
+        )
+    if getattr(config, "problem_type", None) in (
+        "regression",
+        "multi_label_classification",
+    ):
+        found.append(
+            _bad_model(
+                f"have one class for each row, got problem_type {config.problem_type}"
+            )
+        )
     hooked = [
         name
         for name, value in model.named_parameters()
         if value.requires_grad
-        and (value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None))
+        and (
+            value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None)
+        )
     ]
     if hooked:
-        found.append(_bad_model(f"have no hooks on gradients, got {len(hooked)}: they "
-                                "see them before they are clipped and noised"))
+        found.append(
+            _bad_model(
+                f"have no hooks on gradients, got {len(hooked)}: they "
+                "see them before they are clipped and noised"
+            )
+        )
     return found
 
 
@@ -419,6 +458,42 @@ def optimizer_problems(model: nn.Module, optimizer: object) -> list[Problem]:
             next_step="Make the optimizer from model.parameters().",
         )
     ]
+
+
+def label_problems(labels: IntArray | None, model: nn.Module) -> list[Problem]:
+    """Refuse classes that the model does not have."""
+    config = getattr(model, "config", None)
+    known = getattr(config, "num_labels", math.inf)
+    if labels is None or int(labels.max()) < known:
+        return []
+    return [
+        Problem(
+            path="train_dataset",
+            message=f"must have classes below num_labels={known} of the model.",
+            next_step="Load the model with as many labels as the data has.",
+        )
+    ]
+
+
+def seen_rows(name: str) -> Problem:
+    """Refuse an evaluation on the training data."""
+    return Problem(
+        path=name,
+        message="must not be the training data: what is measured on it is released "
+        "without noise.",
+        next_step="Hold rows out, whose units are not in train_dataset.",
+    )
+
+
+def no_search() -> Problem:
+    """Refuse to search."""
+    return Problem(
+        path="hyperparameter_search",
+        message="must not be used: every trial trains on the private data, and what is "
+        "best is told by them.",
+        next_step="Tune on public data, or charge each trial to a ScriptBudget with "
+        "purpose tuning.",
+    )
 
 
 def _bad_model(message: str) -> Problem:

@@ -77,7 +77,7 @@ class _Row:
     label: int | None
 
 
-class RowFault(ValueError):  # noqa: N818 - it is raised and caught in this module
+class RowFaultError(ValueError):
     """A row that cannot be trained on; says why, never what it holds."""
 
 
@@ -114,7 +114,7 @@ def read_rows(
         try:
             found.append(_collated(rows[index], collate))
             owners.append(_owner(rows[index], unit_column, index=index))
-        except RowFault as fault:
+        except RowFaultError as fault:
             faults.setdefault(str(fault), []).append(index)
     if faults:
         return [_faulty(fault, where) for fault, where in faults.items()]
@@ -164,7 +164,7 @@ def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:
     for index in range(len(rows)):
         try:
             seen += _tokens_digest(_collated(rows[index], collate).ids) in train.tokens
-        except RowFault:
+        except RowFaultError:
             continue
     return seen / max(1, len(rows))
 
@@ -198,21 +198,29 @@ def _owner(row: Mapping[str, Any], unit_column: str | None, *, index: int) -> st
         return str(index)
     owner = row.get(unit_column)
     if isinstance(owner, bool) or not isinstance(owner, str | int) or owner == "":
-        raise RowFault(f"must name an owner in column {unit_column!r}, as text or number")
+        raise RowFaultError(
+            f"must name an owner in column {unit_column!r}, as text or number"
+        )
     return str(owner)
 
 
 def _collated(row: Mapping[str, Any], collate: Collator) -> _Row:
-    """Send one row through the collator and take off its padding."""
-    batch = collate([row])
+    """Send one row through the collator, alone."""
+    return _read_row(collate([row]))
+
+
+def _read_row(batch: Mapping[str, Any]) -> _Row:
+    """Take the padding off a batch of one row."""
     if "input_ids" not in batch or "labels" not in batch:
-        raise RowFault("must have input_ids and labels behind the collator")
+        raise RowFaultError("must have input_ids and labels behind the collator")
     ids = _one_row(batch["input_ids"])
     mask = batch.get("attention_mask")
     kept = torch.ones_like(ids) if mask is None else _one_row(mask)
     where = torch.nonzero(kept).flatten()
     if not len(where) or len(where) != int(where[-1] - where[0]) + 1:
-        raise RowFault("must have padding on its ends only, and a token between them")
+        raise RowFaultError(
+            "must have padding on its ends only, and a token between them"
+        )
     span = slice(int(where[0]), int(where[-1]) + 1)
     _check_others(batch, span)
     labels = torch.as_tensor(batch["labels"])
@@ -220,20 +228,18 @@ def _collated(row: Mapping[str, Any], collate: Collator) -> _Row:
         return _classified(ids[span], labels)
     targets = _one_row(labels)
     if len(targets) != len(ids):
-        raise RowFault("must have as many labels as tokens")
+        raise RowFaultError("must have as many labels as tokens")
     targets = targets[span]
     is_target = targets != IGNORED
     if bool((targets[is_target] != ids[span][is_target]).any()):
-        raise RowFault("must have labels that are its own tokens, or -100")
-    return _Row(
-        ids=ids[span].tolist(), weights=is_target.float().tolist(), label=None
-    )
+        raise RowFaultError("must have labels that are its own tokens, or -100")
+    return _Row(ids=ids[span].tolist(), weights=is_target.float().tolist(), label=None)
 
 
 def _classified(ids: Tensor, labels: Tensor) -> _Row:
     """Return a row with one class."""
     if labels.is_floating_point() or int(labels) < 0:
-        raise RowFault("must have a class from 0 as its label, no score")
+        raise RowFaultError("must have a class from 0 as its label, no score")
     return _Row(ids=ids.tolist(), weights=[1.0] * len(ids), label=int(labels))
 
 
@@ -241,7 +247,7 @@ def _one_row(values: object) -> Tensor:
     """Return the only row of a batch of one, `(time,)`."""
     tensor = torch.as_tensor(values)
     if tensor.dim() != 2 or len(tensor) != 1:
-        raise RowFault("must stay one row behind the collator")
+        raise RowFaultError("must stay one row behind the collator")
     return tensor[0]
 
 
@@ -257,7 +263,7 @@ def _check_others(batch: Mapping[str, Any], span: slice) -> None:
             place = values[0, span]
             if bool((place == torch.arange(len(place))).all()):
                 continue
-        raise RowFault(
+        raise RowFaultError(
             f"must have no {name}, which the engine does not hand to the model"
         )
 
@@ -269,7 +275,7 @@ def _mixing(rows: Rows, collate: Collator) -> list[Problem]:
         alone = [_collated(row, collate) for row in few]
         again = [_collated(row, collate) for row in few]
         batch = collate(list(few)) if len(few) > 1 else None
-    except (RowFault, IndexError):
+    except (RowFaultError, IndexError):
         return []  # told row by row
     together = alone
     if batch is not None and isinstance(batch["input_ids"], Tensor):
@@ -291,14 +297,10 @@ def _apart(batch: Mapping[str, Any]) -> list[_Row]:
     """Take a batch of the collator apart again."""
     size = len(batch["input_ids"])
     tensors = {k: v for k, v in batch.items() if isinstance(v, Tensor)}
+    parts = [{k: v[i : i + 1] for k, v in tensors.items()} for i in range(size)]
     try:
-        return [
-            _collated(
-                {}, lambda _, i=index: {k: v[i : i + 1] for k, v in tensors.items()}
-            )
-            for index in range(size)
-        ]
-    except RowFault:
+        return [_read_row(part) for part in parts]
+    except RowFaultError:
         return []
 
 

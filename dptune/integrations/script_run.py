@@ -95,9 +95,10 @@ def plan_script(
             privacy, batch_size=batch_size, epochs=epochs, learning_rate=learning_rate
         )
     except ValidationError as error:
+        places = [".".join(map(str, fault["loc"])) for fault in error.errors()]
         raise ConfigError(
-            f"the numbers of the script must make a stage: {error.error_count()} do "
-            f"not, at {', '.join('.'.join(map(str, e['loc'])) for e in error.errors())}."
+            f"the numbers of the script must make a stage, got bad ones at "
+            f"{', '.join(places)}. Check batch size, steps and learning rate."
         ) from None
     return plan_run(
         recipe,
@@ -207,8 +208,8 @@ class ScriptRun:
         if not known:
             if self.journal.path.exists():
                 raise ArtifactError(
-                    "output_dir/privacy must hold run.json beside its ledger, got none. "
-                    "Restore it, or choose another output_dir."
+                    "output_dir/privacy must hold run.json beside its ledger, got "
+                    "none. Restore it, or choose another output_dir."
                 )
             return
         now = self.rows.data.num_units

@@ -23,7 +23,8 @@ from dptune.dpsgd.randomness import (
     scoped_randomness,
     seed_sequence,
 )
-from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
+from dptune.dpsgd.steps import Charge
+from dptune.dpsgd.trainer import StepProgress, TrainingOutcome
 from dptune.errors import ConfigError
 from dptune.local.split import (
     ServerPart,

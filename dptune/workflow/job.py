@@ -16,8 +16,8 @@ from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, RecordLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.schedule import Controller
+from dptune.dpsgd.steps import Charge
 from dptune.dpsgd.trainer import (
-    Charge,
     StepProgress,
     TrainingOutcome,
     train_stage,

@@ -32,7 +32,8 @@ from safetensors.numpy import load, save
 
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import describe_error, revive_error
-from dptune.dpsgd.trainer import Charge, StepProgress
+from dptune.dpsgd.steps import Charge
+from dptune.dpsgd.trainer import StepProgress
 from dptune.errors import ConfigError, DptuneError
 from dptune.settings import Settings
 from dptune.workflow.device import Placement

@@ -17,7 +17,8 @@ from dptune.conversation import is_conversation
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.schedule import Controller
-from dptune.dpsgd.trainer import Charge, StepProgress, TrainingOutcome
+from dptune.dpsgd.steps import Charge
+from dptune.dpsgd.trainer import StepProgress, TrainingOutcome
 from dptune.errors import ConfigError
 from dptune.mechanisms.rldp_controller import RldpController
 from dptune.models.adapters import save_adapter

@@ -1,0 +1,414 @@
+"""Misuses of a script: each is refused by name, and nothing is charged for it."""
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+
+from dptune.errors import ConfigError, DptuneError, ModelError, PrivacyError
+from dptune.integrations import private_training
+from dptune.integrations.transformers import DPTrainer
+from tests.support import models
+from tests.unit.integrations.conftest import asked, make_rows, pad
+
+EVAL = {"eval_strategy": "steps", "eval_steps": 5}
+BEST = EVAL | {"load_best_model_at_end": True, "save_steps": 5}
+
+
+def refused(script, paid, match, *, error=ConfigError, **changes):
+    """A script that never trains, with nothing charged."""
+    with pytest.raises(error, match=match):
+        script(**changes).train()
+    assert paid() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
+        ({"train_sampling_strategy": "sequential"}, "Poisson sampling"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last"),
+        ({"data_seed": 7}, "data_seed"),
+        ({"ignore_data_skip": True}, "ignore_data_skip"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"torch_compile": True}, "torch_compile"),
+        ({"use_liger_kernel": True}, "use_liger_kernel"),
+        ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen"),
+        ({"debug": "underflow_overflow"}, "debug"),
+        ({"max_grad_norm": 0.25}, "two clips are asked for"),
+        ({"bf16": True}, "privacy.max_tokens"),
+        ({"report_to": "wandb"}, "training loss is private"),
+        (
+            {
+                "gradient_checkpointing": True,
+                "gradient_checkpointing_kwargs": {"use_reentrant": True},
+            },
+            "use_reentrant",
+        ),
+        (
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 1}}},
+            "gradient_accumulation_kwargs",
+        ),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"} | EVAL, "lr_scheduler_type"),
+        (BEST, "load_best_model_at_end"),
+        (
+            EVAL | {"save_strategy": "best", "metric_for_best_model": "x"},
+            "model is kept",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.filterwarnings("ignore")  # transformers says what is deprecated
+def test_argument_is_refused(script, paid, changes, match):
+    if changes.keys() & EVAL.keys():
+        changes = changes | {
+            "parts": {"eval_dataset": Dataset.from_list(make_rows(8, seed=5))}
+        }
+    refused(script, paid, match, **changes)
+
+
+@pytest.mark.parametrize("name", ["fp16", "tf32", "full_determinism", "push_to_hub"])
+def test_argument_that_needs_a_device_or_network_is_refused(script, paid, name):
+    class Set(TrainingArguments):
+        def __post_init__(self):
+            super().__post_init__()
+            setattr(self, name, True)
+
+    refused(script, paid, f"args.{name}", args_class=Set)
+
+
+def test_optimizer_that_steps_in_the_backward_pass_is_refused(script, paid):
+    class Lomo(TrainingArguments):
+        def __post_init__(self):
+            super().__post_init__()
+            self.optim = "adalomo"
+
+    refused(script, paid, "before they are clipped", args_class=Lomo)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp"])
+def test_foreign_sums_of_gradients_are_refused(script, paid, name):
+    class Set(TrainingArguments):
+        def __post_init__(self):
+            super().__post_init__()
+            setattr(self, name, {"stage": 3})
+
+    refused(script, paid, "clipped by unit", args_class=Set)
+
+
+def test_several_devices_are_refused(script, paid):
+    class Two(TrainingArguments):
+        n_gpu = 2
+
+    refused(script, paid, "args.world_size: .* got 2", args_class=Two)
+
+
+class OwnLoss(DPTrainer):
+    def compute_loss(self, model, inputs, **named):
+        return model(**inputs).loss
+
+
+class OwnBatches(DPTrainer):
+    def get_train_dataloader(self):
+        return []
+
+
+class OwnSampler(DPTrainer):
+    def _get_train_sampler(self, dataset=None):
+        return None
+
+
+class OwnStep(DPTrainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return torch.zeros(())
+
+
+@pytest.mark.parametrize("cls", [OwnLoss, OwnBatches, OwnSampler, OwnStep])
+def test_override_of_what_the_engine_does_is_refused(script, paid, cls):
+    refused(script, paid, f"{cls.__name__}.*must not be overridden", cls=cls)
+
+
+def test_override_that_was_hung_on_the_trainer_is_refused(script, paid):
+    trainer = script()
+    trainer.compute_loss = lambda model, inputs: model(**inputs).loss
+    with pytest.raises(ConfigError, match="compute_loss"):
+        trainer.train()
+    assert paid() == []
+
+
+def test_loss_function_of_a_batch_is_refused(script, paid):
+    parts = {"compute_loss_func": lambda outputs, labels, **_: outputs.loss}
+    refused(script, paid, "compute_loss_func", parts=parts)
+
+
+def test_model_that_is_made_later_is_refused(script, paid):
+    parts = {"model_init": models.tiny_gpt2}
+    refused(script, paid, "model_init", parts=parts)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_early_stopping_on_private_records_is_refused(script, paid, late):
+    stop = EarlyStoppingCallback(early_stopping_patience=1)
+    if not late:
+        refused(script, paid, "EarlyStopping", parts={"callbacks": [stop]})
+        return
+    trainer = script()
+    trainer.add_callback(stop)
+    with pytest.raises(ConfigError, match="EarlyStopping"):
+        trainer.train()
+    assert paid() == []
+
+
+def test_evaluation_on_the_training_data_is_refused(script, paid):
+    rows = Dataset.from_list(make_rows())
+    parts = {"eval_dataset": rows}
+    refused(script, paid, "eval_dataset", train_dataset=rows, parts=parts, **EVAL)
+    copied = {"eval_dataset": {"held out": Dataset.from_list(make_rows(20))}}
+    refused(script, paid, "eval_dataset", parts=copied, **EVAL)
+
+
+def test_measuring_on_the_training_data_by_hand_is_refused(script):
+    trainer = script(max_steps=1)
+    with pytest.raises(PrivacyError, match="must not be the training data"):
+        trainer.evaluate(trainer.train_dataset)
+    trainer.train()
+    with pytest.raises(PrivacyError, match="test_dataset"):
+        trainer.predict(Dataset.from_list(make_rows()))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(make_rows())
+
+
+@pytest.mark.parametrize(
+    "data", [Stream(), Dataset.from_list(make_rows()).to_iterable_dataset()]
+)
+def test_stream_is_refused(script, paid, data):
+    refused(script, paid, "known length", train_dataset=data, max_steps=3)
+
+
+@pytest.mark.parametrize("column", ["seq_lengths", "position_ids"])
+def test_columns_of_packing_are_refused(script, paid, column):
+    rows = [row | {column: [1, 2]} for row in make_rows()]
+    refused(script, paid, "of packing", rows=rows)
+
+
+def test_rows_of_one_length_are_refused_unless_they_are_said_to_be_single(script, paid):
+    rows = make_rows(length=8)
+    refused(script, paid, "one length", rows=rows)
+    script(rows=rows, privacy=asked(rows_are_single_units=True), max_steps=1).train()
+
+
+def shifted(rows):
+    """Collate rows so that each gets the tokens of another one."""
+    batch = pad(rows)
+    if len(rows) > 1:
+        batch["input_ids"] = batch["input_ids"].roll(1, 0)
+        batch["labels"] = batch["labels"].roll(1, 0)
+    return batch
+
+
+def masked(rows):
+    """Collate rows for a masked language model."""
+    batch = pad(rows)
+    batch["input_ids"] = batch["input_ids"].clone()
+    batch["input_ids"][:, 1] = 0
+    return batch
+
+
+class Buffering:
+    """Puts the row before in front of the next one."""
+
+    def __init__(self):
+        self.last = None
+
+    def __call__(self, rows):
+        batch = pad(rows if self.last is None else [self.last])
+        self.last = rows[-1]
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("collator", "match"),
+    [
+        (shifted, "treat each row by itself"),
+        (Buffering(), "treat each row by itself"),
+        (masked, "labels that are its own tokens"),
+        (
+            lambda rows: pad(rows) | {"token_type_ids": torch.ones(1, 4)},
+            "token_type_ids",
+        ),
+        (lambda rows: {"input_ids": pad(rows)["input_ids"]}, "input_ids and labels"),
+    ],
+)
+def test_collator_is_refused(script, paid, collator, match):
+    refused(script, paid, match, collator=collator)
+
+
+def test_owner_that_is_missing_is_refused(script, paid):
+    rows = [
+        row | {"who": None if i == 3 else str(i)} for i, row in enumerate(make_rows())
+    ]
+    privacy = asked(privacy_unit="user", unit_column="who")
+    refused(script, paid, "row 3: must name an owner", rows=rows, privacy=privacy)
+    other = asked(privacy_unit="user", unit_column="author")
+    refused(script, paid, "column of train_dataset", rows=rows, privacy=other)
+
+
+def test_batch_norm_is_refused(script, paid):
+    model = models.tiny_gpt2()
+    model.transformer.ln_f = nn.BatchNorm1d(models.WIDTH)
+    refused(script, paid, "batch normalisation", model=model)
+
+
+def test_half_precision_weights_are_refused(script, paid):
+    refused(script, paid, "float32", model=models.tiny_gpt2().bfloat16())
+
+
+def test_hooks_on_gradients_are_refused(script, paid):
+    model = models.tiny_gpt2()
+    next(model.parameters()).register_hook(lambda grad: grad)
+    refused(script, paid, "hooks on gradients", model=model)
+
+
+def test_router_loss_is_refused(script, paid):
+    model = models.tiny_gpt2()
+    model.config.output_router_logits = True
+    refused(script, paid, "routers", model=model)
+
+
+class Mixing(nn.Module):
+    """Moves every row by the mean of the batch."""
+
+    def forward(self, hidden):
+        return hidden + hidden.mean(0, keepdim=True)
+
+
+def test_model_that_mixes_rows_is_refused(script, paid):
+    model = models.tiny_gpt2()
+    model.transformer.drop = Mixing()
+    refused(script, paid, "with it|record", error=ModelError, model=model)
+
+
+def test_optimizer_of_other_parameters_is_refused(script, paid):
+    model = models.tiny_gpt2()
+    foreign = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([*model.parameters(), foreign], lr=0.1)
+    refused(
+        script, paid, "1 others", model=model, parts={"optimizers": (optimizer, None)}
+    )
+
+
+class Thaw(TrainerCallback):
+    """Trains more than the clip covers."""
+
+    def on_step_begin(self, args, state, control, model=None, **named):
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+
+
+def test_weights_that_are_thawed_while_training_are_refused(script, paid):
+    model = models.tiny_gpt2()
+    model.transformer.wte.weight.requires_grad_(False)
+    trainer = script(model=model)
+    trainer.add_callback(Thaw())
+    with pytest.raises(PrivacyError, match="what the clip covers"):
+        trainer.train()
+    assert paid() == []
+
+
+def test_search_over_hyperparameters_is_refused(script, paid):
+    with pytest.raises(ConfigError, match="every trial"):
+        script().hyperparameter_search()
+    with pytest.raises(ConfigError, match="every trial"):
+        script().train(trial={"learning_rate": 1.0})
+    assert paid() == []
+
+
+def test_classes_that_the_model_lacks_are_refused(script, paid):
+    model = models.tiny_gpt2()
+    model.config.num_labels = 2
+    refused(script, paid, "num_labels=2", model=model, rows=make_rows(labels=3))
+
+
+def test_delta_that_publishes_a_record_is_refused(script, paid):
+    refused(script, paid, "target_delta", privacy=asked(target_delta=0.1))
+
+
+def test_batch_larger_than_the_data_is_refused(script, paid):
+    refused(script, paid, "expected_batch_size", gradient_accumulation_steps=20)
+
+
+def test_all_misuses_are_told_at_once(script, paid):
+    with pytest.raises(ConfigError) as caught:
+        script(
+            label_smoothing_factor=0.1,
+            train_sampling_strategy="sequential",
+            cls=OwnLoss,
+            parts={"compute_loss_func": print},
+        )
+    told = {problem.path for problem in caught.value.problems}
+    assert told == {
+        "args.label_smoothing_factor",
+        "args.train_sampling_strategy",
+        "OwnLoss.compute_loss",
+        "compute_loss_func",
+    }
+    assert paid() == []
+
+
+def test_trainer_without_arguments_is_refused():
+    with pytest.raises(ConfigError, match="args must be given"):
+        DPTrainer(models.tiny_gpt2(), privacy=asked())
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"target_delta": 0}, "target_delta"),
+        ({"max_grad_norm": -1}, "max_grad_norm"),
+        ({"noise_multiplier": float("inf")}, "noise_multiplier"),
+        ({"noise_multiplier": None}, "target_epsilon"),
+        ({"target_epsilon": 1.0}, "target_epsilon"),
+        ({"relation": "swap"}, "relation"),
+        ({"privacy_unit": "user"}, "unit_column"),
+        ({"unit_column": "who"}, "unit_column"),
+        ({"max_rows_per_unit": 2}, "max_rows_per_unit"),
+        ({"num_units": 123}, "Say 120"),
+        ({"loss_normalizer": "public"}, "max_tokens"),
+        ({"block_size": 0}, "block_size"),
+    ],
+)
+def test_privacy_arguments_that_contradict_themselves_are_refused(changes, match):
+    with pytest.raises(ConfigError, match=match):
+        asked(**changes)
+
+
+def test_public_evaluation_may_choose_a_model(script):
+    public = Dataset.from_list(make_rows(8, seed=5))
+    trainer = script(
+        privacy=asked(evaluation_is_public=True),
+        parts={"eval_dataset": public},
+        max_steps=5,
+        **BEST,
+    )
+    trainer.train()
+    assert trainer.state.best_model_checkpoint is not None
+
+
+def test_refusals_that_are_skipped_would_be_seen(script, paid, monkeypatch):
+    monkeypatch.setattr(private_training, "argument_problems", lambda *_: [])
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        refused(script, paid, "x", label_smoothing_factor=0.1, max_steps=1)
+
+
+def test_error_quotes_no_row(script):
+    rows = make_rows()
+    rows[2]["labels"] = [28] * len(rows[2]["input_ids"])
+    with pytest.raises(DptuneError) as caught:
+        script(rows=rows).train()
+    assert "28" not in str(caught.value)

@@ -1,0 +1,286 @@
+"""A script of transformers that trains privately: charges, certificate, what stays."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from dptune.accounting.certificates import Certificate
+from dptune.accounting.store.store import BudgetStore
+from dptune.accounting.store.summaries import history
+from dptune.dpsgd import steps as engine_steps
+from dptune.dpsgd.noise import IndependentNoise
+from dptune.errors import ArtifactError, BudgetExceededError, PrivacyError
+from dptune.integrations import script_run
+from dptune.integrations.transformers import ScriptBudget
+from dptune.privacy import Notion
+from tests.budgets import grant
+from tests.support import models
+from tests.unit.integrations.conftest import asked, make_rows
+
+KEY = b"k" * 32
+
+
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+class KillAt(TrainerCallback):
+    """Ends the process, as far as a test can, before a step's optimizer acts."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise Killed
+
+
+class Told(TrainerCallback):
+    """Keeps what a script's callbacks are told."""
+
+    def __init__(self):
+        self.losses = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.losses.append(logs.get("loss"))
+
+
+def test_script_trains_pays_and_leaves_its_certificate_beside_the_model(
+    script, paid, tmp_path
+):
+    told = Told()
+    trainer = script(parts={"callbacks": [told]})
+    before = {n: p.clone() for n, p in trainer.model.named_parameters()}
+    done = trainer.train()
+    assert done.global_step == 15
+    assert paid() == [4, 4, 4, 3]
+    home = tmp_path / "out" / "privacy"
+    stored = Certificate.model_validate_json((home / "certificate.json").read_text())
+    assert stored == trainer.certificate
+    assert 0 < stored.epsilon < math.inf
+    assert f"{stored.epsilon:.2g}" in (home / "CARD.md").read_text()
+    assert any((p != before[n]).any() for n, p in trainer.model.named_parameters())
+    assert len([loss for loss in told.losses if loss is not None]) == 15
+
+
+def test_loss_of_private_rows_is_in_no_file_beside_the_model(script, tmp_path):
+    done = script().train()
+    assert "train_loss" not in done.metrics
+    files = [f for f in (tmp_path / "out").rglob("*.json") if f.is_file()]
+    states = [
+        json.loads(f.read_text()) for f in files if f.name == "trainer_state.json"
+    ]
+    assert len(states) == 3
+    logged = [entry for state in states for entry in state["log_history"]]
+    assert logged
+    assert not any({"loss", "train_loss"} & set(entry) for entry in logged)
+    assert all(state["total_flos"] == 0 for state in states)
+
+
+def test_resumed_script_pays_again_for_what_it_draws_again(script, paid, tmp_path):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    assert paid() == [4, 4]
+    trainer = script()
+    done = trainer.train(resume_from_checkpoint=True)
+    assert done.global_step == 15
+    assert paid() == [4, 4, 4, 4, 2]  # from step 5 on in blocks of its own
+    whole = script(folder="other")
+    whole.train()
+    assert trainer.certificate.epsilon > whole.certificate.epsilon
+
+
+def test_script_that_was_killed_before_a_checkpoint_pays_for_both_starts(script, paid):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(2)]}).train()
+    trainer = script()
+    trainer.train()
+    assert paid() == [4, 4, 4, 4, 3]
+
+
+def draws(script, monkeypatch, *, kill, **changes):
+    """Noise and units of every step of a script that is killed and resumed."""
+    noise, units = [], []
+    add, draw = IndependentNoise.add, engine_steps.ChargedSteps.draw
+
+    def seen_noise(self, sums, *, step):
+        before = {n: v.clone() for n, v in sums.items()}
+        add(self, sums, step=step)
+        name = next(iter(sums))
+        noise.append(float((sums[name] - before[name]).flatten()[0]))
+
+    def seen_units(self, step):
+        found = draw(self, step)
+        units.append(tuple(found))
+        return found
+
+    monkeypatch.setattr(IndependentNoise, "add", seen_noise)
+    monkeypatch.setattr(engine_steps.ChargedSteps, "draw", seen_units)
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(kill)]}, **changes).train()
+    script(**changes).train(resume_from_checkpoint=True)
+    return noise, units
+
+
+def test_resuming_draws_other_noise_and_other_units(script, monkeypatch):
+    known = asked(seed=3)  # the worst case: randomness that would repeat itself
+    noise, units = draws(script, monkeypatch, kill=9, privacy=known)
+    assert len(noise) == len(set(noise)) == 20
+    assert units[5:10] != units[10:15]
+
+
+def test_resuming_with_the_noise_of_before_would_be_seen(script, monkeypatch):
+    monkeypatch.setattr(script_run, "claim_attempt", lambda folder: 0)
+    known = asked(seed=3)
+    noise, _ = draws(script, monkeypatch, kill=9, privacy=known)
+    assert len(set(noise)) < len(noise)
+
+
+def test_forgetting_charged_steps_would_be_seen(script, paid, monkeypatch):
+    honest = engine_steps.ChargedSteps.__init__
+
+    def forgetful(self, *, charge, first_step, **named):
+        def skip(first, count):
+            if first != first_step:
+                charge(first, count)
+
+        honest(
+            self, charge=skip if first_step else charge, first_step=first_step, **named
+        )
+
+    monkeypatch.setattr(engine_steps.ChargedSteps, "__init__", forgetful)
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    script().train(resume_from_checkpoint=True)
+    assert sum(paid()) < 8 + 10  # steps that noise was drawn for: 8, and 10 after
+
+
+def test_checkpoint_without_its_ledger_is_refused(script, paid, tmp_path):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    checkpoint = get_last_checkpoint(str(tmp_path / "out"))
+    with pytest.raises(ArtifactError, match="what it has paid"):
+        script(folder="other").train(resume_from_checkpoint=checkpoint)
+    assert paid("other") == []
+
+
+def test_ledger_of_before_the_checkpoint_is_refused(script, tmp_path):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    for file in (tmp_path / "out" / "privacy").glob("ledger.jsonl*"):
+        file.unlink()
+    with pytest.raises(ArtifactError, match="2 blocks"):
+        script().train(resume_from_checkpoint=True)
+
+
+def test_shortened_ledger_is_refused(script, tmp_path):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    ledger = tmp_path / "out" / "privacy" / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:-1]))
+    with pytest.raises(ArtifactError, match="edited, moved or deleted"):
+        script().train(resume_from_checkpoint=True)
+
+
+def test_checkpoint_of_a_plain_trainer_is_refused(script, paid, tmp_path):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    (tmp_path / "out" / "checkpoint-5" / "privacy.json").unlink()
+    with pytest.raises(ArtifactError, match="not written by a private training"):
+        script().train(resume_from_checkpoint=True)
+    assert paid() == [4, 4]
+
+
+def test_data_of_another_length_are_refused_on_resume(script, paid):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    with pytest.raises(PrivacyError, match="40 units"):
+        script(rows=make_rows(41)).train(resume_from_checkpoint=True)
+    with pytest.raises(PrivacyError, match="another training"):
+        script(rows=make_rows(40, seed=1)).train(resume_from_checkpoint=True)
+    assert paid() == [4, 4]
+
+
+def test_training_that_has_ended_is_not_started_again(script, paid):
+    trainer = script()
+    trainer.train()
+    with pytest.raises(PrivacyError, match="has ended"):
+        trainer.train()
+    with pytest.raises(PrivacyError, match="has ended"):
+        script().train()
+    assert paid() == [4, 4, 4, 3]
+
+
+def make_budget(tmp_path, epsilon):
+    url = f"sqlite:///{tmp_path}/budget.db"
+    if epsilon:
+        BudgetStore.open(url).grant(grant(epsilon, data_set="notes"))
+    return ScriptBudget(url=url, data_set="notes", key=KEY)
+
+
+def test_budget_is_charged_block_by_block_and_settled(script, tmp_path):
+    budget = make_budget(tmp_path, 50)
+    trainer = script(budget=budget)
+    trainer.train()
+    (run,) = history(BudgetStore.open(budget.url), data_set="notes")
+    assert run.spent.count(Notion.RECORD) == 15
+    assert not run.is_open
+    script(budget=budget, folder="again").train()
+    runs = history(BudgetStore.open(budget.url), data_set="notes")
+    assert [run.spent.count(Notion.RECORD) for run in runs] == [15, 15]
+
+
+@pytest.mark.parametrize("epsilon", [None, 0.5])
+def test_budget_that_cannot_pay_refuses_before_anything_is_drawn(
+    script, paid, tmp_path, epsilon
+):
+    trainer = script(budget=make_budget(tmp_path, epsilon))
+    before = [p.clone() for p in trainer.model.parameters()]
+    with pytest.raises(BudgetExceededError):
+        trainer.train()
+    assert paid() == []
+    after = trainer.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_owners_of_rows_are_the_units(script, paid):
+    rows = [row | {"who": f"person {i % 12}"} for i, row in enumerate(make_rows(36))]
+    privacy = asked(privacy_unit="user", unit_column="who", max_rows_per_unit=2)
+    trainer = script(rows=rows, privacy=privacy, max_steps=3, num_train_epochs=1)
+    trainer.train()
+    assert trainer.certificate.privacy_unit == "user"
+    assert trainer._run.stage.sample_rate == 8 / 12
+    assert paid() == [3]
+
+
+def test_public_number_of_units_takes_an_assumption_away(script):
+    trainer = script(privacy=asked(num_units=40), max_steps=2)
+    trainer.train()
+    assert trainer.certificate.status == "certified"
+
+
+def test_model_is_trained_in_pieces_that_fit(script, monkeypatch):
+    sizes = []
+    forward = torch.nn.Module.__call__
+    model = models.tiny_gpt2()
+
+    def seen(self, *args, **named):
+        if self is model and "input_ids" in named:
+            sizes.append(len(named["input_ids"]))
+        return forward(self, *args, **named)
+
+    trainer = script(model=model, max_steps=3)
+    open_engine = trainer._opened
+
+    def opened(*args):
+        monkeypatch.setattr(torch.nn.Module, "__call__", seen)
+        return open_engine(*args)
+
+    monkeypatch.setattr(trainer, "_opened", opened)
+    trainer.train()
+    assert max(sizes) <= 4
