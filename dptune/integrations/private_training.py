@@ -10,6 +10,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -24,7 +25,7 @@ from dptune.accounting.certificates import Certificate
 from dptune.dpsgd.checkpoint import run_fingerprint
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.prechecks import check_private, modes_of
+from dptune.dpsgd.prechecks import check_numbers, check_private, modes_of
 from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.errors import ConfigError, PrivacyError, Problem
@@ -113,6 +114,9 @@ class PrivateTraining:
         args = given.get("args")
         if not isinstance(args, TrainingArguments):
             raise ConfigError("args must be given: there is no privacy by default.")
+        length = getattr(args, "max_length", None)  # TRL cuts rows there
+        if privacy.max_tokens is None and length is not None:
+            privacy = replace(privacy, max_tokens=length)
         self.privacy = privacy
         self._budget = budget
         self._asked = args
@@ -240,6 +244,13 @@ class PrivateTraining:
         )
         feed = self._feed(rows, plan.stages[0])
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        check_numbers(
+            plan.stages[0].num_steps,
+            self.privacy.block_size,
+            feed.physical_batch_size,
+            rows.data,
+            max_tokens=feed.max_tokens,
+        )
         with self._computing(feed):
             check_private(self.model, feed, seed=self.privacy.seed)
         run = ScriptRun(

@@ -114,6 +114,30 @@ _RULES: Final = (
         wanted="None or False",
         reason="norms must be computed in full float32 to bound gradients",
     ),
+    _Rule(
+        name="packing",
+        allowed=_unset,
+        wanted="False",
+        reason="a row would hold several units, and one clip all of them",
+    ),
+    _Rule(
+        name="padding_free",
+        allowed=_unset,
+        wanted="False",
+        reason="a batch would be one row of several units",
+    ),
+    _Rule(
+        name="loss_type",
+        allowed=lambda value: value == "nll",
+        wanted="nll",
+        reason="the engine computes the loss of each row itself",
+    ),
+    _Rule(
+        name="activation_offloading",
+        allowed=_unset,
+        wanted="False",
+        reason=_UNTESTED,
+    ),
     _Rule(name="torch_compile", allowed=_unset, wanted="False", reason=_UNTESTED),
     _Rule(name="use_liger_kernel", allowed=_unset, wanted="False", reason=_UNTESTED),
     _Rule(

@@ -52,7 +52,7 @@ from dptune.settings import (
 from dptune.stages import StagePlan
 from dptune.workflow.budget import planned_costs, release_held, settle_budget, spender
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.naming import check_name, claim_name, name_of
+from dptune.workflow.naming import check_digest, claim_digest, records_digest
 
 RECIPE: Final = "script"
 STAGE: Final = "train"
@@ -322,10 +322,10 @@ class ScriptRun:
         """Hold the cost of the whole training."""
         store = BudgetStore.open(budget.url)
         try:
-            digest = name_of(self.rows.records, key=budget.key)
-            check_name(store, budget.data_set, digest)
+            digest = records_digest(self.rows.records, key=budget.key)
+            check_digest(store, budget.data_set, digest)
             held = store.reserve(self._request(budget))
-            claim_name(store, budget.data_set, digest, reservation=held.id)
+            claim_digest(store, budget.data_set, digest, reservation=held.id)
             head = store.head()
         finally:
             store.engine.dispose()

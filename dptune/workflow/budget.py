@@ -26,7 +26,7 @@ from dptune.results import BudgetReport, BudgetReservation, CorpusReport
 from dptune.settings import BudgetSettings
 from dptune.stages import StagePlan
 from dptune.workflow.charging import release_entry, stage_entry
-from dptune.workflow.naming import check_name, claim_name, texts_digest
+from dptune.workflow.naming import check_name, claim_name
 
 _DECIDES: Final = {
     *("canaries", "detection", "scoring", "redaction", "model", "recipe", "privacy"),
@@ -169,7 +169,7 @@ def check_budget(
         return
     try:
         other = key or secrets.token_bytes(KEY_BYTES)  # a lost key is refused below
-        check_name(store, config.budget.data_set, texts_digest(corpus, key=other))
+        check_name(store, config.budget.data_set, corpus, key=other)
         store.preview(budget_request(config, corpus, plan, key=other), again=again)
     finally:
         store.engine.dispose()
@@ -201,10 +201,9 @@ def reserve_budget(
     """
     store = BudgetStore.open(url)
     name = config.budget.data_set
-    digest = texts_digest(corpus, key=key)
-    check_name(store, name, digest)
+    check_name(store, name, corpus, key=key)
     held = store.reserve(budget_request(config, corpus, plan, key=key), again=again)
-    claim_name(store, name, digest, reservation=held.id)
+    claim_name(store, name, corpus, key=key, reservation=held.id)
     head = store.head()
     store.engine.dispose()
     return BudgetReservation(

@@ -27,50 +27,60 @@ def texts_digest(corpus: Corpus, *, key: bytes) -> str:
         key: without which nobody can try texts of his own.
     """
     texts = map(without_training, corpus.dataset["text"])
-    return name_of((text.encode() for text in texts), key=key)
+    return records_digest((text.encode() for text in texts), key=key)
 
 
-def name_of(records: Iterable[bytes], *, key: bytes) -> str:
-    """Name records in any order; nobody without the key can try some of his own."""
+def records_digest(records: Iterable[bytes], *, key: bytes) -> str:
+    """Name records in any order, so that nobody without the key can try his own."""
     hashes = sorted(hashlib.sha256(record).digest() for record in records)
     return hmac.new(key, b"".join(hashes), hashlib.sha256).hexdigest()
 
 
-def check_name(store: BudgetStore, name: str, digest: str) -> None:
+def check_name(store: BudgetStore, name: str, corpus: Corpus, *, key: bytes) -> None:
     """Refuse texts that another data set has paid for; writes nothing.
-
-    Args:
-        store: where it is noted.
-        name: of the data set.
-        digest: of the texts, see `texts_digest`.
 
     Raises:
         PrivacyError: naming the data set.
     """
+    check_digest(store, name, texts_digest(corpus, key=key))
+
+
+def claim_name(
+    store: BudgetStore, name: str, corpus: Corpus, *, key: bytes, reservation: str
+) -> None:
+    """Note whose texts these are, before anything is drawn on them.
+
+    Args:
+        store: where it is noted.
+        name: of the data set.
+        corpus: as it was ingested, before canaries.
+        key: that names units and texts there.
+        reservation: id; released where the texts are another data set's.
+
+    Raises:
+        PrivacyError: another run gave the texts another name at this moment.
+    """
+    claim_digest(store, name, texts_digest(corpus, key=key), reservation=reservation)
+
+
+def claim_digest(
+    store: BudgetStore, name: str, digest: str, *, reservation: str
+) -> None:
+    """Note whose records these are, by their digest; see `claim_name`."""
+    if first_data_set(store, kind=Attempt.READING, subject=digest) is None:
+        record_attempt(store, data_set=name, kind=Attempt.READING, subject=digest)
+    try:
+        check_digest(store, name, digest)
+    except PrivacyError:
+        store.release(reservation)
+        raise
+
+
+def check_digest(store: BudgetStore, name: str, digest: str) -> None:
+    """Compare a name with the first that the records had; see `check_name`."""
     first = first_data_set(store, kind=Attempt.READING, subject=digest)
     if first not in (None, name):
         raise PrivacyError(
             f"budget.data_set must be {first!r}, under which these texts were charged "
             f"and counted before, got {name!r}. Change the name back."
         )
-
-
-def claim_name(store: BudgetStore, name: str, digest: str, *, reservation: str) -> None:
-    """Note whose texts these are, before anything is drawn on them.
-
-    Args:
-        store: where it is noted.
-        name: of the data set.
-        digest: of the texts, see `texts_digest`.
-        reservation: id; released where the texts are another data set's.
-
-    Raises:
-        PrivacyError: another run gave the texts another name at this moment.
-    """
-    if first_data_set(store, kind=Attempt.READING, subject=digest) is None:
-        record_attempt(store, data_set=name, kind=Attempt.READING, subject=digest)
-    try:
-        check_name(store, name, digest)
-    except PrivacyError:
-        store.release(reservation)
-        raise

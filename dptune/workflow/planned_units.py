@@ -21,7 +21,7 @@ from dptune.privacy import PrivacyUnit, UnitsFrom
 from dptune.results import CorpusReport
 from dptune.workflow.budget import budget_cost
 from dptune.workflow.charging import RELEASED_UNITS, release_entry
-from dptune.workflow.naming import check_name, claim_name, texts_digest
+from dptune.workflow.naming import check_name, claim_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +178,7 @@ def _charge(
     store = BudgetStore.open(url)
     hashed = corpus.report.units_are_content_hashes
     cost, name = budget_cost(entry), config.budget.data_set
-    digest = texts_digest(corpus, key=key)
-    check_name(store, name, digest)
+    check_name(store, name, corpus, key=key)
     held = store.reserve(
         Request(
             units=UnitSet.of(corpus.source_units, key=key, data_set=name),
@@ -191,7 +190,7 @@ def _charge(
             required=config.budget.required,
         )
     )
-    claim_name(store, name, digest, reservation=held.id)
+    claim_name(store, name, corpus, key=key, reservation=held.id)
     store.spend(held.id, cost, stage=entry.stage, num_steps=1)
     store.settle(held.id)
     store.engine.dispose()

@@ -113,7 +113,7 @@ def test_two_names_at_once_keep_the_first_and_hold_nothing_of_the_second(
 
 def test_twin_that_trusts_the_name_lets_a_budget_begin_anew(store, corpus, monkeypatch):
     claim(store, "people", corpus)
-    monkeypatch.setattr(naming, "_refuse_other", lambda *_: None)
+    monkeypatch.setattr(naming, "check_digest", lambda *_: None)
     claim(store, "fresh", corpus)
 
 

@@ -1,0 +1,41 @@
+"""`trl.SFTTrainer`, privately: change the import, add one argument.
+
+```python
+from dptune.integrations.trl import DPSFTTrainer as SFTTrainer, PrivacyArguments
+
+trainer = SFTTrainer(
+    model=model,
+    args=SFTConfig(output_dir="out", packing=False),
+    train_dataset=train_dataset,
+    privacy=PrivacyArguments(target_epsilon=8, target_delta=1e-5, max_grad_norm=1.0),
+)
+trainer.train()
+```
+
+Needs the extra `trl`.
+"""
+
+from dptune.errors import DependencyError
+from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
+from dptune.integrations.private_training import PrivateTraining
+
+try:
+    from trl import SFTTrainer  # type: ignore[attr-defined]
+except ImportError as error:
+    raise DependencyError(
+        "trl must be installed to train by its trainer. Run `pip install dptune[trl]`."
+    ) from error
+
+__all__ = ["DPSFTTrainer", "PrivacyArguments", "ScriptBudget"]
+
+
+class DPSFTTrainer(PrivateTraining, SFTTrainer):  # type: ignore[misc]
+    """A `trl.SFTTrainer` that trains privately.
+
+    Templates, completions and assistant turns become targets as TRL makes them, one
+    record at a time. `max_length` is the public length that no row exceeds. See
+    `PrivateTraining` for what is guaranteed, and docs/SCRIPTS.md for what is refused.
+    """
+
+    def _send_telemetry(self) -> None:
+        """Send nothing."""
