@@ -2,14 +2,13 @@
 
 The names below are what a user calls; each is loaded when it is first used, so that
 importing dptune loads no torch. `__init__.pyi` beside this file declares them, once for
-Python and for type checkers. The library knows no orchestrator: `pipelines/`, `steps/`
-and `materializers/` beside it are the ZenML application.
+Python and for type checkers; docs/LIBRARY.md lists them. Everything else is private by
+convention and may change. The library knows no orchestrator: the commands, pipelines
+and steps that use it lie beside it.
 
 >>> import dptune
->>> text = "please write to grace.hill@example.org"
->>> found = dptune.build_engine(tier="low_entity").detect([text])[0]
->>> dptune.redact_text(text, found, dptune.Operator.MASK).text
-'please write to <mask>'
+>>> dptune.redact(["please write to grace.hill@example.org"], tier="low_entity")
+['please write to <mask>']
 """
 
 import lazy_loader

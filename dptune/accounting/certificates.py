@@ -62,6 +62,15 @@ class Certificate(Report):
         missing_rate_upper: upper confidence bound of that rate.
         tiers: the same claim, with its delta, for single tiers of what is protected;
             empty where there are none, and where nothing is guaranteed.
+
+    >>> import dptune
+    >>> claim = dptune.account(
+    ...     noise_multiplier=0.0, sample_rate=0.01, num_steps=10, delta=1e-5
+    ... )
+    >>> claim.epsilon, claim.status.value
+    (inf, 'none')
+    >>> claim.explanation[:50]
+    'No guarantee about whether one record was in the d'
     """
 
     notion: Notion

@@ -105,6 +105,13 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
     Privacy:
         Reports on private units are outside epsilon, and so is the decision: count the
         gate's attempts per data set.
+
+    >>> from dptune.gates.evidence import Evidence
+    >>> from dptune.gates.policy import GatePolicy
+    >>> policy = GatePolicy(notion="record", max_epsilon=8.0, max_delta=1e-5)
+    >>> decision = decide(Evidence(model_digest="0" * 64), policy)
+    >>> decision.outcome.value
+    'INCONCLUSIVE'
     """
     criteria = (
         *validity(evidence, policy),

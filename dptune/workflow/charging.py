@@ -30,14 +30,14 @@ would show what type a detector read off the value, so that it hides nothing.
 RELEASED_COUNTS, RELEASED_UNITS = "released_counts", "released_units"
 """Ledger entries of releases beside the stages: of counts of entity types, of units."""
 
-_NUM_UNITS = {
+ABOUT_NUM_UNITS = {
     UnitsFrom.EXACT: (Assumption.NUM_UNITS_IS_PUBLIC,),
     UnitsFrom.DECLARED: (Assumption.NUM_UNITS_WAS_DECLARED,),
     UnitsFrom.RELEASED: (),  # an entry of its own pays for it
 }
 """What a stage on gradients takes for granted, whose rate and steps follow from it."""
 
-_ALWAYS = (
+ALWAYS = (
     Assumption.PUBLIC_HYPERPARAMETERS,
     Assumption.BASE_MODEL_IS_PUBLIC,
 )
@@ -298,8 +298,8 @@ def _about_number(
     drops_units = corpus.deduplicated and corpus.privacy_unit == PrivacyUnit.RECORD
     is_exact = units_from is UnitsFrom.EXACT
     if is_exact and (drops_units or corpus.units_are_content_hashes):
-        return (*_NUM_UNITS[units_from], Assumption.REPLACEMENT_KEEPS_NUM_UNITS)
-    return _NUM_UNITS[units_from]
+        return (*ABOUT_NUM_UNITS[units_from], Assumption.REPLACEMENT_KEEPS_NUM_UNITS)
+    return ABOUT_NUM_UNITS[units_from]
 
 
 def assumptions_of(
@@ -325,7 +325,7 @@ def assumptions_of(
     table in docs/GUARANTEES.md. What makes marks depend on other records matters to
     stages that see marks, noisy ones too: noise is for the sum of one unit.
     """
-    found = list(_ALWAYS)
+    found = list(ALWAYS)
     tells_copies_apart = (
         view is View.REDACTED
         and not KEYED.isdisjoint(corpus.redaction.split("+"))

@@ -110,6 +110,17 @@ class BudgetStore:
 
     Args:
         engine: of a database whose tables are up to date; see `open`.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> url = f"sqlite:///{folder.name}/budget.db"
+    >>> BudgetStore.find(url) is None  # looking makes nothing
+    True
+    >>> store = BudgetStore.open(url)
+    >>> store.head().sequence
+    0
+    >>> store.engine.dispose()
+    >>> folder.cleanup()
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -1,0 +1,254 @@
+"""What a model has memorised: canaries, membership, and a lower bound of epsilon."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from dptune.accounting.certificates import Certificate
+from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
+from dptune.attacks.exposure import exposure_report, measure_exposure
+from dptune.attacks.extraction import SamplingSettings, sample_canaries
+from dptune.attacks.membership import membership_report
+from dptune.attacks.trie import CandidateTrie
+from dptune.audits.canary_audit import CONFIDENCE, AuditedClaim, audit_canaries
+from dptune.gates.evidence import AuditEvidence
+from dptune.privacy import CertificateStatus
+from dptune.results import CanarySampling, ExposureReport, MembershipReport
+
+
+def canaries(
+    *,
+    num_planted: int,
+    num_held_out: int,
+    template: str = "my access code is {secret}",
+    alphabet: Literal["digits", "alphanumeric"] = "digits",
+    length: int = 6,
+) -> CanarySet:
+    """Draw secrets to plant in training data, and controls of the same law.
+
+    Train on `[drawn.spec.record(secret) for secret in drawn.planted]`, each a unit of
+    its own, and on none of `held_out`; then ask `exposure`, `extraction` and `audit`.
+
+    Args:
+        num_planted: secrets that join the training data; 100 for a verdict.
+        num_held_out: controls that do not.
+        template: text of one canary record, with `{secret}` once.
+        alphabet: what secrets are made of.
+        length: of a secret.
+
+    Privacy:
+        Restricted: whoever knows a secret can find it in a model.
+
+    >>> drawn = canaries(num_planted=2, num_held_out=1)
+    >>> drawn.spec.record("123456")
+    'my access code is 123456'
+    >>> drawn.planted[0] in repr(drawn)
+    False
+    """
+    spec = CanarySpec(
+        template=template,
+        alphabet=alphabet,
+        length=length,
+        num_planted=num_planted,
+        num_held_out=num_held_out,
+    )
+    return draw_canaries(spec)
+
+
+def exposure(
+    model: nn.Module,
+    base_model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    drawn: CanarySet,
+    *,
+    bos_token_id: int | None = None,
+    batch_size: int = 1024,
+) -> ExposureReport:
+    """Rank planted and held-out canaries among all candidates, exactly.
+
+    Exposure is log2(candidates) - log2(rank), in bits: a model that never saw a canary
+    gives 1.44 on average.
+
+    Args:
+        model: the fine-tuned model.
+        base_model: the model before fine-tuning.
+        tokenizer: of both, fast.
+        drawn: by `canaries`; those planted were trained on.
+        bos_token_id: what opened a record in training; None if nothing did.
+        batch_size: candidates' prefixes forwarded at once.
+
+    Raises:
+        ModelError: the tokenizer drops symbols, or there are too many candidates.
+
+    Privacy:
+        A function of private data outside any epsilon.
+
+    >>> from dptune.testing import tiny_model, tiny_tokenizer
+    >>> model, tokenizer = tiny_model(), tiny_tokenizer()
+    >>> drawn = canaries(num_planted=3, num_held_out=3, length=2)
+    >>> report = exposure(model, model, tokenizer, drawn)
+    >>> len(report.planted()), report.space_size, report.exact
+    (3, 100, True)
+    """
+    trie = CandidateTrie.build(drawn.spec, tokenizer, bos=bos_token_id)
+    measured, base = (
+        measure_exposure(one, trie, drawn, batch_size=batch_size)
+        for one in (model, base_model)
+    )
+    return exposure_report(
+        measured=measured,
+        base=base,
+        canary_set=drawn,
+        model_digest=_digest(model),
+        base_model_digest=_digest(base_model),
+        planted_found=drawn.num_expected,
+    )
+
+
+def extraction(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    drawn: CanarySet,
+    *,
+    bos_token_id: int | None = None,
+    num_trials: int = 4000,
+    max_new_tokens: int = 10,
+) -> CanarySampling:
+    """Let a model continue the canaries' template, and count the secrets it writes.
+
+    Args:
+        model: a causal language model.
+        tokenizer: the model's, fast.
+        drawn: by `canaries`.
+        bos_token_id: what opened a record in training; None if nothing did.
+        num_trials: continuations that are drawn.
+        max_new_tokens: of each.
+
+    Privacy:
+        A function of private data outside any epsilon; the continuations are dropped.
+
+    >>> from dptune.testing import tiny_model, tiny_tokenizer
+    >>> drawn = canaries(num_planted=1, num_held_out=1)
+    >>> found = extraction(tiny_model(), tiny_tokenizer(), drawn, num_trials=20)
+    >>> found.num_trials, found.planted_found
+    (20, 0)
+    """
+    settings = SamplingSettings(num_trials=num_trials, max_new_tokens=max_new_tokens)
+    return sample_canaries(model, tokenizer, drawn, bos=bos_token_id, settings=settings)
+
+
+def membership(
+    model: nn.Module,
+    base_model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    members: Sequence[str],
+    non_members: Sequence[str],
+    max_tokens: int,
+    batch_size: int = 32,
+) -> MembershipReport:
+    """Tell texts that were trained on from others, by the model's token losses.
+
+    Without shadow models, which the command trains. Beside each attack stands one that
+    sees no model: where that beats chance, the texts differ and the figures mean
+    nothing.
+
+    Args:
+        model: the fine-tuned model.
+        base_model: the model before fine-tuning.
+        tokenizer: of both.
+        members: texts that were trained on, at least ten; leave canaries out.
+        non_members: of the same law, that were not.
+        max_tokens: where texts were cut in training.
+        batch_size: records forwarded at once.
+
+    Raises:
+        DataError: a group is too small, or a loss is NaN.
+
+    Privacy:
+        A function of private data outside any epsilon.
+
+    >>> from dptune.testing import tiny_model, tiny_tokenizer
+    >>> texts = [f"call {number} on day {number % 7}" for number in range(40)]
+    >>> report = membership(
+    ...     tiny_model(),
+    ...     tiny_model(),
+    ...     tiny_tokenizer(),
+    ...     members=texts[:20],
+    ...     non_members=texts[20:],
+    ...     max_tokens=16,
+    ... )
+    >>> report.num_members, report.num_non_members
+    (20, 20)
+    """
+
+    def encoded(texts: Sequence[str]) -> list[list[int]]:
+        return [list(tokenizer(text)["input_ids"][:max_tokens]) for text in texts]
+
+    return membership_report(
+        encoded(members),
+        encoded(non_members),
+        member_texts=members,
+        non_member_texts=non_members,
+        model=model,
+        base_model=base_model,
+        model_digest=_digest(model),
+        base_model_digest=_digest(base_model),
+        batch_size=batch_size,
+    )
+
+
+def audit(
+    report: ExposureReport,
+    certificate: Certificate,
+    *,
+    confidence: float = CONFIDENCE,
+) -> tuple[AuditEvidence, ...]:
+    """Bound epsilon from below by what canaries show, and compare with a claim.
+
+    **Formal guarantee**: all bounds are at most the true epsilon with probability
+    `confidence`, if the canaries were drawn by `canaries` and planted as it says. A
+    bound above the certificate's epsilon refutes it.
+
+    Args:
+        report: by `exposure`.
+        certificate: the claim about the model.
+        confidence: that all bounds hold.
+
+    Returns:
+        One for each method that can test the claim: `epsilon_lower_bound`, and
+        `capacity`, the largest false claim that these canaries could have refuted.
+
+    >>> from dptune.api.claims import account
+    >>> from dptune.testing import tiny_model, tiny_tokenizer
+    >>> model, tokenizer = tiny_model(), tiny_tokenizer()
+    >>> drawn = canaries(num_planted=20, num_held_out=20, length=2)
+    >>> claim = account(
+    ...     noise_multiplier=1.0, sample_rate=0.1, num_steps=100, delta=1e-3
+    ... )
+    >>> found = audit(exposure(model, model, tokenizer, drawn), claim)
+    >>> all(one.epsilon_lower_bound <= claim.epsilon for one in found)
+    True
+    """
+    has_curve = (
+        certificate.status is not CertificateStatus.NONE and certificate.epsilon > 0
+    )
+    claim = AuditedClaim(
+        notion=certificate.notion,
+        relation=certificate.relation,
+        delta=certificate.delta,
+        guarantees=((certificate.epsilon, certificate.delta),) if has_curve else (),
+    )
+    return audit_canaries(report, [claim], confidence=confidence)
+
+
+def _digest(model: nn.Module) -> str:
+    """Tell models apart by their weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,394 @@
+"""A private training step for a loop of one's own."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dptune.accounting.certificates import Certificate
+from dptune.api.refusing import check_start, check_untouched
+from dptune.api.rows import Rows, units_of
+from dptune.api.target import Account, PrivacyTarget, Spend, open_journal
+from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
+from dptune.dpsgd.feed import Feed
+from dptune.dpsgd.logits import NO_TARGET
+from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, RecordLoss
+from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.prechecks import (
+    check_numbers,
+    check_private,
+    check_shapes,
+    modes_of,
+    training_mode,
+)
+from dptune.dpsgd.step import gradient_source
+from dptune.dpsgd.steps import ChargedSteps
+from dptune.dpsgd.trainer import StepProgress
+from dptune.errors import ModelError, PrivacyError
+from dptune.privacy import NeighboringRelation
+
+Batch = Mapping[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOfScript:
+    """A loss that a script gives, of each row by itself.
+
+    Args:
+        loss: takes the model and `input_ids`, `attention_mask` and `labels` as
+            transformers has them; returns `(rows,)`.
+        name: of the function: checkpoints belong to it.
+        has_classes: `labels` are classes, `(rows,)`; else targets, `(rows, time)`.
+    """
+
+    loss: Loss = field(repr=False)
+    name: str
+    has_classes: bool
+
+    def __call__(self, model: nn.Module, batch: PhysicalBatch) -> Tensor:
+        """Return losses, `(rows,)`.
+
+        Raises:
+            ModelError: the script returned something else.
+        """
+        labels = batch.labels if self.has_classes else None
+        if labels is None:
+            is_target = batch.loss_weights > 0
+            labels = torch.where(is_target, batch.input_ids, NO_TARGET)
+        rows = {
+            "input_ids": batch.input_ids,
+            "attention_mask": batch.attention_mask,
+            "labels": labels,
+        }
+        losses = self.loss(model, rows)
+        shape = getattr(losses, "shape", None)
+        if not isinstance(losses, Tensor) or shape != (batch.num_rows,):
+            got = type(losses).__name__ if shape is None else f"shape {tuple(shape)}"
+            raise ModelError(
+                "loss must return one value for each row, a tensor of shape (rows,), "
+                f"got {got}. A mean or sum over the batch cannot be clipped row by "
+                "row: leave the reduction out."
+            )
+        return losses
+
+    def total_nll(self, losses: Tensor, batch: PhysicalBatch) -> tuple[float, float]:
+        """Sum losses of real rows that are finite, and count them. Private."""
+        real = torch.isfinite(losses) & (batch.loss_weights.sum(1) > 0)
+        return float(losses.detach()[real].sum()), float(real.sum())
+
+
+class PrivateLoop:
+    """Private steps, one each time round a `for`; see `make_private`, which makes it.
+
+    Args:
+        model: whose trainable parameters the optimizer has.
+        optimizer: steps on released gradients only.
+        plan: that owns the claim.
+        num_steps: of the loop.
+        feed: data and loss.
+        account: charges blocks.
+        block_size: steps that are charged together.
+        seed: None for secret randomness.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: GradientPlan,
+        num_steps: int,
+        feed: Feed,
+        account: Account,
+        block_size: int,
+        seed: int | None,
+    ) -> None:
+        self.num_steps = num_steps
+        self.plan = plan
+        self._model = model
+        self._optimizer = optimizer
+        self._feed = feed
+        self._account = account
+        self._block_size = block_size
+        self._seed = seed
+        self._parameters = trainable_parameters(model)
+        self._is_stepping = self._has_begun = False
+        self._guard = optimizer.register_step_pre_hook(self._refuse_others)
+        self._note_weights()
+
+    def __len__(self) -> int:
+        """Return how many steps there are."""
+        return self.num_steps
+
+    def __iter__(self) -> Iterator[StepProgress]:
+        """Train, a step each time; `loss` and `tokens` of what is yielded are private.
+
+        Raises:
+            PrivacyError: something else changed gradients or weights, or the loop ran
+                before. Nothing is charged or drawn then.
+        """
+        if self._has_begun:
+            raise PrivacyError(
+                "a loop must run once: its steps are paid for once. Call make_private "
+                "again, with the same journal, for more."
+            )
+        self._has_begun = True
+        return self._steps()
+
+    def certificate(self) -> Certificate:
+        """State what all charged steps guarantee, those of earlier loops included.
+
+        Raises:
+            ArtifactError: the journal was tampered with.
+        """
+        return self._account.certificate()
+
+    def close(self) -> None:
+        """Let go of the optimizer; a loop that runs to its end does so by itself."""
+        self._guard.remove()
+
+    def _steps(self) -> Iterator[StepProgress]:
+        """Run step after step; what was charged for those left out stays charged."""
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            stack.enter_context(modes_of(self._model, self._feed, recomputes=False))
+            source = stack.enter_context(
+                gradient_source(
+                    self._model,
+                    plan=self.plan,
+                    feed=self._feed,
+                    seed=self._seed,
+                    attempt=0,
+                )
+            )
+            steps = ChargedSteps(
+                plan=self.plan,
+                feed=self._feed,
+                source=source,
+                first_step=0,
+                num_steps=self.num_steps,
+                block_size=self._block_size,
+                charge=self._account.charge,
+                seed=self._seed,
+                attempt=0,
+            )
+            for step in range(self.num_steps):
+                check_untouched(self._model, self._parameters, self._versions)
+                yield self._step(steps, step)
+
+    def _step(self, steps: ChargedSteps, step: int) -> StepProgress:
+        """Release one gradient and let the optimizer act on it."""
+        indices = steps.draw(step)
+        if indices is None:
+            raise PrivacyError("a plan of fixed noise must draw in every step.")
+        with training_mode(self._model):
+            totals = steps.compute(indices, step=step)
+        self._is_stepping = True
+        try:
+            self._optimizer.step()
+        finally:
+            self._is_stepping = False
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._note_weights()
+        return StepProgress(
+            step=step + 1,
+            num_steps=self.num_steps,
+            tokens=totals.num_tokens,
+            seconds=0.0,
+            tokens_per_second=0.0,
+            loss=totals.loss,
+        )
+
+    def _note_weights(self) -> None:
+        """Remember how often each weight has been written to."""
+        self._versions = {n: p._version for n, p in self._parameters.items()}
+
+    def _refuse_others(self, *_: Any) -> None:  # noqa: ANN401 - of a hook
+        """Refuse steps that are not the loop's."""
+        if not self._is_stepping:
+            raise PrivacyError(
+                "optimizer.step must be left to the loop: it steps once for each batch "
+                "that it draws, on the noised gradient. Remove the call; `close()` "
+                "gives the optimizer back."
+            )
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Rows,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    num_steps: int,
+    expected_batch_size: int,
+    max_grad_norm: float,
+    max_tokens: int,
+    pad_token_id: int,
+    journal: str | Path,
+    loss: Loss | None = None,
+    owners: Sequence[Hashable] | None = None,
+    max_rows_per_unit: int = 1,
+    public_units: int | None = None,
+    relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    physical_batch_size: int = 8,
+    block_size: int = 10,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    fixed_shapes: bool = False,
+    spend: Spend | None = None,
+    seed: int | None = None,
+) -> PrivateLoop:
+    """Make the steps of a training loop private, one each time round a `for`.
+
+    Each time round, units are drawn by a coin each, every unit's gradient is clipped to
+    C, the sum is noised and divided by `expected_batch_size`, and the optimizer steps.
+    Schedulers, logging and evaluation of the script go into the body of the loop; its
+    own backward pass and `optimizer.step` go away. The engine, its checks and its
+    accounting are those of `train`, which also resumes and trains on several ranks.
+
+    **Formal guarantee**: the weights after all steps are (target_epsilon,
+    target_delta)-DP for one unit under `relation`, together with what the journal held
+    before, as `certificate()` states with its assumptions. The claim is about the rows
+    as they are handed over: where one was made of several people's texts, or depends on
+    rows of others (packing, deduplication, a vocabulary), so does the unit.
+
+    | case | what happens |
+    |---|---|
+    | nobody is drawn | the step is noise only |
+    | a unit has a NaN or infinite gradient | it contributes zero |
+    | the loop is left early | what was charged stays charged: a block at most |
+    | the journal holds charges | they count against the target |
+
+    **Privacy**: what an iteration yields (`loss`, `tokens`) is private.
+
+    Args:
+        model: parameters with `requires_grad` are trained, in float32; on its device.
+        optimizer: torch's own, of exactly these parameters.
+        data: rows by number, of known length: `input_ids`, and maybe `attention_mask`
+            and `labels` (the tokens, -100 where nothing is learnt; or a class).
+        target_epsilon: of the whole loop, above 0.
+        target_delta: in (0, 1 / number of units).
+        num_steps: of the loop, at least 1.
+        expected_batch_size: units per step, the public divisor.
+        max_grad_norm: C, L2 bound on one unit's gradient.
+        max_tokens: public length that no row exceeds; the losses' public normalizer.
+        pad_token_id: fills the padding.
+        journal: file that every block is charged to before its noise is drawn.
+        loss: takes the model and a batch (`input_ids`, `attention_mask`, `labels`) and
+            returns one value for each row, `(rows,)`. By default cross-entropy: of
+            targets over `max_tokens`, or of the class.
+        owners: the unit that owns each row; None makes each row a unit.
+        max_rows_per_unit: contribution bound; further rows of an owner are left out.
+        public_units: number of units as the public knows it. None takes the exact
+            number for public, and the certificate says so.
+        relation: which data sets are neighbors.
+        physical_batch_size: rows in memory at once.
+        block_size: steps that are charged together.
+        dtype: of forward and backward; norms and sums stay float32.
+        fixed_shapes: pad every batch to `max_tokens`.
+        spend: charges each block elsewhere too, such as to a `BudgetStore`, before it
+            is drawn; raises to refuse it.
+        seed: known randomness, for tests: nothing is claimed then.
+
+    Raises:
+        ConfigError: numbers, model and optimizer do not fit; all at once.
+        DataError: rows that cannot be trained on.
+        ModelError: model or loss mix records, or cannot be trained privately.
+        PrivacyError: the journal is about other data, or torch computes below float32.
+        InfeasibleBudgetError: no noise is enough.
+
+    >>> import tempfile, torch
+    >>> from dptune.testing import tiny_model
+    >>> model = tiny_model()
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> loop = make_private(
+    ...     model,
+    ...     optimizer,
+    ...     [{"input_ids": [1, 2, 3, number % 16]} for number in range(40)],
+    ...     target_epsilon=8.0,
+    ...     target_delta=1e-3,
+    ...     num_steps=3,
+    ...     expected_batch_size=8,
+    ...     max_grad_norm=1.0,
+    ...     max_tokens=4,
+    ...     pad_token_id=0,
+    ...     journal=f"{folder.name}/ledger.jsonl",
+    ... )
+    >>> for step in loop:
+    ...     pass  # scheduler.step(), logging, evaluation
+    >>> loop.certificate().epsilon <= 8.0
+    True
+    >>> folder.cleanup()
+    """
+    check_start(model, optimizer)
+    target = PrivacyTarget(
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+        num_steps=num_steps,
+        expected_batch_size=expected_batch_size,
+        max_grad_norm=max_grad_norm,
+        relation=NeighboringRelation(relation),
+        public_units=public_units,
+        owned=owners is not None,
+    )
+    units = units_of(
+        data,
+        owners=owners,
+        max_rows_per_unit=max_rows_per_unit,
+        max_tokens=max_tokens,
+    )
+    sizes = num_steps, block_size, physical_batch_size
+    check_numbers(*sizes, units, max_tokens=max_tokens)
+    fingerprint = units.digest()
+    opened, before = open_journal(Path(journal), fingerprint=fingerprint, target=target)
+    plan = target.plan(units, before=before)
+    check_shapes(plan, dtype=dtype, max_tokens=max_tokens)
+    feed = Feed(
+        data=units,
+        record_loss=loss_of(loss, units, max_tokens=max_tokens),
+        physical_batch_size=physical_batch_size,
+        pad_token_id=pad_token_id,
+        device=next(model.parameters()).device,
+        autocast=dtype == "bfloat16",
+        fixed_shapes=fixed_shapes,
+        max_tokens=max_tokens,
+    )
+    with modes_of(model, feed, recomputes=False):
+        check_private(model, feed, seed=seed)
+    account = Account(
+        target=target,
+        plan=plan,
+        journal=opened,
+        fingerprint=fingerprint,
+        spend=spend,
+        fixed_seed=seed is not None,
+        stage=f"loop_{len(before.entries)}",
+    )
+    return PrivateLoop(
+        model=model,
+        optimizer=optimizer,
+        plan=plan,
+        num_steps=num_steps,
+        feed=feed,
+        account=account,
+        block_size=block_size,
+        seed=seed,
+    )
+
+
+def loss_of(loss: Loss | None, data: UnitDataset, *, max_tokens: int) -> RecordLoss:
+    """Return the script's loss, or the one that suits the data."""
+    if loss is not None:
+        name = getattr(loss, "__qualname__", type(loss).__qualname__)
+        return LossOfScript(loss=loss, name=name, has_classes=data.labels is not None)
+    if data.labels is not None:
+        return ClassificationLoss()
+    return CausalLoss(loss_normalizer=float(max_tokens))

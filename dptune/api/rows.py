@@ -1,0 +1,171 @@
+"""Rows of a script's data set, as transformers has them, by privacy unit."""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Protocol
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.logits import NO_TARGET
+from dptune.errors import ConfigError, DataError, Problem
+
+_KNOWN = frozenset({"input_ids", "attention_mask", "labels"})
+_MOST_PROBLEMS = 20
+
+
+class Rows(Protocol):
+    """A data set of known length, such as a list, or one of `datasets` or torch."""
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        """Return `input_ids`, and maybe `labels` and `attention_mask`, of a row."""
+        ...
+
+
+def units_of(
+    data: Rows,
+    *,
+    owners: Sequence[Hashable] | None,
+    max_rows_per_unit: int,
+    max_tokens: int,
+) -> UnitDataset:
+    """Read all rows, and group them by the privacy unit that owns them.
+
+    Args:
+        data: rows; see `dptune.make_private`.
+        owners: of each row; None makes every row a unit of its own.
+        max_rows_per_unit: contribution bound: further rows of a unit are left out.
+        max_tokens: public length that no row may exceed.
+
+    Raises:
+        ConfigError: it is no data set of known length.
+        DataError: rows that cannot be trained on; names them by number, all at once.
+    """
+    _check_kind(data)
+    if owners is not None and len(owners) != len(data):
+        raise ConfigError(
+            f"owners must name the unit of every row, got {len(owners)} for "
+            f"{len(data)} rows."
+        )
+    problems: list[Problem] = []
+    rows = []
+    for number in range(len(data)):
+        row = data[number]
+        found = list(_problems(row, max_tokens=max_tokens))
+        problems += [Problem(path=f"data[{number}]", message=each) for each in found]
+        if len(problems) >= _MOST_PROBLEMS:
+            break
+        if not found:
+            rows.append(_columns(row))
+    if problems:
+        raise DataError(problems[:_MOST_PROBLEMS])
+    if not rows:
+        raise DataError("data must have at least one row, got none.")
+    classes = [label for _, _, label in rows if label is not None]
+    if classes and len(classes) < len(rows):
+        raise DataError("labels must be a class in every row or in none.")
+    names = range(len(rows)) if owners is None else _numbered(owners)
+    return UnitDataset.from_columns(
+        [ids for ids, _, _ in rows],
+        [weights for _, weights, _ in rows],
+        list(names),
+        max_sequences_per_unit=max_rows_per_unit,
+        labels=classes or None,
+    )
+
+
+def _check_kind(data: object) -> None:
+    """Refuse what cannot be sampled from by chance of each unit."""
+    if isinstance(data, DataLoader):
+        raise ConfigError(
+            "data must be the data set, not a DataLoader: batches are drawn here, by a "
+            "coin for each unit, and padded here. Pass loader.dataset."
+        )
+    if not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
+        raise ConfigError(
+            "data must have a length and rows by number, got "
+            f"{type(data).__name__}: from a stream no unit joins a step with a known "
+            "chance. Load it as a list or a data set of the `datasets` package."
+        )
+
+
+def _problems(row: object, *, max_tokens: int) -> Iterator[str]:
+    """Say what is wrong with one row, without its tokens."""
+    if not isinstance(row, Mapping) or "input_ids" not in row:
+        yield "must be a mapping with input_ids. Tokenize the text first."
+        return
+    unknown = sorted(map(str, row.keys() - _KNOWN))
+    if unknown:
+        yield (
+            f"must hold {', '.join(sorted(_KNOWN))} and nothing else, got also "
+            f"{', '.join(unknown)}. Remove these columns: no model would see them."
+        )
+    ids = _flat(row["input_ids"])
+    if ids is None or not len(ids):
+        yield "input_ids must be one sequence of at least one token."
+        return
+    mask = _flat(row.get("attention_mask", [1] * len(ids)))
+    if mask is None or len(mask) != len(ids) or (np.diff(mask) > 0).any():
+        yield (
+            "attention_mask must have ones in front and zeros behind, one for each "
+            "token: rows are padded on the right. Tokenize without padding."
+        )
+        return
+    length = int(np.sum(mask))
+    if not 1 <= length <= max_tokens:
+        yield (
+            f"must have 1 to max_tokens={max_tokens} tokens, got {length}. Cut it "
+            "where it is tokenized, or raise max_tokens."
+        )
+    yield from _label_problems(row.get("labels"), ids[:length], len(ids))
+
+
+def _label_problems(
+    labels: Any,  # noqa: ANN401 - whatever the row holds
+    ids: np.ndarray[Any, Any],
+    length: int,
+) -> Iterator[str]:
+    """Say what is wrong with targets: they are the row's own tokens, or a class."""
+    if labels is None or np.ndim(labels) == 0:
+        if labels is not None and not float(labels).is_integer():
+            yield "labels must be a class from 0, or a target for each token."
+        return
+    targets = _flat(labels)
+    if targets is None or len(targets) != length:
+        yield f"labels must have one target for each of the {length} input_ids."
+        return
+    targets = targets[: len(ids)]
+    if ((targets != ids) & (targets != NO_TARGET)).any():
+        yield (
+            f"labels must repeat input_ids, or be {NO_TARGET} where nothing is learnt: "
+            "the model shifts them by itself."
+        )
+
+
+def _columns(row: Mapping[str, Any]) -> tuple[list[int], list[float], int | None]:
+    """Return tokens, weights of targets, and the class of a row without problems."""
+    ids = np.asarray(row["input_ids"]).tolist()
+    length = int(np.sum(row.get("attention_mask", [1] * len(ids))))
+    labels = row.get("labels")
+    if labels is None:
+        return ids[:length], [1.0] * length, None
+    if np.ndim(labels) == 0:
+        return ids[:length], [1.0] * length, int(labels)
+    targets = np.asarray(labels)[:length]
+    return ids[:length], (targets != NO_TARGET).astype(float).tolist(), None
+
+
+def _flat(values: Any) -> np.ndarray[Any, Any] | None:  # noqa: ANN401 - of a row
+    """Return whole numbers in a row, or None."""
+    array = np.asarray(values)
+    return array if array.ndim == 1 and array.dtype.kind in "iub" else None
+
+
+def _numbered(owners: Iterable[Hashable]) -> list[int]:
+    """Number owners in the order of their first rows."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(owner, len(numbers)) for owner in owners]

@@ -1,0 +1,181 @@
+"""Train a model privately, block by block, so that a kill costs little."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from dptune.accounting.certificates import Certificate
+from dptune.accounting.chain import LedgerJournal
+from dptune.accounting.ledger import PrivacyLedger
+from dptune.api.private import Loss, loss_of
+from dptune.api.rows import Rows, units_of
+from dptune.api.target import Account, PrivacyTarget, Spend, open_journal
+from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.trainer import StepProgress, TrainingOutcome, train_stage
+from dptune.privacy import NeighboringRelation
+
+JOURNAL = "ledger.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training leaves beside the weights.
+
+    Args:
+        certificate: what it guarantees, all process starts included.
+        ledger: what was charged.
+        outcome: steps, tokens and losses; private but for the steps.
+    """
+
+    certificate: Certificate
+    ledger: PrivacyLedger
+    outcome: TrainingOutcome
+
+
+def train(
+    model: nn.Module,
+    data: Rows,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    num_steps: int,
+    expected_batch_size: int,
+    max_grad_norm: float,
+    max_tokens: int,
+    pad_token_id: int,
+    folder: str | Path,
+    learning_rate: float,
+    optimizer: Literal["adamw", "sgd"] = "adamw",
+    schedule: Literal["constant", "linear", "cosine"] = "linear",
+    loss: Loss | None = None,
+    owners: Sequence[Hashable] | None = None,
+    max_rows_per_unit: int = 1,
+    public_units: int | None = None,
+    relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    physical_batch_size: int = 8,
+    block_size: int = 50,
+    device: str = "cpu",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    gradient_checkpointing: bool = False,
+    on_step: Callable[[StepProgress], None] | None = None,
+    spend: Spend | None = None,
+    seed: int | None = None,
+) -> Trained:
+    """Train a model in place, privately; the same call goes on where one was cut off.
+
+    The engine, its checks and its accounting are those of the command. Its runs also
+    detect, redact, attack and decide: for those write a configuration.
+
+    **Formal guarantee**: that of `make_private`. A process that is killed costs at most
+    one block more, which the certificate counts: every block is in the journal before
+    its noise is drawn, and a checkpoint behind it.
+
+    Args:
+        model: parameters with `requires_grad` are trained, in float32.
+        data: see `make_private`.
+        target_epsilon: of the whole training, above 0.
+        target_delta: in (0, 1 / number of units).
+        num_steps: at least 1.
+        expected_batch_size: units per step, the public divisor.
+        max_grad_norm: C, L2 bound on one unit's gradient.
+        max_tokens: public length that no row exceeds; the losses' public normalizer.
+        pad_token_id: fills the padding.
+        folder: of this training alone: journal and last checkpoint. A finished one is
+            answered from it, and costs nothing.
+        learning_rate: peak, above 0.
+        optimizer: `adamw` or `sgd`.
+        schedule: course of the learning rate; `linear` and `cosine` end at 0.
+        loss: see `make_private`.
+        owners: see `make_private`.
+        max_rows_per_unit: see `make_private`.
+        public_units: see `make_private`.
+        relation: which data sets are neighbors.
+        physical_batch_size: rows in memory at once.
+        block_size: steps between checkpoints and charges.
+        device: of torch.
+        dtype: of forward and backward; norms and sums stay float32.
+        gradient_checkpointing: compute activations again: slower, for less memory.
+        on_step: called after every step; what it is told is private.
+        spend: see `make_private`.
+        seed: known randomness, for tests: nothing is claimed then.
+
+    Raises:
+        ConfigError, DataError, ModelError, PrivacyError, InfeasibleBudgetError: see
+            `make_private`.
+        ArtifactError: the folder belongs to another training, or was damaged.
+
+    >>> import tempfile
+    >>> from dptune.testing import tiny_model
+    >>> rows = [{"input_ids": [1, 2, 3, number % 16]} for number in range(40)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = train(
+    ...         tiny_model(),
+    ...         rows,
+    ...         target_epsilon=8.0,
+    ...         target_delta=1e-3,
+    ...         num_steps=3,
+    ...         expected_batch_size=8,
+    ...         max_grad_norm=1.0,
+    ...         max_tokens=4,
+    ...         pad_token_id=0,
+    ...         folder=folder,
+    ...         learning_rate=1e-3,
+    ...     )
+    >>> done.outcome.num_steps, done.certificate.epsilon <= 8.0
+    (3, True)
+    """
+    home = Path(folder)
+    target = PrivacyTarget(
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+        num_steps=num_steps,
+        expected_batch_size=expected_batch_size,
+        max_grad_norm=max_grad_norm,
+        relation=NeighboringRelation(relation),
+        public_units=public_units,
+        owned=owners is not None,
+    )
+    units = units_of(
+        data,
+        owners=owners,
+        max_rows_per_unit=max_rows_per_unit,
+        max_tokens=max_tokens,
+    )
+    fingerprint = units.digest()
+    opened, _ = open_journal(home / JOURNAL, fingerprint=fingerprint, target=target)
+    account = Account(
+        target=target,
+        plan=target.plan(units, before=PrivacyLedger()),
+        journal=opened,
+        fingerprint=fingerprint,
+        spend=spend,
+        fixed_seed=seed is not None,
+        stage="train",
+    )
+    outcome = train_stage(
+        model,
+        units,
+        plan=account.plan,
+        num_steps=num_steps,
+        optimizer=OptimizerSettings(
+            name=optimizer, learning_rate=learning_rate, schedule=schedule
+        ),
+        physical_batch_size=physical_batch_size,
+        pad_token_id=pad_token_id,
+        loss_normalizer=float(max_tokens),
+        checkpoint_dir=home / "checkpoint",
+        block_size=block_size,
+        charge=account.charge,
+        on_step=on_step,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        record_loss=loss_of(loss, units, max_tokens=max_tokens),
+        gradient_checkpointing=gradient_checkpointing,
+        max_tokens=max_tokens,
+    )
+    ledger = LedgerJournal(home / JOURNAL).read()
+    return Trained(certificate=account.certificate(), ledger=ledger, outcome=outcome)

@@ -1,0 +1,582 @@
+"""`make_private`: the engine of a stage in a loop of one's own, and what it refuses."""
+
+import copy
+from dataclasses import replace
+
+import datasets
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
+
+from dptune.accounting.certificates import Certificate
+from dptune.api import private
+from dptune.api.private import make_private
+from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.trainer import train_stage
+from dptune.errors import (
+    BudgetExceededError,
+    ConfigError,
+    DataError,
+    InfeasibleBudgetError,
+    ModelError,
+    PrivacyError,
+)
+from dptune.planning import plan_run
+from dptune.privacy import CertificateStatus, NeighboringRelation, Notion, PrivacyUnit
+from dptune.recipes import Recipe
+from dptune.testing import tiny_model
+
+ROWS = [{"input_ids": [1, 2, 3 + number % 7, number % 16]} for number in range(40)]
+WANTED = {
+    "target_epsilon": 8.0,
+    "target_delta": 1e-3,
+    "num_steps": 3,
+    "expected_batch_size": 8,
+    "max_grad_norm": 0.5,
+    "max_tokens": 4,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture
+def model():
+    return tiny_model(num_tokens=8)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def make(model, journal):
+    """Call `make_private` with numbers that work, and changes."""
+
+    def made(*, model=model, optimizer=None, data=ROWS, **changes):
+        chosen = optimizer or torch.optim.SGD(trainable(model), lr=0.1)
+        return make_private(
+            model, chosen, data, **{**WANTED, "journal": journal, **changes}
+        )
+
+    return made
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Leave the self-check out, which other tests see to."""
+    monkeypatch.setattr(private, "check_private", lambda *_, **__: None)
+
+
+def trainable(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def per_row(model, batch):
+    """Next-token losses of each row, as a script writes them."""
+    logits = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).logits[:, :-1]
+    targets = batch["labels"][:, 1:]
+    losses = functional.cross_entropy(logits.mT, targets, reduction="none")
+    return losses.sum(1) / WANTED["max_tokens"]
+
+
+# what it does
+
+
+@pytest.mark.parametrize("loss", [None, per_row])
+def test_loop_is_the_stage_of_a_run_bit_for_bit(make, model, loss):
+    other = copy.deepcopy(model)
+    loop = make(loss=loss, seed=7)
+    lengths = [step.num_steps for step in loop]
+    assert lengths == [3, 3, 3]
+    train_stage(
+        other,
+        loop._feed.data,
+        plan=loop.plan,
+        num_steps=3,
+        optimizer=OptimizerSettings(name="sgd", learning_rate=0.1),
+        physical_batch_size=8,
+        pad_token_id=0,
+        loss_normalizer=4.0,
+        checkpoint_dir=None,
+        block_size=10,
+        charge=lambda *_: None,
+        seed=7,
+        max_tokens=4,
+    )
+    assert (weights(other) - weights(model)).abs().max() <= (
+        0 if loss is None else 1e-6
+    )
+
+
+def test_noise_and_claim_are_those_of_a_run_with_the_same_numbers(make, unchecked):
+    stage = {
+        "name": "private_finetune",
+        "view": "original",
+        "epochs": 3 * 8 / 40,
+        "expected_batch_size": 8,
+        "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        "clipping": {"kind": "flat", "max_grad_norm": 0.5},
+        "noise": {"correlation": "independent"},
+    }
+    recipe = Recipe.model_validate(
+        {"name": "x", "title": "x", "notion": "record", "stages": [stage]}
+        | {"reference": "x"}
+    )
+    planned = plan_run(
+        recipe,
+        num_units=40,
+        notion=Notion.RECORD,
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        target_epsilon=8.0,
+        target_delta=1e-3,
+    )
+    loop = make()
+    of_run = planned.stages[0].training_plan()
+    assert replace(of_run, steps_per_level=1) == loop.plan  # of one level
+    for _ in loop:
+        pass
+    claim = loop.certificate()
+    assert claim.accounted_epsilon == pytest.approx(planned.epsilon, rel=2e-3)
+    assert claim.epsilon <= 8.0
+
+
+def test_exact_number_of_units_is_an_assumption_and_a_declared_one_is_none(
+    make, unchecked
+):
+    assert run(make()).status is CertificateStatus.CONDITIONAL
+
+
+def test_declared_number_of_units_is_certified(make, unchecked):
+    claim = run(make(public_units=50))
+    assert claim.status is CertificateStatus.CERTIFIED
+    assert claim.privacy_unit is PrivacyUnit.RECORD
+
+
+def run(loop) -> Certificate:
+    for _ in loop:
+        pass
+    return loop.certificate()
+
+
+def test_rows_of_one_owner_are_one_unit(make, unchecked):
+    loop = make(owners=[n // 4 for n in range(40)], max_rows_per_unit=3, num_steps=1)
+    assert loop._feed.data.num_units == 10
+    assert loop._feed.data.num_dropped_sequences == 10
+    assert run(loop).privacy_unit is PrivacyUnit.USER
+
+
+def test_seed_voids_the_claim(make, unchecked):
+    assert run(make(seed=1)).status is CertificateStatus.NONE
+
+
+def test_schedulers_and_evaluation_of_the_script_work(make, model, unchecked):
+    optimizer = torch.optim.AdamW(trainable(model), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    model.eval()
+    rates = []
+    for _ in make(optimizer=optimizer):
+        assert not model.training  # the loop's own passes are over
+        with torch.no_grad():
+            model(torch.tensor([[1, 2]]))
+        rates.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+    assert rates == [0.1, 0.05, 0.025]
+    optimizer.step()  # the loop has ended: the optimizer is the script's again
+
+
+def test_data_of_the_datasets_package_with_masks_and_labels(make, unchecked):
+    rows = [
+        {
+            "input_ids": [1, 2, 3, 0],
+            "attention_mask": [1, 1, 1, 0],
+            "labels": [-100, 2, 3, -100],
+        }
+    ] * 40
+    loop = make(data=datasets.Dataset.from_list(rows), num_steps=1)
+    assert loop._feed.data.sequences[0].tolist() == [1, 2, 3]
+    assert loop._feed.data.loss_weights[0].tolist() == [0, 1, 1]
+
+
+# what is charged, and when
+
+
+def charged(journal):
+    return len(journal.read_text().splitlines()) if journal.exists() else 0
+
+
+def test_every_block_is_charged_before_it_is_drawn(make, journal, monkeypatch):
+    """Its twin, which charges behind the draw, fails."""
+    assert draws_before_charges(make, journal, monkeypatch) == []
+
+
+def test_search_for_draws_before_charges_finds_one(make, journal, monkeypatch):
+    monkeypatch.setattr(private.Account, "charge", lambda *_: None)
+    assert draws_before_charges(make, journal, monkeypatch) == [0, 1, 2]
+
+
+def draws_before_charges(make, journal, monkeypatch):
+    found = []
+    compute = private.PrivateLoop._step
+
+    def seen(self, source, indices, *, step):
+        if charged(journal) * 2 <= step:
+            found.append(step)
+        return compute(self, source, indices, step=step)
+
+    monkeypatch.setattr(private.PrivateLoop, "_step", seen)
+    monkeypatch.setattr(private, "check_private", lambda *_, **__: None)
+    for _ in make(block_size=2):
+        pass
+    return found
+
+
+def test_refusal_of_the_budget_ends_the_loop_before_the_noise(
+    make, journal, model, unchecked
+):
+    def refuse(entry):
+        raise BudgetExceededError(f"{entry.num_steps} steps are too many")
+
+    before = weights(model)
+    with pytest.raises(BudgetExceededError, match="3 steps"):
+        next(iter(make(spend=refuse)))
+    assert charged(journal) == 0
+    assert torch.equal(weights(model), before)
+
+
+def test_journal_counts_against_the_target(make, journal, unchecked):
+    first = make(target_epsilon=4.0)
+    assert run(first).epsilon <= 4.0
+    second = make(target_epsilon=8.0)
+    alone = make(target_epsilon=8.0, journal=journal.with_name("other.jsonl"))
+    assert second.plan.noise_multiplier > alone.plan.noise_multiplier
+    assert 7.5 < run(second).epsilon <= 8.0
+    with pytest.raises(InfeasibleBudgetError):
+        make(target_epsilon=4.0)
+
+
+def test_journal_of_other_data_is_refused(make, journal, unchecked):
+    run(make())
+    lines = charged(journal)
+    with pytest.raises(PrivacyError, match="these rows and units only"):
+        make(data=ROWS[:39])
+    with pytest.raises(PrivacyError, match="these rows and units only"):
+        make(owners=range(40))
+    assert charged(journal) == lines
+
+
+def test_loop_that_is_left_keeps_what_it_charged_and_lets_go(
+    make, journal, model, unchecked
+):
+    optimizer = torch.optim.SGD(trainable(model), lr=0.1)
+    steps = iter(make(optimizer=optimizer, block_size=2))
+    next(steps)
+    steps.close()
+    assert charged(journal) == 1
+    optimizer.step()
+
+
+# misuse: refused with a way out, and nothing charged
+
+
+class Normed(nn.Module):
+    """A language model with a batch norm in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(16, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 16)
+
+    def forward(self, input_ids, attention_mask=None, use_cache=False):
+        hidden = self.norm(self.embed(input_ids).mT).mT
+        return type("Output", (), {"logits": self.head(hidden)})
+
+
+class Scaled(nn.Module):
+    """A language model with a parameter that no rule knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = tiny_model(num_tokens=8)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, **inputs):
+        output = self.inner(**inputs)
+        output.logits = output.logits * self.scale
+        return output
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(ROWS)
+
+
+def frozen_first(model):
+    parameter = next(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameter.requires_grad_(False)
+    return {"optimizer": optimizer}
+
+
+def some_left_out(model):
+    return {"optimizer": torch.optim.SGD(trainable(model)[1:], lr=0.1)}
+
+
+def of_another_model(model):
+    other = tiny_model(num_tokens=8)
+    return {"optimizer": torch.optim.SGD(other.parameters(), lr=0.1)}
+
+
+def second_order(model):
+    return {"optimizer": torch.optim.LBFGS(trainable(model))}
+
+
+def no_optimizer(model):
+    return {"optimizer": object()}
+
+
+def foreign_optimizer(model):
+    kind = type("DPOptimizer", (torch.optim.SGD,), {"__module__": "opacus.optimizers"})
+    return {"optimizer": kind(trainable(model), lr=0.1)}
+
+
+def backward_before(model):
+    model(torch.tensor([[1, 2]])).logits.sum().backward()
+    return {}
+
+
+def half_precision(model):
+    return {"model": model.half()}
+
+
+def nothing_trainable(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.requires_grad_(False)
+    return {"optimizer": optimizer}
+
+
+def one_per_batch(model, batch):
+    return per_row(model, batch).mean()
+
+
+def mean_in_disguise(model, batch):
+    return per_row(model, batch) / len(batch["input_ids"])
+
+
+def mixed_rows(model, batch):
+    losses = per_row(model, batch)
+    return losses + 0.1 * losses.flip(0)
+
+
+def own_mean(model, batch):
+    losses = per_row(model, batch)
+    return losses - losses.mean() / 2
+
+
+def no_tensor(model, batch):
+    return 0.5
+
+
+MISUSES = {
+    "optimizer_has_frozen_parameters": (frozen_first, ConfigError, "1 others: frozen"),
+    "optimizer_lacks_parameters": (some_left_out, ConfigError, "never be trained"),
+    "optimizer_of_another_model": (of_another_model, ConfigError, "another model"),
+    "optimizer_needs_a_closure": (second_order, ConfigError, "LBFGS"),
+    "optimizer_is_none": (no_optimizer, ConfigError, "must be torch's"),
+    "optimizer_of_another_library": (foreign_optimizer, ConfigError, "that it wraps"),
+    "gradients_are_there": (backward_before, ConfigError, "zero_grad"),
+    "model_is_not_float32": (half_precision, ModelError, "must be float32"),
+    "model_trains_nothing": (nothing_trainable, ModelError, "trainable parameter"),
+    "model_is_wrapped": (
+        lambda m: {"model": nn.DataParallel(m)},
+        ConfigError,
+        "Pass what it wraps",
+    ),
+    "batch_norm": (lambda _: {"model": Normed()}, ModelError, "batch normalisation"),
+    "parameter_without_a_rule": (
+        lambda _: {"model": Scaled()},
+        ModelError,
+        "no gradient rule",
+    ),
+    "loss_is_reduced": (lambda _: {"loss": one_per_batch}, ModelError, "reduction out"),
+    "loss_is_no_tensor": (lambda _: {"loss": no_tensor}, ModelError, "got float"),
+    "loss_over_rows_of_batch": (
+        lambda _: {"loss": mean_in_disguise},
+        ModelError,
+        "other records of its batch",
+    ),
+    "loss_mixes_rows": (lambda _: {"loss": mixed_rows}, ModelError, "from autograd"),
+    "loss_less_the_mean": (lambda _: {"loss": own_mean}, ModelError, "from autograd"),
+    "data_is_a_loader": (
+        lambda _: {"data": DataLoader(ROWS)},
+        ConfigError,
+        "loader.dataset",
+    ),
+    "data_has_no_length": (lambda _: {"data": Stream()}, ConfigError, "have a length"),
+    "data_is_a_generator": (lambda _: {"data": iter(ROWS)}, ConfigError, "a length"),
+    "data_is_empty": (lambda _: {"data": []}, DataError, "at least one row"),
+    "data_is_text": (lambda _: {"data": ["a"] * 40}, DataError, "Tokenize"),
+    "rows_are_too_long": (lambda _: {"max_tokens": 3}, DataError, "max_tokens=3"),
+    "rows_have_other_columns": (
+        lambda _: {"data": [row | {"pixel_values": [1]} for row in ROWS]},
+        DataError,
+        "pixel_values",
+    ),
+    "rows_are_padded_on_the_left": (
+        lambda _: {"data": [row | {"attention_mask": [0, 1, 1, 1]} for row in ROWS]},
+        DataError,
+        "padded on the right",
+    ),
+    "labels_are_other_tokens": (
+        lambda _: {"data": [row | {"labels": [9, 9, 9, 9]} for row in ROWS]},
+        DataError,
+        "must repeat input_ids",
+    ),
+    "owners_are_too_few": (lambda _: {"owners": [1, 2]}, ConfigError, "every row"),
+    "batch_is_larger_than_the_data": (
+        lambda _: {"expected_batch_size": 41},
+        ConfigError,
+        "expected_batch_size",
+    ),
+    "delta_publishes_a_record": (
+        lambda _: {"target_delta": 0.1},
+        ConfigError,
+        "target_delta",
+    ),
+    "no_steps": (lambda _: {"num_steps": 0}, ConfigError, "num_steps"),
+    "clip_is_infinite": (
+        lambda _: {"max_grad_norm": float("inf")},
+        ConfigError,
+        "max_grad_norm",
+    ),
+    "epsilon_is_zero": (
+        lambda _: {"target_epsilon": 0.0},
+        ConfigError,
+        "target_epsilon",
+    ),
+    "no_rows_in_memory": (
+        lambda _: {"physical_batch_size": 0},
+        ConfigError,
+        "physical_batch_size",
+    ),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
+def test_misuse_is_refused_before_anything_is_charged(make, model, journal, misuse):
+    change, kind, words = misuse
+    with pytest.raises(kind, match=words):
+        make(**change(model))
+    assert charged(journal) == 0
+
+
+def test_all_faults_of_an_optimizer_are_told_at_once(make, model):
+    model(torch.tensor([[1, 2]])).logits.sum().backward()
+    other = torch.optim.LBFGS([nn.Parameter(torch.ones(1))])
+    with pytest.raises(ConfigError) as caught:
+        make(optimizer=other)
+    assert len(caught.value.problems) == 4
+
+
+# misuse in the loop: nothing more is charged
+
+
+def own_step(model, optimizer):
+    optimizer.step()
+
+
+def own_backward(model, optimizer):
+    model(torch.tensor([[1, 2]])).logits.sum().backward()
+
+
+def own_backward_and_step(model, optimizer):
+    own_backward(model, optimizer)
+    optimizer.step()
+
+
+def second_optimizer(model, optimizer):
+    own_backward(model, optimizer)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    optimizer.zero_grad()
+
+
+def written_weights(model, optimizer):
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+
+
+def frozen_later(model, optimizer):
+    next(model.parameters()).requires_grad_(False)
+
+
+IN_THE_LOOP = [
+    (own_step, "left to the loop"),
+    (own_backward, "neither clipped nor noised"),
+    (own_backward_and_step, "left to the loop"),
+    (second_optimizer, "changed by the loop alone"),
+    (written_weights, "changed by the loop alone"),
+    (frozen_later, "same parameters"),
+]
+
+
+def let_through(make, model, act, *, before=False):
+    """Whether a loop goes on after a script did something in it, or before it."""
+    optimizer = torch.optim.SGD(trainable(model), lr=0.1)
+    loop = make(optimizer=optimizer, block_size=1)
+    try:
+        if before:
+            act(model, optimizer)
+        for number, _ in enumerate(loop):
+            if number == 0 and not before:
+                act(model, optimizer)
+    except PrivacyError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["in_the_loop", "before_it"])
+@pytest.mark.parametrize(("act", "words"), IN_THE_LOOP)
+def test_what_a_script_does_beside_the_loop_stops_it(
+    make, model, journal, unchecked, act, words, before
+):
+    assert words in let_through(make, model, act, before=before)
+    assert charged(journal) == (0 if before else 1)
+
+
+@pytest.mark.parametrize("act", [own_backward, second_optimizer, written_weights])
+def test_without_the_check_a_script_gets_through(
+    make, model, unchecked, monkeypatch, act
+):
+    monkeypatch.setattr(private, "check_untouched", lambda *_: None)
+    assert not let_through(make, model, act)
+
+
+def test_without_the_guard_a_step_gets_through(make, model, unchecked, monkeypatch):
+    monkeypatch.setattr(private.PrivateLoop, "_refuse_others", lambda *_: None)
+    monkeypatch.setattr(private, "check_untouched", lambda *_: None)
+    assert not let_through(make, model, own_backward_and_step)
+
+
+def test_loop_runs_once(make, journal, unchecked):
+    loop = make()
+    for _ in loop:
+        pass
+    lines = charged(journal)
+    with pytest.raises(PrivacyError, match="must run once"):
+        iter(loop)
+    assert charged(journal) == lines
+
+
+def test_two_loops_do_not_share_an_optimizer(make, model, journal, unchecked):
+    optimizer = torch.optim.SGD(trainable(model), lr=0.1)
+    make(optimizer=optimizer, journal=journal.with_name("first.jsonl"))
+    with pytest.raises(PrivacyError, match="gives the optimizer back"):
+        next(iter(make(optimizer=optimizer)))
