@@ -1,6 +1,7 @@
 """`make_private`: the engine of a stage in a loop of one's own, and what it refuses."""
 
 import copy
+import itertools
 from dataclasses import replace
 
 import datasets
@@ -14,6 +15,7 @@ from dptune.accounting.certificates import Certificate
 from dptune.api import private
 from dptune.api.private import make_private
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.sampling import PoissonSampler
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import (
     BudgetExceededError,
@@ -223,15 +225,17 @@ def test_search_for_draws_before_charges_finds_one(make, journal, monkeypatch):
 
 
 def draws_before_charges(make, journal, monkeypatch):
-    found = []
-    compute = private.PrivateLoop._step
+    """Numbers of draws that no charge on disk had paid for."""
+    found, draws = [], itertools.count()
+    sample = PoissonSampler.sample
 
-    def seen(self, source, indices, *, step):
-        if charged(journal) * 2 <= step:
-            found.append(step)
-        return compute(self, source, indices, step=step)
+    def seen(self, generator):
+        number = next(draws)
+        if charged(journal) * 2 <= number:
+            found.append(number)
+        return sample(self, generator)
 
-    monkeypatch.setattr(private.PrivateLoop, "_step", seen)
+    monkeypatch.setattr(PoissonSampler, "sample", seen)
     monkeypatch.setattr(private, "check_private", lambda *_, **__: None)
     for _ in make(block_size=2):
         pass
