@@ -1,0 +1,159 @@
+"""Texts, claims and training by name: what they are made of, and what they refuse."""
+
+import math
+
+import pytest
+import torch
+
+import dptune
+from dptune.accounting.accountants import epsilon
+from dptune.api.private import LossOfScript
+from dptune.dpsgd.plan import GradientPlan
+from dptune.errors import (
+    ArtifactError,
+    ConfigError,
+    InfeasibleBudgetError,
+    PrivacyError,
+)
+from dptune.privacy import NeighboringRelation
+from dptune.testing import tiny_model
+
+ROWS = [{"input_ids": [1, 2, 3 + number % 7, number % 16]} for number in range(40)]
+WANTED = {
+    "target_epsilon": 8.0,
+    "target_delta": 1e-3,
+    "num_steps": 4,
+    "expected_batch_size": 8,
+    "max_grad_norm": 0.5,
+    "max_tokens": 4,
+    "pad_token_id": 0,
+    "learning_rate": 0.1,
+    "block_size": 2,
+}
+STEPS = {"sample_rate": 0.1, "num_steps": 50}
+
+
+class Killed(Exception):
+    pass
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_training_goes_on_where_it_was_cut_off_and_says_what_that_cost(tmp_path):
+    def die(now):
+        if now.step == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        dptune.train(tiny_model(), ROWS, folder=tmp_path, on_step=die, **WANTED)
+    done = dptune.train(tiny_model(), ROWS, folder=tmp_path, **WANTED)
+    assert done.outcome.resumed_from_step == 2
+    assert [entry.num_steps for entry in done.ledger.entries] == [2, 2, 2]
+    assert done.certificate.epsilon > 8.0  # a block was drawn twice
+
+
+def test_finished_training_is_answered_for_nothing(tmp_path):
+    first = tiny_model()
+    done = dptune.train(first, ROWS, folder=tmp_path, **WANTED)
+    assert done.certificate.epsilon <= 8.0
+    again = tiny_model()
+    answered = dptune.train(again, ROWS, folder=tmp_path, **WANTED)
+    assert answered.ledger == done.ledger
+    assert torch.equal(weights(again), weights(first))
+
+
+def test_folder_of_another_training_is_refused_before_anything_is_charged(tmp_path):
+    done = dptune.train(tiny_model(), ROWS, folder=tmp_path, **WANTED)
+    for change in ({"learning_rate": 0.2}, {"max_grad_norm": 1.0}):
+        with pytest.raises(ArtifactError):
+            dptune.train(tiny_model(), ROWS, folder=tmp_path, **{**WANTED, **change})
+    with pytest.raises(PrivacyError, match="these rows and units only"):
+        dptune.train(tiny_model(), ROWS[:30], folder=tmp_path, **WANTED)
+    journal = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    assert len(journal) == len(done.ledger.entries)
+
+
+def test_loss_of_a_script_is_known_by_its_name_in_every_process():
+    losses = [LossOfScript(loss=lambda *_: None, name="mine", has_classes=False)] * 2
+    assert repr(losses[0]) == repr(losses[1])
+    assert "0x" not in repr(losses[0])
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+def test_account_is_that_of_the_plan_that_trains(relation):
+    plan = GradientPlan(
+        noise_multiplier=1.2,
+        sample_rate=0.1,
+        max_grad_norm=1.0,
+        expected_batch_size=10,
+    )
+    claim = dptune.account(noise_multiplier=1.2, delta=1e-5, relation=relation, **STEPS)
+    own = epsilon(plan.dp_event(50), delta=1e-5, relation=relation)
+    assert claim.epsilon == pytest.approx(own, rel=2e-3)
+    assert claim.epsilon >= own
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+def test_calibrated_noise_is_accounted_below_its_target(relation):
+    asked = {"target_epsilon": 2.0, "target_delta": 1e-5, "relation": relation}
+    noise = dptune.calibrate(**asked, **STEPS)
+    claim = dptune.account(
+        noise_multiplier=noise, delta=1e-5, relation=relation, **STEPS
+    )
+    assert 1.95 < claim.epsilon <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "num_steps", "epsilon"), [(0.0, 5, math.inf), (1.0, 0, 0.0)]
+)
+def test_edges_of_account(noise_multiplier, num_steps, epsilon):
+    claim = dptune.account(
+        noise_multiplier=noise_multiplier,
+        num_steps=num_steps,
+        sample_rate=0.1,
+        delta=1e-5,
+    )
+    assert claim.epsilon == epsilon
+
+
+def test_impossible_numbers_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        dptune.account(
+            noise_multiplier=math.nan, sample_rate=0.0, num_steps=-1, delta=1e-5
+        )
+    assert len(caught.value.problems) == 3
+    with pytest.raises(ConfigError, match="num_steps"):
+        dptune.calibrate(
+            target_epsilon=1, target_delta=1e-5, sample_rate=0.1, num_steps=0
+        )
+    with pytest.raises(InfeasibleBudgetError):
+        dptune.calibrate(
+            target_epsilon=1e-9, target_delta=1e-12, sample_rate=1.0, num_steps=10**6
+        )
+
+
+def test_one_text_is_no_list_of_texts():
+    for call in (dptune.detect, dptune.redact):
+        with pytest.raises(ConfigError, match="Put it into a list"):
+            call("grace.hill@example.org")
+
+
+@pytest.mark.parametrize("operator", ["pseudonym", "encrypt", "partial", "blank"])
+def test_operator_that_needs_a_key_is_refused(operator):
+    with pytest.raises(ConfigError, match="operator must be one of"):
+        dptune.redact(["x"], operator=operator)
+
+
+def test_tier_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="tier must be one of"):
+        dptune.detect(["x"], tier="all")
+
+
+def test_values_of_personal_data_are_gone():
+    text = "Mail grace.hill@example.org, or call +1 202 555 0143."
+    for operator in ("mask", "typed", "numbered", "delete"):
+        (redacted,) = dptune.redact([text], operator=operator)
+        assert "grace" not in redacted
+        assert "0143" not in redacted
