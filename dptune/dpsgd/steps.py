@@ -17,6 +17,7 @@ from dptune.dpsgd.sampling import UnitIndices, sampling_generator
 from dptune.dpsgd.schedule import AdaptiveNoise
 from dptune.dpsgd.step import GradientSource
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
+from dptune.errors import PrivacyError
 
 Charge = Callable[[int, int], None]
 
@@ -80,7 +81,16 @@ class ChargedSteps:
                 self._sampler.sample(self.generator)
 
     def draw(self, step: int) -> UnitIndices | None:
-        """Pay if a block begins, then draw who joins; None if a budget has ended."""
+        """Pay if a block begins, then draw who joins; None if a budget has ended.
+
+        Raises:
+            PrivacyError: no such step was planned.
+        """
+        if step >= self._num_steps:
+            raise PrivacyError(
+                f"a run must end after its {self._num_steps} steps, got another one: "
+                "nobody has paid for it. Plan more steps."
+            )
         ranks = self._feed.ranks
         if step >= self.block_end:
             size = min(self._block_size, self._num_steps - step)

@@ -36,6 +36,7 @@ from dptune.integrations.refusals import (
     model_problems,
     no_search,
     optimizer_problems,
+    own_precision,
     part_problems,
     seen_rows,
     trainer_problems,
@@ -98,6 +99,7 @@ class PrivateTraining:
     eval_dataset: Any
     data_collator: Any
     processing_class: Any
+    accelerator: Any
     callback_handler: Any
     optimizer: Any
     state: Any
@@ -152,6 +154,7 @@ class PrivateTraining:
         taken.gradient_accumulation_steps = 1
         taken.max_grad_norm = 0.0
         taken.bf16 = False
+        taken.mixed_precision = "no"
         taken.activation_checkpointing = taken.gradient_checkpointing = False
         return taken
 
@@ -231,6 +234,8 @@ class PrivateTraining:
         )
         if trial is not None:
             problems.append(no_search())
+        if self.accelerator.mixed_precision != "no":
+            problems.append(own_precision(self.accelerator.mixed_precision))
         if problems:
             raise ConfigError(problems)
         rows = self._rows()
@@ -244,6 +249,7 @@ class PrivateTraining:
         )
         feed = self._feed(rows, plan.stages[0])
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._checked = (self.model, self.model.forward)
         check_numbers(
             plan.stages[0].num_steps,
             self.privacy.block_size,
@@ -390,6 +396,12 @@ class PrivateTraining:
         """Leave the released gradients of a step in `grad`; the loss is private."""
         self._check_covered()
         if self._steps is None:
+            if self._checked != (self.model, self.model.forward):
+                raise PrivacyError(
+                    "the model must be trained as it was checked, but something has "
+                    "put another forward pass around it. Wrap it before the trainer "
+                    "is made."
+                )
             self._steps = self._open()
         model.train()
         step = int(self.state.global_step)

@@ -520,6 +520,15 @@ def no_search() -> Problem:
     )
 
 
+def own_precision(found: str) -> Problem:
+    """Refuse a precision that comes from outside of the script."""
+    return Problem(
+        path="accelerator",
+        message=f"must not compute in {found} by itself: the engine would not know.",
+        next_step="Unset ACCELERATE_MIXED_PRECISION; use bf16 with privacy.max_tokens.",
+    )
+
+
 def _bad_model(message: str) -> Problem:
     """Refuse a model."""
     return Problem(path="model", message=f"must {message}.", next_step="Use another.")

@@ -1,11 +1,12 @@
 """A script of transformers that trains privately: charges, certificate, what stays."""
 
+import functools
 import json
 import math
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from dptune.accounting.certificates import Certificate
@@ -13,7 +14,12 @@ from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import history
 from dptune.dpsgd import steps as engine_steps
 from dptune.dpsgd.noise import IndependentNoise
-from dptune.errors import ArtifactError, BudgetExceededError, PrivacyError
+from dptune.errors import (
+    ArtifactError,
+    BudgetExceededError,
+    ConfigError,
+    PrivacyError,
+)
 from dptune.integrations import script_run
 from dptune.integrations.transformers import ScriptBudget
 from dptune.privacy import Notion
@@ -284,3 +290,63 @@ def test_model_is_trained_in_pieces_that_fit(script, monkeypatch):
     monkeypatch.setattr(trainer, "_opened", opened)
     trainer.train()
     assert max(sizes) <= 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "asks"),
+    [
+        ({"bf16": True}, {"max_tokens": 12}),
+        ({"activation_checkpointing": True}, {}),
+    ],
+)
+def test_memory_and_precision_are_the_engines(script, changes, asks):
+    trainer = script(privacy=asked(**asks), max_steps=2, **changes)
+    assert trainer.accelerator.mixed_precision == "no"
+    forward = trainer.model.forward
+    trainer.train()
+    assert trainer.model.forward == forward
+    modules = trainer.model.modules()
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in modules)
+
+
+class Wrap(TrainerCallback):
+    """Puts a forward pass of its own around the model, after it was checked."""
+
+    def on_train_begin(self, args, state, control, model=None, **named):
+        forward = model.forward
+        model.forward = functools.partial(forward)
+
+
+def test_model_that_is_wrapped_after_its_check_is_refused(script, paid):
+    with pytest.raises(PrivacyError, match="as it was checked"):
+        script(parts={"callbacks": [Wrap()]}).train()
+    assert paid() == []
+
+
+def test_precision_of_the_environment_is_refused(script, paid, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    trainer = script()
+    trainer.accelerator.state._mixed_precision = "bf16"
+    with pytest.raises(ConfigError, match="accelerator"):
+        trainer.train()
+    assert paid() == []
+
+
+def test_rows_longer_than_the_public_length_are_refused(script, paid):
+    with pytest.raises(ConfigError, match="max_tokens"):
+        script(privacy=asked(max_tokens=5)).train()
+    assert paid() == []
+
+
+def test_known_seed_is_no_guarantee(script):
+    trainer = script(privacy=asked(seed=1), max_steps=1)
+    trainer.train()
+    assert trainer.certificate.status == "none"
+
+
+def test_step_beyond_the_plan_is_refused_before_it_is_drawn(script, paid):
+    trainer = script(max_steps=3, save_strategy="no")
+    trainer.remove_callback(DefaultFlowCallback)  # which ends the loop
+    with pytest.raises(PrivacyError, match="3 steps"):
+        trainer.train()
+    assert paid() == [3]

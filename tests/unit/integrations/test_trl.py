@@ -1,0 +1,104 @@
+"""TRL's trainer: what its own arguments would break, and what it makes targets of."""
+
+import pytest
+from datasets import Dataset
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as tokenizer_models
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig
+
+from dptune.errors import ConfigError
+from dptune.integrations.trl import DPSFTTrainer
+from tests.support import models
+from tests.unit.integrations.conftest import asked
+
+WORDS = [f"w{i}" for i in range(20)]
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
+    inner = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+    )
+
+
+@pytest.fixture
+def chat_script(tmp_path, tokenizer):
+    def make(rows=None, *, privacy=None, **changes):
+        rows = rows or [
+            {"prompt": " ".join(WORDS[: 2 + i % 5]), "completion": f" w{i % 20} w1"}
+            for i in range(40)
+        ]
+        fields = {
+            "output_dir": str(tmp_path / "out"),
+            "per_device_train_batch_size": 4,
+            "max_steps": 3,
+            "max_length": 12,
+            "bf16": False,
+            "report_to": "none",
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "gradient_checkpointing": False,
+        }
+        return DPSFTTrainer(
+            model=models.tiny_gpt2(num_layers=1),
+            args=SFTConfig(**(fields | changes)),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            privacy=privacy or asked(),
+        )
+
+    return make
+
+
+def test_completions_are_the_targets_of_each_record_alone(chat_script, paid):
+    trainer = chat_script()
+    trainer.train()
+    assert paid() == [3]
+    assert trainer.certificate.status == "conditional"
+    weights = trainer._run.rows.data.loss_weights
+    assert {float(w.sum()) for w in weights} == {3.0}  # two words and an end
+    assert trainer.privacy.max_tokens == 12
+
+
+def test_owners_of_conversations_are_the_units(chat_script, paid):
+    rows = [{"text": " ".join(WORDS[: 3 + i % 6]), "who": i % 15} for i in range(40)]
+    privacy = asked(privacy_unit="user", unit_column="who", max_rows_per_unit=2)
+    trainer = chat_script(rows, privacy=privacy)
+    trainer.train()
+    assert trainer._run.rows.data.num_units == 15
+    assert paid() == [3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"packing": True}, "args.packing"),
+        ({"padding_free": True, "max_length": None}, "args.padding_free"),
+        ({"loss_type": "dft"}, "args.loss_type"),
+        ({"activation_offloading": True}, "args.activation_offloading"),
+        ({"bf16": True, "max_length": None}, "privacy.max_tokens"),
+    ],
+)
+def test_argument_of_trl_is_refused(chat_script, paid, changes, match):
+    with pytest.raises(ConfigError, match=match):
+        chat_script(**changes)
+    assert paid() == []
+
+
+def test_template_leaves_no_telemetry(chat_script, monkeypatch):
+    sent = []
+    monkeypatch.setattr(
+        "trl.trainer.base_trainer.send_telemetry", lambda *a, **k: sent.append(a)
+    )
+    chat_script()
+    assert sent == []
