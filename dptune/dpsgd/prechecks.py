@@ -12,6 +12,7 @@ from dptune.dpsgd.adaptive_clipping import ClipController
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.feed import Feed
+from dptune.dpsgd.norms import recomputed_norms
 from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan, PlainPlan, is_adaptive
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
@@ -178,5 +179,6 @@ def modes_of(model: nn.Module, feed: Feed, *, recomputes: bool) -> Iterator[None
     with (
         checkpointing(model) if recomputes else nullcontext(),
         disable_input_dtype_casting(model, active=feed.autocast),
+        recomputed_norms(model) if feed.autocast else nullcontext(),
     ):
         yield

@@ -67,7 +67,7 @@ def find_gradient_rule(module: nn.Module) -> GradientRule | None:
     """Return the rule of the nearest base class that computes alike, or None."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     if kind is None:
-        return _rms_norm_rule if _is_rms_norm(module) else None
+        return _rms_norm_rule if is_rms_norm(module) else None
     return _RULES[kind] if _computes_as(module, kind) else None
 
 
@@ -179,7 +179,7 @@ def _computes_as(module: nn.Module, kind: type[nn.Module]) -> bool:
     return own is kind.forward or (kind is nn.Embedding and scales)
 
 
-def _is_rms_norm(module: nn.Module) -> bool:
+def is_rms_norm(module: nn.Module) -> bool:
     """Recognise the copies of RMSNorm in transformers, which share no base class."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
     has_epsilon = any(hasattr(module, name) for name in ("variance_epsilon", "eps"))
