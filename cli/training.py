@@ -147,10 +147,13 @@ def print_tables(console: Console, report: "ComparisonReport") -> None:
 
 def next_steps(model_name: str) -> list[str]:
     """List the commands that a user will want now."""
+    start = Path("configs/train/own_text.yaml")
     return [
         "dptune status  (champion, challengers, what was spent)",
         f"dptune gate {model_name} --policy default  (decide again, stricter)",
         "dptune dashboard  (ZenML: every step, its artifacts and metadata)",
         "dptune mlflow  (MLflow: runs, models, epsilon as a metric)",
-        "cp configs/train/own_text.yaml configs/train/mine.yaml  (edit, train)",
+        f"cp {start} {start.with_name('mine.yaml')}  (edit, train)"
+        if start.is_file()
+        else f"dptune init  (makes {start}, to copy, edit and train)",
     ]

@@ -40,8 +40,8 @@ class PrivacyArguments:
         block_size: steps that are charged together.
         evaluation_is_public: the evaluation set holds nothing private, so that a model
             may be chosen, or training stopped, by what is measured on it.
-        reports_stay_inside: trackers named in `report_to` are inside the trust
-            boundary: they get the training loss, which is private.
+        reports_stay_inside: what trackers named in `report_to` keep stays inside the
+            trust boundary: they get the training loss, which is private.
         rows_are_single_units: each row was made from one unit alone, although all have
             one length, which is what packing leaves.
         seed: known randomness, for tests: nothing is guaranteed then.

@@ -31,7 +31,6 @@ from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.errors import ConfigError, PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.refusals import (
-    argument_problems,
     label_problems,
     model_problems,
     no_search,
@@ -41,6 +40,7 @@ from dptune.integrations.refusals import (
     seen_rows,
     trainer_problems,
 )
+from dptune.integrations.refused_arguments import argument_problems
 from dptune.integrations.rows import Rows, UnitRows, read_rows, share_seen
 from dptune.integrations.script_run import ScriptRun, plan_script
 from dptune.stages import StagePlan

@@ -1,214 +1,23 @@
-"""What of a script would break the claim, each with the way out.
+"""What is handed to a trainer beside its arguments and would break the claim.
 
-A value is refused for what it does to the claim, or because nobody has checked what it
-does; the message says which. All are told at once, before anything is charged.
+Each with the way out; all are told at once, before anything is charged.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from dptune.dpsgd.dataset import IntArray
 from dptune.dpsgd.gradients import check_modules
 from dptune.dpsgd.parameters import trainable_parameters
 from dptune.errors import ModelError, Problem
 from dptune.integrations.arguments import PrivacyArguments
+from dptune.integrations.refused_arguments import IF_PUBLIC
 
-_LOCAL_TRACKERS: Final = frozenset({"none", "tensorboard"})
-_PLATEAU: Final = frozenset({"reduce_lr_on_plateau", "greedy"})
-_DEFAULT_CLIP: Final = TrainingArguments.max_grad_norm
-_UNTESTED: Final = "it was not checked with per-unit gradients"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rule:
-    """One training argument that must have one of its values.
-
-    Args:
-        name: of the argument.
-        allowed: whether a value may stay.
-        wanted: what it must be, in words.
-        reason: why.
-        next_step: the way out.
-    """
-
-    name: str
-    allowed: Callable[[Any], bool]
-    wanted: str
-    reason: str
-    next_step: str = ""
-
-
-def _unset(value: object) -> bool:
-    """Whether a switch is off."""
-    return not value
-
-
-_RULES: Final = (
-    _Rule(
-        name="train_sampling_strategy",
-        allowed=lambda value: value == "random",
-        wanted="random",
-        reason="who is in a step must be drawn unit by unit, whatever their lengths",
-        next_step="Drop it: units are drawn by Poisson sampling.",
-    ),
-    _Rule(
-        name="dataloader_drop_last",
-        allowed=_unset,
-        wanted="False",
-        reason="there is no last batch: every step is drawn from all units",
-    ),
-    _Rule(
-        name="data_seed",
-        allowed=lambda value: value is None,
-        wanted="None",
-        reason="who is in a step must be secret, and a seed would tell",
-    ),
-    _Rule(
-        name="full_determinism",
-        allowed=_unset,
-        wanted="False",
-        reason="noise that can be repeated can be subtracted",
-    ),
-    _Rule(
-        name="ignore_data_skip",
-        allowed=_unset,
-        wanted="False",
-        reason="a resumed training would take more steps than were planned and paid",
-    ),
-    _Rule(
-        name="label_smoothing_factor",
-        allowed=_unset,
-        wanted="0",
-        reason="its loss is a mean over the batch, which mixes records",
-    ),
-    _Rule(
-        name="neftune_noise_alpha",
-        allowed=lambda value: value is None,
-        wanted="None",
-        reason="its noise is scaled by the length of the longest row of the batch",
-    ),
-    _Rule(
-        name="auto_find_batch_size",
-        allowed=_unset,
-        wanted="False",
-        reason="it would start over, and the noise of its first tries was paid for",
-        next_step="Lower per_device_train_batch_size and raise "
-        "gradient_accumulation_steps: their product is the expected batch.",
-    ),
-    _Rule(
-        name="fp16",
-        allowed=_unset,
-        wanted="False",
-        reason="its loss scale follows from the gradients of the batch",
-        next_step="Use bf16 with privacy.max_tokens.",
-    ),
-    _Rule(
-        name="tf32",
-        allowed=_unset,
-        wanted="None or False",
-        reason="norms must be computed in full float32 to bound gradients",
-    ),
-    _Rule(
-        name="packing",
-        allowed=_unset,
-        wanted="False",
-        reason="a row would hold several units, and one clip all of them",
-    ),
-    _Rule(
-        name="padding_free",
-        allowed=_unset,
-        wanted="False",
-        reason="a batch would be one row of several units",
-    ),
-    _Rule(
-        name="loss_type",
-        allowed=lambda value: value == "nll",
-        wanted="nll",
-        reason="the engine computes the loss of each row itself",
-    ),
-    _Rule(
-        name="activation_offloading",
-        allowed=_unset,
-        wanted="False",
-        reason=_UNTESTED,
-    ),
-    _Rule(name="torch_compile", allowed=_unset, wanted="False", reason=_UNTESTED),
-    _Rule(name="use_liger_kernel", allowed=_unset, wanted="False", reason=_UNTESTED),
-    _Rule(
-        name="deepspeed",
-        allowed=_unset,
-        wanted="None",
-        reason="it sums gradients before they are clipped by unit",
-        next_step="Use one process, or `run.py train` with performance.num_processes.",
-    ),
-    _Rule(
-        name="fsdp",
-        allowed=_unset,
-        wanted="unset",
-        reason="it sums gradients before they are clipped by unit",
-        next_step="Use `run.py train` with performance.sharding: fsdp.",
-    ),
-    _Rule(
-        name="parallelism_config",
-        allowed=lambda value: value is None,
-        wanted="None",
-        reason=_UNTESTED,
-    ),
-    _Rule(
-        name="push_to_hub",
-        allowed=_unset,
-        wanted="False",
-        reason="it sends more than weights, such as the state of the trainer",
-        next_step="Call model.push_to_hub after training.",
-    ),
-    _Rule(
-        name="include_num_input_tokens_seen",
-        allowed=lambda value: value in (False, "no"),
-        wanted="no",
-        reason="how many tokens a drawn batch has is private",
-    ),
-    _Rule(
-        name="debug",
-        allowed=_unset,
-        wanted="unset",
-        reason="it prints what private rows do in the model",
-    ),
-    _Rule(
-        name="use_cache",
-        allowed=_unset,
-        wanted="False",
-        reason=_UNTESTED,
-    ),
-)
-_ABOUT_CHOICE: Final = (
-    _Rule(
-        name="load_best_model_at_end",
-        allowed=_unset,
-        wanted="False",
-        reason="which model is best is measured on records that no noise protects",
-    ),
-    _Rule(
-        name="save_strategy",
-        allowed=lambda value: value != "best",
-        wanted="steps, epoch or no",
-        reason="which model is kept is measured on records that no noise protects",
-    ),
-    _Rule(
-        name="lr_scheduler_type",
-        allowed=lambda value: value not in _PLATEAU,
-        wanted="a schedule of steps alone",
-        reason="its rate follows what is measured on records that no noise protects",
-    ),
-)
-_IF_PUBLIC: Final = (
-    "Evaluate on public records and set privacy.evaluation_is_public, or drop it."
-)
 _OVERRIDES: Final = (
     "compute_loss",
     "training_step",
@@ -220,119 +29,6 @@ _OVERRIDES: Final = (
     "_clip_grad_norm",
     "floating_point_ops",
 )
-
-
-def argument_problems(
-    args: TrainingArguments, privacy: PrivacyArguments
-) -> list[Problem]:
-    """Say which training arguments a claim cannot live with."""
-    found = [_told(rule, args) for rule in _RULES if not _holds(rule, args)]
-    if not privacy.evaluation_is_public:
-        found += [
-            _told(rule, args, next_step=_IF_PUBLIC)
-            for rule in _ABOUT_CHOICE
-            if not _holds(rule, args)
-        ]
-    return [*found, *_process_problems(args), *_value_problems(args, privacy)]
-
-
-def _holds(rule: _Rule, args: TrainingArguments) -> bool:
-    """Whether an argument is as it must be; some do not exist everywhere."""
-    return not hasattr(args, rule.name) or rule.allowed(getattr(args, rule.name))
-
-
-def _told(rule: _Rule, args: TrainingArguments, *, next_step: str = "") -> Problem:
-    """Say what an argument must be."""
-    value = getattr(args, rule.name)
-    shown = value if isinstance(value, bool | int | float | str) else "a value"
-    return Problem(
-        path=f"args.{rule.name}",
-        message=f"must be {rule.wanted}, got {shown}: {rule.reason}.",
-        next_step=rule.next_step or next_step or "Drop it.",
-    )
-
-
-def _process_problems(args: TrainingArguments) -> list[Problem]:
-    """Refuse several devices or processes, of whatever kind."""
-    devices = max(args.n_gpu, args.world_size)
-    if devices <= 1:
-        return []
-    return [
-        Problem(
-            path="args.world_size",
-            message=f"must be one process with one device, got {devices}: gradients "
-            "would be averaged over devices before they are clipped by unit.",
-            next_step="Show the script one device, or use `run.py train` with "
-            "performance.num_processes.",
-        )
-    ]
-
-
-def _value_problems(
-    args: TrainingArguments, privacy: PrivacyArguments
-) -> list[Problem]:
-    """Refuse values that depend on other values."""
-    clip, config = args.max_grad_norm, args.accelerator_config
-    given = args.activation_checkpointing_kwargs
-    recompute = given if isinstance(given, dict) else {}
-    trackers = {args.report_to} if isinstance(args.report_to, str) else args.report_to
-    told = sorted(set(trackers or ()) - _LOCAL_TRACKERS)
-    layerwise = [mark for mark in ("lomo", "layerwise") if mark in str(args.optim)]
-    checks = {
-        "max_grad_norm": (
-            clip in (None, 0, _DEFAULT_CLIP, privacy.max_grad_norm),
-            (
-                f"must be 0 or privacy.max_grad_norm, got {clip}: two clips are asked "
-                "for, and only the one of units bounds what a unit does."
-            ),
-            "Say C in privacy.max_grad_norm and drop it here.",
-        ),
-        "bf16": (
-            not args.bf16 or privacy.max_tokens is not None,
-            (
-                "must come with privacy.max_tokens: in bfloat16 shapes are fixed, and "
-                "the longest row is private."
-            ),
-            "Say the length that rows are cut to.",
-        ),
-        "report_to": (
-            not told or privacy.reports_stay_inside,
-            (
-                f"must not name {', '.join(told)}: the training loss is private, and "
-                "goes there."
-            ),
-            (
-                "Set privacy.reports_stay_inside if the tracker is inside the trust "
-                "boundary, or report to tensorboard."
-            ),
-        ),
-        "optim": (
-            not layerwise,
-            (
-                f"must not be {args.optim}: it sees gradients in the backward pass, "
-                "before they are clipped and noised."
-            ),
-            "Use adamw_torch, or another one that steps at the end.",
-        ),
-        "activation_checkpointing_kwargs": (
-            not recompute.get("use_reentrant", False),
-            "must not ask for use_reentrant: its first pass has no graph.",
-            "Drop it: the engine takes the other form.",
-        ),
-        "accelerator_config": (
-            not getattr(config, "gradient_accumulation_kwargs", None),
-            (
-                "must have no gradient_accumulation_kwargs: the engine adds up the "
-                "pieces of a step itself, each clipped by unit."
-            ),
-            "Drop it and keep gradient_accumulation_steps.",
-        ),
-    }
-    return [
-        Problem(path=f"args.{name}", message=message, next_step=next_step)
-        for name, (holds, message, next_step) in checks.items()
-        if not holds
-    ]
 
 
 def trainer_problems(
@@ -391,7 +87,7 @@ def part_problems(
                 "must not hold EarlyStoppingCallback: when to stop is measured on "
                 "records that no noise protects."
             ),
-            _IF_PUBLIC,
+            IF_PUBLIC,
         ),
         "train_dataset": (
             train_dataset is not None

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from dptune.gates.null_law import fisher_p_value
 from dptune.reports.blocks import (
@@ -469,24 +470,15 @@ def _discoverable(report: ExtractionReport) -> Iterator[Block]:
     rows = [(name, found) for name, all_ in groups for found in all_]
     if not rows:
         return
+    shown = partial(_with_interval, missing="none")
     yield Plot(svg=discoverable_plot(report), caption=_DISCOVERABLE_CAPTION)
     yield table_of(
         rows,
         ("Texts", lambda row: row[0]),
         ("Trials n", lambda row: count(row[1].trials)),
         ("Chance p", lambda row: percent(row[1].chance)),
-        (
-            "Trained on",
-            lambda row: _with_interval(
-                row[1].members, row[1].members_interval, missing="none"
-            ),
-        ),
-        (
-            "Controls",
-            lambda row: _with_interval(
-                row[1].controls, row[1].controls_interval, missing="none"
-            ),
-        ),
+        ("Trained on", lambda row: shown(row[1].members, row[1].members_interval)),
+        ("Controls", lambda row: shown(row[1].controls, row[1].controls_interval)),
         numeric=(1, 2),
         caption="Fractions with their intervals.",
     )

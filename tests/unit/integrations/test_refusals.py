@@ -41,6 +41,7 @@ def refused(script, paid, match, *, error=ConfigError, **changes):
         ({"max_grad_norm": 0.25}, "two clips are asked for"),
         ({"bf16": True}, "privacy.max_tokens"),
         ({"report_to": "wandb"}, "training loss is private"),
+        ({"report_to": "tensorboard"}, "training loss is private"),
         (
             {
                 "gradient_checkpointing": True,
