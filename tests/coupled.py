@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dptune.accounting.events import mechanism_counts
 from dptune.dpsgd import step as step_module
+from dptune.dpsgd import steps as charged_steps
 from dptune.dpsgd import trainer
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.noise import BandedNoise
@@ -341,7 +342,7 @@ def coupled(
     changes: list[tuple[Any, str, Any]] = [
         (UnitDataset, "from_columns", classmethod(_named)),
         (workflow_training, "load_job", hooks.load_job),
-        (trainer, "sampling_generator", hooks.sampling_generator),
+        (charged_steps, "sampling_generator", hooks.sampling_generator),
         (step_module.PrivateGradients, "compute", _method(hooks.compute)),
         (step_module.PlainGradients, "compute_public", _method(hooks.compute_public)),
         (AdaptiveNoise, "take", _method(hooks.take)),
