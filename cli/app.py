@@ -62,6 +62,7 @@ def build_app() -> typer.Typer:
         evaluate_detector,
         decrypt,
         audit,
+        register,
         gate,
         verify_decision,
         promote,
@@ -303,6 +304,33 @@ def audit(
         non_members=non_members,
         canaries=canaries,
         max_tokens=max_tokens,
+    )
+
+
+def register(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A model that a script trained and measured.", show_default=False
+        ),
+    ],
+    model: Annotated[str, typer.Option("--as", help="Name in the registries.")],
+    evidence: Annotated[
+        Path, typer.Option(help="What `measure` returned, as JSON.", show_default=False)
+    ],
+    policy: Annotated[
+        str, typer.Option(help="A policy under configs/gates/.")
+    ] = "script",
+) -> None:
+    """Register what a script of transformers trained, and decide on it.
+
+    Exit 0 pass, 1 refused, 2 evidence that is not of this folder or was not paid from
+    this project's budget store.
+    """
+    from cli.registering import register_measured_model
+
+    register_measured_model(
+        folder, evidence=evidence, model_name=model, policy_name=policy
     )
 
 

@@ -10,7 +10,7 @@ from dptune.config import TrainConfig
 from dptune.errors import ArtifactError, MalformedEvidenceError
 from dptune.gates.manifest import Manifest
 from dptune.models.source import ModelBundle
-from dptune.reports.formatting import epsilon as format_epsilon
+from dptune.reports.card.statements import claim_words
 from dptune.results import RegisteredVersion
 from dptune.workflow.controller import read_controllers
 from dptune.workflow.dossier import Dossier, RunResults
@@ -90,9 +90,7 @@ def version_parameters(dossier: Dossier) -> dict[str, str]:
 
 def measured_numbers(dossier: Dossier) -> dict[str, float]:
     """Name every number that a registry search may ask for."""
-    numbers = {
-        f"epsilon_{c.notion}_{c.relation}": c.epsilon for c in dossier.certificates
-    }
+    numbers = {c.metric: c.epsilon for c in dossier.certificates}
     for line in dossier.budget.lines if dossier.budget else ():
         terms = f"{line.notion}_{line.relation}"
         numbers[f"epsilon_all_runs_{terms}"] = line.spent
@@ -122,15 +120,10 @@ def dashboard_metadata(
     dossier: Dossier, version: RegisteredVersion
 ) -> dict[str, MetadataType]:
     """Say on the run what an engineer wants to see without opening a file."""
-    claims = {
-        f"epsilon, {c.label}": f"{format_epsilon(c.epsilon)} at delta {c.delta:g}, "
-        f"{c.status}"
-        for c in dossier.certificates
-    }
     rest = {k: f"{v:.4g}" for k, v in measured_numbers(dossier).items()}
     return {
         "model": f"{version.model_name} version {version.version}",
         "recipe": dossier.recipe.title,
-        **claims,
+        **claim_words(dossier.certificates),
         **{k: v for k, v in rest.items() if not k.startswith("epsilon_")},
     }

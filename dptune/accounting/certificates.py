@@ -144,6 +144,11 @@ class Certificate(Report):
         }[self.relation]
         return f"{self.notion.value} ({relation} one {self.privacy_unit.value})"
 
+    @property
+    def metric(self: Self) -> str:
+        """Name of the epsilon as a metric, by which registries are searched."""
+        return f"epsilon_{self.notion}_{self.relation}"
+
 
 def check_relation(
     notion: Notion, relation: NeighboringRelation | None

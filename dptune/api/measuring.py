@@ -1,6 +1,5 @@
 """What a model has memorised: canaries, membership, and a lower bound of epsilon."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,6 +14,7 @@ from dptune.attacks.membership import membership_report
 from dptune.attacks.trie import CandidateTrie
 from dptune.audits.canary_audit import CONFIDENCE, AuditedClaim, audit_canaries
 from dptune.gates.evidence import AuditEvidence
+from dptune.models.digest import weights_digest
 from dptune.privacy import CertificateStatus
 from dptune.results import CanarySampling, ExposureReport, MembershipReport
 
@@ -102,8 +102,8 @@ def exposure(
         measured=measured,
         base=base,
         canary_set=drawn,
-        model_digest=_digest(model),
-        base_model_digest=_digest(base_model),
+        model_digest=weights_digest(model),
+        base_model_digest=weights_digest(base_model),
         planted_found=drawn.num_expected,
     )
 
@@ -195,8 +195,8 @@ def membership(
         non_member_texts=non_members,
         model=model,
         base_model=base_model,
-        model_digest=_digest(model),
-        base_model_digest=_digest(base_model),
+        model_digest=weights_digest(model),
+        base_model_digest=weights_digest(base_model),
         batch_size=batch_size,
     )
 
@@ -243,12 +243,3 @@ def audit(
         guarantees=((certificate.epsilon, certificate.delta),) if has_curve else (),
     )
     return audit_canaries(report, [claim], confidence=confidence)
-
-
-def _digest(model: nn.Module) -> str:
-    """Tell models apart by their weights."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().numpy().tobytes())
-    return digest.hexdigest()

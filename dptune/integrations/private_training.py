@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
@@ -41,7 +41,14 @@ from dptune.integrations.refusals import (
     trainer_problems,
 )
 from dptune.integrations.refused_arguments import argument_problems
-from dptune.integrations.rows import Rows, UnitRows, read_rows, share_seen
+from dptune.integrations.rows import (
+    CountedUnits,
+    Rows,
+    UnitRows,
+    collate_nothing,
+    read_rows,
+    share_seen,
+)
 from dptune.integrations.script_run import ScriptRun, plan_script
 from dptune.stages import StagePlan
 from dptune.workflow.job import optimizer_of, record_loss_of
@@ -51,24 +58,6 @@ _PRIVATE: Final = ("loss", "train_loss")
 
 _MOST_SEEN: Final = 0.1
 """Share of an evaluation set that may happen to repeat rows of the training data."""
-
-
-class _Units(Dataset[None]):
-    """As many items as there are units, for a loop that counts; it holds none."""
-
-    def __init__(self, num_units: int) -> None:
-        self._num_units = num_units
-
-    def __len__(self) -> int:
-        return self._num_units
-
-    def __getitem__(self, index: int) -> None:
-        return None
-
-
-def _nothing(_: list[None]) -> dict[str, Tensor]:
-    """Collate what a loop is given in place of data."""
-    return {}
 
 
 class PrivateTraining:
@@ -88,12 +77,14 @@ class PrivateTraining:
         budget: of the data set, to charge it to as well.
         positional, named: of the trainer; an own signature would fall behind it.
 
+    Attributes:
+        script_run: what is paid and may be said of it; None before training.
+
     Raises:
         ConfigError: something would break the claim; all at once, nothing is charged.
     """
 
-    # What the other base has.
-    args: TrainingArguments
+    args: TrainingArguments  # what the other base has
     model: nn.Module
     train_dataset: Any
     eval_dataset: Any
@@ -123,7 +114,7 @@ class PrivateTraining:
         self._budget = budget
         self._asked = args
         self._steps: ChargedSteps | None = None
-        self._run: ScriptRun | None = None
+        self.script_run: ScriptRun | None = None
         self._seen: list[tuple[object, float]] = []
         _raise_all(self._static_problems(given))
         given["args"] = self._taken_over(args)
@@ -166,7 +157,7 @@ class PrivateTraining:
     @property
     def certificate(self) -> Certificate | None:
         """What is guaranteed after all that was paid until now; None before."""
-        return None if self._run is None else self._run.certificate()
+        return None if self.script_run is None else self.script_run.certificate()
 
     def train(
         self,
@@ -189,7 +180,7 @@ class PrivateTraining:
         checkpoint = self._checkpoint(resume_from_checkpoint)
         run, feed = self._prepared(trial)
         attempt = run.begin(checkpoint)
-        self._run = run
+        self.script_run = run
         self.args.max_steps = run.stage.num_steps
         with ExitStack() as stack:
             charge = stack.enter_context(run.charging())
@@ -284,8 +275,6 @@ class PrivateTraining:
             max_rows_per_unit=self.privacy.max_rows_per_unit,
             rows_are_single_units=self.privacy.rows_are_single_units,
         )
-        if not isinstance(found, UnitRows):
-            raise ConfigError(found)
         problems = label_problems(found.data.labels, self.model)
         given = self.eval_dataset
         parts = given.values() if isinstance(given, dict) else [given]
@@ -294,6 +283,21 @@ class PrivateTraining:
                 problems.append(seen_rows("eval_dataset"))
         _raise_all(problems)
         return found
+
+    def read_held_out(self, rows: Rows) -> UnitRows:
+        """Read rows that were not trained on, one unit each.
+
+        Raises:
+            ConfigError, PrivacyError: they cannot be read, or were trained on.
+        """
+        self._refuse_seen(rows, "others")
+        return read_rows(
+            rows,
+            self._collate,
+            unit_column=None,
+            max_rows_per_unit=1,
+            rows_are_single_units=True,
+        )
 
     def _collate(self, rows: list[Any]) -> Mapping[str, Any]:
         """Collate as the script does, without columns that the model does not take."""
@@ -364,7 +368,7 @@ class PrivateTraining:
         self, stack: ExitStack, feed: Feed, charge: Charge, attempt: int
     ) -> ChargedSteps:
         """Open the engine on the model that the loop trains, where it starts."""
-        run = cast("ScriptRun", self._run)
+        run = cast("ScriptRun", self.script_run)
         plan = cast("GradientPlan", run.stage.training_plan())
         source = stack.enter_context(
             gradient_source(
@@ -425,10 +429,10 @@ class PrivateTraining:
 
     def get_train_dataloader(self) -> DataLoader[None]:
         """Return as many empty batches as an epoch has steps, in expectation."""
-        run = cast("ScriptRun", self._run)
-        units: Dataset[None] = _Units(run.stage.num_units)
-        size = min(self.expected_batch_size, run.stage.num_units)
-        return DataLoader(units, batch_size=size, collate_fn=_nothing)
+        run = cast("ScriptRun", self.script_run)
+        units = CountedUnits(run.stage.num_units)
+        size = min(self.expected_batch_size, len(units))
+        return DataLoader(units, batch_size=size, collate_fn=collate_nothing)
 
     def floating_point_ops(self, inputs: object) -> int:  # noqa: ARG002
         """Return 0: how much a drawn batch computes is private."""
@@ -473,7 +477,7 @@ class PrivateTraining:
         """Refuse to measure on the training data."""
         if rows is None or isinstance(rows, str | dict):
             return
-        known = self._run.rows if self._run is not None else None
+        known = self.script_run.rows if self.script_run is not None else None
         seen = rows is self.train_dataset
         if not seen and known is not None:
             seen = self._share_seen(cast("Rows", rows), known) > _MOST_SEEN
@@ -482,7 +486,7 @@ class PrivateTraining:
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Tie a checkpoint to what was paid, before it is written."""
-        run = cast("ScriptRun", self._run)
+        run = cast("ScriptRun", self.script_run)
         folder = self._output / f"checkpoint-{self.state.global_step}"
         run.note_checkpoint(folder)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]

@@ -12,9 +12,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.errors import Problem
+from dptune.errors import ConfigError, Problem
 
 IGNORED: Final = -100
 """Label of a token that is no target, as transformers writes it."""
@@ -39,6 +40,25 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
         """Return one row."""
         ...
+
+
+class CountedUnits(Dataset[None]):
+    """As many items as there are units, for a loop that counts; it holds none."""
+
+    def __init__(self, num_units: int) -> None:
+        self._num_units = num_units
+
+    def __len__(self) -> int:
+        """Count the units."""
+        return self._num_units
+
+    def __getitem__(self, index: int) -> None:
+        """Return nothing."""
+
+
+def collate_nothing(_: list[None]) -> dict[str, Tensor]:
+    """Collate what a loop is given in place of data."""
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +108,7 @@ def read_rows(
     unit_column: str | None,
     max_rows_per_unit: int,
     rows_are_single_units: bool,
-) -> UnitRows | list[Problem]:
+) -> UnitRows:
     """Collate every row alone and group them by owner.
 
     Args:
@@ -98,15 +118,15 @@ def read_rows(
         max_rows_per_unit: rows that a unit keeps.
         rows_are_single_units: rows of one length are none that were packed.
 
-    Returns:
-        The rows by unit, or everything that is wrong with them.
+    Raises:
+        ConfigError: everything that is wrong with them.
     """
     problems = _mixing(rows, collate)
     packed = _PACKED.intersection(rows[0]) if len(rows) else frozenset()
     if packed:
         problems.append(_packed_columns(sorted(packed)))
     if problems:
-        return problems
+        raise ConfigError(problems)
     found: list[_Row] = []
     faults: dict[str, list[int]] = {}
     owners: list[str] = []
@@ -117,9 +137,9 @@ def read_rows(
         except RowFaultError as fault:
             faults.setdefault(str(fault), []).append(index)
     if faults:
-        return [_faulty(fault, where) for fault, where in faults.items()]
+        raise ConfigError([_faulty(fault, where) for fault, where in faults.items()])
     if unit_column is None and not rows_are_single_units and _look_packed(found):
-        return [_packed_rows()]
+        raise ConfigError([_packed_rows()])
     return _grouped(found, owners, unit_column, max_rows_per_unit=max_rows_per_unit)
 
 
@@ -129,11 +149,12 @@ def _grouped(
     unit_column: str | None,
     *,
     max_rows_per_unit: int,
-) -> UnitRows | list[Problem]:
+) -> UnitRows:
     """Give every row to its owner."""
     labels = [row.label for row in found if row.label is not None]
     if labels and len(labels) < len(found):
-        return [Problem(path="train_dataset", message="must have a label in each row.")]
+        message = "must have a label in each row."
+        raise ConfigError([Problem(path="train_dataset", message=message)])
     records = tuple(map(_record_digest, found))
     data = UnitDataset.from_columns(
         [row.ids for row in found],

@@ -6,6 +6,7 @@ output_dir/privacy/
 ├── plan.json           every number that the claim depends on
 ├── ledger.jsonl        the journal: blocks of steps, each before its noise
 ├── attempts/           one empty file per process start
+├── budget.json         what all runs on the data set have spent, where it has a budget
 ├── certificate.json    what is guaranteed, after training
 └── CARD.md             the same for people
 output_dir/checkpoint-40/privacy.json    which training, and how long its journal was
@@ -21,6 +22,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +44,12 @@ from dptune.integrations.rows import UnitRows
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, UnitsFrom
 from dptune.recipes import Recipe, StageSettings, View
-from dptune.results import BudgetReservation, CorpusReport, ValidationReport
+from dptune.results import (
+    BudgetReport,
+    BudgetReservation,
+    CorpusReport,
+    ValidationReport,
+)
 from dptune.settings import (
     ClippingSettings,
     LossSettings,
@@ -125,6 +132,10 @@ def _recipe(
         clipping=ClippingSettings(max_grad_norm=privacy.max_grad_norm),
         noise=NoiseSettings(noise_multiplier=privacy.noise_multiplier),
     )
+    return _recipe_of(stage)
+
+
+def _recipe_of(stage: StageSettings) -> Recipe:
     return Recipe(name=RECIPE, title="A script of one's own", stages=(stage,))
 
 
@@ -152,6 +163,28 @@ class ScriptRun:
     def stage(self) -> StagePlan:
         """The only stage."""
         return self.plan.stages[0]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The script as a recipe of one stage, with the noise that was found."""
+        return _recipe_of(self.stage.settings)
+
+    @property
+    def settled(self) -> BudgetReport | None:
+        """What the data set had spent when the training ended; None without a budget.
+
+        Raises:
+            ArtifactError: the training was not settled.
+        """
+        if self.budget is None:
+            return None
+        file = self.folder / "budget.json"
+        if not file.is_file():
+            raise ArtifactError(
+                "output_dir/privacy must hold budget.json, which is written when a "
+                "training ends. Finish the training first."
+            )
+        return BudgetReport.model_validate_json(file.read_text(encoding="utf-8"))
 
     @property
     def journal(self) -> LedgerJournal:
@@ -270,7 +303,10 @@ class ScriptRun:
         held = self._reserve(self.budget)
         with release_held(self.budget.url, held):
             yield self._charge_to(spender(self.budget.url, held))
-            settle_budget(self.budget.url, held, delta=self.privacy.target_delta)
+            spent = settle_budget(
+                self.budget.url, held, delta=self.privacy.target_delta
+            )
+            _write(self.folder / "budget.json", spent.model_dump_json(indent=1))
 
     def _charge_to(
         self, spend: Callable[[LedgerEntry], None] | None
@@ -339,19 +375,62 @@ class ScriptRun:
 
     def certificate(self) -> Certificate:
         """State what is guaranteed after all that was paid until now."""
-        return self.journal.read().certificate(
-            Notion.RECORD,
+        return _certificate(
+            self.folder,
             delta=self.privacy.target_delta,
             relation=NeighboringRelation(self.privacy.relation),
         )
 
     def finish(self) -> Certificate:
-        """Write the certificate and the card."""
+        """Write the certificate and the card, and tell whoever listens."""
         found = self.certificate()
         card = script_card(found, self.plan)
         _write(self.folder / "certificate.json", found.model_dump_json(indent=1))
         _write(self.folder / "CARD.md", card)
+        if (told := _ISSUED.get()) is not None:
+            told.append(found)
         return found
+
+
+def certificate_of(folder: Path) -> Certificate:
+    """State what is guaranteed after all that a script's folder says was paid.
+
+    Args:
+        folder: `output_dir/privacy`.
+
+    Raises:
+        ArtifactError: plan or journal are not there, or were tampered with.
+    """
+    try:
+        text = (folder / "plan.json").read_text(encoding="utf-8")
+        plan = RunPlan.model_validate_json(text)
+    except (OSError, ValueError):
+        raise ArtifactError(
+            "output_dir/privacy must hold the plan of a training, plan.json. Restore "
+            "it, or train."
+        ) from None
+    return _certificate(folder, delta=plan.target_delta, relation=plan.relation)
+
+
+def _certificate(
+    folder: Path, *, delta: float, relation: NeighboringRelation
+) -> Certificate:
+    ledger = LedgerJournal(folder / "ledger.jsonl").read()
+    return ledger.certificate(Notion.RECORD, delta=delta, relation=relation)
+
+
+_ISSUED: ContextVar[list[Certificate] | None] = ContextVar("issued", default=None)
+
+
+@contextmanager
+def issued_here() -> Iterator[list[Certificate]]:
+    """Collect the certificates of all trainings that end inside."""
+    found: list[Certificate] = []
+    token = _ISSUED.set(found)
+    try:
+        yield found
+    finally:
+        _ISSUED.reset(token)
 
 
 def _read(file: Path) -> dict[str, Any]:

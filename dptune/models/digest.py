@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from dptune.errors import ArtifactError
 
@@ -61,6 +62,18 @@ def model_digest(directory: Path) -> str:
             _add(digest, path.name.encode(), path.read_bytes())
     for name, shard in sorted(_tensors(directory).items()):
         _add_tensor(digest, name=name, shard=shard)
+    return digest.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Compute the SHA-256 of a loaded model's weights, whatever their type is.
+
+    It tells models apart where no directory names them; it is not `model_digest`.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().float().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

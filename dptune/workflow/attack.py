@@ -40,7 +40,7 @@ from dptune.results import (
     TrainedCanaries,
     UtilityReport,
 )
-from dptune.workflow.chats import written_canaries
+from dptune.workflow.chats import WrittenCanaries, written_canaries
 from dptune.workflow.detect import engine_of
 from dptune.workflow.device import pick_device
 from dptune.workflow.extracting import Extracting, nothing_to_extract
@@ -375,12 +375,21 @@ def _exposure(
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryRanking:
-    """How canaries are ranked, whatever the model."""
+    """How canaries are ranked, whatever the model.
+
+    Args:
+        canaries: what was planted, and controls.
+        attacks: how they are ranked.
+        device: where.
+        cache: folder for candidate tries and exposures of base models; None for none.
+        opened: whether records open with the tokenizer's BOS, as training encodes text.
+    """
 
     canaries: CanarySet
     attacks: AttackSettings
     device: str
-    cache: Path
+    cache: Path | None
+    opened: bool = True
 
     def measure(
         self: Self, loaded: LoadedModel, on_progress: OnProgress = unwatched
@@ -388,7 +397,7 @@ class CanaryRanking:
         """Rank among all candidates, or search where they are too many."""
         if not self.canaries.planted and not self.canaries.held_out:
             return Measured(canaries=(), num_token_forwards=0)
-        asked = written_canaries(self.canaries, loaded.tokenizer)
+        asked = self._written(loaded)
         if self.canaries.spec.space_size > self.attacks.max_candidates:
             return measure_large_space(
                 loaded.model,
@@ -415,6 +424,11 @@ class CanaryRanking:
             on_progress=on_progress,
         )
 
+    def _written(self: Self, loaded: LoadedModel) -> WrittenCanaries:
+        """Write canaries as training did."""
+        asked = written_canaries(self.canaries, loaded.tokenizer)
+        return asked if self.opened else replace(asked, bos=None)
+
     def measure_once(
         self: Self,
         bundle: ModelBundle,
@@ -422,8 +436,9 @@ class CanaryRanking:
         on_progress: OnProgress = unwatched,
     ) -> Measured:
         """Rank under a base model, or read the ranks measured before."""
-        settings = self.attacks
-        asked = written_canaries(self.canaries, loaded.tokenizer)
+        if self.cache is None:
+            return self.measure(loaded, on_progress)
+        settings, asked = self.attacks, self._written(loaded)
         key = trie_key(asked.canaries.spec, asked.tokenizer, bos=asked.bos)
         how = f"{settings.scoring} {settings.max_candidates} {settings.max_nodes}"
         if settings.sampled_candidates:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.candidates import encode_secrets, plain_tokenizer, refuse_alike
 from dptune.dpsgd.dataset import FloatArray, IntArray, UnitDataset
-from dptune.errors import ConfigError, Problem
+from dptune.errors import ConfigError, DataError, Problem
 from dptune.recipes import View
 from dptune.results import TrainedCanaries
 from dptune.stages import StagePlan
@@ -66,6 +66,37 @@ def trained_canaries(
     most = canaries.spec.insertions
     return TrainedCanaries(
         stage=stage, copies=tuple(min(int(n.min()), most) for n in times)
+    )
+
+
+def opens_with_bos(
+    data: UnitDataset, canaries: CanarySet, tokenizer: PreTrainedTokenizerFast
+) -> bool:
+    """Whether canary records open with the tokenizer's BOS: they are ranked so.
+
+    Args:
+        data: what was trained on.
+        canaries: what was planted, as records of their own.
+        tokenizer: that the data were encoded with.
+
+    Raises:
+        DataError: no canary is a record of its own, as the tokenizer encodes it: behind
+            other tokens than those that it was trained behind, its rank means nothing.
+    """
+    bos = written_canaries(canaries, tokenizer).bos
+    if not canaries.planted:
+        return bos is not None
+    context, paths = _spelt(canaries, tokenizer)
+    wanted = [[*context.tolist(), *path.tolist()] for path in paths]
+    for tokens, _ in _rows(data):
+        row = tokens.tolist()
+        for opening in ([] if bos is None else [bos], []):
+            if any(row[: len(opening) + len(one)] == opening + one for one in wanted):
+                return bool(opening)
+    raise DataError(
+        "canaries must be rows of their own, tokenized as the tokenizer does, got none "
+        "in train_dataset. Add the text of each of "
+        "[drawn.spec.record(s) for s in drawn.planted] as a row, before tokenizing."
     )
 
 

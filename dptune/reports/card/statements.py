@@ -6,7 +6,7 @@ may be shown, and nothing else.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -450,6 +450,14 @@ def epsilon_words(certificate: Certificate) -> str:
     """Say what is claimed, and how well it is founded."""
     claimed, delta = epsilon(certificate.epsilon), number(certificate.delta)
     return f"{claimed} at δ {delta}, {certificate.status}"
+
+
+def claim_words(certificates: Iterable[Certificate]) -> dict[str, str]:
+    """Say on a dashboard what is claimed, by notion, neighbors and unit."""
+    return {
+        f"epsilon, {c.label}": f"{epsilon(c.epsilon)} at delta {c.delta:g}, {c.status}"
+        for c in certificates
+    }
 
 
 def summary_markdown(glance: Mapping[str, str]) -> str:

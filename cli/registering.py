@@ -1,0 +1,119 @@
+"""The `register` command: a model that a script trained and measured."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from cli.account import STARTED
+from cli.registry import print_decision
+from cli.runs import CONFIGS, cause_of, finished, open_workspace
+from cli.training import next_steps
+from dptune.accounting.store.store import BudgetStore
+from dptune.configfile import load_policy
+from dptune.errors import ConfigError, GateFailedError, Problem
+from dptune.gates.decision import GateOutcome
+from dptune.gates.manifest import Manifest, difference, read_manifest
+from dptune.workflow.assess import contradictions, unpaid
+from dptune.workflow.dossier import Dossier
+from infra.workspace import current_workspace
+
+
+def register_measured_model(
+    folder: Path, *, evidence: Path, model_name: str, policy_name: str
+) -> None:
+    """Take a model and its evidence into the registries, and decide on it.
+
+    Args:
+        folder: that `dptune.integrations.evidence.measure` wrote.
+        evidence: its dossier, as JSON.
+        model_name: as it is registered.
+        policy_name: or path.
+
+    Raises:
+        ConfigError: the evidence is not of this folder, contradicts itself, or was not
+            paid from this project's budget store; all at once.
+        GateFailedError: the outcome is not PASS.
+    """
+    policy = load_policy(policy_name, configs=CONFIGS, key="--policy")
+    dossier = _read(evidence)
+    problems = [*_about(dossier, folder), *_paid(dossier)]
+    if problems:
+        raise ConfigError(problems)
+    open_workspace()
+    from pipelines.register import register_pipeline
+    from pipelines.train import failures
+
+    failures.clear()
+    try:
+        response = finished(
+            register_pipeline(
+                dossier=dossier,
+                folder=str(folder.resolve()),
+                model_name=model_name,
+                policy=policy,
+            )
+        )
+    except Exception as error:  # noqa: BLE001 - it is raised again below
+        cause = cause_of(error)
+        cause.add_note(STARTED)
+    else:
+        version = response.steps["register_measured"].outputs["version"][0].load()
+        decision = response.steps["gate"].outputs["decision"][0].load()
+        print_decision(decision, title=f"{model_name} version {version.version}")
+        for line in next_steps(model_name)[:2]:
+            Console(highlight=False).print(f"next    {line}", style="dim")
+        if decision.outcome is not GateOutcome.PASS:
+            raise GateFailedError(
+                f"version {version.version} of {model_name}: {decision.outcome}. The "
+                "champion stays."
+            )
+        return
+    raise cause  # outside of the handler, so that it keeps what it was raised from
+
+
+def _read(evidence: Path) -> Dossier:
+    """Read a dossier.
+
+    Raises:
+        ConfigError: it cannot be read; says where, never what it holds.
+    """
+    try:
+        return Dossier.model_validate_json(evidence.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        places = [".".join(map(str, fault["loc"])) for fault in error.errors()][:3]
+        why = f"cannot be read at {', '.join(places) or 'the whole file'}"
+    except (OSError, ValueError):
+        why = f"cannot be read, got {evidence.name}"
+    message = f"must be a dossier that `measure` made, but {why}."
+    raise ConfigError([Problem(path="--evidence", message=message)])
+
+
+def _about(dossier: Dossier, folder: Path) -> list[Problem]:
+    """Say where a dossier is not about a folder, or not about one training."""
+    if not folder.is_dir():
+        message = f"must be a directory, got {folder.name}."
+        return [Problem(path="FOLDER", message=message)]
+    differs = difference(dossier.manifest or Manifest(), read_manifest(folder))
+    problems = []
+    if differs:
+        message = f"must hold the files that were measured, byte for byte ({differs})."
+        problems.append(Problem(path="FOLDER", message=message))
+    return [
+        *problems,
+        *(Problem(path="--evidence", message=one) for one in contradictions(dossier)),
+    ]
+
+
+def _paid(dossier: Dossier) -> list[Problem]:
+    """Say where this project's budget store did not pay for the training."""
+    url = current_workspace().budget_url
+    store = BudgetStore.find(url)
+    faults = unpaid(dossier, store)
+    if store is not None:
+        store.engine.dispose()
+    way = (
+        "Train with budget=ScriptBudget(url=...) of this project's store: see "
+        "docs/SCRIPTS.md."
+    )
+    return [Problem(path="--evidence", message=f, next_step=way) for f in faults]

@@ -1,0 +1,472 @@
+"""What a script's model leaks and promises, in the form that the gate decides on.
+
+```python
+trainer.train()
+dossier = measure(
+    trainer, Path("notes-private"), base_model=base, others=test_rows, canaries=drawn
+)
+decision, card = decide_on(dossier, Path("notes-private"), policy=policy)
+```
+
+The folder is written by `measure`, so that the evidence is about these bytes;
+`decide_on` compares them. `dptune register` takes both into the registries, where
+`dptune gate` and `dptune promote` treat the version like any other.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Self, cast
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from dptune.accounting.store.store import BudgetStore
+from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
+from dptune.attacks.exposure import exposure_report
+from dptune.attacks.inference import Tell, unwatched
+from dptune.attacks.membership import membership_report
+from dptune.attacks.planting import planted_count
+from dptune.attacks.settings import AttackSettings
+from dptune.attacks.signals import utility_report
+from dptune.config import PerformanceSettings
+from dptune.conversation import ScoredTokens
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.errors import ArtifactError, ConfigError, Problem
+from dptune.gates.decision import GateDecision, decide
+from dptune.gates.evidence import AttemptsEvidence, FileEvidence, OriginEvidence
+from dptune.gates.manifest import read_manifest
+from dptune.gates.policy import GatePolicy
+from dptune.integrations.private_training import PrivateTraining
+from dptune.integrations.rows import Rows
+from dptune.integrations.script_run import STAGE, ScriptRun
+from dptune.models.digest import model_digest, weights_digest
+from dptune.models.loading import LoadedModel, load_saved, save_model
+from dptune.models.source import ModelBundle
+from dptune.reports.card.statements import PrivacyCard
+from dptune.results import (
+    ChampionReport,
+    DetectionReport,
+    ExposureReport,
+    MembershipReport,
+    RedactionReport,
+    RegisteredVersion,
+    Report,
+    UtilityReport,
+    ValidationReport,
+)
+from dptune.workflow.assess import contradictions, unpaid
+from dptune.workflow.attack import CanaryRanking
+from dptune.workflow.attempts import attempts_on, record_evaluation
+from dptune.workflow.device import pick_device
+from dptune.workflow.dossier import Dossier, RunResults
+from dptune.workflow.shadows import shadow_training
+from dptune.workflow.trained import opens_with_bos, trained_canaries
+
+HELD_OUT: Final = "others"
+_NO_CANARIES: Final = "The script planted no canaries."
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """A model that is measured, what it came from, and what it is measured on.
+
+    Args:
+        model: as it was saved.
+        digest: of its folder.
+        base: before training.
+        members: sequences that were trained on, canaries left out.
+        others: sequences that were not.
+        longest: tokens.
+    """
+
+    model: LoadedModel
+    digest: str
+    base: LoadedModel
+    members: list[ScoredTokens]
+    others: list[ScoredTokens]
+    longest: int
+    attacks: AttackSettings
+    performance: PerformanceSettings
+
+    @property
+    def device(self: Self) -> str:
+        """Where it is measured."""
+        return pick_device(self.performance.device)
+
+    @property
+    def digests(self: Self) -> tuple[str, str]:
+        """Of the model and its base."""
+        return self.digest, weights_digest(self.base.model)
+
+
+def measure(
+    trainer: PrivateTraining,
+    folder: Path,
+    *,
+    base_model: PreTrainedModel,
+    others: Rows,
+    policy: GatePolicy,
+    canaries: CanarySet | None = None,
+    champion: Path | None = None,
+    attacks: AttackSettings | None = None,
+    performance: PerformanceSettings | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    tell: Tell = unwatched,
+) -> Dossier:
+    """Save what a script trained, attack it every way, and say what it promises.
+
+    Members are drawn from the rows that were trained on; where a row has tokens without
+    a loss, no attack looks at them. Canaries count as planted where their tokens were
+    trained on. With a `ScriptBudget`, the evaluation is entered into its store.
+
+    **Privacy**: a function of private records, outside any epsilon; the card says so.
+    The dossier holds losses of held-out records and no text: keep it inside the trust
+    boundary.
+
+    Args:
+        trainer: that has trained a causal language model.
+        folder: absent or empty; gets the model, adapters merged, and its tokenizer.
+        base_model: loaded again, as it was before training.
+        others: rows of the same law that were not trained on.
+        policy: that this is measured for.
+        canaries: drawn by `dptune.canaries`; those planted are rows of `train_dataset`.
+        champion: folder of the version in production, measured beside it.
+        attacks: how many records, how many draws; shadow models are trained by default.
+        performance: memory and device.
+        say: called with a line before each attack.
+        tell: told how much of each piece of work is done, and how much there is.
+
+    Raises:
+        ConfigError: the training has not ended, or is none that can be measured; all at
+            once.
+        DataError: canaries are no rows of their own, or a group is too small.
+        ArtifactError: the folder has files already.
+    """
+    run, tokenizer = _ended(trainer)
+    attacks, performance = attacks or AttackSettings(), performance or _performance()
+    drawn = canaries or draw_canaries(CanarySpec(num_planted=0, num_held_out=0))
+    opened = opens_with_bos(run.rows.data, drawn, tokenizer)
+    held_out = trainer.read_held_out(others)
+    began = datetime.now(tz=UTC)
+    digest = save_model(cast("PreTrainedModel", trainer.model), tokenizer, folder)
+    texts = _decoded(run.rows.data.sequences, tokenizer)
+    subject = _Subject(
+        model=load_saved(folder),
+        digest=digest,
+        base=LoadedModel(model=base_model.eval(), tokenizer=tokenizer),
+        members=_sample(
+            [
+                tokens
+                for tokens, text in zip(_scored(run.rows.data), texts, strict=True)
+                if not planted_count([text], drawn)
+            ],
+            attacks.num_members,
+        ),
+        others=_scored(held_out.data),
+        longest=max(map(len, run.rows.data.sequences)),
+        attacks=attacks,
+        performance=performance,
+    )
+    say("exposure of every canary among all candidates")
+    exposure = _exposure(subject, run, drawn, opened=opened, texts=texts, tell=tell)
+    say("membership of rows, by losses, shadow models and a blind baseline")
+    membership = _membership(subject, say=say, tell=tell)
+    say("perplexity on rows that were not trained on")
+    utility = _utility(subject, held_out.fingerprint, tell=tell)
+    reports: tuple[Report, ...] = (exposure, membership, utility)
+    _note_evaluation(run, reports)
+    stamp = {"measured_at": began}
+    return Dossier.of(
+        RunResults(
+            plan=run.plan,
+            ledger=run.journal.read(),
+            corpus=run.corpus,
+            detection=_undetected(run),
+            redaction=_unredacted(),
+            exposure=exposure.model_copy(update=stamp),
+            membership=membership.model_copy(update=stamp),
+            utility=utility.model_copy(update=stamp),
+            champion=_champion(champion, subject, held_out.fingerprint),
+            budget=run.settled,
+        ),
+        model_digest=digest,
+        base_model=f"model with weights {subject.digests[1][:16]}",
+        recipe=run.recipe,
+        planned_for=policy.reference,
+    ).model_copy(update={"manifest": read_manifest(folder)})
+
+
+def decide_on(
+    dossier: Dossier,
+    folder: Path,
+    *,
+    policy: GatePolicy,
+    budget_url: str | None = None,
+    champion: Dossier | None = None,
+) -> tuple[GateDecision, PrivacyCard]:
+    """Decide on a measured model, and on the bytes that lie in its folder now.
+
+    Nobody but the caller says that the dossier is what was measured: to have it signed,
+    logged and compared with what was noted, register it.
+
+    Args:
+        dossier: by `measure`.
+        folder: that `measure` wrote.
+        policy: what it must show.
+        budget_url: of the store that paid, which counts attempts; None where none did.
+        champion: of the version in production.
+
+    Returns:
+        The decision with every criterion, and the privacy card.
+    """
+    attempts, faults = None, [*contradictions(dossier)]
+    if budget_url is not None:
+        faults += _paid(dossier, budget_url)
+        attempts = _attempts(dossier, budget_url)
+    origin = OriginEvidence(
+        digest=hashlib.sha256(dossier.model_dump_json().encode()).hexdigest(),
+        signer="unsigned",
+        is_verified=False,
+        faults=tuple(faults),
+    )
+    evidence = dossier.evidence(
+        champion,
+        decided_at=datetime.now(tz=UTC),
+        files=_files(dossier, folder),
+        origin=origin,
+        attempts=attempts,
+    )
+    decision = decide(evidence, policy)
+    version = RegisteredVersion(
+        model_name=folder.name,
+        version="not registered",
+        model_digest=dossier.model_digest,
+        model_uri="",
+        recipe=dossier.recipe.name,
+    )
+    return decision, dossier.card(version, decision)
+
+
+def _ended(trainer: PrivateTraining) -> tuple[ScriptRun, PreTrainedTokenizerFast]:
+    """Return the run and the tokenizer of a training that can be measured."""
+    run, tokenizer = trainer.script_run, trainer.processing_class
+    problems = []
+    if run is None or not (run.folder / "certificate.json").exists():
+        message = "must have trained to the end: call train() first."
+        problems.append(Problem(path="trainer", message=message))
+    elif run.rows.data.labels is not None:
+        message = (
+            "must have trained a causal language model: a classifier's labels are "
+            "measured by `dptune train`."
+        )
+        problems.append(Problem(path="trainer", message=message))
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        message = "must be a fast tokenizer: the canaries are spelt with it."
+        problems.append(Problem(path="trainer.processing_class", message=message))
+    if problems or run is None:
+        raise ConfigError(problems)
+    return run, tokenizer
+
+
+def _performance() -> PerformanceSettings:
+    return PerformanceSettings()
+
+
+def _scored(data: UnitDataset) -> list[ScoredTokens]:
+    """Sequences with what of them was a target."""
+    return [
+        ScoredTokens(tokens.tolist(), [i > 0 and w > 0 for i, w in enumerate(weights)])
+        for tokens, weights in zip(data.sequences, data.loss_weights, strict=True)
+    ]
+
+
+def _sample(sequences: list[ScoredTokens], count: int) -> list[ScoredTokens]:
+    """Draw sequences for an attack, always the same ones."""
+    if len(sequences) <= count:
+        return sequences
+    chosen = np.random.default_rng(0).choice(len(sequences), count, replace=False)
+    return [sequences[index] for index in sorted(chosen)]
+
+
+def _decoded(
+    sequences: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerFast
+) -> list[str]:
+    """Texts of sequences, for what looks at texts alone. Private."""
+    return [tokenizer.decode(one, skip_special_tokens=True) for one in sequences]
+
+
+def _exposure(
+    subject: _Subject,
+    run: ScriptRun,
+    drawn: CanarySet,
+    *,
+    opened: bool,
+    texts: Sequence[str],
+    tell: Tell,
+) -> ExposureReport:
+    """Rank canaries under the model and its base, as their rows were tokenized."""
+    ranking = CanaryRanking(
+        canaries=drawn,
+        attacks=subject.attacks,
+        device=subject.device,
+        cache=None,
+        opened=opened,
+    )
+    trained = trained_canaries(
+        run.rows.data, drawn, subject.model.tokenizer, stage=STAGE
+    )
+    model_digest, base_digest = subject.digests
+    found = exposure_report(
+        measured=ranking.measure(subject.model, _told(tell, "exposure, model")),
+        base=ranking.measure(subject.base, _told(tell, "exposure, base")),
+        canary_set=drawn,
+        model_digest=model_digest,
+        base_model_digest=base_digest,
+        planted_found=planted_count(texts, drawn),
+        trained=trained.copies,
+        scoring=subject.attacks.scoring,
+    )
+    if drawn.planted or drawn.held_out:
+        return found
+    return found.model_copy(update={"not_measurable": _NO_CANARIES})
+
+
+def _told(tell: Tell, what: str) -> Callable[[int, int], None]:
+    """Tell of one piece of work."""
+
+    def told(done: int, total: int) -> None:
+        tell(what, done, total)
+
+    return told
+
+
+def _membership(
+    subject: _Subject, *, say: Callable[[str], None], tell: Tell
+) -> MembershipReport:
+    """Tell members from others by every attack, beside the blind baseline."""
+    shadows = shadow_training(
+        subject.base,
+        subject.attacks,
+        max_tokens=subject.longest,
+        performance=subject.performance,
+        say=say,
+        tell=tell,
+    )
+    others = _sample(subject.others, subject.attacks.num_members)
+    model_digest, base_digest = subject.digests
+    return membership_report(
+        subject.members,
+        others,
+        member_texts=_decoded(subject.members, subject.model.tokenizer),
+        non_member_texts=_decoded(others, subject.model.tokenizer),
+        model=subject.model.model,
+        base_model=subject.base.model,
+        model_digest=model_digest,
+        base_model_digest=base_digest,
+        batch_size=subject.performance.evaluation_batch_size,
+        device=subject.device,
+        num_resamples=subject.attacks.num_bootstrap,
+        train_shadow=shadows.train if shadows else None,
+        num_shadows=shadows.settings.num_models if shadows else 0,
+        tell=tell,
+    )
+
+
+def _utility(
+    subject: _Subject,
+    fingerprint: str,
+    *,
+    tell: Tell = unwatched,
+    of: LoadedModel | None = None,
+    digest: str = "",
+) -> UtilityReport:
+    """Loss on rows that were not trained on, of the model or of another."""
+    return utility_report(
+        subject.others,
+        model=(of or subject.model).model,
+        base_model=subject.base.model,
+        model_digest=digest or subject.digest,
+        corpus_fingerprint=fingerprint,
+        split=HELD_OUT,
+        batch_size=subject.performance.evaluation_batch_size,
+        device=subject.device,
+        tell=tell,
+    )
+
+
+def _champion(
+    champion: Path | None, subject: _Subject, fingerprint: str
+) -> ChampionReport:
+    """Measure the version in production on the same rows."""
+    if champion is None:
+        return ChampionReport()
+    bundle = ModelBundle(path=champion, digest=model_digest(champion))
+    loaded = load_saved(champion)
+    found = _utility(subject, fingerprint, of=loaded, digest=bundle.digest)
+    return ChampionReport(model_digest=bundle.digest, utility=found)
+
+
+def _undetected(run: ScriptRun) -> DetectionReport:
+    """Say that nobody looked for personal data in the rows."""
+    corpus = run.corpus
+    return DetectionReport(
+        fingerprint=corpus.fingerprint,
+        tier="none",
+        recognizers=(),
+        num_records=len(run.rows.data.sequences),
+        num_records_with_spans=0,
+        num_spans={},
+        masked_character_share=0.0,
+    )
+
+
+def _unredacted() -> RedactionReport:
+    """Say that nothing was redacted."""
+    return RedactionReport(
+        operator="none",
+        masked_character_share=0.0,
+        validation=ValidationReport(view="original", success=True, expectations=()),
+    )
+
+
+def _note_evaluation(run: ScriptRun, reports: Sequence[Report]) -> None:
+    """Let the budget store count the evaluation, before anybody sees it."""
+    if run.budget is not None:
+        record_evaluation(run.budget.url, reports, data_set=run.budget.data_set)
+
+
+def _paid(dossier: Dossier, url: str) -> tuple[str, ...]:
+    """Name what the budget store contradicts."""
+    store = BudgetStore.find(url)
+    try:
+        return unpaid(dossier, store)
+    finally:
+        if store is not None:
+            store.engine.dispose()
+
+
+def _attempts(dossier: Dossier, url: str) -> AttemptsEvidence | None:
+    """Count how often the data set was tried, by the store that paid."""
+    store = BudgetStore.find(url)
+    if store is None or dossier.budget is None:
+        return None
+    try:
+        return attempts_on(store, dossier.budget.data_set)
+    finally:
+        store.engine.dispose()
+
+
+def _files(dossier: Dossier, folder: Path) -> FileEvidence:
+    """Read what lies in the folder now; what cannot be read is said, never raised."""
+    known = FileEvidence(
+        registry_digest=dossier.model_digest,
+        registry_manifest=dossier.manifest.digest if dossier.manifest else "",
+    )
+    try:
+        known = known.model_copy(update={"stored": read_manifest(folder)})
+        return known.model_copy(update={"model_digest": model_digest(folder)})
+    except ArtifactError:
+        return known.model_copy(update={"fault": "they are no complete model."})

@@ -1,0 +1,161 @@
+"""Pipelines and scripts that are not ours, at our gate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from zenml import pipeline, step
+from zenml.client import Client
+
+import dptune
+from dptune.accounting.certificates import Certificate
+from dptune.accounting.store.store import BudgetStore
+from dptune.errors import GateFailedError, PrivacyError
+from dptune.files import replacing
+from dptune.integrations.transformers import ScriptBudget
+from dptune.integrations.zenml import certified, gate
+from dptune.workflow.dossier import Dossier
+from infra.workspace import Workspace, ensure_budget_key
+from steps._tracking import connect
+from tests.budgets import grant
+from tests.support.scripts import POLICY, measured, trained_script
+
+CLAIM = "epsilon, record (add or remove one record)"
+
+
+@step(enable_cache=False)
+@certified
+def fine_tune(home: str, url: str, key: str) -> Annotated[Dossier, "dossier"]:
+    """A step of somebody's pipeline."""
+    budget = ScriptBudget(url=url, data_set="notes", key=bytes.fromhex(key))
+    script = trained_script(Path(home, "out"), budget=budget)
+    return measured(script, Path(home, "model"))
+
+
+@step(enable_cache=False)
+@certified
+def by_hand() -> Annotated[Certificate, "certificate"]:
+    """A loop of one's own returns what it may claim."""
+    return dptune.account(
+        noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5
+    )
+
+
+@pipeline(enable_cache=False)
+def theirs(home: str, url: str, key: str, max_epsilon: float) -> None:
+    by_hand()
+    dossier = fine_tune(home, url, key)
+    policy = POLICY.model_copy(update={"max_epsilon": max_epsilon})
+    measured_for = POLICY if max_epsilon == POLICY.max_epsilon else policy
+    gate(dossier, f"{home}/model", policy=measured_for, budget_url=url)
+
+
+@pytest.fixture
+def store(project):
+    """The project's budget store, which grants enough to notes."""
+    workspace = Workspace(root=project.home)
+    BudgetStore.open(workspace.budget_url).grant(grant(60, data_set="notes"))
+    return workspace.budget_url, ensure_budget_key(workspace)
+
+
+@pytest.fixture
+def scripted(project, store, tmp_path):
+    """A model of a script that the project's store paid for, with its evidence."""
+    url, key = store
+    budget = ScriptBudget(url=url, data_set="notes", key=key)
+    script = trained_script(tmp_path / "out", budget=budget)
+    dossier = measured(script, tmp_path / "model")
+    with replacing(tmp_path / "evidence.json") as half:
+        half.write_text(dossier.model_dump_json())
+    with replacing(tmp_path / "policy.yaml") as half:
+        half.write_text(POLICY.model_dump_json())
+    return tmp_path, dossier
+
+
+def register(project, home, *more):
+    return project.run(
+        *("register", home / "model", "--as", "scripted"),
+        *("--evidence", home / "evidence.json", "--policy", home / "policy.yaml"),
+        *more,
+    )
+
+
+def test_script_is_registered_decided_on_and_promoted(project, scripted):
+    home, dossier = scripted
+    code, output = register(project, home)
+    assert code == 0, output
+    assert "scripted version 1: PASS" in output
+    version = connect().get_model_version_by_alias("scripted", "champion")
+    assert version.tags["dptune.gate"] == "PASS"
+    found = dossier.certificates[0]
+    run = connect().get_logged_model(version.source.removeprefix("models:/"))
+    metrics = {metric.key: metric.value for metric in run.metrics}
+    assert metrics[found.metric] == pytest.approx(found.epsilon)
+    code, output = project.run(
+        *("gate", "scripted", "--version", "1", "--policy", home / "policy.yaml")
+    )
+    assert code == 0, output
+    code, output = project.run("gate", "scripted", "--version", "1")
+    assert code == 1, output  # the default policy asks for an audit of steps
+
+
+def test_bytes_that_nobody_measured_are_not_registered(project, scripted):
+    home, _ = scripted
+    (home / "model" / "generation_config.json").write_text("{}")
+    before = [model.name for model in connect().search_registered_models()]
+    code, output = register(project, home)
+    assert code == 2, output
+    assert "byte for byte" in output
+    after = [model.name for model in connect().search_registered_models()]
+    assert after == before
+
+
+def test_evidence_that_this_project_did_not_pay_for_is_refused(
+    project, store, tmp_path
+):
+    script = trained_script(tmp_path / "out")
+    text = measured(script, tmp_path / "model").model_dump_json()
+    (tmp_path / "evidence.json").write_text(text)
+    (tmp_path / "policy.yaml").write_text(POLICY.model_dump_json())
+    code, output = register(project, tmp_path)
+    assert code == 2, output
+    assert "ScriptBudget" in output
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"plan": 1}', "\ud800"])
+def test_evidence_that_cannot_be_read_is_refused(project, tmp_path, text):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "evidence.json").write_bytes(text.encode(errors="replace"))
+    (tmp_path / "policy.yaml").write_text(POLICY.model_dump_json())
+    code, output = register(project, tmp_path)
+    assert code == 2, output
+    assert "Traceback" not in output
+
+
+def test_pipeline_of_others_shows_the_claim_and_passes_the_gate(
+    project, store, tmp_path
+):
+    url, key = store
+    theirs(str(tmp_path), url, key.hex(), POLICY.max_epsilon)
+    run = Client().list_pipeline_runs(pipeline="theirs", sort_by="desc:created")[0]
+    assert "certified" in run.run_metadata[CLAIM]
+    steps = run.steps
+    for name in ("fine_tune", "by_hand"):
+        assert "certified" in steps[name].run_metadata[CLAIM]
+    assert steps["gate"].run_metadata["gate"] == "PASS"
+    page = steps["gate"].outputs["privacy_card"][0].load()
+    assert "<html" in page.lower()
+
+
+def test_gate_ends_a_pipeline_of_others(project, store, tmp_path):
+    url, key = store
+    with pytest.raises((GateFailedError, RuntimeError)):
+        theirs(str(tmp_path), url, key.hex(), 0.001)
+    run = Client().list_pipeline_runs(pipeline="theirs", sort_by="desc:created")[0]
+    assert run.status == "failed"
+    assert run.steps["gate"].run_metadata["gate"] != "PASS"
+
+
+def test_step_without_a_claim_fails():
+    with pytest.raises(PrivacyError, match="must end with a certificate"):
+        certified(lambda: 1)()

@@ -1,0 +1,95 @@
+"""Certificates of scripts in MLflow."""
+
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+
+import dptune
+from dptune.errors import ConfigError
+from dptune.integrations.mlflow import CertificateCallback, log_certificate
+from tests.support.scripts import trained_script
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+METRIC = "epsilon_record_add_or_remove_one"
+
+
+@pytest.fixture
+def tracked(tmp_path):
+    """An empty store of MLflow, for one test."""
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment(
+        experiment_id=mlflow.create_experiment(
+            "scripts", artifact_location=str(tmp_path / "artifacts")
+        )
+    )
+    yield mlflow.MlflowClient()
+    mlflow.set_tracking_uri(before)
+
+
+def claim(noise=1.0):
+    return dptune.account(
+        noise_multiplier=noise, sample_rate=0.1, num_steps=10, delta=1e-5
+    )
+
+
+def test_claim_is_a_metric_a_tag_and_a_file(tracked):
+    with mlflow.start_run() as run:
+        log_certificate(claim())
+    logged = tracked.get_run(run.info.run_id).data
+    assert logged.metrics[METRIC] == claim().epsilon
+    assert logged.metrics["delta"] == 1e-5
+    assert logged.tags["dptune.epsilon.record.add_or_remove_one"].endswith("certified")
+    file = mlflow.artifacts.load_text(
+        f"runs:/{run.info.run_id}/privacy/certificate.json"
+    )
+    assert json.loads(file)["epsilon"] == claim().epsilon
+
+
+def test_no_guarantee_is_said_in_words(tracked):
+    with mlflow.start_run() as run:
+        log_certificate(claim(noise=0.0))
+    logged = tracked.get_run(run.info.run_id).data
+    assert METRIC not in logged.metrics
+    assert "none" in logged.tags["dptune.epsilon.record.add_or_remove_one"]
+
+
+def test_models_and_versions_are_searched_by_the_claim(tracked):
+    with mlflow.start_run():
+        model = mlflow.initialize_logged_model(name="model")
+        mlflow.finalize_logged_model(model.model_id, "READY")
+        tracked.create_registered_model("notes")
+        version = tracked.create_model_version("notes", f"models:/{model.model_id}")
+        log_certificate(
+            claim(), model_id=model.model_id, model_version=("notes", version.version)
+        )
+    found = mlflow.search_logged_models(
+        filter_string=f"metrics.{METRIC} < 100", output_format="list"
+    )
+    assert [one.model_id for one in found] == [model.model_id]
+    tags = tracked.get_model_version("notes", version.version).tags
+    assert "dptune.epsilon.record.add_or_remove_one" in tags
+
+
+def test_nowhere_to_log_is_an_error(tracked):
+    with pytest.raises(ConfigError, match=r"start_run"):
+        log_certificate(claim())
+
+
+def test_epsilon_so_far_grows_to_the_certificate(tracked, tmp_path):
+    with mlflow.start_run() as run:
+        script = trained_script(tmp_path / "out", callbacks=[CertificateCallback()])
+    history = tracked.get_metric_history(run.info.run_id, METRIC)
+    values = [point.value for point in history]
+    assert values == sorted(values)
+    assert values[-1] == script.trainer.certificate.epsilon
+    logged = tracked.get_run(run.info.run_id).data
+    assert not {"loss", "train_loss"} & set(logged.metrics)
+
+
+def test_training_without_a_run_ends_before_it_pays(tracked, tmp_path):
+    with pytest.raises(ConfigError, match=r"start_run"):
+        trained_script(tmp_path / "out", callbacks=[CertificateCallback()])
+    assert not Path(tmp_path, "out", "privacy", "ledger.jsonl").exists()
