@@ -14,7 +14,7 @@ The folder is written by `measure`, so that the evidence is about these bytes;
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -152,21 +152,22 @@ def measure(
     held_out = trainer.read_held_out(others)
     began = datetime.now(tz=UTC)
     digest = save_model(cast("PreTrainedModel", trainer.model), tokenizer, folder)
-    texts = _decoded(run.rows.data.sequences, tokenizer)
+    trained = _scored(run.rows.data)
+    texts = _decoded(trained, tokenizer)
     subject = _Subject(
         model=load_saved(folder),
         digest=digest,
-        base=LoadedModel(model=base_model.eval(), tokenizer=tokenizer),
+        base=LoadedModel(model=base_model.train(mode=False), tokenizer=tokenizer),
         members=_sample(
             [
                 tokens
-                for tokens, text in zip(_scored(run.rows.data), texts, strict=True)
+                for tokens, text in zip(trained, texts, strict=True)
                 if not planted_count([text], drawn)
             ],
             attacks.num_members,
         ),
         others=_scored(held_out.data),
-        longest=max(map(len, run.rows.data.sequences)),
+        longest=max(map(len, trained)),
         attacks=attacks,
         performance=performance,
     )
@@ -292,10 +293,10 @@ def _sample(sequences: list[ScoredTokens], count: int) -> list[ScoredTokens]:
 
 
 def _decoded(
-    sequences: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerFast
+    sequences: Iterable[list[int]], tokenizer: PreTrainedTokenizerFast
 ) -> list[str]:
     """Texts of sequences, for what looks at texts alone. Private."""
-    return [tokenizer.decode(one, skip_special_tokens=True) for one in sequences]
+    return [str(tokenizer.decode(one, skip_special_tokens=True)) for one in sequences]
 
 
 def _exposure(

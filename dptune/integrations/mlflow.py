@@ -63,7 +63,7 @@ def log_certificate(
     ...         log_certificate(claim)
     ...     logged = mlflow.get_run(run.info.run_id).data
     >>> round(logged.metrics["epsilon_record_add_or_remove_one"], 2)
-    1.2
+    1.5
     """
     active = mlflow.active_run()
     run = run_id or (active.info.run_id if active else None)
@@ -119,7 +119,7 @@ class CertificateCallback(TrainerCallback):
     """
 
     def __init__(self, *, run_id: str | None = None) -> None:
-        self._run = run_id
+        self._run = run_id or ""
         self._paid = 0
 
     def on_train_begin(
@@ -131,8 +131,8 @@ class CertificateCallback(TrainerCallback):
     ) -> None:
         """Find the run, before a step is paid."""
         active = mlflow.active_run()
-        self._run = self._run or (active.info.run_id if active else None)
-        if self._run is None:
+        self._run = self._run or (active.info.run_id if active else "")
+        if not self._run:
             raise ConfigError([_no_run("callbacks")])
 
     def on_log(

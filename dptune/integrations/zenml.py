@@ -64,9 +64,9 @@ def certified(function: Callable[P, T]) -> Callable[P, T]:
         words: dict[str, Any] = dict(claim_words(claims))
         context = get_step_context()
         log_metadata(words)
-        log_metadata(words, run_id_name_or_prefix=context.pipeline_run.id)
+        log_metadata(metadata=words, run_id_name_or_prefix=context.pipeline_run.id)
         if context.model_version is not None:
-            log_metadata(words, infer_model=True)
+            log_metadata(metadata=words, infer_model=True)
         return made
 
     return attached
@@ -107,7 +107,9 @@ def gate(
         "policy": decision.policy,
     }
     log_metadata(words)
-    log_metadata(words, run_id_name_or_prefix=get_step_context().pipeline_run.id)
+    log_metadata(
+        metadata=words, run_id_name_or_prefix=get_step_context().pipeline_run.id
+    )
     if decision.outcome is not GateOutcome.PASS:
         raise GateFailedError(f"{Path(folder).name}: {decision.outcome}. {reasons}")
     return decision, HTMLString(render_html(card))
