@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test check lint types layers unit cluster servers clean sbom
+.PHONY: run test check lint types layers unit cluster servers docs clean sbom
 .DEFAULT_GOAL := run
 
 $(STAMP): pyproject.toml constraints.txt infra/install.sh
@@ -41,6 +41,11 @@ cluster: $(STAMP)
 
 servers: $(STAMP)
 	$(BIN)/python -m pytest tests/servers -q
+
+# build/site/index.html opens from the disk; nothing is fetched, while building or reading.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 sbom: $(STAMP)
 	@mkdir -p build

@@ -227,8 +227,9 @@ class ControllerSettings(Settings):
         longest_interval: of runs that are long enough.
         min_actions: after the warm-up; fewer are refused.
         warmup_steps: before the first action; null takes 50, or a tenth of the run.
-        discount, temperature, polyak, actor_rate, critic_rate, batch_size, num_updates,
-            replay_capacity: of the Soft Actor-Critic, see `dptune.mechanisms.sac`.
+        discount, temperature, polyak: of the Soft Actor-Critic, see
+            `dptune.mechanisms.sac`.
+        actor_rate, critic_rate, batch_size, num_updates, replay_capacity: likewise.
         largest_loss: lower bound of rewards, negated; the paper gives no figure.
     """
 
