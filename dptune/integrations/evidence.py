@@ -23,6 +23,7 @@ from typing import Final, Self, cast
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from dptune.accounting.store.attempts import Attempt, record_attempt
 from dptune.accounting.store.store import BudgetStore
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.exposure import exposure_report
@@ -223,12 +224,14 @@ def decide_on(
     Returns:
         The decision with every criterion, and the privacy card.
     """
-    attempts, faults = None, [*contradictions(dossier)]
+    digest = hashlib.sha256(dossier.model_dump_json().encode()).hexdigest()
+    faults, attempts = [*contradictions(dossier)], None
     if budget_url is not None:
-        faults += _paid(dossier, budget_url)
-        attempts = _attempts(dossier, budget_url)
+        subject = hashlib.sha256(f"{digest} {policy.digest}".encode()).hexdigest()
+        paid, attempts = _asked_store(dossier, budget_url, subject=subject)
+        faults += paid
     origin = OriginEvidence(
-        digest=hashlib.sha256(dossier.model_dump_json().encode()).hexdigest(),
+        digest=digest,
         signer="unsigned",
         is_verified=False,
         faults=tuple(faults),
@@ -264,6 +267,13 @@ def _ended(trainer: PrivateTraining) -> tuple[ScriptRun, PreTrainedTokenizerFast
             "measured by `dptune train`."
         )
         problems.append(Problem(path="trainer", message=message))
+    elif run.weights != weights_digest(trainer.model):
+        message = (
+            "must hold the weights that the training ended with, but they were "
+            "changed since: the certificate is not about these. Measure right after "
+            "train()."
+        )
+        problems.append(Problem(path="trainer.model", message=message))
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         message = "must be a fast tokenizer: the canaries are spelt with it."
         problems.append(Problem(path="trainer.processing_class", message=message))
@@ -439,25 +449,19 @@ def _note_evaluation(run: ScriptRun, reports: Sequence[Report]) -> None:
         record_evaluation(run.budget.url, reports, data_set=run.budget.data_set)
 
 
-def _paid(dossier: Dossier, url: str) -> tuple[str, ...]:
-    """Name what the budget store contradicts."""
+def _asked_store(
+    dossier: Dossier, url: str, *, subject: str
+) -> tuple[tuple[str, ...], AttemptsEvidence | None]:
+    """Name what the store that paid contradicts, and count attempts, this one too."""
     store = BudgetStore.find(url)
-    try:
-        return unpaid(dossier, store)
-    finally:
-        if store is not None:
-            store.engine.dispose()
-
-
-def _attempts(dossier: Dossier, url: str) -> AttemptsEvidence | None:
-    """Count how often the data set was tried, by the store that paid."""
-    store = BudgetStore.find(url)
+    faults = unpaid(dossier, store)
     if store is None or dossier.budget is None:
-        return None
-    try:
-        return attempts_on(store, dossier.budget.data_set)
-    finally:
-        store.engine.dispose()
+        return faults, None
+    data_set = dossier.budget.data_set
+    record_attempt(store, data_set=data_set, kind=Attempt.DECISION, subject=subject)
+    found = attempts_on(store, data_set)
+    store.engine.dispose()
+    return faults, found
 
 
 def _files(dossier: Dossier, folder: Path) -> FileEvidence:

@@ -195,7 +195,7 @@ class PrivateTraining:
                 )
             finally:
                 self._steps = None
-        run.finish()
+        run.finish(self.model)
         metrics = {k: v for k, v in done.metrics.items() if k not in _PRIVATE}
         return TrainOutput(done.global_step, done.training_loss, metrics)
 

@@ -2,7 +2,7 @@
 
 ```
 output_dir/privacy/
-├── run.json            id of the training, and what it trains on, in digests
+├── run.json            id of the training, what it trains on and ends with, in digests
 ├── plan.json           every number that the claim depends on
 ├── ledger.jsonl        the journal: blocks of steps, each before its noise
 ├── attempts/           one empty file per process start
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
+from torch import nn
 
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
@@ -41,6 +42,7 @@ from dptune.files import replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
 from dptune.integrations.rows import UnitRows
+from dptune.models.digest import weights_digest
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, UnitsFrom
 from dptune.recipes import Recipe, StageSettings, View
@@ -185,6 +187,11 @@ class ScriptRun:
                 "training ends. Finish the training first."
             )
         return BudgetReport.model_validate_json(file.read_text(encoding="utf-8"))
+
+    @property
+    def weights(self) -> str:
+        """Digest of the weights that the training ended with; empty before."""
+        return str(_read(self.folder / "run.json").get("weights", ""))
 
     @property
     def journal(self) -> LedgerJournal:
@@ -381,9 +388,11 @@ class ScriptRun:
             relation=NeighboringRelation(self.privacy.relation),
         )
 
-    def finish(self) -> Certificate:
-        """Write the certificate and the card, and tell whoever listens."""
+    def finish(self, model: nn.Module) -> Certificate:
+        """Write certificate, card, and whose weights they are about; tell listeners."""
         found = self.certificate()
+        run = _read(self.folder / "run.json") | {"weights": weights_digest(model)}
+        _write(self.folder / "run.json", json.dumps(run))
         card = script_card(found, self.plan)
         _write(self.folder / "certificate.json", found.model_dump_json(indent=1))
         _write(self.folder / "CARD.md", card)

@@ -66,14 +66,15 @@ def model_digest(directory: Path) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Compute the SHA-256 of a loaded model's weights, whatever their type is.
+    """Compute the SHA-256 of a loaded model's tensors, buffers too.
 
     It tells models apart where no directory names them; it is not `model_digest`.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().numpy().tobytes())
+        header = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
+        body = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        _add(digest, header.encode(), body.cpu().numpy().data)
     return digest.hexdigest()
 
 

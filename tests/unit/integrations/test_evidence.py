@@ -187,6 +187,24 @@ def test_training_that_did_not_end_is_refused(made, tmp_path):
         )
 
 
+def test_weights_that_were_changed_after_training_are_refused(made, tmp_path):
+    weight = next(made.script.trainer.model.parameters())
+    before = weight.detach().clone()
+    try:
+        weight.data[0, 0] += 1.0  # no version counter moves
+        with pytest.raises(ConfigError, match="changed since"):
+            measured(made.script, tmp_path / "model")
+    finally:
+        weight.data.copy_(before)
+    assert not (tmp_path / "model").exists()
+
+
+def test_decisions_are_counted_by_the_store_that_paid(made):
+    decide(made, made.folder)
+    store = BudgetStore.open(made.url)
+    assert count_attempts(store, data_set="notes", kind=Attempt.DECISION) >= 1
+
+
 def test_champion_is_measured_on_the_same_rows(made, tmp_path):
     dossier = measured(made.script, tmp_path / "model", champion=made.folder)
     assert dossier.champion.model_digest == made.dossier.model_digest
