@@ -3,17 +3,23 @@
 import json
 import shutil
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 import dptune
 from dptune.accounting.store.attempts import Attempt, count_attempts
 from dptune.accounting.store.store import BudgetStore
+from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import ArtifactError, ConfigError, DataError, PrivacyError
 from dptune.gates.criterion import Verdict
 from dptune.integrations.evidence import decide_on, measure
+from dptune.integrations.script_run import ScriptRun
 from dptune.integrations.transformers import ScriptBudget
+from dptune.models.digest import weights_digest
+from dptune.testing import tiny_tokenizer
 from dptune.workflow.dossier import Dossier
+from dptune.workflow.trained import opens_with_bos
 from tests.budgets import grant
 from tests.support.scripts import (
     ATTACKS,
@@ -197,6 +203,34 @@ def test_weights_that_were_changed_after_training_are_refused(made, tmp_path):
     finally:
         weight.data.copy_(before)
     assert not (tmp_path / "model").exists()
+
+
+def test_without_the_comparison_changed_weights_get_through(made, tmp_path):
+    model = made.script.trainer.model
+    weight = next(model.parameters())
+    before = weight.detach().clone()
+    blind = property(lambda _: weights_digest(model))
+    strangers = dptune.canaries(num_planted=3, num_held_out=3, length=3)
+    try:
+        weight.data[0, 0] += 1.0
+        with mock.patch.object(ScriptRun, "weights", blind), pytest.raises(DataError):
+            measured(made.script, tmp_path / "model", canaries=strangers)
+    finally:
+        weight.data.copy_(before)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_canaries_are_ranked_behind_what_they_were_trained_behind(opened):
+    tokenizer = tiny_tokenizer()
+    drawn = dptune.canaries(num_planted=2, num_held_out=2, length=3)
+    rows = [
+        [tokenizer.bos_token_id] * opened + tokenizer(drawn.spec.record(s))["input_ids"]
+        for s in drawn.planted
+    ]
+    data = UnitDataset.from_columns(
+        rows, [[1.0] * len(row) for row in rows], ["a", "b"], max_sequences_per_unit=1
+    )
+    assert opens_with_bos(data, drawn, tokenizer) is opened
 
 
 def test_decisions_are_counted_by_the_store_that_paid(made):
