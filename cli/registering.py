@@ -14,7 +14,8 @@ from dptune.configfile import load_policy
 from dptune.errors import ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateOutcome
 from dptune.gates.manifest import Manifest, difference, read_manifest
-from dptune.workflow.assess import contradictions, unpaid
+from dptune.integrations.evidence import disowned
+from dptune.workflow.assess import contradictions
 from dptune.workflow.dossier import Dossier
 from infra.workspace import current_workspace
 
@@ -109,7 +110,7 @@ def _paid(dossier: Dossier) -> list[Problem]:
     """Say where this project's budget store did not pay for the training."""
     url = current_workspace().budget_url
     store = BudgetStore.find(url)
-    faults = unpaid(dossier, store)
+    faults = disowned(dossier, store)
     if store is not None:
         store.engine.dispose()
     way = (

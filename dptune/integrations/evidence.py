@@ -60,7 +60,7 @@ from dptune.results import (
 )
 from dptune.workflow.assess import contradictions, unpaid
 from dptune.workflow.attack import CanaryRanking
-from dptune.workflow.attempts import attempts_on, record_evaluation
+from dptune.workflow.attempts import attempts_on, is_recorded, record_evaluation
 from dptune.workflow.device import pick_device
 from dptune.workflow.dossier import Dossier, RunResults
 from dptune.workflow.shadows import shadow_training
@@ -178,10 +178,8 @@ def measure(
     membership = _membership(subject, say=say, tell=tell)
     say("perplexity on rows that were not trained on")
     utility = _utility(subject, held_out.fingerprint, tell=tell)
-    reports: tuple[Report, ...] = (exposure, membership, utility)
-    _note_evaluation(run, reports)
     stamp = {"measured_at": began}
-    return Dossier.of(
+    dossier = Dossier.of(
         RunResults(
             plan=run.plan,
             ledger=run.journal.read(),
@@ -198,7 +196,12 @@ def measure(
         base_model=f"model with weights {subject.digests[1][:16]}",
         recipe=run.recipe,
         planned_for=policy.reference,
-    ).model_copy(update={"manifest": read_manifest(folder)})
+    )
+    if run.budget is not None:
+        record_evaluation(
+            run.budget.url, _reports(dossier), data_set=run.budget.data_set
+        )
+    return dossier.model_copy(update={"manifest": read_manifest(folder)})
 
 
 def decide_on(
@@ -443,10 +446,27 @@ def _unredacted() -> RedactionReport:
     )
 
 
-def _note_evaluation(run: ScriptRun, reports: Sequence[Report]) -> None:
-    """Let the budget store count the evaluation, before anybody sees it."""
-    if run.budget is not None:
-        record_evaluation(run.budget.url, reports, data_set=run.budget.data_set)
+def _reports(dossier: Dossier) -> tuple[Report, ...]:
+    """What the attacks found."""
+    return dossier.exposure, dossier.membership, dossier.utility
+
+
+def disowned(dossier: Dossier, store: BudgetStore | None) -> tuple[str, ...]:
+    """Name what a budget store contradicts of a script's evidence.
+
+    What was found was entered when it was measured, so that an edited figure shows.
+
+    Args:
+        dossier: by `measure`, of a training with a `ScriptBudget`.
+        store: that paid for it; None where there is none.
+    """
+    faults = unpaid(dossier, store)
+    if store is None or dossier.budget is None:
+        return faults
+    data_set = dossier.budget.data_set
+    if is_recorded(store, _reports(dossier), data_set=data_set):
+        return faults
+    return (*faults, "What the attacks found is not what was noted when they ran.")
 
 
 def _asked_store(
@@ -454,7 +474,7 @@ def _asked_store(
 ) -> tuple[tuple[str, ...], AttemptsEvidence | None]:
     """Name what the store that paid contradicts, and count attempts, this one too."""
     store = BudgetStore.find(url)
-    faults = unpaid(dossier, store)
+    faults = disowned(dossier, store)
     if store is None or dossier.budget is None:
         return faults, None
     data_set = dossier.budget.data_set

@@ -12,6 +12,7 @@ from dptune.accounting.store.attempts import (
     admit_loss,
     charges,
     count_attempts,
+    first_data_set,
     losses,
     record_attempt,
 )
@@ -32,14 +33,25 @@ def record_evaluation(url: str, found: Sequence[Report], *, data_set: str) -> No
         found: reports of all attacks on the model.
         data_set: whose records were attacked.
     """
+    store = BudgetStore.open(url)
+    subject = _evaluation(found)
+    record_attempt(store, data_set=data_set, kind=Attempt.EVALUATION, subject=subject)
+    store.engine.dispose()
+
+
+def is_recorded(store: BudgetStore, found: Sequence[Report], *, data_set: str) -> bool:
+    """Whether these very reports were entered when their model was attacked."""
+    subject = _evaluation(found)
+    known = first_data_set(store, kind=Attempt.EVALUATION, subject=subject)
+    return known == data_set
+
+
+def _evaluation(found: Sequence[Report]) -> str:
+    """Digest of all reports on one model."""
     digest = hashlib.sha256()
     for report in found:
         digest.update(report.model_dump_json().encode())
-    store = BudgetStore.open(url)
-    record_attempt(
-        store, data_set=data_set, kind=Attempt.EVALUATION, subject=digest.hexdigest()
-    )
-    store.engine.dispose()
+    return digest.hexdigest()
 
 
 def attempts_on(store: BudgetStore, data_set: str) -> AttemptsEvidence:

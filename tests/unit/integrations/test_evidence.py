@@ -135,6 +135,10 @@ def edited(dossier, edit):
         lambda d: d["corpus"].update(fingerprint="0" * 64),
         lambda d: d["budget"].update(reservation=""),
         lambda d: d["exposure"].update(model_digest="0" * 64),
+        lambda d: d["membership"].update(num_members=99),
+        lambda d: d["utility"].update(base_perplexity=1e6),
+        lambda d: d["exposure"]["canaries"][0].update(nll=1.0),
+        lambda d: d["exposure"].update(measured_at="2030-01-01T00:00:00Z"),
     ],
 )
 def test_edited_evidence_is_invalid(made, edit):
