@@ -27,14 +27,62 @@ _EXAMPLE = re.compile(r"(?ms)^>>> .*?(?=\n\n|\Z)")
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(?=\))")
 
 
-class Examples(griffe.Extension):
-    """Fences the examples of docstrings, which are told by their prompts."""
+class Docstrings(griffe.Extension):
+    """Shows docstrings as they are meant.
+
+    Examples are told by their prompts, and become blocks of code. A pydantic model gets
+    the signature that its fields give it.
+    """
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
-        """Change a docstring after it was read."""
+        """Change an object after everything was read."""
         if obj.docstring is not None:
             text = obj.docstring.value
             obj.docstring.value = _EXAMPLE.sub(r"```pycon\n\g<0>\n```", text)
+        if isinstance(obj, griffe.Class) and is_model(obj):
+            fields = [field for field in _fields(obj) if field.name != "schema_version"]
+            made = griffe.Function("__init__", parameters=griffe.Parameters(*fields))
+            obj.set_member("__init__", made)
+
+
+def is_model(obj: griffe.Class) -> bool:
+    """Whether a class is a pydantic model, which knows no signature but its fields."""
+    return any(
+        str(base).endswith("BaseModel")
+        for one in (obj, *obj.mro())
+        for base in one.bases
+    )
+
+
+def _fields(obj: griffe.Class) -> list[griffe.Parameter]:
+    """Return the fields of a model and of its bases, each with its default."""
+    found = {}
+    for one in (*reversed(obj.mro()), obj):
+        for name, field in one.attributes.items():
+            if (
+                field.annotation is None
+                or name.startswith("_")
+                or name == "model_config"
+            ):
+                continue
+            kind = griffe.ParameterKind.keyword_only
+            found[name] = griffe.Parameter(
+                name, annotation=field.annotation, kind=kind, default=_default(field)
+            )
+    return list(found.values())
+
+
+def _default(field: griffe.Attribute) -> griffe.Expr | str | None:
+    """Return the default that `Field(...)` has, if it is one."""
+    value = field.value
+    if not isinstance(value, griffe.ExprCall) or str(value.function) != "Field":
+        return value
+    named = {
+        k.name: k.value for k in value.arguments if isinstance(k, griffe.ExprKeyword)
+    }
+    if "default_factory" in named:
+        return f"{named['default_factory']}()"
+    return named.get("default")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

@@ -5,20 +5,23 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import griffe
 import pytest
 import yaml
 
 import dptune
 from dptune import errors
 from dptune.integrations import transformers as scripts
+from dptune.settings import LoraSettings
 from infra.workspace import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 CONFIGURATION = REPOSITORY / "mkdocs.yml"
 REFERENCE = "\n".join(path.read_text() for path in DOCS.glob("reference/*.md"))
-KINDS = ["Start here", "How to", "Reference", "Explanation"]
+KINDS = ["Start here", "Tutorials", "How to", "Reference", "Explanation"]
 
 
 def load_hooks():
@@ -65,7 +68,7 @@ def absent(nav, folder):
 
 def test_nav_has_the_four_kinds_of_documents_and_every_page(nav):
     assert [next(iter(part)) for part in nav] == KINDS
-    assert len(pages(nav)) > 30
+    assert len(pages(nav)) > 40
     assert absent(nav, DOCS) == set()
 
 
@@ -130,6 +133,24 @@ def test_files_that_come_along_exist(path):
     uri = path.relative_to(DOCS).as_posix()
     links = hooks.repository_links(path.read_text(encoding="utf-8"), uri)
     assert [link for link in links if not (REPOSITORY / link).exists()] == []
+
+
+def test_reference_knows_the_fields_and_defaults_of_models():
+    package = griffe.load("dptune.settings", search_paths=[str(REPOSITORY)])
+    hooks.Docstrings().on_object(obj=package["LoraSettings"])
+    shown = {p.name: str(p.default) for p in package["LoraSettings"].parameters}
+    shown.pop("self", None)
+    real = LoraSettings.model_fields
+    assert set(shown) == set(real)
+    assert {n for n, default in shown.items() if default == "None"} == {
+        n for n, f in real.items() if f.is_required() or f.default is None
+    }
+
+
+def test_examples_of_docstrings_become_blocks_of_code():
+    module = griffe.visit("m", Path("m.py"), '"""Do.\n\n>>> 1 + 1\n2\n\nMore."""')
+    hooks.Docstrings().on_object(obj=module)
+    assert module.docstring.value == "Do.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
 
 
 class Links(HTMLParser):
