@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import griffe
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 import dptune
 from dptune import errors
@@ -192,6 +193,23 @@ def faults(site):
                     yield f"{path.name} links to {target}"
 
 
+def otherwise(page, shown):
+    """Lists, tables and blocks that a page of the site has more or less of."""
+    read = MarkdownIt("commonmark").enable("table").render(page)
+    article = shown[shown.index("<article") : shown.index("</article>")]
+    counts = (
+        (tag, *(len(re.findall(f"<{tag}[ >]", text)) for text in (read, article)))
+        for tag in ("ol", "ul", "li", "pre", "table", "tr")
+    )
+    return [f"{tag}: {here}, {there}" for tag, here, there in counts if here != there]
+
+
+def test_list_that_the_site_reads_otherwise_is_found():
+    page = "1. a\n\n   ```\n   b\n   ```\n\n2. c\n"
+    shown = "<article><ol><li>a</li></ol><pre></pre><ol><li>c</li></ol></article>"
+    assert otherwise(page, shown) == ["ol: 1, 2"]
+
+
 def test_site_builds_strictly_and_needs_no_network(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     done = subprocess.run(
@@ -203,6 +221,10 @@ def test_site_builds_strictly_and_needs_no_network(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(faults(tmp_path)) == []
+    for path in (p for p in DOCS.rglob("*.md") if p.parent.name != "reference"):
+        name = path.relative_to(DOCS).with_suffix(".html").as_posix()
+        shown = tmp_path / name.replace("README", "index")
+        assert otherwise(path.read_text("utf-8"), shown.read_text("utf-8")) == [], name
     page = (tmp_path / "reference" / "dptune.html").read_text("utf-8")
     assert all(f'id="dptune.{name}"' in page for name in dptune.__all__)
 
