@@ -1,12 +1,18 @@
 """What is checked before a stage is charged, and the modes that a model trains in."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
+from typing import Any, Self
 
 import torch
 from peft.helpers import disable_input_dtype_casting
 from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from dptune.dpsgd.adaptive_clipping import ClipController
 from dptune.dpsgd.dataset import UnitDataset
@@ -157,11 +163,37 @@ def checkpointing(model: nn.Module) -> Iterator[None]:
             f"{type(model).__name__} must support gradient checkpointing. Turn "
             "gradient_checkpointing off and lower physical_batch_size."
         )
-    fields.activation_checkpointing_enable({"use_reentrant": False})
+    fields.activation_checkpointing_enable(
+        {"use_reentrant": False, "context_fn": _as_before}
+    )
     try:
         yield
     finally:
         fields.activation_checkpointing_disable()
+
+
+def _as_before() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Compute again under what a forward pass ran under.
+
+    The self-check turns dropout off by a mode of torch's functions, which a backward
+    pass does not know: a layer would be computed again with dropout in it.
+    """
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return nullcontext(), _Under(modes)
+
+
+class _Under(ExitStack):
+    """Switches modes of torch's functions on, each time a layer is computed again."""
+
+    def __init__(self, modes: Sequence[TorchFunctionMode]) -> None:
+        super().__init__()
+        self._modes = tuple(modes)
+
+    def __enter__(self) -> Self:
+        """Switch them on."""
+        for mode in self._modes:
+            self.enter_context(mode)
+        return self
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.prechecks import checkpointing
+from dptune.dpsgd.prechecks import check_private, checkpointing, modes_of
 from dptune.models.build import add_lora
 from tests.support import models, oracles
 
@@ -170,3 +170,28 @@ def test_loop_is_left_by_a_mode_that_clips_rows(monkeypatch):
         found = stepped(model, loss, data, plan_of(Grouping.FLAT), mode=mode)
         error = oracles.distance(found, expected) / oracles.norm(expected)
         assert error > 1e-2, mode
+
+
+def test_layers_are_computed_again_under_the_dropout_of_the_first_pass():
+    """A model that drops, and recomputes, passes its check and steps as without."""
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        model = models.tiny_gpt2(dropout=0.1)
+        model.train()
+        feed = Feed(
+            data=DATA,
+            record_loss=CAUSAL,
+            physical_batch_size=3,
+            pad_token_id=0,
+            device=torch.device("cpu"),
+            autocast=False,
+        )
+        with modes_of(model, feed, recomputes=recomputes):
+            check_private(model, feed, seed=0)
+        mode = (3, False, recomputes, 0)
+        plan = plan_of(Grouping.FLAT)
+        torch.manual_seed(1)
+        found.append(stepped(model, CAUSAL, DATA, plan, mode=mode))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value)
