@@ -64,6 +64,7 @@ class ChargedSteps:
         self.block_end = first_step
         """Steps up to here are paid for."""
         self._feed = feed
+        self._next = first_step
         self._num_steps = num_steps
         self._block_size = block_size
         self._charge = charge
@@ -84,8 +85,14 @@ class ChargedSteps:
         """Pay if a block begins, then draw who joins; None if a budget has ended.
 
         Raises:
-            PrivacyError: no such step was planned.
+            PrivacyError: no such step was planned, or it is not the next one.
         """
+        if step != self._next:
+            raise PrivacyError(
+                f"steps must come one after another, got step {step} where step "
+                f"{self._next} was due: one that is drawn twice is paid once. Leave "
+                "the count of steps to the loop."
+            )
         if step >= self._num_steps:
             raise PrivacyError(
                 f"a run must end after its {self._num_steps} steps, got another one: "
@@ -102,6 +109,7 @@ class ChargedSteps:
             return None
         self._witness.granted(self._granted, step=step)
         indices = ranks.drawn(partial(self._sampler.sample, self.generator))
+        self._next = step + 1
         self._witness.drawn(indices, step=step)
         return indices
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 from dptune.data.public_units import round_units
 from dptune.errors import ConfigError, Problem
@@ -14,12 +14,13 @@ _UNITS: Final = tuple(unit.value for unit in PrivacyUnit)
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyArguments:
-    """The privacy of a script's training; all fields can come from a command line.
+    """The privacy of a script's training.
 
     What a script has said before is not said again: the expected batch is
     `per_device_train_batch_size * gradient_accumulation_steps` units, of which
     `per_device_train_batch_size` rows are in memory at once, and steps, optimizer,
-    schedule, logging and checkpoints are those of its `TrainingArguments`.
+    schedule, logging and checkpoints are those of its `TrainingArguments`. These have a
+    `max_grad_norm` and a `seed` too, so that one parser cannot read both classes.
 
     Args:
         target_delta: in (0, 1 / number of units).
@@ -74,7 +75,7 @@ class PrivacyArguments:
     def __post_init__(self) -> None:
         """Check every value, and what contradicts another; report all at once."""
         problems = [
-            Problem(path=f"privacy.{name}", message=f"must be {span}, got {value}.")
+            Problem(path=f"privacy.{name}", message=f"must be {span}, got {value!r}.")
             for name, span, value, is_valid in self._checks()
             if not is_valid
         ]
@@ -106,11 +107,14 @@ class PrivacyArguments:
         }
         delta = self.target_delta
         return [
-            ("target_delta", "in (0, 1)", delta, 0 < delta < 1),
-            *((n, "at least 1", v, v is None or v >= 1) for n, v in counts.items()),
+            ("target_delta", "in (0, 1)", delta, _is_between(delta, 1)),
             *(
-                (name, "in (0, inf)", value, value is None or 0 < value < math.inf)
-                for name, value in amounts.items()
+                (n, "a whole number, at least 1", v, v is None or _is_count(v))
+                for n, v in counts.items()
+            ),
+            *(
+                (n, "in (0, inf)", v, v is None or _is_between(v, math.inf))
+                for n, v in amounts.items()
             ),
             *((n, " or ".join(all_), v, v in all_) for n, (v, all_) in choices.items()),
         ]
@@ -118,7 +122,7 @@ class PrivacyArguments:
     def _contradictions(self) -> list[tuple[str, str, str, bool]]:
         """Return name, rule, way out, and whether the rule is broken."""
         owned = self.privacy_unit != PrivacyUnit.RECORD.value
-        number = self.num_units or 1
+        number = self.num_units if _is_count(self.num_units) else 1
         return [
             (
                 "num_units",
@@ -156,6 +160,16 @@ class PrivacyArguments:
         ]
 
 
+def _is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a number of things."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_between(value: object, end: float) -> bool:
+    """Whether a value is a number above 0 and below `end`; YAML reads 1e-5 as text."""
+    return isinstance(value, int | float) and 0 < value < end
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptBudget:
     """The budget of a data set that a script's training is charged to.
@@ -167,6 +181,9 @@ class ScriptBudget:
             run on the data set.
         required: refuse where nothing was granted.
         purpose, sweep: training, or a trial of the named sweep.
+
+    Raises:
+        ConfigError: the data set has no name, or the key is no bytes.
     """
 
     url: str = field(repr=False)
@@ -175,3 +192,20 @@ class ScriptBudget:
     required: bool = True
     purpose: Purpose = Purpose.TRAINING
     sweep: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what a store would trip over."""
+        checks = {
+            "data_set": (bool(self.data_set), "a name, got none"),
+            "key": (
+                isinstance(self.key, bytes),
+                f"bytes, got {type(self.key).__name__}",
+            ),
+        }
+        problems = [
+            Problem(path=f"budget.{name}", message=f"must be {wanted}.")
+            for name, (holds, wanted) in checks.items()
+            if not holds
+        ]
+        if problems:
+            raise ConfigError(problems)

@@ -30,13 +30,14 @@ from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.errors import ConfigError, PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
+from dptune.integrations.guard import StepGuard
 from dptune.integrations.refusals import (
-    label_problems,
     model_problems,
     no_search,
     optimizer_problems,
     own_precision,
     part_problems,
+    row_problems,
     seen_rows,
     trainer_problems,
 )
@@ -93,6 +94,7 @@ class PrivateTraining:
     accelerator: Any
     callback_handler: Any
     optimizer: Any
+    lr_scheduler: Any
     state: Any
     compute_loss_func: Any
 
@@ -107,6 +109,10 @@ class PrivateTraining:
         args = given.get("args")
         if not isinstance(args, TrainingArguments):
             raise ConfigError("args must be given: there is no privacy by default.")
+        if not isinstance(privacy, PrivacyArguments):
+            raise ConfigError(
+                f"privacy must be PrivacyArguments, got {type(privacy).__name__}."
+            )
         length = getattr(args, "max_length", None)  # TRL cuts rows there
         if privacy.max_tokens is None and length is not None:
             privacy = replace(privacy, max_tokens=length)
@@ -122,6 +128,7 @@ class PrivateTraining:
 
     def _static_problems(self, given: dict[str, Any]) -> list[Problem]:
         """Say what can be refused without a look at the data."""
+        optimizer, scheduler = given.get("optimizers") or (None, None)
         problems = [
             *argument_problems(self._asked, self.privacy),
             *trainer_problems(type(self), PrivateTraining, vars(self)),
@@ -129,14 +136,15 @@ class PrivateTraining:
                 compute_loss_func=given.get("compute_loss_func"),
                 model_init=given.get("model_init"),
                 callbacks=given.get("callbacks") or (),
+                scheduler=scheduler,
                 train_dataset=given.get("train_dataset"),
                 privacy=self.privacy,
             ),
         ]
-        model, optimizers = given.get("model"), given.get("optimizers") or (None,)
+        model = given.get("model")
         if isinstance(model, nn.Module):
             problems += model_problems(model)
-            problems += optimizer_problems(model, optimizers[0])
+            problems += optimizer_problems(model, optimizer)
         return problems
 
     def _taken_over(self, args: TrainingArguments) -> TrainingArguments:
@@ -217,7 +225,7 @@ class PrivateTraining:
         problems = self._static_problems(
             {
                 "model": self.model,
-                "optimizers": (self.optimizer,),
+                "optimizers": (self.optimizer, self.lr_scheduler),
                 "compute_loss_func": self.compute_loss_func,
                 "callbacks": self.callback_handler.callbacks,
                 "train_dataset": self.train_dataset,
@@ -239,8 +247,6 @@ class PrivateTraining:
             learning_rate=self._asked.learning_rate or 1e-3,
         )
         feed = self._feed(rows, plan.stages[0])
-        self._trained = [p for p in self.model.parameters() if p.requires_grad]
-        self._checked = (self.model, self.model.forward)
         check_numbers(
             plan.stages[0].num_steps,
             self.privacy.block_size,
@@ -250,6 +256,7 @@ class PrivateTraining:
         )
         with self._computing(feed):
             check_private(self.model, feed, seed=self.privacy.seed)
+            self._guard = StepGuard(self.model)
         run = ScriptRun(
             folder=self._output / "privacy",
             privacy=self.privacy,
@@ -275,7 +282,7 @@ class PrivateTraining:
             max_rows_per_unit=self.privacy.max_rows_per_unit,
             rows_are_single_units=self.privacy.rows_are_single_units,
         )
-        problems = label_problems(found.data.labels, self.model)
+        problems = row_problems(found.data, self.model)
         given = self.eval_dataset
         parts = given.values() if isinstance(given, dict) else [given]
         for part in parts:
@@ -353,6 +360,7 @@ class PrivateTraining:
             stage.num_steps,
             feed.pad_token_id,
             repr(feed.record_loss),
+            str(self._asked.optim),
             self.privacy.seed,
             "bfloat16" if feed.autocast else "float32",
         )
@@ -370,6 +378,7 @@ class PrivateTraining:
         """Open the engine on the model that the loop trains, where it starts."""
         run = cast("ScriptRun", self.script_run)
         plan = cast("GradientPlan", run.stage.training_plan())
+        self._guard.check_begin(self.model, self.optimizer)
         source = stack.enter_context(
             gradient_source(
                 self.model,
@@ -379,6 +388,7 @@ class PrivateTraining:
                 attempt=attempt,
             )
         )
+        stack.enter_context(self._guard.watching(self.optimizer))
         return ChargedSteps(
             plan=plan,
             feed=feed,
@@ -398,34 +408,23 @@ class PrivateTraining:
         num_items_in_batch: object = None,  # noqa: ARG002
     ) -> Tensor:
         """Leave the released gradients of a step in `grad`; the loss is private."""
-        self._check_covered()
         if self._steps is None:
-            if self._checked != (self.model, self.model.forward):
-                raise PrivacyError(
-                    "the model must be trained as it was checked, but something has "
-                    "put another forward pass around it. Wrap it before the trainer "
-                    "is made."
-                )
             self._steps = self._open()
+        self._guard.check(self.optimizer)
         model.train()
         step = int(self.state.global_step)
         indices = self._steps.draw(step)
         if indices is None:
             raise PrivacyError("a step must be paid before it is drawn.")
         totals = self._steps.compute(indices, step=step)
+        self._guard.note_release()
         return torch.tensor(totals.loss, device=self.args.device)
 
-    def _check_covered(self) -> None:
-        """Refuse to train what the clip does not cover, before the step is paid."""
-        now = [p for p in self.model.parameters() if p.requires_grad]
-        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        foreign = held - {id(p) for p in self.model.parameters()}
-        if [id(p) for p in now] != [id(p) for p in self._trained] or foreign:
-            raise PrivacyError(
-                "what is trained must stay what the clip covers, but parameters were "
-                "thawed, frozen or added while training. Do so before the trainer is "
-                "made."
-            )
+    def _get_grad_norm(self, model: nn.Module, grad_norm: object = None) -> object:
+        """Measure the released gradient as the loop does, which scales it by one."""
+        found: object = super()._get_grad_norm(model, grad_norm)  # type: ignore[misc]
+        self._guard.note_release()
+        return found
 
     def get_train_dataloader(self) -> DataLoader[None]:
         """Return as many empty batches as an epoch has steps, in expectation."""
@@ -475,8 +474,11 @@ class PrivateTraining:
 
     def _refuse_seen(self, rows: object, name: str) -> None:
         """Refuse to measure on the training data."""
-        if rows is None or isinstance(rows, str | dict):
-            return
+        if rows is None or isinstance(rows, str):
+            given = self.eval_dataset
+            rows = given.get(rows) if isinstance(given, dict) else given
+        if rows is None or isinstance(rows, dict):
+            return  # of a dictionary, each part is asked for by itself
         known = self.script_run.rows if self.script_run is not None else None
         seen = rows is self.train_dataset
         if not seen and known is not None:

@@ -4,14 +4,16 @@ Each with the way out; all are told at once, before anything is charged.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.optimization import GreedyLR
 
-from dptune.dpsgd.dataset import IntArray
+from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.gradients import check_modules
 from dptune.dpsgd.parameters import trainable_parameters
 from dptune.errors import ModelError, Problem
@@ -60,6 +62,7 @@ def part_problems(
     compute_loss_func: object,
     model_init: object,
     callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
+    scheduler: object,
     train_dataset: object,
     privacy: PrivacyArguments,
 ) -> list[Problem]:
@@ -89,16 +92,25 @@ def part_problems(
             ),
             IF_PUBLIC,
         ),
+        "optimizers": (
+            not isinstance(scheduler, ReduceLROnPlateau | GreedyLR)
+            or privacy.evaluation_is_public,
+            (
+                "must have a schedule of steps alone: this one's rate follows what is "
+                "measured on records that no noise protects."
+            ),
+            IF_PUBLIC,
+        ),
         "train_dataset": (
             train_dataset is not None
-            and not isinstance(train_dataset, IterableDataset)
+            and not isinstance(train_dataset, IterableDataset | Mapping)
             and hasattr(train_dataset, "__len__")
             and hasattr(train_dataset, "__getitem__"),
             (
                 "must be a data set of known length whose rows can be drawn in any "
                 f"order, got {type(train_dataset).__name__}."
             ),
-            "Load it without streaming.",
+            "Load it without streaming, and take one split.",
         ),
         "privacy.unit_column": (
             owner is None or columns is None or owner in columns,
@@ -180,19 +192,37 @@ def optimizer_problems(model: nn.Module, optimizer: object) -> list[Problem]:
     ]
 
 
-def label_problems(labels: IntArray | None, model: nn.Module) -> list[Problem]:
-    """Refuse classes that the model does not have."""
+def row_problems(data: UnitDataset, model: nn.Module) -> list[Problem]:
+    """Refuse classes and tokens that the model does not have."""
     config = getattr(model, "config", None)
-    known = getattr(config, "num_labels", math.inf)
-    if labels is None or int(labels.max()) < known:
-        return []
-    return [
-        Problem(
-            path="train_dataset",
-            message=f"must have classes below num_labels={known} of the model.",
-            next_step="Load the model with as many labels as the data has.",
+    classes = getattr(config, "num_labels", math.inf)
+    embed: Any = getattr(model, "get_input_embeddings", lambda: None)
+    tokens = getattr(embed(), "num_embeddings", math.inf)
+    faulty = sum(
+        int(row.min()) < 0 or int(row.max()) >= tokens
+        for row in data.sequences
+        if len(row)
+    )
+    found = []
+    if data.labels is not None and int(data.labels.max()) >= classes:
+        found.append(
+            Problem(
+                path="train_dataset",
+                message=f"must have classes below num_labels={classes} of the model.",
+                next_step="Load the model with as many labels as the data has.",
+            )
         )
-    ]
+    if faulty:
+        found.append(
+            Problem(
+                path="train_dataset",
+                message=f"must have tokens from 0 to below {tokens}, which the model "
+                f"has embeddings for, got others in {faulty} rows.",
+                next_step="Tokenize with the model's own tokenizer, or resize its "
+                "embeddings before the trainer is made.",
+            )
+        )
+    return found
 
 
 def seen_rows(name: str) -> Problem:

@@ -173,6 +173,12 @@ _RULES: Final = (
         reason="it prints what private rows do in the model",
     ),
     _Rule(
+        name="skip_memory_metrics",
+        allowed=bool,
+        wanted="True",
+        reason="how much memory a drawn batch took is private",
+    ),
+    _Rule(
         name="use_cache",
         allowed=_unset,
         wanted="False",

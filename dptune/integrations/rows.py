@@ -26,6 +26,7 @@ _PACKED: Final = frozenset(
 )
 _FEWEST_PACKED: Final = 8
 _COMPARED: Final = 4
+_READ_AGAIN: Final = 16
 
 Collator = Callable[[list[Any]], Mapping[str, Any]]
 
@@ -67,7 +68,9 @@ class UnitRows:
 
     Args:
         data: what the engine trains on.
-        unit_ids: names of the units, in the order of `data.units`.
+        unit_ids: names of the units, in the order of `data.units`; their place in the
+            data set where no column names them. A hash of their content would make them
+            new units to a budget whenever a tokenizer or a length changes.
         records: content of each row, hashed.
         tokens: token ids of each row, hashed.
         are_named: whether the names of units come from a column.
@@ -121,10 +124,9 @@ def read_rows(
     Raises:
         ConfigError: everything that is wrong with them.
     """
+    if not len(rows):
+        raise ConfigError("train_dataset must hold a row, got none.")
     problems = _mixing(rows, collate)
-    packed = _PACKED.intersection(rows[0]) if len(rows) else frozenset()
-    if packed:
-        problems.append(_packed_columns(sorted(packed)))
     if problems:
         raise ConfigError(problems)
     found: list[_Row] = []
@@ -132,12 +134,15 @@ def read_rows(
     owners: list[str] = []
     for index in range(len(rows)):
         try:
-            found.append(_collated(rows[index], collate))
-            owners.append(_owner(rows[index], unit_column, index=index))
+            row = _row(rows, index)  # once: the owner is told for what is trained on
+            found.append(_collated(row, collate))
+            owners.append(_owner(row, unit_column, index=index))
         except RowFaultError as fault:
             faults.setdefault(str(fault), []).append(index)
     if faults:
         raise ConfigError([_faulty(fault, where) for fault, where in faults.items()])
+    if not _stay_alike(rows, collate, found):
+        raise ConfigError([_changing_rows()])
     if unit_column is None and not rows_are_single_units and _look_packed(found):
         raise ConfigError([_packed_rows()])
     return _grouped(found, owners, unit_column, max_rows_per_unit=max_rows_per_unit)
@@ -163,10 +168,9 @@ def _grouped(
         max_sequences_per_unit=max_rows_per_unit,
         labels=labels or None,
     )
-    names = tuple(dict.fromkeys(owners)) if unit_column else _names(records)
     return UnitRows(
         data=data,
-        unit_ids=names,
+        unit_ids=tuple(dict.fromkeys(owners)),
         records=records,
         tokens=frozenset(_tokens_digest(row.ids) for row in found),
         are_named=unit_column is not None,
@@ -184,7 +188,8 @@ def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:
     seen = 0
     for index in range(len(rows)):
         try:
-            seen += _tokens_digest(_collated(rows[index], collate).ids) in train.tokens
+            row = _collated(_row(rows, index), collate)
+            seen += _tokens_digest(row.ids) in train.tokens
         except RowFaultError:
             continue
     return seen / max(1, len(rows))
@@ -203,21 +208,13 @@ def _tokens_digest(ids: Sequence[int]) -> bytes:
     return hashlib.sha256(np.asarray(ids, np.int64).tobytes()).digest()
 
 
-def _names(records: Sequence[bytes]) -> tuple[str, ...]:
-    """Name rows by their content, copies by a number behind it."""
-    seen: dict[bytes, int] = {}
-    names = []
-    for digest in records:
-        seen[digest] = seen.get(digest, -1) + 1
-        names.append(f"{digest.hex()}-{seen[digest]}")
-    return tuple(names)
-
-
 def _owner(row: Mapping[str, Any], unit_column: str | None, *, index: int) -> str:
     """Name the unit of a row."""
     if unit_column is None:
         return str(index)
     owner = row.get(unit_column)
+    if isinstance(owner, np.generic | Tensor) and owner.ndim == 0:
+        owner = owner.item()
     if isinstance(owner, bool) or not isinstance(owner, str | int) or owner == "":
         raise RowFaultError(
             f"must name an owner in column {unit_column!r}, as text or number"
@@ -225,9 +222,31 @@ def _owner(row: Mapping[str, Any], unit_column: str | None, *, index: int) -> st
     return str(owner)
 
 
+def _row(rows: Rows, index: int) -> Mapping[str, Any]:
+    """Ask a script's data set for a row."""
+    try:
+        row = rows[index]
+    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
+        raise RowFaultError(_cannot("be read by its number", error)) from None
+    if not isinstance(row, Mapping):
+        raise RowFaultError(f"must be a mapping of columns, got {type(row).__name__}")
+    return row
+
+
 def _collated(row: Mapping[str, Any], collate: Collator) -> _Row:
     """Send one row through the collator, alone."""
-    return _read_row(collate([row]))
+    try:
+        batch = collate([row])
+    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
+        raise RowFaultError(
+            _cannot("pass the collator with the columns that the model takes", error)
+        ) from None
+    return _read_row(batch)
+
+
+def _cannot(what: str, error: Exception) -> str:
+    """Say what a script's own code raised, without its message."""
+    return f"must {what}, which raised {type(error).__name__}"
 
 
 def _read_row(batch: Mapping[str, Any]) -> _Row:
@@ -291,13 +310,19 @@ def _check_others(batch: Mapping[str, Any], span: slice) -> None:
 
 def _mixing(rows: Rows, collate: Collator) -> list[Problem]:
     """Compare rows that are collated together with the same rows alone."""
-    few = [rows[index] for index in range(min(_COMPARED, len(rows)))]
     try:
+        few = [_row(rows, index) for index in range(min(_COMPARED, len(rows)))]
+        packed = _PACKED.intersection(few[0])
+        if packed:
+            return [_packed_columns(sorted(packed))]
         alone = [_collated(row, collate) for row in few]
         again = [_collated(row, collate) for row in few]
-        batch = collate(list(few)) if len(few) > 1 else None
-    except (RowFaultError, IndexError):
+    except RowFaultError:
         return []  # told row by row
+    try:
+        batch = collate(list(few)) if len(few) > 1 else None
+    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
+        return [_failing(error)]
     together = alone
     if batch is not None and isinstance(batch["input_ids"], Tensor):
         together = _apart(batch) if len(batch["input_ids"]) == len(few) else []
@@ -309,7 +334,8 @@ def _mixing(rows: Rows, collate: Collator) -> list[Problem]:
             message="must treat each row by itself and always alike: a row came out "
             "otherwise beside others, or the second time.",
             next_step="Use default_data_collator, DataCollatorWithPadding or "
-            "DataCollatorForLanguageModeling(mlm=False).",
+            "DataCollatorForLanguageModeling(mlm=False). One that pads must return the "
+            "attention_mask.",
         )
     ]
 
@@ -325,10 +351,44 @@ def _apart(batch: Mapping[str, Any]) -> list[_Row]:
         return []
 
 
+def _stay_alike(rows: Rows, collate: Collator, found: Sequence[_Row]) -> bool:
+    """Whether rows from all over the data set are the same when they are read again."""
+    step = max(1, len(found) // _READ_AGAIN)
+    try:
+        return all(
+            _collated(_row(rows, index), collate) == found[index]
+            for index in range(0, len(found), step)
+        )
+    except RowFaultError:
+        return False
+
+
 def _look_packed(found: Sequence[_Row]) -> bool:
     """Whether all rows of texts have one length, as packing leaves them."""
     texts = [row for row in found if row.label is None]
     return len(texts) >= _FEWEST_PACKED and len({len(row.ids) for row in texts}) == 1
+
+
+def _changing_rows() -> Problem:
+    """Refuse rows that are others the second time."""
+    return Problem(
+        path="train_dataset",
+        message="must give the same rows each time, got others the second time: what "
+        "draws or remembers rows can put one unit into rows of another.",
+        next_step="Write transformed or augmented rows down beforehand, such as by "
+        "map, and train on those.",
+    )
+
+
+def _failing(error: Exception) -> Problem:
+    """Refuse a collator that cannot collate."""
+    return Problem(
+        path="data_collator",
+        message="must collate rows of train_dataset into a batch, but raised "
+        f"{type(error).__name__}.",
+        next_step="Call it on the first four rows to see why; rows of several lengths "
+        "need one that pads, such as DataCollatorForSeq2Seq.",
+    )
 
 
 def _packed_columns(names: Sequence[str]) -> Problem:

@@ -90,7 +90,9 @@ def script(tmp_path):
             model=model if model is not None else models.tiny_gpt2(num_layers=1),
             args=args,
             data_collator=collator,
-            train_dataset=train_dataset or Dataset.from_list(rows or make_rows()),
+            train_dataset=train_dataset
+            if train_dataset is not None
+            else Dataset.from_list(rows or make_rows()),
             privacy=privacy or asked(),
             **({"budget": budget} if budget else {}),
             **(parts or {}),

@@ -1,5 +1,6 @@
 """Misuses of a script: each is refused by name, and nothing is charged for it."""
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -39,6 +40,7 @@ def refused(script, paid, match, *, error=ConfigError, **changes):
         ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen"),
         ({"debug": "underflow_overflow"}, "debug"),
         ({"max_grad_norm": 0.25}, "two clips are asked for"),
+        ({"skip_memory_metrics": False}, "how much memory"),
         ({"bf16": True}, "privacy.max_tokens"),
         ({"report_to": "wandb"}, "training loss is private"),
         ({"report_to": "tensorboard"}, "training loss is private"),
@@ -178,6 +180,9 @@ def test_measuring_on_the_training_data_by_hand_is_refused(script):
     trainer.train()
     with pytest.raises(PrivacyError, match="test_dataset"):
         trainer.predict(Dataset.from_list(make_rows()))
+    trainer.eval_dataset = {"known": trainer.train_dataset}
+    with pytest.raises(PrivacyError, match="eval_dataset"):
+        trainer.evaluate()
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -248,6 +253,108 @@ class Buffering:
 )
 def test_collator_is_refused(script, paid, collator, match):
     refused(script, paid, match, collator=collator)
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Gives another row each time, under the name of its place."""
+
+    def __init__(self, first):
+        self.rows, self.first = make_rows(), first
+        self.chance = np.random.default_rng(0)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        if index < self.first:
+            return self.rows[index]
+        return self.rows[self.chance.integers(len(self.rows))]
+
+
+@pytest.mark.parametrize("first", [0, 10])
+def test_rows_that_are_drawn_anew_each_time_are_refused(script, paid, first):
+    refused(script, paid, "same rows each time", train_dataset=Drawing(first))
+
+
+class Owned(Drawing):
+    """Counts how often a row is asked for."""
+
+    def __init__(self):
+        super().__init__(first=len(make_rows()))
+        self.asked = []
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return super().__getitem__(index) | {"who": f"person {index}"}
+
+
+def test_row_and_its_owner_are_read_together(script, paid):
+    rows = Owned()
+    privacy = asked(privacy_unit="user", unit_column="who")
+    script(train_dataset=rows, privacy=privacy, max_steps=1).train()
+    assert rows.asked.count(37) == 1  # none of those that are compared
+
+
+def telling(rows):
+    """A collator that fails, and says what it saw."""
+    raise ValueError(f"no such row: {rows[0]['input_ids']}")
+
+
+def unpadded(rows):
+    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize(
+    ("data", "collator", "match"),
+    [
+        (Dataset.from_list([]), pad, "must hold a row, got none"),
+        ([None, *make_rows()], pad, "row 0: must be a mapping of columns"),
+        ({"train": make_rows()}, pad, "take one split"),
+        (make_rows(), telling, "row 0, 1.* pass the collator.* raised ValueError"),
+        (make_rows(), unpadded, "data_collator: must collate .* raised ValueError"),
+        (
+            [*make_rows(), {"input_ids": [1, 2, 900], "labels": [1, 2, 900]}],
+            pad,
+            "embeddings for, got others in 1 rows",
+        ),
+        (
+            [*make_rows(), {"input_ids": [1, -2, 3], "labels": [1, -2, 3]}],
+            pad,
+            "embeddings for, got others in 1 rows",
+        ),
+    ],
+    ids=["none", "no mapping", "splits", "failing", "unpadded", "unknown", "negative"],
+)
+def test_rows_that_cannot_be_read_are_refused_and_not_shown(
+    script, paid, data, collator, match
+):
+    """Mutant: a message of the script's own code, which may quote a row."""
+    if isinstance(data, list):
+        data = [
+            row and {"attention_mask": [1] * len(row["input_ids"])} | row
+            for row in data
+        ]
+    with pytest.raises(ConfigError, match=match) as caught:
+        script(train_dataset=data, collator=collator).train()
+    assert paid() == []
+    assert "no such row" not in str(caught.value)
+
+
+def test_schedule_of_what_is_measured_is_refused_as_an_object_too(script, paid):
+    model = models.tiny_gpt2()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    parts = {"optimizers": (optimizer, plateau)}
+    refused(script, paid, "schedule of steps alone", model=model, parts=parts)
+
+
+def test_values_that_are_text_are_refused_all_at_once():
+    with pytest.raises(ConfigError) as caught:
+        asked(target_delta="1e-5", max_grad_norm="1", max_rows_per_unit=2.5)
+    for name in ("target_delta", "max_grad_norm", "max_rows_per_unit"):
+        assert f"privacy.{name}: must be" in str(caught.value)
+    with pytest.raises(ConfigError, match="must be PrivacyArguments, got dict"):
+        DPTrainer(args=TrainingArguments(use_cpu=True), privacy={"target_epsilon": 8})
 
 
 def test_owner_that_is_missing_is_refused(script, paid):
