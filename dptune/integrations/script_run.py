@@ -229,9 +229,17 @@ class ScriptRun:
             PrivacyError: the folder holds another training, or one that has ended.
         """
         known = _read(self.folder / "run.json")
+        if checkpoint is None and not self.journal.read().entries:
+            known = {}  # a start that was refused, or stopped before it paid
         self._check_folder(known, resumes=checkpoint is not None)
         if checkpoint is not None:
             self._check_checkpoint(known, _read(checkpoint / NOTE))
+            if checkpoint.name == f"checkpoint-{self.stage.num_steps}":
+                raise PrivacyError(
+                    f"the checkpoint must leave steps to take, got the last one of "
+                    f"{self.stage.num_steps}: this training has ended. Load the model "
+                    "from it, or choose another output_dir."
+                )
         self.journal.read()
         if not known:
             run = {
@@ -246,7 +254,7 @@ class ScriptRun:
     def _check_folder(self, known: dict[str, Any], *, resumes: bool) -> None:
         """Refuse a folder of another training, or of one that has ended."""
         if not known:
-            if self.journal.path.exists():
+            if self.journal.read().entries:
                 raise ArtifactError(
                     "output_dir/privacy must hold run.json beside its ledger, got "
                     "none. Restore it, or choose another output_dir."
@@ -351,7 +359,7 @@ class ScriptRun:
                 self.rows.unit_ids, key=budget.key, data_set=budget.data_set
             ),
             privacy_unit=PrivacyUnit(self.privacy.privacy_unit),
-            id_kind=IdKind.SOURCE if self.rows.are_named else IdKind.CONTENT_HASH,
+            id_kind=IdKind.SOURCE if self.rows.are_named else IdKind.POSITION,
             run_key=hashlib.sha256(f"{run} {self.digest}".encode()).hexdigest(),
             recipe=self.plan.recipe,
             planned=planned,

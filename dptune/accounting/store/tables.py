@@ -18,6 +18,7 @@ class IdKind(StrEnum):
 
     SOURCE = "source"
     CONTENT_HASH = "content_hash"
+    POSITION = "position"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class DataSet:
     Args:
         name: whose people these are; runs of one name share a budget.
         privacy_unit: what one neighbor changes.
-        id_kind: whether units are known by ids of the source or by their content.
+        id_kind: whether units are known by ids of the source, by their content, or
+            by their place, where all runs add up on the first ones.
         key_check: of the key that names the units.
     """
 

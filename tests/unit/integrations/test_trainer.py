@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.store.store import BudgetStore
-from dptune.accounting.store.summaries import history
+from dptune.accounting.store.summaries import budgets, history
 from dptune.dpsgd import steps as engine_steps
 from dptune.dpsgd.noise import IndependentNoise
 from dptune.errors import (
@@ -23,7 +24,7 @@ from dptune.errors import (
 from dptune.integrations import script_run
 from dptune.integrations.transformers import ScriptBudget
 from dptune.privacy import Notion
-from tests.budgets import grant
+from tests.budgets import DELTA, grant
 from tests.support import models
 from tests.unit.integrations.conftest import asked, make_rows
 
@@ -219,6 +220,8 @@ def test_training_that_has_ended_is_not_started_again(script, paid):
         trainer.train()
     with pytest.raises(PrivacyError, match="has ended"):
         script().train()
+    with pytest.raises(PrivacyError, match="has ended"):
+        script().train(resume_from_checkpoint=True)
     assert paid() == [4, 4, 4, 3]
 
 
@@ -254,6 +257,30 @@ def test_budget_that_cannot_pay_refuses_before_anything_is_drawn(
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_rows_without_owners_share_a_budget_however_they_are_cut(script, tmp_path):
+    """Mutant: units that are named by a hash of their tokens."""
+    budget = make_budget(tmp_path, 50)
+
+    def spent():
+        (report,) = budgets(BudgetStore.open(budget.url), delta=DELTA, only="notes")
+        return max(line.spent for line in report.lines)
+
+    script(budget=budget).train()
+    once = spent()
+    short = [{k: v[:3] for k, v in row.items()} for row in reversed(make_rows())]
+    privacy = asked(rows_are_single_units=True)
+    script(budget=budget, rows=short, privacy=privacy, folder="short").train()
+    assert spent() > 1.2 * once
+
+
+def test_start_that_was_refused_leaves_the_folder_free(script, paid, tmp_path):
+    with pytest.raises(BudgetExceededError):
+        script(budget=make_budget(tmp_path, 0.5)).train()
+    privacy = asked(noise_multiplier=40.0)
+    script(budget=make_budget(tmp_path, 0.5), privacy=privacy, max_steps=2).train()
+    assert paid() == [2]
+
+
 def test_owners_of_rows_are_the_units(script, paid):
     rows = [row | {"who": f"person {i % 12}"} for i, row in enumerate(make_rows(36))]
     privacy = asked(privacy_unit="user", unit_column="who", max_rows_per_unit=2)
@@ -262,6 +289,20 @@ def test_owners_of_rows_are_the_units(script, paid):
     assert trainer.certificate.privacy_unit == "user"
     assert trainer._run.stage.sample_rate == 8 / 12
     assert paid() == [3]
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_owners_may_be_numbers_of_another_library(script, form):
+    rows = [row | {"who": i % 12} for i, row in enumerate(make_rows(36))]
+    privacy = asked(privacy_unit="user", unit_column="who", max_rows_per_unit=2)
+    data = Dataset.from_list(rows)
+    trainer = script(
+        train_dataset=data.with_format(form, columns=["who"], output_all_columns=True),
+        privacy=privacy,
+        max_steps=1,
+    )
+    trainer.train()
+    assert trainer._run.rows.unit_ids == tuple(map(str, range(12)))
 
 
 def test_public_number_of_units_takes_an_assumption_away(script):
