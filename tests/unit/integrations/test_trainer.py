@@ -287,7 +287,7 @@ def test_owners_of_rows_are_the_units(script, paid):
     trainer = script(rows=rows, privacy=privacy, max_steps=3, num_train_epochs=1)
     trainer.train()
     assert trainer.certificate.privacy_unit == "user"
-    assert trainer._run.stage.sample_rate == 8 / 12
+    assert trainer.script_run.stage.sample_rate == 8 / 12
     assert paid() == [3]
 
 
@@ -302,7 +302,7 @@ def test_owners_may_be_numbers_of_another_library(script, form):
         max_steps=1,
     )
     trainer.train()
-    assert trainer._run.rows.unit_ids == tuple(map(str, range(12)))
+    assert trainer.script_run.rows.unit_ids == tuple(map(str, range(12)))
 
 
 def test_public_number_of_units_takes_an_assumption_away(script):

@@ -65,7 +65,7 @@ def test_completions_are_the_targets_of_each_record_alone(chat_script, paid):
     trainer.train()
     assert paid() == [3]
     assert trainer.certificate.status == "conditional"
-    weights = trainer._run.rows.data.loss_weights
+    weights = trainer.script_run.rows.data.loss_weights
     assert {float(w.sum()) for w in weights} == {3.0}  # two words and an end
     assert trainer.privacy.max_tokens == 12
 
@@ -75,7 +75,7 @@ def test_owners_of_conversations_are_the_units(chat_script, paid):
     privacy = asked(privacy_unit="user", unit_column="who", max_rows_per_unit=2)
     trainer = chat_script(rows, privacy=privacy)
     trainer.train()
-    assert trainer._run.rows.data.num_units == 15
+    assert trainer.script_run.rows.data.num_units == 15
     assert paid() == [3]
 
 
