@@ -168,4 +168,15 @@ def _flat(values: Any) -> np.ndarray[Any, Any] | None:  # noqa: ANN401 - of a ro
 def _numbered(owners: Iterable[Hashable]) -> list[int]:
     """Number owners in the order of their first rows."""
     numbers: dict[Hashable, int] = {}
-    return [numbers.setdefault(owner, len(numbers)) for owner in owners]
+    found = []
+    for index, owner in enumerate(owners):
+        name: Any = owner
+        if getattr(owner, "ndim", None) == 0 and hasattr(owner, "item"):
+            name = owner.item()  # tensors are equal to none but themselves
+        if not isinstance(name, Hashable) or name != name:  # noqa: PLR0124 - NaN
+            raise ConfigError(
+                f"owners must be values that name a unit, got {type(name).__name__} "
+                f"at row {index}, which equals no other. Use text or numbers."
+            )
+        found.append(numbers.setdefault(name, len(numbers)))
+    return found

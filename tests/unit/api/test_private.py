@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
 from dptune.accounting.certificates import Certificate
-from dptune.api import private
+from dptune.api import private, rows
 from dptune.api.private import make_private
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.sampling import PoissonSampler
@@ -584,3 +584,11 @@ def test_two_loops_do_not_share_an_optimizer(make, model, journal, unchecked):
     make(optimizer=optimizer, journal=journal.with_name("first.jsonl"))
     with pytest.raises(PrivacyError, match="gives the optimizer back"):
         next(iter(make(optimizer=optimizer)))
+
+
+def test_owners_of_equal_value_are_one_unit_whatever_holds_them():
+    """Mutant: a unit for each tensor or NaN, which are equal to none but themselves."""
+    assert rows._numbered(torch.arange(6) // 2) == [0, 0, 1, 1, 2, 2]
+    for faulty in (float("nan"), [1]):
+        with pytest.raises(ConfigError, match="owners must be values that name"):
+            rows._numbered([1, faulty])
