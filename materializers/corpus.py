@@ -43,7 +43,17 @@ class CorpusMaterializer(ArrowMaterializer):
         }
 
     def compute_content_hash(self, data: Corpus) -> str:
-        """Hash of the rows in order, so that equal corpora share a cache key."""
+        """Hash of the rows in order and of the report, on both of which claims rest.
+
+        Two settings may keep the same rows and still allow other claims: the cache must
+        not take one corpus for the other.
+        """
+        digest = hashlib.sha256(self.earlier_content_hash(data).encode())
+        digest.update(data.report.model_dump_json().encode())
+        return digest.hexdigest()
+
+    def earlier_content_hash(self, data: Corpus) -> str:
+        """Hash of the rows alone, as artifacts of before have it."""
         digest = hashlib.sha256(data.fingerprint.encode())
         digest.update(repr(data.dropped_units).encode())
         digest.update(rows_digest(data.dataset))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,24 @@ def test_corpus_hash_sees_one_changed_text(corpus, place):
         type(corpus.dataset).from_list(rows, features=corpus.dataset.features)
     )
     assert one.compute_content_hash(changed) != one.compute_content_hash(corpus)
+
+
+def test_corpus_hash_sees_what_claims_rest_on_besides_rows(corpus, place):
+    one = materializers.CorpusMaterializer(place)
+    for field in ("deduplicated", "sampled"):
+        report = corpus.report.model_copy(
+            update={field: not getattr(corpus.report, field)}
+        )
+        other = replace(corpus, report=report)
+        assert one.compute_content_hash(other) != one.compute_content_hash(corpus)
+        assert one.earlier_content_hash(other) == one.earlier_content_hash(corpus)
+
+
+def test_corpus_that_was_saved_under_the_hash_of_before_is_read(corpus, place):
+    one = materializers.CorpusMaterializer(place)
+    one.save(corpus)
+    one.expected_content_hash = one.earlier_content_hash(corpus)
+    assert one.load(type(corpus)) == corpus
 
 
 def test_corpus_of_another_version_is_refused(corpus, place):
@@ -355,6 +374,12 @@ def another_text(place, corpus):
     materializers.CorpusMaterializer(str(place)).save(corpus.with_dataset(rows))
 
 
+def another_report(place, corpus):
+    report = corpus.report.model_copy(update={"sampled": not corpus.report.sampled})
+    changed = replace(corpus, report=report)
+    materializers.CorpusMaterializer(str(place)).save(changed)
+
+
 EDITED = {
     "canaries of another draw": (another_draw, "canaries"),
     "canaries that are no JSON": (
@@ -362,6 +387,7 @@ EDITED = {
         "canaries",
     ),
     "texts of the corpus": (another_text, "corpus"),
+    "what is known of the corpus": (another_report, "corpus"),
     "table cut short": (
         lambda place, _: (place / "records.arrow").write_bytes(b"ARROW1"),
         "corpus",
