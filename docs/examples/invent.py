@@ -1,7 +1,7 @@
 """Invent what the tutorials train on: python docs/examples/invent.py.
 
 data/my.jsonl      letters, with `id`, `customer` and `text`
-data/gold.jsonl    where their personal data stand
+data/gold.jsonl    500 of them, with where their personal data stand
 data/chats.jsonl   the same letters as chats, with `id` and `messages`
 data/small_model   a GPT-2 of two layers with random weights, and a chat template
 """
@@ -81,7 +81,7 @@ def main() -> None:
             row = {"id": one.id, "customer": one.unit_id, "text": one.text}
             file.write(json.dumps(row) + "\n")
     with (FOLDER / "gold.jsonl").open("w") as file:
-        for one in letters:
+        for one in letters[:500]:
             spans = [[span.start, span.end, span.entity_type] for span in one.spans]
             file.write(json.dumps({"text": one.text, "entities": spans}) + "\n")
     with (FOLDER / "chats.jsonl").open("w") as file:
