@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import TrainOutput
 
 from dptune.accounting.certificates import Certificate
 from dptune.dpsgd.checkpoint import run_fingerprint
@@ -30,6 +30,7 @@ from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.errors import ConfigError, PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
+from dptune.integrations.checkpoints import checkpoint_to_resume
 from dptune.integrations.guard import StepGuard
 from dptune.integrations.refusals import (
     model_problems,
@@ -185,7 +186,7 @@ class PrivateTraining:
             PrivacyError, ArtifactError: see `ScriptRun.begin`.
             BudgetExceededError: the data set cannot pay for it.
         """
-        checkpoint = self._checkpoint(resume_from_checkpoint)
+        checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._output)
         run, feed = self._prepared(trial)
         attempt = run.begin(checkpoint)
         self.script_run = run
@@ -206,19 +207,6 @@ class PrivateTraining:
         run.finish(self.model)
         metrics = {k: v for k, v in done.metrics.items() if k not in _PRIVATE}
         return TrainOutput(done.global_step, done.training_loss, metrics)
-
-    def _checkpoint(self, resume: object) -> Path | None:
-        """Find what to resume from, as transformers does."""
-        if resume is None or resume is False:
-            return None
-        found: str | None = resume if isinstance(resume, str) else None
-        if resume is True:
-            found = get_last_checkpoint(str(self._output))  # type: ignore[no-untyped-call]
-        if found is None:
-            raise ConfigError(
-                "resume_from_checkpoint must name a checkpoint, got none in output_dir."
-            )
-        return Path(found)
 
     def _prepared(self, trial: object) -> tuple[ScriptRun, Feed]:
         """Refuse all that must be, and plan the rest."""

@@ -175,6 +175,26 @@ def test_checkpoint_without_its_ledger_is_refused(script, paid, tmp_path):
     assert paid("other") == []
 
 
+@pytest.mark.parametrize("resume", [True, "checkpoint-15"])
+def test_half_a_checkpoint_is_passed_over_or_named(script, paid, tmp_path, resume):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(12)]}).train()
+    half = tmp_path / "out" / "checkpoint-15"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "out" / "checkpoint-20-copy").mkdir()
+    before = paid()
+    trainer = script()
+    if resume is True:
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.state.global_step == 15
+        assert sum(paid()) > sum(before)
+    else:
+        with pytest.raises(ConfigError, match=r"whole checkpoint.*trainer_state"):
+            trainer.train(resume_from_checkpoint=str(half))
+        assert paid() == before
+
+
 def test_ledger_of_before_the_checkpoint_is_refused(script, tmp_path):
     with pytest.raises(Killed):
         script(parts={"callbacks": [KillAt(7)]}).train()
