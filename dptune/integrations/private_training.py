@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from dptune.accounting.certificates import Certificate
@@ -191,6 +192,8 @@ class PrivateTraining:
         attempt = run.begin(checkpoint)
         self.script_run = run
         self.args.max_steps = run.stage.num_steps
+        if checkpoint and checkpoint.name == f"checkpoint-{run.stage.num_steps}":
+            return self._end(run, checkpoint)
         with ExitStack() as stack:
             charge = stack.enter_context(run.charging())
             stack.enter_context(self._computing(feed))
@@ -207,6 +210,15 @@ class PrivateTraining:
         run.finish(self.model)
         metrics = {k: v for k, v in done.metrics.items() if k not in _PRIVATE}
         return TrainOutput(done.global_step, done.training_loss, metrics)
+
+    def _end(self, run: ScriptRun, checkpoint: Path) -> TrainOutput:
+        """End a training that has taken its last step, and may have been cut off."""
+        with run.charging():
+            self._load_from_checkpoint(str(checkpoint))  # type: ignore[attr-defined]
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self.state = state
+        run.finish(self.model)
+        return TrainOutput(state.global_step, 0.0, {})
 
     def _prepared(self, trial: object) -> tuple[ScriptRun, Feed]:
         """Refuse all that must be, and plan the rest."""

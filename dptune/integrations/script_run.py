@@ -229,17 +229,12 @@ class ScriptRun:
             PrivacyError: the folder holds another training, or one that has ended.
         """
         known = _read(self.folder / "run.json")
-        if checkpoint is None and not self.journal.read().entries:
-            known = {}  # a start that was refused, or stopped before it paid
+        started = known.get("digest") == self.digest
+        if checkpoint is None and not started and not self.journal.read().entries:
+            known = {}  # another start that was refused, or stopped before it paid
         self._check_folder(known, resumes=checkpoint is not None)
         if checkpoint is not None:
             self._check_checkpoint(known, _read(checkpoint / NOTE))
-            if checkpoint.name == f"checkpoint-{self.stage.num_steps}":
-                raise PrivacyError(
-                    f"the checkpoint must leave steps to take, got the last one of "
-                    f"{self.stage.num_steps}: this training has ended. Load the model "
-                    "from it, or choose another output_dir."
-                )
         self.journal.read()
         if not known:
             run = {

@@ -195,6 +195,51 @@ def test_half_a_checkpoint_is_passed_over_or_named(script, paid, tmp_path, resum
         assert paid() == before
 
 
+class KillAtEnd(TrainerCallback):
+    """Ends the process, as far as a test can, behind the last checkpoint."""
+
+    def on_train_end(self, args, state, control, **kwargs):
+        raise Killed
+
+
+def test_training_that_was_cut_off_behind_its_last_step_is_ended(
+    script, paid, tmp_path
+):
+    budget = make_budget(tmp_path, 50)
+    cut = script(budget=budget, parts={"callbacks": [KillAtEnd()]})
+    with pytest.raises(Killed):
+        cut.train()
+    assert sum(paid()) == 15
+    trainer = script(budget=budget)
+    done = trainer.train(resume_from_checkpoint=True)
+    assert done.global_step == 15
+    assert sum(paid()) == 15
+    assert (tmp_path / "out" / "privacy" / "certificate.json").exists()
+    ours, theirs = trainer.model.parameters(), cut.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    script(budget=budget).train(resume_from_checkpoint=True)
+    runs = history(BudgetStore.open(budget.url), data_set="notes")
+    assert not any(run.is_open for run in runs)
+    assert sum(run.spent.count(Notion.RECORD) for run in runs) == 15
+
+
+class KillAtBegin(TrainerCallback):
+    """Ends the process, as far as a test can, before the first step is paid."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        raise Killed
+
+
+def test_start_that_was_killed_before_it_paid_is_taken_up(script, paid, tmp_path):
+    budget = make_budget(tmp_path, 50)
+    with pytest.raises(Killed):
+        script(budget=budget, parts={"callbacks": [KillAtBegin()]}).train()
+    assert paid() == []
+    script(budget=budget).train()
+    (run,) = history(BudgetStore.open(budget.url), data_set="notes")
+    assert not run.is_open
+
+
 def test_ledger_of_before_the_checkpoint_is_refused(script, tmp_path):
     with pytest.raises(Killed):
         script(parts={"callbacks": [KillAt(7)]}).train()
@@ -240,8 +285,12 @@ def test_training_that_has_ended_is_not_started_again(script, paid):
         trainer.train()
     with pytest.raises(PrivacyError, match="has ended"):
         script().train()
-    with pytest.raises(PrivacyError, match="has ended"):
-        script().train(resume_from_checkpoint=True)
+    again = script()
+    assert again.train(resume_from_checkpoint=True).global_step == 15
+    for ours, theirs in zip(
+        again.model.parameters(), trainer.model.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
     assert paid() == [4, 4, 4, 3]
 
 
