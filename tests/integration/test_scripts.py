@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-from zenml import pipeline, step
+from zenml import Model, pipeline, step
 from zenml.client import Client
 
 import dptune
@@ -41,7 +41,7 @@ def by_hand() -> Annotated[Certificate, "certificate"]:
     )
 
 
-@pipeline(enable_cache=False)
+@pipeline(enable_cache=False, model=Model(name="theirs"))
 def theirs(home: str, url: str, key: str, max_epsilon: float) -> None:
     by_hand()
     dossier = fine_tune(home, url, key)
@@ -142,6 +142,7 @@ def test_pipeline_of_others_shows_the_claim_and_passes_the_gate(
     steps = run.steps
     for name in ("fine_tune", "by_hand"):
         assert "certified" in steps[name].run_metadata[CLAIM]
+    assert "certified" in run.model_version.run_metadata[CLAIM]
     assert steps["gate"].run_metadata["gate"] == "PASS"
     page = steps["gate"].outputs["privacy_card"][0].load()
     assert "<html" in page.lower()
