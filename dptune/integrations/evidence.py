@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, cast
 
@@ -147,7 +148,7 @@ def measure(
         ArtifactError: the folder has files already.
     """
     run, tokenizer = _ended(trainer)
-    attacks, performance = attacks or AttackSettings(), performance or _performance()
+    attacks = attacks or AttackSettings()
     drawn = canaries or draw_canaries(CanarySpec(num_planted=0, num_held_out=0))
     opened = opens_with_bos(run.rows.data, drawn, tokenizer)
     held_out = trainer.read_held_out(others)
@@ -170,7 +171,7 @@ def measure(
         others=_scored(held_out.data),
         longest=max(map(len, trained)),
         attacks=attacks,
-        performance=performance,
+        performance=performance or PerformanceSettings(),
     )
     say("exposure of every canary among all candidates")
     exposure = _exposure(subject, run, drawn, opened=opened, texts=texts, tell=tell)
@@ -285,10 +286,6 @@ def _ended(trainer: PrivateTraining) -> tuple[ScriptRun, PreTrainedTokenizerFast
     return run, tokenizer
 
 
-def _performance() -> PerformanceSettings:
-    return PerformanceSettings()
-
-
 def _scored(data: UnitDataset) -> list[ScoredTokens]:
     """Sequences with what of them was a target."""
     return [
@@ -334,8 +331,8 @@ def _exposure(
     )
     model_digest, base_digest = subject.digests
     found = exposure_report(
-        measured=ranking.measure(subject.model, _told(tell, "exposure, model")),
-        base=ranking.measure(subject.base, _told(tell, "exposure, base")),
+        measured=ranking.measure(subject.model, partial(tell, "exposure, model")),
+        base=ranking.measure(subject.base, partial(tell, "exposure, base")),
         canary_set=drawn,
         model_digest=model_digest,
         base_model_digest=base_digest,
@@ -346,15 +343,6 @@ def _exposure(
     if drawn.planted or drawn.held_out:
         return found
     return found.model_copy(update={"not_measurable": _NO_CANARIES})
-
-
-def _told(tell: Tell, what: str) -> Callable[[int, int], None]:
-    """Tell of one piece of work."""
-
-    def told(done: int, total: int) -> None:
-        tell(what, done, total)
-
-    return told
 
 
 def _membership(
