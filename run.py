@@ -1,5 +1,6 @@
 """The one command line: `python run.py --help`."""
 
+import atexit
 import os
 import signal
 import sys
@@ -11,8 +12,15 @@ def _too_late(number: int, _: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
 
 
+def _ignore_signals() -> None:
+    """Ignore signals while Python ends: it drops its handlers, and one would kill."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
 os.umask(0o077)  # for bytecode too: who may write there writes what is run
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+atexit.register(_ignore_signals)  # the first to be registered runs last
 # What comes while this is being loaded waits for `main`, which answers it in words.
 signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 for _number in _ENDING:

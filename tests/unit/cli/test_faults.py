@@ -316,6 +316,31 @@ def test_signal_after_the_last_word_changes_no_answer_but_two_end(number, times)
     assert "quickstart" in done.stdout
 
 
+AT_ITS_END = """
+import os, runpy, signal, sys, types
+signal.signal(signal.SIGINT, signal.default_int_handler)
+number = getattr(signal, sys.argv[1])
+class Last:
+    def __del__(self, kill=os.kill, who=os.getpid(), number=number):
+        kill(who, number)
+sys.modules["last"] = types.ModuleType("last")
+sys.modules["last"].one = Last()  # goes when Python has taken its handlers away
+sys.argv[1:] = ["configs"]
+runpy.run_path("run.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_signal_while_the_interpreter_ends_changes_no_answer(number):
+    command = [sys.executable, "-c", AT_ITS_END, number]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "quickstart" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
