@@ -1,8 +1,9 @@
 """Write a model with adapters as one without, one weight after the other.
 
 A copy of a large model does not fit beside it. So weights are merged, and written, in
-pieces: beside the model there is never more than one piece of `PIECE_BYTES`, or one
-weight that is larger.
+pieces: beside the model there is never more than one piece of `PIECE_BYTES`, or of the
+`MOST_PIECES`-th part of a model that is larger, or one weight that is larger still. A
+piece that is being written counts twice: the file's pages are resident too.
 """
 
 import copy
@@ -24,7 +25,8 @@ from dptune.errors import ModelError
 from dptune.models.digest import WEIGHTS, WEIGHTS_INDEX
 from dptune.models.frozen import FrozenLinear
 
-PIECE_BYTES = 1 << 27
+PIECE_BYTES = 1 << 26
+MOST_PIECES = 64
 
 _Weight = Callable[[], Tensor]
 
@@ -52,7 +54,10 @@ def save_merged(model: PeftModel, directory: Path, *, dtype: torch.dtype) -> Non
     config.save_pretrained(directory)
     if base.can_generate() and base.generation_config is not None:
         base.generation_config.save_pretrained(directory)
-    _write(_as_stored(base, _merged(base, dtype=dtype)), directory)
+    size = sum(tensor.numel() for tensor in base.state_dict().values()) * dtype.itemsize
+    piece_bytes = max(PIECE_BYTES, size // MOST_PIECES)
+    weights = _as_stored(base, _merged(base, dtype=dtype))
+    _write(weights, directory, piece_bytes=piece_bytes)
 
 
 def _merged(base: PreTrainedModel, *, dtype: torch.dtype) -> dict[str, _Weight]:
@@ -117,11 +122,13 @@ def _as_stored(
     return {n: partial(Tensor.contiguous, tensor) for n, tensor in stored.items()}
 
 
-def _write(weights: Mapping[str, _Weight], directory: Path) -> None:
+def _write(
+    weights: Mapping[str, _Weight], directory: Path, *, piece_bytes: int
+) -> None:
     """Write safetensors, as one file or as pieces with an index."""
     names: list[list[str]] = []
     total = 0
-    for number, piece in enumerate(_pieces(weights)):
+    for number, piece in enumerate(_pieces(weights, piece_bytes)):
         save_file(piece, directory / f"piece-{number}", metadata={"format": "pt"})
         names.append(list(piece))
         total += sum(tensor.nbytes for tensor in piece.values())
@@ -141,13 +148,15 @@ def _write(weights: Mapping[str, _Weight], directory: Path) -> None:
     (directory / WEIGHTS_INDEX).write_text(text, encoding="utf-8")
 
 
-def _pieces(weights: Mapping[str, _Weight]) -> Iterator[dict[str, Tensor]]:
+def _pieces(
+    weights: Mapping[str, _Weight], piece_bytes: int
+) -> Iterator[dict[str, Tensor]]:
     """Write weights out until a piece is full."""
     piece: dict[str, Tensor] = {}
     size = 0
     for name, weight in weights.items():
         tensor = weight()
-        if piece and size + tensor.nbytes > PIECE_BYTES:
+        if piece and size + tensor.nbytes > piece_bytes:
             yield piece
             piece, size = {}, 0
         piece[name] = tensor

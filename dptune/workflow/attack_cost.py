@@ -23,6 +23,7 @@ from dptune.workflow.device import pick_device
 from dptune.workflow.doctor import built
 
 _TIMED_NODES = 200
+_TIMED_TOKENS = 1024
 _LEARNING = 3
 """Time of a step over that of its forward pass."""
 _GUESS = 12
@@ -64,6 +65,8 @@ def attack_costs(
     """
     device = pick_device(performance.device)
     rows = performance.evaluation_batch_size
+    if device == "cpu":  # where more of them take as much longer
+        rows = min(rows, max(1, _TIMED_TOKENS // max_tokens))
     nn.Module.to(loaded.model, device)
     token = torch.zeros((rows, max_tokens), dtype=torch.long, device=device)
     with torch.inference_mode(), evaluating(loaded.model):
