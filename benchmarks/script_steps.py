@@ -1,10 +1,13 @@
 """What does a step cost in a script of transformers, over a step of our own loop?
 
     PYTHONPATH=. python benchmarks/script_steps.py [--steps 30] [--rounds 5]
+    PYTHONPATH=. python benchmarks/script_steps.py --larger --steps 10
 
 Both loops train the same small GPT-2 by the same plan, in turns and on one thread; the
 figure is the median CPU time of a step, the first ones left out, in milliseconds. The
 plain trainer, without privacy, stands beside them, with full weights and adapters.
+Small steps show what Python takes, larger ones (six layers of width 256, 128 tokens)
+what a script takes.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +38,23 @@ from dptune.integrations.script_run import plan_script
 from dptune.integrations.transformers import DPTrainer, PrivacyArguments
 from dptune.workflow.job import optimizer_of
 
-NUM_ROWS, LENGTH, VOCABULARY, BATCH, PIECE, SKIPPED = 256, 32, 512, 32, 16, 3
+NUM_ROWS, BATCH, PIECE, SKIPPED = 256, 32, 16, 3
 PRIVACY = PrivacyArguments(
     noise_multiplier=1.0,
     target_delta=1e-4,
     max_grad_norm=1.0,
     rows_are_single_units=True,
 )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the model and its rows."""
+
+    layers: int = 4
+    width: int = 128
+    length: int = 32
+    vocabulary: int = 512
 
 
 class Clock(TrainerCallback):
@@ -62,13 +76,13 @@ class Clock(TrainerCallback):
         return [1e3 * t for t in np.diff(self.times)[SKIPPED:]]
 
 
-def make_model(*, adapters: bool) -> torch.nn.Module:
-    """Return a GPT-2 of four layers."""
+def make_model(shape: Shape, *, adapters: bool) -> torch.nn.Module:
+    """Return a small GPT-2."""
     config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=LENGTH,
-        n_embd=128,
-        n_layer=4,
+        vocab_size=shape.vocabulary,
+        n_positions=shape.length,
+        n_embd=shape.width,
+        n_layer=shape.layers,
         n_head=4,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -81,11 +95,13 @@ def make_model(*, adapters: bool) -> torch.nn.Module:
     return get_peft_model(model, chosen)
 
 
-def own_loop(rows: list[list[int]], steps: int, *, adapters: bool) -> list[float]:
+def own_loop(
+    rows: list[list[int]], steps: int, *, shape: Shape, adapters: bool
+) -> list[float]:
     """Time steps of `train_stage`."""
     data = UnitDataset.from_columns(
         rows,
-        [[1.0] * LENGTH] * NUM_ROWS,
+        [[1.0] * shape.length] * NUM_ROWS,
         range(NUM_ROWS),
         max_sequences_per_unit=1,
     )
@@ -94,7 +110,7 @@ def own_loop(rows: list[list[int]], steps: int, *, adapters: bool) -> list[float
     ).stages[0]
     clock = Clock()
     train_stage(
-        make_model(adapters=adapters),
+        make_model(shape, adapters=adapters),
         data,
         plan=plan.training_plan(),
         num_steps=plan.num_steps,
@@ -112,7 +128,7 @@ def own_loop(rows: list[list[int]], steps: int, *, adapters: bool) -> list[float
 
 
 def script(
-    rows: list[list[int]], steps: int, *, adapters: bool, private: bool
+    rows: list[list[int]], steps: int, *, shape: Shape, adapters: bool, private: bool
 ) -> list[float]:
     """Time steps of a script, privately or not."""
     clock = Clock()
@@ -129,7 +145,7 @@ def script(
             disable_tqdm=True,
         )
         given: dict[str, Any] = {
-            "model": make_model(adapters=adapters),
+            "model": make_model(shape, adapters=adapters),
             "args": args,
             "train_dataset": Dataset.from_list(
                 [{"input_ids": row, "labels": row} for row in rows]
@@ -146,9 +162,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--larger", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    rows = np.random.default_rng(0).integers(1, VOCABULARY, size=(NUM_ROWS, LENGTH))
+    shape = Shape(6, 256, 128, 8192) if asked.larger else Shape()
+    size = NUM_ROWS, shape.length
+    rows = np.random.default_rng(0).integers(1, shape.vocabulary, size=size).tolist()
     loops: dict[str, Callable[..., list[float]]] = {
         "own loop": own_loop,
         "DPTrainer": lambda *a, **k: script(*a, private=True, **k),
@@ -158,7 +177,8 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in loops}
         for _ in range(asked.rounds):
             for name, loop in loops.items():
-                times[name] += loop(rows.tolist(), asked.steps, adapters=adapters)
+                options = {"shape": shape, "adapters": adapters}
+                times[name] += loop(rows, asked.steps, **options)
         medians = {name: statistics.median(found) for name, found in times.items()}
         private = medians["DPTrainer"]
         print("adapters" if adapters else "full weights")

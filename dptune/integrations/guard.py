@@ -5,7 +5,7 @@ them between two steps is looked at before the next one is paid, and what it did
 gradients before the optimizer acts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -94,9 +94,10 @@ class StepGuard:
 
     def _check_covered(self, optimizer: Any) -> None:  # noqa: ANN401
         """Refuse to train what the clip does not cover, before the step is paid."""
-        now = [id(p) for p in self._model.parameters() if p.requires_grad]
+        there = list(self._model.parameters())
+        now = [id(p) for p in there if p.requires_grad]
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        foreign = held - {id(p) for p in self._model.parameters()}
+        foreign = held - set(map(id, there))
         if now != [id(p) for p in self._trained] or foreign:
             raise PrivacyError(
                 "what is trained must stay what the clip covers, but parameters were "
@@ -128,22 +129,22 @@ def _marks(values: list[Any]) -> list[tuple[object, ...]]:
     ]
 
 
-def _hooks(model: nn.Module) -> list[dict[int, Any]]:
+def _hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """List what is called beside every module."""
-    return [
-        dict(getattr(module, hooks)) for module in model.modules() for hooks in _HOOKS
-    ]
+    held = (vars(module) for module in modules)
+    return [dict(fields[hooks]) for fields in held for hooks in _HOOKS]
 
 
 def _checked(model: nn.Module) -> tuple[object, ...]:
     """Tell the way through a model from others, by names: modes are set anew."""
     names = [
         {getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks.values()}
-        for hooks in _hooks(model)
+        for hooks in _hooks(model.modules())
     ]
     return model, model.forward, names
 
 
 def _built(model: nn.Module) -> list[object]:
     """Tell the way through a model from every other."""
-    return [*((m, m.forward) for m in model.modules()), *_hooks(model)]
+    modules = list(model.modules())
+    return [*((m, m.forward) for m in modules), *_hooks(modules)]
