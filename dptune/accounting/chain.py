@@ -18,6 +18,8 @@ What a reader finds, and what it means:
 | one line more than the head says | killed between the two writes | counted |
 | a line that does not follow from the one before | edited, moved or deleted | refused |
 | fewer lines than the head says | deleted at the end | refused |
+| not the lines that this process wrote or read before | deleted or exchanged, head and
+  all, while it ran | refused |
 
 Several processes may write to one chain: a lock on a third file, `<name>.lock`, orders
 them.
@@ -65,6 +67,7 @@ class Chain:
     def __init__(self, path: Path) -> None:
         self._path = Path(path)
         self._known: _Tip | None = None
+        self._seen = _Tip()
 
     @property
     def path(self) -> Path:
@@ -90,7 +93,7 @@ class Chain:
             _append(self._path, tip.size, line)
             after = _Tip(size=tip.size + len(line), count=tip.count + 1, digest=digest)
             _write_head(self._path, after)
-            self._known = after
+            self._known = self._seen = after
 
     def read(self) -> tuple[Any, ...]:
         """Read all entries and check the chain.
@@ -98,7 +101,7 @@ class Chain:
         Raises:
             ArtifactError: a line was edited, moved or deleted; names the first bad one.
         """
-        entries, _ = _read(self._path)
+        entries, self._seen = _read(self._path, self._seen)
         return entries
 
     def _tip(self) -> _Tip:
@@ -109,7 +112,7 @@ class Chain:
         size = self._path.stat().st_size if self._path.exists() else 0
         if self._known is not None and self._known.size == size:
             return self._known
-        _, tip = _read(self._path)
+        _, tip = _read(self._path, self._seen)
         if tip.count:
             _write_head(self._path, tip)
         return tip
@@ -157,12 +160,13 @@ def _write(handle: int, data: bytes) -> None:
     os.fsync(handle)
 
 
-def _read(path: Path) -> tuple[tuple[Any, ...], _Tip]:
-    """Read and check a chain, and say where it ends."""
+def _read(path: Path, seen: _Tip) -> tuple[tuple[Any, ...], _Tip]:
+    """Read and check a chain that goes on from where it was seen; say where it ends."""
     head = _read_head(path)
     data = path.read_bytes() if path.exists() else b""
     entries: list[Any] = []
     tip, matches_head = _Tip(), head is None or head["count"] == 0
+    goes_on = seen.count == 0
     *lines, _torn = data.split(b"\n")
     for line in (text + b"\n" for text in lines):
         entry, digest = _check_line(path, line, tip)
@@ -170,6 +174,12 @@ def _read(path: Path) -> tuple[tuple[Any, ...], _Tip]:
         tip = _Tip(size=tip.size + len(line), count=tip.count + 1, digest=digest)
         if head is not None and tip.count == head["count"]:
             matches_head = tip.digest == head["hash"]
+        goes_on = goes_on or tip == seen
+    if not goes_on:
+        raise ArtifactError(
+            f"{path.name} must go on from the {seen.count} lines that this process has "
+            "written or read, but they are gone, or others. Restore the file."
+        )
     _check_end(path, tip, head, matches_head=matches_head)
     return tuple(entries), tip
 

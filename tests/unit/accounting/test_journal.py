@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -195,6 +196,30 @@ def not_json(lines):
 def not_a_number(lines):
     lines[0] = lines[0].replace(b'"num_steps":5', b'"num_steps":NaN')
     return lines, 1
+
+
+def test_journal_that_loses_what_a_process_saw_is_refused(tmp_path):
+    path, other = tmp_path / "ledger.jsonl", tmp_path / "other.jsonl"
+    for number in range(3):
+        LedgerJournal(other).charge(entry(number + 5))
+    for act in ("read", "charge"):
+        journal = LedgerJournal(path)
+        journal.charge(entry(1))
+        LedgerJournal(path).charge(entry(2))  # another process goes on
+        assert len(journal.read().entries) == 2
+        for name in ("", ".head"):
+            path.with_name(path.name + name).unlink()
+        with pytest.raises(ArtifactError, match="go on from the 2 lines"):
+            journal.read() if act == "read" else journal.charge(entry(3))
+        for name in ("", ".head"):
+            shutil.copy(
+                other.with_name(other.name + name), path.with_name(path.name + name)
+            )
+        with pytest.raises(ArtifactError, match="go on from the 2 lines"):
+            journal.read() if act == "read" else journal.charge(entry(3))
+        assert len(LedgerJournal(path).read().entries) == 3  # which saw nothing before
+        for name in ("", ".head"):
+            path.with_name(path.name + name).unlink()
 
 
 @pytest.mark.parametrize(
