@@ -19,8 +19,10 @@ DptuneError                     one of ours: the message says what to do next
 No message may hold record text, canaries or tokens: only ids, offsets, types, counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import UnionType
+from typing import get_args
 
 
 class DptuneError(Exception):
@@ -55,6 +57,17 @@ class ProblemsError(DptuneError):
         self.problems = tuple(problems)
         lines = [str(problem).removeprefix(": ") for problem in self.problems]
         super().__init__("\n".join(lines))
+
+
+def of_other_kinds(
+    wanted: Mapping[str, tuple[object, type | UnionType]],
+) -> Iterator[Problem]:
+    """Name arguments that are of another type than they must be."""
+    for name, (given, kind) in wanted.items():
+        if not isinstance(given, kind):
+            wish = getattr(kind, "__name__", "") or str(get_args(kind)[0].__name__)
+            message = f"must be a {wish}, got {type(given).__name__}."
+            yield Problem(path=name, message=message)
 
 
 class ConfigError(ProblemsError):

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Self
 
+from dptune.errors import ConfigError, of_other_kinds
 from dptune.gates.claims import claims
 from dptune.gates.criterion import (
     Criterion,
@@ -102,6 +103,9 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
     Returns:
         The decision with every criterion.
 
+    Raises:
+        ConfigError: evidence or policy is something else.
+
     Privacy:
         Reports on private units are outside epsilon, and so is the decision: count the
         gate's attempts per data set.
@@ -113,6 +117,9 @@ def decide(evidence: Evidence, policy: GatePolicy) -> GateDecision:
     >>> decision.outcome.value
     'INCONCLUSIVE'
     """
+    wanted = {"evidence": (evidence, Evidence), "policy": (policy, GatePolicy)}
+    if problems := list(of_other_kinds(wanted)):
+        raise ConfigError(problems)
     criteria = (
         *validity(evidence, policy),
         *origin(evidence, policy),

@@ -89,35 +89,50 @@ class PrivacyArguments:
 
     def _checks(self) -> list[tuple[str, str, object, bool]]:
         """Return name, range, value, and whether it is in range."""
-        counts: dict[str, int | None] = {
-            "max_rows_per_unit": self.max_rows_per_unit,
-            "num_units": self.num_units,
-            "max_tokens": self.max_tokens,
-            "block_size": self.block_size,
-        }
-        amounts: dict[str, float | None] = {
-            "target_epsilon": self.target_epsilon,
-            "noise_multiplier": self.noise_multiplier,
-            "max_grad_norm": self.max_grad_norm,
-        }
+        counts = ("max_rows_per_unit", "num_units", "max_tokens", "block_size")
+        amounts = ("target_epsilon", "noise_multiplier", "max_grad_norm")
+        switches = (
+            "evaluation_is_public",
+            "reports_stay_inside",
+            "rows_are_single_units",
+        )
         choices: dict[str, tuple[str, tuple[str, ...]]] = {
             "relation": (self.relation, _RELATIONS),
             "privacy_unit": (self.privacy_unit, _UNITS),
             "loss_normalizer": (self.loss_normalizer, ("record", "public")),
         }
-        delta = self.target_delta
+        delta, column, seed = self.target_delta, self.unit_column, self.seed
+        is_name = column is None or (isinstance(column, str) and column != "")
+        is_seed = seed is None or _is_count(seed + 1 if type(seed) is int else seed)
         return [
             ("target_delta", "in (0, 1)", delta, _is_between(delta, 1)),
             *(
-                (n, "a whole number, at least 1", v, v is None or _is_count(v))
-                for n, v in counts.items()
+                (n, "a whole number, at least 1", v, self._may_lack(n) or _is_count(v))
+                for n in counts
+                for v in (getattr(self, n),)
             ),
             *(
-                (n, "in (0, inf)", v, v is None or _is_between(v, math.inf))
-                for n, v in amounts.items()
+                (n, "in (0, inf)", v, self._may_lack(n) or _is_between(v, math.inf))
+                for n in amounts
+                for v in (getattr(self, n),)
             ),
-            *((n, " or ".join(all_), v, v in all_) for n, (v, all_) in choices.items()),
+            *(
+                (n, " or ".join(all_), v, isinstance(v, str) and v in all_)
+                for n, (v, all_) in choices.items()
+            ),
+            *(
+                (n, "true or false", v, isinstance(v, bool))
+                for n in switches
+                for v in (getattr(self, n),)
+            ),
+            ("unit_column", "the name of a column", column, is_name),
+            ("seed", "a whole number, at least 0", seed, is_seed),
         ]
+
+    def _may_lack(self, name: str) -> bool:
+        """Whether an argument is left out, and may be."""
+        optional = {"num_units", "max_tokens", "target_epsilon", "noise_multiplier"}
+        return name in optional and getattr(self, name) is None
 
     def _contradictions(self) -> list[tuple[str, str, str, bool]]:
         """Return name, rule, way out, and whether the rule is broken."""
@@ -167,6 +182,8 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 def _is_between(value: object, end: float) -> bool:
     """Whether a value is a number above 0 and below `end`; YAML reads 1e-5 as text."""
+    if isinstance(value, bool):  # 1 to Python
+        return False
     return isinstance(value, int | float) and 0 < value < end
 
 
@@ -183,7 +200,7 @@ class ScriptBudget:
         purpose, sweep: training, or a trial of the named sweep.
 
     Raises:
-        ConfigError: the data set has no name, or the key is no bytes.
+        ConfigError: something is not what it must be; all at once.
     """
 
     url: str = field(repr=False)
@@ -195,11 +212,25 @@ class ScriptBudget:
 
     def __post_init__(self) -> None:
         """Check what a store would trip over."""
+        is_key = isinstance(self.key, bytes)
+        is_tuning = self.purpose == Purpose.TUNING
+        kinds = {name: type(value).__name__ for name, value in vars(self).items()}
         checks = {
-            "data_set": (bool(self.data_set), "a name, got none"),
+            "url": (isinstance(self.url, str) and bool(self.url), "the url of a store"),
+            "data_set": (
+                isinstance(self.data_set, str) and bool(self.data_set),
+                f"a name, got {(self.data_set and kinds['data_set']) or 'none'}",
+            ),
             "key": (
-                isinstance(self.key, bytes),
-                f"bytes, got {type(self.key).__name__}",
+                is_key and 16 <= len(self.key) <= 64,
+                "16 to 64 bytes, got "
+                + (f"{len(self.key)}" if is_key else kinds["key"]),
+            ),
+            "required": (isinstance(self.required, bool), "true or false"),
+            "purpose": (self.purpose in list(Purpose), " or ".join(Purpose)),
+            "sweep": (
+                isinstance(self.sweep, str) and bool(self.sweep) == is_tuning,
+                "named exactly where purpose is tuning",
             ),
         }
         problems = [

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Final, Self, cast
 
 import numpy as np
+from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from dptune.accounting.store.attempts import Attempt, record_attempt
+from dptune.accounting.store.attempts import Attempt, broken_log, record_attempt
 from dptune.accounting.store.store import BudgetStore
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.exposure import exposure_report
@@ -36,11 +37,17 @@ from dptune.attacks.signals import utility_report
 from dptune.config import PerformanceSettings
 from dptune.conversation import ScoredTokens
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.errors import ArtifactError, ConfigError, Problem
+from dptune.errors import (
+    ArtifactError,
+    ConfigError,
+    MalformedEvidenceError,
+    of_other_kinds,
+)
 from dptune.gates.decision import GateDecision, decide
 from dptune.gates.evidence import AttemptsEvidence, FileEvidence, OriginEvidence
 from dptune.gates.manifest import read_manifest
 from dptune.gates.policy import GatePolicy
+from dptune.integrations.measurable import measurable, refuse_trained_controls
 from dptune.integrations.private_training import PrivateTraining
 from dptune.integrations.rows import Rows
 from dptune.integrations.script_run import STAGE, ScriptRun
@@ -55,7 +62,6 @@ from dptune.results import (
     MembershipReport,
     RedactionReport,
     RegisteredVersion,
-    Report,
     UtilityReport,
     ValidationReport,
 )
@@ -106,7 +112,7 @@ class _Subject:
 
 def measure(
     trainer: PrivateTraining,
-    folder: Path,
+    folder: Path | str,
     *,
     base_model: PreTrainedModel,
     others: Rows,
@@ -121,8 +127,9 @@ def measure(
     """Save what a script trained, attack it every way, and say what it promises.
 
     Members are drawn from the rows that were trained on; where a row has tokens without
-    a loss, no attack looks at them. Canaries count as planted where their tokens were
-    trained on. With a `ScriptBudget`, the evaluation is entered into its store.
+    a loss, no attack looks at them. `others` that were trained on too are left out.
+    Canaries count as planted where their tokens were trained on. With a `ScriptBudget`,
+    the whole dossier is noted in its store, by its digest.
 
     **Privacy**: a function of private records, outside any epsilon; the card says so.
     The dossier holds losses of held-out records and no text: keep it inside the trust
@@ -131,7 +138,7 @@ def measure(
     Args:
         trainer: that has trained a causal language model.
         folder: absent or empty; gets the model, adapters merged, and its tokenizer.
-        base_model: loaded again, as it was before training.
+        base_model: loaded again, as it was before training; its weights are compared.
         others: rows of the same law that were not trained on.
         policy: that this is measured for.
         canaries: drawn by `dptune.canaries`; those planted are rows of `train_dataset`.
@@ -142,20 +149,25 @@ def measure(
         tell: told how much of each piece of work is done, and how much there is.
 
     Raises:
-        ConfigError: the training has not ended, or is none that can be measured; all at
-            once.
-        DataError: canaries are no rows of their own, or a group is too small.
+        ConfigError: the training has not ended, or is none that can be measured, or an
+            argument is not what it must be; all at once.
+        DataError: canaries are no rows of their own, held-out ones were trained on, or
+            a group is too small.
         ArtifactError: the folder has files already.
     """
-    run, tokenizer = _ended(trainer)
-    attacks = attacks or AttackSettings()
+    run, tokenizer = measurable(
+        trainer, base_model=base_model, policy=policy, canaries=canaries
+    )
+    attacks, folder = attacks or AttackSettings(), Path(folder)
     drawn = canaries or draw_canaries(CanarySpec(num_planted=0, num_held_out=0))
     opened = opens_with_bos(run.rows.data, drawn, tokenizer)
     held_out = trainer.read_held_out(others)
-    began = datetime.now(tz=UTC)
-    digest = save_model(cast("PreTrainedModel", trainer.model), tokenizer, folder)
     trained = _scored(run.rows.data)
     texts = _decoded(trained, tokenizer)
+    refuse_trained_controls(texts, drawn)
+    began = datetime.now(tz=UTC)
+    digest = save_model(cast("PreTrainedModel", trainer.model), tokenizer, folder)
+    manifest = read_manifest(folder)  # now: what is laid beside it later is no part
     subject = _Subject(
         model=load_saved(folder),
         digest=digest,
@@ -168,7 +180,7 @@ def measure(
             ],
             attacks.num_members,
         ),
-        others=_scored(held_out.data),
+        others=[one for one in _scored(held_out.data) if not run.rows.holds(one)],
         longest=max(map(len, trained)),
         attacks=attacks,
         performance=performance or PerformanceSettings(),
@@ -197,17 +209,15 @@ def measure(
         base_model=f"model with weights {subject.digests[1][:16]}",
         recipe=run.recipe,
         planned_for=policy.reference,
-    )
+    ).model_copy(update={"manifest": manifest})
     if run.budget is not None:
-        record_evaluation(
-            run.budget.url, _reports(dossier), data_set=run.budget.data_set
-        )
-    return dossier.model_copy(update={"manifest": read_manifest(folder)})
+        record_evaluation(run.budget.url, [dossier], data_set=run.budget.data_set)
+    return dossier
 
 
 def decide_on(
     dossier: Dossier,
-    folder: Path,
+    folder: Path | str,
     *,
     policy: GatePolicy,
     budget_url: str | None = None,
@@ -227,7 +237,16 @@ def decide_on(
 
     Returns:
         The decision with every criterion, and the privacy card.
+
+    Raises:
+        ConfigError: an argument is not what it must be; all at once.
+        MalformedEvidenceError: the dossier is of several units or models, so that it
+            has no card.
     """
+    wanted = {"dossier": (dossier, Dossier), "policy": (policy, GatePolicy)}
+    if problems := list(of_other_kinds(wanted)):
+        raise ConfigError(problems)
+    folder = Path(folder)
     digest = hashlib.sha256(dossier.model_dump_json().encode()).hexdigest()
     faults, attempts = [*contradictions(dossier)], None
     if budget_url is not None:
@@ -255,35 +274,13 @@ def decide_on(
         model_uri="",
         recipe=dossier.recipe.name,
     )
-    return decision, dossier.card(version, decision)
-
-
-def _ended(trainer: PrivateTraining) -> tuple[ScriptRun, PreTrainedTokenizerFast]:
-    """Return the run and the tokenizer of a training that can be measured."""
-    run, tokenizer = trainer.script_run, trainer.processing_class
-    problems = []
-    if run is None or not (run.folder / "certificate.json").exists():
-        message = "must have trained to the end: call train() first."
-        problems.append(Problem(path="trainer", message=message))
-    elif run.rows.data.labels is not None:
-        message = (
-            "must have trained a causal language model: a classifier's labels are "
-            "measured by `dptune train`."
-        )
-        problems.append(Problem(path="trainer", message=message))
-    elif run.weights != weights_digest(trainer.model):
-        message = (
-            "must hold the weights that the training ended with, but they were "
-            "changed since: the certificate is not about these. Measure right after "
-            "train()."
-        )
-        problems.append(Problem(path="trainer.model", message=message))
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        message = "must be a fast tokenizer: the canaries are spelt with it."
-        problems.append(Problem(path="trainer.processing_class", message=message))
-    if problems or run is None:
-        raise ConfigError(problems)
-    return run, tokenizer
+    try:
+        return decision, dossier.card(version, decision)
+    except ValidationError:
+        raise MalformedEvidenceError(
+            "the dossier must be as `measure` made it, but its parts are not about one "
+            "model and one privacy unit. Measure again."
+        ) from None
 
 
 def _scored(data: UnitDataset) -> list[ScoredTokens]:
@@ -434,15 +431,11 @@ def _unredacted() -> RedactionReport:
     )
 
 
-def _reports(dossier: Dossier) -> tuple[Report, ...]:
-    """What the attacks found."""
-    return dossier.exposure, dossier.membership, dossier.utility
-
-
 def disowned(dossier: Dossier, store: BudgetStore | None) -> tuple[str, ...]:
     """Name what a budget store contradicts of a script's evidence.
 
-    What was found was entered when it was measured, so that an edited figure shows.
+    The dossier was noted as a whole when it was made, so that whatever was edited, or
+    put together of two trainings, shows.
 
     Args:
         dossier: by `measure`, of a training with a `ScriptBudget`.
@@ -452,9 +445,9 @@ def disowned(dossier: Dossier, store: BudgetStore | None) -> tuple[str, ...]:
     if store is None or dossier.budget is None:
         return faults
     data_set = dossier.budget.data_set
-    if is_recorded(store, _reports(dossier), data_set=data_set):
+    if is_recorded(store, [dossier], data_set=data_set):
         return faults
-    return (*faults, "What the attacks found is not what was noted when they ran.")
+    return (*faults, "The evidence is not what was noted when it was measured.")
 
 
 def _asked_store(
@@ -465,6 +458,7 @@ def _asked_store(
     faults = disowned(dossier, store)
     if store is None or dossier.budget is None:
         return faults, None
+    faults += tuple(filter(None, [broken_log(store)]))
     data_set = dossier.budget.data_set
     record_attempt(store, data_set=data_set, kind=Attempt.DECISION, subject=subject)
     found = attempts_on(store, data_set)

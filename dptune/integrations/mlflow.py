@@ -13,11 +13,12 @@ both kinds.
 """
 
 import math
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from transformers import (
     TrainerCallback,
     TrainerControl,
@@ -27,7 +28,7 @@ from transformers import (
 
 from dptune.accounting.certificates import Certificate
 from dptune.errors import ConfigError, Problem
-from dptune.integrations.script_run import certificate_of
+from dptune.integrations.claims import PayingRun, paying_here
 from dptune.reports.card.statements import epsilon_words
 
 
@@ -40,9 +41,10 @@ def log_certificate(
 ) -> None:
     """Log a claim as metrics to search by, tags to read, and a file to check.
 
-    The run gets all three. A logged model gets the metrics, a registered version the
-    tags, as versions of `dptune train` have them. No record text is in any of it, and
-    no training loss.
+    The run gets all three; where it was given a claim of the same name before, the one
+    with the larger epsilon stays. A logged model gets the metrics, a registered version
+    the tags, as versions of `dptune train` have them. No record text is in any of it,
+    and no training loss.
 
     Args:
         certificate: such as `trainer.certificate` or `loop.certificate()`.
@@ -51,7 +53,8 @@ def log_certificate(
         model_version: name and version of a registered model.
 
     Raises:
-        ConfigError: there is no run to log to.
+        ConfigError: it is no certificate, or there is no such run, model or version;
+            all at once, and nothing is logged.
 
     >>> import tempfile
     >>> from dptune.api.claims import account
@@ -65,38 +68,89 @@ def log_certificate(
     >>> round(logged.metrics["epsilon_record_add_or_remove_one"], 2)
     1.5
     """
-    active = mlflow.active_run()
+    active, client = mlflow.active_run(), MlflowClient()
     run = run_id or (active.info.run_id if active else None)
-    if run is None:
-        raise ConfigError([_no_run("run_id")])
-    client = MlflowClient()
+    problems = [_no_run("run_id")] if run is None else []
+    if not isinstance(certificate, Certificate):
+        kind = type(certificate).__name__
+        message = f"must be a Certificate, got {kind}. Train first."
+        problems.append(Problem(path="certificate", message=message))
+    places: dict[str, tuple[object, Callable[[], object]]] = {
+        "run_id": (run, lambda: client.get_run(run)),
+        "model_id": (model_id, lambda: client.get_logged_model(model_id)),
+        "model_version": (
+            model_version,
+            lambda: client.get_model_version(*model_version or ()),
+        ),
+    }
+    for name, (given, look) in places.items():
+        if given is not None and not _is_there(look):
+            problems.append(Problem(path=name, message=f"must exist, got {given!r}."))
+    if problems or run is None:
+        raise ConfigError(problems)
     numbers, tags = claim_metrics(certificate), _tags(certificate)
-    for key, value in numbers.items():
-        client.log_metric(run, key, value)
-        if model_id is not None:
-            mlflow.log_metrics({key: value}, model_id=model_id)
-    for key, text in tags.items():
-        client.set_tag(run, key, text)
-        if model_version is not None:
-            client.set_model_version_tag(*model_version, key, text)
-    client.log_text(
-        run, certificate.model_dump_json(indent=1), "privacy/certificate.json"
-    )
+    before, last_step = _said(client, run, certificate)
+    if model_id is not None:  # which says it on the run too
+        mlflow.log_metrics(numbers, model_id=model_id, run_id=run)
+    for key, text in tags.items() if model_version is not None else ():
+        client.set_model_version_tag(*model_version or (), key, text)
+    largest, metric = max(before, certificate.epsilon), certificate.metric
+    if math.isfinite(largest) or client.get_metric_history(run, metric):
+        client.log_metric(run, metric, largest, step=last_step)
+    if before <= certificate.epsilon:
+        client.log_metric(run, "delta", certificate.delta)
+        for key, text in tags.items():
+            client.set_tag(run, key, text)
+        text = certificate.model_dump_json(indent=1)
+        client.log_text(run, text, "privacy/certificate.json")
+
+
+def _is_there(look: Callable[[], object]) -> bool:
+    """Whether a registry finds what was named."""
+    try:
+        look()
+    except (MlflowException, TypeError):
+        return False
+    return True
+
+
+def _said(client: MlflowClient, run: str, claim: Certificate) -> tuple[float, int]:
+    """Return the largest epsilon that a run was ever given, and the last step.
+
+    An infinite one has a tag and no metric. What was logged at the last step is what a
+    search finds.
+    """
+    points = client.get_metric_history(run, claim.metric)
+    if not points:
+        has_tag = f"dptune.epsilon.{_terms(claim)}" in client.get_run(run).data.tags
+        return math.inf if has_tag else 0.0, 0
+    return max(point.value for point in points), max(point.step for point in points)
 
 
 def claim_metrics(certificate: Certificate) -> dict[str, float]:
-    """Name the finite numbers of a claim, as a registry search asks for them."""
+    """Name the finite numbers of a claim, as a registry search asks for them.
+
+    Raises:
+        ConfigError: it is no certificate.
+    """
+    if not isinstance(certificate, Certificate):
+        kind = type(certificate).__name__
+        raise ConfigError(f"certificate must be a Certificate, got {kind}.")
     found = {certificate.metric: certificate.epsilon, "delta": certificate.delta}
     return {key: value for key, value in found.items() if math.isfinite(value)}
 
 
 def _tags(certificate: Certificate) -> dict[str, str]:
     """Say a claim in words, an infinite epsilon too."""
-    terms = f"{certificate.notion}.{certificate.relation}"
     return {
-        f"dptune.epsilon.{terms}": epsilon_words(certificate),
+        f"dptune.epsilon.{_terms(certificate)}": epsilon_words(certificate),
         "dptune.privacy_unit": certificate.privacy_unit.value,
     }
+
+
+def _terms(certificate: Certificate) -> str:
+    """Name notion and relation in a tag."""
+    return f"{certificate.notion}.{certificate.relation}"
 
 
 def _no_run(path: str) -> Problem:
@@ -115,7 +169,8 @@ class CertificateCallback(TrainerCallback):
         run_id: of MLflow; the active run by default.
 
     Raises:
-        ConfigError: training begins while no run is active.
+        ConfigError: training begins while no run is active, or without a `DPTrainer`:
+            whatever lies in its folder, this training has no claim.
     """
 
     def __init__(self, *, run_id: str | None = None) -> None:
@@ -134,34 +189,45 @@ class CertificateCallback(TrainerCallback):
         self._run = self._run or (active.info.run_id if active else "")
         if not self._run:
             raise ConfigError([_no_run("callbacks")])
+        _training()
 
     def on_log(
         self,
-        args: TrainingArguments,
+        args: TrainingArguments,  # noqa: ARG002
         state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Log what is paid, if that is more than the last time."""
-        folder = _folder(args)
-        paid = sum(1 for _ in (folder / "ledger.jsonl").open("rb"))
-        if paid <= self._paid:
+        training = paying_here()  # an evaluation by itself is logged too
+        paid = len(training.journal.read().entries) if training else 0
+        if training is None or paid <= self._paid:
             return
-        self._paid = paid
-        for key, value in claim_metrics(certificate_of(folder)).items():
-            MlflowClient().log_metric(self._run, key, value, step=state.global_step)
+        self._paid, claim, client = paid, training.certificate(), MlflowClient()
+        before, last_step = _said(client, self._run, claim)
+        if before <= claim.epsilon:
+            for key, value in claim_metrics(claim).items():
+                step = max(state.global_step, last_step)
+                client.log_metric(self._run, key, value, step=step)
 
     def on_train_end(
         self,
-        args: TrainingArguments,
+        args: TrainingArguments,  # noqa: ARG002
         state: TrainerState,  # noqa: ARG002
         control: TrainerControl,  # noqa: ARG002
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Log the certificate of all that was paid."""
-        log_certificate(certificate_of(_folder(args)), run_id=self._run)
+        log_certificate(_training().certificate(), run_id=self._run)
 
 
-def _folder(args: TrainingArguments) -> Path:
-    """Where a private training keeps what it pays."""
-    return Path(args.output_dir or "trainer_output") / "privacy"
+def _training() -> PayingRun:
+    """Return the private training that is under way.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if (found := paying_here()) is None:
+        message = "must be those of a DPTrainer or DPSFTTrainer to have a claim to log."
+        raise ConfigError([Problem(path="callbacks", message=message)])
+    return found

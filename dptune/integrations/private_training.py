@@ -188,8 +188,10 @@ class PrivateTraining:
             BudgetExceededError: the data set cannot pay for it.
         """
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._output)
+        if self.script_run is not None:
+            self.script_run.check_place(self._output / "privacy")
         run, feed = self._prepared(trial)
-        attempt = run.begin(checkpoint)
+        attempt = run.begin(checkpoint, self.model)
         self.script_run = run
         self.args.max_steps = run.stage.num_steps
         if checkpoint and checkpoint.name == f"checkpoint-{run.stage.num_steps}":
@@ -200,9 +202,7 @@ class PrivateTraining:
             self._open = partial(self._opened, stack, feed, charge, attempt)
             try:
                 done = super().train(  # type: ignore[misc]
-                    resume_from_checkpoint=None
-                    if checkpoint is None
-                    else str(checkpoint),
+                    resume_from_checkpoint=checkpoint and str(checkpoint),
                     ignore_keys_for_eval=ignore_keys_for_eval,
                 )
             finally:

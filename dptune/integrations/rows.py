@@ -90,6 +90,10 @@ class UnitRows:
             digest.update(hashlib.sha256(unit.encode()).digest())
         return digest.hexdigest()
 
+    def holds(self, ids: Sequence[int]) -> bool:
+        """Whether these tokens are a row of the data."""
+        return _tokens_digest(ids) in self.tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
@@ -124,7 +128,7 @@ def read_rows(
     Raises:
         ConfigError: everything that is wrong with them.
     """
-    if not len(rows):
+    if not hasattr(rows, "__len__") or not len(rows):
         raise ConfigError("train_dataset must hold a row, got none.")
     problems = _mixing(rows, collate)
     if problems:
@@ -189,7 +193,7 @@ def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:
     for index in range(len(rows)):
         try:
             row = _collated(_row(rows, index), collate)
-            seen += _tokens_digest(row.ids) in train.tokens
+            seen += train.holds(row.ids)
         except RowFaultError:
             continue
     return seen / max(1, len(rows))

@@ -2,14 +2,14 @@
 
 ```
 output_dir/privacy/
-├── run.json            id of the training, what it trains on and ends with, in digests
+├── run.json            id of the training, what it trains on, begins and ends with
 ├── plan.json           every number that the claim depends on
 ├── ledger.jsonl        the journal: blocks of steps, each before its noise
 ├── attempts/           one empty file per process start
 ├── budget.json         what all runs on the data set have spent, where it has a budget
 ├── certificate.json    what is guaranteed, after training
 └── CARD.md             the same for people
-output_dir/checkpoint-40/privacy.json    which training, and how long its journal was
+output_dir/checkpoint-40/privacy.json    which training, and what its journal held
 ```
 
 The plan, the entries, the journal, the budget and the certificate are those of
@@ -20,10 +20,10 @@ whatever the checkpoint that it starts from: what was paid stays counted.
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,8 +41,10 @@ from dptune.errors import ArtifactError, ConfigError, PrivacyError
 from dptune.files import replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
+from dptune.integrations.claims import paying, tell_issued
 from dptune.integrations.rows import UnitRows
 from dptune.models.digest import weights_digest
+from dptune.models.merging import base_digest
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, UnitsFrom
 from dptune.recipes import Recipe, StageSettings, View
@@ -66,6 +68,7 @@ from dptune.workflow.naming import check_digest, claim_digest, records_digest
 RECIPE: Final = "script"
 STAGE: Final = "train"
 NOTE: Final = "privacy.json"
+_NOTED: Final = ("digest", "num_units")
 
 
 def plan_script(
@@ -186,7 +189,10 @@ class ScriptRun:
                 "output_dir/privacy must hold budget.json, which is written when a "
                 "training ends. Finish the training first."
             )
-        return BudgetReport.model_validate_json(file.read_text(encoding="utf-8"))
+        try:
+            return BudgetReport.model_validate_json(file.read_bytes())
+        except ValidationError:
+            raise _unlike_written(file) from None
 
     @property
     def weights(self) -> str:
@@ -194,8 +200,13 @@ class ScriptRun:
         return str(_read(self.folder / "run.json").get("weights", ""))
 
     @property
+    def began_with(self) -> str:
+        """Digest of the weights that the first start began with, without adapters."""
+        return str(_read(self.folder / "run.json").get("base", ""))
+
+    @cached_property
     def journal(self) -> LedgerJournal:
-        """What was paid, by every process start."""
+        """What was paid, by every process start; it may not lose what it held."""
         return LedgerJournal(self.folder / "ledger.jsonl")
 
     @property
@@ -217,30 +228,51 @@ class ScriptRun:
             validation=ValidationReport(view="original", success=True, expectations=()),
         )
 
-    def begin(self, checkpoint: Path | None) -> int:
+    def check_place(self, folder: Path) -> None:
+        """Refuse to pay elsewhere for a model that has learnt from the data here.
+
+        Args:
+            folder: where its trainer would pay now.
+
+        Raises:
+            PrivacyError: it is another folder.
+            ArtifactError: the journal has lost what it held.
+        """
+        if folder != self.folder:
+            raise PrivacyError(
+                "output_dir must stay what it was: the model has learnt from the data "
+                "already, and what that cost is in the journal there. Make another "
+                "trainer, with the model as it was before."
+            )
+        self.journal.read()
+
+    def begin(self, checkpoint: Path | None, model: nn.Module) -> int:
         """Check what was paid before, note this start, and number it.
 
         Args:
             checkpoint: that the training goes on from.
+            model: as it is before that.
 
         Raises:
             ArtifactError: the checkpoint is no part of this training, or the journal
                 is not the one that it was written with, or was tampered with.
             PrivacyError: the folder holds another training, or one that has ended.
         """
-        known = _read(self.folder / "run.json")
+        known = _read(self.folder / "run.json", *_NOTED)
         started = known.get("digest") == self.digest
         if checkpoint is None and not started and not self.journal.read().entries:
             known = {}  # another start that was refused, or stopped before it paid
         self._check_folder(known, resumes=checkpoint is not None)
         if checkpoint is not None:
-            self._check_checkpoint(known, _read(checkpoint / NOTE))
+            note = _read(checkpoint / NOTE, "run", "num_entries", "paid")
+            self._check_checkpoint(known, note)
         self.journal.read()
         if not known:
             run = {
                 "run": secrets.token_hex(16),
                 "digest": self.digest,
                 "num_units": self.rows.data.num_units,
+                "base": base_digest(model),
             }
             _write(self.folder / "run.json", json.dumps(run))
             _write(self.folder / "plan.json", self.plan.model_dump_json(indent=1))
@@ -287,18 +319,20 @@ class ScriptRun:
                 "the checkpoint must belong to the training in output_dir, whose "
                 "ledger says what it has paid. Set output_dir to its own folder."
             )
-        found = len(self.journal.read().entries)
-        if found < note["num_entries"]:
+        entries, wanted = self.journal.read().entries, note["num_entries"]
+        if _digest_of(entries[:wanted]) != note["paid"]:
             raise ArtifactError(
-                f"the ledger must hold the {note['num_entries']} blocks that were paid "
-                f"when the checkpoint was written, got {found}. Restore the ledger."
+                f"the ledger must begin with the {wanted} blocks that were paid when "
+                f"the checkpoint was written, got {len(entries)} blocks, or others. "
+                "Restore the ledger."
             )
 
     def note_checkpoint(self, checkpoint: Path) -> None:
         """Tie a checkpoint to this training and to what it has paid so far."""
         run = _read(self.folder / "run.json")["run"]
-        paid = len(self.journal.read().entries)
-        _write(checkpoint / NOTE, json.dumps({"run": run, "num_entries": paid}))
+        paid = self.journal.read().entries
+        note = {"run": run, "num_entries": len(paid), "paid": _digest_of(paid)}
+        _write(checkpoint / NOTE, json.dumps(note))
 
     @contextmanager
     def charging(self) -> Iterator[Callable[[int, int], None]]:
@@ -308,10 +342,11 @@ class ScriptRun:
             BudgetExceededError: the data set cannot pay for the whole training.
         """
         if self.budget is None:
-            yield self._charge_to(None)
+            with paying(self):
+                yield self._charge_to(None)
             return
         held = self._reserve(self.budget)
-        with release_held(self.budget.url, held):
+        with release_held(self.budget.url, held), paying(self):
             yield self._charge_to(spender(self.budget.url, held))
             spent = settle_budget(
                 self.budget.url, held, delta=self.privacy.target_delta
@@ -384,78 +419,60 @@ class ScriptRun:
         )
 
     def certificate(self) -> Certificate:
-        """State what is guaranteed after all that was paid until now."""
-        return _certificate(
-            self.folder,
+        """State what is guaranteed after all that was paid until now.
+
+        Raises:
+            ArtifactError: the journal does not hold what this process has paid.
+        """
+        return self.journal.read().certificate(
+            Notion.RECORD,
             delta=self.privacy.target_delta,
             relation=NeighboringRelation(self.privacy.relation),
         )
 
     def finish(self, model: nn.Module) -> Certificate:
-        """Write certificate, card, and whose weights they are about; tell listeners."""
-        found = self.certificate()
-        run = _read(self.folder / "run.json") | {"weights": weights_digest(model)}
+        """Write certificate, card, and whose weights they are about; tell listeners.
+
+        Raises:
+            ArtifactError: the training ended before, with other weights.
+        """
+        found, weights = self.certificate(), weights_digest(model)
+        if self.weights not in {"", weights}:
+            raise ArtifactError(
+                "the last checkpoint must hold the weights that the training ended "
+                "with, but holds others. Restore it: the certificate is not about them."
+            )
+        run = _read(self.folder / "run.json") | {"weights": weights}
         _write(self.folder / "run.json", json.dumps(run))
         card = script_card(found, self.plan)
         _write(self.folder / "certificate.json", found.model_dump_json(indent=1))
         _write(self.folder / "CARD.md", card)
-        if (told := _ISSUED.get()) is not None:
-            told.append(found)
+        tell_issued(found)
         return found
 
 
-def certificate_of(folder: Path) -> Certificate:
-    """State what is guaranteed after all that a script's folder says was paid.
-
-    Args:
-        folder: `output_dir/privacy`.
-
-    Raises:
-        ArtifactError: plan or journal are not there, or were tampered with.
-    """
-    try:
-        text = (folder / "plan.json").read_text(encoding="utf-8")
-        plan = RunPlan.model_validate_json(text)
-    except (OSError, ValueError):
-        raise ArtifactError(
-            "output_dir/privacy must hold the plan of a training, plan.json. Restore "
-            "it, or train."
-        ) from None
-    return _certificate(folder, delta=plan.target_delta, relation=plan.relation)
+def _digest_of(entries: Sequence[LedgerEntry]) -> str:
+    """Tell entries of a journal from all others."""
+    text = "\n".join(entry.model_dump_json() for entry in entries)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _certificate(
-    folder: Path, *, delta: float, relation: NeighboringRelation
-) -> Certificate:
-    ledger = LedgerJournal(folder / "ledger.jsonl").read()
-    return ledger.certificate(Notion.RECORD, delta=delta, relation=relation)
-
-
-_ISSUED: ContextVar[list[Certificate] | None] = ContextVar("issued", default=None)
-
-
-@contextmanager
-def issued_here() -> Iterator[list[Certificate]]:
-    """Collect the certificates of all trainings that end inside."""
-    found: list[Certificate] = []
-    token = _ISSUED.set(found)
-    try:
-        yield found
-    finally:
-        _ISSUED.reset(token)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """Read a small JSON object, empty if there is none."""
+def _read(file: Path, *names: str) -> dict[str, Any]:
+    """Read a small JSON object that has all names, empty if there is no file."""
     if not file.exists():
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or "run" not in found:
-        raise ArtifactError(f"{file.name} must be as it was written. Restore it.")
+    if not isinstance(found, dict) or not {"run", *names} <= found.keys():
+        raise _unlike_written(file)
     return found
+
+
+def _unlike_written(file: Path) -> ArtifactError:
+    """Say that somebody else wrote a file."""
+    return ArtifactError(f"{file.name} must be as it was written. Restore it.")
 
 
 def _write(file: Path, text: str) -> None:

@@ -31,8 +31,8 @@ from dptune.accounting.certificates import Certificate
 from dptune.errors import GateFailedError, PrivacyError
 from dptune.gates.decision import GateDecision, GateOutcome
 from dptune.gates.policy import GatePolicy
+from dptune.integrations.claims import issued_here
 from dptune.integrations.evidence import decide_on
-from dptune.integrations.script_run import issued_here
 from dptune.reports.card.page import render_html
 from dptune.reports.card.statements import at_a_glance, claim_words
 from dptune.workflow.dossier import Dossier
@@ -45,7 +45,8 @@ def certified(function: Callable[P, T]) -> Callable[P, T]:
     """Attach to a step, its run and its model version what its training guarantees.
 
     Claims are those of every `DPTrainer` or `DPSFTTrainer` that ends in the step, and
-    of what it returns: a `Certificate`, or a tuple with one. Write it below `@step`.
+    of what it returns: a `Certificate`, or a tuple with one. Of several with one notion
+    and unit the largest epsilon is said. Write it below `@step`.
 
     Raises:
         PrivacyError: the step ended without any: a model would go on without a claim.
@@ -61,6 +62,7 @@ def certified(function: Callable[P, T]) -> Callable[P, T]:
                 f"step {function.__name__} must end with a certificate, got none. "
                 "Train with DPTrainer in it, or return the certificate."
             )
+        claims.sort(key=lambda claim: claim.epsilon)  # of one name, the last is said
         words: dict[str, Any] = dict(claim_words(claims))
         context = get_step_context()
         log_metadata(words)

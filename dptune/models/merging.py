@@ -22,7 +22,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from dptune.errors import ModelError
-from dptune.models.digest import WEIGHTS, WEIGHTS_INDEX
+from dptune.models.digest import (
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    tensors_digest,
+    weights_digest,
+)
 from dptune.models.frozen import FrozenLinear
 
 PIECE_BYTES = 1 << 26
@@ -60,6 +65,27 @@ def save_merged(model: PeftModel, directory: Path, *, dtype: torch.dtype) -> Non
     _write(weights, directory, piece_bytes=piece_bytes)
 
 
+def base_digest(model: nn.Module) -> str:
+    """Compute the SHA-256 of a model's weights without its adapters.
+
+    Before training it is that of the base model, whether adapters were put on or not.
+    """
+    if not isinstance(model, PeftModel):
+        return weights_digest(model)
+    found = model.get_base_model().state_dict()
+    return tensors_digest({_plain(key): found[key] for key in found if not _added(key)})
+
+
+def _added(key: str) -> bool:
+    """Whether a tensor is an adapter's, or a copy that it keeps of a weight."""
+    return ".lora_" in key or ".original_module." in key
+
+
+def _plain(key: str) -> str:
+    """Name a weight as the model without adapters does."""
+    return key.replace(".base_layer.", ".").replace(".modules_to_save.default", "")
+
+
 def _merged(base: PreTrainedModel, *, dtype: torch.dtype) -> dict[str, _Weight]:
     """Return what writes out each weight, by its name without adapters."""
     tensors, weights = {}, {}
@@ -67,9 +93,9 @@ def _merged(base: PreTrainedModel, *, dtype: torch.dtype) -> dict[str, _Weight]:
         place, _, last = key.rpartition(".")
         owner = base.get_submodule(place)
         is_scale = isinstance(owner, FrozenLinear) and last == "scale"
-        if ".lora_" in key or ".original_module." in key or is_scale:
+        if _added(key) or is_scale:
             continue
-        name = key.replace(".base_layer.", ".").replace(".modules_to_save.default", "")
+        name = _plain(key)
         tensors[name] = tensor
         layer = base.get_submodule(place.removesuffix(".base_layer"))
         adapter = layer if isinstance(layer, LoraLinear) else None

@@ -1,6 +1,7 @@
 """Pipelines and scripts that are not ours, at our gate."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
@@ -12,6 +13,8 @@ from dptune.accounting.certificates import Certificate
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import GateFailedError, PrivacyError
 from dptune.files import replacing
+from dptune.gates.manifest import read_manifest
+from dptune.integrations import zenml
 from dptune.integrations.transformers import ScriptBudget
 from dptune.integrations.zenml import certified, gate
 from dptune.workflow.dossier import Dossier
@@ -110,6 +113,17 @@ def test_bytes_that_nobody_measured_are_not_registered(project, scripted):
     assert after == before
 
 
+def test_evidence_that_was_edited_is_not_registered(project, scripted):
+    home, dossier = scripted
+    (home / "model" / "adapter_model.safetensors").write_bytes(b"x")
+    found = dossier.model_copy(update={"manifest": read_manifest(home / "model")})
+    (home / "evidence.json").write_text(found.model_dump_json())
+    code, output = register(project, home)
+    assert code == 2, output
+    assert "not what was noted" in output
+    assert not connect().search_model_versions("name='scripted'")
+
+
 def test_evidence_that_this_project_did_not_pay_for_is_refused(
     project, store, tmp_path
 ):
@@ -155,6 +169,24 @@ def test_gate_ends_a_pipeline_of_others(project, store, tmp_path):
     run = Client().list_pipeline_runs(pipeline="theirs", sort_by="desc:created")[0]
     assert run.status == "failed"
     assert run.steps["gate"].run_metadata["gate"] != "PASS"
+
+
+def test_step_with_two_trainings_says_the_lesser_guarantee(monkeypatch):
+    told = []
+    context = SimpleNamespace(
+        pipeline_run=SimpleNamespace(id="run"), model_version=None
+    )
+    monkeypatch.setattr(zenml, "get_step_context", lambda: context)
+    monkeypatch.setattr(zenml, "log_metadata", lambda *a, **k: told.append((a, k)))
+    claims = [
+        dptune.account(noise_multiplier=noise, sample_rate=0.1, num_steps=9, delta=1e-5)
+        for noise in (1.0, 9.0)
+    ]
+    for order in (claims, claims[::-1]):
+        told.clear()
+        certified(lambda order=order: tuple(order))()
+        words = told[0][0][0][CLAIM]
+        assert words.startswith(f"{claims[0].epsilon:.3g}")
 
 
 def test_step_without_a_claim_fails():

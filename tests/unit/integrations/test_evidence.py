@@ -6,18 +6,30 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+from datasets import concatenate_datasets
+from peft import LoraConfig, get_peft_model
 
 import dptune
 from dptune.accounting.store.attempts import Attempt, count_attempts
 from dptune.accounting.store.store import BudgetStore
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.errors import ArtifactError, ConfigError, DataError, PrivacyError
+from dptune.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    MalformedEvidenceError,
+    PrivacyError,
+)
 from dptune.gates.criterion import Verdict
+from dptune.gates.manifest import read_manifest
+from dptune.integrations import evidence, measurable
 from dptune.integrations.evidence import decide_on, measure
 from dptune.integrations.script_run import ScriptRun
-from dptune.integrations.transformers import ScriptBudget
+from dptune.integrations.transformers import PrivacyArguments, ScriptBudget
 from dptune.models.digest import weights_digest
-from dptune.testing import tiny_tokenizer
+from dptune.models.merging import base_digest
+from dptune.testing import tiny_model, tiny_tokenizer
+from dptune.workflow.auditing import audit_run
 from dptune.workflow.dossier import Dossier
 from dptune.workflow.trained import opens_with_bos
 from tests.budgets import grant
@@ -139,12 +151,86 @@ def edited(dossier, edit):
         lambda d: d["utility"].update(base_perplexity=1e6),
         lambda d: d["exposure"]["canaries"][0].update(nll=1.0),
         lambda d: d["exposure"].update(measured_at="2030-01-01T00:00:00Z"),
+        lambda d: d["champion"].update(
+            model_digest="1" * 64, utility=d["utility"] | {"model_digest": "1" * 64}
+        ),
+        lambda d: d.update(base_model="a model of the hub"),
+        lambda d: d["planned_for"].update(name="default"),
+        lambda d: d["budget"]["lines"].clear(),
     ],
 )
 def test_edited_evidence_is_invalid(made, edit):
     other = edited(made.dossier, edit)
     decision, _ = decide_on(other, made.folder, policy=POLICY, budget_url=made.url)
     assert decision.outcome == "INVALID"
+
+
+def test_evidence_of_several_units_has_no_card(made):
+    other = edited(made.dossier, lambda d: d["corpus"].update(privacy_unit="user"))
+    with pytest.raises(MalformedEvidenceError, match="one privacy unit"):
+        decide_on(other, made.folder, policy=POLICY, budget_url=made.url)
+
+
+@pytest.fixture(scope="module")
+def cheap(made, tmp_path_factory):
+    """Evidence of a training on the same rows with eight times the noise."""
+    home = tmp_path_factory.mktemp("cheap")
+    budget = ScriptBudget(url=made.url, data_set="notes", key=b"k" * 32)
+    script = trained_script(
+        home / "out", budget=budget, privacy=made_private(noise_multiplier=8.0)
+    )
+    return measured(script, home / "model")
+
+
+def made_private(**changes):
+    asked = {"noise_multiplier": 1.0, "target_delta": 1e-3, "max_grad_norm": 1.0}
+    more = {"num_units": 130, "max_tokens": 40}
+    return PrivacyArguments(**(asked | more | changes))
+
+
+def mixed(dossier, cheap):
+    """Attacks on one model, and what another training has paid."""
+    parts = ("plan", "ledger", "corpus", "certificates", "recipe", "budget")
+    found = dossier.model_copy(update={name: getattr(cheap, name) for name in parts})
+    audits = audit_run(
+        found.exposure,
+        ledger=found.ledger,
+        certificates=found.certificates,
+        delta=found.plan.target_delta,
+        detection=found.detection,
+    )
+    return found.model_copy(update={"audits": audits})
+
+
+def laid_beside(made, folder):
+    """Evidence whose list of files was made again, with an adapter among them."""
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    return made.dossier.model_copy(update={"manifest": read_manifest(folder)})
+
+
+def test_ledger_of_a_cheaper_training_is_not_this_models(made, cheap):
+    assert cheap.certificates[0].epsilon < made.dossier.certificates[0].epsilon / 5
+    found = mixed(made.dossier, cheap)
+    decision, _ = decide_on(found, made.folder, policy=POLICY, budget_url=made.url)
+    assert verdicts(decision)["evidence_origin"] is Verdict.INVALID
+
+
+def test_adapter_and_another_list_of_files_are_invalid(made, folder):
+    found = laid_beside(made, folder)
+    decision, _ = decide_on(found, folder, policy=POLICY, budget_url=made.url)
+    assert verdicts(decision)["evidence_origin"] is Verdict.INVALID
+
+
+def test_twin_that_notes_attacks_alone_passes_what_was_put_together(
+    made, cheap, folder
+):
+    found = [mixed(made.dossier, cheap), laid_beside(made, folder)]
+    with mock.patch.object(evidence, "is_recorded", return_value=True):
+        decisions = [
+            decide_on(one, place, policy=POLICY, budget_url=made.url)[0]
+            for one, place in zip(found, (made.folder, folder), strict=True)
+        ]
+    assert [decision.outcome for decision in decisions] == ["PASS", "PASS"]
 
 
 def test_another_store_paid_for_nothing(made, tmp_path):
@@ -177,6 +263,80 @@ def test_training_rows_are_no_others(made, tmp_path):
     with pytest.raises(PrivacyError, match="others"):
         measured(made.script, tmp_path / "model", others=rows)
     assert not (tmp_path / "model").exists()
+
+
+def test_rows_that_were_trained_on_are_left_out_of_others(made, tmp_path):
+    known = made.script.trainer.train_dataset.select(range(5))
+    others = concatenate_datasets([made.script.others, known])
+    dossier = measured(made.script, tmp_path / "model", others=others)
+    assert dossier.utility.num_records == len(made.script.others)
+
+
+@pytest.mark.parametrize("base", ["trained", "other"])
+def test_base_is_what_training_began_with(made, tmp_path, base):
+    model = made.script.trainer.model if base == "trained" else tiny_model(seed=9)
+    with pytest.raises(ConfigError, match="training began with"):
+        measured(made.script, tmp_path / "model", base_model=model)
+    assert not (tmp_path / "model").exists()
+
+
+def test_twin_that_takes_any_base_lowers_the_bar(made, tmp_path):
+    worse = tiny_model()
+    for weight in worse.parameters():
+        weight.data.mul_(5)
+    began = made.script.trainer.script_run.began_with
+    with mock.patch.object(measurable, "base_digest", return_value=began):
+        dossier = measured(made.script, tmp_path / "model", base_model=worse)
+    lower = dossier.utility.base_perplexity
+    assert lower > 2 * made.dossier.utility.base_perplexity
+
+
+def test_base_of_adapters_is_the_model_without_them():
+    plain, adapted = tiny_model(), tiny_model()
+    target = LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
+    adapted = get_peft_model(adapted, target)
+    assert base_digest(adapted) == base_digest(plain)
+    next(adapted.get_base_model().parameters()).data[0, 0] += 1
+    assert base_digest(adapted) != base_digest(plain)
+
+
+def test_held_out_canaries_that_were_trained_on_control_nothing(made, tmp_path):
+    drawn = made.script.drawn
+    changed = drawn.model_copy(
+        update={
+            "planted": (*drawn.planted[:-1], drawn.held_out[0]),
+            "held_out": (*drawn.held_out[1:], drawn.planted[-1]),
+        }
+    )
+    with pytest.raises(DataError, match="got 1 of them"):
+        measured(made.script, tmp_path / "model", canaries=changed)
+
+
+def test_file_that_is_laid_down_while_it_is_measured_is_none_of_the_models(
+    made, tmp_path
+):
+    folder = tmp_path / "model"
+
+    def lay(line):
+        (folder / "adapter_model.safetensors").write_bytes(b"x")
+
+    dossier = measured(made.script, folder, say=lay)
+    decision, _ = decide_on(dossier, folder, policy=POLICY, budget_url=made.url)
+    assert verdicts(decision)["weights"] is Verdict.INVALID
+
+
+def test_arguments_of_other_kinds_are_told_at_once(made, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        measured(
+            made.script,
+            tmp_path / "model",
+            base_model=None,
+            policy="script",
+            canaries=["1234"],
+        )
+    assert len(caught.value.problems) == 3
+    with pytest.raises(ConfigError, match=r"dossier.*\n?.*policy"):
+        decide_on(None, made.folder, policy=None)
 
 
 def test_folder_with_files_is_refused(made, folder):

@@ -1,15 +1,22 @@
 """Certificates of scripts in MLflow."""
 
 import json
+import math
 from pathlib import Path
 
 import mlflow
 import pytest
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
 import dptune
 from dptune.errors import ConfigError
-from dptune.integrations.mlflow import CertificateCallback, log_certificate
-from tests.support.scripts import trained_script
+from dptune.integrations.mlflow import (
+    CertificateCallback,
+    claim_metrics,
+    log_certificate,
+)
+from dptune.testing import tiny_model, tiny_tokenizer
+from tests.support.scripts import encoded, trained_script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 METRIC = "epsilon_record_add_or_remove_one"
@@ -93,3 +100,52 @@ def test_training_without_a_run_ends_before_it_pays(tracked, tmp_path):
     with pytest.raises(ConfigError, match=r"start_run"):
         trained_script(tmp_path / "out", callbacks=[CertificateCallback()])
     assert not Path(tmp_path, "out", "privacy", "ledger.jsonl").exists()
+
+
+def test_training_of_a_plain_trainer_has_no_claim_of_an_earlier_one(tracked, tmp_path):
+    trained_script(tmp_path / "out")
+    for folder in ("out", "other"):
+        plain = Trainer(
+            model=tiny_model(),
+            args=TrainingArguments(
+                output_dir=str(tmp_path / folder),
+                max_steps=1,
+                report_to="none",
+                use_cpu=True,
+                save_strategy="no",
+            ),
+            train_dataset=encoded(["a note"]),
+            data_collator=DataCollatorForLanguageModeling(tiny_tokenizer(), mlm=False),
+            callbacks=[CertificateCallback()],
+        )
+        with (
+            mlflow.start_run() as run,
+            pytest.raises(ConfigError, match="DPTrainer"),
+        ):
+            plain.train()
+        assert tracked.get_run(run.info.run_id).data.metrics == {}
+
+
+@pytest.mark.parametrize(
+    "noises", [(1.0, 9.0), (9.0, 1.0), (1.0, 0.0), (0.0, 1.0)], ids=str
+)
+def test_run_of_several_trainings_says_the_least_guarantee(tracked, noises):
+    claims = [claim(noise) for noise in noises]
+    least = max(claims, key=lambda one: one.epsilon)
+    with mlflow.start_run() as run:
+        for one in claims:
+            log_certificate(one)
+    logged = tracked.get_run(run.info.run_id).data
+    if 0.0 in noises:
+        assert logged.metrics.get(METRIC, math.inf) > 1e300
+    else:
+        assert logged.metrics[METRIC] == least.epsilon
+    assert least.status.value in logged.tags["dptune.epsilon.record.add_or_remove_one"]
+
+
+def test_what_is_no_certificate_is_not_logged(tracked):
+    with pytest.raises(ConfigError) as caught:
+        log_certificate(None, run_id="none", model_id="no", model_version=("a", "1"))
+    assert len(caught.value.problems) == 4
+    with pytest.raises(ConfigError, match="must be a Certificate"):
+        claim_metrics({"epsilon": 1})

@@ -3,6 +3,8 @@
 import functools
 import json
 import math
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from dptune.accounting.certificates import Certificate
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets, history
 from dptune.dpsgd import steps as engine_steps
@@ -246,6 +249,78 @@ def test_ledger_of_before_the_checkpoint_is_refused(script, tmp_path):
     for file in (tmp_path / "out" / "privacy").glob("ledger.jsonl*"):
         file.unlink()
     with pytest.raises(ArtifactError, match="2 blocks"):
+        script().train(resume_from_checkpoint=True)
+
+
+def test_ledger_of_other_blocks_is_refused_with_a_checkpoint(script, tmp_path):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    for file in (tmp_path / "out" / "privacy").glob("ledger.jsonl*"):
+        file.unlink()
+    small = {"privacy": asked(block_size=1)}  # as many blocks, and fewer steps
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(3)]}, **small).train()
+    with pytest.raises(ArtifactError, match="2 blocks"):
+        script(**small).train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-5"))
+
+
+@pytest.mark.parametrize("change", ["deleted", "exchanged"])
+def test_certificate_of_a_journal_that_lost_what_it_held_is_none(
+    script, tmp_path, change
+):
+    trainer = script()
+    trainer.train()
+    cheap = script(folder="cheap", privacy=asked(noise_multiplier=9.0))
+    cheap.train()
+    home = tmp_path / "out" / "privacy"
+    for file in home.glob("ledger.jsonl*"):
+        file.unlink()
+    if change == "exchanged":
+        for file in (tmp_path / "cheap" / "privacy").glob("ledger.jsonl*"):
+            shutil.copy(file, home)
+    with pytest.raises(ArtifactError, match="go on from the 4 lines"):
+        _ = trainer.certificate
+    blind = LedgerJournal(home / "ledger.jsonl")
+    twin = replace(trainer.script_run)
+    vars(twin)["journal"] = blind  # that remembers nothing
+    assert twin.certificate().epsilon <= cheap.certificate.epsilon
+
+
+def test_model_that_has_learnt_is_not_trained_under_another_journal(
+    script, paid, tmp_path
+):
+    trainer = script()
+    trainer.train()
+    trainer.args.output_dir = str(tmp_path / "other")
+    with pytest.raises(PrivacyError, match="output_dir must stay"):
+        trainer.train()
+    assert paid("other") == []
+    trainer.args.output_dir = str(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "privacy")
+    with pytest.raises(ArtifactError, match="go on from"):
+        trainer.train()
+    assert paid() == []
+
+
+def test_checkpoint_with_other_weights_is_not_what_training_ended_with(
+    script, tmp_path
+):
+    script().train()
+    other = script(folder="other")
+    other.train()
+    name = "checkpoint-15/model.safetensors"
+    shutil.copy(tmp_path / "other" / name, tmp_path / "out" / name)
+    with pytest.raises(ArtifactError, match="holds others"):
+        script().train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"run": "a"}', "\udcff"])
+def test_file_of_a_run_that_somebody_else_wrote_is_refused(script, tmp_path, text):
+    with pytest.raises(Killed):
+        script(parts={"callbacks": [KillAt(7)]}).train()
+    file = tmp_path / "out" / "privacy" / "run.json"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ArtifactError, match="as it was written"):
         script().train(resume_from_checkpoint=True)
 
 
