@@ -143,7 +143,7 @@ def epsilon(
         ConfigError: delta is out of range.
         UnsupportedEventError: the accountant does not know a sub-event (named), or
             does not know it under this relation.
-        PrivacyError: delta is too small for double precision.
+        PrivacyError: a number is too small or too large for double precision.
 
     >>> import dp_accounting
     >>> gaussian = dp_accounting.GaussianDpEvent(1.0)
@@ -156,12 +156,16 @@ def epsilon(
     2.1
     """
     check_delta(delta)
-    return _epsilon(
-        event_to_json(merge_events([event])),
-        float(delta),
-        NeighboringRelation(relation),
-        Accountant(accountant),
-    )
+    relation, accountant = NeighboringRelation(relation), Accountant(accountant)
+    text = event_to_json(merge_events([event]))
+    try:
+        return _epsilon(text, float(delta), relation, accountant)
+    except (ArithmeticError, ValueError) as error:
+        raise PrivacyError(
+            "epsilon must be computed in double precision, for which a noise "
+            "multiplier or sample rate is too small or too large "
+            f"({type(error).__name__}). Choose one nearer to 1."
+        ) from error
 
 
 def cross_check(

@@ -4,7 +4,7 @@ from dp_accounting import dp_event as dpe
 
 from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.accounting.certificates import Certificate, issue_certificate
-from dptune.errors import ConfigError, Problem
+from dptune.api.arguments import Arguments
 from dptune.privacy import (
     NeighboringRelation,
     Notion,
@@ -43,7 +43,8 @@ def account(
 
     Raises:
         ConfigError: a number is out of range; all at once.
-        PrivacyError: two accountants contradict each other.
+        PrivacyError: two accountants contradict each other, or the numbers are beyond
+            what double precision can account.
 
     >>> claim = account(
     ...     noise_multiplier=1.0, sample_rate=0.01, num_steps=1000, delta=1e-5
@@ -51,14 +52,18 @@ def account(
     >>> round(claim.epsilon, 2), claim.label
     (1.83, 'record (add or remove one record)')
     """
-    _check(
-        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps
-    )
+    given = Arguments()
+    noise_multiplier = given.number("noise_multiplier", noise_multiplier, least=0)
+    steps = _Steps(given, sample_rate=sample_rate, num_steps=num_steps)
+    delta = given.number("delta", delta, above=0, below=1)
+    relation = given.choice("relation", relation, list(NeighboringRelation))
+    unit = given.choice("privacy_unit", privacy_unit, list(PrivacyUnit))
+    given.check()
     return issue_certificate(
-        _steps(noise_multiplier, sample_rate=sample_rate, num_steps=num_steps),
+        steps.event(noise_multiplier),
         notion=Notion.RECORD,
         relation=NeighboringRelation(relation),
-        privacy_unit=PrivacyUnit(privacy_unit),
+        privacy_unit=PrivacyUnit(unit),
         delta=delta,
     )
 
@@ -93,46 +98,39 @@ def calibrate(
     >>> round(noise, 2)
     0.81
     """
-    _check(noise_multiplier=1.0, sample_rate=sample_rate, num_steps=num_steps, least=1)
+    given = Arguments()
+    target_epsilon = given.number("target_epsilon", target_epsilon, above=0)
+    target_delta = given.number("target_delta", target_delta, above=0, below=1)
+    steps = _Steps(given, sample_rate=sample_rate, num_steps=num_steps, least=1)
+    relation = given.choice("relation", relation, list(NeighboringRelation))
+    given.check()
     return calibrate_noise_multiplier(
-        lambda noise: _steps(noise, sample_rate=sample_rate, num_steps=num_steps),
+        steps.event,
         budget=PrivacyBudget(target_epsilon=target_epsilon, target_delta=target_delta),
         relation=NeighboringRelation(relation),
     )
 
 
-def _steps(
-    noise_multiplier: float, *, sample_rate: float, num_steps: int
-) -> dpe.DpEvent:
-    """Describe the steps, as `GradientPlan.dp_event` does."""
-    if num_steps == 0:
-        return dpe.NoOpDpEvent()
-    if noise_multiplier == 0:
-        return dpe.NonPrivateDpEvent()
-    noisy = dpe.GaussianDpEvent(noise_multiplier)
-    return dpe.SelfComposedDpEvent(
-        dpe.PoissonSampledDpEvent(sample_rate, noisy), num_steps
-    )
+class _Steps:
+    """Poisson-sampled steps, whose noise is still to be named."""
 
+    def __init__(
+        self,
+        given: Arguments,
+        *,
+        sample_rate: object,
+        num_steps: object,
+        least: int = 0,
+    ) -> None:
+        self._rate = given.number("sample_rate", sample_rate, above=0, most=1)
+        self._count = given.whole("num_steps", num_steps, least=least)
 
-def _check(
-    *, noise_multiplier: float, sample_rate: float, num_steps: int, least: int = 0
-) -> None:
-    """Report all numbers that are out of range."""
-    spans = {
-        "noise_multiplier": (0 <= noise_multiplier < float("inf"), "in [0, inf)"),
-        "sample_rate": (0 < sample_rate <= 1, "in (0, 1]"),
-        "num_steps": (num_steps >= least, f"at least {least}"),
-    }
-    given = {
-        "noise_multiplier": noise_multiplier,
-        "sample_rate": sample_rate,
-        "num_steps": num_steps,
-    }
-    problems = [
-        Problem(path=name, message=f"must be {span}, got {given[name]:g}.")
-        for name, (is_fine, span) in spans.items()
-        if not is_fine
-    ]
-    if problems:
-        raise ConfigError(problems)
+    def event(self, noise_multiplier: float) -> dpe.DpEvent:
+        """Describe the steps, as `GradientPlan.dp_event` does."""
+        if self._count == 0:
+            return dpe.NoOpDpEvent()
+        if noise_multiplier == 0:
+            return dpe.NonPrivateDpEvent()
+        noisy = dpe.GaussianDpEvent(noise_multiplier)
+        step = dpe.PoissonSampledDpEvent(self._rate, noisy)
+        return dpe.SelfComposedDpEvent(step, self._count)

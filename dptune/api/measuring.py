@@ -1,22 +1,27 @@
 """What a model has memorised: canaries, membership, and a lower bound of epsilon."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
+from pydantic import ValidationError
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from dptune.accounting.certificates import Certificate
+from dptune.api.arguments import Arguments
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.exposure import exposure_report, measure_exposure
 from dptune.attacks.extraction import SamplingSettings, sample_canaries
 from dptune.attacks.membership import membership_report
 from dptune.attacks.trie import CandidateTrie
 from dptune.audits.canary_audit import CONFIDENCE, AuditedClaim, audit_canaries
+from dptune.errors import ConfigError, Problem
 from dptune.gates.evidence import AuditEvidence
 from dptune.models.digest import weights_digest
 from dptune.privacy import CertificateStatus
 from dptune.results import CanarySampling, ExposureReport, MembershipReport
+
+MOST_CANARIES: Final = 1_000_000
 
 
 def canaries(
@@ -37,7 +42,11 @@ def canaries(
         num_held_out: controls that do not.
         template: text of one canary record, with `{secret}` once.
         alphabet: what secrets are made of.
-        length: of a secret.
+        length: of a secret, 1 to 32.
+
+    Raises:
+        ConfigError: an argument is wrong, or there are fewer candidates than canaries;
+            all at once.
 
     Privacy:
         Restricted: whoever knows a secret can find it in a model.
@@ -48,13 +57,29 @@ def canaries(
     >>> drawn.planted[0] in repr(drawn)
     False
     """
-    spec = CanarySpec(
-        template=template,
-        alphabet=alphabet,
-        length=length,
-        num_planted=num_planted,
-        num_held_out=num_held_out,
-    )
+    given = Arguments()
+    counts = {
+        "num_planted": given.whole("num_planted", num_planted, most=MOST_CANARIES),
+        "num_held_out": given.whole("num_held_out", num_held_out, most=MOST_CANARIES),
+        "length": given.whole("length", length, least=1, most=32),
+    }
+    given.kind("template", template, str)
+    given.choice("alphabet", alphabet, ["digits", "alphanumeric"])
+    given.check()
+    try:
+        spec = CanarySpec.model_validate(
+            {"template": template, "alphabet": alphabet, **counts}
+        )
+    except ValidationError as error:
+        raise ConfigError(
+            [
+                Problem(
+                    path=".".join(map(str, fault["loc"])) or "num_planted",
+                    message=fault["msg"].removeprefix("Value error, "),
+                )
+                for fault in error.errors(include_url=False, include_input=False)
+            ]
+        ) from None
     return draw_canaries(spec)
 
 
@@ -81,6 +106,7 @@ def exposure(
         batch_size: candidates' prefixes forwarded at once.
 
     Raises:
+        ConfigError: an argument is wrong; all at once.
         ModelError: the tokenizer drops symbols, or there are too many candidates.
 
     Privacy:
@@ -93,6 +119,11 @@ def exposure(
     >>> len(report.planted()), report.space_size, report.exact
     (3, 100, True)
     """
+    given = _of_models(model=model, base_model=base_model, tokenizer=tokenizer)
+    given.kind("drawn", drawn, CanarySet)
+    bos_token_id = _bos(given, bos_token_id)
+    batch_size = given.whole("batch_size", batch_size, least=1)
+    given.check()
     trie = CandidateTrie.build(drawn.spec, tokenizer, bos=bos_token_id)
     measured, base = (
         measure_exposure(one, trie, drawn, batch_size=batch_size)
@@ -127,6 +158,9 @@ def extraction(
         num_trials: continuations that are drawn.
         max_new_tokens: of each.
 
+    Raises:
+        ConfigError: an argument is wrong; all at once.
+
     Privacy:
         A function of private data outside any epsilon; the continuations are dropped.
 
@@ -136,6 +170,12 @@ def extraction(
     >>> found.num_trials, found.planted_found
     (20, 0)
     """
+    given = _of_models(model=model, tokenizer=tokenizer)
+    given.kind("drawn", drawn, CanarySet)
+    bos_token_id = _bos(given, bos_token_id)
+    num_trials = given.whole("num_trials", num_trials, least=1, most=10**9)
+    max_new_tokens = given.whole("max_new_tokens", max_new_tokens, least=1)
+    given.check()
     settings = SamplingSettings(num_trials=num_trials, max_new_tokens=max_new_tokens)
     return sample_canaries(model, tokenizer, drawn, bos=bos_token_id, settings=settings)
 
@@ -166,6 +206,7 @@ def membership(
         batch_size: records forwarded at once.
 
     Raises:
+        ConfigError: an argument is wrong; all at once.
         DataError: a group is too small, or a loss is NaN.
 
     Privacy:
@@ -184,6 +225,12 @@ def membership(
     >>> report.num_members, report.num_non_members
     (20, 20)
     """
+    given = _of_models(model=model, base_model=base_model, tokenizer=tokenizer)
+    given.texts("members", members)
+    given.texts("non_members", non_members)
+    max_tokens = given.whole("max_tokens", max_tokens, least=1)
+    batch_size = given.whole("batch_size", batch_size, least=1)
+    given.check()
 
     def encoded(texts: Sequence[str]) -> list[list[int]]:
         return [list(tokenizer(text)["input_ids"][:max_tokens]) for text in texts]
@@ -222,6 +269,9 @@ def audit(
         One for each method that can test the claim: `epsilon_lower_bound`, and
         `capacity`, the largest false claim that these canaries could have refuted.
 
+    Raises:
+        ConfigError: an argument is wrong; all at once.
+
     >>> from dptune.api.claims import account
     >>> from dptune.testing import tiny_model, tiny_tokenizer
     >>> model, tokenizer = tiny_model(), tiny_tokenizer()
@@ -233,6 +283,11 @@ def audit(
     >>> all(one.epsilon_lower_bound <= claim.epsilon for one in found)
     True
     """
+    given = Arguments()
+    given.kind("report", report, ExposureReport)
+    given.kind("certificate", certificate, Certificate)
+    confidence = given.number("confidence", confidence, above=0, below=1)
+    given.check()
     has_curve = (
         certificate.status is not CertificateStatus.NONE and certificate.epsilon > 0
     )
@@ -243,3 +298,17 @@ def audit(
         guarantees=((certificate.epsilon, certificate.delta),) if has_curve else (),
     )
     return audit_canaries(report, [claim], confidence=confidence)
+
+
+def _of_models(**named: object) -> Arguments:
+    """Begin with the models and the tokenizer of a call."""
+    given = Arguments()
+    for name, value in named.items():
+        kind = PreTrainedTokenizerFast if name == "tokenizer" else nn.Module
+        given.kind(name, value, kind)
+    return given
+
+
+def _bos(given: Arguments, token: int | None) -> int | None:
+    """Check the id of a token that may be left out."""
+    return None if token is None else given.whole("bos_token_id", token)

@@ -4,15 +4,16 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dptune.accounting.certificates import Certificate
+from dptune.api.arguments import Arguments
 from dptune.api.refusing import check_start, check_untouched
-from dptune.api.rows import Rows, units_of
-from dptune.api.target import Account, PrivacyTarget, Spend, open_journal
+from dptune.api.rows import Rows, check_kind, units_of
+from dptune.api.target import Account, PrivacyTarget, Sizes, Spend, open_journal
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.logits import NO_TARGET
@@ -34,6 +35,10 @@ from dptune.privacy import NeighboringRelation
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
+DTYPES: Final[dict[str, Literal["float32", "bfloat16"]]] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,8 +291,8 @@ def make_private(
             targets over `max_tokens`, or of the class.
         owners: the unit that owns each row; None makes each row a unit.
         max_rows_per_unit: contribution bound; further rows of an owner are left out.
-        public_units: number of units as the public knows it. None takes the exact
-            number for public, and the certificate says so.
+        public_units: number of units as the public knows it, to two digits. None takes
+            the exact number for public, and the certificate says so.
         relation: which data sets are neighbors.
         physical_batch_size: rows in memory at once.
         block_size: steps that are charged together.
@@ -328,41 +333,68 @@ def make_private(
     True
     >>> folder.cleanup()
     """
-    check_start(model, optimizer)
-    target = PrivacyTarget(
+    given = Arguments()
+    path = given.place("journal", journal, what="file")
+    target = PrivacyTarget.asked(
+        given,
         target_epsilon=target_epsilon,
         target_delta=target_delta,
         num_steps=num_steps,
         expected_batch_size=expected_batch_size,
         max_grad_norm=max_grad_norm,
-        relation=NeighboringRelation(relation),
+        relation=relation,
         public_units=public_units,
         owned=owners is not None,
     )
+    sizes = Sizes.asked(
+        given,
+        max_tokens=max_tokens,
+        pad_token_id=pad_token_id,
+        max_rows_per_unit=max_rows_per_unit,
+        physical_batch_size=physical_batch_size,
+        block_size=block_size,
+        seed=seed,
+    )
+    precision = DTYPES[given.choice("dtype", dtype, list(DTYPES))]
+    given.kind("model", model, nn.Module)
+    given.kind("fixed_shapes", fixed_shapes, bool)
+    given.function("loss", loss)
+    given.function("spend", spend)
+    with given.also():
+        check_kind(data, owners)
+    if isinstance(model, nn.Module):
+        with given.also():
+            check_start(model, optimizer)
+    given.check()
     units = units_of(
         data,
         owners=owners,
-        max_rows_per_unit=max_rows_per_unit,
-        max_tokens=max_tokens,
+        max_rows_per_unit=sizes.max_rows_per_unit,
+        max_tokens=sizes.max_tokens,
     )
-    sizes = num_steps, block_size, physical_batch_size
-    check_numbers(*sizes, units, max_tokens=max_tokens)
+    check_numbers(
+        target.num_steps,
+        sizes.block_size,
+        sizes.physical_batch_size,
+        units,
+        max_tokens=sizes.max_tokens,
+    )
     fingerprint = units.digest()
-    opened, before = open_journal(Path(journal), fingerprint=fingerprint, target=target)
+    opened, before = open_journal(path, fingerprint=fingerprint, target=target)
     plan = target.plan(units, before=before)
-    check_shapes(plan, dtype=dtype, max_tokens=max_tokens)
+    check_shapes(plan, dtype=precision, max_tokens=sizes.max_tokens)
     feed = Feed(
         data=units,
-        record_loss=loss_of(loss, units, max_tokens=max_tokens),
-        physical_batch_size=physical_batch_size,
-        pad_token_id=pad_token_id,
+        record_loss=loss_of(loss, units, max_tokens=sizes.max_tokens),
+        physical_batch_size=sizes.physical_batch_size,
+        pad_token_id=sizes.pad_token_id,
         device=next(model.parameters()).device,
-        autocast=dtype == "bfloat16",
+        autocast=precision == "bfloat16",
         fixed_shapes=fixed_shapes,
-        max_tokens=max_tokens,
+        max_tokens=sizes.max_tokens,
     )
     with modes_of(model, feed, recomputes=False):
-        check_private(model, feed, seed=seed)
+        check_private(model, feed, seed=sizes.seed)
     account = Account(
         target=target,
         plan=plan,
@@ -376,11 +408,11 @@ def make_private(
         model=model,
         optimizer=optimizer,
         plan=plan,
-        num_steps=num_steps,
+        num_steps=target.num_steps,
         feed=feed,
         account=account,
-        block_size=block_size,
-        seed=seed,
+        block_size=sizes.block_size,
+        seed=sizes.seed,
     )
 
 

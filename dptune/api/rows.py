@@ -45,12 +45,7 @@ def units_of(
         ConfigError: it is no data set of known length.
         DataError: rows that cannot be trained on; names them by number, all at once.
     """
-    _check_kind(data)
-    if owners is not None and len(owners) != len(data):
-        raise ConfigError(
-            f"owners must name the unit of every row, got {len(owners)} for "
-            f"{len(data)} rows."
-        )
+    check_kind(data, owners)
     problems: list[Problem] = []
     rows = []
     for number in range(len(data)):
@@ -78,19 +73,47 @@ def units_of(
     )
 
 
-def _check_kind(data: object) -> None:
-    """Refuse what cannot be sampled from by chance of each unit."""
+def check_kind(data: object, owners: object) -> None:
+    """Refuse what cannot be sampled from by chance of each unit.
+
+    Raises:
+        ConfigError: rows have no length or number, or owners are not one for each row;
+            all at once.
+    """
+    problems = []
     if isinstance(data, DataLoader):
-        raise ConfigError(
-            "data must be the data set, not a DataLoader: batches are drawn here, by a "
-            "coin for each unit, and padded here. Pass loader.dataset."
+        problems.append(
+            Problem(
+                path="data",
+                message="must be the data set, not a DataLoader: batches are drawn "
+                "here, by a coin for each unit, and padded here.",
+                next_step="Pass loader.dataset.",
+            )
         )
-    if not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
-        raise ConfigError(
-            "data must have a length and rows by number, got "
-            f"{type(data).__name__}: from a stream no unit joins a step with a known "
-            "chance. Load it as a list or a data set of the `datasets` package."
+    elif (
+        not isinstance(data, Sized)
+        or isinstance(data, str | bytes | Mapping)
+        or not hasattr(data, "__getitem__")
+    ):
+        problems.append(
+            Problem(
+                path="data",
+                message="must have a length and rows by number, got "
+                f"{type(data).__name__}: from a stream no unit joins a step with a "
+                "known chance.",
+                next_step="Load it as a list or a data set of the `datasets` package.",
+            )
         )
+    elif owners is not None and (
+        not isinstance(owners, Sized)
+        or isinstance(owners, str | bytes | Mapping)
+        or len(owners) != len(data)
+    ):
+        got = len(owners) if isinstance(owners, Sized) else type(owners).__name__
+        message = f"must name the unit of every row, got {got} for {len(data)} rows."
+        problems.append(Problem(path="owners", message=message))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _problems(row: object, *, max_tokens: int) -> Iterator[str]:

@@ -8,9 +8,10 @@ from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
+from dptune.api.arguments import Arguments
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.plan import GradientPlan
-from dptune.errors import ConfigError, PrivacyError, Problem
+from dptune.errors import ArtifactError, ConfigError, PrivacyError, Problem
 from dptune.privacy import (
     NeighboringRelation,
     Notion,
@@ -35,6 +36,35 @@ class PrivacyTarget:
     relation: NeighboringRelation
     public_units: int | None
     owned: bool
+
+    @classmethod
+    def asked(
+        cls,
+        given: Arguments,
+        *,
+        target_epsilon: object,
+        target_delta: object,
+        num_steps: object,
+        expected_batch_size: object,
+        max_grad_norm: object,
+        relation: object,
+        public_units: object,
+        owned: bool,
+    ) -> "PrivacyTarget":
+        """Read what a script asks for, and note in `given` what is wrong with it."""
+        chosen = given.choice("relation", relation, list(NeighboringRelation))
+        return cls(
+            target_epsilon=given.number("target_epsilon", target_epsilon, above=0),
+            target_delta=given.number("target_delta", target_delta, above=0, below=1),
+            num_steps=given.whole("num_steps", num_steps, least=1),
+            expected_batch_size=given.whole(
+                "expected_batch_size", expected_batch_size, least=1
+            ),
+            max_grad_norm=given.number("max_grad_norm", max_grad_norm, above=0),
+            relation=NeighboringRelation(chosen),
+            public_units=given.public_units(public_units),
+            owned=owned,
+        )
 
     def plan(self, data: UnitDataset, *, before: PrivacyLedger) -> GradientPlan:
         """Find the noise for which all of it, with what was spent before, costs that.
@@ -97,6 +127,28 @@ class PrivacyTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Numbers that cannot change what is claimed; see `dptune.make_private`."""
+
+    max_tokens: int
+    pad_token_id: int
+    max_rows_per_unit: int
+    physical_batch_size: int
+    block_size: int
+    seed: int | None
+
+    @classmethod
+    def asked(cls, given: Arguments, *, seed: object, **sizes: object) -> "Sizes":
+        """Read them, and note in `given` what is wrong with them."""
+        found = {
+            name: given.whole(name, value, least=0 if name == "pad_token_id" else 1)
+            for name, value in sizes.items()
+        }
+        drawn = None if seed is None else given.whole("seed", seed, most=2**64 - 1)
+        return cls(seed=drawn, **found)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Account:
     """Charges blocks of one training to a journal, before their noise is drawn.
 
@@ -153,6 +205,32 @@ class Account:
 def unit_of(target: PrivacyTarget) -> PrivacyUnit:
     """Return what one neighbor changes: all rows of an owner, or one row."""
     return PrivacyUnit.USER if target.owned else PrivacyUnit.RECORD
+
+
+def refuse_lost_charges(account: Account, before: PrivacyLedger, steps: int) -> None:
+    """Refuse a checkpoint that has taken steps which its journal has not paid for.
+
+    Args:
+        account: of the training.
+        before: what its journal holds.
+        steps: that the checkpoint has taken.
+
+    Raises:
+        ArtifactError: charges are missing, or are of another plan.
+    """
+    plan = account.plan
+    paid = sum(
+        entry.num_steps
+        for entry in before.entries
+        if (entry.sample_rate, entry.noise_multiplier)
+        == (plan.sample_rate, plan.noise_multiplier)
+    )
+    if paid < steps:
+        raise ArtifactError(
+            f"{account.journal.path.name} must hold the {steps} steps that the "
+            f"checkpoint beside it has taken, got {paid} of this plan. Restore it, or "
+            "name a new folder."
+        )
 
 
 def open_journal(

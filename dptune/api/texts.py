@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
+from dptune.api.arguments import Arguments
 from dptune.detection.engine import DetectionEngine, build_engine
 from dptune.detection.recognizer import Tier
-from dptune.errors import ConfigError
 from dptune.redaction.engine import redact_text
 from dptune.redaction.operators import KEYED, Operator
 from dptune.text import Span
@@ -36,8 +36,11 @@ def detect(
     >>> [(span.start, span.end, span.entity_type) for span in found]
     [(9, 31, 'EMAIL')]
     """
-    _check(texts)
-    return _engine(_tier(tier)).detect(texts)
+    given = Arguments()
+    given.texts("texts", texts)
+    chosen = given.choice("tier", tier, list(Tier))
+    given.check()
+    return _engine(Tier(chosen)).detect(texts)
 
 
 def redact(
@@ -64,30 +67,21 @@ def redact(
     >>> redact(["write to grace.hill@example.org"], operator="typed", tier="low_entity")
     ['write to <EMAIL>']
     """
+    given = Arguments()
+    given.texts("texts", texts)
     known = [one.value for one in Operator if one not in {*KEYED, Operator.PARTIAL}]
-    if operator not in known:
-        raise ConfigError(
-            f"operator must be one of {', '.join(known)}, got {operator}. Those that "
-            "need a key or settings go into redaction.operators of a configuration."
-        )
+    way = (
+        "Those that need a key or settings go into redaction.operators of a "
+        "configuration."
+    )
+    chosen = Operator(given.choice("operator", operator, known, next_step=way))
+    given.choice("tier", tier, list(Tier))
+    given.check()
     found = detect(texts, tier=tier)
     return [
-        redact_text(text, spans, Operator(operator)).text
+        redact_text(text, spans, chosen).text
         for text, spans in zip(texts, found, strict=True)
     ]
-
-
-def _check(texts: object) -> None:
-    """Refuse one text, which is a sequence of texts of a letter each."""
-    if isinstance(texts, str):
-        raise ConfigError("texts must be a list of texts, got one. Put it into a list.")
-
-
-def _tier(name: Tier | str) -> Tier:
-    """Return a tier by its name."""
-    if name not in list(Tier):
-        raise ConfigError(f"tier must be one of {', '.join(Tier)}, got {name}.")
-    return Tier(name)
 
 
 @lru_cache(maxsize=len(Tier))

@@ -3,21 +3,39 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
+import torch
 from torch import nn
 
 from dptune.accounting.certificates import Certificate
-from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.api.private import Loss, loss_of
-from dptune.api.rows import Rows, units_of
-from dptune.api.target import Account, PrivacyTarget, Spend, open_journal
+from dptune.api.arguments import Arguments
+from dptune.api.private import DTYPES, Loss, loss_of
+from dptune.api.rows import Rows, check_kind, units_of
+from dptune.api.target import (
+    Account,
+    PrivacyTarget,
+    Sizes,
+    Spend,
+    open_journal,
+    refuse_lost_charges,
+)
+from dptune.dpsgd.checkpoint import steps_taken
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.trainer import StepProgress, TrainingOutcome, train_stage
 from dptune.privacy import NeighboringRelation
 
 JOURNAL = "ledger.jsonl"
+_OPTIMIZERS: Final[dict[str, Literal["adamw", "sgd"]]] = {
+    "adamw": "adamw",
+    "sgd": "sgd",
+}
+_SCHEDULES: Final[dict[str, Literal["constant", "linear", "cosine"]]] = {
+    "constant": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,25 +145,52 @@ def train(
     >>> done.outcome.num_steps, done.certificate.epsilon <= 8.0
     (3, True)
     """
-    home = Path(folder)
-    target = PrivacyTarget(
+    given = Arguments()
+    home = given.place("folder", folder, what="folder")
+    target = PrivacyTarget.asked(
+        given,
         target_epsilon=target_epsilon,
         target_delta=target_delta,
         num_steps=num_steps,
         expected_batch_size=expected_batch_size,
         max_grad_norm=max_grad_norm,
-        relation=NeighboringRelation(relation),
+        relation=relation,
         public_units=public_units,
         owned=owners is not None,
     )
+    sizes = Sizes.asked(
+        given,
+        max_tokens=max_tokens,
+        pad_token_id=pad_token_id,
+        max_rows_per_unit=max_rows_per_unit,
+        physical_batch_size=physical_batch_size,
+        block_size=block_size,
+        seed=seed,
+    )
+    settings = OptimizerSettings(
+        name=_OPTIMIZERS[given.choice("optimizer", optimizer, list(_OPTIMIZERS))],
+        learning_rate=given.number("learning_rate", learning_rate, above=0),
+        schedule=_SCHEDULES[given.choice("schedule", schedule, list(_SCHEDULES))],
+    )
+    precision = DTYPES[given.choice("dtype", dtype, list(DTYPES))]
+    given.kind("model", model, nn.Module)
+    given.kind("gradient_checkpointing", gradient_checkpointing, bool)
+    for name, value in (("loss", loss), ("on_step", on_step), ("spend", spend)):
+        given.function(name, value)
+    _check_device(given, device)
+    with given.also():
+        check_kind(data, owners)
+    given.check()
     units = units_of(
         data,
         owners=owners,
-        max_rows_per_unit=max_rows_per_unit,
-        max_tokens=max_tokens,
+        max_rows_per_unit=sizes.max_rows_per_unit,
+        max_tokens=sizes.max_tokens,
     )
     fingerprint = units.digest()
-    opened, _ = open_journal(home / JOURNAL, fingerprint=fingerprint, target=target)
+    opened, before = open_journal(
+        home / JOURNAL, fingerprint=fingerprint, target=target
+    )
     account = Account(
         target=target,
         plan=target.plan(units, before=PrivacyLedger()),
@@ -155,27 +200,36 @@ def train(
         fixed_seed=seed is not None,
         stage="train",
     )
+    checkpoint = home / "checkpoint"
+    refuse_lost_charges(account, before, steps_taken(checkpoint))
     outcome = train_stage(
         model,
         units,
         plan=account.plan,
-        num_steps=num_steps,
-        optimizer=OptimizerSettings(
-            name=optimizer, learning_rate=learning_rate, schedule=schedule
-        ),
-        physical_batch_size=physical_batch_size,
-        pad_token_id=pad_token_id,
-        loss_normalizer=float(max_tokens),
-        checkpoint_dir=home / "checkpoint",
-        block_size=block_size,
+        num_steps=target.num_steps,
+        optimizer=settings,
+        physical_batch_size=sizes.physical_batch_size,
+        pad_token_id=sizes.pad_token_id,
+        loss_normalizer=float(sizes.max_tokens),
+        checkpoint_dir=checkpoint,
+        block_size=sizes.block_size,
         charge=account.charge,
         on_step=on_step,
-        seed=seed,
+        seed=sizes.seed,
         device=device,
-        dtype=dtype,
-        record_loss=loss_of(loss, units, max_tokens=max_tokens),
+        dtype=precision,
+        record_loss=loss_of(loss, units, max_tokens=sizes.max_tokens),
         gradient_checkpointing=gradient_checkpointing,
-        max_tokens=max_tokens,
+        max_tokens=sizes.max_tokens,
     )
-    ledger = LedgerJournal(home / JOURNAL).read()
+    ledger = opened.read()
     return Trained(certificate=account.certificate(), ledger=ledger, outcome=outcome)
+
+
+def _check_device(given: Arguments, device: object) -> None:
+    """Note that torch has no such device here."""
+    try:
+        torch.empty(0, device=device)  # type: ignore[call-overload]
+    except (RuntimeError, AssertionError, TypeError, ValueError):
+        shown = ascii(device)[:60] if isinstance(device, str) else type(device).__name__
+        given.refuse("device", f"must be a device that torch has here, got {shown}.")

@@ -193,6 +193,13 @@ def load_checkpoint(
     return state
 
 
+def steps_taken(checkpoint_dir: Path) -> int:
+    """Return the step of the last checkpoint; 0 where there is none."""
+    names = [folder.name for folder in checkpoint_dir.glob(f"{_PREFIX}*")]
+    steps = [name.removeprefix(_PREFIX) for name in names]
+    return max((int(step) for step in steps if step.isdigit()), default=0)
+
+
 def load_controller(checkpoint_dir: Path) -> dict[str, Tensor]:
     """Return the state of the controller in the last checkpoint.
 

@@ -1,12 +1,14 @@
 """Texts, claims and training by name: what they are made of, and what they refuse."""
 
 import math
+import shutil
 
 import pytest
 import torch
 
 import dptune
 from dptune.accounting.accountants import epsilon
+from dptune.api import training
 from dptune.api.private import LossOfScript
 from dptune.dpsgd.plan import GradientPlan
 from dptune.errors import (
@@ -73,6 +75,43 @@ def test_folder_of_another_training_is_refused_before_anything_is_charged(tmp_pa
         dptune.train(tiny_model(), ROWS[:30], folder=tmp_path, **WANTED)
     journal = (tmp_path / "ledger.jsonl").read_text().splitlines()
     assert len(journal) == len(done.ledger.entries)
+
+
+def without_its_journal(folder, *, other=None):
+    """Take the journal of a training away, or put another one in its place."""
+    for file in folder.glob("ledger.jsonl*"):
+        file.unlink()
+    for file in other.glob("ledger.jsonl*") if other else ():
+        shutil.copy(file, folder)
+
+
+def lost(tmp_path, change):
+    """A training that has ended, without its journal or with a cheaper one."""
+    home, cheap = tmp_path / "home", tmp_path / "cheap"
+    dptune.train(tiny_model(), ROWS, folder=home, **WANTED)
+    if change == "exchanged":
+        asked = WANTED | {"target_epsilon": 0.5}
+        dptune.train(tiny_model(), ROWS, folder=cheap, **asked)
+    without_its_journal(home, other=cheap if change == "exchanged" else None)
+    return home
+
+
+@pytest.mark.parametrize("change", ["deleted", "exchanged"])
+def test_checkpoint_without_what_paid_for_it_is_refused(tmp_path, change):
+    home = lost(tmp_path, change)
+    with pytest.raises(ArtifactError, match="4 steps"):
+        dptune.train(tiny_model(), ROWS, folder=home, **WANTED)
+
+
+@pytest.mark.parametrize("change", ["deleted", "exchanged"])
+def test_twin_that_counts_no_steps_claims_less_than_was_drawn(
+    tmp_path, monkeypatch, change
+):
+    home = lost(tmp_path, change)
+    monkeypatch.setattr(training, "steps_taken", lambda _: 0)
+    done = dptune.train(tiny_model(), ROWS, folder=home, **WANTED)
+    assert done.outcome.num_steps == 4
+    assert done.certificate.epsilon <= 0.5
 
 
 def test_loss_of_a_script_is_known_by_its_name_in_every_process():
@@ -142,12 +181,12 @@ def test_one_text_is_no_list_of_texts():
 
 @pytest.mark.parametrize("operator", ["pseudonym", "encrypt", "partial", "blank"])
 def test_operator_that_needs_a_key_is_refused(operator):
-    with pytest.raises(ConfigError, match="operator must be one of"):
+    with pytest.raises(ConfigError, match="operator: must be one of"):
         dptune.redact(["x"], operator=operator)
 
 
 def test_tier_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="tier must be one of"):
+    with pytest.raises(ConfigError, match="tier: must be one of"):
         dptune.detect(["x"], tier="all")
 
 
