@@ -262,7 +262,13 @@ def _ended(trainer: PrivateTraining) -> tuple[ScriptRun, PreTrainedTokenizerFast
     """Return the run and the tokenizer of a training that can be measured."""
     run, tokenizer = trainer.script_run, trainer.processing_class
     problems = []
-    if run is None or not (run.folder / "certificate.json").exists():
+    if not trainer.ranks.is_alone:
+        message = (
+            "must be measured in one process: start the script again without a "
+            "launcher, with all units of a step in its arguments, and resume."
+        )
+        problems.append(Problem(path="trainer", message=message))
+    elif run is None or not (run.folder / "certificate.json").exists():
         message = "must have trained to the end: call train() first."
         problems.append(Problem(path="trainer", message=message))
     elif run.rows.data.labels is not None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from dptune.dpsgd.distributed import held
 from dptune.errors import PrivacyError
 
 _HOOKS: Final = (
@@ -47,12 +48,20 @@ class StepGuard:
         Raises:
             PrivacyError: something was put around it, or is trained beside it.
         """
+        self.check_model(model)
+        self._check_covered(optimizer)
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse another model than the one that was checked.
+
+        Raises:
+            PrivacyError: something was put around it.
+        """
         if _checked(model) != self._checked:
             raise PrivacyError(
                 "the model must be trained as it was checked, but something has put "
                 "another forward pass around it. Wrap it before the trainer is made."
             )
-        self._check_covered(optimizer)
 
     @contextmanager
     def watching(self, optimizer: Any) -> Iterator[None]:  # noqa: ANN401
@@ -123,10 +132,13 @@ class StepGuard:
 
 def _marks(values: list[Any]) -> list[tuple[object, ...]]:
     """Tell tensors from what they are once something has written to them."""
-    return [
-        () if value is None else (id(value), value.data_ptr(), value._version)
-        for value in values
-    ]
+    return [() if value is None else _mark(value) for value in values]
+
+
+def _mark(value: Tensor) -> tuple[object, ...]:
+    """Tell a tensor, or a rank's part of one, from what is written to it."""
+    part = held(value.detach())
+    return id(value), part.data_ptr(), value._version, part._version
 
 
 def _hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:

@@ -109,7 +109,7 @@ class CertificateCallback(TrainerCallback):
     """Logs epsilon so far while a `DPTrainer` trains, and its certificate at the end.
 
     The curve is computed from what is paid in `output_dir/privacy`, whole blocks of
-    steps, and is never below what was spent.
+    steps, and is never below what was spent. Of several ranks the first one logs.
 
     Args:
         run_id: of MLflow; the active run by default.
@@ -125,11 +125,13 @@ class CertificateCallback(TrainerCallback):
     def on_train_begin(
         self,
         args: TrainingArguments,  # noqa: ARG002 - of the interface
-        state: TrainerState,  # noqa: ARG002
+        state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Find the run, before a step is paid."""
+        if not state.is_world_process_zero:
+            return
         active = mlflow.active_run()
         self._run = self._run or (active.info.run_id if active else "")
         if not self._run:
@@ -143,6 +145,8 @@ class CertificateCallback(TrainerCallback):
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Log what is paid, if that is more than the last time."""
+        if not state.is_world_process_zero:
+            return
         folder = _folder(args)
         paid = sum(1 for _ in (folder / "ledger.jsonl").open("rb"))
         if paid <= self._paid:
@@ -154,11 +158,13 @@ class CertificateCallback(TrainerCallback):
     def on_train_end(
         self,
         args: TrainingArguments,
-        state: TrainerState,  # noqa: ARG002
+        state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Log the certificate of all that was paid."""
+        if not state.is_world_process_zero:
+            return
         log_certificate(certificate_of(_folder(args)), run_id=self._run)
 
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
-from torch import nn
 
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
@@ -42,7 +41,6 @@ from dptune.files import replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
 from dptune.integrations.rows import UnitRows
-from dptune.models.digest import weights_digest
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, UnitsFrom
 from dptune.recipes import Recipe, StageSettings, View
@@ -187,6 +185,11 @@ class ScriptRun:
                 "training ends. Finish the training first."
             )
         return BudgetReport.model_validate_json(file.read_text(encoding="utf-8"))
+
+    @property
+    def id(self) -> str:
+        """Which training this folder holds; empty before it begins."""
+        return str(_read(self.folder / "run.json").get("run", ""))
 
     @property
     def weights(self) -> str:
@@ -348,14 +351,13 @@ class ScriptRun:
             block_size=self.privacy.block_size,
             seeded=self.privacy.seed is not None,
         )
-        run = _read(self.folder / "run.json").get("run", "")
         return Request(
             units=UnitSet.of(
                 self.rows.unit_ids, key=budget.key, data_set=budget.data_set
             ),
             privacy_unit=PrivacyUnit(self.privacy.privacy_unit),
             id_kind=IdKind.SOURCE if self.rows.are_named else IdKind.POSITION,
-            run_key=hashlib.sha256(f"{run} {self.digest}".encode()).hexdigest(),
+            run_key=hashlib.sha256(f"{self.id} {self.digest}".encode()).hexdigest(),
             recipe=self.plan.recipe,
             planned=planned,
             spare=spare,
@@ -391,17 +393,18 @@ class ScriptRun:
             relation=NeighboringRelation(self.privacy.relation),
         )
 
-    def finish(self, model: nn.Module) -> Certificate:
-        """Write certificate, card, and whose weights they are about; tell listeners."""
+    def finish(self, weights: str) -> None:
+        """Write certificate, card, and whose weights they are about.
+
+        Args:
+            weights: digest of the weights that the training ended with.
+        """
         found = self.certificate()
-        run = _read(self.folder / "run.json") | {"weights": weights_digest(model)}
+        run = _read(self.folder / "run.json") | {"weights": weights}
         _write(self.folder / "run.json", json.dumps(run))
         card = script_card(found, self.plan)
         _write(self.folder / "certificate.json", found.model_dump_json(indent=1))
         _write(self.folder / "CARD.md", card)
-        if (told := _ISSUED.get()) is not None:
-            told.append(found)
-        return found
 
 
 def certificate_of(folder: Path) -> Certificate:
@@ -432,6 +435,12 @@ def _certificate(
 
 
 _ISSUED: ContextVar[list[Certificate] | None] = ContextVar("issued", default=None)
+
+
+def announce(certificate: Certificate) -> None:
+    """Tell whoever collects certificates that a training has ended."""
+    if (told := _ISSUED.get()) is not None:
+        told.append(certificate)
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from dptune.errors import ArtifactError
 
@@ -70,8 +71,13 @@ def weights_digest(model: nn.Module) -> str:
 
     It tells models apart where no directory names them; it is not `model_digest`.
     """
+    return tensors_digest(model.state_dict())
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Compute the `weights_digest` of a model whose tensors are these, by name."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         header = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
         body = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         _add(digest, header.encode(), body.cpu().numpy().data)
