@@ -1,6 +1,6 @@
 """What a script does on two ranks that torchrun starts; tests compare it with one.
 
-    torchrun --standalone --nproc-per-node 2 --max-restarts 1 -m tests.script_ranks FOLDER
+    torchrun --standalone --nproc-per-node 2 --max-restarts 2 -m tests.script_ranks OUT
 
 Processes are started once, for all scenarios together: importing torch and transformers
 takes most of the time. In the first start the second rank is killed while it trains,
@@ -8,10 +8,12 @@ and the agent starts both again. Every rank writes what it got to
 `<scenario>.<rank>.safetensors` or `.json`. Twins are planted here.
 """
 
+import copy
 import json
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +27,10 @@ from transformers import TrainerCallback, TrainingArguments
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.dpsgd import steps as engine_steps
-from dptune.dpsgd.distributed import Ranks, ReplicatedSums, gathered
+from dptune.dpsgd.distributed import Ranks, ReplicatedSums, gathered, held
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.noise import IndependentNoise
-from dptune.errors import BudgetExceededError, DptuneError
+from dptune.errors import BudgetExceededError, DptuneError, PrivacyError
 from dptune.integrations import private_training
 from dptune.integrations.script_run import ScriptRun
 from dptune.integrations.transformers import DPTrainer
@@ -57,6 +59,10 @@ class Watch(TrainerCallback):
 
     def __init__(self):
         self.steps = []
+        self.losses = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.losses += [logs["loss"]] if "loss" in logs else []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         found = [gathered(p.grad).flatten() for p in model.parameters()]
@@ -112,8 +118,7 @@ def journal(folder):
 
 def watched(folder, *, processes, patches=(), **changes):
     """Train with eyes on every step: released gradients, and what came when."""
-    watch, events = Watch(), []
-    drawn, charging = Ranks.drawn, ScriptRun.charging
+    watch, events, drawn = Watch(), [], Ranks.drawn
 
     def seen_draw(self, draw):
         found = drawn(self, draw)
@@ -133,12 +138,11 @@ def watched(folder, *, processes, patches=(), **changes):
             plant(patch)
         trainer = make(folder, processes=processes, callbacks=[watch], **changes)
         trainer.train()
-    assert charging is ScriptRun.charging
     figures = {
         "events": events,
         "paid": journal(Path(folder)),
         "certificate": trainer.certificate.model_dump(mode="json"),
-        "losses": [e["loss"] for e in trainer.state.log_history if "loss" in e],
+        "losses": watch.losses,
         "weights": type(trainer.model).__name__,
     }
     return trainer, torch.stack(watch.steps), figures
@@ -154,7 +158,7 @@ def _sums(folder, rank):
     for name, changes in SUMS.items():
         trainer, sums, figures = watched(folder / name, processes=2, **changes)
         trainer.save_model(str(folder / name / "saved"))
-        held_out = Dataset.from_list(make_rows(9, seed=5))
+        held_out = Dataset.from_list(make_rows(16, seed=5, length=6))
         figures["evaluated"] = trainer.evaluate(held_out)["eval_loss"]
         _keep(folder, name, rank, sums, figures)
 
@@ -225,10 +229,10 @@ def clip_of_parts(patch):
     batches = Feed.batches
 
     def parts(self, indices):
+        data = copy.copy(self.data)  # a part of each unit, which no data set may be
         units = tuple(rows[self.ranks.rank :: 2] for rows in self.data.units)
-        mine = replace(self, data=replace(self.data, units=units))
-        mine = replace(mine, ranks=Ranks())
-        return batches(mine, indices)
+        object.__setattr__(data, "units", units)
+        return batches(replace(self, data=data, ranks=Ranks()), indices)
 
     patch.setattr(Feed, "batches", parts)
 
@@ -281,7 +285,7 @@ def _refusals(folder, rank):
         "model": {"model": _frozen(rank)},
         "output_dir": {},
         "budget": {"patches": (_empty_budget,)},
-        "empty-fsdp": {"fsdp": True, "fsdp_config": {"state_dict_type": "LOCAL"}},
+        "fsdp": {"fsdp": True, "fsdp_config": {"state_dict_type": "LOCAL"}},
     }
     for name, changes in other.items():
         home = folder / f"refused-{name}"
@@ -308,8 +312,6 @@ def _empty_budget(patch):
         raise BudgetExceededError("no budget left")
         yield
 
-    from contextlib import contextmanager
-
     patch.setattr(ScriptRun, "charging", contextmanager(reserve))
 
 
@@ -321,37 +323,106 @@ class KillSecond(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _killed(folder, rank, start):
-    """Go on from the checkpoint of the first start, which is killed in a step."""
-    for name, fsdp in (("killed-ddp", None), ("killed-fsdp", True)):
-        home = folder / name
-        again = (home / "checkpoint-3" / "trainer_state.json").exists()
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+class StopAll(TrainerCallback):
+    """Ends the training of all ranks before the optimizer acts on a paid step."""
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            raise Killed
+
+
+def _killed(folder, rank):
+    """Go on from the checkpoint of the first start, whose second rank is killed."""
+    home = folder / "killed"
+    again = (home / "checkpoint-3" / "trainer_state.json").exists()
+    trainer = make(
+        home,
+        processes=2,
+        privacy=asked(block_size=2),
+        callbacks=[] if again else [KillSecond()],
+    )
+    trainer.train(resume_from_checkpoint=again or None)
+    _told(folder / f"killed.{rank}.json", trainer, home)
+
+
+def _told(file, trainer, home):
+    figures = {
+        "steps": trainer.state.global_step,
+        "paid": journal(home),
+        "certificate": trainer.certificate.model_dump(mode="json"),
+    }
+    file.write_text(json.dumps(figures))
+
+
+def _resumed(folder, rank):
+    """Shard, stop, and go on from a checkpoint of parts that was stored whole."""
+    for name in ("resumed", "left"):
+        home, known = folder / name, asked(**KNOWN)
+        stopped = {"fsdp": True, "optim": "adamw_torch", "callbacks": [StopAll()]}
+        trainer = make(home, processes=2, privacy=known, **stopped)
+        with pytest.MonkeyPatch.context() as patch:
+            silent(patch)
+            with pytest.raises(Killed):
+                trainer.train()
+    with pytest.MonkeyPatch.context() as patch:
+        silent(patch)
         trainer = make(
-            home,
+            folder / "resumed",
             processes=2,
-            fsdp=fsdp,
-            privacy=asked(block_size=2),
-            callbacks=[] if again else [KillSecond()],
+            privacy=asked(**KNOWN),
+            fsdp=True,
+            optim="adamw_torch",
         )
-        done = trainer.train(resume_from_checkpoint=again or None)
-        figures = {
-            "start": start,
-            "steps": done.global_step,
-            "paid": journal(home),
-            "certificate": trainer.certificate.model_dump(mode="json"),
-        }
-        (folder / f"{name}.{rank}.json").write_text(json.dumps(figures))
+        trainer.train(resume_from_checkpoint=True)
+        trainer.save_model()
+    _told(folder / f"resumed.{rank}.json", trainer, folder / "resumed")
 
 
-def main(folder):
-    """Run all scenarios on this rank."""
+class WriteWeights(TrainerCallback):
+    """Writes to this rank's part of a weight between two steps."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        with torch.no_grad():
+            held(next(model.parameters())).add_(1.0)
+
+
+class WriteGradients(TrainerCallback):
+    """Writes to this rank's part of a released gradient."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        held(next(model.parameters()).grad).mul_(2.0)
+
+
+def _meddled(folder, rank):
+    """Callbacks that write to parts of weights or gradients."""
+    for callback in (WriteWeights(), WriteGradients()):
+        for fsdp in (None, True):
+            name = f"{type(callback).__name__}-{'fsdp' if fsdp else 'ddp'}"
+            with pytest.MonkeyPatch.context() as patch:
+                unchecked(patch)
+                trainer = make(
+                    folder / name, processes=2, fsdp=fsdp, callbacks=[callback]
+                )
+                with pytest.raises(PrivacyError) as caught:
+                    trainer.train()
+            (folder / f"{name}.{rank}.json").write_text(json.dumps(str(caught.value)))
+
+
+SCENARIOS = (_killed, _sums, _resumed, _noise, _twins, _meddled, _refusals)
+
+
+def main(folder, *names):
+    """Run all scenarios on this rank, or those that are named."""
     rank = int(os.environ["RANK"])
-    start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    _killed(folder, rank, start)
-    for scenario in (_sums, _noise, _twins, _refusals):
-        scenario(folder, rank)
+    for scenario in SCENARIOS:
+        if not names or scenario.__name__ in names:
+            scenario(folder, rank)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

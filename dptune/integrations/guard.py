@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from dptune.dpsgd.distributed import held
@@ -137,7 +138,8 @@ def _marks(values: list[Any]) -> list[tuple[object, ...]]:
 
 def _mark(value: Tensor) -> tuple[object, ...]:
     """Tell a tensor, or a rank's part of one, from what is written to it."""
-    part = held(value.detach())
+    with torch.no_grad():  # else a part is a view whose writes are counted apart
+        part = held(value)
     return id(value), part.data_ptr(), value._version, part._version
 
 

@@ -171,13 +171,15 @@ class RankedTraining:
 
 def _whole_optimizer(optimizer: torch.optim.Optimizer, ranks: Ranks) -> dict[str, Any]:
     """Gather the state of an optimizer of parts; only the first rank keeps it."""
-    found = optimizer.state_dict()
-    for entries in found["state"].values():
+    found = optimizer.state_dict()  # whose inner dictionaries are the optimizer's own
+    state: dict[int, dict[str, Any]] = {}
+    for index, entries in found["state"].items():
+        state[index] = {}
         for key, value in entries.items():
-            if isinstance(value, Tensor):
-                whole = gathered(value)
-                entries[key] = whole.cpu() if ranks.is_first else None
-    return found
+            whole = gathered(value).cpu() if isinstance(value, Tensor) else value
+            if ranks.is_first:
+                state[index][key] = whole
+    return found | {"state": state}
 
 
 def _parts_of_optimizer(

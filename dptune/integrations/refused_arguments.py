@@ -254,7 +254,8 @@ def _process_problems(args: TrainingArguments) -> list[Problem]:
     """Refuse devices and processes that are no ranks of one group."""
     found = []
     started = get_cpu_distributed_information().world_size
-    joined = dist.get_world_size() if dist.is_initialized() else 1
+    has_group = dist.is_available() and dist.is_initialized()
+    joined = dist.get_world_size() if has_group else 1
     if args.n_gpu > 1:
         found.append(
             Problem(
