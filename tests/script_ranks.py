@@ -118,24 +118,23 @@ def journal(folder):
 
 def watched(folder, *, processes, patches=(), **changes):
     """Train with eyes on every step: released gradients, and what came when."""
-    watch, events, drawn = Watch(), [], Ranks.drawn
-
-    def seen_draw(self, draw):
-        found = drawn(self, draw)
-        events.append(["draw", found.tolist()])
-        return found
-
+    watch, events = Watch(), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ranks, "drawn", seen_draw)
-        honest = LedgerJournal.charge
-
-        def seen_charge(self, entry):
-            honest(self, entry)
-            events.append(["charge", entry.num_steps])
-
-        patch.setattr(LedgerJournal, "charge", seen_charge)
         for plant in patches:
             plant(patch)
+        drawn, charge = Ranks.drawn, LedgerJournal.charge
+
+        def seen_draw(self, draw):
+            found = drawn(self, draw)
+            events.append(["draw", found.tolist()])
+            return found
+
+        def seen_charge(self, entry):
+            charge(self, entry)
+            events.append(["charge", entry.num_steps])
+
+        patch.setattr(Ranks, "drawn", seen_draw)
+        patch.setattr(LedgerJournal, "charge", seen_charge)
         trainer = make(folder, processes=processes, callbacks=[watch], **changes)
         trainer.train()
     figures = {

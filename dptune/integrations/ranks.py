@@ -116,15 +116,14 @@ class RankedTraining:
         if not self._is_sharded:
             return dict(self.model.state_dict())
         self.close_weights()
-        found: dict[int, Tensor] = {}
         state = self.model.state_dict(keep_vars=True)
+        found: dict[int, Tensor | None] = {}
         for value in state.values():
             if id(value) not in found:
                 whole = gathered(value.detach())
-                found[id(value)] = whole.cpu() if self.ranks.is_first else whole[:0]
-        if not self.ranks.is_first:
-            return {}
-        return {name: found[id(value)] for name, value in state.items()}
+                found[id(value)] = whole.cpu() if self.ranks.is_first else None
+        named = ((name, found[id(value)]) for name, value in state.items())
+        return {name: whole for name, whole in named if whole is not None}
 
     def save_model(
         self,

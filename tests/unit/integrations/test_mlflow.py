@@ -5,6 +5,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 import dptune
 from dptune.errors import ConfigError
@@ -93,3 +94,13 @@ def test_training_without_a_run_ends_before_it_pays(tracked, tmp_path):
     with pytest.raises(ConfigError, match=r"start_run"):
         trained_script(tmp_path / "out", callbacks=[CertificateCallback()])
     assert not Path(tmp_path, "out", "privacy", "ledger.jsonl").exists()
+
+
+def test_ranks_behind_the_first_one_log_nothing(tracked, tmp_path):
+    callback = CertificateCallback()
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    other = TrainerState(is_world_process_zero=False)
+    for event in ("on_train_begin", "on_log", "on_train_end"):
+        getattr(callback, event)(args, other, TrainerControl())
+    with pytest.raises(ConfigError):  # the first one looks for a run
+        callback.on_train_begin(args, TrainerState(), TrainerControl())
