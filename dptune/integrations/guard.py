@@ -106,8 +106,8 @@ class StepGuard:
         """Refuse to train what the clip does not cover, before the step is paid."""
         there = list(self._model.parameters())
         now = [id(p) for p in there if p.requires_grad]
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        foreign = held - set(map(id, there))
+        optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        foreign = optimized - set(map(id, there))
         if now != [id(p) for p in self._trained] or foreign:
             raise PrivacyError(
                 "what is trained must stay what the clip covers, but parameters were "
@@ -145,8 +145,8 @@ def _mark(value: Tensor) -> tuple[object, ...]:
 
 def _hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """List what is called beside every module."""
-    held = (vars(module) for module in modules)
-    return [dict(fields[hooks]) for fields in held for hooks in _HOOKS]
+    parts = (vars(module) for module in modules)
+    return [dict(fields[hooks]) for fields in parts for hooks in _HOOKS]
 
 
 def _checked(model: nn.Module) -> tuple[object, ...]:
