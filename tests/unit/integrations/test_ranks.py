@@ -246,3 +246,24 @@ def test_parts_are_stored_whole_for_any_number_of_ranks(two, tmp_path, monkeypat
 def test_callbacks_that_write_to_a_ranks_part_are_refused(two, name, words, layout):
     for rank in (0, 1):
         assert words in figures(two, f"{name}-{layout}", rank)
+
+
+@pytest.mark.slow
+def test_script_is_started_by_accelerate_too(tmp_path):
+    launch = (
+        "-m accelerate.commands.launch --cpu --num_processes 2 --num_machines 1 "
+        "--mixed_precision no --dynamo_backend no -m tests.script_ranks"
+    )
+    done = subprocess.run(
+        [sys.executable, *launch.split(), str(tmp_path), "_noise"],
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in ("noise-ddp", "noise-fsdp"):
+        first, second = (sums(tmp_path, name, rank) for rank in (0, 1))
+        assert torch.equal(first, second)
+        assert figures(tmp_path, name)["paid"] == [2]

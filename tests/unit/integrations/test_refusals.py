@@ -1,5 +1,7 @@
 """Misuses of a script: each is refused by name, and nothing is charged for it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from dptune.errors import ConfigError, DptuneError, ModelError, PrivacyError
-from dptune.integrations import private_training
+from dptune.integrations import private_training, refused_arguments
 from dptune.integrations.transformers import DPTrainer
 from tests.support import models
 from tests.unit.integrations.conftest import asked, make_rows, pad
@@ -136,12 +138,13 @@ def test_forms_of_sharding_that_the_engine_does_not_have_are_refused(
 
 
 def test_processes_that_do_not_find_each_other_are_refused(script, paid, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")  # of a launcher, on a CPU without use_cpu
-
-    class Lonely(TrainingArguments):
-        world_size = 1
-
-    refused(script, paid, "got 1 where 2 were started", args_class=Lonely)
+    # a launcher on the CPU, of which TrainingArguments without use_cpu know nothing
+    monkeypatch.setattr(
+        refused_arguments,
+        "get_cpu_distributed_information",
+        lambda: SimpleNamespace(world_size=2),
+    )
+    refused(script, paid, "got 1 where 2 were started")
 
 
 def test_model_that_is_spread_over_processes_already_is_refused(script, paid):
@@ -152,7 +155,7 @@ def test_model_that_is_spread_over_processes_already_is_refused(script, paid):
     refused(script, paid, "spread over processes", model=wrapped)
 
 
-@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
+@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.MEGATRON_LM])
 def test_launcher_that_wraps_the_model_is_refused(script, paid, kind):
     trainer = script()
     trainer.accelerator.state.distributed_type = kind
