@@ -33,7 +33,7 @@ References:
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -59,26 +59,30 @@ class Ranks:
     Args:
         rank: from 0.
         size: number of processes.
+        messages: group that carries tensors on the CPU; None is the default one.
     """
 
     rank: int = 0
     size: int = 1
+    messages: "dist.ProcessGroup | None" = field(
+        default=None, repr=False, compare=False
+    )
 
     @classmethod
     def current(cls) -> Self:
         """Return this process's place in the initialised group; alone without one.
 
-        Raises:
-            ConfigError: the group cannot carry tensors on the CPU.
+        Collective where the group carries no tensors on the CPU, as one of NCCL alone:
+        a second one of the same processes carries messages then.
         """
         if not dist.is_available() or not dist.is_initialized():
             return cls()
-        if "cpu:" not in (config := dist.get_backend_config()):
-            raise ConfigError(
-                f"the process group must carry CPU tensors, got backends {config!r}. "
-                'Initialise it with "gloo", or with "cpu:gloo,cuda:nccl".'
-            )
-        return cls(rank=dist.get_rank(), size=dist.get_world_size())
+        carries = "cpu:" in dist.get_backend_config()
+        return cls(
+            rank=dist.get_rank(),
+            size=dist.get_world_size(),
+            messages=None if carries else dist.new_group(backend="gloo"),
+        )
 
     @property
     def is_first(self) -> bool:
@@ -103,13 +107,13 @@ class Ranks:
         if self.is_alone:
             return action() or 0
         if not self.is_first:
-            return _outcome(_broadcast(b""))
+            return _outcome(self._broadcast(b""))
         try:
             result = float(action() or 0)
         except Exception as error:
-            _broadcast(json.dumps(describe_error(error)).encode())
+            self._broadcast(json.dumps(describe_error(error)).encode())
             raise
-        _broadcast(json.dumps({"result": result.hex()}).encode())
+        self._broadcast(json.dumps({"result": result.hex()}).encode())
         return result
 
     def drawn(self, draw: Callable[[], UnitIndices]) -> UnitIndices:
@@ -117,14 +121,14 @@ class Ranks:
         if self.is_alone:
             return draw()
         payload = draw().tobytes() if self.is_first else b""
-        return np.frombuffer(_broadcast(payload), dtype=np.int64)
+        return np.frombuffer(self._broadcast(payload), dtype=np.int64)
 
     def total(self, *figures: float) -> tuple[float, ...]:
         """Add up figures over ranks."""
         if self.is_alone:
             return figures
         values = torch.tensor(figures, dtype=torch.float64)
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=self.messages)
         return tuple(values.tolist())
 
     def greatest(self, value: int) -> int:
@@ -132,8 +136,15 @@ class Ranks:
         if self.is_alone:
             return value
         values = torch.tensor([value])
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.messages)
         return int(values)
+
+    def differs(self, digest: str) -> bool:
+        """Whether the digest of any rank is another one than the first rank's."""
+        if self.is_alone:
+            return False
+        first = self._broadcast(digest.encode() if self.is_first else b"").decode()
+        return self.greatest(int(first != digest)) > 0
 
     def check_same(self, digest: str) -> None:
         """Refuse ranks that would compute different things.
@@ -141,10 +152,7 @@ class Ranks:
         Raises:
             ConfigError: the first rank has another digest than this or another one.
         """
-        if self.is_alone:
-            return
-        first = _broadcast(digest.encode() if self.is_first else b"").decode()
-        if self.greatest(int(first != digest)):
+        if self.differs(digest):
             raise ConfigError(
                 "all ranks must train the same model on the same data by the same "
                 "plan and go on from the same step, got differences. Give every rank "
@@ -157,6 +165,17 @@ class Ranks:
             return
         for value in parameters.values():
             dist.broadcast(value.detach(), 0)
+
+    def _broadcast(self, payload: bytes) -> bytes:
+        """Send bytes of the first rank to all; the others' payload is ignored."""
+        length = torch.tensor([len(payload)])
+        dist.broadcast(length, 0, group=self.messages)
+        buffer = torch.zeros(int(length), dtype=torch.uint8)
+        if self.is_first and payload:
+            buffer = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        if len(buffer):
+            dist.broadcast(buffer, 0, group=self.messages)
+        return buffer.numpy().tobytes()
 
 
 ALONE = Ranks()
@@ -265,18 +284,6 @@ def _outcome(reply: bytes) -> float:
     if "result" in content:
         return float.fromhex(content["result"])
     raise revive_error(content, who="rank 0")
-
-
-def _broadcast(payload: bytes) -> bytes:
-    """Send bytes of the first rank to all; the others' payload is ignored."""
-    length = torch.tensor([len(payload)])
-    dist.broadcast(length, 0)
-    buffer = torch.zeros(int(length), dtype=torch.uint8)
-    if dist.get_rank() == 0 and payload:
-        buffer = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    if len(buffer):
-        dist.broadcast(buffer, 0)
-    return buffer.numpy().tobytes()
 
 
 def _wait(works: list[dist.Work | None]) -> None:

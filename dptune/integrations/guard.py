@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
+from dptune.dpsgd.distributed import held
 from dptune.errors import PrivacyError
 
 _HOOKS: Final = (
@@ -47,12 +49,20 @@ class StepGuard:
         Raises:
             PrivacyError: something was put around it, or is trained beside it.
         """
+        self.check_model(model)
+        self._check_covered(optimizer)
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse another model than the one that was checked.
+
+        Raises:
+            PrivacyError: something was put around it.
+        """
         if _checked(model) != self._checked:
             raise PrivacyError(
                 "the model must be trained as it was checked, but something has put "
                 "another forward pass around it. Wrap it before the trainer is made."
             )
-        self._check_covered(optimizer)
 
     @contextmanager
     def watching(self, optimizer: Any) -> Iterator[None]:  # noqa: ANN401
@@ -96,8 +106,8 @@ class StepGuard:
         """Refuse to train what the clip does not cover, before the step is paid."""
         there = list(self._model.parameters())
         now = [id(p) for p in there if p.requires_grad]
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        foreign = held - set(map(id, there))
+        optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        foreign = optimized - set(map(id, there))
         if now != [id(p) for p in self._trained] or foreign:
             raise PrivacyError(
                 "what is trained must stay what the clip covers, but parameters were "
@@ -123,16 +133,20 @@ class StepGuard:
 
 def _marks(values: list[Any]) -> list[tuple[object, ...]]:
     """Tell tensors from what they are once something has written to them."""
-    return [
-        () if value is None else (id(value), value.data_ptr(), value._version)
-        for value in values
-    ]
+    return [() if value is None else _mark(value) for value in values]
+
+
+def _mark(value: Tensor) -> tuple[object, ...]:
+    """Tell a tensor, or a rank's part of one, from what is written to it."""
+    with torch.no_grad():  # else a part is a view whose writes are counted apart
+        part = held(value)
+    return id(value), part.data_ptr(), value._version, part._version
 
 
 def _hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """List what is called beside every module."""
-    held = (vars(module) for module in modules)
-    return [dict(fields[hooks]) for fields in held for hooks in _HOOKS]
+    parts = (vars(module) for module in modules)
+    return [dict(fields[hooks]) for fields in parts for hooks in _HOOKS]
 
 
 def _checked(model: nn.Module) -> tuple[object, ...]:

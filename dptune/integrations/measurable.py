@@ -43,7 +43,13 @@ def measurable(
             }
         )
     )
-    if run is None or not (run.folder / "certificate.json").exists():
+    if isinstance(trainer, PrivateTraining) and not trainer.ranks.is_alone:
+        message = (
+            "must be measured in one process: start the script again without a "
+            "launcher, with all units of a step in its arguments, and resume."
+        )
+        problems.append(Problem(path="trainer", message=message))
+    elif run is None or not (run.folder / "certificate.json").exists():
         message = "must have trained to the end: call train() first."
         problems.append(Problem(path="trainer", message=message))
     elif run.rows.data.labels is not None:

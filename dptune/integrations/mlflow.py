@@ -163,7 +163,7 @@ class CertificateCallback(TrainerCallback):
     """Logs epsilon so far while a `DPTrainer` trains, and its certificate at the end.
 
     The curve is computed from what is paid in `output_dir/privacy`, whole blocks of
-    steps, and is never below what was spent.
+    steps, and is never below what was spent. Of several ranks the first one logs.
 
     Args:
         run_id: of MLflow; the active run by default.
@@ -180,11 +180,13 @@ class CertificateCallback(TrainerCallback):
     def on_train_begin(
         self,
         args: TrainingArguments,  # noqa: ARG002 - of the interface
-        state: TrainerState,  # noqa: ARG002
+        state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Find the run, before a step is paid."""
+        if not state.is_world_process_zero:
+            return
         active = mlflow.active_run()
         self._run = self._run or (active.info.run_id if active else "")
         if not self._run:
@@ -199,6 +201,8 @@ class CertificateCallback(TrainerCallback):
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Log what is paid, if that is more than the last time."""
+        if not state.is_world_process_zero:
+            return
         training = paying_here()  # an evaluation by itself is logged too
         paid = len(training.journal.read().entries) if training else 0
         if training is None or paid <= self._paid:
@@ -213,12 +217,13 @@ class CertificateCallback(TrainerCallback):
     def on_train_end(
         self,
         args: TrainingArguments,  # noqa: ARG002
-        state: TrainerState,  # noqa: ARG002
+        state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Log the certificate of all that was paid."""
-        log_certificate(_training().certificate(), run_id=self._run)
+        if state.is_world_process_zero:
+            log_certificate(_training().certificate(), run_id=self._run)
 
 
 def _training() -> PayingRun:

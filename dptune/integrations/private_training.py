@@ -8,7 +8,7 @@ gradients of a step that was paid before. They are all that its optimizer ever s
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from transformers.trainer_utils import TrainOutput
 
 from dptune.accounting.certificates import Certificate
 from dptune.dpsgd.checkpoint import run_fingerprint
+from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import check_numbers, check_private, modes_of
@@ -32,15 +33,23 @@ from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.errors import ConfigError, PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.checkpoints import checkpoint_to_resume
+from dptune.integrations.claims import tell_issued
+from dptune.integrations.evaluation import EvaluationApart
 from dptune.integrations.guard import StepGuard
+from dptune.integrations.ranks import (
+    RankedTraining,
+    check_alike,
+    first_rank_pays,
+    shared_arguments,
+)
 from dptune.integrations.refusals import (
+    accelerator_problems,
     model_problems,
     no_search,
     optimizer_problems,
-    own_precision,
     part_problems,
     row_problems,
-    seen_rows,
+    sharding_problems,
     trainer_problems,
 )
 from dptune.integrations.refused_arguments import argument_problems
@@ -50,26 +59,26 @@ from dptune.integrations.rows import (
     UnitRows,
     collate_nothing,
     read_rows,
-    share_seen,
 )
 from dptune.integrations.script_run import ScriptRun, plan_script
+from dptune.models.digest import tensors_digest
 from dptune.stages import StagePlan
 from dptune.workflow.job import optimizer_of, record_loss_of
 
 _PRIVATE: Final = ("loss", "train_loss")
 """What a log may tell callbacks, and no file beside the model."""
 
-_MOST_SEEN: Final = 0.1
-"""Share of an evaluation set that may happen to repeat rows of the training data."""
 
-
-class PrivateTraining:
+class PrivateTraining(RankedTraining, EvaluationApart):
     """What makes a trainer of transformers train privately; comes before it as a base.
 
     **Formal guarantee**: under no `privacy.seed`, the sequence of weights after each
     step is the output, on the rows of `train_dataset`, of what the ledger in
     `output_dir/privacy` has charged, for neighbors that differ in one unit. See
     `dptune.dpsgd.trainer.train_stage`, with which it shares plan, steps and charges.
+
+    Started several times by a launcher, the processes are ranks of one training, with
+    one draw, one noise and one charge; see `dptune.dpsgd.distributed`.
 
     **Privacy**: weights, optimizer state and gradients may be released. The training
     loss is private: callbacks are told, no file beside the model is. What is measured
@@ -87,15 +96,9 @@ class PrivateTraining:
         ConfigError: something would break the claim; all at once, nothing is charged.
     """
 
-    args: TrainingArguments  # what the other base has
-    model: nn.Module
-    train_dataset: Any
-    eval_dataset: Any
-    data_collator: Any
-    processing_class: Any
+    processing_class: Any  # what the other base has
     accelerator: Any
     callback_handler: Any
-    optimizer: Any
     lr_scheduler: Any
     state: Any
     compute_loss_func: Any
@@ -121,9 +124,10 @@ class PrivateTraining:
         self.privacy = privacy
         self._budget = budget
         self._asked = args
+        self.shards = bool(args.fsdp)
         self._steps: ChargedSteps | None = None
         self.script_run: ScriptRun | None = None
-        self._seen: list[tuple[object, float]] = []
+        self._seen = []
         _raise_all(self._static_problems(given))
         given["args"] = self._taken_over(args)
         super().__init__(**given)
@@ -147,6 +151,8 @@ class PrivateTraining:
         if isinstance(model, nn.Module):
             problems += model_problems(model)
             problems += optimizer_problems(model, optimizer)
+            if self.shards:
+                problems += sharding_problems(model, given.get("optimizers"))
         return problems
 
     def _taken_over(self, args: TrainingArguments) -> TrainingArguments:
@@ -157,6 +163,7 @@ class PrivateTraining:
         taken.bf16 = False
         taken.mixed_precision = "no"
         taken.activation_checkpointing = taken.gradient_checkpointing = False
+        taken.fsdp = taken.fsdp_plugin_args = None
         return taken
 
     @property
@@ -188,16 +195,18 @@ class PrivateTraining:
             BudgetExceededError: the data set cannot pay for it.
         """
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._output)
+        self.ranks = ranks = Ranks.current()
         if self.script_run is not None:
             self.script_run.check_place(self._output / "privacy")
-        run, feed = self._prepared(trial)
-        attempt = run.begin(checkpoint, self.model)
+        run, feed = self._prepared(trial, checkpoint)
+        attempt = int(ranks.once(partial(run.begin, checkpoint, self.model)))
+        check_alike(ranks, {"output_dir": run.id})
         self.script_run = run
         self.args.max_steps = run.stage.num_steps
         if checkpoint and checkpoint.name == f"checkpoint-{run.stage.num_steps}":
             return self._end(run, checkpoint)
         with ExitStack() as stack:
-            charge = stack.enter_context(run.charging())
+            charge = stack.enter_context(first_rank_pays(ranks, run.charging()))
             stack.enter_context(self._computing(feed))
             self._open = partial(self._opened, stack, feed, charge, attempt)
             try:
@@ -207,20 +216,28 @@ class PrivateTraining:
                 )
             finally:
                 self._steps = None
-        run.finish(self.model)
+        self._finish(run)
         metrics = {k: v for k, v in done.metrics.items() if k not in _PRIVATE}
         return TrainOutput(done.global_step, done.training_loss, metrics)
 
     def _end(self, run: ScriptRun, checkpoint: Path) -> TrainOutput:
         """End a training that has taken its last step, and may have been cut off."""
-        with run.charging():
+        with first_rank_pays(self.ranks, run.charging()):
             self._load_from_checkpoint(str(checkpoint))  # type: ignore[attr-defined]
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self.state = state
-        run.finish(self.model)
+        self._finish(run)
         return TrainOutput(state.global_step, 0.0, {})
 
-    def _prepared(self, trial: object) -> tuple[ScriptRun, Feed]:
+    def _finish(self, run: ScriptRun) -> None:
+        """Let the first rank write what may be said; tell listeners on all."""
+        weights = tensors_digest(self.whole_state())
+        self.ranks.once(partial(run.finish, weights))
+        tell_issued(run.certificate())
+
+    def _prepared(
+        self, trial: object, checkpoint: Path | None
+    ) -> tuple[ScriptRun, Feed]:
         """Refuse all that must be, and plan the rest."""
         problems = self._static_problems(
             {
@@ -233,8 +250,7 @@ class PrivateTraining:
         )
         if trial is not None:
             problems.append(no_search())
-        if self.accelerator.mixed_precision != "no":
-            problems.append(own_precision(self.accelerator.mixed_precision))
+        problems += accelerator_problems(self.accelerator)
         if problems:
             raise ConfigError(problems)
         rows = self._rows()
@@ -253,10 +269,8 @@ class PrivateTraining:
             feed.physical_batch_size,
             rows.data,
             max_tokens=feed.max_tokens,
+            needs_whole_units=self.shards,
         )
-        with self._computing(feed):
-            check_private(self.model, feed, seed=self.privacy.seed)
-            self._guard = StepGuard(self.model)
         run = ScriptRun(
             folder=self._output / "privacy",
             privacy=self.privacy,
@@ -265,13 +279,24 @@ class PrivateTraining:
             digest=self._digest(feed, plan.stages[0]),
             budget=self._budget,
         )
+        resumed = checkpoint.name if checkpoint else ""
+        digests = {
+            "train_dataset": rows.fingerprint,
+            "privacy": repr(self.privacy),
+            "args": f"{shared_arguments(self._asked)} {resumed}",
+        }
+        check_alike(self.ranks, digests, whole=run.digest)
+        with self._computing(feed):
+            check_private(self.model, feed, seed=self.privacy.seed)
+            self._guard = StepGuard(self.model)
         return run, feed
 
     @property
     def expected_batch_size(self) -> int:
-        """Units per step that the script's arguments ask for."""
+        """Units per step that the script's arguments ask for, over all ranks."""
         asked = self._asked
-        return asked.per_device_train_batch_size * asked.gradient_accumulation_steps
+        size = asked.per_device_train_batch_size * asked.gradient_accumulation_steps
+        return size * int(asked.world_size)
 
     def _rows(self) -> UnitRows:
         """Read the data set by units, and look for it in the evaluation sets."""
@@ -282,53 +307,8 @@ class PrivateTraining:
             max_rows_per_unit=self.privacy.max_rows_per_unit,
             rows_are_single_units=self.privacy.rows_are_single_units,
         )
-        problems = row_problems(found.data, self.model)
-        given = self.eval_dataset
-        parts = given.values() if isinstance(given, dict) else [given]
-        for part in parts:
-            if part is not None and self._share_seen(part, found) > _MOST_SEEN:
-                problems.append(seen_rows("eval_dataset"))
-        _raise_all(problems)
+        _raise_all(row_problems(found.data, self.model) + self._seen_problems(found))
         return found
-
-    def read_held_out(self, rows: Rows) -> UnitRows:
-        """Read rows that were not trained on, one unit each.
-
-        Raises:
-            ConfigError, PrivacyError: they cannot be read, or were trained on.
-        """
-        self._refuse_seen(rows, "others")
-        return read_rows(
-            rows,
-            self._collate,
-            unit_column=None,
-            max_rows_per_unit=1,
-            rows_are_single_units=True,
-        )
-
-    def _collate(self, rows: list[Any]) -> Mapping[str, Any]:
-        """Collate as the script does, without columns that the model does not take."""
-        self._set_signature_columns_if_needed()  # type: ignore[attr-defined]
-        if self.args.remove_unused_columns:
-            known = set(self._signature_columns)  # type: ignore[attr-defined]
-            rows = [{k: v for k, v in row.items() if k in known} for row in rows]
-        elif self.privacy.unit_column is not None:
-            hidden = self.privacy.unit_column
-            rows = [{k: v for k, v in row.items() if k != hidden} for row in rows]
-        batch: Mapping[str, Any] = self.data_collator(rows)
-        return batch
-
-    def _share_seen(self, rows: Rows, train: UnitRows) -> float:
-        """Compare an evaluation set with the training data, once."""
-        if rows is self.train_dataset:
-            return 1.0
-        if not hasattr(rows, "__len__"):
-            return 0.0
-        known = [share for looked_at, share in self._seen if looked_at is rows]
-        if not known:
-            known = [share_seen(rows, self._collate, train)]
-            self._seen.append((rows, known[0]))
-        return known[0]
 
     def _feed(self, rows: UnitRows, stage: StagePlan) -> Feed:
         """Bring rows to the model as the script's arguments say."""
@@ -345,6 +325,8 @@ class PrivateTraining:
             device=self.args.device,
             autocast=bool(self._asked.bf16),
             max_tokens=longest,
+            ranks=self.ranks,
+            in_step=self.shards,
         )
 
     @contextmanager
@@ -408,6 +390,7 @@ class PrivateTraining:
         num_items_in_batch: object = None,  # noqa: ARG002
     ) -> Tensor:
         """Leave the released gradients of a step in `grad`; the loss is private."""
+        self.close_weights()
         if self._steps is None:
             self._steps = self._open()
         self._guard.check(self.optimizer)
@@ -443,27 +426,6 @@ class PrivateTraining:
         for name in _PRIVATE:
             self.state.log_history[-1].pop(name, None)
 
-    def evaluate(
-        self, eval_dataset: object = None, *rest: object, **named: object
-    ) -> dict[str, float]:
-        """Evaluate as transformers does, on rows that were not trained on.
-
-        Raises:
-            PrivacyError: they were.
-        """
-        self._refuse_seen(eval_dataset, "eval_dataset")
-        found: dict[str, float] = super().evaluate(eval_dataset, *rest, **named)  # type: ignore[misc]
-        return found
-
-    def predict(self, test_dataset: object, *rest: object, **named: object) -> object:
-        """Predict as transformers does, on rows that were not trained on.
-
-        Raises:
-            PrivacyError: they were.
-        """
-        self._refuse_seen(test_dataset, "test_dataset")
-        return super().predict(test_dataset, *rest, **named)  # type: ignore[misc]
-
     def hyperparameter_search(self, *_: object, **__: object) -> None:
         """Refuse: every trial would train on the private data.
 
@@ -472,25 +434,11 @@ class PrivateTraining:
         """
         raise ConfigError([no_search()])
 
-    def _refuse_seen(self, rows: object, name: str) -> None:
-        """Refuse to measure on the training data."""
-        if rows is None or isinstance(rows, str):
-            given = self.eval_dataset
-            rows = given.get(rows) if isinstance(given, dict) else given
-        if rows is None or isinstance(rows, dict):
-            return  # of a dictionary, each part is asked for by itself
-        known = self.script_run.rows if self.script_run is not None else None
-        seen = rows is self.train_dataset
-        if not seen and known is not None:
-            seen = self._share_seen(cast("Rows", rows), known) > _MOST_SEEN
-        if seen:
-            raise PrivacyError(str(seen_rows(name)))
-
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Tie a checkpoint to what was paid, before it is written."""
         run = cast("ScriptRun", self.script_run)
         folder = self._output / f"checkpoint-{self.state.global_step}"
-        run.note_checkpoint(folder)
+        self.ranks.once(partial(run.note_checkpoint, folder))
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
 

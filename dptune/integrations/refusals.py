@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from accelerate.utils import DistributedType
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
@@ -20,6 +23,11 @@ from dptune.errors import ModelError, Problem
 from dptune.integrations.arguments import PrivacyArguments
 from dptune.integrations.refused_arguments import IF_PUBLIC
 
+_KINDS: Final = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+)
 _OVERRIDES: Final = (
     "compute_loss",
     "training_step",
@@ -157,6 +165,15 @@ def model_problems(model: nn.Module) -> list[Problem]:
                 f"have one class for each row, got problem_type {config.problem_type}"
             )
         )
+    if isinstance(model, DistributedDataParallel) or any(
+        isinstance(value, DTensor) for value in model.parameters()
+    ):
+        found.append(
+            _bad_model(
+                "be whole and not wrapped, got one that is spread over processes "
+                "already: the engine does so itself"
+            )
+        )
     hooked = [
         name
         for name, value in model.named_parameters()
@@ -170,6 +187,32 @@ def model_problems(model: nn.Module) -> list[Problem]:
             _bad_model(
                 f"have no hooks on gradients, got {len(hooked)}: they "
                 "see them before they are clipped and noised"
+            )
+        )
+    return found
+
+
+def sharding_problems(model: nn.Module, optimizers: object) -> list[Problem]:
+    """Refuse what cannot be spread over ranks."""
+    given = optimizers if isinstance(optimizers, tuple) else ()
+    types = {str(value.dtype) for value in model.parameters()} - {"torch.float32"}
+    found = []
+    if types:
+        found.append(
+            Problem(
+                path="model",
+                message=f"must be float32 to be sharded, got {', '.join(sorted(types))}"
+                " as well: a part of a weight has the type of its block.",
+                next_step="Load it in float32, or drop fsdp.",
+            )
+        )
+    if any(part is not None for part in given):
+        found.append(
+            Problem(
+                path="optimizers",
+                message="must be None with fsdp: the weights that they hold are "
+                "replaced by parts.",
+                next_step="Say optim and lr_scheduler_type in TrainingArguments.",
             )
         )
     return found
@@ -246,13 +289,27 @@ def no_search() -> Problem:
     )
 
 
-def own_precision(found: str) -> Problem:
-    """Refuse a precision that comes from outside of the script."""
-    return Problem(
-        path="accelerator",
-        message=f"must not compute in {found} by itself: the engine would not know.",
-        next_step="Unset ACCELERATE_MIXED_PRECISION; use bf16 with privacy.max_tokens.",
-    )
+def accelerator_problems(accelerator: Any) -> list[Problem]:  # noqa: ANN401 - untyped
+    """Refuse what comes from outside of the script, by a launcher's settings."""
+    precision, kind = accelerator.mixed_precision, accelerator.distributed_type
+    checks = {
+        f"compute in {precision} by itself: the engine would not know": (
+            precision == "no",
+            "Unset ACCELERATE_MIXED_PRECISION; use bf16 with privacy.max_tokens.",
+        ),
+        f"run as {kind}: gradients would be summed before they are clipped by unit": (
+            kind in _KINDS,
+            (
+                "Launch processes alone, such as with torchrun, and ask for sharding "
+                "by fsdp of TrainingArguments."
+            ),
+        ),
+    }
+    return [
+        Problem(path="accelerator", message=f"must not {what}.", next_step=next_step)
+        for what, (holds, next_step) in checks.items()
+        if not holds
+    ]
 
 
 def _bad_model(message: str) -> Problem:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch.distributed as dist
+from accelerate.utils import get_cpu_distributed_information
 from transformers import TrainingArguments
 
 from dptune.errors import Problem
@@ -138,14 +140,22 @@ _RULES: Final = (
         allowed=_unset,
         wanted="None",
         reason="it sums gradients before they are clipped by unit",
-        next_step="Use one process, or `run.py train` with performance.num_processes.",
+        next_step="Start the script with torchrun; for a model that fits on no single "
+        "device, set fsdp.",
     ),
     _Rule(
-        name="fsdp",
+        name="deepspeed_plugin",
         allowed=_unset,
-        wanted="unset",
+        wanted="None",
         reason="it sums gradients before they are clipped by unit",
-        next_step="Use `run.py train` with performance.sharding: fsdp.",
+        next_step="Launch without DeepSpeed; for a model that fits on no single "
+        "device, set fsdp.",
+    ),
+    _Rule(
+        name="save_on_each_node",
+        allowed=_unset,
+        wanted="False",
+        reason="all ranks share one output_dir, and the first one writes",
     ),
     _Rule(
         name="parallelism_config",
@@ -241,18 +251,75 @@ def _told(rule: _Rule, args: TrainingArguments, *, next_step: str = "") -> Probl
 
 
 def _process_problems(args: TrainingArguments) -> list[Problem]:
-    """Refuse several devices or processes, of whatever kind."""
-    devices = max(args.n_gpu, args.world_size)
-    if devices <= 1:
-        return []
-    return [
-        Problem(
-            path="args.world_size",
-            message=f"must be one process with one device, got {devices}: gradients "
-            "would be averaged over devices before they are clipped by unit.",
-            next_step="Show the script one device, or use `run.py train` with "
-            "performance.num_processes.",
+    """Refuse devices and processes that are no ranks of one group."""
+    found = []
+    started = get_cpu_distributed_information().world_size
+    has_group = dist.is_available() and dist.is_initialized()
+    joined = dist.get_world_size() if has_group else 1
+    if args.n_gpu > 1:
+        found.append(
+            Problem(
+                path="args.world_size",
+                message=f"must be one process for each device, got {args.n_gpu} "
+                "devices in one: gradients would be averaged before they are clipped "
+                "by unit.",
+                next_step="Start the script with torchrun --nproc-per-node, or show it "
+                "one device.",
+            )
         )
+    if args.world_size != joined or (started > 1 and joined == 1):
+        found.append(
+            Problem(
+                path="args.world_size",
+                message=f"must be the number of processes, got {args.world_size} where "
+                f"{max(started, joined)} were started: each would train by itself.",
+                next_step="Start the script with torchrun or accelerate launch, set "
+                "use_cpu where there is no GPU, and leave the process group to "
+                "TrainingArguments.",
+            )
+        )
+    return [*found, *_sharding_problems(args)] if args.fsdp else found
+
+
+def _sharding_problems(args: TrainingArguments) -> list[Problem]:
+    """Refuse forms of sharding that the engine does not have."""
+    given = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
+    stored = given.get("state_dict_type", "FULL_STATE_DICT")
+    checks = {
+        "fsdp": (
+            args.world_size > 1,
+            "must have several processes to shard a model over.",
+            "Start the script with torchrun, or drop fsdp.",
+        ),
+        "fsdp_config": (
+            int(given.get("version", 2)) == 2,
+            (
+                "must have version 2: FSDP1 flattens weights, and sums gradients "
+                "before they are clipped by unit."
+            ),
+            "Set version to 2.",
+        ),
+        "fsdp_config.cpu_offload": (
+            not given.get("cpu_offload"),
+            f"must be off: {_UNTESTED}.",
+            "Drop it.",
+        ),
+        "fsdp_config.xla": (not given.get("xla"), f"must be off: {_UNTESTED}.", ""),
+        "fsdp_config.activation_checkpointing": (
+            not given.get("activation_checkpointing"),
+            "must be off: the engine recomputes layers itself.",
+            "Set gradient_checkpointing in TrainingArguments.",
+        ),
+        "fsdp_config.state_dict_type": (
+            stored == "FULL_STATE_DICT",
+            f"must be FULL_STATE_DICT, got {stored}: weights are stored whole.",
+            "Drop it: tensors are gathered one at a time.",
+        ),
+    }
+    return [
+        Problem(path=f"args.{name}", message=message, next_step=next_step)
+        for name, (holds, message, next_step) in checks.items()
+        if not holds
     ]
 
 

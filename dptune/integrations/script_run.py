@@ -41,9 +41,8 @@ from dptune.errors import ArtifactError, ConfigError, PrivacyError
 from dptune.files import replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
-from dptune.integrations.claims import paying, tell_issued
+from dptune.integrations.claims import paying
 from dptune.integrations.rows import UnitRows
-from dptune.models.digest import weights_digest
 from dptune.models.merging import base_digest
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, UnitsFrom
@@ -193,6 +192,11 @@ class ScriptRun:
             return BudgetReport.model_validate_json(file.read_bytes())
         except ValidationError:
             raise _unlike_written(file) from None
+
+    @property
+    def id(self) -> str:
+        """Which training this folder holds; empty before it begins."""
+        return str(_read(self.folder / "run.json").get("run", ""))
 
     @property
     def weights(self) -> str:
@@ -383,14 +387,13 @@ class ScriptRun:
             block_size=self.privacy.block_size,
             seeded=self.privacy.seed is not None,
         )
-        run = _read(self.folder / "run.json").get("run", "")
         return Request(
             units=UnitSet.of(
                 self.rows.unit_ids, key=budget.key, data_set=budget.data_set
             ),
             privacy_unit=PrivacyUnit(self.privacy.privacy_unit),
             id_kind=IdKind.SOURCE if self.rows.are_named else IdKind.POSITION,
-            run_key=hashlib.sha256(f"{run} {self.digest}".encode()).hexdigest(),
+            run_key=hashlib.sha256(f"{self.id} {self.digest}".encode()).hexdigest(),
             recipe=self.plan.recipe,
             planned=planned,
             spare=spare,
@@ -430,13 +433,16 @@ class ScriptRun:
             relation=NeighboringRelation(self.privacy.relation),
         )
 
-    def finish(self, model: nn.Module) -> Certificate:
-        """Write certificate, card, and whose weights they are about; tell listeners.
+    def finish(self, weights: str) -> None:
+        """Write certificate, card, and whose weights they are about.
+
+        Args:
+            weights: digest of the weights that the training ended with.
 
         Raises:
             ArtifactError: the training ended before, with other weights.
         """
-        found, weights = self.certificate(), weights_digest(model)
+        found = self.certificate()
         if self.weights not in {"", weights}:
             raise ArtifactError(
                 "the last checkpoint must hold the weights that the training ended "
@@ -447,8 +453,6 @@ class ScriptRun:
         card = script_card(found, self.plan)
         _write(self.folder / "certificate.json", found.model_dump_json(indent=1))
         _write(self.folder / "CARD.md", card)
-        tell_issued(found)
-        return found
 
 
 def _digest_of(entries: Sequence[LedgerEntry]) -> str:

@@ -75,7 +75,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Compute the SHA-256 of tensors by name, in any order."""
+    """Compute the `weights_digest` of a model whose tensors are these, by name."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         header = json.dumps([name, str(tensor.dtype), list(tensor.shape)])

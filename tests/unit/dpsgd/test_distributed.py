@@ -226,7 +226,7 @@ def test_clip_norm_moves_alike_on_all_ranks(two, name):
 @pytest.mark.parametrize("value", [0.1 + 0.2, 1e-300, math.inf, math.nan, 7])
 def test_decision_of_the_first_rank_arrives_in_all_bits(monkeypatch, value):
     sent = []
-    monkeypatch.setattr(distributed, "_broadcast", lambda b: sent.append(b) or sent[0])
+    monkeypatch.setattr(Ranks, "_broadcast", lambda _, b: sent.append(b) or sent[0])
     told = Ranks(rank=0, size=2).once(lambda: value)
     heard = Ranks(rank=1, size=2).once(lambda: 0.0)
     assert struct.pack("d", told) == struct.pack("d", heard) == struct.pack("d", value)
@@ -316,13 +316,26 @@ def test_sharding_alone_is_refused():
         shard_model(torch.nn.Linear(1, 1), ranks=ALONE, device=scenarios.CPU)
 
 
-def test_group_without_cpu_tensors_is_refused(monkeypatch):
-    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(
-        distributed.dist, "get_backend_config", lambda: "cuda:nccl", raising=False
-    )
-    with pytest.raises(ConfigError, match="cpu:gloo,cuda:nccl"):
-        Ranks.current()
+def test_group_without_cpu_tensors_gets_a_second_one_for_messages(monkeypatch):
+    made = []
+    answers = {
+        "is_initialized": lambda: True,
+        "get_rank": lambda: 1,
+        "get_world_size": lambda: 2,
+        "new_group": lambda backend: made.append(backend) or "messages",
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(distributed.dist, name, answer)
+    for backends, group in (("cuda:nccl", "messages"), ("cpu:gloo,cuda:nccl", None)):
+        monkeypatch.setattr(
+            distributed.dist,
+            "get_backend_config",
+            lambda found=backends: found,
+            raising=False,
+        )
+        assert Ranks.current() == Ranks(rank=1, size=2)
+        assert Ranks.current().messages == group
+    assert set(made) == {"gloo"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
+from transformers import (
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 import dptune
 from dptune.errors import ConfigError
@@ -149,3 +155,13 @@ def test_what_is_no_certificate_is_not_logged(tracked):
     assert len(caught.value.problems) == 4
     with pytest.raises(ConfigError, match="must be a Certificate"):
         claim_metrics({"epsilon": 1})
+
+
+def test_ranks_behind_the_first_one_log_nothing(tracked, tmp_path):
+    callback = CertificateCallback()
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    other = TrainerState(is_world_process_zero=False)
+    for event in ("on_train_begin", "on_log", "on_train_end"):
+        getattr(callback, event)(args, other, TrainerControl())
+    with pytest.raises(ConfigError):  # the first one looks for a run
+        callback.on_train_begin(args, TrainerState(), TrainerControl())

@@ -1,14 +1,18 @@
 """Misuses of a script: each is refused by name, and nothing is charged for it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from dptune.errors import ConfigError, DptuneError, ModelError, PrivacyError
-from dptune.integrations import private_training
+from dptune.integrations import private_training, refused_arguments
 from dptune.integrations.transformers import DPTrainer
 from tests.support import models
 from tests.unit.integrations.conftest import asked, make_rows, pad
@@ -92,7 +96,7 @@ def test_optimizer_that_steps_in_the_backward_pass_is_refused(script, paid):
     refused(script, paid, "before they are clipped", args_class=Lomo)
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "fsdp"])
+@pytest.mark.parametrize("name", ["deepspeed", "deepspeed_plugin"])
 def test_foreign_sums_of_gradients_are_refused(script, paid, name):
     class Set(TrainingArguments):
         def __post_init__(self):
@@ -107,6 +111,60 @@ def test_several_devices_are_refused(script, paid):
         n_gpu = 2
 
     refused(script, paid, "args.world_size: .* got 2", args_class=Two)
+
+
+def test_sharding_in_one_process_is_refused(script, paid):
+    refused(script, paid, "several processes to shard", fsdp=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"cpu_offload": True}, "cpu_offload: must be off"),
+        ({"activation_checkpointing": True}, "engine recomputes layers"),
+        ({"state_dict_type": "SHARDED_STATE_DICT"}, "weights are stored whole"),
+        ({"version": 1}, "must have version 2"),
+    ],
+)
+def test_forms_of_sharding_that_the_engine_does_not_have_are_refused(
+    script, paid, config, words
+):
+    class Sharded(TrainingArguments):
+        def __post_init__(self):
+            super().__post_init__()
+            self.fsdp, self.fsdp_config = True, config
+
+    refused(script, paid, words, args_class=Sharded)
+
+
+def test_processes_that_do_not_find_each_other_are_refused(script, paid, monkeypatch):
+    # a launcher on the CPU, of which TrainingArguments without use_cpu know nothing
+    monkeypatch.setattr(
+        refused_arguments,
+        "get_cpu_distributed_information",
+        lambda: SimpleNamespace(world_size=2),
+    )
+    refused(script, paid, "got 1 where 2 were started")
+
+
+def test_model_that_is_spread_over_processes_already_is_refused(script, paid):
+    model = models.tiny_gpt2(num_layers=1)
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(wrapped)
+    wrapped.module, wrapped.config = model, model.config
+    refused(script, paid, "spread over processes", model=wrapped)
+
+
+@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.MEGATRON_LM])
+def test_launcher_that_wraps_the_model_is_refused(script, paid, kind):
+    trainer = script()
+    trainer.accelerator.state.distributed_type = kind
+    try:
+        with pytest.raises(ConfigError, match="before they are clipped by unit"):
+            trainer.train()
+    finally:
+        trainer.accelerator.state.distributed_type = DistributedType.NO
+    assert paid() == []
 
 
 class OwnLoss(DPTrainer):
