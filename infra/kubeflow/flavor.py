@@ -1,4 +1,4 @@
-"""The flavor `dptune_kubeflow`, its settings, and who implements it where.
+"""The flavor `dptune_kubeflow`, and who implements it where.
 
 Whoever submits needs Kubeflow's SDK (kfp), whose versions of protobuf, requests and
 urllib3 are not those of this project: an environment of its own, see `install.sh`. Pods
@@ -9,85 +9,17 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
 from zenml.integrations.kubeflow.flavors import KubeflowOrchestratorFlavor
-from zenml.integrations.kubeflow.flavors.kubeflow_orchestrator_flavor import (
-    KubeflowOrchestratorConfig,
-    KubeflowOrchestratorSettings,
-)
 from zenml.orchestrators import ContainerizedOrchestrator
 
 from dptune.errors import DependencyError
-from infra.profiles import AcceleratedPods, PodSettings, SecretKey, Volume
+from infra.kubeflow.settings import RUN_VARIABLE, PipelinesConfig, PipelinesSettings
 
 NAME = "dptune_kubeflow"
 SOURCE = f"{__name__}.PipelinesFlavor"
-RUN_VARIABLE = "KFP_RUN_ID"
 
 
-class StepPod(BaseModel):
-    """What the pod of one step is given.
-
-    Args:
-        pod: its size, place and time.
-        user: that owns the image's files.
-        labels: of the pod.
-        environment: nothing secret.
-        secrets: by the name of the variable.
-        volumes: as in the profile.
-        image_pull_secrets: names of Kubernetes secrets.
-        retries: how often a failed pod starts again.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    # The first that fits: a plain pod would fit both, and be given an accelerator.
-    pod: PodSettings | AcceleratedPods = Field(union_mode="left_to_right")
-    user: int
-    labels: dict[str, str]
-    environment: dict[str, str]
-    secrets: dict[str, SecretKey]
-    volumes: tuple[Volume, ...]
-    image_pull_secrets: tuple[str, ...]
-    retries: int
-
-
-class PipelinesSettings(KubeflowOrchestratorSettings):  # type: ignore[misc]
-    """Settings of a run, and of each step.
-
-    Args:
-        step: the pod of a step.
-    """
-
-    step: StepPod | None = None
-
-
-class PipelinesConfig(KubeflowOrchestratorConfig, PipelinesSettings):  # type: ignore[misc]
-    """Configuration of the orchestrator.
-
-    Args:
-        service_account: of every pod of a run: Kubeflow knows one for all.
-    """
-
-    service_account: str
-
-    @property
-    def is_schedulable(self) -> bool:
-        """Recurring runs would hold a token of the server as long as they recur."""
-        return False
-
-    @property
-    def handles_step_retries(self) -> bool:
-        """A step starts again in a pod of its own, not in the process that failed."""
-        return True
-
-    @property
-    def supports_client_side_caching(self) -> bool:
-        """Steps look for what was cached where they run, as on Kubernetes."""
-        return False
-
-
-class InsidePod(ContainerizedOrchestrator):  # type: ignore[misc]
+class InsidePod(ContainerizedOrchestrator):
     """The orchestrator as a step sees it, and who submits without kfp."""
 
     @property
@@ -105,7 +37,7 @@ class InsidePod(ContainerizedOrchestrator):  # type: ignore[misc]
             raise RuntimeError(f"{RUN_VARIABLE} must be set in a pod of Kubeflow.")
         return os.environ[RUN_VARIABLE]
 
-    def submit_pipeline(self, **_: Any) -> None:  # noqa: ANN401 - it refuses all
+    def submit_pipeline(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - refuses
         """Refuse: only kfp writes specifications.
 
         Raises:
@@ -119,7 +51,7 @@ class InsidePod(ContainerizedOrchestrator):  # type: ignore[misc]
         )
 
 
-class PipelinesFlavor(KubeflowOrchestratorFlavor):  # type: ignore[misc]
+class PipelinesFlavor(KubeflowOrchestratorFlavor):
     """ZenML's Kubeflow orchestrator, with whole pods."""
 
     @property
@@ -133,7 +65,9 @@ class PipelinesFlavor(KubeflowOrchestratorFlavor):  # type: ignore[misc]
         return PipelinesConfig
 
     @property
-    def implementation_class(self) -> type[ContainerizedOrchestrator]:
+    def implementation_class(  # type: ignore[override]
+        self,
+    ) -> type[ContainerizedOrchestrator]:
         """Who submits where kfp is installed; elsewhere who knows the run."""
         if find_spec("kfp") is None:
             return InsidePod

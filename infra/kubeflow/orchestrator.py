@@ -1,8 +1,10 @@
 """ZenML's Kubeflow orchestrator with whole pods, and no token in them. Needs kfp.
 
-Seen in ZenML 0.98.0: it leaves out volumes, secrets, tolerations, requests and the
-account of a pod; writes the server's token into the specification; logs a failed upload
-and goes on; and takes a run that failed for one that ended.
+Seen in ZenML 0.98.0: with kfp 2.17 it compiles no pipeline whose steps wait for others
+(it hands components to `after`, which takes tasks); it leaves out volumes, secrets,
+tolerations, requests and the account of a pod; writes the server's token into the
+specification; logs a failed upload and goes on; and takes a failed run for one that
+ended.
 """
 
 import re
@@ -13,7 +15,11 @@ from uuid import UUID
 
 from kfp import Client as PipelinesClient
 from kfp import dsl
+from kfp.compiler import Compiler
+from kfp.dsl.graph_component import GraphComponent
 from zenml.client import Client
+from zenml.config.step_configurations import Step
+from zenml.entrypoints import StepEntrypointConfiguration
 from zenml.enums import ExecutionStatus
 from zenml.integrations.kubeflow.orchestrators.kubeflow_orchestrator import (
     KubeflowOrchestrator,
@@ -21,10 +27,16 @@ from zenml.integrations.kubeflow.orchestrators.kubeflow_orchestrator import (
 from zenml.models import PipelineRunResponse, PipelineSnapshotResponse
 from zenml.orchestrators import SubmissionResult
 from zenml.orchestrators.publish_utils import publish_pipeline_run_status_update
+from zenml.orchestrators.utils import get_orchestrator_run_name
 from zenml.stack import Stack
 
 from dptune.errors import ConfigError, DptuneError
-from infra.kubeflow.flavor import PipelinesConfig, PipelinesSettings, StepPod
+from infra.kubeflow.settings import (
+    RUN_VARIABLE,
+    PipelinesConfig,
+    PipelinesSettings,
+    StepPod,
+)
 from infra.kubeflow.specification import check_package
 from infra.kubeflow.tasks import complete_task
 
@@ -33,11 +45,9 @@ _POD_CREDENTIALS = "ZENML_STORE_API_KEY"
 _GOOD_ENDS = (ExecutionStatus.COMPLETED, ExecutionStatus.STOPPED)
 
 
-class PipelinesOrchestrator(KubeflowOrchestrator):  # type: ignore[misc]
+class PipelinesOrchestrator(KubeflowOrchestrator):
     """Writes the specification of a run, checks it, submits it and follows it."""
 
-    _pods: dict[str, StepPod]
-    _steps: dict[str, str]
     _run: UUID | None = None
 
     @property
@@ -56,22 +66,21 @@ class PipelinesOrchestrator(KubeflowOrchestrator):  # type: ignore[misc]
     def submit_pipeline(
         self,
         snapshot: PipelineSnapshotResponse,
-        stack: Stack,
-        base_environment: dict[str, str],
+        stack: Stack,  # noqa: ARG002 - ZenML's signature
+        base_environment: dict[str, str],  # noqa: ARG002 - as above
         step_environments: dict[str, dict[str, str]],
         placeholder_run: PipelineRunResponse | None = None,
     ) -> SubmissionResult | None:
-        """Compile with ZenML's own code, without the server's token.
+        """Compile a run, check it and start it.
 
         Raises:
             ConfigError: a step has no pod, or no key to the server; or the
                 specification breaks a rule.
         """
-        pods = {
-            name: self.get_settings(step).step
-            for name, step in snapshot.step_configurations.items()
-        }
-        if without := [n for n, p in pods.items() if p is None]:
+        steps = snapshot.step_configurations
+        given = {name: self._settings(step).step for name, step in steps.items()}
+        pods = {name: pod for name, pod in given.items() if pod is not None}
+        if without := [name for name in given if name not in pods]:
             raise ConfigError(
                 f"steps must be given pods by a profile, got none for "
                 f"{', '.join(without)}. Run `dptune train --profile kubeflow`."
@@ -81,44 +90,59 @@ class PipelinesOrchestrator(KubeflowOrchestrator):  # type: ignore[misc]
                 f"{_POD_CREDENTIALS} must be among the profile's secrets, got none for "
                 f"{', '.join(without)}. Pods are told no token of this machine's."
             )
-        self._pods, self._steps = pods, {}
         self._run = placeholder_run.id if placeholder_run else None
-        return super().submit_pipeline(
-            snapshot=snapshot,
-            stack=stack,
-            base_environment=_without_credentials(base_environment),
-            step_environments={
-                name: _without_credentials(variables)
-                for name, variables in step_environments.items()
-            },
-            placeholder_run=placeholder_run,
+        name = get_orchestrator_run_name(snapshot.pipeline_configuration.name)
+        name = name.replace("_", "-")
+        folder = Path(self.pipeline_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        package = folder / f"{name}.yaml"
+        Compiler().compile(
+            pipeline_func=self._pipeline(snapshot, pods, step_environments, name),
+            package_path=str(package),
+            pipeline_name=name,
         )
+        return self._upload_and_run_pipeline(snapshot, str(package), name)
 
-    def _create_dynamic_component(
-        self, image: str, command: list[str], arguments: list[str], component_name: str
-    ) -> Any:  # noqa: ANN401 - a component of kfp
-        """Remember which component is which step."""
-        component = super()._create_dynamic_component(
-            image, command, arguments, component_name
-        )
-        self._steps[component.name] = component_name
-        return component
+    def _pipeline(
+        self,
+        snapshot: PipelineSnapshotResponse,
+        pods: dict[str, StepPod],
+        environments: dict[str, dict[str, str]],
+        run_name: str,
+    ) -> GraphComponent:
+        """Describe a run: a task for each step, which waits for those it needs."""
 
-    def _configure_container_resources(
-        self, dynamic_component: dsl.PipelineTask, *_: object, **__: object
-    ) -> dsl.PipelineTask:
-        """Called for each task while it is compiled: write its whole pod."""
-        complete_task(
-            dynamic_component, self._pods[self._steps[dynamic_component.name]]
+        def run() -> None:
+            tasks: dict[str, dsl.PipelineTask] = {}
+            for name in snapshot.step_configurations:
+                task = self._component(snapshot, name)().set_display_name(name)
+                task.set_caching_options(enable_caching=False)
+                task.set_env_variable(RUN_VARIABLE, dsl.PIPELINE_JOB_NAME_PLACEHOLDER)
+                for variable, value in sorted(environments[name].items()):
+                    if not _CREDENTIALS.match(variable):
+                        task.set_env_variable(variable, value)
+                complete_task(task, pods[name])
+                tasks[name] = task
+            for name, step in snapshot.step_configurations.items():
+                tasks[name].after(*(tasks[other] for other in step.spec.upstream_steps))
+
+        return dsl.pipeline(name=run_name)(run)
+
+    def _component(self, snapshot: PipelineSnapshotResponse, name: str) -> Any:  # noqa: ANN401 - of kfp
+        """Describe what a step's container runs."""
+        command = StepEntrypointConfiguration.get_entrypoint_command()
+        arguments = StepEntrypointConfiguration.get_entrypoint_arguments(
+            step_name=name, snapshot_id=snapshot.id
         )
-        return dynamic_component
+        image = self.get_image(snapshot=snapshot, step_name=name)
+        return self._create_dynamic_component(image, command, arguments, name)
 
     def _upload_and_run_pipeline(
         self, snapshot: PipelineSnapshotResponse, pipeline_file_path: str, run_name: str
     ) -> SubmissionResult:
         """Check what was compiled, and start it as its account."""
         check_package(Path(pipeline_file_path))
-        settings = self.get_settings(snapshot)
+        settings = self._settings(snapshot)
         client = self._get_kfp_client(settings=settings)
         started = client.create_run_from_pipeline_package(
             pipeline_file_path,
@@ -133,6 +157,13 @@ class PipelinesOrchestrator(KubeflowOrchestrator):  # type: ignore[misc]
         return SubmissionResult(
             wait_for_completion=wait if settings.synchronous else None
         )
+
+    def _settings(self, of: Step | PipelineSnapshotResponse) -> PipelinesSettings:
+        """Read settings of a step or of a whole run."""
+        settings = self.get_settings(of)
+        if not isinstance(settings, PipelinesSettings):
+            raise TypeError("settings must be of this flavor.")
+        return settings
 
     def _wait(self, client: PipelinesClient, run_id: str, seconds: int) -> None:
         """Wait for a run's end, and say so where it is not a good one.
@@ -151,8 +182,3 @@ class PipelinesOrchestrator(KubeflowOrchestrator):  # type: ignore[misc]
                 self._run, ExecutionStatus.FAILED, status_reason=reason
             )
         raise DptuneError(f"{reason}. Its log and the dashboard's say why.")
-
-
-def _without_credentials(variables: dict[str, str]) -> dict[str, str]:
-    """Leave out what opens the server: pods have it from a Kubernetes secret."""
-    return {k: v for k, v in variables.items() if not _CREDENTIALS.match(k)}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from kfp import kubernetes
 from kfp.dsl import PipelineTask
 
-from infra.kubeflow.flavor import StepPod
+from infra.kubeflow.settings import StepPod
 from infra.profiles import AcceleratedPods, SecretKey
 
 
@@ -28,11 +28,17 @@ def complete_task(task: PipelineTask, step: StepPod) -> None:
             task.set_accelerator_type(pod.gpu_resource)
             task.set_accelerator_limit(pod.gpus)
         if pod.shared_memory:
-            kubernetes.enable_shared_memory(
-                task, volume_name="dshm", size=pod.shared_memory
+            kubernetes.empty_dir_mount(
+                task,
+                volume_name="dshm",
+                mount_path="/dev/shm",  # noqa: S108 - in a pod
+                medium="Memory",
+                size_limit=pod.shared_memory,
             )
     kubernetes.set_timeout(task, 60 * pod.timeout_minutes)
-    kubernetes.set_security_context(task, run_as_user=step.user, run_as_group=step.user)
+    kubernetes.set_security_context(
+        task, run_as_user=step.user, run_as_group=step.user, run_as_non_root=True
+    )
     for label, value in step.labels.items():
         kubernetes.add_pod_label(task, label, value)
     _place(task, step)

@@ -55,6 +55,9 @@ class Kubeflow:
 @pytest.fixture(scope="session")
 def kubeflow(tmp_path_factory) -> Iterator[Kubeflow]:
     """The repository's own profile and stack, but for where they are."""
+    from infra.kubeflow.orchestrator import (  # noqa: PLC0415 - needs kfp
+        PipelinesOrchestrator,
+    )
     from tests.kubeflow.pipelines_api import PipelinesApi  # noqa: PLC0415 - needs kfp
 
     folder = tmp_path_factory.mktemp("kubeflow")
@@ -72,15 +75,12 @@ def kubeflow(tmp_path_factory) -> Iterator[Kubeflow]:
         register(stack)
         kinds = (Kind.ARTIFACT_STORE, Kind.EXPERIMENT_TRACKER)
         here = {k: client.get_stack_component(k, f"here-{k}").id for k in kinds}
-        client.update_stack_component(
-            f"{stack.name}-orchestrator",
-            Kind.ORCHESTRATOR,
-            configuration={"skip_local_validations": True},
-        )
         client.update_stack(stack.name, component_updates=here)
-        yield Kubeflow(
-            site=site, api=api, profile=profile, profile_file=profile_file, key=key
-        )
+        with pytest.MonkeyPatch.context() as patch:  # artifacts are kept on this disk
+            patch.setattr(PipelinesOrchestrator, "validator", None)
+            yield Kubeflow(
+                site=site, api=api, profile=profile, profile_file=profile_file, key=key
+            )
         api.close()
 
 

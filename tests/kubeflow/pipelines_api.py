@@ -112,10 +112,7 @@ def render_job(run: dict, pipeline: dict, executors: dict, name: str) -> dict:
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
-            **{
-                key: int(value)
-                for key, value in told.get("securityContext", {}).items()
-            },
+            **_security(told.get("securityContext", {})),
         },
     }
     labels = {"pipeline/runid": run["run_id"], "task": name}
@@ -164,15 +161,16 @@ def _volumes(told: dict) -> tuple[list[dict], list[dict]]:
         volumes.append({"name": claim, **source})
         mounts.append({"name": claim, "mountPath": mount["mountPath"]})
     for mount in told.get("emptyDirMounts", []):
-        source = {"emptyDir": {"sizeLimit": mount["sizeLimit"]}}
+        medium = {"medium": mount["medium"]} if "medium" in mount else {}
+        source = {"emptyDir": {**medium, "sizeLimit": mount["sizeLimit"]}}
         volumes.append({"name": mount["volumeName"], **source})
         mounts.append({"name": mount["volumeName"], "mountPath": mount["mountPath"]})
-    if shared := told.get("enabledSharedMemory"):
-        source = {"emptyDir": {"medium": "Memory", "sizeLimit": shared["size"]}}
-        volumes.append({"name": shared["volumeName"], **source})
-        where = "/dev/shm"  # noqa: S108 - in a pod
-        mounts.append({"name": shared["volumeName"], "mountPath": where})
     return volumes, mounts
+
+
+def _security(given: dict) -> dict:
+    """Numbers are text in Kubeflow's JSON, since they are long."""
+    return {k: v if isinstance(v, bool) else int(v) for k, v in given.items()}
 
 
 def _resources(given: dict) -> dict:

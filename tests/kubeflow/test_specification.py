@@ -68,7 +68,7 @@ def test_pods_keep_every_policy_but_those_that_kubeflow_cannot_be_told(jobs):
         for policy in POD_POLICIES
         for _ in policy(pod)
     }
-    assert broken == {"has_read_only_root", "runs_as_somebody"}
+    assert broken == {"has_read_only_root"}
     for pod in pods(jobs).values():
         context = pod.containers[0]["securityContext"]
         assert context["runAsUser"] == context["runAsGroup"] == 10001

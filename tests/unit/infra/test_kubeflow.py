@@ -8,13 +8,8 @@ import yaml
 
 from cli import schedules
 from dptune.errors import ConfigError, DependencyError
-from infra.kubeflow.flavor import (
-    InsidePod,
-    PipelinesConfig,
-    PipelinesFlavor,
-    PipelinesSettings,
-    StepPod,
-)
+from infra.kubeflow.flavor import InsidePod, PipelinesFlavor
+from infra.kubeflow.settings import PipelinesConfig, PipelinesSettings, StepPod
 from infra.profiles import PROFILES, read_profile, run_options
 from infra.stacks import checks
 from infra.stacks.production import components
