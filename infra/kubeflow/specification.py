@@ -14,7 +14,11 @@ from typing import Any
 import yaml
 from google.protobuf import json_format
 from kfp.kubernetes.kubernetes_executor_config_pb2 import KubernetesExecutorConfig
-from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
+from kfp.pipeline_spec.pipeline_spec_pb2 import (
+    PipelineDeploymentConfig,
+    PipelineSpec,
+    PlatformSpec,
+)
 
 from dptune.errors import ConfigError, Problem
 from infra.cluster.manifests import Pod
@@ -49,9 +53,13 @@ def read_package(path: Path) -> Package:
         ConfigError: a field is unknown or of another type.
     """
     documents = list(yaml.safe_load_all(path.read_text()))
-    platforms = documents[1] if len(documents) > 1 else {}
+    pipeline, platforms = documents[0], documents[1] if len(documents) > 1 else {}
     try:
-        json_format.ParseDict(documents[0], PipelineSpec())
+        json_format.ParseDict(pipeline, PipelineSpec())
+        # To the pipeline its deployment is any structure; it has a schema of its own.
+        json_format.ParseDict(
+            documents[0]["deploymentSpec"], PipelineDeploymentConfig()
+        )
         json_format.ParseDict(platforms, PlatformSpec())
         executors = (
             platforms.get("platforms", {})
@@ -66,7 +74,7 @@ def read_package(path: Path) -> Package:
             f"the pipeline must fit Kubeflow's schema, but does not: {error}. Nothing "
             "was submitted; is kfp the version that infra/kubeflow/install.sh installs?"
         ) from None
-    return Package(pipeline=documents[0], kubernetes=executors)
+    return Package(pipeline=pipeline, kubernetes=executors)
 
 
 def package_problems(package: Package) -> Iterator[Problem]:
