@@ -61,6 +61,8 @@ test "$code" -le 1 || exit "$code" # 1 is a verdict: the noise is fresh in every
 say "one step, as a pod starts it"
 as_a_pod python -c '
 from uuid import uuid4
+from zenml.utils import source_utils
+source_utils.set_custom_source_root("/app") # this program is no file
 from infra.stacks.local import ensure_local_stack, isolate
 from infra.workspace import current_workspace
 isolate(current_workspace(), quiet=False)
