@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test check lint types layers unit cluster servers docs clean sbom
+.PHONY: run test check lint types layers unit cluster kubeflow servers docs clean sbom
 .DEFAULT_GOAL := run
 
 $(STAMP): pyproject.toml constraints.txt infra/install.sh
@@ -38,6 +38,11 @@ unit: $(STAMP)
 
 cluster: $(STAMP)
 	$(BIN)/python -m pytest tests/cluster -q
+
+# An environment of its own: infra/kubeflow/install.sh says why.
+kubeflow:
+	sh infra/kubeflow/install.sh build/kubeflow dev,kubeflow
+	build/kubeflow/bin/python -m pytest tests/kubeflow -q
 
 servers: $(STAMP)
 	$(BIN)/python -m pytest tests/servers -q

@@ -86,6 +86,7 @@ def create(
             arguments += ["--set", override]
         _create_here(name, when, arguments, deadline=deadline, timer=timer)
         return
+    _refuse_kubeflow(chosen)
     open_profile(chosen)
     _refuse_known(name)
     from infra.profiles import run_options
@@ -253,6 +254,17 @@ def _refuse_known(name: str) -> None:
 
     if any(s.name == name for s in Client().list_schedules(name=name).items):
         raise ConfigError(f"schedule {name} must not exist yet. Delete it first.")
+
+
+def _refuse_kubeflow(profile: "Profile") -> None:
+    """Refuse recurring runs: their pods would go on when the data have not changed."""
+    stack = profile.production_stack()
+    if stack is not None and stack.kubeflow is not None:
+        raise ConfigError(
+            f"--profile must be one without kubeflow, got {profile.name}. Let cron run "
+            f"`dptune train CONFIG --if-changed --profile {profile.name}`, where "
+            "Kubeflow's SDK is installed."
+        )
 
 
 def _check_name(name: str) -> None:

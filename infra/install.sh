@@ -1,10 +1,12 @@
 #!/bin/sh
 # Install the project with the tested versions: sh infra/install.sh PYTHON REQUIREMENT...
 # CI, `make` and both images install with these lines. torch goes first: TORCH_INDEX names
-# the index of its CPU build; without it pip takes what its own index has.
+# the index of its CPU build; without it pip takes what its own index has. CONSTRAINTS
+# names other versions than the tested ones.
 set -eu
 python=$1
 shift
-"$python" -m pip install --quiet --constraint constraints.txt \
-  ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$(grep '^torch==' constraints.txt)"
-"$python" -m pip install --quiet --constraint constraints.txt "$@"
+constraints=${CONSTRAINTS:-constraints.txt}
+"$python" -m pip install --quiet --constraint "$constraints" \
+  ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$(grep '^torch==' "$constraints")"
+"$python" -m pip install --quiet --constraint "$constraints" "$@"

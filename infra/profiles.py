@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dptune.config import TrainConfig
 from dptune.configfile import named_or_given_file, read_yaml, validate
+from dptune.errors import ConfigError, Problem
 from infra.stacks.settings import ProductionStack, read_stack
 from infra.workspace import configs_folder
 
@@ -25,6 +26,9 @@ _SECRETIVE = (
 )
 _USER = 10001
 """Owner of the image's files; see infra/docker."""
+
+_KUBERNETES, _KUBEFLOW = "orchestrator.kubernetes", "orchestrator.dptune_kubeflow"
+_LABELS = {"app.kubernetes.io/part-of": "dptune"}
 
 Quantity = Annotated[str, Field(pattern=_QUANTITY)]
 ObjectName = Annotated[str, Field(pattern=_NAME, max_length=253)]
@@ -190,19 +194,27 @@ def run_options(profile: Profile, step_names: Sequence[str]) -> dict[str, Any]:
     Args:
         profile: where the run goes.
         step_names: of the pipeline's steps, as they are called in the run.
+
+    Raises:
+        ConfigError: the profile asks Kubeflow for what it cannot be told.
     """
     stack, pods = profile.production_stack(), profile.pods
     if stack is None or pods is None:
         return {"execution_mode": "fail_fast"}
+    if stack.kubeflow is None:
+        key, settings, deadline = _KUBERNETES, _orchestrator, "active_deadline_seconds"
+    else:
+        _refuse_unsayable(profile, pods)
+        key, settings, deadline = _KUBEFLOW, _kubeflow, "timeout"
     accelerated, plain = (
-        {"settings": {"orchestrator.kubernetes": _orchestrator(profile, stack, pod)}}
+        {"settings": {key: settings(profile, stack, pod)}}
         for pod in (pods.accelerated, pods.steps)
     )
-    whole_run = {"active_deadline_seconds": 60 * pods.orchestrator.timeout_minutes}
+    whole_run = {deadline: 60 * pods.orchestrator.timeout_minutes}
     return {
         "settings": {
             "docker": _image(stack),
-            **{k: s | whole_run for k, s in plain["settings"].items()},
+            key: plain["settings"][key] | whole_run,
         },
         "retry": {"max_retries": profile.retries, "delay": 0, "backoff": 0},
         "steps": {
@@ -248,6 +260,48 @@ def _orchestrator(
     }
 
 
+def _refuse_unsayable(profile: Profile, pods: Pods) -> None:
+    """Refuse what Kubeflow cannot be told of a pod, rather than leave it out."""
+    problems = [
+        Problem(
+            path=f"volumes.{volume.name}.read_only",
+            message="must be false: Kubeflow mounts claims to be written.",
+            next_step="Let the claim itself be ReadOnlyMany.",
+        )
+        for volume in profile.volumes
+        if volume.read_only
+    ]
+    problems += [
+        Problem(
+            path=f"pods.{kind}.priority_class",
+            message="must be left out: Kubeflow knows none.",
+            next_step="Let the namespace's default be the one you mean.",
+        )
+        for kind in ("steps", "accelerated")
+        if getattr(pods, kind).priority_class
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _kubeflow(
+    profile: Profile, stack: ProductionStack, pod: PodSettings
+) -> dict[str, Any]:
+    """Settings of the Kubeflow orchestrator for one kind of step."""
+    values = profile.model_dump(mode="json")
+    several = stack.kubeflow is not None and stack.kubeflow.several_users
+    return {
+        "user_namespace": stack.kubernetes.namespace if several else None,
+        "step": {
+            "pod": pod.model_dump(mode="json"),
+            "user": _USER,
+            "labels": _LABELS,
+            "image_pull_secrets": list(stack.kubernetes.image_pull_secrets),
+            **{k: values[k] for k in ("environment", "secrets", "volumes", "retries")},
+        },
+    }
+
+
 _FAILURE_POLICY = {
     "rules": [
         # First: a preempted pod may also exit with 137 or 143, and is nobody's fault.
@@ -289,7 +343,7 @@ def _pod(
         "node_selectors": pod.node_selectors,
         "tolerations": list(pod.tolerations),
         "image_pull_secrets": list(stack.kubernetes.image_pull_secrets),
-        "labels": {"app.kubernetes.io/part-of": "dptune"},
+        "labels": _LABELS,
         "env": [
             *({"name": n, "value": v} for n, v in sorted(profile.environment.items())),
             *(

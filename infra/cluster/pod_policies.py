@@ -25,7 +25,11 @@ _DIGEST = re.compile(r"@sha256:(?!0{64}$)[0-9a-f]{64}$")
 _SECRET_NAME = re.compile(
     r"(?i)TOKEN|PASSWORD|SECRET|CREDENTIAL|_KEY$|_KEY_|BUDGET_URL"
 )
-_HARMLESS = {"ZENML_SECRETS_STORE_TYPE", "TOKENIZERS_PARALLELISM"}
+_HARMLESS = {
+    "ZENML_SECRETS_STORE_TYPE",
+    "TOKENIZERS_PARALLELISM",
+    "DISABLE_CREDENTIALS_DISK_CACHING",  # ZenML asks for nothing to be kept
+}
 _USER_IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 
 

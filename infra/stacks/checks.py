@@ -56,6 +56,7 @@ def check_stack(stack: ProductionStack, profile: Profile) -> list[Finding]:
     """Look at everything that a run on the stack will need."""
     found = [
         *_check_packages(),
+        *_check_kubeflow(stack, profile),
         _check_image(stack.image),
         _check_url(
             "container registry",
@@ -86,6 +87,35 @@ def _check_packages() -> Iterator[Finding]:
         state=State.MISSING if missing else State.OK,
         found=f"without {', '.join(missing)}" if missing else ", ".join(_PACKAGES),
         how="pip install 'dptune[cluster]'" if missing else "",
+    )
+
+
+def _check_kubeflow(stack: ProductionStack, profile: Profile) -> Iterator[Finding]:
+    """Kubeflow's SDK, its API, and how pods prove to ZenML who they are."""
+    kubeflow, variable = stack.kubeflow, "ZENML_STORE_API_KEY"
+    if kubeflow is None:
+        return
+    has_sdk = find_spec("kfp") is not None
+    yield Finding(
+        name="Kubeflow's SDK",
+        state=State.OK if has_sdk else State.MISSING,
+        found="kfp" if has_sdk else "without kfp",
+        how=""
+        if has_sdk
+        else "sh infra/kubeflow/install.sh FOLDER, then use FOLDER/bin/dptune",
+    )
+    if kubeflow.host is not None:
+        yield _check_url(
+            "Kubeflow Pipelines",
+            f"{kubeflow.host}/apis/v2beta1/healthz",
+            "install Kubeflow Pipelines, or correct kubeflow.host",
+        )
+    named = variable in profile.secrets
+    yield Finding(
+        name="key of pods",
+        state=State.OK if named else State.MISSING,
+        found="by reference" if named else f"no {variable} among secrets",
+        how="" if named else f"name a Kubernetes secret for {variable} in the profile",
     )
 
 
@@ -249,9 +279,11 @@ class _Object:
 def _needed_objects(stack: ProductionStack, profile: Profile) -> list[_Object]:
     """List what must be in the namespace, each once."""
     cluster, apply = stack.kubernetes, "kubectl apply -k infra/k8s/overlays/<name>"
-    accounts = (cluster.orchestrator_service_account, cluster.step_service_account)
+    accounts = [cluster.orchestrator_service_account, cluster.step_service_account]
+    if stack.kubeflow is not None:
+        accounts, apply = [stack.kubeflow.service_account], "see docs/OPERATIONS.md"
     found = [_Object(kind="namespace", name=cluster.namespace, how=apply)]
-    found += [_Object(kind="service account", name=n, how=apply) for n in accounts]
+    found += [_Object(kind="service account", name=n, how=apply) for n in accounts if n]
     found += [
         _Object(kind="volume claim", name=v.claim, how=apply)
         for v in profile.volumes

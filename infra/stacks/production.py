@@ -32,17 +32,9 @@ def components(stack: ProductionStack) -> Iterator[Component]:
         name = f"{stack.name}-{kind.value.replace('_', '-')}"
         return Component(kind=kind, name=name, flavor=flavor, configuration=given)
 
-    cluster, store = stack.kubernetes, stack.artifact_store
-    yield part(
-        Kind.ORCHESTRATOR,
-        "kubernetes",
-        kubernetes_context=cluster.context,
-        kubernetes_namespace=cluster.namespace,
-        incluster=cluster.context is None,
-        service_account_name=cluster.orchestrator_service_account,
-        step_pod_service_account_name=cluster.step_service_account,
-        pass_zenml_token_as_secret=True,
-    )
+    store = stack.artifact_store
+    flavor, configuration = _orchestrator(stack)
+    yield part(Kind.ORCHESTRATOR, flavor, **configuration)
     client = {"endpoint_url": store.endpoint_url, "region_name": store.region}
     yield part(
         Kind.ARTIFACT_STORE,
@@ -64,6 +56,28 @@ def components(stack: ProductionStack) -> Iterator[Component]:
     yield part(Kind.MODEL_REGISTRY, "mlflow")
 
 
+def _orchestrator(stack: ProductionStack) -> tuple[str, dict[str, Any]]:
+    """Say which orchestrator starts the pods: its flavor, and its configuration."""
+    cluster, kubeflow = stack.kubernetes, stack.kubeflow
+    if kubeflow is None:
+        return "kubernetes", {
+            "kubernetes_context": cluster.context,
+            "kubernetes_namespace": cluster.namespace,
+            "incluster": cluster.context is None,
+            "service_account_name": cluster.orchestrator_service_account,
+            "step_pod_service_account_name": cluster.step_service_account,
+            "pass_zenml_token_as_secret": True,
+        }
+    return "dptune_kubeflow", {
+        "kubeflow_hostname": kubeflow.host,
+        "kubernetes_context": cluster.context if kubeflow.host is None else None,
+        "kubeflow_namespace": kubeflow.namespace,
+        "service_account": kubeflow.service_account,
+        "client_username": _reference(kubeflow.secret, "username"),
+        "client_password": _reference(kubeflow.secret, "password"),
+    }
+
+
 def register(stack: ProductionStack) -> list[str]:
     """Create what is missing and mend what differs; says what changed.
 
@@ -76,6 +90,7 @@ def register(stack: ProductionStack) -> list[str]:
     client, changed = Client(), []
     if missing := missing_secrets(stack):
         raise ConfigError(missing)
+    changed += _ensure_flavor(client) if stack.kubeflow is not None else []
     wanted = {}
     for component in components(stack):
         identifier, change = _ensure(client, component)
@@ -163,6 +178,20 @@ def _reference(secret: str | None, key: str) -> str | None:
     return None if secret is None else f"{{{{{secret}.{key}}}}}"
 
 
+def _ensure_flavor(client: "Client") -> list[str]:
+    """Tell the server of our flavor; its code is in the image and on this machine."""
+    from zenml.enums import StackComponentType as Kind  # noqa: PLC0415 - heavy
+
+    from infra.kubeflow.flavor import NAME, SOURCE  # noqa: PLC0415 - heavy
+
+    try:
+        client.get_flavor_by_name_and_type(NAME, Kind.ORCHESTRATOR)
+    except KeyError:
+        client.create_flavor(source=SOURCE, component_type=Kind.ORCHESTRATOR)
+        return [f"flavor {NAME} created"]
+    return []
+
+
 def _ensure(client: "Client", component: Component) -> tuple[UUID, str]:
     """Create or update one part; the change is empty where nothing was to do."""
     try:
@@ -196,4 +225,5 @@ def _ensure(client: "Client", component: Component) -> tuple[UUID, str]:
 _OURS = {
     *("kubernetes_context", "service_account_name", "step_pod_service_account_name"),
     *("key", "secret", "client_kwargs", "tracking_username", "tracking_password"),
+    *("kubeflow_hostname", "client_username", "client_password"),
 }

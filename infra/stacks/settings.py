@@ -1,6 +1,8 @@
 """What a production stack is made of: the schema of `configs/stacks`."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dptune.configfile import named_or_given_file, read_yaml, validate
 from infra.workspace import configs_folder
@@ -20,16 +22,39 @@ class KubernetesSettings(_Settings):
     Args:
         context: of the kubeconfig; None inside the cluster.
         namespace: of all pods.
-        orchestrator_service_account: may start and watch jobs in the namespace.
-        step_service_account: may do nothing in the cluster.
+        orchestrator_service_account: may start and watch jobs in the namespace; not
+            asked for under Kubeflow.
+        step_service_account: may do nothing in the cluster; not asked for under
+            Kubeflow.
         image_pull_secrets: names of Kubernetes secrets.
     """
 
     context: str | None = None
     namespace: str = Field(pattern=_NAME)
-    orchestrator_service_account: str = Field(pattern=_NAME)
-    step_service_account: str = Field(pattern=_NAME)
+    orchestrator_service_account: str | None = Field(default=None, pattern=_NAME)
+    step_service_account: str | None = Field(default=None, pattern=_NAME)
     image_pull_secrets: tuple[str, ...] = ()
+
+
+class KubeflowSettings(_Settings):
+    """Kubeflow Pipelines, where it starts the pods instead of ZenML.
+
+    Args:
+        host: its API, as this machine reaches it; None asks through Kubernetes' own,
+            with the `kubernetes.context`.
+        namespace: that it is installed in.
+        several_users: whether each has a namespace; then pods run in
+            `kubernetes.namespace`, else beside Kubeflow.
+        service_account: of all pods of a run, Kubeflow's own among them.
+        secret: a secret of the ZenML server with `username` and `password`, where
+            `host` asks for a login.
+    """
+
+    host: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
+    namespace: str = Field(default="kubeflow", pattern=_NAME)
+    several_users: bool = True
+    service_account: str = Field(pattern=_NAME)
+    secret: str | None = Field(default=None, pattern=_SECRET)
 
 
 class ArtifactStoreSettings(_Settings):
@@ -69,6 +94,7 @@ class ProductionStack(_Settings):
         image: that every pod runs.
         container_registry: where the image comes from.
         zenml_server: as this machine reaches it.
+        kubeflow: who starts the pods; None is ZenML's own orchestrator.
     """
 
     name: str = Field(pattern=_NAME)
@@ -78,6 +104,20 @@ class ProductionStack(_Settings):
     artifact_store: ArtifactStoreSettings
     mlflow: MlflowSettings
     zenml_server: str = Field(pattern=r"^https?://[^\s@]+$")
+    kubeflow: KubeflowSettings | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        cluster = self.kubernetes
+        accounts = (cluster.orchestrator_service_account, cluster.step_service_account)
+        if self.kubeflow is None and None in accounts:
+            raise ValueError(
+                "kubernetes must name orchestrator_service_account and "
+                "step_service_account, unless kubeflow is given"
+            )
+        if self.kubeflow is not None and self.kubeflow.host is None is cluster.context:
+            raise ValueError("kubeflow.host or kubernetes.context must be given")
+        return self
 
     @property
     def secrets(self) -> dict[str, tuple[str, ...]]:
@@ -85,6 +125,8 @@ class ProductionStack(_Settings):
         found: dict[str, tuple[str, ...]] = {}
         if self.artifact_store.secret is not None:
             found[self.artifact_store.secret] = ("access_key_id", "secret_access_key")
+        if self.kubeflow is not None and self.kubeflow.secret is not None:
+            found[self.kubeflow.secret] = ("username", "password")
         return found | {self.mlflow.secret: ("username", "password")}
 
 

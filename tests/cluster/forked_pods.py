@@ -55,6 +55,8 @@ def _run(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Non
     _print_to(log)
     os.environ.clear()
     os.environ.update(variables)
+    for module in variables.get("ABSENT", "").split():  # not in the pod's image
+        sys.modules[module] = None
     pod = variables.get("FAKE_POD")
     if pod:
         socket.gethostname = lambda: pod

@@ -32,8 +32,11 @@ def tracked():
     return [path for path in paths if path.is_file()]
 
 
-def constraints():
-    text = (REPOSITORY / "constraints.txt").read_text()
+KUBEFLOW = "infra/kubeflow/constraints.txt"
+
+
+def constraints(file="constraints.txt"):
+    text = (REPOSITORY / file).read_text()
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     pinned = [line for line in lines if line and not line.startswith("-")]
     return {normal(line.split("==")[0]): line.split("==")[1] for line in pinned}
@@ -45,10 +48,10 @@ def normal(name):
 
 
 def requirements():
-    extras = PROJECT["project"]["optional-dependencies"].values()
+    extras = PROJECT["project"]["optional-dependencies"]
     return [
         *PROJECT["project"]["dependencies"],
-        *(requirement for extra in extras for requirement in extra),
+        *(r for name, extra in extras.items() if name != "kubeflow" for r in extra),
     ]
 
 
@@ -183,6 +186,15 @@ def test_every_pin_agrees_with_the_constraints():
 def test_every_requirement_is_constrained():
     names = {normal(re.split(r"[=<>!~ ]", r)[0]) for r in requirements()}
     assert names - set(constraints()) == set()
+
+
+def test_kubeflows_packages_have_constraints_of_their_own():
+    extra = PROJECT["project"]["optional-dependencies"]["kubeflow"]
+    theirs, ours = constraints(KUBEFLOW), constraints()
+    assert dict(r.split("==") for r in extra).items() <= theirs.items()
+    assert {name for name in theirs if name in ours} == {
+        *("requests", "urllib3", "protobuf")
+    }
 
 
 def test_registered_models_ask_for_the_pinned_packages():

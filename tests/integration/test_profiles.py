@@ -49,10 +49,10 @@ def pods(options) -> dict[str, dict]:
 
 def test_every_profile_and_stack_can_be_read():
     profiles = sorted(path.stem for path in PROFILES.glob("*.yaml"))
-    assert profiles == ["kubernetes", "local"]
+    assert profiles == ["kubeflow", "kubernetes", "local"]
     assert [read_profile(name).name for name in profiles] == profiles
     stacks = sorted(path.stem for path in STACKS.glob("*.yaml"))
-    assert stacks == ["production"]
+    assert stacks == ["kubeflow", "production"]
     assert read_stack("production").image.count("@sha256:") == 1
 
 
@@ -171,7 +171,7 @@ def test_broken_profile_is_refused(tmp_path, changes, words):
 
 
 def test_unknown_profile_names_the_known_ones():
-    with pytest.raises(ConfigError, match="kubernetes, local"):
+    with pytest.raises(ConfigError, match="kubeflow, kubernetes, local"):
         read_profile("moon")
 
 
