@@ -74,6 +74,7 @@ def measurable(
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         message = "must be a fast tokenizer: the canaries are spelt with it."
         problems.append(Problem(path="trainer.processing_class", message=message))
+        raise ConfigError(problems)
     if problems or run is None:
         raise ConfigError(problems)
     return run, tokenizer

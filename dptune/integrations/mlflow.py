@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from dptune.accounting.certificates import Certificate
-from dptune.errors import ConfigError, Problem
+from dptune.errors import ConfigError, Problem, of_other_kinds
 from dptune.integrations.claims import PayingRun, paying_here
 from dptune.reports.card.statements import epsilon_words
 
@@ -71,13 +71,10 @@ def log_certificate(
     active, client = mlflow.active_run(), MlflowClient()
     run = run_id or (active.info.run_id if active else None)
     problems = [_no_run("run_id")] if run is None else []
-    if not isinstance(certificate, Certificate):
-        kind = type(certificate).__name__
-        message = f"must be a Certificate, got {kind}. Train first."
-        problems.append(Problem(path="certificate", message=message))
+    problems += of_other_kinds({"certificate": (certificate, Certificate)})
     places: dict[str, tuple[object, Callable[[], object]]] = {
-        "run_id": (run, lambda: client.get_run(run)),
-        "model_id": (model_id, lambda: client.get_logged_model(model_id)),
+        "run_id": (run, lambda: client.get_run(run or "")),
+        "model_id": (model_id, lambda: client.get_logged_model(model_id or "")),
         "model_version": (
             model_version,
             lambda: client.get_model_version(*model_version or ()),
@@ -92,8 +89,10 @@ def log_certificate(
     before, last_step = _said(client, run, certificate)
     if model_id is not None:  # which says it on the run too
         mlflow.log_metrics(numbers, model_id=model_id, run_id=run)
-    for key, text in tags.items() if model_version is not None else ():
-        client.set_model_version_tag(*model_version or (), key, text)
+    if model_version is not None:
+        name, version = model_version
+        for key, text in tags.items():
+            client.set_model_version_tag(name, version, key, text)
     largest, metric = max(before, certificate.epsilon), certificate.metric
     if math.isfinite(largest) or client.get_metric_history(run, metric):
         client.log_metric(run, metric, largest, step=last_step)
@@ -133,9 +132,8 @@ def claim_metrics(certificate: Certificate) -> dict[str, float]:
     Raises:
         ConfigError: it is no certificate.
     """
-    if not isinstance(certificate, Certificate):
-        kind = type(certificate).__name__
-        raise ConfigError(f"certificate must be a Certificate, got {kind}.")
+    if problems := list(of_other_kinds({"certificate": (certificate, Certificate)})):
+        raise ConfigError(problems)
     found = {certificate.metric: certificate.epsilon, "delta": certificate.delta}
     return {key: value for key, value in found.items() if math.isfinite(value)}
 
