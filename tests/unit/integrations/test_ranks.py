@@ -251,7 +251,7 @@ def test_callbacks_that_write_to_a_ranks_part_are_refused(two, name, words, layo
 @pytest.mark.slow
 def test_script_is_started_by_accelerate_too(tmp_path):
     launch = (
-        "-m accelerate.commands.launch --cpu --num_processes 2 --num_machines 1 "
+        "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
         "--mixed_precision no --dynamo_backend no -m tests.script_ranks"
     )
     done = subprocess.run(
