@@ -374,7 +374,7 @@ def test_without_the_comparison_changed_weights_get_through(made, tmp_path):
     weight = next(model.parameters())
     before = weight.detach().clone()
     blind = property(lambda _: weights_digest(model))
-    strangers = dptune.canaries(num_planted=3, num_held_out=3, length=3)
+    strangers = dptune.canaries(num_planted=3, num_held_out=3, length=5)
     try:
         weight.data[0, 0] += 1.0
         with mock.patch.object(ScriptRun, "weights", blind), pytest.raises(DataError):
