@@ -22,8 +22,8 @@ from dptune.workflow.chats import written_canaries
 from dptune.workflow.device import pick_device
 from dptune.workflow.doctor import built
 
-_TIMED_NODES = 200
-_TIMED_TOKENS = 1024
+_TIMED_NODES = 100
+_TIMED_TOKENS = 256
 _LEARNING = 3
 """Time of a step over that of its forward pass."""
 _GUESS = 12
