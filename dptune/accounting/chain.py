@@ -18,8 +18,7 @@ What a reader finds, and what it means:
 | one line more than the head says | killed between the two writes | counted |
 | a line that does not follow from the one before | edited, moved or deleted | refused |
 | fewer lines than the head says | deleted at the end | refused |
-| not the lines that this process wrote or read before | deleted or exchanged, head and
-  all, while it ran | refused |
+| not what this process wrote or read | deleted or exchanged while it ran | refused |
 
 Several processes may write to one chain: a lock on a third file, `<name>.lock`, orders
 them.

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from dptune.results import Interval, Report
@@ -74,7 +74,7 @@ def holds_nan(value: object) -> bool:
     """Whether a NaN is anywhere in a dumped report."""
     if isinstance(value, float):
         return math.isnan(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return any(map(holds_nan, value.values()))
     return isinstance(value, list | tuple) and any(map(holds_nan, value))
 
