@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeGuard, cast
 
 from dptune.data.public_units import round_units
 from dptune.errors import ConfigError, Problem
@@ -137,7 +137,7 @@ class Arguments:
         if isinstance(value, str):
             message = "must be a list of texts, got one."
             self.refuse(name, message, "Put it into a list.")
-        elif isinstance(value, bytes | Mapping) or not _is_list(value):
+        elif not is_list(value):
             self.refuse(name, f"must be a list of texts, got {_shown(value)}.")
         else:
             found = cast("Iterable[object]", value)
@@ -168,9 +168,13 @@ class Arguments:
         return found
 
 
-def _is_list(value: object) -> bool:
-    """Whether a value has a length and an order, as lists and columns have."""
-    return isinstance(value, Sized) and hasattr(value, "__getitem__")
+def is_list(value: object) -> TypeGuard[Sized]:
+    """Whether a value has a length and an order, as lists and columns have.
+
+    A text, bytes and a mapping have both, and are none.
+    """
+    is_one = isinstance(value, str | bytes | Mapping)
+    return isinstance(value, Sized) and hasattr(value, "__getitem__") and not is_one
 
 
 def _is_text(text: str) -> bool:

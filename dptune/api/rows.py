@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import DataLoader
 
+from dptune.api.arguments import is_list
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.logits import NO_TARGET
 from dptune.errors import ConfigError, DataError, Problem
@@ -90,11 +91,7 @@ def check_kind(data: object, owners: object) -> None:
                 next_step="Pass loader.dataset.",
             )
         )
-    elif (
-        not isinstance(data, Sized)
-        or isinstance(data, str | bytes | Mapping)
-        or not hasattr(data, "__getitem__")
-    ):
+    elif not is_list(data):
         problems.append(
             Problem(
                 path="data",
@@ -104,11 +101,7 @@ def check_kind(data: object, owners: object) -> None:
                 next_step="Load it as a list or a data set of the `datasets` package.",
             )
         )
-    elif owners is not None and (
-        not isinstance(owners, Sized)
-        or isinstance(owners, str | bytes | Mapping)
-        or len(owners) != len(data)
-    ):
+    elif owners is not None and not (is_list(owners) and len(owners) == len(data)):
         got = len(owners) if isinstance(owners, Sized) else type(owners).__name__
         message = f"must name the unit of every row, got {got} for {len(data)} rows."
         problems.append(Problem(path="owners", message=message))
