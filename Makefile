@@ -52,9 +52,11 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
+# An environment of its own, as in the images: what it needs makes others load slower.
 sbom: $(STAMP)
-	@mkdir -p build
-	$(BIN)/cyclonedx-py environment --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
+	test -x build/sbom/bin/cyclonedx-py || $(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --quiet --constraint constraints.txt cyclonedx-bom
+	build/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
 	@echo "build/sbom.cdx.json lists every package of $(VENV). An image holds its own: /opt/venv/sbom.cdx.json"
 
 clean:

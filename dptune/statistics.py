@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from dptune.errors import DataError
 
@@ -17,9 +17,11 @@ _SMALLEST_LEVEL = 1e-9
 
 
 def clopper_pearson(
-    num_successes: int, num_trials: int, *, confidence: float = 0.95
+    num_successes: float, num_trials: float, *, confidence: float = 0.95
 ) -> tuple[float, float]:
     """Exact two-sided interval of a binomial proportion; `(0, 1)` without trials.
+
+    Effective numbers of a sample that was weighed need not be whole.
 
     References:
         Clopper and Pearson (1934), "The use of confidence or fiducial limits".
@@ -32,9 +34,9 @@ def clopper_pearson(
     failures = num_trials - num_successes
     low, high = 0.0, 1.0
     if num_successes > 0:
-        low = float(stats.beta.ppf(tail, num_successes, failures + 1))
+        low = float(special.betaincinv(num_successes, failures + 1, tail))
     if failures > 0:
-        high = float(stats.beta.isf(tail, num_successes + 1, failures))
+        high = float(special.betainccinv(num_successes + 1, failures, tail))
     return low, high
 
 

@@ -92,7 +92,6 @@ def train_and_attack(
     planted, canaries = plant_canaries(corpus, spec=run.canaries, seed=run.seed)
     labelled, detection = _detected((planted, canaries), run, review=review)
     redacted, redaction = redact(labelled, settings=run.redaction)
-    views = {View.ORIGINAL: labelled, View.REDACTED: redacted}
     plan, ledger = calibrate(
         counts,
         canaries=run.canaries,
@@ -121,7 +120,7 @@ def train_and_attack(
     model, ledger, step_audits, trained = _train_stages(
         run,
         base,
-        views,
+        {View.ORIGINAL: labelled, View.REDACTED: redacted},
         ledger,
         plan=plan,
         reservation=reservation,

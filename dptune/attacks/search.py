@@ -31,7 +31,7 @@ from dptune.attacks.inference import (
 )
 from dptune.attacks.pieces import Spelling
 from dptune.errors import ModelError
-from dptune.statistics import resampled_indices
+from dptune.statistics import clopper_pearson, resampled_indices
 
 Scoring = Literal["sum", "mean"]
 Path = tuple[int, ...]
@@ -434,12 +434,8 @@ def uniform_rank(
     """
     count, tied = len(sample), int((sample == score).sum())
     below = int((sample < score).sum()) + place(tied + 1)
-    tail = (1.0 - confidence) / 2.0
     rank = -(-space_size * (below + 1) // (count + 1))
-    low = float(stats.beta.ppf(tail, below, count - below + 1)) if below else 0.0
-    high = 1.0
-    if below < count:
-        high = float(stats.beta.isf(tail, below + 1, count - below))
+    low, high = clopper_pearson(below, count, confidence=confidence)
     upper = -math.log2(low) if low > 0 else math.log2(space_size)
     return min(rank, space_size), -math.log2(high), upper
 

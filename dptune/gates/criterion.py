@@ -74,6 +74,8 @@ def holds_nan(value: object) -> bool:
     """Whether a NaN is anywhere in a dumped report."""
     if isinstance(value, float):
         return math.isnan(value)
+    if value is None or isinstance(value, str | int):  # most are, and Mapping is slow
+        return False
     if isinstance(value, Mapping):
         return any(map(holds_nan, value.values()))
     return isinstance(value, list | tuple) and any(map(holds_nan, value))

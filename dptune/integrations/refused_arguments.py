@@ -4,7 +4,7 @@ A value is refused for what it does to the claim, or because nobody has checked 
 does; the message says which.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -316,11 +316,7 @@ def _sharding_problems(args: TrainingArguments) -> list[Problem]:
             "Drop it: tensors are gathered one at a time.",
         ),
     }
-    return [
-        Problem(path=f"args.{name}", message=message, next_step=next_step)
-        for name, (holds, message, next_step) in checks.items()
-        if not holds
-    ]
+    return _broken(checks)
 
 
 def _value_problems(
@@ -383,6 +379,11 @@ def _value_problems(
             "Drop it and keep gradient_accumulation_steps.",
         ),
     }
+    return _broken(checks)
+
+
+def _broken(checks: Mapping[str, tuple[bool, str, str]]) -> list[Problem]:
+    """List the checks that do not hold: argument -> (holds, what is wrong, way out)."""
     return [
         Problem(path=f"args.{name}", message=message, next_step=next_step)
         for name, (holds, message, next_step) in checks.items()

@@ -17,6 +17,7 @@ from scipy import stats
 from dptune.detection.union import BoolArray, character_marks
 from dptune.errors import DetectionError
 from dptune.results import Interval, Report
+from dptune.statistics import clopper_pearson
 from dptune.text import Span
 
 _WORD = re.compile(r"\S+")
@@ -119,8 +120,7 @@ def stratified_missing_rate(
     floor = 1.0 - tail ** (1.0 / sample.thinnest())
     size = _effective_size(sample, rate, confidence)
     hits = rate * size
-    low = 0.0 if hits == 0 else float(stats.beta.ppf(tail, hits, size - hits + 1))
-    high = float(stats.beta.ppf(1 - tail, hits + 1, max(size - hits, 1e-9)))
+    low, high = clopper_pearson(hits, size, confidence=confidence)
     return rate, Interval(low=low, high=max(high, floor), confidence=confidence)
 
 

@@ -179,16 +179,9 @@ def attack_model(
     samples = SamplesReport(**digests)
     if attacks.samples.num_prompts:
         say("completions of held-out prompts, masked")
-        samples = samples_report(
-            loaded,
-            loaded_base,
-            outsiders,
-            masker=Masker.of(engine_of(detection, access), corpus.dataset, canaries),
-            settings=attacks.samples,
-            max_tokens=max_tokens,
-            **digests,
-            device=device,
-            on_progress=partial(tell, "completions to look at"),
+        masker = Masker.of(engine_of(detection, access), corpus.dataset, canaries)
+        samples = _samples(
+            *of_both, outsiders, masker, **cut, attacks=attacks, tell=tell
         )
     say("perplexity on held-out records")
     utility = _utility((model, loaded), loaded_base, corpus, **cut, tell=tell)
@@ -257,6 +250,33 @@ def _membership(
         train_shadow=shadows.train if shadows else None,
         num_shadows=shadows.settings.num_models if shadows else 0,
         tell=tell,
+    )
+
+
+def _samples(
+    of_model: tuple[ModelBundle, LoadedModel],
+    of_base: tuple[ModelBundle, LoadedModel],
+    prompts: Dataset,
+    masker: Masker,
+    *,
+    max_tokens: int,
+    attacks: AttackSettings,
+    performance: PerformanceSettings,
+    tell: Tell,
+) -> SamplesReport:
+    """Let both models complete held-out prompts, to be looked at."""
+    (model, loaded), (base, loaded_base) = of_model, of_base
+    return samples_report(
+        loaded,
+        loaded_base,
+        prompts,
+        masker=masker,
+        settings=attacks.samples,
+        max_tokens=max_tokens,
+        model_digest=model.digest,
+        base_model_digest=base.digest,
+        device=pick_device(performance.device),
+        on_progress=partial(tell, "completions to look at"),
     )
 
 

@@ -116,25 +116,7 @@ def check_run(
     errors: list[DptuneError] = []
     reader = read or partial(read_corpus, data_root=data_root, validate=validate)
     corpus = _attempt(lambda: reader(config.data), errors)
-    _attempt(lambda: check_detector(config.detection, access), errors)
-    if config.scoring.judge is not None:
-        judge = config.scoring.judge
-        _attempt(lambda: check_judge(judge, access), errors)
-    _attempt(
-        lambda: check_source(
-            config.model.source,
-            data_root=data_root,
-            max_tokens=config.model.max_tokens,
-            class_names=config.model.class_names,
-        ),
-        errors,
-    )
-    if config.model.pretraining is not None:
-        public = config.model.pretraining
-        _attempt(
-            lambda: read_public(public, data_root=data_root, validate=validate), errors
-        )
-    _attempt(lambda: _check_processes(config), errors)
+    _check_parts(config, errors, data_root=data_root, access=access, validate=validate)
     plan = None
     if corpus is not None:
         units = units_for(config.data, config.canaries, corpus.report)
@@ -350,6 +332,36 @@ def plan_for(
         mode=privacy.mode,
         counts_noise_multiplier=counts_noise_multiplier,
     )
+
+
+def _check_parts(
+    config: TrainConfig,
+    errors: list[DptuneError],
+    *,
+    data_root: Path,
+    access: LlmAccess,
+    validate: bool,
+) -> None:
+    """Check what needs no corpus: detector, judge, models and processes."""
+    _attempt(lambda: check_detector(config.detection, access), errors)
+    if config.scoring.judge is not None:
+        judge = config.scoring.judge
+        _attempt(lambda: check_judge(judge, access), errors)
+    _attempt(
+        lambda: check_source(
+            config.model.source,
+            data_root=data_root,
+            max_tokens=config.model.max_tokens,
+            class_names=config.model.class_names,
+        ),
+        errors,
+    )
+    if config.model.pretraining is not None:
+        public = config.model.pretraining
+        _attempt(
+            lambda: read_public(public, data_root=data_root, validate=validate), errors
+        )
+    _attempt(lambda: _check_processes(config), errors)
 
 
 def _attempt(call: Callable[[], ResultT], errors: list[DptuneError]) -> ResultT | None:

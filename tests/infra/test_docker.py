@@ -215,7 +215,9 @@ def test_health_names_what_is_wrong(tmp_path, change, named):
 
 def test_sbom_lists_packages_with_their_versions(tmp_path):
     target = tmp_path / "sbom.json"
-    command = Path(sys.executable).with_name("cyclonedx-py")
+    command = REPOSITORY / "build" / "sbom" / "bin" / "cyclonedx-py"
+    if not command.is_file():
+        pytest.skip("`make sbom` installs the tool, in an environment of its own")
     site = tmp_path / "site" / "small-1.2.dist-info"
     site.mkdir(parents=True)
     (site / "METADATA").write_text("Metadata-Version: 2.1\nName: small\nVersion: 1.2\n")

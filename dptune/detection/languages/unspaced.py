@@ -24,6 +24,15 @@ _LATIN_NAME = re.compile(
 _LATIN_INITIALS = re.compile(
     r"(?<![A-Za-z.])(?:[A-ZＡ-Ｚ][.．・]){1,3}[A-ZＡ-Ｚ]?(?![A-Za-z])"
 )
+_VERBS = "说住来电于今现正表同称即因女男先小老医出生申发签没收去打告拿买做提参请因主负"
+_TIME = (
+    "[一二三四五六七八九十]{1,2}[月号]|今|昨|明天|早上|上午|下午|晚上"
+    "|上?周|下周|年仅|还|才"
+)
+_KANJI_NAME = f"(?<![{_HAN}])[{_HAN}]{{1,5}}(?:[ 　][{_HAN}{_KANA}]{{1,6}})?"
+_KANA_NAME = f"[{_KATAKANA}]{{2,10}}(?:[・=＝ ][{_KATAKANA}]{{2,10}}){{0,3}}"
+_CALLED = f"[{_HAN}]{{1,6}}|[{_KATAKANA}]{{2,10}}"
+_MORE_NAME = f"[ 　・][{_HAN}{_KANA}]{{1,8}}"
 _FURIGANA = re.compile(f"[（(][{_KANA}\\s　・]{{2,20}}[)）]")
 
 
@@ -97,14 +106,7 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
     safe = any_of(language.words("safe_surnames"))
     cues = any_of(language.words("cues"))
     places = any_of(language.words("places"))
-    verbs = (
-        "说住来电于今现正表同称即因女男先小老医出生申发签没收去打告拿买做提参请因主负"
-    )
-    time = (
-        "[一二三四五六七八九十]{1,2}[月号]|今|昨|明天|早上|上午|下午|晚上|上?周|下周"
-        "|年仅|还|才"
-    )
-    ends = f"(?=$|[^{_HAN}]|[{stop}{verbs}]|{time})"
+    ends = f"(?=$|[^{_HAN}]|[{stop}{_VERBS}]|{_TIME})"
     after = "(?:是|为|叫|:|：|\\s|「|“){0,2}\\s?"
     near = "(?<=[和与跟给找向对由请让是为叫被把同问、于替])"
     alone = any_of(language.words("given_alone"))
@@ -124,7 +126,7 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
             "(?=[，。,！!\\s]|$)"
         ),
         re.compile(
-            f"(?:(?<![{_HAN}])|{near})(?!{blocked})[小阿][{_HAN}](?=[，,！!、]|{time})"
+            f"(?:(?<![{_HAN}])|{near})(?!{blocked})[小阿][{_HAN}](?=[，,！!、]|{_TIME})"
         ),
         re.compile(f"{near}(?!{blocked})阿[{_HAN}]{ends}"),
         re.compile(f"(?<=[在到去给])(?:{safe})(?=家[了，。里的])"),
@@ -148,7 +150,7 @@ def _chinese_names() -> tuple[re.Pattern[str], ...]:
         re.compile(f"(?!{places})[{language.texts['foreign_chars']}]{{4,10}}"),
         re.compile(
             f"(?:{role})(?!{blocked}|{titles})"
-            f"((?:(?![{stop}{verbs}])[{_HAN}]){{2,5}}?){ends}"
+            f"((?:(?![{stop}{_VERBS}])[{_HAN}]){{2,5}}?){ends}"
         ),
     )
 
@@ -200,13 +202,9 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
     gap = "[ 　]?"
     open_end = f"(?=$|[^{_HAN}{_KANA}]|{ends}|{titles}|[はがをにともの])"
     name = f"(?!{titles}|{ends})(?:[{_HAN}]{{1,3}}|[{_KATAKANA}]{{2,8}}|[ぁ-ゖ]{{2,4}})"
-    kanji = f"(?<![{_HAN}])[{_HAN}]{{1,5}}(?:[ 　][{_HAN}{_KANA}]{{1,6}})?"
-    kana = f"[{_KATAKANA}]{{2,10}}(?:[・=＝ ][{_KATAKANA}]{{2,10}}){{0,3}}"
-    called = f"[{_HAN}]{{1,6}}|[{_KATAKANA}]{{2,10}}"
-    more = f"[ 　・][{_HAN}{_KANA}]{{1,8}}"
     return (
         re.compile(
-            f"(?!{blocked})(?:{kanji}|{kana}|(?<![{_HAN}{_KANA}])[ぁ-ゖ]{{2,5}})"
+            f"(?!{blocked})(?:{_KANJI_NAME}|{_KANA_NAME}|(?<![{_HAN}{_KANA}])[ぁ-ゖ]{{2,5}})"
             f"(?=さん|くん|ちゃん|様|(?:{titles})(?![{_HAN}]))"
         ),
         re.compile(
@@ -222,10 +220,10 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
             f"(?:{roles})[のは:：]?([{_HAN}]{{1,4}}[{_KATAKANA}]{{2,3}}子?){open_end}"
         ),
         re.compile(
-            f"(?:{cues})[はが:：、]?\\s?((?:{called})(?:{more}){{0,2}}){open_end}"
+            f"(?:{cues})[はが:：、]?\\s?((?:{_CALLED})(?:{_MORE_NAME}){{0,2}}){open_end}"
         ),
         re.compile(
-            f"((?:{called})(?:{more})?)(?=と申し|と言い|といい|という者|と呼|と名乗|って呼)"
+            f"((?:{_CALLED})(?:{_MORE_NAME})?)(?=と申し|と言い|といい|という者|と呼|と名乗|って呼)"
         ),
         re.compile(
             f"(?:{roles})[のは:：]?([{_HAN}]{{2,6}}(?: [{_HAN}]{{1,3}})?){open_end}"
