@@ -57,6 +57,7 @@ sbom: $(STAMP)
 	test -x build/sbom/bin/cyclonedx-py || $(PYTHON) -m venv build/sbom
 	build/sbom/bin/python -m pip install --quiet --constraint constraints.txt cyclonedx-bom
 	build/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
+	$(BIN)/python -m pytest tests/infra/test_docker.py -q -k sbom
 	@echo "build/sbom.cdx.json lists every package of $(VENV). An image holds its own: /opt/venv/sbom.cdx.json"
 
 clean:

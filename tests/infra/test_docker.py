@@ -164,7 +164,7 @@ def test_dockerignore_lets_nothing_in_but_what_is_copied():
 def test_images_install_with_the_lines_that_ci_runs():
     makefile = (REPOSITORY / "Makefile").read_text()
     assert f"{INSTALL_SCRIPT} $(BIN)/python --editable '.[dev]'" in makefile
-    assert "pip install --quiet --constraint" not in makefile
+    assert "$(BIN)/python -m pip install --quiet --constraint" not in makefile
     for path in DOCKERFILES:
         line = f"{INSTALL_SCRIPT} /opt/venv/bin/python --editable '.[cluster]'"
         assert line in path.read_text()
