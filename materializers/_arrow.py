@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from datasets import Dataset
@@ -12,6 +12,8 @@ from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.errors import ArtifactError
 from materializers._place import file_of, refuse_changed
+
+_ROWS_AT_ONCE: Final = 10_000
 
 
 class ArrowMaterializer(BaseMaterializer):
@@ -94,6 +96,10 @@ def rows_digest(dataset: Dataset) -> bytes:
     digest = hashlib.sha256()
     table = dataset.with_format("arrow")[:]
     for name in sorted(table.column_names):
-        digest.update(name.encode())
-        digest.update(repr(table.column(name).to_pylist()).encode())
+        digest.update(name.encode() + b"[")
+        batches = table.select([name]).to_batches(_ROWS_AT_ONCE)
+        for number, batch in enumerate(b for b in batches if b.num_rows):
+            values = ", ".join(map(repr, batch.column(0).to_pylist()))
+            digest.update(f"{', ' if number else ''}{values}".encode())
+        digest.update(b"]")
     return digest.digest()
