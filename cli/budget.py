@@ -143,13 +143,20 @@ def reserve_command(path: Path, overrides: Sequence[str]) -> None:
     from steps._reviewing import with_review
 
     config, _ = with_review(read_config(path, overrides))
+    workspace = current_workspace()
     checked = check_run(
-        config, data_root=data_root(), budget=budget_place(), access=llm_access()
+        config,
+        data_root=data_root(),
+        budget=budget_place(),
+        access=llm_access(),
+        folder=workspace.work,
     )
     corpus = read_corpus(
-        config.data, data_root=data_root(), expected=checked.fingerprint
+        config.data,
+        data_root=data_root(),
+        expected=checked.fingerprint,
+        folder=workspace.work,
     )
-    workspace = current_workspace()
     held = reserve_budget(
         config,
         corpus,
@@ -179,7 +186,7 @@ def count_command(
     workspace = current_workspace()
     found = release_units(
         config,
-        read_corpus(config.data, data_root=data_root()),
+        read_corpus(config.data, data_root=data_root(), folder=workspace.work),
         noise_multiplier=noise_multiplier,
         folder=workspace.runs,
         url=workspace.budget_url,

@@ -92,6 +92,7 @@ def _check(
             data_root=data_root(),
             access=llm_access(),
             lists=read_lists(digest),
+            folder=current_workspace().work,
         )
         show_warnings(checked)
     except ProblemsError as error:

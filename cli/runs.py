@@ -94,6 +94,7 @@ def run_training(
         validate=chosen.stack is None,  # elsewhere the first pod's libraries do
         gated=True,
         lists=read_lists(digest),
+        folder=current_workspace().work,
     )
     show_warnings(checked)
     open_profile(chosen)

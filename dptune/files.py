@@ -1,7 +1,9 @@
-"""Files that are there as a whole or not at all, whatever ends the process."""
+"""Files that are there as a whole or not at all, and folders that leave no trace."""
 
+import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,3 +33,70 @@ def replacing(file: Path) -> Iterator[Path]:
         half.replace(file)
     finally:
         half.unlink(missing_ok=True)
+
+
+@contextmanager
+def private_folder(parent: Path, *, purpose: str) -> Iterator[Path]:
+    """Make a folder that only its owner may enter, and remove it with all it holds.
+
+    Folders of the same purpose that a killed process left behind go first: nobody holds
+    their lock. What is memory-mapped from a file in it may be read on after that file
+    is gone, as long as the process lives.
+
+    Args:
+        parent: folder that it is made in; made if absent.
+        purpose: how its name begins.
+    """
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(parent / f".{purpose}.lock"):  # nobody sweeps what is being made
+        for left in parent.glob(f"{purpose}-*"):
+            _remove_unlocked(left)
+        folder = parent / f"{purpose}-{secrets.token_hex(8)}"
+        folder.mkdir(mode=0o700)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Let what libraries write in the meantime be readable by its owner only.
+
+    The mask belongs to the process: another thread's files are closed to others too.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made if absent."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    """Remove a folder whose process is gone."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # its process has just removed it, or it is none of ours
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)

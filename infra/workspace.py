@@ -58,6 +58,11 @@ class Workspace:
         return self.root / "tmp"
 
     @property
+    def work(self) -> Path | None:
+        """Records while they are read; nothing stays. None where no project is."""
+        return self.root / "work" if self.root.is_dir() else None
+
+    @property
     def budget_url(self) -> str:
         """The budget store: `DPTUNE_BUDGET_URL`, or a file in the project folder."""
         given = os.environ.get("DPTUNE_BUDGET_URL")

@@ -7,7 +7,7 @@ from zenml import step
 from dptune.config import DataSettings
 from dptune.data.records import Corpus
 from dptune.results import CorpusReport
-from infra.workspace import data_root
+from infra.workspace import current_workspace, data_root
 from steps._caching import BY_CONTENT
 from steps._scheduling import stop_if_done
 
@@ -29,7 +29,12 @@ def ingest(
     """
     from dptune.workflow.ingest import read_corpus
 
-    corpus = read_corpus(data, data_root=data_root(), expected=fingerprint or None)
+    corpus = read_corpus(
+        data,
+        data_root=data_root(),
+        expected=fingerprint or None,
+        folder=current_workspace().work,
+    )
     if scheduled:
         stop_if_done(scheduled, corpus.fingerprint)
     return corpus, corpus.report

@@ -1,26 +1,20 @@
 """Build a corpus: read, check, deduplicate, split, validate, fingerprint."""
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from datasets import Dataset
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from dptune.accounting.assumptions import Assumption
-from dptune.data.checks import SPLIT_NAMES, check_records, owner, to_dataset
+from dptune.data.checks import SPLIT_NAMES, check_columns, check_records
 from dptune.data.deduplication import Deduplication, Duplicates, deduplicate
-from dptune.data.messages import ReadConversation
+from dptune.data.draws import seeded_fractions
+from dptune.data.engine import Engine, open_engine, scratch_folder
 from dptune.data.readers import read_records
-from dptune.data.records import (
-    MISSING,
-    Corpus,
-    ProblemLog,
-    RawRecord,
-    Record,
-    seeded_fraction,
-)
+from dptune.data.records import Corpus, ProblemLog
 from dptune.data.source import (
     SPLITS,
     DataSource,
@@ -35,7 +29,15 @@ from dptune.data.splitting import (
     check_leaks,
     check_sizes,
 )
+from dptune.data.table import LEFT_OUT, RecordTable, Splits, TableWriter
 from dptune.data.validation import validate_corpus
+from dptune.data.written import (
+    WrittenRecords,
+    corpus_fingerprint,
+    count_units,
+    dropped_units,
+    write_records,
+)
 from dptune.errors import ConfigError, DataError, Problem
 from dptune.privacy import PrivacyUnit
 from dptune.results import CorpusReport, ValidationReport
@@ -58,6 +60,7 @@ def build_corpus(
     seed: int = 0,
     validate: bool = True,
     is_taken: Callable[[str], bool] | None = None,
+    folder: Path | None = None,
 ) -> Corpus:
     """Read a source and make a corpus that training may use.
 
@@ -91,6 +94,10 @@ def build_corpus(
             report of a corpus of which it was not asked has no expectations.
         is_taken: tells by the text of a record whether it is taken, such as by its
             language; None takes all.
+        folder: a private folder of the project, for work files that are gone when this
+            returns, or at its next call if the process is killed. Records are then
+            read from disk, as those of the corpus are afterwards. None keeps all in
+            memory.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -106,90 +113,199 @@ def build_corpus(
         sample_share=sample_share,
         max_records=max_records,
     )
-    settings, log = splits or SplitSettings(), ProblemLog()
-    kind = duplicates.resolved(privacy_unit=privacy_unit, has_labels=_labelled(source))
-    raw, given = _read(source, data_root, min_records=min_records, log=log)
-    records = check_records(
-        raw,
-        log=log,
-        privacy_unit=privacy_unit,
-        max_characters=max_characters,
-        max_mojibake_share=max_mojibake_share,
-        allow_content_hash_ids=allow_content_hash_ids,
-    )
-    check_leaks(records, log=log)
-    log.raise_if_any()
-    taken = [row for row in records if is_taken is None or is_taken(row.text)]
-    num_other = None if is_taken is None else len(records) - len(taken)
-    records = _sample(taken, sample_share, max_records, seed=seed)
-    _check_given_by_column(source, records, given=given, log=log)
-    placed = assign_splits(records, settings=settings, seed=seed, given=given)
-    unique = deduplicate(
-        placed, duplicates=kind, near_duplicate_threshold=near_duplicate_threshold
-    )
-    kept = [placed[i] for i in unique.kept]
-    _check_count(len(kept), min_records, stage="kept after deduplication", log=log)
-    check_sizes(kept, settings=settings, given=given, log=log)
-    log.raise_if_any()
-    dataset = to_dataset(kept, with_split=True)
-    validation = ValidationReport(view="ingest", success=False, expectations=())
-    if validate:
-        validation = validate_corpus(
-            dataset,
-            view="ingest",
-            min_records=min_records,
+    with scratch_folder(folder) as place, open_engine(place) as engine:
+        return _Building(
+            source=source,
+            privacy_unit=privacy_unit,
+            splits=splits or SplitSettings(),
+            kind=duplicates.resolved(
+                privacy_unit=privacy_unit, has_labels=_labelled(source)
+            ),
+            near_duplicate_threshold=near_duplicate_threshold,
             max_characters=max_characters,
-            max_duplicate_share=0.0 if _drops_copies(kind) else 1.0,
             max_mojibake_share=max_mojibake_share,
-            allow_text_leak=not _drops_copies(kind),
+            min_records=min_records,
+            sample_share=sample_share,
+            max_records=max_records,
+            seed=seed,
+            is_taken=is_taken,
+            folder=place,
+            engine=engine,
+        ).corpus(
+            data_root=data_root,
+            allow_content_hash_ids=allow_content_hash_ids,
+            validate=validate,
+        )
+
+
+@dataclass(kw_only=True)
+class _Building:
+    """A corpus under construction: what was asked for, and what is wrong so far."""
+
+    source: DataSource
+    privacy_unit: PrivacyUnit
+    splits: SplitSettings
+    kind: Duplicates
+    near_duplicate_threshold: float | None
+    max_characters: int
+    max_mojibake_share: float
+    min_records: int
+    sample_share: float
+    max_records: int | None
+    seed: int
+    is_taken: Callable[[str], bool] | None
+    folder: Path | None
+    engine: Engine
+    log: ProblemLog = field(default_factory=ProblemLog)
+
+    def corpus(
+        self, *, data_root: Path | None, allow_content_hash_ids: bool, validate: bool
+    ) -> Corpus:
+        """Read, check, sample, split, deduplicate and write the records."""
+        table, given = self._read(data_root)
+        check_columns(
+            table,
+            log=self.log,
+            privacy_unit=self.privacy_unit,
+            max_mojibake_share=self.max_mojibake_share,
+            allow_content_hash_ids=allow_content_hash_ids,
+        )
+        check_leaks(table, log=self.log)
+        self.log.raise_if_any()
+        taken, num_other = _take(table, self.is_taken)
+        taken = _sample(
+            table, taken, self.sample_share, self.max_records, seed=self.seed
+        )
+        if getattr(self.source, "split_column", None) is not None:
+            others = given - {"train"}
+            check_given_by_column(table, taken, given=others, log=self.log)
+        placed = assign_splits(table, settings=self.splits, seed=self.seed, given=given)
+        placed = np.where(taken, placed, LEFT_OUT)
+        unique = deduplicate(
+            table,
+            placed,
+            duplicates=self.kind,
+            near_duplicate_threshold=self.near_duplicate_threshold,
+            folder=self.folder,
+        )
+        kept = np.where(unique.kept, placed, LEFT_OUT)
+        num_kept = int(unique.kept.sum())
+        self._check_count(num_kept, stage="kept after deduplication")
+        present = {SPLITS[code] for code in np.unique(kept) if code >= 0}
+        check_sizes(present, settings=self.splits, given=given, log=self.log)
+        self.log.raise_if_any()
+        written = write_records(table, kept, folder=self.folder)
+        validation = self._validated(written) if validate else _UNASKED
+        report = self._report(
+            table,
+            kept,
+            unique,
+            fingerprint=corpus_fingerprint(written.reader(), folder=self.folder),
+            num_characters=written.num_characters,
+            num_other_languages=num_other,
+            validation=validation,
+        )
+        return Corpus(
+            dataset=written.dataset(),
+            fingerprint=report.fingerprint,
+            report=report,
+            dropped_units=dropped_units(table, unique.kept),
+        )
+
+    def _read(self, data_root: Path | None) -> tuple[RecordTable, set[str]]:
+        """Read the records, and name the splits that the source decides."""
+        writer = TableWriter(
+            self.engine, self.folder, is_chat=bool(learnt_roles(self.source))
+        )
+        table = check_records(
+            read_records(self.source, data_root=data_root, log=self.log),
+            writer=writer,
+            log=self.log,
+            privacy_unit=self.privacy_unit,
+            max_characters=self.max_characters,
+        )
+        found = {SPLIT_NAMES[name] for name in table.named}
+        given = found | {
+            name for name in SPLITS if getattr(self.source, name, None) is not None
+        }
+        if not self.log.has_file_faults():
+            self._check_count(table.num_read, stage="read")
+            for split in sorted(given - found):
+                self.log.add(
+                    f"split {split}",
+                    "must hold a record, got 0.",
+                    "Fill its file, or leave it out and let dptune cut it from train.",
+                )
+        return table, given
+
+    def _check_count(self, number: int, *, stage: str) -> None:
+        """Report a corpus that is too small."""
+        if number < self.min_records:
+            self.log.add(
+                "corpus",
+                f"must hold at least min_records={self.min_records} records, got "
+                f"{number} {stage}.",
+                "Give more data, or lower min_records.",
+            )
+
+    def _validated(self, written: WrittenRecords) -> ValidationReport:
+        """Ask Great Expectations about what was written."""
+        validation = validate_corpus(
+            written.reader(),
+            view="ingest",
+            min_records=self.min_records,
+            max_characters=self.max_characters,
+            max_duplicate_share=0.0 if _drops_copies(self.kind) else 1.0,
+            max_mojibake_share=self.max_mojibake_share,
+            allow_text_leak=not _drops_copies(self.kind),
+            folder=self.folder,
         )
         _require_success(validation)
-    report = _report(
-        kept,
-        unique,
-        source=source,
-        raw=raw,
-        fingerprint=corpus_fingerprint(dataset),
-        privacy_unit=privacy_unit,
-        kind=kind,
-        unread=_unread(raw, source=source, log=log),
-        sampled=max_records is not None,
-        num_other_languages=num_other,
-        validation=validation,
-    )
-    return _corpus(dataset, report, records=records, kept=kept)
+        return validation
+
+    def _report(
+        self,
+        table: RecordTable,
+        kept: Splits,
+        unique: Deduplication,
+        *,
+        fingerprint: str,
+        num_characters: int,
+        num_other_languages: int | None,
+        validation: ValidationReport,
+    ) -> CorpusReport:
+        """Count what is in the corpus."""
+        kind, unit = self.kind, self.privacy_unit
+        numbers = np.bincount(kept[kept >= 0], minlength=len(SPLITS))
+        return CorpusReport(
+            source=describe_source(self.source),
+            fingerprint=fingerprint,
+            num_read=table.num_read,
+            num_records=dict(zip(SPLITS, numbers.tolist(), strict=True)),
+            num_units=count_units(table, kept),
+            num_exact_duplicates=unique.num_exact,
+            num_near_duplicates=unique.num_near,
+            num_other_languages=num_other_languages or 0,
+            num_duplicates_across_units=unique.num_across_units,
+            num_characters=num_characters,
+            privacy_unit=unit.value,
+            ids_are_content_hashes=table.has_missing_ids,
+            units_are_content_hashes=table.has_content_units,
+            deduplicated=_drops_copies(kind)
+            or (kind is Duplicates.WITHIN_UNITS and unit is not PrivacyUnit.RECORD),
+            duplicates_are_free=kind.is_free(
+                privacy_unit=unit, has_labels=_labelled(self.source)
+            ),
+            sampled=self.max_records is not None,
+            unread=_unread(table, source=self.source, log=self.log),
+            assumes=_assumes(
+                self.source, unit, selects=num_other_languages is not None
+            ),
+            validation=validation,
+        )
 
 
-def _corpus(
-    dataset: Dataset,
-    report: CorpusReport,
-    *,
-    records: Sequence[Record],
-    kept: Sequence[Record],
-) -> Corpus:
-    dropped = {row.unit_id for row in records} - {row.unit_id for row in kept}
-    return Corpus(
-        dataset=dataset,
-        fingerprint=report.fingerprint,
-        report=report,
-        dropped_units=tuple(sorted(dropped)),
-    )
-
-
-def corpus_fingerprint(dataset: Dataset) -> str:
-    """Return the SHA-256 over the sorted `(id, unit_id, split, text hash)` of a corpus.
-
-    The order of records does not matter; an edit of a text, owner, split or label does.
-
-    Args:
-        dataset: with the columns of a corpus; `label` and `known_values`, if there are
-            any, count too.
-    """
-    columns = ["id", "unit_id", "split", "label", "known_values"]
-    present = [dataset[name] for name in columns if name in dataset.column_names]
-    hashes = (hashlib.sha256(text.encode()).hexdigest() for text in dataset["text"])
-    lines = sorted(json.dumps(row) for row in zip(*present, hashes, strict=True))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+_UNASKED = ValidationReport(view="ingest", success=False, expectations=())
 
 
 def _check_arguments(
@@ -237,55 +353,6 @@ def _drops_copies(kind: Duplicates) -> bool:
     return kind in {Duplicates.EXACT, Duplicates.NEAR}
 
 
-def _read(
-    source: DataSource, data_root: Path | None, *, min_records: int, log: ProblemLog
-) -> tuple[list[RawRecord], set[str]]:
-    """Read the records, and name the splits that the source decides."""
-    raw = read_records(source, data_root=data_root, log=log)
-    given = _given_splits(source, raw)
-    if not log.has_file_faults():
-        _check_count(len(raw), min_records, stage="read", log=log)
-        _check_given(given, raw, log=log)
-    return raw, given
-
-
-def _check_count(count: int, least: int, *, stage: str, log: ProblemLog) -> None:
-    """Report a corpus that is too small."""
-    if count < least:
-        log.add(
-            "corpus",
-            f"must hold at least min_records={least} records, got {count} {stage}.",
-            "Give more data, or lower min_records.",
-        )
-
-
-def _given_splits(source: DataSource, raw: Sequence[RawRecord]) -> set[str]:
-    """Name the splits that the source decides."""
-    named = {row.split for row in raw if isinstance(row.split, str)}
-    for field_name in SPLITS:
-        if getattr(source, field_name, None) is not None:
-            named.add(field_name)
-    return {SPLIT_NAMES[name] for name in named if name in SPLIT_NAMES}
-
-
-def _check_given(given: set[str], raw: Sequence[RawRecord], *, log: ProblemLog) -> None:
-    """Report splits that the source promises and leaves empty."""
-    for split in sorted(given - {SPLIT_NAMES.get(str(row.split)) for row in raw}):
-        log.add(
-            f"split {split}",
-            "must hold a record, got 0.",
-            "Fill its file, or leave it out and let dptune cut it from train.",
-        )
-
-
-def _check_given_by_column(
-    source: DataSource, records: Sequence[Record], *, given: set[str], log: ProblemLog
-) -> None:
-    """Report splits that a column promises and leaves empty."""
-    if getattr(source, "split_column", None) is not None:
-        check_given_by_column(records, given=given - {"train"}, log=log)
-
-
 def _assumes(
     source: DataSource, privacy_unit: PrivacyUnit, *, selects: bool
 ) -> tuple[str, ...]:
@@ -300,22 +367,46 @@ def _assumes(
     return (*found, Assumption.LANGUAGE_IS_PUBLIC.value) if selects else found
 
 
+def _take(
+    table: RecordTable, is_taken: Callable[[str], bool] | None
+) -> tuple[npt.NDArray[np.bool_], int | None]:
+    """Take records by their texts; the number of others, None if nobody is asked."""
+    taken = np.ones(table.num_read, bool)
+    if is_taken is None:
+        return taken, None
+    for positions, texts in table.texts(taken):
+        taken[positions] = [is_taken(text) for text in texts.to_pylist()]
+    return taken, int((~taken).sum())
+
+
 def _sample(
-    records: list[Record], share: float, max_records: int | None, *, seed: int
-) -> list[Record]:
-    """Take a share of the units, of it the smallest hashed ids, in their old order."""
-    records = [
-        row
-        for row in records
-        if seeded_fraction(row.draw_key, seed=seed, purpose="share") < share
-    ]
-    if max_records is None or len(records) <= max_records:
-        return records
-    chosen = sorted(
-        range(len(records)),
-        key=lambda i: seeded_fraction(records[i].id, seed=seed, purpose="sample"),
+    table: RecordTable,
+    taken: npt.NDArray[np.bool_],
+    share: float,
+    max_records: int | None,
+    *,
+    seed: int,
+) -> npt.NDArray[np.bool_]:
+    """Take a share of the units, and of it the records of the smallest hashed ids."""
+    if share < 1:
+        taken = taken & (_drawn(table.draw_keys(), seed=seed, purpose="share") < share)
+    if max_records is None or taken.sum() <= max_records:
+        return taken
+    fractions = _drawn(table.ids(), seed=seed, purpose="sample")
+    places = np.flatnonzero(taken)
+    chosen = places[np.argsort(fractions[places], kind="stable")[:max_records]]
+    taken = np.zeros_like(taken)
+    taken[chosen] = True
+    return taken
+
+
+def _drawn(
+    names: Iterable[pa.StringArray], *, seed: int, purpose: str
+) -> npt.NDArray[np.float64]:
+    """Map the names of all records to [0, 1)."""
+    return np.concatenate(
+        [seeded_fractions(n.to_pylist(), seed=seed, purpose=purpose) for n in names]
     )
-    return [records[i] for i in sorted(chosen[:max_records])]
 
 
 def _require_success(validation: ValidationReport) -> None:
@@ -334,65 +425,9 @@ def _require_success(validation: ValidationReport) -> None:
 
 
 def _unread(
-    raw: Sequence[RawRecord], *, source: DataSource, log: ProblemLog
+    table: RecordTable, *, source: DataSource, log: ProblemLog
 ) -> dict[str, int]:
     """Count what a source of conversations has beside contents, most of it first."""
     if not learnt_roles(source):
         return {}
-    keys = Counter(
-        key
-        for row in raw
-        if isinstance(row.text, ReadConversation)
-        for key in row.text.unread
-    )
-    return dict((keys + log.unread_columns).most_common())
-
-
-def _report(
-    records: Sequence[Record],
-    unique: Deduplication,
-    *,
-    source: DataSource,
-    raw: Sequence[RawRecord],
-    fingerprint: str,
-    privacy_unit: PrivacyUnit,
-    kind: Duplicates,
-    unread: dict[str, int],
-    sampled: bool,
-    num_other_languages: int | None,
-    validation: ValidationReport,
-) -> CorpusReport:
-    """Count what is in the corpus."""
-    by_split = {
-        split: [record for record in records if record.split == split]
-        for split in SPLITS
-    }
-    return CorpusReport(
-        source=describe_source(source),
-        fingerprint=fingerprint,
-        num_read=len(raw),
-        num_records={split: len(rows) for split, rows in by_split.items()},
-        num_units={
-            split: len({record.unit_id for record in rows})
-            for split, rows in by_split.items()
-        },
-        num_exact_duplicates=unique.num_exact,
-        num_near_duplicates=unique.num_near,
-        num_other_languages=num_other_languages or 0,
-        num_duplicates_across_units=unique.num_across_units,
-        num_characters=sum(len(record.text) for record in records),
-        privacy_unit=privacy_unit.value,
-        ids_are_content_hashes=any(row.id is MISSING for row in raw),
-        units_are_content_hashes=any(
-            row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
-        ),
-        deduplicated=_drops_copies(kind)
-        or (kind is Duplicates.WITHIN_UNITS and privacy_unit is not PrivacyUnit.RECORD),
-        duplicates_are_free=kind.is_free(
-            privacy_unit=privacy_unit, has_labels=_labelled(source)
-        ),
-        sampled=sampled,
-        unread=unread,
-        assumes=_assumes(source, privacy_unit, selects=num_other_languages is not None),
-        validation=validation,
-    )
+    return dict((table.unread + log.unread_columns).most_common())

@@ -1,18 +1,24 @@
 """Check raw records one by one and name every fault by row."""
 
-import hashlib
 import math
 import re
-from collections import Counter
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable
 
-import datasets
-
-from dptune.conversation import contents_only, is_conversation, without_training
+from dptune.conversation import contents_only, is_conversation
+from dptune.data.engine import count
 from dptune.data.messages import ReadConversation
-from dptune.data.records import MISSING, ProblemLog, RawRecord, Record
+from dptune.data.records import MAX_ROWS_NAMED, MISSING, ProblemLog, RawRecord
+from dptune.data.table import (
+    NO_LABEL,
+    NUMBER,
+    UNDECIDED,
+    WORD,
+    RecordTable,
+    TableWriter,
+    split_code,
+)
 from dptune.data.validation import MOJIBAKE
-from dptune.errors import DataError
 from dptune.privacy import PrivacyUnit
 from dptune.spellings import MAX_CHARACTERS
 
@@ -24,51 +30,82 @@ SPLIT_NAMES = {
     "dev": "validation",
     "test": "test",
 }
+_SPLIT_CODES = {name: split_code(split) for name, split in SPLIT_NAMES.items()}
 _MAX_ID_CHARACTERS = 200
-KNOWN_FEATURE = datasets.List(
-    {"value": datasets.Value("string"), "entity_type": datasets.Value("string")}
-)
 _MOJIBAKE = re.compile(MOJIBAKE)
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _Fault = tuple[str, str]
 
 
 def check_records(
-    raw: Sequence[RawRecord],
+    raw: Iterable[RawRecord],
     *,
+    writer: TableWriter,
     log: ProblemLog,
     privacy_unit: PrivacyUnit | None = None,
     max_characters: int | None = None,
-    max_mojibake_share: float = 1.0,
-    allow_content_hash_ids: bool = True,
-) -> list[Record]:
-    """Turn raw records into checked ones, leaving out and reporting faulty ones.
+) -> RecordTable:
+    """Check raw records one by one as they come, leaving out and reporting faulty ones.
 
     Args:
         raw: records as read.
+        writer: where sound ones are written.
         log: where faults go.
         privacy_unit: decides what owns a record; None takes what the source names.
         max_characters: longest text, code points; None for no limit.
+    """
+    table = writer.table
+    for row in raw:
+        table.num_read += 1
+        unit = owner(row, privacy_unit)
+        if isinstance(row.split, str) and row.split in SPLIT_NAMES:
+            table.named.add(row.split)
+        if row.id is MISSING:
+            table.has_missing_ids = True
+            table.has_content_units |= unit is MISSING
+        table.has_missing_units |= row.unit is MISSING
+        if isinstance(row.text, ReadConversation):
+            table.unread.update(row.text.unread)
+        _check_record(row, unit, max_characters, writer, log)
+    return writer.close()
+
+
+def check_columns(
+    table: RecordTable,
+    *,
+    log: ProblemLog,
+    privacy_unit: PrivacyUnit | None = None,
+    max_mojibake_share: float = 1.0,
+    allow_content_hash_ids: bool = True,
+) -> None:
+    """Check what needs all records: owners, ids, broken characters, types of labels.
+
+    Args:
+        table: records that were checked one by one.
+        log: where faults go.
+        privacy_unit: decides what owns a record; None takes what the source names.
         max_mojibake_share: largest share of records with broken characters, in [0, 1].
         allow_content_hash_ids: whether a privacy unit may be known by its content only.
     """
-    if privacy_unit is PrivacyUnit.USER and any(row.unit is MISSING for row in raw):
+    if privacy_unit is PrivacyUnit.USER and table.has_missing_units:
         log.add(
             "privacy_unit",
             "must be owned by a column of the source, got privacy_unit=user without "
             "unit_column.",
             "Set unit_column, or choose privacy_unit record or document.",
         )
-    _check_content_units(raw, privacy_unit, allowed=allow_content_hash_ids, log=log)
-    seen = Counter[str]()
-    records = []
-    for row in raw:
-        record = _check_record(row, seen, privacy_unit, max_characters, log)
-        if record is not None:
-            records.append(record)
-    _check_mojibake(records, max_share=max_mojibake_share, log=log)
-    _check_labels(records, log=log)
-    return records
+    if table.has_content_units and not allow_content_hash_ids:
+        log.add(
+            "id_column",
+            "must name stable ids, got none, so that privacy units would be known by "
+            "hashes of their text and an edited text would buy a fresh budget.",
+            "Set id_column (or unit_column), or set allow_content_hash_ids: true.",
+        )
+    if table.has_missing_ids:
+        table.number_copies()
+    else:
+        _check_ids(table, log=log)
+    _check_values(table, max_mojibake_share=max_mojibake_share, log=log)
 
 
 def owner(row: RawRecord, privacy_unit: PrivacyUnit | None) -> object:
@@ -80,38 +117,18 @@ def owner(row: RawRecord, privacy_unit: PrivacyUnit | None) -> object:
     return row.unit
 
 
-def _check_content_units(
-    raw: Sequence[RawRecord],
-    privacy_unit: PrivacyUnit | None,
-    *,
-    allowed: bool,
-    log: ProblemLog,
-) -> None:
-    """Report privacy units whose only name is a hash of what they say."""
-    if allowed or not any(
-        row.id is MISSING and owner(row, privacy_unit) is MISSING for row in raw
-    ):
-        return
-    log.add(
-        "id_column",
-        "must name stable ids, got none, so that privacy units would be known by "
-        "hashes of their text and an edited text would buy a fresh budget.",
-        "Set id_column (or unit_column), or set allow_content_hash_ids: true.",
-    )
-
-
 def _check_record(
     row: RawRecord,
-    seen: Counter[str],
-    privacy_unit: PrivacyUnit | None,
+    unit: object,
     max_characters: int | None,
+    writer: TableWriter,
     log: ProblemLog,
-) -> Record | None:
-    """Check one record; None if it cannot be used."""
-    unit = owner(row, privacy_unit)
+) -> None:
+    """Check one record, and write it if it can be used."""
+    id_fault = _name_fault("id", row.id)
     faults = [
         _text_fault(row.text, max_characters),
-        _name_fault("id", row.id),
+        id_fault,
         _name_fault("unit", unit),
         _split_fault(row.split),
         _label_fault(row.label),
@@ -121,48 +138,59 @@ def _check_record(
     if isinstance(text, ReadConversation):
         faults += text.faults
         text = text.text
-    identifier = _content_id(text, seen) if row.id is MISSING else str(row.id)
-    if row.id is not MISSING and not faults[1]:
-        seen[identifier] += 1
-        faults.append(_DUPLICATE_ID if seen[identifier] > 1 else None)
     found = [fault for fault in faults if fault is not None]
-    for message, next_step in found:
-        log.add_row(row.location(), message, next_step)
+    for number, (message, next_step) in enumerate(found):
+        place = (writer.table.num_read, number)
+        log.add_row(row.location(), message, next_step, place=place)
     if found or not isinstance(text, str):
-        return None
-    owner_id = identifier if unit is MISSING else str(unit)
-    is_content = unit is MISSING and row.id is MISSING
-    label = int(row.label) if isinstance(row.label, int | float) else str(row.label)
-    return Record(
-        id=identifier,
+        if row.id is not MISSING and id_fault is None:
+            writer.add_id(row, str(row.id))
+        return
+    label, kind, is_whole = _label_of(row.label)
+    known = [
+        {"value": str(value), "entity_type": name}
+        for name, value in row.known
+        if not _is_blank(value)
+    ]
+    writer.add(
+        row,
         text=text,
-        unit_id=owner_id,
-        draw_key=_content_hash(text) if is_content else owner_id,
-        split=None if row.split is None else SPLIT_NAMES[str(row.split)],
-        label=None if row.label is MISSING else label,
-        location=row.location(),
-        known=tuple((kind, str(v)) for kind, v in row.known if not _is_blank(v)),
+        identifier=None if row.id is MISSING else str(row.id),
+        unit=None if unit is MISSING else str(unit),
+        split=UNDECIDED if row.split is None else _SPLIT_CODES[str(row.split)],
+        label=label,
+        label_kind=kind,
+        is_whole=is_whole,
+        is_broken=_is_broken(text),
+        known=known if row.known else None,
     )
+
+
+def _label_of(label: object) -> tuple[str | None, int, bool]:
+    """Return a label as text, its kind, and whether it is a whole number as text.
+
+    CSV files write integers as text. Only where writing the integer gives the label
+    again: else one record's label could decide what class another's is.
+    """
+    if label is MISSING:
+        return None, NO_LABEL, False
+    if isinstance(label, int | float):
+        return str(int(label)), NUMBER, True
+    text = str(label)
+    return text, WORD, _WHOLE_NUMBER.fullmatch(text) is not None
+
+
+def _is_broken(text: str) -> bool:
+    """Whether a text holds mojibake, which printable ASCII does not."""
+    if text.isascii() and text.isprintable():
+        return False
+    return _MOJIBAKE.search(text) is not None
 
 
 _DUPLICATE_ID = (
     "id must be unique, got an id that an earlier row has.",
     "Remove copies, or set ids_are_per_split: true if every split counts anew.",
 )
-
-
-def _content_id(text: object, seen: Counter[str]) -> str:
-    """Name a record by its text; later copies get a number."""
-    identifier = _content_hash(text)
-    seen[identifier] += 1
-    count = seen[identifier]
-    return identifier if count == 1 else f"{identifier}-{count}"
-
-
-def _content_hash(text: object) -> str:
-    """Hash a text; equal texts share it."""
-    data = without_training(str(text)).encode("utf-8", "surrogatepass")
-    return f"text-{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def _is_encodable(value: str) -> bool:
@@ -291,62 +319,48 @@ def _known_fault(value: object) -> _Fault | None:
     return None
 
 
-def _check_mojibake(
-    records: Sequence[Record], *, max_share: float, log: ProblemLog
+def _check_ids(table: RecordTable, *, log: ProblemLog) -> None:
+    """Report ids that an earlier record has, whose records are passed over then."""
+    engine = table.engine
+    repeated = (
+        "SELECT id, min(pos) AS first FROM records GROUP BY id HAVING count(*) > 1"
+    )
+    if not engine.execute(f"{repeated} LIMIT 1").fetchall():
+        return
+    engine.execute(
+        f"CREATE TEMP TABLE later AS SELECT pos FROM records JOIN ({repeated}) "  # noqa: S608
+        "USING (id) WHERE pos <> first"
+    )
+    rows, number = table.locations(
+        "pos IN (SELECT pos FROM later)", limit=MAX_ROWS_NAMED
+    )
+    first = count(engine, "SELECT min(pos) FROM later")
+    log.add_rows(rows, *_DUPLICATE_ID, count=number, place=(first + 1, sys.maxsize))
+    engine.execute(
+        "UPDATE records SET is_sound = false WHERE pos IN (SELECT pos FROM later)"
+    )
+
+
+def _check_values(
+    table: RecordTable, *, max_mojibake_share: float, log: ProblemLog
 ) -> None:
-    """Report a corpus with too many broken characters."""
-    broken = [row.location for row in records if _MOJIBAKE.search(row.text)]
-    if records and len(broken) / len(records) > max_share:
+    """Report a corpus with too many broken characters, and labels of two types."""
+    ((total, broken, *kinds),) = table.engine.execute(
+        "SELECT count(*), count(*) FILTER (is_broken), min(label), max(label) "
+        "FROM records WHERE is_sound"
+    ).fetchall()
+    if total and broken / total > max_mojibake_share:
+        rows, _ = table.locations("is_sound AND is_broken", limit=MAX_ROWS_NAMED)
         log.add(
-            f"text ({'; '.join(broken[:5])})",
-            f"must hold broken characters (mojibake) in at most {max_share:.2%} of "
-            f"records, got {len(broken)} of {len(records)}.",
+            f"text ({'; '.join(rows)})",
+            "must hold broken characters (mojibake) in at most "
+            f"{max_mojibake_share:.2%} of records, got {broken} of {total}.",
             "Set encoding to what the file is, or repair it.",
         )
-
-
-def _check_labels(records: Sequence[Record], *, log: ProblemLog) -> None:
-    """Report labels of two types."""
-    if len({type(row.label) for row in records}) > 1:
+    if kinds[0] != kinds[1]:
         log.add(
             "label_column",
             "must hold whole numbers only or strings only, got both.",
             "Map labels to one type.",
         )
-
-
-def to_dataset(records: Sequence[Record], *, with_split: bool) -> datasets.Dataset:
-    """Write checked records as an Arrow data set.
-
-    Raises:
-        DataError: a value cannot be stored in Arrow.
-    """
-    columns: dict[str, list[object]] = {
-        "id": [row.id for row in records],
-        "text": [row.text for row in records],
-        "unit_id": [row.unit_id for row in records],
-    }
-    features = dict.fromkeys(columns, datasets.Value("string"))
-    if with_split:
-        columns["split"] = [row.split for row in records]
-        features["split"] = datasets.Value("string")
-    if any(row.label is not None for row in records):
-        labels: list[object] = [row.label for row in records]
-        # CSV files write integers as text. Only where writing the integer gives the
-        # label again: else one record's label could decide what class another's is.
-        if all(isinstance(x, str) and _WHOLE_NUMBER.fullmatch(x) for x in labels):
-            labels = [int(str(label)) for label in labels]
-        columns["label"] = labels
-        is_text = any(isinstance(label, str) for label in labels)
-        features["label"] = datasets.Value("string" if is_text else "int64")
-    if any(row.known for row in records):
-        columns["known_values"] = [
-            [{"value": value, "entity_type": kind} for kind, value in row.known]
-            for row in records
-        ]
-        features["known_values"] = KNOWN_FEATURE
-    try:
-        return datasets.Dataset.from_dict(columns, datasets.Features(features))
-    except (OverflowError, ValueError, TypeError):
-        pass  # Arrow quotes the value in its message
-    raise DataError("values must fit Arrow types, got one that does not. Check labels.")
+    table.label_kind = kinds[0] or NO_LABEL

@@ -33,22 +33,26 @@ record less may bring back one text, which sends away others. Values that are in
 per unit tell copies apart, so that a redacted view with such has no lemma.
 """
 
-import re
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
-from datasketch import MinHash, MinHashLSH
+import numpy as np
+import numpy.typing as npt
 
-from dptune.conversation import contents_only, without_training
-from dptune.data.records import Record
+from dptune.data.engine import Engine, append, count, fetch
+from dptune.data.near import find_near_copies
+from dptune.data.source import SPLITS
+from dptune.data.table import (
+    KNOWN_AS,
+    LEFT_OUT,
+    RANK_BITS,
+    TEXT_DIGEST,
+    RecordTable,
+    Splits,
+)
 from dptune.privacy import PrivacyUnit
-
-SHINGLE_WORDS = 3
-NUM_PERMUTATIONS = 128
-_RECALL = 0.99
-_WORD = re.compile(r"\w+")
 
 _LATE = {"test": 2, "validation": 1}
 """Nothing held out decides what is trained on."""
@@ -92,23 +96,25 @@ class Deduplication:
     """Which records stay.
 
     Args:
-        kept: indices of the records that stay, ascending.
+        kept: for every record whether it stays, `(records,)`.
         num_exact: exact duplicates of any record, dropped or not.
         num_near: near duplicates among the rest, dropped or not.
         num_across_units: dropped records whose kept copy belongs to another unit.
     """
 
-    kept: tuple[int, ...]
+    kept: npt.NDArray[np.bool_] = field(repr=False)
     num_exact: int
     num_near: int
     num_across_units: int
 
 
 def deduplicate(
-    records: Sequence[Record],
+    table: RecordTable,
+    splits: Splits,
     *,
     duplicates: Duplicates,
     near_duplicate_threshold: float | None,
+    folder: Path | None = None,
 ) -> Deduplication:
     """Count exact and near duplicates, and drop some.
 
@@ -116,112 +122,92 @@ def deduplicate(
     must not follow from records that are held out, see the module. Near means a Jaccard
     similarity of word 3-grams of at least the threshold; MinHash with 128 permutations
     proposes pairs, which are then compared exactly (up to collisions of 32-bit hashes):
-    a reported pair is near, and at most about one in a hundred is missed.
+    a reported pair is near, and at most about one in a hundred is missed. Texts are
+    told apart by their SHA-256.
 
     **Privacy**: within one unit this is a function of that unit; what it is across
     units the module says.
 
     Args:
-        records: checked records, with their splits.
+        table: checked records.
+        splits: code of every record's split, `LEFT_OUT` for one that is not taken.
         duplicates: what to drop; not `AUTO`.
         near_duplicate_threshold: Jaccard similarity in (0, 1]; None counts none.
+        folder: private folder for hashes of words; None keeps them in memory.
 
     References:
         Lee et al. (2022), "Deduplicating training data makes language models better",
         section 4; Debenedetti et al. (2024), "Privacy side channels in machine learning
         systems", section 4.
     """
-    order = sorted(
-        range(len(records)), key=lambda i: _LATE.get(records[i].split or "train", 0)
-    )
-    copies = _copies([row.text for row in records], order)
-    copies |= _held_out_copies(records, order)
-    rest = [i for i in order if i not in copies]
-    near: dict[int, int] = {}
+    engine = table.engine
+    late = [_LATE.get(split, 0) for split in SPLITS]
+    table.place(splits, late=late)
+    _find_copies(engine, "copies", TEXT_DIGEST)
+    if table.is_chat:
+        _add_held_out_copies(engine)
+    if duplicates is Duplicates.WITHIN_UNITS:
+        _find_copies(engine, "own", ("unit", *TEXT_DIGEST))
+    engine.execute("CREATE TEMP TABLE near (rank BIGINT, first BIGINT)")
     if near_duplicate_threshold is not None:
-        near = _near_copies(records, rest, near_duplicate_threshold)
-    own = _copies([(row.unit_id, row.text) for row in records], order)
+        rest = _without(engine, splits != LEFT_OUT, "copies")
+        near = find_near_copies(
+            table.texts(rest),
+            delays=np.asarray(late, np.int64)[np.maximum(splits, 0)],
+            threshold=near_duplicate_threshold,
+            engine=engine,
+            folder=folder,
+        )
+        append(engine, "near", near)
     dropped = {
-        Duplicates.WITHIN_UNITS: own,
-        Duplicates.EXACT: copies,
-        Duplicates.NEAR: copies | near,
-    }.get(duplicates, {})
+        Duplicates.WITHIN_UNITS: "FROM own",
+        Duplicates.EXACT: "FROM copies",
+        Duplicates.NEAR: "FROM copies UNION ALL SELECT rank, first FROM near",
+    }.get(duplicates, "FROM copies LIMIT 0")
+    engine.execute(f"CREATE TEMP TABLE dropped AS {dropped}")
+    kept = _without(engine, splits != LEFT_OUT, "dropped")
+    across = (
+        "SELECT count(*) FROM dropped JOIN placed USING (rank) JOIN placed AS first "
+        "ON first.rank = dropped.first WHERE first.unit <> placed.unit"
+    )
     return Deduplication(
-        kept=tuple(i for i in range(len(records)) if i not in dropped),
-        num_exact=len(copies),
-        num_near=len(near),
-        num_across_units=sum(
-            records[i].unit_id != records[first].unit_id for i, first in dropped.items()
-        ),
+        kept=kept,
+        num_exact=count(engine, "SELECT count(*) FROM copies"),
+        num_near=count(engine, "SELECT count(*) FROM near"),
+        num_across_units=0
+        if (kept == (splits != LEFT_OUT)).all()
+        else count(engine, across),
     )
 
 
-def _copies(values: Sequence[object], order: Sequence[int]) -> dict[int, int]:
-    """Map each index whose value was there before to the first that has it."""
-    first: dict[object, int] = {}
-    found = {i: first.setdefault(values[i], i) for i in order}
-    return {i: original for i, original in found.items() if i != original}
+def _find_copies(engine: Engine, name: str, columns: Sequence[str]) -> None:
+    """Make a table of the records whose values were there before, and of the first."""
+    values = ", ".join(columns)
+    engine.execute(
+        f"CREATE TEMP TABLE {name} AS SELECT rank, first FROM placed JOIN "  # noqa: S608
+        f"(SELECT {values}, min(rank) AS first FROM placed GROUP BY {values} "
+        f"HAVING count(*) > 1) USING ({values}) WHERE rank <> first"
+    )
 
 
-def _held_out_copies(records: Sequence[Record], order: Sequence[int]) -> dict[int, int]:
-    """Map held-out conversations to earlier ones of other turns that are learnt.
+def _add_held_out_copies(engine: Engine) -> None:
+    """Count held-out conversations as copies of earlier ones of other turns learnt.
 
     In training they are two texts; a model that learnt one half knows the rest.
     """
-    first: dict[str, int] = {}
-    found = {i: first.setdefault(without_training(records[i].text), i) for i in order}
-    return {
-        i: original
-        for i, original in found.items()
-        if i != original and records[i].split in _LATE
-    }
+    _find_copies(engine, "repeats", KNOWN_AS)
+    on_time = f"rank < {1 << RANK_BITS}"
+    engine.execute(f"DELETE FROM repeats WHERE {on_time}")  # noqa: S608 - ours
+    engine.execute("DELETE FROM copies WHERE rank IN (SELECT rank FROM repeats)")
+    engine.execute("INSERT INTO copies FROM repeats")
 
 
-def _near_copies(
-    records: Sequence[Record], order: Sequence[int], threshold: float
-) -> dict[int, int]:
-    """Map each near copy to an earlier record that is none itself."""
-    index = MinHashLSH(num_perm=NUM_PERMUTATIONS, params=_bands(threshold))
-    empty = MinHash(num_perm=NUM_PERMUTATIONS, seed=1, hashfunc=int)
-    shingles: dict[int, frozenset[int]] = {}
-    near = {}
-    for i in order:
-        own = _shingles(records[i].text)
-        sketch = empty.copy()
-        sketch.update_batch(own)
-        candidates = sorted(index.query(sketch))
-        match = [j for j in candidates if _jaccard(own, shingles[j]) >= threshold]
-        if match:
-            near[i] = match[0]
-        else:
-            shingles[i] = own
-            index.insert(i, sketch)
-    return near
-
-
-def _bands(threshold: float) -> tuple[int, int]:
-    """Choose the longest bands that propose a pair at the threshold with chance .99.
-
-    With b bands of r rows the chance is `1 - (1 - threshold^r)^b`.
-    """
-    for rows in range(NUM_PERMUTATIONS // 2, 1, -1):
-        bands = NUM_PERMUTATIONS // rows
-        if 1 - (1 - threshold**rows) ** bands >= _RECALL:
-            return bands, rows
-    return NUM_PERMUTATIONS, 1
-
-
-def _shingles(text: str) -> frozenset[int]:
-    """Hash every run of three words; shorter texts count as one run."""
-    words = _WORD.findall(contents_only(text).casefold()) or [text]
-    last = max(len(words) - SHINGLE_WORDS, 0)
-    return frozenset(
-        zlib.crc32(" ".join(words[i : i + SHINGLE_WORDS]).encode())
-        for i in range(last + 1)
-    )
-
-
-def _jaccard(left: frozenset[int], right: frozenset[int]) -> float:
-    """Divide the size of the intersection by that of the union."""
-    shared = len(left & right)
-    return shared / (len(left) + len(right) - shared)
+def _without(
+    engine: Engine, taken: npt.NDArray[np.bool_], table: str
+) -> npt.NDArray[np.bool_]:
+    """Leave out the records of a table."""
+    mask = (1 << RANK_BITS) - 1
+    (gone,) = fetch(engine, f"SELECT rank & {mask} FROM {table}")  # noqa: S608 - ours
+    rest = taken.copy()
+    rest[gone] = False
+    return rest

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dptune.data.parsers import read_up_to
+from dptune.data.textfile import read_up_to
 from dptune.errors import DataError, DetectionError, Problem
 from dptune.text import Span
 

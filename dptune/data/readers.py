@@ -1,7 +1,7 @@
 """Read any source into records, or into a data set with `id, text, unit_id`."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from dptune.data.messages import read_conversation
@@ -13,7 +13,6 @@ from dptune.data.parsers import (
     parse_parquet,
     parse_text,
     read_hub,
-    read_text,
 )
 from dptune.data.records import MISSING, ProblemLog, RawRecord
 from dptune.data.source import (
@@ -32,7 +31,8 @@ from dptune.data.source import (
     learnt_roles,
     template_parts,
 )
-from dptune.data.synthetic import generate_dialogues
+from dptune.data.synthetic import iter_dialogues
+from dptune.data.textfile import TextFile, open_text
 
 _FILE_FIELDS = {"text_column", "text_template", "encoding", "max_bytes"}
 _COLUMN_FIELDS = {
@@ -48,40 +48,39 @@ _TABLE_KINDS: dict[str, type[JsonlSource | CsvSource | ParquetSource]] = {
 
 def read_records(
     source: DataSource, *, data_root: Path | None, log: ProblemLog
-) -> list[RawRecord]:
-    """Read every record, checking files but not values.
+) -> Iterator[RawRecord]:
+    """Read record after record, checking files but not values.
+
+    All faults of files are known when the last record was read.
 
     Raises:
         DependencyError: a hub data set cannot be fetched.
     """
     match source:
         case SyntheticSource():
-            return list(_read_synthetic(source))
+            yield from _read_synthetic(source)
         case HubSource():
             name = describe_source(source)
-            return [
-                _to_record(values, source, file=name, row=row, split=split)
-                for split, row, values in read_hub(source, data_root=data_root, log=log)
-            ]
+            for split, row, values in read_hub(source, data_root=data_root, log=log):
+                yield _to_record(values, source, file=name, row=row, split=split)
         case FolderSource():
-            return list(_read_folder(source, data_root=data_root, log=log))
+            yield from _read_folder(source, data_root=data_root, log=log)
         case _:
             places = [
                 (split, name, locate(path, data_root, name=name, log=log))
                 for split, path in source.files()
                 for name in (display_name(path),)
             ]
-            return [
-                record
-                for split, name, place in places
-                if place is not None
-                for record in _read_file(source, place, name=name, split=split, log=log)
-            ]
+            for split, name, place in places:
+                if place is not None:
+                    yield from _read_file(
+                        source, place, name=name, split=split, log=log
+                    )
 
 
 def _read_synthetic(source: SyntheticSource) -> Iterator[RawRecord]:
     """Generate dialogues."""
-    dialogues = generate_dialogues(
+    dialogues = iter_dialogues(
         num_records=source.num_records, private=source.private, seed=source.seed
     )
     for row, dialogue in enumerate(dialogues, start=1):
@@ -101,7 +100,8 @@ def _read_file(
     if isinstance(source, TextSource):
         text = _text_of(source, path, name=name, log=log)
         document = name if split is None else f"{split}/{name}"
-        for row, value in parse_text(text or "", record=source.record):
+        lines = [""] if text is None else text.lines()
+        for row, value in parse_text(lines, record=source.record):
             yield RawRecord(
                 file=name,
                 row=row,
@@ -117,9 +117,9 @@ def _read_file(
 
 def _text_of(
     source: FileSource, path: Path, *, name: str, log: ProblemLog
-) -> str | None:
-    """Read a file's text as its source says."""
-    return read_text(
+) -> TextFile | None:
+    """Look through a file's text as its source says."""
+    return open_text(
         path,
         name=name,
         encoding=source.encoding,
@@ -152,11 +152,11 @@ def _rows(
     if text is None:
         return
     if isinstance(source, JsonlSource):
-        yield from _checked_jsonl(text, source, name=name, log=log)
+        yield from _checked_jsonl(text.lines(), source, name=name, log=log)
         return
     is_tsv = ".tsv" in path.suffixes
     yield from parse_csv(
-        text,
+        text.lines(newline=""),
         name=name,
         delimiter=source.delimiter or ("\t" if is_tsv else ","),
         quote_character=source.quote_character,
@@ -166,23 +166,26 @@ def _rows(
 
 
 def _checked_jsonl(
-    text: str, source: JsonlSource, *, name: str, log: ProblemLog
+    lines: Iterable[str], source: JsonlSource, *, name: str, log: ProblemLog
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Read JSON lines; a column that no row has is one fault, not one a row."""
-    rows = list(parse_jsonl(text, name=name, log=log))
-    present = list(dict.fromkeys(key for _, values in rows for key in values))
-    if rows and not check_columns(present, source.columns(), name=name, log=log):
-        return
-    for number, values in rows:
-        absent = [column for column in source.columns() if column not in values]
+    wanted, present, incomplete = source.columns(), dict[str, None](), ProblemLog()
+    has_rows = False
+    for number, values in parse_jsonl(lines, name=name, log=log):
+        has_rows = True
+        if not present.keys() >= values.keys():
+            present.update(dict.fromkeys(values))
+        absent = [column for column in wanted if column not in values]
         for column in absent:
-            log.add_row(
+            incomplete.add_row(
                 f"{name} row {number}",
                 f"must have the column {column!r}, got none.",
                 "Give every record the same columns.",
             )
-        if not absent:
+        if not absent:  # then no column is absent everywhere
             yield number, values
+    if has_rows and check_columns(list(present), wanted, name=name, log=log):
+        log.take_rows(incomplete)
 
 
 def _read_folder(

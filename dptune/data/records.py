@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -69,36 +70,23 @@ class RawRecord:
         return f"{self.file} row {self.row}{suffix}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Record:
-    """A checked record. Its text is hidden from `repr`.
-
-    Args:
-        draw_key: what draws of splits and samples go by: the unit; where that is known
-            by a hash of its content, the hash without the number that tells copies
-            apart, which follows from how many others there are.
-        known: pairs of type and value that detection finds in records of the unit.
-    """
-
-    id: str
-    text: str
-    unit_id: str
-    draw_key: str
-    split: str | None
-    label: int | str | None
-    location: str
-    known: tuple[tuple[str, str], ...] = ()
+MAX_ROWS_NAMED: Final = 5
 
 
-_MAX_ROWS_NAMED = 5
+Place = tuple[int, int]
+"""Where a fault stands among others: the record, and the number of the check."""
+
+_IN_FILES: Final = -1
+AT_END: Final[Place] = (sys.maxsize, 0)
 
 
 @dataclass(slots=True)
 class _Group:
-    """Rows with the same fault."""
+    """Rows with the same fault, and where the first of them is."""
 
     message: str
     next_step: str
+    place: Place
     count: int = 0
     rows: list[str] = field(default_factory=list)
 
@@ -131,17 +119,45 @@ class ProblemLog:
         """Report one fault of a file, a setting or the whole corpus."""
         self._problems.append(Problem(path=path, message=message, next_step=next_step))
 
-    def add_row(self, row: str, message: str, next_step: str = "") -> None:
-        """Report one fault of one row; equal faults are grouped."""
-        group = self._groups.setdefault(message, _Group(message, next_step))
-        group.count += 1
-        if len(group.rows) < _MAX_ROWS_NAMED:
-            group.rows.append(row)
+    def add_row(
+        self, row: str, message: str, next_step: str = "", *, place: Place | None = None
+    ) -> None:
+        """Report one fault of one row; equal faults are grouped.
+
+        Args:
+            row: its name.
+            message: without text.
+            next_step: what to do.
+            place: of the record and the check; None for what a reader found, which
+                comes before what checks find.
+        """
+        self.add_rows([row], message, next_step, count=1, place=place)
+
+    def add_rows(
+        self,
+        rows: Sequence[str],
+        message: str,
+        next_step: str,
+        *,
+        count: int,
+        place: Place | None = None,
+    ) -> None:
+        """Report one fault of many rows, of which the first ones are named."""
+        place = (_IN_FILES, len(self._groups)) if place is None else place
+        group = self._groups.setdefault(message, _Group(message, next_step, place))
+        group.count += count
+        group.place = min(group.place, place)
+        group.rows += rows[: max(0, MAX_ROWS_NAMED - len(group.rows))]
+
+    def take_rows(self, other: "ProblemLog") -> None:
+        """Report what another log holds of rows, behind what readers found before."""
+        for group in other._groups.values():
+            self.add_rows(group.rows, group.message, group.next_step, count=group.count)
 
     def problems(self) -> tuple[Problem, ...]:
-        """Everything reported so far, files before rows."""
-        rows = tuple(group.to_problem() for group in self._groups.values())
-        return (*self._problems, *rows)
+        """Everything reported so far, files before rows, in the order of the source."""
+        groups = sorted(self._groups.values(), key=lambda group: group.place)
+        return (*self._problems, *(group.to_problem() for group in groups))
 
     def raise_if_any(self) -> None:
         """Raise one error with every problem.

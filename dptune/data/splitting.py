@@ -1,13 +1,17 @@
 """Split a corpus by privacy unit, so that no unit is on both sides."""
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from dptune.data.records import ProblemLog, Record, seeded_fraction
+import numpy as np
+import numpy.typing as npt
+
+from dptune.data.draws import seeded_fractions
+from dptune.data.engine import count, load
+from dptune.data.records import AT_END, MAX_ROWS_NAMED, ProblemLog
 from dptune.data.source import SPLITS
+from dptune.data.table import RecordTable, Splits, split_code
 from dptune.errors import ConfigError, Problem
 
 
@@ -54,73 +58,90 @@ class SplitSettings:
 
 
 def assign_splits(
-    records: Sequence[Record],
+    table: RecordTable,
     *,
     settings: SplitSettings,
     seed: int,
     given: AbstractSet[str] = frozenset(),
-) -> list[Record]:
+) -> Splits:
     """Give every record its split.
 
     A unit's side depends on its id and the seed alone: it is the same on every machine,
     and adding or removing other units moves nobody.
 
     Args:
-        records: checked records; those with a split keep it unless it is `train` and
+        table: checked records; those with a split keep it unless it is `train` and
             another split has yet to be cut.
         settings: expected shares.
         seed: public; another seed gives another split.
         given: splits that the source decides; the others are cut.
+
+    Returns:
+        For each record the place of its split in `SPLITS`, `(records,)`.
     """
     shares = {
         "test": 0.0 if "test" in given else settings.test,
         "validation": 0.0 if "validation" in given else settings.validation,
     }
-    return [
-        record
-        if record.split not in (None, "train")
-        else replace(record, split=_draw(record.draw_key, shares, seed))
-        for record in records
+    drawn = [
+        _draw(seeded_fractions(keys.to_pylist(), seed=seed, purpose="split"), shares)
+        for keys in (table.draw_keys() if any(shares.values()) else ())
     ]
+    sides = np.concatenate(drawn) if drawn else np.zeros_like(table.splits)
+    return np.where(table.splits > split_code("train"), table.splits, sides)
 
 
-def _draw(key: str, shares: dict[str, float], seed: int) -> str:
-    """Place a unit by its hashed id."""
-    fraction = seeded_fraction(key, seed=seed, purpose="split")
+def _draw(fractions: npt.NDArray[np.float64], shares: dict[str, float]) -> Splits:
+    """Place units by their hashed ids."""
+    sides = np.full(len(fractions), split_code("train"), np.int8)
+    is_open = np.ones(len(fractions), bool)
     for split, share in shares.items():
-        if fraction < share:
-            return split
-        fraction -= share
-    return "train"
+        sides[is_open & (fractions < share)] = split_code(split)
+        is_open &= fractions >= share
+        fractions = fractions - share
+    return sides
 
 
-def check_leaks(records: Sequence[Record], *, log: ProblemLog) -> None:
+def check_leaks(table: RecordTable, *, log: ProblemLog) -> None:
     """Report units that the source puts into several splits."""
-    splits = defaultdict(set)
-    for record in records:
-        splits[record.unit_id].add(record.split)
-    for record in records:
-        if len(splits[record.unit_id]) > 1:
-            log.add_row(
-                record.location,
-                "privacy unit must be in one split, got one in several.",
-                "Let dptune split (one path, no split_column), or repair the files.",
-            )
+    if not table.named:
+        return
+    leaking = (
+        "is_sound AND unit IN (SELECT unit FROM records WHERE is_sound AND unit IS "
+        "NOT NULL GROUP BY unit HAVING min(split) <> max(split))"
+    )
+    rows, number = table.locations(leaking, limit=MAX_ROWS_NAMED)
+    if number:
+        log.add_rows(
+            rows,
+            "privacy unit must be in one split, got one in several.",
+            "Let dptune split (one path, no split_column), or repair the files.",
+            count=number,
+            place=AT_END,
+        )
 
 
 def check_given_by_column(
-    records: Sequence[Record], *, given: AbstractSet[str], log: ProblemLog
+    table: RecordTable,
+    taken: npt.NDArray[np.bool_],
+    *,
+    given: AbstractSet[str],
+    log: ProblemLog,
 ) -> None:
     """Report splits of a column that hang on one unit.
 
     Whether a split is cut from training or given would be that unit's doing, and its
     removal would move all others.
     """
-    units = defaultdict(set)
-    for record in records:
-        units[record.split].add(record.unit_id)
+    load(table.engine, "taken", {"pos": np.flatnonzero(taken)})
     for split in sorted(given):
-        if len(units[split]) == 1:
+        is_one = count(
+            table.engine,
+            "SELECT min(name) = max(name) FROM (SELECT coalesce(unit, id) AS name FROM "  # noqa: S608 - ours
+            "records SEMI JOIN taken USING (pos) "
+            f"WHERE split = {split_code(split)})",
+        )
+        if is_one:
             log.add(
                 f"split {split}",
                 "must hold at least 2 privacy units, got 1: one unit would decide "
@@ -130,14 +151,13 @@ def check_given_by_column(
 
 
 def check_sizes(
-    records: Sequence[Record],
+    present: AbstractSet[str],
     *,
     settings: SplitSettings,
     given: set[str],
     log: ProblemLog,
 ) -> None:
     """Report splits that should be there and are empty."""
-    present = {record.split for record in records}
     wanted = {"train", *given}
     wanted |= {"validation"} if settings.validation > 0 else set()
     wanted |= {"test"} if settings.test > 0 else set()

@@ -9,7 +9,7 @@ import functools
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeVar
@@ -68,6 +68,17 @@ def generate_dialogues(
     >>> first.entity_type, record.text[first.start : first.end]
     ('PERSON', 'Elias Reyes')
     """
+    return list(iter_dialogues(num_records=num_records, private=private, seed=seed))
+
+
+def iter_dialogues(
+    *, num_records: int, private: bool, seed: int
+) -> Iterator[SyntheticRecord]:
+    """Generate one after another; see `generate_dialogues`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
     if num_records < 1 or seed < 0:
         raise ConfigError(
             "num_records must be at least 1 and seed at least 0, got "
@@ -75,22 +86,18 @@ def generate_dialogues(
         )
     make = _private_dialogue if private else _public_dialogue
     half = "private" if private else "public"
-    records = []
     for number in range(num_records):
         draw = Draw(f"dptune/{seed}/{half}/{number}")
         customer = _customer_number(number) if private else number
         unit_id = f"synthetic-{seed}-{half}-unit-{customer:06d}"
         values = personal_values(unit_id) if private else {}
         text, spans = _fitting(make, draw, values)
-        records.append(
-            SyntheticRecord(
-                id=f"synthetic-{seed}-{half}-{number:06d}",
-                text=text,
-                unit_id=unit_id,
-                spans=spans,
-            )
+        yield SyntheticRecord(
+            id=f"synthetic-{seed}-{half}-{number:06d}",
+            text=text,
+            unit_id=unit_id,
+            spans=spans,
         )
-    return records
 
 
 def gold_spans(source: SyntheticSource) -> dict[str, tuple[Span, ...]]:

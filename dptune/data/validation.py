@@ -6,17 +6,18 @@ work they judge they share nothing but the arithmetic of check digits.
 Great Expectations is imported when a corpus is validated, since that takes seconds.
 """
 
-import hashlib
 import re
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import datasets
 import pandas as pd
+import pyarrow as pa
 
-from dptune.conversation import without_training
+from dptune.data.engine import Engine, open_engine
 from dptune.data.source import SPLITS
 from dptune.errors import ConfigError
 from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
@@ -110,7 +111,7 @@ class _Rule:
 
 
 def validate_corpus(
-    dataset: datasets.Dataset,
+    records: datasets.Dataset | pa.RecordBatchReader,
     *,
     view: str,
     min_records: int = 1,
@@ -118,13 +119,17 @@ def validate_corpus(
     max_duplicate_share: float = 0.0,
     max_mojibake_share: float = 0.01,
     allow_text_leak: bool = False,
+    folder: Path | None = None,
 ) -> ValidationReport:
     """Check the shape and soundness of a corpus.
+
+    DuckDB counts, batch by batch, what is wrong with how many rows; Great Expectations
+    is asked about one row of these counts, so that no corpus is too large for it.
 
     Privacy: the report holds names, verdicts and bounds, no value of the corpus.
 
     Args:
-        dataset: columns `id, text, unit_id, split`; a missing one is a failed
+        records: columns `id, text, unit_id, split`; a missing one is a failed
             expectation, not an error.
         view: what the corpus is, such as `ingest` or `with_canaries`.
         min_records: fewest records.
@@ -133,11 +138,12 @@ def validate_corpus(
             corpus with canaries that are inserted several times.
         max_mojibake_share: largest share of records with broken characters, in [0, 1].
         allow_text_leak: do not ask that equal texts stay in one split.
+        folder: private folder for columns that do not fit into memory; None keeps all
+            in memory.
 
     Returns:
         One verdict for each expectation, and whether all hold.
     """
-    frame = _corpus_frame(dataset)
     rules = _corpus_rules(
         min_records=min_records,
         max_characters=max_characters,
@@ -145,11 +151,10 @@ def validate_corpus(
         max_mojibake_share=max_mojibake_share,
     )
     if not allow_text_leak:
-        rules = (
-            *rules,
-            _never("no_text_leak", "text_leaks", "every text in one split"),
-        )
-    return _validate(frame, rules, view=view)
+        rules = (*rules, _none("no_text_leak", "text_leaks", "every text in one split"))
+    with open_engine(folder) as engine:
+        counted = _counted(records, engine, max_characters=max_characters)
+        return _validate(counted, rules, view=view)
 
 
 def validate_redacted(
@@ -180,76 +185,125 @@ def validate_redacted(
             f"entity_types must be out of {REDACTED_TYPES}, got {unknown}. "
             "Other types have no fixed form that could be checked."
         )
-    texts = list(dataset["text"]) if "text" in dataset.column_names else []
-    frame = pd.DataFrame({"text": pd.Series(texts, dtype=object)})
+    found: dict[str, int] = {}
     if "text" in dataset.column_names:
-        texts = [str(text) for text in frame["text"]]
-        frame["has_card_number"] = [has_card_number(text) for text in texts]
-        frame["has_iban"] = [has_iban(text) for text in texts]
-    else:
-        frame = frame.drop(columns="text")
+        found = dict.fromkeys(("text", *_LEFT), 0)
+        for batch in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
+            texts = batch.column("text").drop_null().to_pylist()
+            found["text"] += batch.num_rows - len(texts)
+            for name, is_left in _LEFT.items():
+                found[name] += sum(1 for text in texts if is_left(text))
     rules = (
         _not_null("text"),
         *(rule for kind, rule in _redacted_rules().items() if kind in entity_types),
     )
-    return _validate(frame, rules, view=view)
+    return _validate(pd.DataFrame([found]), rules, view=view)
 
 
-def _corpus_frame(dataset: datasets.Dataset) -> pd.DataFrame:
-    """Take the columns of a corpus and add what expectations cannot compute."""
-    present = [
-        n for n in ("id", "text", "unit_id", "split") if n in dataset.column_names
-    ]
-    frame = pd.DataFrame({name: list(dataset[name]) for name in present}, dtype=object)
+_ROWS_AT_ONCE: Final = 10_000
+_LEFT: Final[dict[str, Callable[[str], object]]] = {
+    "emails": re.compile(EMAIL).search,
+    "us_ssns": re.compile(US_SSN).search,
+    "card_numbers": has_card_number,
+    "ibans": has_iban,
+}
+"""What tells that something is left after redaction."""
+
+
+def _counted(
+    records: datasets.Dataset | pa.RecordBatchReader,
+    engine: Engine,
+    *,
+    max_characters: int,
+) -> pd.DataFrame:
+    """Count what is wrong with a corpus, in one row.
+
+    A column that the corpus has, has its name and the number of its nulls.
+    """
+    if isinstance(records, datasets.Dataset):
+        table = records.with_format("arrow")[:]
+        records = pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
+    present = [n for n in _COLUMNS if n in records.schema.names]
+    noted = [f"{name}::VARCHAR AS {name}" for name in present if name != "text"]
+    noted += list(_OF_TEXTS.values()) if "text" in present else []
+    engine.register("corpus", records)
+    noted.append("true AS is_row")
+    made = f"CREATE TEMP TABLE rows AS SELECT {', '.join(noted)} FROM corpus"  # noqa: S608 - ours
+    engine.execute(made)
+    engine.unregister("corpus")
+    asked = {"num_rows": "count(*)"}
+    asked |= {name: f"count(*) - count({name})" for name in present if name != "text"}
+    if "id" in present:
+        asked["repeated_ids"] = _groups("id", "id IS NOT NULL", "count(*) > 1")
+    if "split" in present:
+        known = ", ".join(f"'{split}'" for split in SPLITS)
+        asked["unknown_splits"] = f"count(*) FILTER (split NOT IN ({known}))"
     if "text" in present:
-        frame["text_sha256"] = [
-            hashlib.sha256(
-                without_training(str(text)).encode("utf-8", "replace")
-            ).hexdigest()
-            for text in frame["text"]
-        ]
-    for name, flag in (("unit_id", "unit_leaks"), ("text_sha256", "text_leaks")):
-        if {name, "split"} <= set(frame.columns):
-            frame[flag] = _in_several(frame[name], frame["split"])
-    return frame
+        asked |= _ASKED_OF_TEXTS
+        bounds = f"BETWEEN 1 AND {max_characters}"
+        asked["out_of_bounds"] = f"count(*) FILTER (size NOT {bounds})"
+    for name, flag in (("unit_id", "unit_leaks"), ("text", "text_leaks")):
+        if {name, "split"} <= set(present):
+            group = "digest" if name == "text" else name
+            several = "min(coalesce(split, '')) <> max(coalesce(split, ''))"
+            asked[flag] = _groups(group, "true", several)
+    values = ", ".join(f"{value} AS {name}" for name, value in asked.items())
+    return engine.execute(f"SELECT {values} FROM rows").df()  # noqa: S608 - ours
 
 
-def _in_several(owners: Iterable[object], splits: Iterable[object]) -> list[bool]:
-    """Flag rows whose owner is in more than one split."""
-    pairs = list(zip(owners, splits, strict=True))
-    found = defaultdict(set)
-    for owner, split in pairs:
-        found[owner].add(split)
-    return [len(found[owner]) > 1 for owner, _ in pairs]
+_COLUMNS: Final = ("id", "text", "unit_id", "split")
+
+
+def _groups(column: str, where: str, having: str) -> str:
+    """Count the values of a column that have something in common in their rows."""
+    return (
+        f"(SELECT count(*) FROM (SELECT {column} FROM rows WHERE {where} "  # noqa: S608
+        f"GROUP BY {column} HAVING {having}))"
+    )
+
+
+_BLANKS: Final = "".join(
+    f"\\x{{{code:X}}}" for code in range(0x3001) if re.match(r"\s", chr(code))
+)
+"""What Python takes for white space, which is more than RE2 does."""
+_CONVERSATION: Final = r"^[\x{FDD0}\x{FDD1}][a-z]+\x{FDD2}"
+_OF_TEXTS: Final = {
+    "null": "text IS NULL AS no_text",
+    "size": "length(text) AS size",
+    "blank": f"NOT regexp_matches(text, '[^{_BLANKS}]') AS is_blank",
+    "broken": f"regexp_matches(text, '{MOJIBAKE}') AS is_broken",
+    "digest": (
+        f"md5_number(CASE WHEN regexp_matches(text, '{_CONVERSATION}') "
+        "THEN replace(text, chr(64977), chr(64976)) ELSE text END) AS digest"
+    ),
+}
+_ASKED_OF_TEXTS: Final = {
+    "text": "count(*) FILTER (no_text)",
+    "blank_texts": "count(*) FILTER (is_blank)",
+    "sound_share": "1 - count(*) FILTER (is_broken) / count(size)",
+    "distinct_share": f"{_groups('digest', 'true', 'true')} / count(*)",
+}
 
 
 def _not_null(column: str) -> _Rule:
     """Expect a column without nulls."""
-    return _Rule(
-        name=f"{column}_not_null",
-        expectation="ExpectColumnValuesToNotBeNull",
-        detail="no null",
-        arguments={"column": column},
-    )
+    return _none(f"{column}_not_null", column, "no null")
 
 
-def _never(name: str, column: str, detail: str) -> _Rule:
-    """Expect a flag that is false in every row."""
-    return _Rule(
-        name=name,
-        expectation="ExpectColumnValuesToBeInSet",
-        detail=detail,
-        arguments={"column": column, "value_set": [False]},
-    )
+def _none(name: str, column: str, detail: str) -> _Rule:
+    """Expect a count of nothing."""
+    return _between(name, column, detail, 0, 0)
 
 
-def _no_match(name: str, pattern: str, detail: str, *, mostly: float = 1.0) -> _Rule:
-    """Expect texts without a pattern."""
+def _between(
+    name: str, column: str, detail: str, least: float | None, most: float | None
+) -> _Rule:
+    """Expect a figure within bounds."""
     return _Rule(
         name=name,
-        expectation="ExpectColumnValuesToNotMatchRegex",
+        expectation="ExpectColumnValuesToBeBetween",
         detail=detail,
-        arguments={"column": "text", "regex": pattern, "mostly": mostly},
+        arguments={"column": column, "min_value": least, "max_value": most},
     )
 
 
@@ -269,49 +323,26 @@ def _corpus_rules(
             detail=f"at least {', '.join(columns)}",
             arguments={"column_set": list(columns), "exact_match": False},
         ),
-        _Rule(
-            name="row_count",
-            expectation="ExpectTableRowCountToBeBetween",
-            detail=f"at least {min_records}",
-            arguments={"min_value": min_records},
-        ),
+        _between("row_count", "num_rows", f"at least {min_records}", min_records, None),
         *(_not_null(column) for column in columns),
-        _Rule(
-            name="id_unique",
-            expectation="ExpectColumnValuesToBeUnique",
-            detail="no repeated id",
-            arguments={"column": "id"},
+        _none("id_unique", "repeated_ids", "no repeated id"),
+        _none("text_length", "out_of_bounds", f"1 to {max_characters} characters"),
+        _none("text_not_blank", "blank_texts", "more than white space"),
+        _none("split_known", "unknown_splits", " or ".join(SPLITS)),
+        _between(
+            "duplicate_share",
+            "distinct_share",
+            f"at most {max_duplicate_share:.2%} repeated texts",
+            1 - max_duplicate_share,
+            None,
         ),
-        _Rule(
-            name="text_length",
-            expectation="ExpectColumnValueLengthsToBeBetween",
-            detail=f"1 to {max_characters} characters",
-            arguments={"column": "text", "min_value": 1, "max_value": max_characters},
-        ),
-        _Rule(
-            name="text_not_blank",
-            expectation="ExpectColumnValuesToMatchRegex",
-            detail="more than white space",
-            arguments={"column": "text", "regex": r"\s*\S"},
-        ),
-        _Rule(
-            name="split_known",
-            expectation="ExpectColumnValuesToBeInSet",
-            detail=" or ".join(SPLITS),
-            arguments={"column": "split", "value_set": list(SPLITS)},
-        ),
-        _Rule(
-            name="duplicate_share",
-            expectation="ExpectColumnProportionOfUniqueValuesToBeBetween",
-            detail=f"at most {max_duplicate_share:.2%} repeated texts",
-            arguments={"column": "text_sha256", "min_value": 1 - max_duplicate_share},
-        ),
-        _never("no_unit_leak", "unit_leaks", "every unit in one split"),
-        _no_match(
+        _none("no_unit_leak", "unit_leaks", "every unit in one split"),
+        _between(
             "no_mojibake",
-            MOJIBAKE,
+            "sound_share",
             f"broken characters in at most {max_mojibake_share:.2%} of texts",
-            mostly=1 - max_mojibake_share,
+            1 - max_mojibake_share,
+            None,
         ),
     )
 
@@ -319,12 +350,12 @@ def _corpus_rules(
 def _redacted_rules() -> dict[str, _Rule]:
     """Write down what must be gone, by entity type."""
     return {
-        "EMAIL": _no_match("no_email", EMAIL, "no e-mail address"),
-        "US_SSN": _no_match("no_us_ssn", US_SSN, "no social security number"),
-        "CREDIT_CARD": _never(
-            "no_credit_card", "has_card_number", "no card number with valid check digit"
+        "EMAIL": _none("no_email", "emails", "no e-mail address"),
+        "US_SSN": _none("no_us_ssn", "us_ssns", "no social security number"),
+        "CREDIT_CARD": _none(
+            "no_credit_card", "card_numbers", "no card number with valid check digit"
         ),
-        "IBAN": _never("no_iban", "has_iban", "no IBAN with valid check digits"),
+        "IBAN": _none("no_iban", "ibans", "no IBAN with valid check digits"),
     }
 
 

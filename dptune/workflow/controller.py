@@ -170,8 +170,8 @@ def _public_data(
     """Encode the first public texts that are worth it."""
     log = ProblemLog()
     records = read_records(public.source, data_root=public.data_root, log=log)
-    log.raise_if_any()
     texts = [r.text for r in records if isinstance(r.text, str)]
+    log.raise_if_any()
     chosen = [t for t in texts if len(t) >= _SHORTEST_PUBLIC] or texts
     chosen = chosen[:_PUBLIC_RECORDS]
     names = [f"public-{i}" for i in range(len(chosen))]

@@ -239,8 +239,8 @@ def _public_states(
     """Hidden states of public text at the line, `(tokens, features)`."""
     log = ProblemLog()
     records = read_records(public.source, data_root=public.data_root, log=log)
-    log.raise_if_any()
     texts = [r.text for r in records if isinstance(r.text, str)]
+    log.raise_if_any()
     long = [text for text in texts if len(text) >= _SHORTEST_PUBLIC]
     chosen = (long or texts)[:_PUBLIC_RECORDS]
     encoded = loaded.tokenizer(chosen, truncation=True, max_length=num_positions)

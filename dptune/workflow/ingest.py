@@ -27,6 +27,7 @@ def read_corpus(
     data_root: Path,
     expected: str | None = None,
     validate: bool = True,
+    folder: Path | None = None,
 ) -> Corpus:
     """Read, check, deduplicate and split the corpus of a configuration.
 
@@ -35,6 +36,7 @@ def read_corpus(
         data_root: folder that relative paths start from.
         expected: fingerprint that the preflight saw.
         validate: ask Great Expectations too, after all other checks.
+        folder: private folder for work files, see `build_corpus`.
 
     Raises:
         DataError: the source cannot be used, or changed since the preflight.
@@ -54,6 +56,7 @@ def read_corpus(
         seed=data.seed,
         validate=validate,
         is_taken=None if data.languages is None else _IsIn(frozenset(data.languages)),
+        folder=folder,
     )
     if expected is not None and corpus.fingerprint != expected:
         raise DataError(
@@ -74,7 +77,11 @@ class _IsIn:
 
 
 def read_public(
-    settings: PretrainingSettings, *, data_root: Path, validate: bool = True
+    settings: PretrainingSettings,
+    *,
+    data_root: Path,
+    validate: bool = True,
+    folder: Path | None = None,
 ) -> Corpus:
     """Read the public text of a pre-training.
 
@@ -82,6 +89,7 @@ def read_public(
         settings: where it is.
         data_root: folder that relative paths start from.
         validate: see `build_corpus`.
+        folder: private folder for work files, see `build_corpus`.
 
     Raises:
         DataError: the source cannot be used.
@@ -94,6 +102,7 @@ def read_public(
         near_duplicate_threshold=None,
         allow_content_hash_ids=True,
         validate=validate,
+        folder=folder,
     )
 
 

@@ -96,8 +96,9 @@ def check_run(
     validate: bool = True,
     gated: bool = False,
     lists: ListsOfProject | None = None,
+    folder: Path | None = None,
 ) -> Checked:
-    """Check corpus, budget, detector and model of a run; nothing is written.
+    """Check corpus, budget, detector and model of a run; nothing stays written.
 
     Args:
         config: of the run.
@@ -108,15 +109,26 @@ def check_run(
         validate: ask Great Expectations about it too, as the run's first step does.
         gated: the run ends before its gate, which must be able to pass it.
         lists: review lists of the project, if there are any.
+        folder: private folder for work files while a corpus is read; None reads it into
+            memory.
 
     Raises:
         ConfigError, DataError: with all problems of all parts at once.
         DptuneError: a single problem, as it was raised.
     """
     errors: list[DptuneError] = []
-    reader = read or partial(read_corpus, data_root=data_root, validate=validate)
+    reader = read or partial(
+        read_corpus, data_root=data_root, validate=validate, folder=folder
+    )
     corpus = _attempt(lambda: reader(config.data), errors)
-    _check_parts(config, errors, data_root=data_root, access=access, validate=validate)
+    _check_parts(
+        config,
+        errors,
+        data_root=data_root,
+        access=access,
+        validate=validate,
+        folder=folder,
+    )
     plan = None
     if corpus is not None:
         units = units_for(config.data, config.canaries, corpus.report)
@@ -341,6 +353,7 @@ def _check_parts(
     data_root: Path,
     access: LlmAccess,
     validate: bool,
+    folder: Path | None,
 ) -> None:
     """Check what needs no corpus: detector, judge, models and processes."""
     _attempt(lambda: check_detector(config.detection, access), errors)
@@ -359,7 +372,10 @@ def _check_parts(
     if config.model.pretraining is not None:
         public = config.model.pretraining
         _attempt(
-            lambda: read_public(public, data_root=data_root, validate=validate), errors
+            lambda: read_public(
+                public, data_root=data_root, validate=validate, folder=folder
+            ),
+            errors,
         )
     _attempt(lambda: _check_processes(config), errors)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 import datasets
+import numpy as np
 import pytest
 import torch
 
@@ -181,12 +182,15 @@ def test_half_the_noise_is_caught(worlds, monkeypatch):
 def test_duplicates_that_go_across_users_are_caught(worlds, monkeypatch):
     deduplicate = building.deduplicate
 
-    def twin(records, **settings):
+    def twin(table, splits, **settings):
         first = {}
-        for place, record in enumerate(records):
-            first.setdefault(record.text, place)
-        found = deduplicate(records, **settings)
-        return replace(found, kept=tuple(sorted(first.values())))
+        for places, texts in table.texts(splits >= 0):
+            for place, text in zip(places, texts.to_pylist(), strict=True):
+                first.setdefault(text, place)
+        found = deduplicate(table, splits, **settings)
+        kept = np.zeros_like(found.kept)
+        kept[list(first.values())] = True
+        return replace(found, kept=kept)
 
     monkeypatch.setattr(building, "deduplicate", twin)
     copies = [

@@ -1,15 +1,19 @@
 """Sources from mappings, and what they hold without being made a corpus."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import datasets
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from dptune.data.checks import check_records, to_dataset
+from dptune.data.checks import check_columns, check_records
+from dptune.data.engine import open_engine
 from dptune.data.readers import read_records
-from dptune.data.records import ProblemLog
-from dptune.data.source import DataSource
+from dptune.data.records import ProblemLog, RawRecord
+from dptune.data.source import DataSource, learnt_roles
+from dptune.data.table import UNDECIDED, RecordTable, TableWriter, split_code
+from dptune.data.written import write_records
 from dptune.errors import ConfigError, Problem
 
 _ADAPTER: TypeAdapter[DataSource] = TypeAdapter(DataSource)
@@ -35,8 +39,37 @@ def read_source(
 ) -> datasets.Dataset:
     """Read a source into the columns `id, text, unit_id`, nothing dropped or split."""
     log = ProblemLog()
-    raw = read_records(source, data_root=data_root, log=log)
-    records = check_records(raw, log=log)
-    log.raise_if_any()
-    with_split = any(record.split is not None for record in records)
-    return to_dataset(records, with_split=with_split)
+    with open_engine(None) as engine:
+        writer = TableWriter(engine, None, is_chat=bool(learnt_roles(source)))
+        raw = read_records(source, data_root=data_root, log=log)
+        table = check_records(raw, writer=writer, log=log)
+        check_columns(table, log=log)
+        log.raise_if_any()
+        with_split = bool((table.splits != UNDECIDED).any())
+        placed = np.maximum(table.splits, 0)
+        written = write_records(table, placed, folder=None, with_split=with_split)
+        return written.dataset()
+
+
+def written_table(
+    engine, rows: Iterable[tuple[str, str, str, str | None]], *, is_chat: bool = False
+) -> RecordTable:
+    """Write sound records of id, text, unit and split as a checked table."""
+    writer = TableWriter(engine, None, is_chat=is_chat)
+    for number, (name, text, unit, split) in enumerate(rows, start=1):
+        writer.table.num_read += 1
+        if split is not None:
+            writer.table.named.add(split)
+        writer.add(
+            RawRecord(file="a", row=number, text=text, id=name),
+            text=text,
+            identifier=name,
+            unit=unit,
+            split=split_code(split),
+            label=None,
+            label_kind=0,
+            is_whole=False,
+            is_broken=False,
+            known=None,
+        )
+    return writer.close()

@@ -1,23 +1,21 @@
 """Deduplication against the slow and honest way."""
 
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from dptune.conversation import Turn, join_turns
+from dptune.conversation import Turn, is_conversation, join_turns
 from dptune.data.deduplication import Duplicates, deduplicate
-from dptune.data.records import Record
+from dptune.data.engine import open_engine
+from dptune.data.shingles import shingle, text_shingles
+from tests.support.sources import written_table
 
 
 def record(text, number, *, split=None, unit=None):
-    return Record(
-        id=str(number),
-        text=text,
-        unit_id=unit or str(number),
-        draw_key=unit or str(number),
-        split=split,
-        label=None,
-        location="",
-    )
+    return str(number), text, unit or str(number), split
 
 
 def records(*texts, **settings):
@@ -40,8 +38,27 @@ def brute_force(texts, threshold):
     return near
 
 
-def drop(rows, duplicates, *, threshold=None):
-    return deduplicate(rows, duplicates=duplicates, near_duplicate_threshold=threshold)
+@dataclass
+class Found:
+    kept: tuple[int, ...]
+    num_exact: int
+    num_near: int
+    num_across_units: int
+
+
+def drop(rows, duplicates, *, threshold=None, folder=None):
+    is_chat = any(is_conversation(text) for _, text, _, _ in rows)
+    with open_engine(folder) as engine:
+        table = written_table(engine, rows, is_chat=is_chat)
+        found = deduplicate(
+            table,
+            np.maximum(table.splits, 0),
+            duplicates=duplicates,
+            near_duplicate_threshold=threshold,
+            folder=folder,
+        )
+    kept = tuple(np.flatnonzero(found.kept).tolist())
+    return Found(kept, found.num_exact, found.num_near, found.num_across_units)
 
 
 def test_deduplicate_exact_copies_keeps_first():
@@ -79,13 +96,9 @@ def test_deduplicate_drops_held_out_chats_of_which_other_turns_are_learnt():
         record(read, 2, split="test"),
         record("Hello there", 3, split="test"),
     ]
-    found = deduplicate(
-        rows, duplicates=Duplicates.EXACT, near_duplicate_threshold=None
-    )
+    found = drop(rows, Duplicates.EXACT)
     assert (found.kept, found.num_exact) == ((0, 1, 3), 1)
-    only = deduplicate(
-        [rows[0], rows[2]], duplicates=Duplicates.EXACT, near_duplicate_threshold=None
-    )
+    only = drop([rows[0], rows[2]], Duplicates.EXACT)
     assert only.kept == (0,)
 
 
@@ -96,7 +109,7 @@ def test_deduplicate_counting_only_keeps_all():
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.85, 1.0])
-def test_deduplicate_near_agrees_with_brute_force(threshold):
+def test_deduplicate_near_agrees_with_brute_force(threshold, tmp_path):
     source = np.random.default_rng(0)
     words = [f"w{i}" for i in range(500)]
     texts = []
@@ -109,6 +122,9 @@ def test_deduplicate_near_agrees_with_brute_force(threshold):
             texts.append(" ".join(copy))
     expected = brute_force(texts, threshold)
     found = drop(records(*texts), Duplicates.NEAR, threshold=threshold)
+    assert found == drop(
+        records(*texts), Duplicates.NEAR, threshold=threshold, folder=tmp_path
+    )
     # MinHash may miss a pair at the very threshold, never invent one.
     assert expected - 3 <= found.num_near <= expected
     assert len(found.kept) == len(texts) - found.num_near - found.num_exact
@@ -126,3 +142,18 @@ def test_deduplicate_keeps_near_copies_by_default():
     assert drop(rows, Duplicates.EXACT, threshold=0.85).kept == (0, 1)
     found = drop(rows, Duplicates.NEAR, threshold=0.85)
     assert (found.kept, found.num_near, found.num_across_units) == ((0,), 1, 1)
+
+
+def test_shingles_of_many_texts_are_those_of_each():
+    """Words of all kinds, beside the slow and honest way: text by text."""
+    source = np.random.default_rng(1)
+    words = [*"abcdefg", "Two2", "x_y", "it's", "Straße", "日本", "a" * 90, "\u0130"]
+    chat = join_turns([Turn(role="user", content="Say it, again and again")])
+    texts = ["!", "a", "a b", "ß", chat, *(" ".join(words) for _ in range(2))]
+    texts += [" ".join(source.choice(words, n)) for n in range(1, 60)]
+    plain = [text for text in texts if text.isascii()]
+    for part in (texts, plain, ["!?"], ["a", "b"]):
+        hashes, offsets = shingle(pa.array(["first", *part])[1:])
+        assert [hashes[start:end].tolist() for start, end in pairwise(offsets)] == [
+            text_shingles(text) for text in part
+        ]

@@ -8,7 +8,7 @@ clip bounds what an example adds, so that `c` examples more and `d` less move a 
 import json
 import tempfile
 from collections import Counter
-from dataclasses import replace
+from copy import copy
 from itertools import permutations
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.data import building, deduplication
+from dptune.data import building, deduplication, table
 from dptune.data.building import build_corpus
 from dptune.data.deduplication import Duplicates
 from dptune.data.source import JsonlSource, TextSource
@@ -128,13 +128,9 @@ def test_twin_with_labels_exchanges_an_example_and_is_conditional():
 def test_twin_that_takes_other_blanks_for_a_copy_exchanges_a_text(monkeypatch):
     pairs = pairs_of_copies({"text": "x y", "label": 0}, {"text": "x  y", "label": 0})
     assert worst(pairs) <= 1
-    plain = deduplication._copies
+    plain = table.text_digest
     monkeypatch.setattr(
-        deduplication,
-        "_copies",
-        lambda values, order: plain(
-            [" ".join(v.split()) if isinstance(v, str) else v for v in values], order
-        ),
+        table, "text_digest", lambda text: plain(" ".join(text.split()))
     )
     assert worst(pairs) == 2
 
@@ -145,8 +141,8 @@ def test_twin_in_which_held_out_copies_decide_adds_two_texts(monkeypatch):
     def exchanged():
         found = []
         for ids in permutations(range(4), 3):
-            copy, old, new = (f"r{i}" for i in ids)
-            rest = [*SPACER, {"id": copy, "text": "x y"}]
+            kept, old, new = (f"r{i}" for i in ids)
+            rest = [*SPACER, {"id": kept, "text": "x y"}]
             one = [*rest, {"id": old, "text": "x y"}]
             other = [*rest, {"id": new, "text": "z"}]
             found.append(change(trained(one), trained(other)))
@@ -286,14 +282,16 @@ def test_copies_without_ids_share_a_split(monkeypatch):
     monkeypatch.setattr(
         building,
         "assign_splits",
-        lambda records, **more: plain([_named(r) for r in records], **more),
+        lambda records, **more: plain(_named(records), **more),
     )
     assert most() > 1
 
 
-def _named(row):
+def _named(records):
     """Draw the split by the name of a copy, number and all."""
-    return replace(row, draw_key=row.unit_id)
+    twin = copy(records)
+    twin.draw_keys = records.unit_ids
+    return twin
 
 
 def test_replaced_text_moves_the_number_of_units_where_texts_decide_it():

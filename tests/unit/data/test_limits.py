@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dptune.data import parsers as files
+from dptune.data import textfile as files
 from dptune.errors import DataError
 from tests.support.sources import parse_source, read_source
 
@@ -70,7 +70,7 @@ def test_gzip_bomb_is_refused_without_unpacking_it(tmp_path):
 
 
 def test_twin_that_unpacks_all_of_a_file_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "read_up_to", lambda stream, _: stream.read())
+    monkeypatch.setattr(files, "pieces", lambda stream, _: iter([stream.read()]))
     source = bomb(tmp_path, 8 * LIMIT) | {"max_bytes": LIMIT}
     assert read(source, tmp_path).num_rows > 0  # and nobody refused it
 

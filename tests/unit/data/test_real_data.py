@@ -126,7 +126,7 @@ def test_tables_are_told_by_the_template_of_their_configuration(
 ):
     values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]
     source = parse_source(values["source"])
-    records = read_records(source, data_root=shared_data, log=ProblemLog())
+    records = list(read_records(source, data_root=shared_data, log=ProblemLog()))
     assert len(records) > 80_000
     text = records[0].text
     assert text.startswith(start)
