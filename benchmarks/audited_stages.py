@@ -16,7 +16,7 @@ from typing import Any, Final
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.records import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.detection.scoring import public_counts, score_entity_types

@@ -58,7 +58,7 @@ from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.records import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd import trainer

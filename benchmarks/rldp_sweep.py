@@ -28,7 +28,7 @@ from dptune.attacks.signals import utility_report
 from dptune.config import PerformanceSettings
 from dptune.configfile import read_yaml
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.records import Corpus
 from dptune.data.source import JsonlSource, TextSource
 from dptune.models.encode import encode_corpus

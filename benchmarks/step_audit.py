@@ -17,7 +17,7 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.audits.recorder import StepRecorder
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.models.loading import load_model, model_digest, save_model
 from dptune.models.source import ArchitectureSource, ModelBundle

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.settings import AttackSettings
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.public_units import ReleasedUnits, RoundedUnits
 from dptune.data.source import DataSource, learnt_roles, shares_data
 from dptune.detection.endpoint import JudgeSettings, LlmSettings

@@ -35,12 +35,12 @@ per unit tell copies apart, so that a redacted view with such has no lemma.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from dptune.data.duplicates import Duplicates
 from dptune.data.engine import Engine, append, count, fetch
 from dptune.data.near import find_near_copies
 from dptune.data.source import SPLITS
@@ -52,43 +52,9 @@ from dptune.data.table import (
     RecordTable,
     Splits,
 )
-from dptune.privacy import PrivacyUnit
 
 _LATE = {"test": 2, "validation": 1}
 """Nothing held out decides what is trained on."""
-
-
-class Duplicates(StrEnum):
-    """What becomes of records that repeat another one.
-
-    * `AUTO`: `EXACT` where the lemma above holds, else `WITHIN_UNITS`.
-    * `KEEP`: all stay; where rows of a table were written out as text, equal rows are
-      different people.
-    * `WITHIN_UNITS`: a unit's copies of its own texts go.
-    * `EXACT`: copies go, whoever owns them.
-    * `NEAR`: near ones as well; templated dialogues are near duplicates by nature.
-    """
-
-    AUTO = "auto"
-    KEEP = "keep"
-    WITHIN_UNITS = "drop_within_units"
-    EXACT = "drop_exact"
-    NEAR = "drop_near"
-
-    def resolved(self, *, privacy_unit: PrivacyUnit, has_labels: bool) -> "Duplicates":
-        """Say what `AUTO` stands for; both arguments are public."""
-        if self is not Duplicates.AUTO:
-            return self
-        if privacy_unit is PrivacyUnit.RECORD and not has_labels:
-            return Duplicates.EXACT
-        return Duplicates.WITHIN_UNITS
-
-    def is_free(self, *, privacy_unit: PrivacyUnit, has_labels: bool) -> bool:
-        """Whether claims hold for the data as they were before anything was dropped."""
-        known = self.resolved(privacy_unit=privacy_unit, has_labels=has_labels)
-        if known is Duplicates.EXACT:
-            return privacy_unit is PrivacyUnit.RECORD and not has_labels
-        return known is not Duplicates.NEAR
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from datasets import List, Value
 from dptune.config import DataSettings, PretrainingSettings
 from dptune.conversation import contents_only
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.records import Corpus
 from dptune.data.source import SyntheticSource
 from dptune.data.splitting import SplitSettings

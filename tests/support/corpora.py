@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dptune.conversation import contents_only
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.splitting import SplitSettings
 from dptune.errors import ProblemsError
 from dptune.privacy import PrivacyUnit

@@ -9,7 +9,7 @@ import pytest
 
 from dptune.data import building as corpus_module
 from dptune.data.building import build_corpus, corpus_fingerprint
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.source import JsonlSource, SyntheticSource
 from dptune.data.splitting import SplitSettings
 from dptune.errors import DataError

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dptune.data import building, deduplication, table
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.source import JsonlSource, TextSource
 from dptune.data.splitting import SplitSettings
 from dptune.errors import DataError

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.readers import read_records
 from dptune.data.records import ProblemLog
 from dptune.privacy import PrivacyUnit

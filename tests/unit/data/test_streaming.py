@@ -12,7 +12,7 @@ import pytest
 
 from dptune.data import building, engine
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.engine import count, open_engine
 from dptune.data.records import ProblemLog
 from dptune.data.source import JsonlSource

@@ -16,7 +16,7 @@ from transformers import (
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import PoissonSampler

@@ -4,7 +4,7 @@ import pytest
 
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.models.loading import load_model, model_digest, save_model
 from dptune.models.source import ArchitectureSource, ModelBundle

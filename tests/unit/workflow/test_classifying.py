@@ -9,7 +9,7 @@ from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.settings import AttackSettings
 from dptune.config import DetectionSettings
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.source import CsvSource
 from dptune.data.splitting import SplitSettings
 from dptune.dpsgd.dataset import UnitDataset

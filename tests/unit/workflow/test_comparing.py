@@ -13,7 +13,7 @@ from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.settings import AttackSettings
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.errors import BudgetExceededError, ConfigError
 from dptune.planning import plan_run

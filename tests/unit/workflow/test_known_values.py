@@ -9,7 +9,7 @@ from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.planting import plant
 from dptune.config import DetectionSettings
 from dptune.data.building import build_corpus, corpus_fingerprint
-from dptune.data.deduplication import Duplicates
+from dptune.data.duplicates import Duplicates
 from dptune.data.source import JsonlSource
 from dptune.detection.known_values import COLUMN, file_digest
 from dptune.errors import ConfigError, DataError
