@@ -133,6 +133,7 @@ def _checked(path: Path, overrides: Sequence[str], *, retrain: bool) -> _Job:
         data_root=data_root(),
         budget=budget_place(again=retrain),
         access=llm_access(),
+        folder=current_workspace().work,
     )
     return _Job(
         path=path,

@@ -69,6 +69,7 @@ def export_command(
             size=size,
             screened=screened,
             access=llm_access(),
+            folder=workspace.work,
         )
     opinions = _ask(endpoint, drawn.excerpts, Tier(record.tier)) if endpoint else {}
     if html is not None:
@@ -116,6 +117,7 @@ def import_command(file: Path, *, public: bool = False) -> None:
             store=ReviewStore(workspace.review),
             key=key,
             public=public,
+            folder=workspace.work,
         )
     _print_imported(Console(highlight=False), done, public=public)
 

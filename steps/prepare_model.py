@@ -19,12 +19,14 @@ def prepare_model(
     from dptune.workflow.prepare_model import prepare_base, with_canary_tokens
     from steps._training_progress import TrainingProgress
 
+    workspace = current_workspace()
     with TrainingProgress("pre-train on public text") as on_step:
         base = prepare_base(
             model,
             performance,
             data_root=data_root(),
-            folder=current_workspace().cache,
+            folder=workspace.cache,
+            work=workspace.work,
             on_step=on_step,
         )
-    return with_canary_tokens(base, canaries, folder=current_workspace().cache)
+    return with_canary_tokens(base, canaries, folder=workspace.cache)

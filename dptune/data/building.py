@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from dptune.accounting.assumptions import Assumption
 from dptune.data.checks import SPLIT_NAMES, check_columns, check_records
-from dptune.data.deduplication import Deduplication, Duplicates, deduplicate
+from dptune.data.deduplication import Deduplication, deduplicate
 from dptune.data.draws import seeded_fractions
-from dptune.data.engine import Engine, open_engine, scratch_folder
+from dptune.data.duplicates import Duplicates
+from dptune.data.engine import Engine, open_engine, own_tables, scratch_folder
 from dptune.data.readers import read_records
 from dptune.data.records import Corpus, ProblemLog
 from dptune.data.source import (
@@ -162,45 +163,37 @@ class _Building:
         self, *, data_root: Path | None, allow_content_hash_ids: bool, validate: bool
     ) -> Corpus:
         """Read, check, sample, split, deduplicate and write the records."""
-        table, given = self._read(data_root)
-        check_columns(
-            table,
-            log=self.log,
-            privacy_unit=self.privacy_unit,
-            max_mojibake_share=self.max_mojibake_share,
-            allow_content_hash_ids=allow_content_hash_ids,
-        )
-        check_leaks(table, log=self.log)
-        self.log.raise_if_any()
-        taken, num_other = _take(table, self.is_taken)
-        taken = _sample(
-            table, taken, self.sample_share, self.max_records, seed=self.seed
-        )
-        if getattr(self.source, "split_column", None) is not None:
-            others = given - {"train"}
-            check_given_by_column(table, taken, given=others, log=self.log)
-        placed = assign_splits(table, settings=self.splits, seed=self.seed, given=given)
-        placed = np.where(taken, placed, LEFT_OUT)
-        unique = deduplicate(
-            table,
-            placed,
-            duplicates=self.kind,
-            near_duplicate_threshold=self.near_duplicate_threshold,
-            folder=self.folder,
-        )
-        kept = np.where(unique.kept, placed, LEFT_OUT)
-        num_kept = int(unique.kept.sum())
-        self._check_count(num_kept, stage="kept after deduplication")
-        present = {SPLITS[code] for code in np.unique(kept) if code >= 0}
-        check_sizes(present, settings=self.splits, given=given, log=self.log)
-        self.log.raise_if_any()
-        written = write_records(table, kept, folder=self.folder)
+        with own_tables(self.engine) as tables:
+            table, given = self._read(tables, data_root)
+            check_columns(
+                table,
+                log=self.log,
+                privacy_unit=self.privacy_unit,
+                max_mojibake_share=self.max_mojibake_share,
+                allow_content_hash_ids=allow_content_hash_ids,
+            )
+            check_leaks(table, log=self.log)
+            self.log.raise_if_any()
+            placed, num_other = self._place(table, given)
+            unique = deduplicate(
+                table,
+                placed,
+                duplicates=self.kind,
+                near_duplicate_threshold=self.near_duplicate_threshold,
+                folder=self.folder,
+            )
+            kept = np.where(unique.kept, placed, LEFT_OUT)
+            self._check_kept(kept, given)
+            written = write_records(table, kept, folder=self.folder)
+            num_units = count_units(table, kept)
+            dropped = dropped_units(table, placed, kept)
         validation = self._validated(written) if validate else _UNASKED
         report = self._report(
             table,
             kept,
             unique,
-            fingerprint=corpus_fingerprint(written.reader(), folder=self.folder),
+            fingerprint=corpus_fingerprint(written.reader(), engine=self.engine),
+            num_units=num_units,
             num_characters=written.num_characters,
             num_other_languages=num_other,
             validation=validation,
@@ -209,13 +202,15 @@ class _Building:
             dataset=written.dataset(),
             fingerprint=report.fingerprint,
             report=report,
-            dropped_units=dropped_units(table, unique.kept),
+            dropped_units=dropped,
         )
 
-    def _read(self, data_root: Path | None) -> tuple[RecordTable, set[str]]:
+    def _read(
+        self, tables: Engine, data_root: Path | None
+    ) -> tuple[RecordTable, set[str]]:
         """Read the records, and name the splits that the source decides."""
         writer = TableWriter(
-            self.engine, self.folder, is_chat=bool(learnt_roles(self.source))
+            tables, self.folder, is_chat=bool(learnt_roles(self.source))
         )
         table = check_records(
             read_records(self.source, data_root=data_root, log=self.log),
@@ -238,6 +233,26 @@ class _Building:
                 )
         return table, given
 
+    def _place(self, table: RecordTable, given: set[str]) -> tuple[Splits, int | None]:
+        """Choose records, and give them splits; count those whose texts are others."""
+        taken, num_other = _take(table, self.is_taken)
+        taken = _sample(
+            table, taken, self.sample_share, self.max_records, seed=self.seed
+        )
+        if getattr(self.source, "split_column", None) is not None:
+            others = given - {"train"}
+            check_given_by_column(table, taken, given=others, log=self.log)
+        placed = assign_splits(table, settings=self.splits, seed=self.seed, given=given)
+        return np.where(taken, placed, LEFT_OUT), num_other
+
+    def _check_kept(self, kept: Splits, given: set[str]) -> None:
+        """Refuse what is left if it is too little."""
+        numbers = np.bincount(kept[kept >= 0], minlength=len(SPLITS))
+        self._check_count(int(numbers.sum()), stage="kept after deduplication")
+        present = {name for name, number in zip(SPLITS, numbers, strict=True) if number}
+        check_sizes(present, settings=self.splits, given=given, log=self.log)
+        self.log.raise_if_any()
+
     def _check_count(self, number: int, *, stage: str) -> None:
         """Report a corpus that is too small."""
         if number < self.min_records:
@@ -258,7 +273,7 @@ class _Building:
             max_duplicate_share=0.0 if _drops_copies(self.kind) else 1.0,
             max_mojibake_share=self.max_mojibake_share,
             allow_text_leak=not _drops_copies(self.kind),
-            folder=self.folder,
+            engine=self.engine,
         )
         _require_success(validation)
         return validation
@@ -270,6 +285,7 @@ class _Building:
         unique: Deduplication,
         *,
         fingerprint: str,
+        num_units: dict[str, int],
         num_characters: int,
         num_other_languages: int | None,
         validation: ValidationReport,
@@ -282,7 +298,7 @@ class _Building:
             fingerprint=fingerprint,
             num_read=table.num_read,
             num_records=dict(zip(SPLITS, numbers.tolist(), strict=True)),
-            num_units=count_units(table, kept),
+            num_units=num_units,
             num_exact_duplicates=unique.num_exact,
             num_near_duplicates=unique.num_near,
             num_other_languages=num_other_languages or 0,

@@ -64,6 +64,7 @@ def check_records(
             table.has_missing_ids = True
             table.has_content_units |= unit is MISSING
         table.has_missing_units |= row.unit is MISSING
+        table.has_units |= unit is not MISSING
         if isinstance(row.text, ReadConversation):
             table.unread.update(row.text.unread)
         _check_record(row, unit, max_characters, writer, log)

@@ -41,8 +41,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptune.data.duplicates import Duplicates
-from dptune.data.engine import Engine, append, count, fetch
-from dptune.data.near import find_near_copies
+from dptune.data.engine import Engine, count, fetch, given
+from dptune.data.near import Copies, find_near_copies
 from dptune.data.source import SPLITS
 from dptune.data.table import (
     KNOWN_AS,
@@ -106,74 +106,75 @@ def deduplicate(
         section 4; Debenedetti et al. (2024), "Privacy side channels in machine learning
         systems", section 4.
     """
-    engine = table.engine
     late = [_LATE.get(split, 0) for split in SPLITS]
     table.place(splits, late=late)
-    _find_copies(engine, "copies", TEXT_DIGEST)
+    taken = splits != LEFT_OUT
+    copies = _find_copies(table.engine, TEXT_DIGEST)
     if table.is_chat:
-        _add_held_out_copies(engine)
-    if duplicates is Duplicates.WITHIN_UNITS:
-        _find_copies(engine, "own", ("unit", *TEXT_DIGEST))
-    engine.execute("CREATE TEMP TABLE near (rank BIGINT, first BIGINT)")
+        copies = _with_held_out_copies(table.engine, copies)
+    near = copies[:0]
     if near_duplicate_threshold is not None:
-        rest = _without(engine, splits != LEFT_OUT, "copies")
         near = find_near_copies(
-            table.texts(rest),
+            table.texts(_without(taken, copies)),
             delays=np.asarray(late, np.int64)[np.maximum(splits, 0)],
             threshold=near_duplicate_threshold,
-            engine=engine,
+            engine=table.engine,
             folder=folder,
         )
-        append(engine, "near", near)
-    dropped = {
-        Duplicates.WITHIN_UNITS: "FROM own",
-        Duplicates.EXACT: "FROM copies",
-        Duplicates.NEAR: "FROM copies UNION ALL SELECT rank, first FROM near",
-    }.get(duplicates, "FROM copies LIMIT 0")
-    engine.execute(f"CREATE TEMP TABLE dropped AS {dropped}")
-    kept = _without(engine, splits != LEFT_OUT, "dropped")
-    across = (
-        "SELECT count(*) FROM dropped JOIN placed USING (rank) JOIN placed AS first "
-        "ON first.rank = dropped.first WHERE first.unit <> placed.unit"
-    )
+    match duplicates:
+        case Duplicates.WITHIN_UNITS:
+            dropped = _find_copies(table.engine, ("unit", *TEXT_DIGEST))
+        case Duplicates.EXACT:
+            dropped = copies
+        case Duplicates.NEAR:
+            dropped = np.concatenate([copies, near])
+        case _:
+            dropped = copies[:0]
     return Deduplication(
-        kept=kept,
-        num_exact=count(engine, "SELECT count(*) FROM copies"),
-        num_near=count(engine, "SELECT count(*) FROM near"),
-        num_across_units=0
-        if (kept == (splits != LEFT_OUT)).all()
-        else count(engine, across),
+        kept=_without(taken, dropped),
+        num_exact=len(copies),
+        num_near=len(near),
+        num_across_units=_count_across_units(table.engine, dropped),
     )
 
 
-def _find_copies(engine: Engine, name: str, columns: Sequence[str]) -> None:
-    """Make a table of the records whose values were there before, and of the first."""
+def _find_copies(engine: Engine, columns: Sequence[str]) -> Copies:
+    """Find the records whose values were there before, and the first of each."""
     values = ", ".join(columns)
-    engine.execute(
-        f"CREATE TEMP TABLE {name} AS SELECT rank, first FROM placed JOIN "  # noqa: S608
+    found = fetch(
+        engine,
+        "SELECT rank, first FROM placed JOIN "  # noqa: S608 - ours
         f"(SELECT {values}, min(rank) AS first FROM placed GROUP BY {values} "
-        f"HAVING count(*) > 1) USING ({values}) WHERE rank <> first"
+        f"HAVING count(*) > 1) USING ({values}) WHERE rank <> first",
     )
+    return np.stack(found, axis=1)
 
 
-def _add_held_out_copies(engine: Engine) -> None:
+def _with_held_out_copies(engine: Engine, copies: Copies) -> Copies:
     """Count held-out conversations as copies of earlier ones of other turns learnt.
 
     In training they are two texts; a model that learnt one half knows the rest.
     """
-    _find_copies(engine, "repeats", KNOWN_AS)
-    on_time = f"rank < {1 << RANK_BITS}"
-    engine.execute(f"DELETE FROM repeats WHERE {on_time}")  # noqa: S608 - ours
-    engine.execute("DELETE FROM copies WHERE rank IN (SELECT rank FROM repeats)")
-    engine.execute("INSERT INTO copies FROM repeats")
+    repeats = _find_copies(engine, KNOWN_AS)
+    held_out = repeats[repeats[:, 0] >= 1 << RANK_BITS]
+    others = ~np.isin(copies[:, 0], held_out[:, 0])
+    return np.concatenate([copies[others], held_out])
 
 
-def _without(
-    engine: Engine, taken: npt.NDArray[np.bool_], table: str
-) -> npt.NDArray[np.bool_]:
-    """Leave out the records of a table."""
-    mask = (1 << RANK_BITS) - 1
-    (gone,) = fetch(engine, f"SELECT rank & {mask} FROM {table}")  # noqa: S608 - ours
+def _without(taken: npt.NDArray[np.bool_], copies: Copies) -> npt.NDArray[np.bool_]:
+    """Leave out copies."""
     rest = taken.copy()
-    rest[gone] = False
+    rest[copies[:, 0] & ((1 << RANK_BITS) - 1)] = False
     return rest
+
+
+def _count_across_units(engine: Engine, copies: Copies) -> int:
+    """Count copies of what another unit owns."""
+    if not len(copies):
+        return 0
+    with given(engine, {"rank": copies[:, 0], "first": copies[:, 1]}):
+        return count(
+            engine,
+            "SELECT count(*) FROM given JOIN placed USING (rank) JOIN placed AS first "
+            "ON first.rank = given.first WHERE first.unit <> placed.unit",
+        )

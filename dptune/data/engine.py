@@ -1,7 +1,7 @@
 """What needs a whole column is asked of DuckDB, which spills to disk."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from dptune.files import owner_only, private_folder
 Engine = duckdb.DuckDBPyConnection
 EngineError = duckdb.Error
 
-_MEMORY_LIMIT: Final = "384MiB"
+_MEMORY_LIMIT: Final = "256MiB"
 """What columns may hold in memory before they are written to the folder."""
 
 
@@ -35,19 +35,30 @@ def open_engine(folder: Path | None) -> Iterator[Engine]:
     """Open a database of this process alone, which reaches no network and no file.
 
     Privacy: its tables may hold ids and units. They stay in memory, or beyond
-    384 MiB in files of `folder`. Whoever opened it sees temporary tables alone.
+    256 MiB in files of `folder`, which go with it.
 
     Args:
-        folder: private folder to spill to; None lets all stay in memory.
+        folder: private folder to spill to; None lets all stay in memory, in a database
+            that all share who have no folder.
     """
-    root = _in_memory() if folder is None else _database(folder)
-    engine = root.cursor()
-    try:
+    if folder is None:
+        with own_tables(None) as engine:
+            yield engine
+        return
+    with closing(_database(folder)) as engine:
         yield engine
-    finally:
-        engine.close()
-        if folder is not None:
-            root.close()
+
+
+@contextmanager
+def own_tables(engine: Engine | None) -> Iterator[Engine]:
+    """Open a connection whose temporary tables go with it.
+
+    Args:
+        engine: whose database it is to; None for the one that stays in memory.
+    """
+    database = _in_memory() if engine is None else engine
+    with closing(database.cursor()) as connection:
+        yield connection
 
 
 @cache
@@ -73,6 +84,24 @@ def _database(folder: Path | None) -> Engine:
     return root
 
 
+@contextmanager
+def given(
+    engine: Engine, columns: Mapping[str, object] | pa.RecordBatchReader
+) -> Iterator[None]:
+    """Let queries name arrays of one length, or a stream, as the table `given`.
+
+    Args:
+        engine: that is asked.
+        columns: arrays of Arrow or numpy, or a stream that one query reads once.
+    """
+    is_stream = isinstance(columns, pa.RecordBatchReader)
+    engine.register("given", columns if is_stream else pa.table(dict(columns)))
+    try:
+        yield
+    finally:
+        engine.unregister("given")
+
+
 def load(engine: Engine, table: str, columns: Mapping[str, object]) -> None:
     """Make a temporary table of arrays of one length.
 
@@ -81,9 +110,8 @@ def load(engine: Engine, table: str, columns: Mapping[str, object]) -> None:
         table: its name, one of ours.
         columns: arrays of Arrow or numpy.
     """
-    engine.register("loaded", pa.table(dict(columns)))
-    engine.execute(f"CREATE TEMP TABLE {table} AS FROM loaded")
-    engine.unregister("loaded")
+    with given(engine, columns):
+        engine.execute(f"CREATE TEMP TABLE {table} AS FROM given")
 
 
 def append(engine: Engine, table: str, columns: Mapping[str, object]) -> None:

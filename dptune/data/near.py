@@ -1,10 +1,12 @@
 """Texts that are nearly copies of earlier ones, by MinHash and exact comparison."""
 
+import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryFile
+from typing import IO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +20,14 @@ from dptune.data.table import RANK_BITS
 NUM_PERMUTATIONS: Final = 128
 _RECALL: Final = 0.99
 _TEXTS_AT_ONCE: Final = 2048
-_SETS_AT_ONCE: Final = 20_000
+_SETS_AT_ONCE: Final = 4_000
+_KEYS_AT_ONCE: Final = 500_000
+_BYTES: Final = 4
+"""Of a hash."""
 
 Positions = npt.NDArray[np.int64]
+Copies = npt.NDArray[np.int64]
+"""Ranks of copies and of what they are copies of, `(copies, 2)`."""
 
 
 def find_near_copies(
@@ -30,7 +37,7 @@ def find_near_copies(
     threshold: float,
     engine: Engine,
     folder: Path | None,
-) -> dict[str, Positions]:
+) -> Copies:
     """Find each text that is near an earlier one which is no near copy itself.
 
     Args:
@@ -42,30 +49,34 @@ def find_near_copies(
         folder: private folder for hashes; None keeps them in memory.
 
     Returns:
-        `rank` of each near copy and of the `first` text that it is near; a rank is a
+        Ranks of each near copy and of the first text that it is near; a rank is a
         position below a delay, in bits.
     """
     bands, rows = _bands(threshold)
-    runs = _Runs(folder)
-    try:
+    permutations = _permutations()
+    with _file(folder) as sink:
+        runs = _Runs(sink)
         for positions, part in texts:
             for start in range(0, len(part), _TEXTS_AT_ONCE):
                 piece = slice(start, start + _TEXTS_AT_ONCE)
                 hashes, offsets = shingle(part[piece])
                 runs.append(positions[piece], hashes, offsets)
-                keys = _keys(minhash(hashes, offsets, _permutations()), bands, rows)
+                keys = _keys(minhash(hashes, offsets, permutations), bands, rows)
                 ranks = (delays[positions[piece]] << RANK_BITS) | positions[piece]
                 columns = {f"b{i}": keys[:, i] for i in range(bands)}
                 write = append if runs.num_parts > 1 else load
                 write(engine, "bands", {"rank": ranks, **columns})
-        runs.close()
-        near = _compare(_sharing(engine, bands), runs, threshold) if runs else {}
-    finally:
-        runs.remove()
-    return {
-        "rank": np.array(list(near), np.int64),
-        "first": np.array(list(near.values()), np.int64),
-    }
+        near = dict[int, int]()
+        if runs.num_parts:
+            runs.close()
+            sharing = _sharing(engine, bands, num_texts=runs.num_texts)
+            near = _compare(sharing, runs, threshold)
+    return np.array(list(near.items()), np.int64).reshape(-1, 2)
+
+
+def _file(folder: Path | None) -> IO[bytes]:
+    """Open a file without a name, or memory."""
+    return io.BytesIO() if folder is None else TemporaryFile(dir=folder)
 
 
 def _compare(
@@ -89,15 +100,18 @@ def _compare(
     return near
 
 
-def _sharing(engine: Engine, bands: int) -> Iterator[tuple[int, list[int]]]:
+def _sharing(
+    engine: Engine, bands: int, *, num_texts: int
+) -> Iterator[tuple[int, list[int]]]:
     """Yield the texts that share a band with another, and what they share, by rank."""
-    engine.execute("CREATE TEMP TABLE sharing (rank BIGINT, key UBIGINT)")
-    for band in range(bands):
-        key = f"b{band}"
+    at_once = max(1, _KEYS_AT_ONCE // num_texts)
+    for start in range(0, bands, at_once):
+        names = ", ".join(f"b{i}" for i in range(start, min(start + at_once, bands)))
+        write = "INSERT INTO sharing" if start else "CREATE TEMP TABLE sharing AS"
         engine.execute(
-            f"INSERT INTO sharing SELECT rank, {key} FROM bands SEMI JOIN "  # noqa: S608
-            f"(SELECT {key} FROM bands GROUP BY {key} HAVING count(*) > 1) "
-            f"USING ({key})"
+            f"{write} WITH keys AS (SELECT rank, unnest([{names}]) AS key FROM bands) "  # noqa: S608 - ours
+            "FROM keys SEMI JOIN "
+            "(SELECT key FROM keys GROUP BY key HAVING count(*) > 1) USING (key)"
         )
     engine.execute("DROP TABLE bands")
     found = engine.sql(
@@ -109,57 +123,45 @@ def _sharing(engine: Engine, bands: int) -> Iterator[tuple[int, list[int]]]:
 
 
 class _Runs:
-    """Hashes of the runs of all texts, in a file or in memory."""
+    """Hashes of the runs of all texts.
 
-    def __init__(self, folder: Path | None) -> None:
-        self._file = None if folder is None else folder / "runs.bin"
-        self._sink = None if self._file is None else self._file.open("wb")
-        self._hashes: list[Hashes] = []
+    Args:
+        sink: where they lie.
+    """
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self._sink = sink
         self._positions: list[Positions] = []
         self._sizes: list[Positions] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._sizes)
 
     @property
     def num_parts(self) -> int:
         """Number of times that texts were added."""
         return len(self._sizes)
 
+    @property
+    def num_texts(self) -> int:
+        """Number of texts that were added."""
+        return sum(map(len, self._positions))
+
     def append(self, positions: Positions, hashes: Hashes, offsets: Positions) -> None:
         """Add texts behind the others."""
-        if self._sink is None:
-            self._hashes.append(hashes)
-        else:
-            hashes.tofile(self._sink)
+        self._sink.write(hashes.data)
         self._positions.append(positions)
         self._sizes.append(np.diff(offsets))
 
     def close(self) -> None:
         """From now on `of` may be asked."""
-        if not self:
-            return
-        if self._sink is not None and self._file is not None:
-            self._sink.close()
-            self._all: Hashes = np.memmap(self._file, np.uint32, "r")
-        else:
-            self._all = np.concatenate(self._hashes)
-        self._hashes = []
         self._where = np.concatenate(self._positions)
         self._ends = np.cumsum(np.concatenate(self._sizes))
-        self._positions, self._sizes = [], [self._ends]
 
     def of(self, position: int) -> frozenset[int]:
         """Return the runs of the text at a position."""
         number = int(np.searchsorted(self._where, position))
         start = int(self._ends[number - 1]) if number else 0
-        return frozenset(self._all[start : int(self._ends[number])].tolist())
-
-    def remove(self) -> None:
-        """Remove the file."""
-        if self._sink is not None and self._file is not None:
-            self._sink.close()
-            self._file.unlink(missing_ok=True)
+        self._sink.seek(start * _BYTES)
+        found = self._sink.read((int(self._ends[number]) - start) * _BYTES)
+        return frozenset(np.frombuffer(found, np.uint32).tolist())
 
 
 def _permutations() -> npt.NDArray[np.uint32]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dptune.conversation import without_training
-from dptune.data.engine import Engine, append, count, fetch, load
+from dptune.data.engine import Engine, append, count, fetch, given, load
 from dptune.data.parts import Parts
 from dptune.data.records import MISSING, RawRecord
 from dptune.data.source import SPLITS
@@ -70,6 +70,7 @@ class RecordTable:
         named: splits that the source names, by any name.
         has_missing_ids: whether a record has no id of its own.
         has_missing_units: whether the source names no unit of a record.
+        has_units: whether anything but the record itself owns one.
         has_content_units: whether a unit is known by its text alone.
         unread: keys of messages that nobody reads.
     """
@@ -82,6 +83,7 @@ class RecordTable:
     named: set[str] = field(default_factory=set)
     has_missing_ids: bool = False
     has_missing_units: bool = False
+    has_units: bool = False
     has_content_units: bool = False
     unread: Counter[str] = field(default_factory=Counter)
     splits: Splits = field(default_factory=lambda: np.empty(0, np.int8), repr=False)
@@ -106,11 +108,11 @@ class RecordTable:
             ) WHERE number > 1
             """,
         )
-        load(self.engine, "numbered", {"pos": positions, "number": numbers})
-        self.engine.execute(
-            "UPDATE records SET id = id || '-' || number FROM numbered "
-            "WHERE records.pos = numbered.pos"
-        )
+        with given(self.engine, {"pos": positions, "number": numbers}):
+            self.engine.execute(
+                "UPDATE records SET id = id || '-' || number FROM given "
+                "WHERE records.pos = given.pos"
+            )
         self.numbered = dict(zip(positions.tolist(), numbers.tolist(), strict=True))
 
     def batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -179,15 +181,12 @@ class RecordTable:
         delays = np.asarray(late, dtype=np.int64)[np.maximum(splits, 0)]
         marks = {"pos": codes, "rank": (delays << RANK_BITS) | codes}
         taken = splits != LEFT_OUT
-        load(
-            self.engine, "ranks", {name: array[taken] for name, array in marks.items()}
-        )
         digests = (*TEXT_DIGEST, *(KNOWN_AS if self.is_chat else ()))
-        self.engine.execute(
-            "CREATE TEMP TABLE placed AS SELECT pos, rank, coalesce(unit, id) AS unit, "  # noqa: S608 - ours
-            f"{', '.join(digests)} FROM records JOIN ranks USING (pos)"
-        )
-        self.engine.execute("DROP TABLE ranks")
+        with given(self.engine, {name: marks[name][taken] for name in marks}):
+            self.engine.execute(
+                "CREATE TEMP TABLE placed AS SELECT pos, rank, coalesce(unit, id) AS "  # noqa: S608 - ours
+                f"unit, {', '.join(digests)} FROM records JOIN given USING (pos)"
+            )
 
     def has_mark(self, kept: npt.NDArray[np.bool_]) -> tuple[bool, bool]:
         """Whether all labels of records are whole numbers, and any has known values."""
@@ -232,7 +231,6 @@ class TableWriter:
         self._characters = 0
         self._splits: list[Splits] = []
         self._marks: list[npt.NDArray[np.uint8]] = []
-        self._flush()
 
     def add(
         self,
@@ -273,7 +271,8 @@ class TableWriter:
 
     def close(self) -> RecordTable:
         """Write the rest and return the table."""
-        self._flush()
+        if self._names or not self._splits:
+            self._flush()
         self.table.parts.close()
         self.table.splits = np.concatenate(self._splits)
         self.table.marks = np.concatenate(self._marks)
@@ -299,7 +298,7 @@ class TableWriter:
         )
 
     def _flush(self) -> None:
-        """Write what was gathered, at first nothing at all."""
+        """Write what was gathered."""
         self.table.files = list(self._numbers)
         rows = list(zip(*self._rows, strict=True)) or [()] * (len(_SCHEMA) + 2)
         *columns, splits, marks = rows
@@ -309,6 +308,7 @@ class TableWriter:
         ]
         if self._rows:
             self.table.parts.append(pa.record_batch(arrays, schema=_SCHEMA))
+        write = append if self._splits else load
         self._splits.append(np.array(splits, np.int8))
         self._marks.append(np.array(marks, np.uint8))
         names = list(zip(*self._names, strict=True)) or [()] * len(_NAMES)
@@ -319,7 +319,6 @@ class TableWriter:
         found |= _words(self._digests, TEXT_DIGEST)
         if self.table.is_chat:
             found |= _words(self._known_as, KNOWN_AS)
-        write = append if self._splits[1:] else load
         write(self.table.engine, "records", found)
         for gathered in (self._rows, self._names, self._digests, self._known_as):
             gathered.clear()

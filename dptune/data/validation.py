@@ -10,14 +10,13 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import datasets
 import pandas as pd
 import pyarrow as pa
 
-from dptune.data.engine import Engine, open_engine
+from dptune.data.engine import Engine, given, own_tables
 from dptune.data.source import SPLITS
 from dptune.errors import ConfigError
 from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
@@ -119,7 +118,7 @@ def validate_corpus(
     max_duplicate_share: float = 0.0,
     max_mojibake_share: float = 0.01,
     allow_text_leak: bool = False,
-    folder: Path | None = None,
+    engine: Engine | None = None,
 ) -> ValidationReport:
     """Check the shape and soundness of a corpus.
 
@@ -138,8 +137,7 @@ def validate_corpus(
             corpus with canaries that are inserted several times.
         max_mojibake_share: largest share of records with broken characters, in [0, 1].
         allow_text_leak: do not ask that equal texts stay in one split.
-        folder: private folder for columns that do not fit into memory; None keeps all
-            in memory.
+        engine: counts; None lets one in memory do it.
 
     Returns:
         One verdict for each expectation, and whether all hold.
@@ -152,9 +150,9 @@ def validate_corpus(
     )
     if not allow_text_leak:
         rules = (*rules, _none("no_text_leak", "text_leaks", "every text in one split"))
-    with open_engine(folder) as engine:
-        counted = _counted(records, engine, max_characters=max_characters)
-        return _validate(counted, rules, view=view)
+    with own_tables(engine) as tables:
+        counted = _counted(records, tables, max_characters=max_characters)
+    return _validate(counted, rules, view=view)
 
 
 def validate_redacted(
@@ -226,11 +224,11 @@ def _counted(
     present = [n for n in _COLUMNS if n in records.schema.names]
     noted = [f"{name}::VARCHAR AS {name}" for name in present if name != "text"]
     noted += list(_OF_TEXTS.values()) if "text" in present else []
-    engine.register("corpus", records)
     noted.append("true AS is_row")
-    made = f"CREATE TEMP TABLE rows AS SELECT {', '.join(noted)} FROM corpus"  # noqa: S608 - ours
-    engine.execute(made)
-    engine.unregister("corpus")
+    with given(engine, records):
+        engine.execute(
+            f"CREATE TEMP TABLE rows AS SELECT {', '.join(noted)} FROM given"  # noqa: S608 - ours
+        )
     asked = {"num_rows": "count(*)"}
     asked |= {name: f"count(*) - count({name})" for name in present if name != "text"}
     if "id" in present:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
@@ -10,11 +11,10 @@ from typing import Any, Final
 
 import datasets
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dptune.data.engine import append, fetch, load, open_engine
+from dptune.data.engine import Engine, fetch, given, load, own_tables
 from dptune.data.parts import Parts
 from dptune.data.source import SPLITS
 from dptune.data.table import LEFT_OUT, NO_LABEL, NUMBER, RecordTable, Splits
@@ -38,8 +38,12 @@ class WrittenRecords:
         return self.parts.reader()
 
     def dataset(self) -> datasets.Dataset:
-        """Map them; they may be used on after their file is gone."""
-        return datasets.Dataset(self.parts.table())
+        """Map them; they may be used on after their file is gone.
+
+        The data set has a name that is drawn: `datasets` would pickle all rows to make
+        one of them.
+        """
+        return datasets.Dataset(self.parts.table(), fingerprint=secrets.token_hex(8))
 
 
 def write_records(
@@ -96,29 +100,38 @@ def write_records(
 
 
 def count_units(table: RecordTable, kept: Splits) -> dict[str, int]:
-    """Count the privacy units of each split.
+    """Count the privacy units of each split; where none is named, a record is one.
 
     Args:
         table: whose records were placed.
         kept: code of the split of each record, `LEFT_OUT` for one that goes.
     """
     places = np.flatnonzero(kept != LEFT_OUT)
-    load(table.engine, "sides", {"pos": places, "split": kept[places]})
-    splits, numbers = fetch(
-        table.engine,
-        "SELECT split, count(*) FROM (SELECT split, unit FROM placed JOIN sides USING "
-        "(pos) GROUP BY split, unit) GROUP BY split",
-    )
+    if not table.has_units:
+        numbers = np.bincount(kept[places], minlength=len(SPLITS))
+        return dict(zip(SPLITS, numbers.tolist(), strict=True))
+    with given(table.engine, {"pos": places, "split": kept[places]}):
+        splits, numbers = fetch(
+            table.engine,
+            "SELECT split, count(*) FROM (SELECT split, unit FROM placed JOIN given "
+            "USING (pos) GROUP BY split, unit) GROUP BY split",
+        )
     found = dict(zip(splits.tolist(), numbers.tolist(), strict=True))
     return {name: found.get(code, 0) for code, name in enumerate(SPLITS)}
 
 
-def dropped_units(table: RecordTable, kept: npt.NDArray[np.bool_]) -> tuple[str, ...]:
-    """Name the privacy units of which deduplication left no record, sorted."""
-    engine = table.engine
-    if not engine.execute("SELECT 1 FROM dropped LIMIT 1").fetchall():
+def dropped_units(table: RecordTable, placed: Splits, kept: Splits) -> tuple[str, ...]:
+    """Name the privacy units of which deduplication left no record, sorted.
+
+    Args:
+        table: whose records were placed.
+        placed: code of the split of each record, `LEFT_OUT` for one not taken.
+        kept: the same, `LEFT_OUT` also for one that was dropped.
+    """
+    if np.array_equal(placed, kept):
         return ()
-    load(engine, "staying", {"pos": np.flatnonzero(kept)})
+    engine = table.engine
+    load(engine, "staying", {"pos": np.flatnonzero(kept != LEFT_OUT)})
     rows = engine.execute(
         "SELECT DISTINCT unit FROM (SELECT unit FROM placed ANTI JOIN staying USING "
         "(pos)) ANTI JOIN (SELECT unit FROM placed SEMI JOIN staying USING (pos)) "
@@ -128,7 +141,7 @@ def dropped_units(table: RecordTable, kept: npt.NDArray[np.bool_]) -> tuple[str,
 
 
 def corpus_fingerprint(
-    records: datasets.Dataset | pa.RecordBatchReader, *, folder: Path | None = None
+    records: datasets.Dataset | pa.RecordBatchReader, *, engine: Engine | None = None
 ) -> str:
     """Return the SHA-256 over the sorted `(id, unit_id, split, text hash)` of a corpus.
 
@@ -137,14 +150,19 @@ def corpus_fingerprint(
     Args:
         records: with the columns of a corpus; `label` and `known_values`, if there are
             any, count too.
-        folder: private folder to sort in; None sorts in memory.
+        engine: sorts; None lets one in memory do it.
     """
+    schema = pa.schema({"line": pa.string()})
+    lines = pa.RecordBatchReader.from_batches(
+        schema,
+        (
+            pa.record_batch([pa.array(_lines(batch), pa.string())], schema=schema)
+            for batch in _batches(records)
+        ),
+    )
     digest, is_first = hashlib.sha256(), True
-    with open_engine(folder) as engine:
-        load(engine, "lines", {"line": pa.array([], pa.string())})
-        for batch in _batches(records):
-            append(engine, "lines", {"line": pa.array(_lines(batch), pa.string())})
-        found = engine.sql("FROM lines ORDER BY line")
+    with own_tables(engine) as tables, given(tables, lines):
+        found = tables.sql("FROM given ORDER BY line")
         for batch in found.to_arrow_reader(_ROWS_AT_ONCE):
             text = "\n".join(batch.column(0).to_pylist())
             digest.update(text.encode() if is_first else f"\n{text}".encode())

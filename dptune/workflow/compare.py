@@ -46,6 +46,7 @@ def check_comparison(
     data_root: Path,
     budget: BudgetPlace,
     access: LlmAccess = NO_ACCESS,
+    folder: Path | None = None,
 ) -> CheckedComparison:
     """Check every cell and what all of them cost together; nothing is written.
 
@@ -56,12 +57,14 @@ def check_comparison(
         data_root: folder that relative paths start from.
         budget: where to look whether the data set can pay for all of them.
         access: of language models that a configuration names.
+        folder: private folder for work files while a corpus is read, see
+            `build_corpus`.
 
     Raises:
         ConfigError: with every problem of every cell.
         BudgetExceededError: the data set cannot pay for all of them together.
     """
-    read = _Reader(data_root)
+    read = _Reader(data_root, folder)
     found: dict[str, Checked] = {}
     known: dict[str, Checked | DptuneError] = {}
     faults: dict[Problem, list[str]] = {}
@@ -85,15 +88,18 @@ def check_comparison(
 class _Reader:
     """Reads a corpus, or remembers it."""
 
-    def __init__(self: Self, data_root: Path) -> None:
+    def __init__(self: Self, data_root: Path, folder: Path | None) -> None:
         self._data_root = data_root
+        self._folder = folder
         self._known: dict[str, Corpus] = {}
 
     def __call__(self: Self, data: DataSettings) -> Corpus:
         """Return the corpus of these settings."""
         key = data.model_dump_json()
         if key not in self._known:
-            self._known[key] = read_corpus(data, data_root=self._data_root)
+            self._known[key] = read_corpus(
+                data, data_root=self._data_root, folder=self._folder
+            )
         return self._known[key]
 
 

@@ -38,6 +38,7 @@ def prepare_base(
     *,
     data_root: Path,
     folder: Path,
+    work: Path | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> ModelBundle:
     """Load the base model, or pre-train it; either is done once.
@@ -47,6 +48,7 @@ def prepare_base(
         performance: memory and speed.
         data_root: folder that relative paths start from.
         folder: where finished models are kept.
+        work: private folder for work files while the text is read, see `build_corpus`.
         on_step: called after every pre-training step.
     """
     if settings.pretraining is None or settings.source.kind != "architecture":
@@ -56,7 +58,7 @@ def prepare_base(
             folder=folder,
             class_names=settings.class_names,
         )
-    public = read_public(settings.pretraining, data_root=data_root)
+    public = read_public(settings.pretraining, data_root=data_root, folder=work)
     return pretrain(
         settings.source,
         public,

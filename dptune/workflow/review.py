@@ -57,6 +57,7 @@ def export_sample(
     screened: bool = False,
     access: LlmAccess = NO_ACCESS,
     on_progress: Callable[[int], None] | None = None,
+    folder: Path | None = None,
 ) -> tuple[SampleRecord, Drawn]:
     """Draw sentences of the training split for people to read; keep where they stand.
 
@@ -74,8 +75,10 @@ def export_sample(
         screened: take all sentences of what the recipe's screened stage trains on.
         access: of the recognizer `llm`.
         on_progress: called with the number of records that were marked.
+        folder: private folder for work files while the corpus is read, see
+            `build_corpus`.
     """
-    corpus = read_corpus(config.data, data_root=data_root)
+    corpus = read_corpus(config.data, data_root=data_root, folder=folder)
     lists = ReviewLists()
     if config.detection.use_review:
         lists = store.read(key).lists.acting_on(config.budget.data_set)
@@ -121,6 +124,7 @@ def import_decisions(
     store: ReviewStore,
     key: ListKey,
     public: bool = False,
+    folder: Path | None = None,
 ) -> Imported:
     """Take decisions back. Nothing is stored unless all of them fit.
 
@@ -136,6 +140,8 @@ def import_decisions(
         public: the phrases are declared public: they act on every data set, and claims
             take them as public. Else they act on the sample's data set alone, and make
             its claims conditional.
+        folder: private folder for work files while the corpus is read, see
+            `build_corpus`.
 
     Raises:
         ConfigError, DataError: with everything that is wrong, and no text.
@@ -159,7 +165,7 @@ def import_decisions(
         if len(verdicts) < len(sample.sentences):
             store.add_review(record, key, lists=state.lists)
             return Imported(sample=sample, num_decided=len(verdicts))
-        found = _findings(sample, record, data_root=data_root, key=key)
+        found = _findings(sample, record, data_root=data_root, key=key, folder=folder)
         lists = state.lists.extended(
             sample.data_set, key, public=public, allow=found.allow, deny=found.deny
         )
@@ -187,11 +193,16 @@ def import_decisions(
 
 
 def _findings(
-    sample: SampleRecord, review: ReviewRecord, *, data_root: Path, key: ListKey
+    sample: SampleRecord,
+    review: ReviewRecord,
+    *,
+    data_root: Path,
+    key: ListKey,
+    folder: Path | None,
 ) -> Findings:
     """Read the sampled sentences again, and judge them."""
     data = DataSettings.model_validate(sample.data)
-    corpus = read_corpus(data, data_root=data_root)
+    corpus = read_corpus(data, data_root=data_root, folder=folder)
     if corpus.fingerprint != sample.corpus:
         raise DataError(
             f"the corpus of {sample.config} must be the one that the sample was drawn "

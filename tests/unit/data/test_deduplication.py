@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from dptune.conversation import Turn, is_conversation, join_turns
-from dptune.data.deduplication import Duplicates, deduplicate
+from dptune.data.deduplication import deduplicate
+from dptune.data.duplicates import Duplicates
 from dptune.data.engine import open_engine
 from dptune.data.shingles import shingle, text_shingles
 from tests.support.sources import written_table
