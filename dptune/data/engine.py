@@ -1,5 +1,7 @@
 """What needs a whole column is asked of DuckDB, which spills to disk."""
 
+import errno
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cache
@@ -16,6 +18,8 @@ from dptune.files import owner_only, private_folder
 Engine = duckdb.DuckDBPyConnection
 EngineError = duckdb.Error
 
+_FULL: Final = ("No space left", "max_temp_directory_size")
+"""What it says of a full disk, and of one that it would fill but for a tenth."""
 _MEMORY_LIMIT: Final = "256MiB"
 """What columns may hold in memory before they are written to the folder."""
 
@@ -40,13 +44,25 @@ def open_engine(folder: Path | None) -> Iterator[Engine]:
     Args:
         folder: private folder to spill to; None lets all stay in memory, in a database
             that all share who have no folder.
+
+    Raises:
+        OSError: the disk is full.
+        MemoryError: so is the memory.
     """
-    if folder is None:
-        with own_tables(None) as engine:
-            yield engine
-        return
-    with closing(_database(folder)) as engine:
-        yield engine
+    try:
+        if folder is None:
+            with own_tables(None) as engine:
+                yield engine
+        else:
+            with closing(_database(folder)) as engine:
+                yield engine
+    except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
+        said = str(error)
+        if any(words in said for words in _FULL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        if isinstance(error, duckdb.OutOfMemoryException):
+            raise MemoryError from None
+        raise
 
 
 @contextmanager
