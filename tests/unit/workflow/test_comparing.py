@@ -57,7 +57,7 @@ def reads(monkeypatch):
     """Count reads of the corpus, and read it without Great Expectations."""
     count = []
 
-    def read(data, *, data_root):
+    def read(data, *, data_root, folder):
         count.append(data)
         return build_corpus(
             SyntheticSource(num_records=120, seed=2, private=True),
