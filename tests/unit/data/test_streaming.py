@@ -129,7 +129,7 @@ def test_engine_spills_to_its_folder_for_its_owner_alone(
     "query",
     [
         "FROM read_csv('/etc/passwd')",
-        "COPY (SELECT 1) TO '/tmp/out.csv'",
+        "COPY (SELECT 1) TO 'out.csv'",
         "INSTALL httpfs",
         "LOAD httpfs",
         "ATTACH 'other.db'",
