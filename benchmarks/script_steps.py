@@ -34,7 +34,7 @@ from transformers import (
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.trainer import train_stage
-from dptune.integrations.script_run import plan_script
+from dptune.integrations.script_plan import plan_script
 from dptune.integrations.transformers import DPTrainer, PrivacyArguments
 from dptune.workflow.job import optimizer_of
 

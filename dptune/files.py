@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and folders that leave no trace."""
+"""Files that are whole or absent, folders that leave no trace, locks that a kill frees."""
 
 import fcntl
 import os
@@ -48,7 +48,7 @@ def private_folder(parent: Path, *, purpose: str) -> Iterator[Path]:
         purpose: how its name begins.
     """
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(parent / f".{purpose}.lock"):  # nobody sweeps what is being made
+    with locked(parent / f".{purpose}.lock"):  # nobody sweeps what is being made
         for left in parent.glob(f"{purpose}-*"):
             _remove_unlocked(left)
         folder = parent / f"{purpose}-{secrets.token_hex(8)}"
@@ -75,17 +75,6 @@ def owner_only() -> Iterator[None]:
         os.umask(before)
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if absent."""
-    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _remove_unlocked(folder: Path) -> None:
     """Remove a folder whose process is gone."""
     try:
@@ -98,5 +87,24 @@ def _remove_unlocked(folder: Path) -> None:
         pass
     else:
         shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock that goes with the process: nobody must free it after a kill.
+
+    Args:
+        file: made if absent, for its owner alone, and never removed.
+        wait: until whoever holds it lets go.
+
+    Raises:
+        BlockingIOError: somebody holds it, and `wait` is false.
+    """
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
     finally:
         os.close(handle)

@@ -1,8 +1,6 @@
 """One process at a time, among all that share a budget store or a project folder."""
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Dialect, Engine, event, text
 
 from dptune.accounting.store.database import connecting, open_engine, refuse_gone
+from dptune.files import locked
 
 _PATIENCE = "600s"
 
@@ -33,7 +32,9 @@ def one_at_a_time(url: str, name: str) -> Iterator[None]:
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
     try:
         if engine.dialect.name == "sqlite":
-            with file_lock(f"{engine.url.database}.{number & 0xFFFF_FFFF:08x}.lock"):
+            file = Path(f"{engine.url.database}.{number & 0xFFFF_FFFF:08x}.lock")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with locked(file):
                 yield
         else:
             with connecting(engine) as connection, connection.begin():
@@ -69,7 +70,8 @@ def made_whole(database: Path) -> Iterator[None]:
         return
     if not mark.exists():
         refuse_gone(database, mark=made)
-    with file_lock(f"{database}.lock"):
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with locked(database.with_name(f"{database.name}.lock")):
         if mark.exists():
             for part in ("", "-wal", "-shm", "-journal"):
                 database.with_name(database.name + part).unlink(missing_ok=True)
@@ -98,18 +100,6 @@ def _open_only(
     if dialect.name == "sqlite" and Path(f"{file}.made").is_file():
         arguments[0] = f"{Path(file).absolute().as_uri()}?mode=rw"
         keywords["uri"] = True
-
-
-@contextmanager
-def file_lock(file: str) -> Iterator[None]:
-    """Lock a file that is never removed."""
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _lock(connection: Connection, number: int) -> None:

@@ -29,12 +29,10 @@ that. A killed run can have charged for noise that it never drew, never the othe
 round.
 """
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +41,7 @@ from pydantic import ValidationError
 
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.errors import ArtifactError
+from dptune.files import locked
 
 _GENESIS: Final = "0" * 64
 
@@ -85,7 +84,7 @@ class Chain:
             OSError: the disk is full or gone.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self._path):
+        with locked(_beside(self._path, "lock")):
             tip = self._tip()
             self._known = None
             line, digest = _line(tip, entry)
@@ -230,17 +229,6 @@ def _tampered(path: Path, number: int) -> ArtifactError:
         "edited, moved or deleted. Restore the file from a backup; until then what it "
         "was charged for is not known."
     )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the chain's lock."""
-    handle = os.open(_beside(path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _sync_folder(path: Path) -> None:

@@ -50,7 +50,8 @@ from dptune.gates.policy import GatePolicy
 from dptune.integrations.measurable import measurable, refuse_trained_controls
 from dptune.integrations.private_training import PrivateTraining
 from dptune.integrations.rows import Rows
-from dptune.integrations.script_run import STAGE, ScriptRun
+from dptune.integrations.script_plan import STAGE
+from dptune.integrations.script_run import ScriptRun
 from dptune.models.digest import model_digest, weights_digest
 from dptune.models.loading import LoadedModel, load_saved, save_model
 from dptune.models.source import ModelBundle

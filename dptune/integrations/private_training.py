@@ -60,7 +60,8 @@ from dptune.integrations.rows import (
     collate_nothing,
     read_rows,
 )
-from dptune.integrations.script_run import ScriptRun, plan_script
+from dptune.integrations.script_plan import plan_script
+from dptune.integrations.script_run import ScriptRun
 from dptune.models.digest import tensors_digest
 from dptune.stages import StagePlan
 from dptune.workflow.job import optimizer_of, record_loss_of
@@ -191,7 +192,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
 
         Raises:
             ConfigError: something would break the claim; all at once.
-            PrivacyError, ArtifactError: see `ScriptRun.begin`.
+            PrivacyError, ArtifactError: see `ScriptRun.alone` and `ScriptRun.begin`.
             BudgetExceededError: the data set cannot pay for it.
         """
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._output)
@@ -199,24 +200,26 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         if self.script_run is not None:
             self.script_run.check_place(self._output / "privacy")
         run, feed = self._prepared(trial, checkpoint)
-        attempt = int(ranks.once(partial(run.begin, checkpoint, self.model)))
-        check_alike(ranks, {"output_dir": run.id})
-        self.script_run = run
-        self.args.max_steps = run.stage.num_steps
-        if checkpoint and checkpoint.name == f"checkpoint-{run.stage.num_steps}":
-            return self._end(run, checkpoint)
-        with ExitStack() as stack:
-            charge = stack.enter_context(first_rank_pays(ranks, run.charging()))
-            stack.enter_context(self._computing(feed))
-            self._open = partial(self._opened, stack, feed, charge, attempt)
-            try:
-                done = super().train(  # type: ignore[misc]
-                    resume_from_checkpoint=checkpoint and str(checkpoint),
-                    ignore_keys_for_eval=ignore_keys_for_eval,
-                )
-            finally:
-                self._steps = None
-        self._finish(run)
+        with ExitStack() as held:
+            ranks.once(lambda: held.enter_context(run.alone()))
+            attempt = int(ranks.once(partial(run.begin, checkpoint, self.model)))
+            check_alike(ranks, {"output_dir": run.id})
+            self.script_run = run
+            self.args.max_steps = run.stage.num_steps
+            if checkpoint and checkpoint.name == f"checkpoint-{run.stage.num_steps}":
+                return self._end(run, checkpoint)
+            with ExitStack() as stack:
+                charge = stack.enter_context(first_rank_pays(ranks, run.charging()))
+                stack.enter_context(self._computing(feed))
+                self._open = partial(self._opened, stack, feed, charge, attempt)
+                try:
+                    done = super().train(  # type: ignore[misc]
+                        resume_from_checkpoint=checkpoint and str(checkpoint),
+                        ignore_keys_for_eval=ignore_keys_for_eval,
+                    )
+                finally:
+                    self._steps = None
+            self._finish(run)
         metrics = {k: v for k, v in done.metrics.items() if k not in _PRIVATE}
         return TrainOutput(done.global_step, done.training_loss, metrics)
 

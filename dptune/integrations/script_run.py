@@ -5,6 +5,7 @@ output_dir/privacy/
 ├── run.json            id of the training, what it trains on, begins and ends with
 ├── plan.json           every number that the claim depends on
 ├── ledger.jsonl        the journal: blocks of steps, each before its noise
+├── running.lock        held by the process that trains here
 ├── attempts/           one empty file per process start
 ├── budget.json         what all runs on the data set have spent, where it has a budget
 ├── certificate.json    what is guaranteed, after training
@@ -21,7 +22,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,110 +38,30 @@ from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.tables import IdKind
 from dptune.dpsgd.checkpoint import claim_attempt
-from dptune.errors import ArtifactError, ConfigError, PrivacyError
-from dptune.files import replacing
+from dptune.errors import ArtifactError, PrivacyError
+from dptune.files import locked, replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
 from dptune.integrations.claims import paying
 from dptune.integrations.rows import UnitRows
+from dptune.integrations.script_plan import RECIPE, recipe_of
 from dptune.models.merging import base_digest
-from dptune.planning import RunPlan, plan_run
-from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, UnitsFrom
-from dptune.recipes import Recipe, StageSettings, View
+from dptune.planning import RunPlan
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from dptune.recipes import Recipe
 from dptune.results import (
     BudgetReport,
     BudgetReservation,
     CorpusReport,
     ValidationReport,
 )
-from dptune.settings import (
-    ClippingSettings,
-    LossSettings,
-    NoiseSettings,
-    OptimizerSettings,
-)
 from dptune.stages import StagePlan
 from dptune.workflow.budget import planned_costs, release_held, settle_budget, spender
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.naming import check_digest, claim_digest, records_digest
 
-RECIPE: Final = "script"
-STAGE: Final = "train"
 NOTE: Final = "privacy.json"
 _NOTED: Final = ("digest", "num_units")
-
-
-def plan_script(
-    privacy: PrivacyArguments,
-    *,
-    num_units: int,
-    batch_size: int,
-    epochs: float,
-    max_steps: int = 0,
-    learning_rate: float = 1e-3,
-) -> RunPlan:
-    """Find rate, steps and noise of a script's training, as `plan_run` does.
-
-    Args:
-        privacy: what the script asks for.
-        num_units: that the data has; a public number in `privacy` takes its place.
-        batch_size: units per step, in expectation.
-        epochs: passes over the data, in expectation.
-        max_steps: steps in place of `epochs`, if above 0.
-        learning_rate: for the reader: the script's optimizer has its own.
-
-    Raises:
-        ConfigError: the numbers contradict one another (all problems at once).
-        InfeasibleBudgetError: no noise reaches the target; the message has the best.
-
-    >>> asked = PrivacyArguments(target_epsilon=8, target_delta=1e-5, max_grad_norm=1.0)
-    >>> plan = plan_script(asked, num_units=1000, batch_size=50, epochs=3)
-    >>> plan.stages[0].num_steps, plan.stages[0].sample_rate, plan.epsilon <= 8
-    (60, 0.05, True)
-    """
-    number = privacy.num_units or num_units
-    if max_steps > 0:
-        epochs = max_steps * batch_size / number
-    try:
-        recipe = _recipe(
-            privacy, batch_size=batch_size, epochs=epochs, learning_rate=learning_rate
-        )
-    except ValidationError as error:
-        places = [".".join(map(str, fault["loc"])) for fault in error.errors()]
-        raise ConfigError(
-            f"the numbers of the script must make a stage, got bad ones at "
-            f"{', '.join(places)}. Check batch size, steps and learning rate."
-        ) from None
-    return plan_run(
-        recipe,
-        num_units=number,
-        notion=Notion.RECORD,
-        relation=NeighboringRelation(privacy.relation),
-        target_epsilon=privacy.target_epsilon,
-        target_delta=privacy.target_delta,
-        units_from=UnitsFrom.EXACT if privacy.num_units is None else UnitsFrom.DECLARED,
-    )
-
-
-def _recipe(
-    privacy: PrivacyArguments, *, batch_size: int, epochs: float, learning_rate: float
-) -> Recipe:
-    """Describe a script as a recipe of one stage."""
-    stage = StageSettings(
-        name=STAGE,
-        view=View.ORIGINAL,
-        epochs=epochs,
-        expected_batch_size=batch_size,
-        optimizer=OptimizerSettings(learning_rate=learning_rate),
-        loss=LossSettings(normalizer=privacy.loss_normalizer),
-        clipping=ClippingSettings(max_grad_norm=privacy.max_grad_norm),
-        noise=NoiseSettings(noise_multiplier=privacy.noise_multiplier),
-    )
-    return _recipe_of(stage)
-
-
-def _recipe_of(stage: StageSettings) -> Recipe:
-    return Recipe(name=RECIPE, title="A script of one's own", stages=(stage,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +92,7 @@ class ScriptRun:
     @property
     def recipe(self) -> Recipe:
         """The script as a recipe of one stage, with the noise that was found."""
-        return _recipe_of(self.stage.settings)
+        return recipe_of(self.stage.settings)
 
     @property
     def settled(self) -> BudgetReport | None:
@@ -249,6 +170,27 @@ class ScriptRun:
                 "trainer, with the model as it was before."
             )
         self.journal.read()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others from training here, until this process ends or is killed.
+
+        Two would both pay, and overwrite each other's checkpoints.
+
+        Raises:
+            PrivacyError: another one trains here; nothing was charged.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.folder / "running.lock", wait=False))
+            except BlockingIOError:
+                raise PrivacyError(
+                    "output_dir must be trained in by one process at a time, but "
+                    "another one is at it. Wait for its end, or choose another "
+                    "output_dir."
+                ) from None
+            yield
 
     def begin(self, checkpoint: Path | None, model: nn.Module) -> int:
         """Check what was paid before, note this start, and number it.

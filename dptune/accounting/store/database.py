@@ -10,8 +10,6 @@ One connection is kept and tried before it is used again, so that a server may r
 during hours of training. A process that forks opens the store afterwards.
 """
 
-import fcntl
-import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from sqlalchemy.pool import QueuePool
 
 from dptune.accounting.store.schema import VERSION
 from dptune.errors import ArtifactError, ConfigError, DependencyError
+from dptune.files import locked
 
 _LOCK: Final = 0x6470_7475_6E65  # "dptune"
 _PATIENCE: Final = 120
@@ -111,12 +110,8 @@ def _queue(connection: Connection) -> Iterator[None]:
     if connection.dialect.name != "sqlite" or not name:
         yield
         return
-    handle = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(Path(f"{name}.lock")):
         yield
-    finally:
-        os.close(handle)
 
 
 def prepare(engine: Engine) -> None:

@@ -20,7 +20,7 @@ from dptune.data.duplicates import Duplicates
 from dptune.data.source import SyntheticSource
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import PoissonSampler
-from dptune.integrations.script_run import plan_script
+from dptune.integrations.script_plan import plan_script
 from dptune.models.loading import load_model, model_digest, save_model
 from dptune.models.source import ArchitectureSource, ModelBundle
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
