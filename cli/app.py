@@ -54,6 +54,7 @@ def build_app() -> typer.Typer:
     for command in (
         init,
         quickstart,
+        invent,
         train,
         compare,
         calibrate,
@@ -107,6 +108,17 @@ def quickstart(
     from cli.quickstart import run_quickstart
 
     run_quickstart(seed=seed, retrain=retrain)
+
+
+def invent() -> None:
+    """Make up letters, chats and a small model in data/, for the tutorials.
+
+    Nobody and nothing in them exists. Overwrites nothing.
+    """
+    from cli.inventing import invent_examples
+    from infra.workspace import data_root
+
+    invent_examples(data_root() / "data")
 
 
 def train(

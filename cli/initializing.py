@@ -17,6 +17,7 @@ _README = """A project of dptune. `dptune --help` lists the commands.
 | `.dptune/` | what runs leave: text, models, and **the record of spent budget** |
 
     dptune quickstart                          # the whole product on invented text
+    dptune invent                              # letters, chats and a small model to try
     dptune calibrate configs/train/mine.yaml   # what it will cost, and what is wrong
     dptune train configs/train/mine.yaml       # from raw text to a verdict
 

@@ -17,7 +17,9 @@ PLANTED_BUGS = REPOSITORY / "docs" / "PLANTED_BUGS.md"
 TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 BARE_TEST_NAME = re.compile(r"`(test_\w+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-COMMAND = re.compile(r"\brun\.py ([a-z][\w-]*)")
+COMMAND = re.compile(r"(?:\brun\.py|`dptune) ([a-z][\w-]*)")
+SHELL = re.compile(r"(?ms)^```sh\n.*?^```")
+TYPED = re.compile(r"(?m)^dptune ([a-z][\w-]*)")
 
 
 def table_rows(text):
@@ -83,9 +85,9 @@ def commands():
 
 
 def unknown_commands(text):
-    """Commands of `run.py` in a document that the command line does not have."""
-    known = commands()
-    return sorted(set(COMMAND.findall(text)) - known)
+    """Commands in a document that the command line does not have."""
+    named = {*COMMAND.findall(text), *TYPED.findall("\n".join(SHELL.findall(text)))}
+    return sorted(named - commands())
 
 
 def test_planted_bugs_all_name_a_test_that_exists():
@@ -176,4 +178,6 @@ def test_link_check_catches_links_that_lead_nowhere(link, is_caught):
 
 
 def test_command_check_catches_an_unknown_command():
-    assert unknown_commands("`python run.py train x` `python run.py fly`") == ["fly"]
+    text = "`python run.py train x` `python run.py fly` `dptune run`\n"
+    text += "dptune is no command here\n```sh\ndptune walk\n```\n"
+    assert unknown_commands(text) == ["fly", "run", "walk"]

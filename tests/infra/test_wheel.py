@@ -1,6 +1,7 @@
 """The wheel: what is in it, and its command in a folder that is no repository."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+from cli.runs import read_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 APPLICATION = ("cli", "configs", "infra", "materializers", "pipelines", "steps")
@@ -130,6 +134,50 @@ def test_init_makes_a_project_and_overwrites_nothing(dptune):
     assert (dptune.here / ".gitignore").read_text() == "mine"
     for private in ("data", ".dptune"):
         assert (dptune.here / private).stat().st_mode & 0o077 == 0
+
+
+def followed(page, folder):
+    """Make the files of a tutorial's page as a reader would; names what is missing."""
+    text = (REPOSITORY / "docs" / "tutorials" / f"{page}.md").read_text()
+    copy = None
+    for kind, block in re.findall(r"(?ms)^```(sh|yaml)\n(.*?)^```", text):
+        for line in block.splitlines() if kind == "sh" else ():
+            program, *words = line.split()
+            if program == "cp":
+                copy = folder / words[1]
+                shutil.copy2(folder / words[0], copy)
+            elif program != "dptune":
+                yield program
+        if kind == "yaml":
+            own = yaml.safe_load(copy.read_text())
+            copy.write_text(yaml.safe_dump(merged(own, yaml.safe_load(block))))
+        for name in re.findall(r"\b(?:configs|data)/[\w./-]+", block):
+            if not (folder / name).exists():
+                yield name
+
+
+def merged(own, changes):
+    """Change what a page shows, at any depth; a source is shown whole."""
+    both = dict(own)
+    for key, value in changes.items():
+        is_part = isinstance(value, dict) and key != "source" and key in own
+        both[key] = merged(own[key], value) if is_part else value
+    return both
+
+
+def test_tutorials_need_nothing_but_the_wheel(dptune):
+    dptune("init")
+    invented = dptune("invent")
+    assert invented.returncode == 0, invented.stderr
+    for page in ("own_text", "own_chat", "jft_with_review"):
+        assert list(followed(page, dptune.here)) == []
+    for name in ("mine", "chats", "reviewed"):
+        read_config(dptune.here / "configs" / "train" / f"{name}.yaml")
+
+
+def test_file_that_a_tutorial_names_and_nobody_makes_is_found(dptune):
+    dptune("init")
+    assert "data/chats.jsonl" in list(followed("own_chat", dptune.here))
 
 
 def test_commands_find_the_project_from_a_folder_below(dptune):

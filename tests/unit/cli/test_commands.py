@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli import main as entry
 from dptune.errors import DataError, GateFailedError, Problem
@@ -14,6 +15,7 @@ from dptune.errors import DataError, GateFailedError, Problem
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = (
     "quickstart",
+    "invent",
     "train",
     "compare",
     "calibrate",
@@ -66,6 +68,23 @@ def test_help_of_a_command_teaches_and_creates_nothing(command, run_cli):
 )
 def test_wrong_arguments_exit_2_without_a_trace(arguments, run_cli):
     run_cli(*arguments).assert_refused()
+
+
+def test_invent_makes_what_trains_and_overwrites_nothing(run_cli, tmp_path):
+    own = tmp_path / "data" / "gold.jsonl"
+    own.parent.mkdir()
+    own.write_text("mine")
+    first = run_cli("invent")
+    assert first.code == 0, first.err
+    assert f"stays   {own}" in first.out
+    assert own.read_text() == "mine"
+    assert "made" not in run_cli("invent").out
+    rows = [json.loads(line) for line in (own.parent / "chats.jsonl").open()]
+    assert len(rows) == 2600
+    tokenizer = AutoTokenizer.from_pretrained(own.parent / "small_model")
+    lengths = [len(tokenizer.apply_chat_template(r["messages"])) for r in rows[:20]]
+    model = AutoModelForCausalLM.from_pretrained(own.parent / "small_model")
+    assert max(lengths) <= model.config.n_positions
 
 
 def test_configs_lists_every_file_and_creates_nothing(run_cli):
