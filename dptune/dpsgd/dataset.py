@@ -60,6 +60,11 @@ class PhysicalBatch:
         """Sequences in the batch."""
         return self.input_ids.shape[0]
 
+    @property
+    def num_real_rows(self) -> int:
+        """Sequences in front that are of the data; the others are fillers."""
+        return int((self.rows_of_unit[: self.num_real_units] != _PADDING).sum())
+
     def to(self, device: str | torch.device) -> "PhysicalBatch":
         """Copy what the model reads to a device."""
         return replace(

@@ -18,7 +18,7 @@ class StepTotals:
     """Sums over one logical batch. All private.
 
     Args:
-        num_tokens: tokens that went through the model, padding excluded.
+        num_tokens: tokens that went through the model, padding and fillers excluded.
         nll: weighted token losses, those that are not finite excluded.
         weight: weights of their targets.
     """
@@ -143,6 +143,5 @@ class Feed:
         if batch.num_real_units == 0:
             return StepTotals()
         nll, weight = self.record_loss.total_nll(losses.detach(), batch)
-        return StepTotals(
-            num_tokens=int(batch.attention_mask.sum()), nll=nll, weight=weight
-        )
+        real = batch.attention_mask[: batch.num_real_rows]
+        return StepTotals(num_tokens=int(real.sum()), nll=nll, weight=weight)

@@ -243,7 +243,8 @@ def test_every_plan_in_every_mode_is_that_of_one_rank(tmp_path):
         changes = scenarios.crossed(plan, mode, sharding)
         if changes is None:
             continue
-        expected, figures = scenarios.trained(**{**changes, "sharding": "none"})
+        alone = {**changes, "sharding": "none"}
+        expected, figures = scenarios.trained_unchecked(**alone)
         tolerance = 2e-2 if "bfloat16" in mode else 2e-5
         name, count = f"cross-{plan}-{mode}-{sharding}", count + 1
         for rank in (0, 1):

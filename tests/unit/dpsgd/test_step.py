@@ -34,6 +34,7 @@ def gradients(
         pad_token_id=0,
         device=torch.device("cpu"),
         autocast=options.pop("autocast", False),
+        fixed_shapes=options.pop("fixed_shapes", False),
     )
     with gradient_source(
         model,
@@ -50,9 +51,10 @@ def gradients(
 
 @pytest.mark.parametrize("plan", [PLAN, PlainPlan(batch_size=3)])
 @pytest.mark.parametrize("size", [3, 4, 5, 6])
-def test_physical_batch_size_never_changes_the_result(plan, size):
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_physical_batch_size_never_changes_the_result(plan, size, fixed_shapes):
     whole, totals = gradients(plan)
-    pieces, piece_totals = gradients(plan, size=size)
+    pieces, piece_totals = gradients(plan, size=size, fixed_shapes=fixed_shapes)
     error = oracles.distance(whole, pieces) / oracles.norm(whole)
     assert error <= 1e-5
     assert piece_totals.num_tokens == totals.num_tokens
