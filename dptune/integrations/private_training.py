@@ -8,6 +8,7 @@ gradients of a step that was paid before. They are all that its optimizer ever s
 
 import copy
 import inspect
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import TrainOutput, sort_checkpoints
 
 from dptune.accounting.certificates import Certificate
 from dptune.dpsgd.checkpoint import run_fingerprint
@@ -438,10 +439,17 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         raise ConfigError([no_search()])
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
-        """Tie a checkpoint to what was paid, before it is written."""
+        """Tie a checkpoint to what was paid, before it is written.
+
+        The loop drops those with the earliest times: where the clock was set back, that
+        would be the one that it has just written.
+        """
         run = cast("ScriptRun", self.script_run)
-        folder = self._output / f"checkpoint-{self.state.global_step}"
-        self.ranks.once(partial(run.note_checkpoint, folder))
+        new = self._output / f"checkpoint-{self.state.global_step}"
+        self.ranks.once(partial(run.note_checkpoint, new))
+        earlier = sort_checkpoints(str(self._output)) if self.args.should_save else []
+        for folder in map(Path, earlier):
+            os.utime(folder)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
 

@@ -1,8 +1,10 @@
-"""One process trains in an output_dir at a time; a killed one lets go."""
+"""Starts of one training: one at a time, after a kill, with a clock set back."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -48,6 +50,31 @@ def test_second_process_is_refused_before_it_pays_and_a_kill_lets_it_in(
         first.wait()
         script().train()
     assert paid() == [4, 4, 4, 3]
+
+
+class StopAt(TrainerCallback):
+    """Ends a training behind a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_clock_that_was_set_back_drops_no_new_checkpoint(script, paid, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        script(parts={"callbacks": [StopAt(7)]}).train()
+    later = time.time() + 3600
+    os.utime(tmp_path / "out" / "checkpoint-5", (later, later))
+    resumed = script(parts={"callbacks": [StopAt(12)]}, save_total_limit=1)
+    with pytest.raises(KeyboardInterrupt):
+        resumed.train(resume_from_checkpoint=True)
+    left = [path.name for path in (tmp_path / "out").glob("checkpoint-*")]
+    assert left == ["checkpoint-10"]
+    script().train(resume_from_checkpoint=True)
+    assert paid() == [4, 4, 4, 4, 4, 1]
 
 
 class TrainHere(TrainerCallback):
