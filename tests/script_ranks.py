@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from datasets import Dataset
+from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainingArguments
 
@@ -35,7 +36,13 @@ from dptune.integrations import private_training
 from dptune.integrations.script_run import ScriptRun
 from dptune.integrations.transformers import DPTrainer
 from tests.support import models
-from tests.unit.integrations.conftest import asked, make_rows, pad
+from tests.unit.integrations.conftest import (
+    asked,
+    make_prompts,
+    make_rows,
+    pad,
+    word_tokenizer,
+)
 
 UNITS = 20
 STDDEV = 0.5 / 8  # noise multiplier 1, C 0.5, divided by the expected batch size 8
@@ -65,15 +72,17 @@ class Watch(TrainerCallback):
         self.losses += [logs["loss"]] if "loss" in logs else []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        found = [gathered(p.grad).flatten() for p in model.parameters()]
+        trained = (p for p in model.parameters() if p.requires_grad)
+        found = [gathered(p.grad).flatten() for p in trained]
         self.steps.append(torch.cat(found).clone())
 
 
 def make(folder, *, processes, rows=None, privacy=None, model=None, **changes):
     """Make the trainer of a script of six steps of eight units."""
     cls, callbacks = changes.pop("cls", DPTrainer), changes.pop("callbacks", [])
+    collator = changes.pop("collator", pad)
     more = changes.pop("more", {})
-    args = TrainingArguments(
+    args = changes.pop("args_class", TrainingArguments)(
         **{
             "output_dir": str(folder),
             "per_device_train_batch_size": 4,
@@ -92,7 +101,7 @@ def make(folder, *, processes, rows=None, privacy=None, model=None, **changes):
     return cls(
         model=model or models.tiny_gpt2(num_layers=1),
         args=args,
-        data_collator=pad,
+        data_collator=collator,
         train_dataset=Dataset.from_list(rows or make_rows()),
         privacy=privacy or asked(**KNOWN),
         callbacks=callbacks,
@@ -176,6 +185,41 @@ SUMS = {
         "optim": "adamw_torch",
     },
 }
+
+
+def adapted_chats(*, processes):
+    """Changes that make it a script of TRL, which trains adapters on completions."""
+    from trl import SFTConfig  # noqa: PLC0415 - takes seconds, and few need it
+
+    from dptune.integrations.trl import DPSFTTrainer  # noqa: PLC0415
+
+    def begin(**parts):
+        torch.manual_seed(7)  # of the adapters
+        adapters = LoraConfig(r=4, task_type="CAUSAL_LM")
+        words = word_tokenizer()
+        return DPSFTTrainer(peft_config=adapters, processing_class=words, **parts)
+
+    return {
+        "cls": begin,
+        "args_class": SFTConfig,
+        "collator": None,
+        "rows": make_prompts(),
+        "privacy": asked(**KNOWN, max_grad_norm=0.05),
+        "processes": processes,
+        "patches": (silent,),
+        "max_length": 12,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+    }
+
+
+def _adapters(folder, rank):
+    """Adapters by TRL, whose units are clipped at a norm that is below theirs."""
+    home = folder / "adapters"
+    trainer, sums, figures = watched(home, **adapted_chats(processes=2))
+    trainer.save_model(str(home / "saved"))
+    _keep(folder, "adapters", rank, sums, figures)
 
 
 def nobody(patch):
@@ -411,7 +455,7 @@ def _meddled(folder, rank):
             (folder / f"{name}.{rank}.json").write_text(json.dumps(str(caught.value)))
 
 
-SCENARIOS = (_killed, _sums, _resumed, _noise, _twins, _meddled, _refusals)
+SCENARIOS = (_killed, _sums, _adapters, _resumed, _noise, _twins, _meddled, _refusals)
 
 
 def main(folder, *names):

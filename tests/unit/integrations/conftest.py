@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import TrainingArguments
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as tokenizer_models
+from transformers import PreTrainedTokenizerFast, TrainingArguments
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.integrations.transformers import DPTrainer, PrivacyArguments
 from tests.support import models
+
+WORDS = [f"w{i}" for i in range(20)]
 
 
 def make_rows(num_rows=40, *, seed=0, length=None, labels=None):
@@ -21,6 +25,27 @@ def make_rows(num_rows=40, *, seed=0, length=None, labels=None):
         label = ids if labels is None else index % labels
         rows.append({"input_ids": ids, "attention_mask": [1] * size, "labels": label})
     return rows
+
+
+def make_prompts():
+    """Prompts of two to six words, and what is to be learnt behind them."""
+    return [
+        {"prompt": " ".join(WORDS[: 2 + i % 5]), "completion": f" w{i % 20} w1"}
+        for i in range(40)
+    ]
+
+
+def word_tokenizer():
+    """A tokenizer of whole words."""
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
+    inner = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+    )
 
 
 def pad(rows):

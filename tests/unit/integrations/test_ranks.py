@@ -88,6 +88,21 @@ def test_sums_of_two_ranks_are_those_of_one_process(two, alone, name):
         )
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:fan_in_fan_out")
+def test_adapters_of_trl_on_two_ranks_are_those_of_one_process(two, tmp_path):
+    changes = scenarios.adapted_chats(processes=1)
+    trainer, steps, told = scenarios.watched(tmp_path / "out", **changes)
+    trainer.save_model(str(tmp_path / "saved"))
+    expected = load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    for rank in (0, 1):
+        assert relative(sums(two, "adapters", rank), steps) <= 1e-6
+        assert figures(two, "adapters", rank)["paid"] == told["paid"] == [4, 2]
+    found = load_file(two / "adapters" / "saved" / "adapter_model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", ["twin-parts", "twin-draws"])
 def test_units_clipped_in_parts_and_draws_of_each_rank_are_caught(two, alone, name):
     steps, _ = alone["sums-ddp"]

@@ -2,41 +2,19 @@
 
 import pytest
 from datasets import Dataset
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers import models as tokenizer_models
-from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig
 
 from dptune.errors import ConfigError
 from dptune.integrations.trl import DPSFTTrainer
 from tests.support import models
-from tests.unit.integrations.conftest import asked
-
-WORDS = [f"w{i}" for i in range(20)]
+from tests.unit.integrations.conftest import WORDS, asked, make_prompts, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
-    inner = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-    )
-
-
 @pytest.fixture
-def chat_script(tmp_path, tokenizer):
+def chat_script(tmp_path):
     def make(rows=None, *, privacy=None, **changes):
-        rows = rows or [
-            {"prompt": " ".join(WORDS[: 2 + i % 5]), "completion": f" w{i % 20} w1"}
-            for i in range(40)
-        ]
         fields = {
             "output_dir": str(tmp_path / "out"),
             "per_device_train_batch_size": 4,
@@ -52,8 +30,8 @@ def chat_script(tmp_path, tokenizer):
         return DPSFTTrainer(
             model=models.tiny_gpt2(num_layers=1),
             args=SFTConfig(**(fields | changes)),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
+            train_dataset=Dataset.from_list(rows or make_prompts()),
+            processing_class=word_tokenizer(),
             privacy=privacy or asked(),
         )
 
