@@ -1,4 +1,4 @@
-"""Files that are whole or absent, folders that leave no trace, locks that a kill frees."""
+"""Files whole or absent, folders that leave no trace, locks that a kill frees."""
 
 import fcntl
 import os
