@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Literal, TypeGuard, cast
+from typing import Any, Final, Literal, TypeGuard, TypeVar, cast
 
 from dptune.data.public_units import round_units
 from dptune.errors import ConfigError, Problem
 
+Word = TypeVar("Word", bound=str)
 LARGEST: Final = 10**12
 """Most that anything is counted to; an accountant composes no more steps."""
 
@@ -92,15 +93,15 @@ class Arguments:
         return 1.0
 
     def choice(
-        self, name: str, value: object, known: Sequence[str], *, next_step: str = ""
-    ) -> str:
+        self, name: str, value: object, known: Sequence[Word], *, next_step: str = ""
+    ) -> Word:
         """Return one of some words, or note that it is none of them."""
         if isinstance(value, str) and value in list(known):
-            return str(value)
+            return known[list(known).index(value)]
         shown = ascii(value)[:60] if isinstance(value, str) else _shown(value)
         words = ", ".join(map(str, known))
         self.refuse(name, f"must be one of {words}, got {shown}.", next_step)
-        return str(known[0])
+        return known[0]
 
     def kind(self, name: str, value: object, *kinds: type) -> None:
         """Note that an argument is of no kind that it may be."""
@@ -108,10 +109,11 @@ class Arguments:
             words = " or ".join("None" if k is NoneType else k.__name__ for k in kinds)
             self.refuse(name, f"must be a {words}, got {_shown(value)}.")
 
-    def function(self, name: str, value: object) -> None:
-        """Note that an argument is neither a function nor left out."""
-        if value is not None and not callable(value):
-            self.refuse(name, f"must be a function, got {_shown(value)}.")
+    def functions(self, **values: object) -> None:
+        """Note the arguments that are neither a function nor left out."""
+        for name, value in values.items():
+            if value is not None and not callable(value):
+                self.refuse(name, f"must be a function, got {_shown(value)}.")
 
     def place(
         self,

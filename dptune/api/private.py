@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from dptune.accounting.certificates import Certificate
 from dptune.api.arguments import Arguments
 from dptune.api.refusing import check_start, check_untouched
-from dptune.api.rows import Rows, check_kind, units_of
-from dptune.api.target import Account, PrivacyTarget, Sizes, Spend, open_journal
+from dptune.api.rows import Rows, check_kind
+from dptune.api.target import Account, Sizes, Spend, asked
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.logits import NO_TARGET
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, RecordLoss
 from dptune.dpsgd.parameters import trainable_parameters
-from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import (
     check_numbers,
     check_private,
@@ -35,10 +34,7 @@ from dptune.privacy import NeighboringRelation
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
-DTYPES: Final[dict[str, Literal["float32", "bfloat16"]]] = {
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-}
+DTYPES: Final[Sequence[Literal["float32", "bfloat16"]]] = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +90,9 @@ class PrivateLoop:
     Args:
         model: whose trainable parameters the optimizer has.
         optimizer: steps on released gradients only.
-        plan: that owns the claim.
-        num_steps: of the loop.
         feed: data and loss.
-        account: charges blocks.
-        block_size: steps that are charged together.
-        seed: None for secret randomness.
+        account: charges blocks; its plan owns the claim.
+        sizes: of blocks, and the seed: None for secret randomness.
     """
 
     def __init__(
@@ -107,21 +100,18 @@ class PrivateLoop:
         *,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        plan: GradientPlan,
-        num_steps: int,
         feed: Feed,
         account: Account,
-        block_size: int,
-        seed: int | None,
+        sizes: Sizes,
     ) -> None:
-        self.num_steps = num_steps
-        self.plan = plan
+        self.num_steps = account.target.num_steps
+        self.plan = account.plan
         self._model = model
         self._optimizer = optimizer
         self._feed = feed
         self._account = account
-        self._block_size = block_size
-        self._seed = seed
+        self._block_size = sizes.block_size
+        self._seed = sizes.seed
         self._parameters = trainable_parameters(model)
         self._is_stepping = self._has_begun = False
         self._guard = optimizer.register_step_pre_hook(self._refuse_others)
@@ -335,7 +325,7 @@ def make_private(
     """
     given = Arguments()
     path = given.place("journal", journal, what="file")
-    target = PrivacyTarget.asked(
+    target, sizes = asked(
         given,
         target_epsilon=target_epsilon,
         target_delta=target_delta,
@@ -345,9 +335,6 @@ def make_private(
         relation=relation,
         public_units=public_units,
         owned=owners is not None,
-    )
-    sizes = Sizes.asked(
-        given,
         max_tokens=max_tokens,
         pad_token_id=pad_token_id,
         max_rows_per_unit=max_rows_per_unit,
@@ -355,23 +342,17 @@ def make_private(
         block_size=block_size,
         seed=seed,
     )
-    precision = DTYPES[given.choice("dtype", dtype, list(DTYPES))]
+    precision = given.choice("dtype", dtype, DTYPES)
     given.kind("model", model, nn.Module)
     given.kind("fixed_shapes", fixed_shapes, bool)
-    given.function("loss", loss)
-    given.function("spend", spend)
+    given.functions(loss=loss, spend=spend)
     with given.also():
         check_kind(data, owners)
     if isinstance(model, nn.Module):
         with given.also():
             check_start(model, optimizer)
     given.check()
-    units = units_of(
-        data,
-        owners=owners,
-        max_rows_per_unit=sizes.max_rows_per_unit,
-        max_tokens=sizes.max_tokens,
-    )
+    units = sizes.units(data, owners)
     check_numbers(
         target.num_steps,
         sizes.block_size,
@@ -379,40 +360,37 @@ def make_private(
         units,
         max_tokens=sizes.max_tokens,
     )
-    fingerprint = units.digest()
-    opened, before = open_journal(path, fingerprint=fingerprint, target=target)
-    plan = target.plan(units, before=before)
-    check_shapes(plan, dtype=precision, max_tokens=sizes.max_tokens)
-    feed = Feed(
+    account, _ = Account.opened(path, units, target, sizes, spend=spend)
+    check_shapes(account.plan, dtype=precision, max_tokens=sizes.max_tokens)
+    feed = _feed(
+        model, units, sizes, loss=loss, dtype=precision, fixed_shapes=fixed_shapes
+    )
+    with modes_of(model, feed, recomputes=False):
+        check_private(model, feed, seed=sizes.seed)
+    return PrivateLoop(
+        model=model, optimizer=optimizer, feed=feed, account=account, sizes=sizes
+    )
+
+
+def _feed(
+    model: nn.Module,
+    units: UnitDataset,
+    sizes: Sizes,
+    *,
+    loss: Loss | None,
+    dtype: str,
+    fixed_shapes: bool,
+) -> Feed:
+    """Return the batches of a loop, on the model's device."""
+    return Feed(
         data=units,
         record_loss=loss_of(loss, units, max_tokens=sizes.max_tokens),
         physical_batch_size=sizes.physical_batch_size,
         pad_token_id=sizes.pad_token_id,
         device=next(model.parameters()).device,
-        autocast=precision == "bfloat16",
+        autocast=dtype == "bfloat16",
         fixed_shapes=fixed_shapes,
         max_tokens=sizes.max_tokens,
-    )
-    with modes_of(model, feed, recomputes=False):
-        check_private(model, feed, seed=sizes.seed)
-    account = Account(
-        target=target,
-        plan=plan,
-        journal=opened,
-        fingerprint=fingerprint,
-        spend=spend,
-        fixed_seed=seed is not None,
-        stage=f"loop_{len(before.entries)}",
-    )
-    return PrivateLoop(
-        model=model,
-        optimizer=optimizer,
-        plan=plan,
-        num_steps=target.num_steps,
-        feed=feed,
-        account=account,
-        block_size=sizes.block_size,
-        seed=sizes.seed,
     )
 
 

@@ -1,6 +1,6 @@
 """What a script asks for in privacy, and the plan, charges and claim that follow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
 from dptune.api.arguments import Arguments
+from dptune.api.rows import Rows, units_of
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.plan import GradientPlan
 from dptune.errors import ArtifactError, ConfigError, PrivacyError, Problem
@@ -22,6 +23,10 @@ from dptune.privacy import (
 from dptune.workflow.charging import ABOUT_NUM_UNITS, ALWAYS
 
 Spend = Callable[[LedgerEntry], None]
+_OF_TARGET = (
+    *("target_epsilon", "target_delta", "num_steps", "expected_batch_size"),
+    *("max_grad_norm", "relation", "public_units"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +152,33 @@ class Sizes:
         drawn = None if seed is None else given.whole("seed", seed, most=2**64 - 1)
         return cls(seed=drawn, **found)
 
+    def units(self, data: Rows, owners: Sequence[Hashable] | None) -> UnitDataset:
+        """Group rows within these bounds; see `units_of`."""
+        return units_of(
+            data,
+            owners=owners,
+            max_rows_per_unit=self.max_rows_per_unit,
+            max_tokens=self.max_tokens,
+        )
+
+
+def asked(
+    given: Arguments, *, owned: bool, seed: object, **values: object
+) -> tuple[PrivacyTarget, Sizes]:
+    """Read the numbers of a script; note in `given` what is wrong with them.
+
+    Args:
+        given: notes problems.
+        owned: whether the rows have owners.
+        seed: None, or known randomness.
+        values: the fields of `PrivacyTarget` and `Sizes`, by name.
+    """
+    of_target = {name: values.pop(name) for name in _OF_TARGET}
+    return (
+        PrivacyTarget.asked(given, owned=owned, **of_target),
+        Sizes.asked(given, seed=seed, **values),
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
@@ -169,6 +201,49 @@ class Account:
     spend: Spend | None
     fixed_seed: bool
     stage: str
+
+    @classmethod
+    def opened(
+        cls,
+        path: Path,
+        units: UnitDataset,
+        target: PrivacyTarget,
+        sizes: Sizes,
+        *,
+        spend: Spend | None,
+        stage: str | None = None,
+    ) -> tuple["Account", PrivacyLedger]:
+        """Open a journal, and plan what it leaves of the target.
+
+        Args:
+            path: of the journal.
+            units: that are trained on.
+            target: what is asked for.
+            sizes: with the seed, if the randomness is known.
+            spend: see `Account`.
+            stage: of the one training that the journal is of, which may go on. None
+                begins another, that has what earlier ones left.
+
+        Returns:
+            The account, and what the journal holds.
+
+        Raises:
+            PrivacyError, ArtifactError: see `open_journal`.
+            ConfigError, InfeasibleBudgetError: see `PrivacyTarget.plan`.
+        """
+        fingerprint = units.digest()
+        journal, before = open_journal(path, fingerprint=fingerprint, target=target)
+        spent = before if stage is None else PrivacyLedger()
+        account = cls(
+            target=target,
+            plan=target.plan(units, before=spent),
+            journal=journal,
+            fingerprint=fingerprint,
+            spend=spend,
+            fixed_seed=sizes.seed is not None,
+            stage=stage or f"loop_{len(before.entries)}",
+        )
+        return account, before
 
     def charge(self, first_step: int, num_steps: int) -> None:
         """Charge a block; when this returns its noise may be drawn."""

@@ -12,30 +12,20 @@ from dptune.accounting.certificates import Certificate
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.api.arguments import Arguments
 from dptune.api.private import DTYPES, Loss, loss_of
-from dptune.api.rows import Rows, check_kind, units_of
-from dptune.api.target import (
-    Account,
-    PrivacyTarget,
-    Sizes,
-    Spend,
-    open_journal,
-    refuse_lost_charges,
-)
+from dptune.api.rows import Rows, check_kind
+from dptune.api.target import Account, Spend, asked, refuse_lost_charges
 from dptune.dpsgd.checkpoint import steps_taken
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.trainer import StepProgress, TrainingOutcome, train_stage
 from dptune.privacy import NeighboringRelation
 
 JOURNAL = "ledger.jsonl"
-_OPTIMIZERS: Final[dict[str, Literal["adamw", "sgd"]]] = {
-    "adamw": "adamw",
-    "sgd": "sgd",
-}
-_SCHEDULES: Final[dict[str, Literal["constant", "linear", "cosine"]]] = {
-    "constant": "constant",
-    "linear": "linear",
-    "cosine": "cosine",
-}
+_OPTIMIZERS: Final[Sequence[Literal["adamw", "sgd"]]] = ("adamw", "sgd")
+_SCHEDULES: Final[Sequence[Literal["constant", "linear", "cosine"]]] = (
+    "constant",
+    "linear",
+    "cosine",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +137,7 @@ def train(
     """
     given = Arguments()
     home = given.place("folder", folder, what="folder")
-    target = PrivacyTarget.asked(
+    target, sizes = asked(
         given,
         target_epsilon=target_epsilon,
         target_delta=target_delta,
@@ -157,9 +147,6 @@ def train(
         relation=relation,
         public_units=public_units,
         owned=owners is not None,
-    )
-    sizes = Sizes.asked(
-        given,
         max_tokens=max_tokens,
         pad_token_id=pad_token_id,
         max_rows_per_unit=max_rows_per_unit,
@@ -168,37 +155,21 @@ def train(
         seed=seed,
     )
     settings = OptimizerSettings(
-        name=_OPTIMIZERS[given.choice("optimizer", optimizer, list(_OPTIMIZERS))],
+        name=given.choice("optimizer", optimizer, _OPTIMIZERS),
         learning_rate=given.number("learning_rate", learning_rate, above=0),
-        schedule=_SCHEDULES[given.choice("schedule", schedule, list(_SCHEDULES))],
+        schedule=given.choice("schedule", schedule, _SCHEDULES),
     )
-    precision = DTYPES[given.choice("dtype", dtype, list(DTYPES))]
+    precision = given.choice("dtype", dtype, DTYPES)
     given.kind("model", model, nn.Module)
     given.kind("gradient_checkpointing", gradient_checkpointing, bool)
-    for name, value in (("loss", loss), ("on_step", on_step), ("spend", spend)):
-        given.function(name, value)
+    given.functions(loss=loss, on_step=on_step, spend=spend)
     _check_device(given, device)
     with given.also():
         check_kind(data, owners)
     given.check()
-    units = units_of(
-        data,
-        owners=owners,
-        max_rows_per_unit=sizes.max_rows_per_unit,
-        max_tokens=sizes.max_tokens,
-    )
-    fingerprint = units.digest()
-    opened, before = open_journal(
-        home / JOURNAL, fingerprint=fingerprint, target=target
-    )
-    account = Account(
-        target=target,
-        plan=target.plan(units, before=PrivacyLedger()),
-        journal=opened,
-        fingerprint=fingerprint,
-        spend=spend,
-        fixed_seed=seed is not None,
-        stage="train",
+    units = sizes.units(data, owners)
+    account, before = Account.opened(
+        home / JOURNAL, units, target, sizes, spend=spend, stage="train"
     )
     checkpoint = home / "checkpoint"
     refuse_lost_charges(account, before, steps_taken(checkpoint))
@@ -222,7 +193,7 @@ def train(
         gradient_checkpointing=gradient_checkpointing,
         max_tokens=sizes.max_tokens,
     )
-    ledger = opened.read()
+    ledger = account.journal.read()
     return Trained(certificate=account.certificate(), ledger=ledger, outcome=outcome)
 
 
