@@ -60,6 +60,11 @@ def _few_objects_to_walk() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let modules be torn down in the usual way: nanobind reports what is not."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real text and small real models; skips where it is absent."""
