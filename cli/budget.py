@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,18 +51,18 @@ def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
     from dptune.gates.origin import counts
     from dptune.workflow.attempts import attempts_on
 
-    store = _find()
-    reports = budgets(store, delta=delta) if store is not None else []
+    with _find() or nullcontext() as store:
+        reports = budgets(store, delta=delta) if store else []
+        attempts = [attempts_on(store, r.data_set) if store else None for r in reports]
     console.print(_budget_table(reports))
     lost = _lost()
     for problem in lost:
         console.print(f"[bold red]lost[/] {problem}: see `budget verify`, and restore")
     if not reports and not lost:
         console.print("nothing was spent or granted yet", style="dim")
-    for report in reports:
-        attempts = attempts_on(store, report.data_set) if store is not None else None
-        if attempts is not None:
-            console.print(counts(attempts), style="dim")
+    for report, counted in zip(reports, attempts, strict=True):
+        if counted is not None:
+            console.print(counts(counted), style="dim")
         for sweep, trials in report.sweeps.items():
             console.print(
                 f"{report.data_set}: sweep {sweep} drew {trials} trials", style="dim"
@@ -72,8 +73,8 @@ def _show_open_runs(console: Console) -> str | None:
     """Name runs that hold budget; return the one that has been silent longest."""
     from dptune.accounting.store.summaries import open_runs
 
-    store = _find()
-    found = open_runs(store) if store is not None else []
+    with _find() or nullcontext() as store:
+        found = open_runs(store) if store else []
     now, stale = datetime.now(tz=UTC), None
     for run in sorted(found, key=lambda r: r.heard_at):
         held, silent = run.reservation, now - run.heard_at
@@ -128,7 +129,8 @@ def grant_command(
     )
     workspace = current_workspace()
     workspace.root.mkdir(parents=True, exist_ok=True)
-    BudgetStore.open(workspace.budget_url).grant(made, reason=reason)
+    with BudgetStore.open(workspace.budget_url) as store:
+        store.grant(made, reason=reason)
     console = Console(highlight=False)
     console.print(f"{data_set} may spend ε {epsilon:g}, {made.label}")
     _next(console, "dptune budget show")
@@ -207,9 +209,10 @@ def admit_loss_command(reason: str) -> None:
     from dptune.workflow.attempts import admit_lost_store
     from steps._lost import lost_heads
 
-    workspace, store = current_workspace(), _require()
-    heads = tuple(lost_heads().values()) if _has_registry() else ()
-    loss = admit_lost_store(store, runs=workspace.runs, heads=heads, reason=reason)
+    runs = current_workspace().runs
+    with _require() as store:
+        heads = tuple(lost_heads().values()) if _has_registry() else ()
+        loss = admit_lost_store(store, runs=runs, heads=heads, reason=reason)
     console = Console(highlight=False)
     console.print(
         f"on record: {loss.charges} charges of journals and the entries that paid for "
@@ -220,7 +223,8 @@ def admit_loss_command(reason: str) -> None:
 
 def release_command(reservation: str) -> None:
     """Give back what a run holds."""
-    _require().release(reservation)
+    with _require() as store:
+        store.release(reservation)
     console = Console(highlight=False)
     console.print(f"reservation {reservation[:40]} holds nothing any more")
     _next(console, "dptune budget show")
@@ -234,8 +238,9 @@ def history_command(data_set: str | None) -> None:
     columns = ("reservation", "data set", "recipe", "purpose", "units", "status")
     for column in (*columns, "mechanisms drawn", "held"):
         table.add_column(column, overflow="fold")
-    store = _find()
-    for held in history(store, data_set=data_set) if store is not None else []:
+    with _find() or nullcontext() as store:
+        runs = history(store, data_set=data_set) if store else []
+    for held in runs:
         purpose = f"{held.purpose} {held.sweep}".strip()
         table.add_row(
             held.id,
@@ -256,12 +261,12 @@ def export_command(file: Path) -> None:
     """Write the log to a file."""
     from dptune.accounting.store.summaries import export
 
-    store = _require()
+    with _require() as store:
+        content = export(store)
     if file.exists():
         raise ConfigError(
             [Problem(path="FILE", message=f"must not exist, got {file.name}.")]
         )
-    content = export(store)
     try:
         file.write_text(json.dumps(content, indent=1), encoding="utf-8")
     except OSError as error:
@@ -277,8 +282,8 @@ def verify_command(heads: Sequence[Path]) -> None:
     from dptune.accounting.store.verify import verify
 
     known = [_read_head(file) for file in heads]
-    store = _require()
-    found = verify(store, heads=known)
+    with _require() as store:
+        found = verify(store, heads=known)
     console = Console(highlight=False)
     console.print(
         f"{found.num_entries} entries, {found.num_units:,} units, "
@@ -337,7 +342,8 @@ def _lost() -> list[str]:
         return what_is_lost()
     from dptune.workflow.attempts import missing_from
 
-    problem = missing_from(_find(), runs=current_workspace().runs)
+    with _find() or nullcontext() as store:
+        problem = missing_from(store, runs=current_workspace().runs)
     return [problem] if problem else []
 
 

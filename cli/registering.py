@@ -1,5 +1,6 @@
 """The `register` command: a model that a script trained and measured."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -110,9 +111,8 @@ def _paid(dossier: Dossier) -> list[Problem]:
     """Say where this project's budget store did not pay for the training."""
     url = current_workspace().budget_url
     store = BudgetStore.find(url)
-    faults = disowned(dossier, store)
-    if store is not None:
-        store.engine.dispose()
+    with store or nullcontext():
+        faults = disowned(dossier, store)
     way = (
         "Train with budget=ScriptBudget(url=...) of this project's store: see "
         "docs/SCRIPTS.md."

@@ -7,7 +7,7 @@ from, whatever it says was spent.
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from dptune.accounting.store.attempts import continues, losses
 from dptune.accounting.store.log import Head
@@ -23,11 +23,8 @@ _NUMBER = re.compile("[0-9]{1,18}")
 def budget_store() -> Iterator[BudgetStore | None]:
     """Open the project's budget store, if there is one."""
     store = BudgetStore.find(current_workspace().budget_url)
-    try:
+    with store or nullcontext():
         yield store
-    finally:
-        if store is not None:
-            store.engine.dispose()
 
 
 def lost_heads() -> dict[str, Head]:

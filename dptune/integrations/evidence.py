@@ -15,6 +15,7 @@ The folder is written by `measure`, so that the evidence is about these bytes;
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -456,15 +457,14 @@ def _asked_store(
 ) -> tuple[tuple[str, ...], AttemptsEvidence | None]:
     """Name what the store that paid contradicts, and count attempts, this one too."""
     store = BudgetStore.find(url)
-    faults = disowned(dossier, store)
-    if store is None or dossier.budget is None:
-        return faults, None
-    faults += tuple(filter(None, [broken_log(store)]))
-    data_set = dossier.budget.data_set
-    record_attempt(store, data_set=data_set, kind=Attempt.DECISION, subject=subject)
-    found = attempts_on(store, data_set)
-    store.engine.dispose()
-    return faults, found
+    with store or nullcontext():
+        faults = disowned(dossier, store)
+        if store is None or dossier.budget is None:
+            return faults, None
+        faults += tuple(filter(None, [broken_log(store)]))
+        data_set, kind = dossier.budget.data_set, Attempt.DECISION
+        record_attempt(store, data_set=data_set, kind=kind, subject=subject)
+        return faults, attempts_on(store, data_set)
 
 
 def _files(dossier: Dossier, folder: Path) -> FileEvidence:

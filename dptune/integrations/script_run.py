@@ -346,15 +346,12 @@ class ScriptRun:
 
     def _reserve(self, budget: ScriptBudget) -> BudgetReservation:
         """Hold the cost of the whole training."""
-        store = BudgetStore.open(budget.url)
-        try:
+        with BudgetStore.open(budget.url) as store:
             digest = records_digest(self.rows.records, key=budget.key)
             check_digest(store, budget.data_set, digest)
             held = store.reserve(self._request(budget))
             claim_digest(store, budget.data_set, digest, reservation=held.id)
             head = store.head()
-        finally:
-            store.engine.dispose()
         return BudgetReservation(
             id=held.id,
             data_set=held.data_set,

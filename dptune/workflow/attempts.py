@@ -33,10 +33,9 @@ def record_evaluation(url: str, found: Sequence[Report], *, data_set: str) -> No
         found: reports of all attacks on the model.
         data_set: whose records were attacked.
     """
-    store = BudgetStore.open(url)
-    subject = _evaluation(found)
-    record_attempt(store, data_set=data_set, kind=Attempt.EVALUATION, subject=subject)
-    store.engine.dispose()
+    subject, kind = _evaluation(found), Attempt.EVALUATION
+    with BudgetStore.open(url) as store:
+        record_attempt(store, data_set=data_set, kind=kind, subject=subject)
 
 
 def is_recorded(store: BudgetStore, found: Sequence[Report], *, data_set: str) -> bool:

@@ -5,7 +5,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Final
 
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
@@ -167,12 +167,10 @@ def check_budget(
     if store is None:
         _require_none(config.budget)
         return
-    try:
+    with store:
         other = key or secrets.token_bytes(KEY_BYTES)  # a lost key is refused below
         check_name(store, config.budget.data_set, corpus, key=other)
         store.preview(budget_request(config, corpus, plan, key=other), again=again)
-    finally:
-        store.engine.dispose()
 
 
 def reserve_budget(
@@ -199,13 +197,12 @@ def reserve_budget(
         PrivacyError: the data set's units are known in another way, or the same
             texts were charged under another name.
     """
-    store = BudgetStore.open(url)
     name = config.budget.data_set
-    check_name(store, name, corpus, key=key)
-    held = store.reserve(budget_request(config, corpus, plan, key=key), again=again)
-    claim_name(store, name, corpus, key=key, reservation=held.id)
-    head = store.head()
-    store.engine.dispose()
+    with BudgetStore.open(url) as store:
+        check_name(store, name, corpus, key=key)
+        held = store.reserve(budget_request(config, corpus, plan, key=key), again=again)
+        claim_name(store, name, corpus, key=key, reservation=held.id)
+        head = store.head()
     return BudgetReservation(
         id=held.id,
         data_set=held.data_set,
@@ -245,10 +242,9 @@ def settle_budget(
         delta: of the run, and of notions that nothing was granted for.
         ledger: of the run, whose course is put into the report.
     """
-    store = BudgetStore.open(url)
-    store.settle(reservation.id)
-    (found,) = budgets(store, delta=delta, only=reservation.data_set)
-    store.engine.dispose()
+    with BudgetStore.open(url) as store:
+        store.settle(reservation.id)
+        (found,) = budgets(store, delta=delta, only=reservation.data_set)
     report = found.model_copy(update={"reservation": reservation.id})
     if ledger is None:
         return report
@@ -261,10 +257,9 @@ def release_held(url: str, reservation: BudgetReservation) -> Iterator[None]:
     try:
         yield
     except Exception:
-        with suppress(DptuneError):  # a store that is gone keeps holding: that is safe
-            store = BudgetStore.open(url)
+        # A store that is gone keeps holding: that is safe.
+        with suppress(DptuneError), BudgetStore.open(url) as store:
             store.release(reservation.id)
-            store.engine.dispose()
         raise
 
 
@@ -274,8 +269,8 @@ def release_budget(url: str, config: TrainConfig, fingerprint: str) -> None:
         store = BudgetStore.find(url)
         if store is None:
             return
-        store.release_run(config.budget.data_set, run_key(config, fingerprint))
-        store.engine.dispose()
+        with store:
+            store.release_run(config.budget.data_set, run_key(config, fingerprint))
 
 
 def charged_so_far(url: str, config: TrainConfig, fingerprint: str) -> str:
@@ -291,9 +286,8 @@ def charged_so_far(url: str, config: TrainConfig, fingerprint: str) -> str:
     """
     name, key = config.budget.data_set, run_key(config, fingerprint)
     store = BudgetStore.find(url)
-    runs = [] if store is None else history(store, data_set=name)
-    if store is not None:
-        store.engine.dispose()
+    with store or nullcontext():
+        runs = [] if store is None else history(store, data_set=name)
     held = next((run for run in reversed(runs) if run.run_key == key), None)
     if held is None:
         return "No budget was reserved or spent."

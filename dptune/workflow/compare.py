@@ -162,10 +162,8 @@ def _check_budget(requests: Mapping[str, Request], budget: BudgetPlace) -> None:
     store = BudgetStore.find(budget.url)
     if store is None:
         return
-    try:
+    with store:
         store.preview_all(list(requests.values()), again=budget.again)
-    finally:
-        store.engine.dispose()
 
 
 def _priced(

@@ -175,25 +175,24 @@ def _charge(
     run_key: str,
 ) -> None:
     """Spend from the data set's budget, before the noise is drawn."""
-    store = BudgetStore.open(url)
     hashed = corpus.report.units_are_content_hashes
     cost, name = budget_cost(entry), config.budget.data_set
-    check_name(store, name, corpus, key=key)
-    held = store.reserve(
-        Request(
-            units=UnitSet.of(corpus.source_units, key=key, data_set=name),
-            privacy_unit=PrivacyUnit(corpus.report.privacy_unit),
-            id_kind=IdKind.CONTENT_HASH if hashed else IdKind.SOURCE,
-            run_key=run_key,
-            recipe=RELEASED_UNITS,
-            planned=cost,
-            required=config.budget.required,
+    with BudgetStore.open(url) as store:
+        check_name(store, name, corpus, key=key)
+        held = store.reserve(
+            Request(
+                units=UnitSet.of(corpus.source_units, key=key, data_set=name),
+                privacy_unit=PrivacyUnit(corpus.report.privacy_unit),
+                id_kind=IdKind.CONTENT_HASH if hashed else IdKind.SOURCE,
+                run_key=run_key,
+                recipe=RELEASED_UNITS,
+                planned=cost,
+                required=config.budget.required,
+            )
         )
-    )
-    claim_name(store, name, corpus, key=key, reservation=held.id)
-    store.spend(held.id, cost, stage=entry.stage, num_steps=1)
-    store.settle(held.id)
-    store.engine.dispose()
+        claim_name(store, name, corpus, key=key, reservation=held.id)
+        store.spend(held.id, cost, stage=entry.stage, num_steps=1)
+        store.settle(held.id)
 
 
 def _key(config: TrainConfig, corpus: Corpus, noise_multiplier: float) -> str:

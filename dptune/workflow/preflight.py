@@ -1,6 +1,7 @@
 """Everything that can go wrong before a run, checked before anything is created."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -58,11 +59,8 @@ class BudgetPlace:
         if self.runs is None or not self.runs.is_dir():
             return
         store = BudgetStore.find(self.url)
-        try:
+        with store or nullcontext():
             refuse_lost_store(store, runs=self.runs)
-        finally:
-            if store is not None:
-                store.engine.dispose()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 import pickle
 import sqlite3
+from contextlib import closing
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_planted_string_is_found_in_any_spelling(tmp_path, text):
 
 def test_planted_string_is_found_across_pages_of_a_database(tmp_path):
     path = tmp_path / "a.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE t (a TEXT)")
         long = "x" * 4000 + " " + f"{NAME} " * 300
         connection.execute("INSERT INTO t VALUES (?)", (long,))

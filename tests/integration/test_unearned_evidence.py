@@ -3,7 +3,7 @@
 import json
 import shutil
 import sqlite3
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -154,7 +154,8 @@ def test_evidence_as_it_was_written_has_no_fault(stored):
 
 
 def test_log_that_was_cut_makes_no_pass(stored, project, gate):
-    with sqlite3.connect(project.home / "budget.db") as connection:
+    store = sqlite3.connect(project.home / "budget.db")
+    with closing(store) as connection, connection:
         for (name,) in connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'trigger'"
         ).fetchall():

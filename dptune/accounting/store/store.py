@@ -10,7 +10,8 @@ Figures are conditional on the ledger's assumptions; `docs/BUDGET.md` names them
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -105,6 +106,16 @@ class Request:
         )
 
 
+@contextmanager
+def _kept(engine: Engine) -> Iterator[Engine]:
+    """Close the connections of a database that turns out to be of no use."""
+    try:
+        yield engine
+    except BaseException:
+        engine.dispose()
+        raise
+
+
 class BudgetStore:
     """A store in an SQL database; safe to use from many processes at once.
 
@@ -116,10 +127,9 @@ class BudgetStore:
     >>> url = f"sqlite:///{folder.name}/budget.db"
     >>> BudgetStore.find(url) is None  # looking makes nothing
     True
-    >>> store = BudgetStore.open(url)
-    >>> store.head().sequence
+    >>> with BudgetStore.open(url) as store:
+    ...     store.head().sequence
     0
-    >>> store.engine.dispose()
     >>> folder.cleanup()
     """
 
@@ -133,17 +143,29 @@ class BudgetStore:
         Raises:
             ConfigError, DependencyError, ArtifactError: as `open_engine` and `prepare`.
         """
-        engine = open_engine(url)
-        refuse_lost(engine)
-        prepare(engine)
-        return cls(engine)
+        with _kept(open_engine(url)) as engine:
+            refuse_lost(engine)
+            prepare(engine)
+            return cls(engine)
 
     @classmethod
     def find(cls, url: str) -> Self | None:
         """Open a store if there is one; creates nothing, not even a file."""
-        engine = open_engine(url)
-        refuse_lost(engine)
-        return cls.open(url) if exists(engine) else None
+        with _kept(open_engine(url)) as engine:
+            refuse_lost(engine)
+            if exists(engine):
+                prepare(engine)
+                return cls(engine)
+        engine.dispose()
+        return None
+
+    def __enter__(self) -> Self:
+        """Use the store for a while."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close its connections."""
+        self._engine.dispose()
 
     @property
     def engine(self) -> Engine:

@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from dptune.accounting.store import database
+from dptune.accounting.store import store as store_module
 from dptune.accounting.store.reservations import ReservationStatus
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets, history, open_runs
@@ -294,6 +296,28 @@ def test_store_that_is_not_there_is_not_created(tmp_path):
     file = tmp_path / "none.db"
     assert BudgetStore.find(f"sqlite:///{file}") is None
     assert not file.exists()
+
+
+def test_store_that_was_used_leaves_no_connection(tmp_path, monkeypatch):
+    made = []
+
+    def open_engine(url):
+        made.append(database.open_engine(url))
+        return made[-1]
+
+    monkeypatch.setattr(store_module, "open_engine", open_engine)
+    url = f"sqlite:///{tmp_path / 'budget.db'}"
+    assert BudgetStore.find(url) is None
+    with BudgetStore.open(url) as store:
+        store.head()
+    with BudgetStore.find(url) as store:
+        store.head()
+    with database.connecting(made[-1]) as connection, connection.begin():
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'later'")
+    with pytest.raises(ArtifactError):
+        BudgetStore.find(url)
+    made[-2].dispose()
+    assert [engine.pool.checkedin() for engine in made] == [0] * 4
 
 
 @pytest.mark.parametrize("url", ["mysql://secret@host/x", "nonsense", ""])
