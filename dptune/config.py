@@ -365,6 +365,9 @@ class PerformanceSettings(Settings):
         fixed_shapes: fill batches up to one shape, for compilers and graphs.
         num_processes: of this machine that train a stage together; `auto` is one for
             each visible accelerator. Each holds `physical_batch_size` sequences.
+        max_restarts: how often processes that were lost start again by themselves, from
+            the last checkpoint. What they draw again is paid again, above what was
+            planned, so that 0 leaves it to whoever starts the run again.
         detection_shards: parts of the corpus that are read by steps of their own, side
             by side where every step is a pod.
         sharding: `fsdp` spreads weights and optimizer over the processes, for models
@@ -379,6 +382,7 @@ class PerformanceSettings(Settings):
     gradient_checkpointing: bool = False
     fixed_shapes: bool = False
     num_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    max_restarts: int = Field(default=0, ge=0, le=1000)
     detection_shards: int = Field(default=1, ge=1, le=256)
     sharding: Literal["none", "fsdp"] = "none"
 

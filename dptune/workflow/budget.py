@@ -4,7 +4,7 @@ import hashlib
 import json
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Final
 
@@ -212,19 +212,32 @@ def reserve_budget(
     )
 
 
-def spender(url: str, reservation: BudgetReservation) -> Callable[[LedgerEntry], None]:
-    """Return what charges one block of a stage to the store, before its noise."""
-    store = BudgetStore.open(url)
+class Spender:
+    """Charges the blocks of a stage to the store, before their noise.
 
-    def spend(entry: LedgerEntry) -> None:
-        store.spend(
-            reservation.id,
+    Args:
+        url: of the store, which is opened.
+        reservation: id of the run's.
+    """
+
+    def __init__(self, url: str, *, reservation: str) -> None:
+        self.url = url
+        self.reservation = reservation
+        self._store = BudgetStore.open(url)
+
+    def __call__(self, entry: LedgerEntry) -> None:
+        """Charge one block; raises to refuse it."""
+        self._store.spend(
+            self.reservation,
             budget_cost(entry),
             stage=entry.stage,
             num_steps=entry.num_steps,
         )
 
-    return spend
+
+def spender(url: str, reservation: BudgetReservation) -> Spender:
+    """Return what charges one block of a stage to the store, before its noise."""
+    return Spender(url, reservation=reservation.id)
 
 
 def settle_budget(

@@ -1,10 +1,12 @@
-"""The ledger entry that one block of a stage is charged as."""
+"""The ledger entry that one block of a stage is charged as, and what charges it."""
 
+from collections.abc import Callable
 from functools import partial
 
 from dp_accounting import NonPrivateDpEvent
 
 from dptune.accounting.assumptions import Assumption, hides_secrets
+from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import (
     DataView,
     LedgerEntry,
@@ -12,6 +14,7 @@ from dptune.accounting.ledger import (
     PrivacyLedger,
 )
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
+from dptune.dpsgd.steps import Charge
 from dptune.mechanisms.sa_adp import PROTECTED
 from dptune.planning import RunPlan, release_event
 from dptune.privacy import Notion, PrivacyUnit, UnitsFrom
@@ -108,6 +111,42 @@ def stage_entry(
         ),
         fixed_seed=fixed_seed and private,
     )
+
+
+def charge_to(
+    journal: LedgerJournal,
+    corpus: CorpusReport,
+    plan: StagePlan,
+    *,
+    recipe: str,
+    fixed_seed: bool,
+    spend: Callable[[LedgerEntry], None] | None,
+) -> Charge:
+    """Return what charges blocks to the data set's budget, then to the journal.
+
+    Args:
+        journal: of the stage.
+        corpus: see `stage_entry`.
+        plan: likewise.
+        recipe: likewise.
+        fixed_seed: likewise.
+        spend: charges the budget; raises to refuse. None keeps no budget.
+    """
+
+    def charge(first_step: int, num_steps: int) -> None:
+        entry = stage_entry(
+            corpus,
+            plan,
+            recipe=recipe,
+            first_step=first_step,
+            num_steps=num_steps,
+            fixed_seed=fixed_seed,
+        )
+        if spend is not None:
+            spend(entry)
+        journal.charge(entry)
+
+    return charge
 
 
 def _tiered_entry(

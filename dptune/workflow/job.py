@@ -1,6 +1,7 @@
 """What a process needs to know to train one stage, or its share of one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +24,8 @@ from dptune.dpsgd.trainer import (
     train_stage,
 )
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
+from dptune.errors import PrivacyError
+from dptune.files import locked
 from dptune.models.build import add_lora
 from dptune.models.frozen import freeze_base
 from dptune.models.loading import LoadedModel, load_saved
@@ -54,12 +57,38 @@ class TrainingJob(Settings):
     performance: PerformanceSettings
     base: Base = Base()
 
+    @property
+    def journal(self) -> Path:
+        """Where the stage is charged."""
+        return self.checkpoint_dir.with_name("ledger.jsonl")
+
     def alone(self) -> "TrainingJob":
         """Return the same job for one process that holds the whole model."""
         one = self.performance.model_copy(
             update={"num_processes": 1, "sharding": "none"}
         )
         return self.model_copy(update={"performance": one})
+
+
+@contextmanager
+def only_one(job: TrainingJob) -> Iterator[None]:
+    """Keep others from training a stage in the same folder until this process ends.
+
+    Two would both pay, and overwrite each other's checkpoints.
+
+    Raises:
+        PrivacyError: another one trains it; nothing was charged.
+    """
+    with ExitStack() as held:
+        try:
+            file = job.checkpoint_dir.with_name("training.lock")
+            held.enter_context(locked(file, wait=False))
+        except BlockingIOError:
+            raise PrivacyError(
+                "a stage must be trained by one run at a time, but another one is at "
+                "it. Wait for its end, or set `repetition`."
+            ) from None
+        yield
 
 
 def load_start(job: TrainingJob) -> tuple[LoadedModel, int | None]:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.attacks.canaries import CanarySet
 from dptune.config import PerformanceSettings
 from dptune.conversation import is_conversation
+from dptune.dpsgd.checkpoint import steps_taken
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.schedule import Controller
@@ -28,7 +30,8 @@ from dptune.models.encode import count_cut
 from dptune.models.loading import LoadedModel, save_model
 from dptune.models.source import ModelBundle
 from dptune.results import StageCurvePoint, StageReport, TrainedCanaries
-from dptune.workflow.charging import stage_entry
+from dptune.workflow.budget import Spender
+from dptune.workflow.charging import charge_to
 from dptune.workflow.controller import (
     PREFIX,
     controller_report,
@@ -38,9 +41,10 @@ from dptune.workflow.controller import (
 from dptune.workflow.device import place_processes
 from dptune.workflow.forward import train_on_releases
 from dptune.workflow.inputs import StageInputs, load_job
-from dptune.workflow.job import TrainingJob, run_job, stored_dtype
+from dptune.workflow.job import TrainingJob, only_one, run_job, stored_dtype
 from dptune.workflow.ranks import train_on_ranks
 from dptune.workflow.retraining import start_again
+from dptune.workflow.shared_job import SharedJob
 from dptune.workflow.trained import refuse_untrained, trained_canaries
 
 _CURVE_POINTS = 200
@@ -108,12 +112,19 @@ def run_stage(
     loaded, data = load_job(job, inputs)
     trained = _trained_canaries(inputs, loaded, data, canaries)
     steering = _steering(inputs, loaded)
-    journal = LedgerJournal(home / "ledger.jsonl")
+    journal = LedgerJournal(job.journal)
     on_step = _watched(on_step, watch, loaded)
     target = home / "model"
     if watch is not None and not target.is_dir():
         watch(0, loaded)
-    charge = _charge_to(journal, inputs, spend=spend)
+    charge = charge_to(
+        journal,
+        inputs.corpus.report,
+        inputs.plan,
+        recipe=inputs.recipe,
+        fixed_seed=inputs.seed is not None,
+        spend=spend,
+    )
     if inputs.plan.settings.local is not None:
         outcome = train_on_releases(
             loaded,
@@ -133,8 +144,10 @@ def run_stage(
             job,
             loaded,
             data,
+            inputs,
             is_finished=target.is_dir(),
             charge=charge,
+            spend=spend,
             on_step=on_step,
             controller=controller or steering,
         )
@@ -207,37 +220,15 @@ def _watched(
     return show
 
 
-def _charge_to(
-    journal: LedgerJournal,
-    inputs: StageInputs,
-    *,
-    spend: Callable[[LedgerEntry], None] | None,
-) -> Charge:
-    """Charge blocks to the data set's budget, then to the journal."""
-
-    def charge(first_step: int, num_steps: int) -> None:
-        entry = stage_entry(
-            inputs.corpus.report,
-            inputs.plan,
-            recipe=inputs.recipe,
-            first_step=first_step,
-            num_steps=num_steps,
-            fixed_seed=inputs.seed is not None,
-        )
-        if spend is not None:
-            spend(entry)
-        journal.charge(entry)
-
-    return charge
-
-
 def _train(
     job: TrainingJob,
     loaded: LoadedModel,
     data: UnitDataset,
+    inputs: StageInputs,
     *,
     is_finished: bool,
     charge: Charge,
+    spend: Callable[[LedgerEntry], None] | None,
     on_step: Callable[[StepProgress], None] | None,
     controller: Controller | None,
 ) -> TrainingOutcome:
@@ -249,23 +240,43 @@ def _train(
             "its own. Set performance.num_processes in place of torchrun."
         )
     if is_finished or placement.num_processes == 1:
-        return run_job(
-            job.alone(),
-            loaded,
-            data,
-            device=placement.device,
-            charge=charge,
-            on_step=on_step,
-            controller=controller,
-        )
+        with nullcontext() if is_finished else only_one(job):
+            return run_job(
+                job.alone(),
+                loaded,
+                data,
+                device=placement.device,
+                charge=charge,
+                on_step=on_step,
+                controller=controller,
+            )
     if controller is not None:
         raise ConfigError(
             "performance.num_processes must be 1 for a controller, which lives in one "
             f"process, got {placement.num_processes}."
         )
-    resumed_from = train_on_ranks(job, data, placement, charge=charge, on_step=on_step)
+    if spend is not None and not isinstance(spend, Spender):
+        raise ConfigError(
+            "spend must be a Spender where several processes train: the first of them "
+            "pays, and other functions cannot be handed to it."
+        )
+    shared = SharedJob(
+        job=job,
+        corpus=inputs.corpus.report,
+        recipe=inputs.recipe,
+        device=placement.device,
+        reservation=None if spend is None else spend.reservation,
+    )
+    done_before = steps_taken(job.checkpoint_dir)
+    train_on_ranks(
+        shared,
+        data,
+        num_processes=placement.num_processes,
+        budget_url=None if spend is None else spend.url,
+        on_step=on_step or (lambda _: None),
+    )
     done = run_job(job.alone(), loaded, data, device="cpu", charge=charge)
-    return replace(done, resumed_from_step=resumed_from)
+    return replace(done, resumed_from_step=done_before or None)
 
 
 def _store(

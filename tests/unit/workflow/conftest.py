@@ -2,6 +2,13 @@
 
 import pytest
 
+from dptune.accounting.accountants import epsilon
+from dptune.accounting.store.allowances import Grant
+from dptune.accounting.store.reservations import UnitSet
+from dptune.accounting.store.store import BudgetStore, Request
+from dptune.accounting.store.summaries import history
+from dptune.accounting.store.tables import IdKind
+from dptune.accounting.store.verify import verify
 from dptune.config import PerformanceSettings
 from dptune.data.building import build_corpus
 from dptune.data.duplicates import Duplicates
@@ -11,8 +18,12 @@ from dptune.models.source import ArchitectureSource, ModelBundle
 from dptune.planning import plan_run
 from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
+from dptune.results import BudgetReservation
+from dptune.workflow.budget import budget_cost, planned_costs
+from dptune.workflow.charging import stage_entry
 from dptune.workflow.inputs import StageInputs
 
+KEY = b"k" * 32
 PERFORMANCE = PerformanceSettings(physical_batch_size=8, block_size=2, device="cpu")
 
 
@@ -87,3 +98,69 @@ def make_inputs(corpus, bundle):
         )
 
     return make
+
+
+@pytest.fixture
+def url(sqlite_budget):
+    return sqlite_budget()
+
+
+@pytest.fixture
+def store(url):
+    made = BudgetStore.open(url)
+    yield made
+    assert verify(made).success
+    made.engine.dispose()
+
+
+@pytest.fixture
+def hold(store, corpus):
+    """Reserve for the stage of some inputs; `steps` may be granted in all."""
+
+    def reserve(inputs, steps=None):
+        plan = run_plan(stage(), num_units=inputs.plan.num_units)
+        whole, spare = costs(plan, corpus.report)
+        if steps is not None:
+            one = stage_entry(
+                corpus.report, inputs.plan, recipe="r", first_step=0, num_steps=steps,
+                fixed_seed=False,
+            )  # fmt: skip
+            store.grant(grant(budget_cost(one)))
+        held = store.reserve(
+            Request(
+                units=UnitSet.of(corpus.source_units, key=KEY, data_set="people"),
+                privacy_unit=PrivacyUnit.RECORD,
+                id_kind=IdKind.SOURCE,
+                run_key="run",
+                recipe="r",
+                planned=whole,
+                spare=spare,
+            )
+        )
+        return BudgetReservation(
+            id=held.id, data_set="people", num_units=1, head_sequence=0, head_hash=""
+        )
+
+    return reserve
+
+
+def costs(plan, report):
+    return planned_costs(
+        plan, report, redaction="mask", block_size=PERFORMANCE.block_size, seeded=False
+    )
+
+
+def grant(cost):
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    spent = epsilon(cost.event(Notion.RECORD), delta=1e-3, relation=relation)
+    return Grant(
+        data_set="people",
+        notion=Notion.RECORD,
+        relation=relation,
+        epsilon=spent * 1.0001,
+        delta=1e-3,
+    )
+
+
+def spent_steps(store):
+    return sum(r.spent.count(Notion.RECORD) for r in history(store))

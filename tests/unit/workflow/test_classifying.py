@@ -21,8 +21,8 @@ from dptune.privacy import PrivacyUnit
 from dptune.workflow.attack import attack_model, measure_utility
 from dptune.workflow.inputs import StageInputs
 from dptune.workflow.prepare_model import load_base
-from dptune.workflow.ranks import read_units, write_units
 from dptune.workflow.shadows import NO_EXPOSURE
+from dptune.workflow.shared_job import read_units, write_units
 from dptune.workflow.train_stage import run_stage
 from tests.support.encoders import word_tokenizer
 
@@ -173,6 +173,5 @@ def test_labels_reach_the_processes_of_a_stage(tmp_path):
         max_sequences_per_unit=1,
         labels=[1, 0],
     )
-    with (tmp_path / "units").open("w+b") as file:
-        write_units(data, file)
-        assert read_units(file.fileno()).digest() == data.digest()
+    write_units(data, tmp_path / "units")
+    assert read_units(tmp_path / "units").digest() == data.digest()

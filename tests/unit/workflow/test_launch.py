@@ -1,36 +1,55 @@
 """A stage on two processes: the same event, one charge, and nobody left behind."""
 
+import contextlib
 import json
-import math
-import queue
+import os
 import signal
-import socket
-import threading
+import stat
+import time
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import PerformanceSettings, TrainConfig
+from dptune.dpsgd import step as dpsgd_step
 from dptune.dpsgd.distributed import Ranks
-from dptune.errors import BudgetExceededError, ConfigError, DptuneError, ModelError
+from dptune.errors import (
+    BudgetExceededError,
+    ConfigError,
+    DptuneError,
+    ModelError,
+    PrivacyError,
+)
+from dptune.files import locked
 from dptune.recipes import Recipe
-from dptune.workflow import preflight, ranks
+from dptune.workflow import preflight, rank, ranks, shared_job
+from dptune.workflow.budget import spender
 from dptune.workflow.device import Placement, place_processes
+from dptune.workflow.inputs import load_job
 from dptune.workflow.job import TrainingJob
-from dptune.workflow.ranks import Channel, cause_of_failure, read_units, write_units
+from dptune.workflow.ranks import cause_of_failure, train_on_ranks
+from dptune.workflow.shared_job import (
+    BUDGET_URL,
+    PROGRESS,
+    SharedJob,
+    read_units,
+    train_share,
+    write_job,
+    write_units,
+)
 from dptune.workflow.train_stage import run_stage
 from infra.workspace import REPOSITORY
 from tests.support import oracles
 
-from .conftest import PERFORMANCE
+from .conftest import PERFORMANCE, spent_steps
 
 EMPTY = PrivacyLedger()
-LOST = {"kind": "RuntimeError", "message": "connection closed by peer"}
 
 
 def on(num_processes, **changes):
@@ -51,48 +70,59 @@ def relative(found, expected):
     return oracles.distance(found, expected) / oracles.norm(expected)
 
 
+def paid(home):
+    """Steps of each block that was paid in a stage's folder."""
+    entries = LedgerJournal(home / "ledger.jsonl").read().entries
+    return [entry.num_steps for entry in entries]
+
+
 @pytest.fixture
 def started(monkeypatch):
     """Processes that were started."""
-    processes = []
-    honest = ranks._start
+    pids = []
+    honest = ranks._Agent._start_workers
 
-    def start(data):
-        rank = honest(data)
-        processes.append(rank.process)
-        return rank
+    def start(self, group):
+        found = honest(self, group)
+        pids.extend(found.values())
+        return found
 
-    monkeypatch.setattr(ranks, "_start", start)
-    return processes
+    monkeypatch.setattr(ranks._Agent, "_start_workers", start)
+    return pids
+
+
+def left(pids):
+    """Processes that are still there."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            found.append(pid)
+    return found
 
 
 def test_stage_on_two_processes_is_the_stage_on_one(make_inputs, tmp_path, started):
     """Noisy and seeded, so that even the noise is the same."""
     inputs = make_inputs(seed=4)
-    events = []
-    two = run(
-        inputs,
-        tmp_path / "two",
-        on(2),
-        spend=lambda entry: events.append(("paid", entry.num_steps)),
-        on_step=lambda now: events.append(("done", now.step)),
-    )
-    assert ended(started) == [True] * 2
+    done = []
+    handlers = [signal.getsignal(number) for number in ranks._SIGNALS]
+    two = run(inputs, tmp_path / "two", on(2), on_step=done.append)
+    assert len(started) == 2
+    assert not left(started)
+    assert [signal.getsignal(number) for number in ranks._SIGNALS] == handlers
     one = run(inputs, tmp_path / "one", PERFORMANCE)
     assert len(started) == 2
     assert two.ledger == one.ledger
-    paid = [number for kind, number in events if kind == "paid"]
-    done = [number for kind, number in events if kind == "done"]
-    assert (paid, done) == ([2, 2, 1], [1, 2, 3, 4, 5])
-    for first, start in ((1, ("paid", 2)), (3, ("paid", 2)), (5, ("paid", 1))):
-        assert events.index(("done", first)) > events.index(start)
+    assert paid(tmp_path / "two" / inputs.key()) == [2, 2, 1]
+    assert [now.step for now in done] == [1, 2, 3, 4, 5]
+    assert [now.loss for now in done] == [p.loss for p in two.report.curve]
     assert relative(weights(two), weights(one)) <= 1e-5
     losses = [[p.loss for p in r.report.curve] for r in (two, one)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert two.report.num_tokens == one.report.num_tokens
     assert two.report.resumed_from_step is None
     home = tmp_path / "two" / inputs.key()
-    names = {path.name for path in home.iterdir()}
+    names = {path.name for path in home.iterdir()} - {".ranks.lock"}
     alone = {path.name for path in (tmp_path / "one" / inputs.key()).iterdir()}
     assert names == alone  # nothing of the ranks is left
     again = run(inputs, tmp_path / "two", on(2))
@@ -102,42 +132,42 @@ def test_stage_on_two_processes_is_the_stage_on_one(make_inputs, tmp_path, start
 
 
 def test_refused_block_stops_sharded_ranks_and_one_process_goes_on(
-    make_inputs, tmp_path, started
+    make_inputs, tmp_path, started, hold, store, url
 ):
-    refusal = BudgetExceededError("no budget left")
-    blocks = []
-
-    def spend(entry):
-        blocks.append(entry.num_steps)
-        if len(blocks) == 2:
-            raise refusal
-
     inputs = make_inputs(trains="lora", lora={"rank": 2, "alpha": 4})
-    with pytest.raises(BudgetExceededError) as caught:
-        run(inputs, tmp_path, on(2, sharding="fsdp"), spend=spend)
-    assert caught.value is refusal
-    assert ended(started) == [True] * 2
-    journal = LedgerJournal(tmp_path / inputs.key() / "ledger.jsonl")
-    assert [entry.num_steps for entry in journal.read().entries] == [2]
+    reservation = hold(inputs, steps=7)
+    spend, entry = spender(url, reservation), []
+    run(inputs, tmp_path / "another", PERFORMANCE, spend=entry.append)
+    for block in entry[:2]:
+        spend(block)  # only one block of two steps, and one of one, is left
+    assert spent_steps(store) == 4
+    several = on(2, sharding="fsdp", max_restarts=3)
+    with pytest.raises(BudgetExceededError, match="people"):
+        run(inputs, tmp_path, several, spend=spend)
+    assert len(started) == 2  # a refusal would only come again
+    assert not left(started)
+    home = tmp_path / inputs.key()
+    assert paid(home) == [2]
+    assert spent_steps(store) == 6
     finished = run(inputs, tmp_path, PERFORMANCE)
     assert finished.report.resumed_from_step == 2
-    assert [entry.num_steps for entry in finished.ledger.entries] == [2, 2, 1]
+    assert [e.num_steps for e in finished.ledger.entries] == [2, 2, 1]
 
 
 FAKE = """
-import json, os, socket, sys, time
-lines = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
-rank = json.loads(lines.readline())["rank"]
-def say(**message):
-    lines.write(json.dumps(message).encode() + b"\\n")
-    lines.flush()
+import json, os, pathlib, signal, sys, time
+folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+def fail(kind, message):
+    shown = {"message": kind, "extraInfo": {"timestamp": "1"}}
+    content = {"message": shown, "error": {"kind": kind, "message": message}}
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump(content, file)
+    sys.exit(1)
+def report(**figures):
+    with (folder / "progress.jsonl").open("a") as file:
+        file.write(json.dumps(figures) + "\\n")
 """
-KILLED = "os.kill(os.getpid(), 9) if rank else time.sleep(600)"
-LOSES_THE_OTHER = """
-kind = "ModelError" if rank else "RuntimeError"
-say(error={"kind": kind, "message": "of rank %d" % rank})
-"""
-ASKS = "say(charge=[0, 2]); lines.readline(); say(progress=FIGURES); time.sleep(600)"
 FIGURES = {
     "step": 1,
     "num_steps": 5,
@@ -146,17 +176,28 @@ FIGURES = {
     "tokens_per_second": 9.0,
     "loss": 2.0,
 }
+KILLED = "os.kill(os.getpid(), 9) if rank else time.sleep(600)"
+LOSES_THE_OTHER = """
+fail("ModelError" if rank else "RuntimeError", "of rank %d" % rank)
+"""
+REPORTS = f"rank or report(**{FIGURES}); time.sleep(600)"
+KILLED_ONCE = f"""
+rank or report(**({FIGURES} | {{"step": attempt}}))
+if attempt == 0: {KILLED}
+"""
+LOOKS_ROUND = """
+modes = {str(f.relative_to(folder)): oct(f.stat().st_mode) for f in folder.rglob("*")}
+held = b"".join(f.read_bytes() for f in folder.rglob("*") if f.is_file())
+held += pathlib.Path("/proc/self/cmdline").read_bytes()
+told = {"url": os.environ["DPTUNE_BUDGET_URL"], "in_files": b"hunt" + b"er2" in held,
+        "folder": oct(folder.stat().st_mode), "files": modes}
+rank or pathlib.Path(OUT).write_text(json.dumps(told))
+"""
 
 
 def with_fakes(monkeypatch, behaviour):
     """Start processes that need no torch and do as they are told."""
-    program = FAKE + f"FIGURES = {FIGURES!r}\n" + behaviour
-    monkeypatch.setattr(ranks, "_PROGRAM", program)
-    monkeypatch.setattr(ranks, "_GRACE_SECONDS", 0.2)
-
-
-def ended(processes):
-    return [process.returncode is not None for process in processes]
+    monkeypatch.setattr(ranks, "_PROGRAM", ("-c", FAKE + behaviour))
 
 
 def test_killed_rank_stops_the_others_and_is_named(
@@ -165,7 +206,8 @@ def test_killed_rank_stops_the_others_and_is_named(
     with_fakes(monkeypatch, KILLED)
     with pytest.raises(DptuneError, match=r"rank 1 ended without a word \(SIGKILL\)"):
         run(make_inputs(), tmp_path, on(3))
-    assert ended(started) == [True] * 3
+    assert len(started) == 3
+    assert not left(started)
 
 
 def test_error_of_a_rank_comes_back_as_it_was(
@@ -173,8 +215,9 @@ def test_error_of_a_rank_comes_back_as_it_was(
 ):
     with_fakes(monkeypatch, LOSES_THE_OTHER)
     with pytest.raises(ModelError, match="of rank 1"):
-        run(make_inputs(), tmp_path, on(2))
-    assert ended(started) == [True] * 2
+        run(make_inputs(), tmp_path, on(2, max_restarts=2))
+    assert len(started) == 2
+    assert not left(started)
 
 
 def test_interrupt_leaves_no_process_behind(
@@ -185,53 +228,255 @@ def test_interrupt_leaves_no_process_behind(
         raise KeyboardInterrupt
 
     inputs = make_inputs()
-    with_fakes(monkeypatch, ASKS)
+    with_fakes(monkeypatch, REPORTS)
     with pytest.raises(KeyboardInterrupt):
         run(inputs, tmp_path, on(2), on_step=interrupt)
-    assert ended(started) == [True] * 2
-    journal = LedgerJournal(tmp_path / inputs.key() / "ledger.jsonl")
-    assert [entry.num_steps for entry in journal.read().entries][:1] == [2]
+    assert len(started) == 2
+    assert not left(started)
+    assert not list((tmp_path / inputs.key()).glob("ranks-*"))
 
 
-def test_rank_ends_when_its_parent_is_gone(tmp_path):
-    """What a killed parent leaves is a socket that is closed at its end."""
-    with (tmp_path / "data").open("wb+") as data:
-        rank = ranks._start(data)
-        rank.channel.close()
-        assert rank.process.wait(timeout=300) != 0
+class Stopped(BaseException):
+    """What a signal raises that somebody took."""
 
 
-def test_rank_reports_its_error_and_ends_when_nobody_listens(monkeypatch, capsys):
-    ends = queue.SimpleQueue()
-    ours, theirs = socket.socketpair()
-    kept = []
-    monkeypatch.setattr(ranks.os, "_exit", ends.put)
-    monkeypatch.setattr(
-        ranks, "Channel", lambda end: kept.append(Channel(end)) or kept[0]
+def test_signal_to_the_stage_ends_its_ranks_by_the_stage_s_own_rules(
+    make_inputs, tmp_path, started, monkeypatch
+):
+    def stop(number, frame):
+        raise Stopped
+
+    with_fakes(monkeypatch, REPORTS)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(Stopped):
+            run(
+                make_inputs(),
+                tmp_path,
+                on(2),
+                on_step=lambda now: os.kill(os.getpid(), signal.SIGTERM),
+            )
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not left(started)
+
+
+@pytest.fixture
+def shared(make_inputs, tmp_path):
+    """A job for ranks, and its data."""
+
+    def make(performance=PERFORMANCE, reservation=None, **changes):
+        inputs = make_inputs(**changes)
+        job = TrainingJob(
+            model=inputs.model.path,
+            plan=inputs.plan,
+            max_tokens=24,
+            seed=inputs.seed,
+            checkpoint_dir=tmp_path / "stage" / "checkpoint",
+            performance=performance,
+        )
+        job.checkpoint_dir.parent.mkdir(exist_ok=True)
+        _, data = load_job(job, inputs)
+        told = SharedJob(
+            job=job,
+            corpus=inputs.corpus.report,
+            recipe="r",
+            device="cpu",
+            reservation=reservation,
+        )
+        return told, data
+
+    return make
+
+
+def test_lost_rank_starts_all_again_as_often_as_allowed(shared, started, monkeypatch):
+    with_fakes(monkeypatch, KILLED_ONCE)
+    steps = []
+
+    def start(max_restarts):
+        told, data = shared(on(2, max_restarts=max_restarts))
+        train_on_ranks(
+            told,
+            data,
+            num_processes=2,
+            budget_url=None,
+            on_step=lambda now: steps.append(now.step),
+        )
+
+    start(1)
+    assert len(started) == 4
+    assert steps[-1] == 1
+    with pytest.raises(DptuneError, match="SIGKILL"):
+        start(0)
+    assert not left(started)
+
+
+def test_address_of_the_store_is_in_no_file_and_all_files_are_private(
+    shared, monkeypatch, tmp_path
+):
+    address = "postgresql://me:hunter2@host/budget"
+    monkeypatch.delenv(BUDGET_URL, raising=False)
+    out = tmp_path / "out.json"
+    with_fakes(monkeypatch, LOOKS_ROUND.replace("OUT", repr(str(out))))
+    told, data = shared(reservation="r1")
+    train_on_ranks(
+        told, data, num_processes=2, budget_url=address, on_step=lambda now: None
     )
-    monkeypatch.setattr(ranks.sys, "argv", ["", str(theirs.detach()), "0"])
-    channel = Channel(ours)
-    channel.send({"no": "order"})
-    ranks.main()
-    assert channel.receive()["error"]["kind"] == "ValidationError"
-    assert "Traceback" in capsys.readouterr().err
-    assert ends.get(timeout=10) == 0
-    channel.close()
-    assert ends.get(timeout=10) == 1
-    kept[0].close()
+    found = json.loads(out.read_text())
+    assert found["url"] == address
+    assert not found["in_files"]
+    assert found["folder"] == oct(stat.S_IFDIR | 0o700)
+    files = {k: v for k, v in found["files"].items() if not v.startswith("0o4")}
+    assert set(files.values()) == {oct(stat.S_IFREG | 0o600)}
+    assert set(files) == {"job.json", "units.safetensors", PROGRESS}
+    assert BUDGET_URL not in os.environ
+    assert {p.name for p in told.job.journal.parent.iterdir()} == {".ranks.lock"}
+
+
+def test_rank_ends_when_its_agent_is_gone(monkeypatch):
+    ends = []
+
+    def leave(code):
+        ends.append(code)
+        raise SystemExit
+
+    parents = iter([7, 7, 1])
+    monkeypatch.setattr(rank.os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(rank.os, "_exit", leave)
+    with pytest.raises(SystemExit):
+        rank._end_with(7)
+    assert ends == [1]
+
+
+def test_error_file_holds_kind_and_message_and_no_traceback(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+
+    def fail():
+        try:
+            raise ValueError("the text of a record")
+        except ValueError as error:
+            raise ModelError("no") from error
+
+    with pytest.raises(ModelError):
+        rank.record(fail, error_handler=rank._Errors())()
+    written = (tmp_path / "error.json").read_text()
+    assert "record" not in written
+    failure = ProcessFailure(1, 2, 1, str(tmp_path / "error.json"))
+    error = cause_of_failure({1: failure})
+    assert (type(error), str(error)) == (ModelError, "no")
+
+
+def test_first_rank_trains_in_no_folder_where_another_one_does(
+    shared, monkeypatch, tmp_path, make_inputs
+):
+    told, data = shared()
+    write_job(told, data, tmp_path)
+    for name, value in {"RANK": "0", "TORCHELASTIC_ERROR_FILE": ""}.items():
+        monkeypatch.setenv(name, value)
+    refused = pytest.raises(PrivacyError, match="by one run at a time")
+    with locked(told.job.journal.with_name("training.lock")), refused:
+        rank.main(tmp_path)
+    inputs = make_inputs()
+    home = tmp_path / inputs.key()
+    home.mkdir()
+    refused = pytest.raises(PrivacyError, match="by one run at a time")
+    with locked(home / "training.lock"), refused:
+        run(inputs, tmp_path, PERFORMANCE)
+    assert paid(home) == []
+
+
+def paid_before_noise(shared, folder, monkeypatch, hold, store, url):
+    """Steps that were paid, to the store and the journal, when noise was made."""
+    told, data = shared(reservation=hold_id(hold, shared))
+    write_job(told, data, folder)
+    monkeypatch.setenv(BUDGET_URL, url)
+    seen = []
+    compute = dpsgd_step.PrivateGradients.compute
+
+    def watch(self, *arguments, **keywords):
+        seen.append(min(spent_steps(store), sum(paid(told.job.journal.parent))))
+        return compute(self, *arguments, **keywords)
+
+    monkeypatch.setattr(dpsgd_step.PrivateGradients, "compute", watch)
+    train_share(told, folder, device="cpu")
+    lines = (folder / PROGRESS).read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == [1, 2, 3, 4, 5]
+    return seen
+
+
+def hold_id(hold, shared):
+    class Inputs:
+        plan = shared()[0].job.plan
+
+    return hold(Inputs).id
+
+
+def test_first_rank_pays_store_and_journal_before_every_noise(
+    shared, tmp_path, monkeypatch, hold, store, url
+):
+    seen = paid_before_noise(shared, tmp_path, monkeypatch, hold, store, url)
+    assert seen == [2, 2, 4, 4, 5]
+
+
+def test_first_rank_that_pays_a_block_late_is_caught(
+    shared, tmp_path, monkeypatch, hold, store, url
+):
+    honest = shared_job.charge_to
+
+    def late(*arguments, **keywords):
+        charge, waiting = honest(*arguments, **keywords), []
+
+        def twin(first_step, num_steps):
+            if waiting:
+                charge(*waiting.pop())
+            waiting.append((first_step, num_steps))
+
+        return twin
+
+    monkeypatch.setattr(shared_job, "charge_to", late)
+    seen = paid_before_noise(shared, tmp_path, monkeypatch, hold, store, url)
+    assert not all(number > step for step, number in enumerate(seen))
+
+
+def test_first_rank_without_the_address_of_its_store_draws_nothing(
+    shared, tmp_path, monkeypatch
+):
+    monkeypatch.delenv(BUDGET_URL, raising=False)
+    told, data = shared(reservation="r1")
+    write_job(told, data, tmp_path)
+    with pytest.raises(ConfigError, match="must name the budget store"):
+        train_share(told, tmp_path, device="cpu")
+    assert paid(told.job.journal.parent) == []
+
+
+def failure(rank, code, kind=None, message="", folder=None):
+    file = folder / f"{rank}.json"
+    if kind is not None:
+        shown = {"message": kind, "extraInfo": {"timestamp": str(int(time.time()))}}
+        error = {"kind": kind, "message": message}
+        file.write_text(json.dumps({"message": shown, "error": error}))
+    return ProcessFailure(rank, 100 + rank, code, str(file))
+
+
+LOST = (1, "RuntimeError", "connection closed by peer")
 
 
 @pytest.mark.parametrize(
-    ("errors", "codes", "kind", "message"),
+    ("ends", "kind", "message"),
     [
-        ({0: LOST, 1: {"kind": "ModelError", "message": "no"}}, {}, ModelError, "no"),
-        ({0: LOST}, {1: -signal.SIGKILL}, DptuneError, "rank 1 .*SIGKILL"),
-        ({0: LOST}, {1: 3}, DptuneError, "exit code 3"),
-        ({0: LOST}, {}, DptuneError, "rank 0 stopped with RuntimeError"),
+        ({0: LOST, 1: (1, "ModelError", "no")}, ModelError, "no"),
+        ({0: LOST, 1: (-signal.SIGKILL,)}, DptuneError, "rank 1 .*SIGKILL"),
+        ({0: LOST, 1: (3,)}, DptuneError, "exit code 3"),
+        ({0: (-signal.SIGTERM,), 1: LOST}, DptuneError, "rank 1 stopped with Run"),
+        ({0: (-signal.SIGTERM,), 1: (-signal.SIGSEGV,)}, DptuneError, "1 .*SIGSEGV"),
+        ({0: (-signal.SIGTERM,)}, DptuneError, "rank 0 .*SIGTERM"),
     ],
 )
-def test_cause_of_failure_explains_the_others(errors, codes, kind, message):
-    cause = cause_of_failure(errors, codes)
+def test_cause_of_failure_explains_the_others(ends, kind, message, tmp_path):
+    failures = {n: failure(n, *end, folder=tmp_path) for n, end in ends.items()}
+    cause = cause_of_failure(failures)
     assert type(cause) is kind
     with pytest.raises(kind, match=message):
         raise cause
@@ -251,7 +496,7 @@ def test_job_survives_the_handover(make_inputs, tmp_path):
     assert job.alone().performance == PERFORMANCE
 
 
-def test_controller_and_ranks_of_others_are_refused_before_a_charge(
+def test_what_ranks_cannot_do_is_refused_before_a_charge(
     make_inputs, tmp_path, monkeypatch
 ):
     def spend(entry):
@@ -259,6 +504,8 @@ def test_controller_and_ranks_of_others_are_refused_before_a_charge(
 
     with pytest.raises(ConfigError, match="must be 1 for a controller"):
         run(make_inputs(), tmp_path, on(2), controller=object(), spend=spend)
+    with pytest.raises(ConfigError, match="must be a Spender"):
+        run(make_inputs(), tmp_path, on(2), spend=spend)
     monkeypatch.setattr(Ranks, "current", lambda: Ranks(rank=1, size=2))
     with pytest.raises(ConfigError, match="in place of torchrun"):
         run(make_inputs(), tmp_path, PERFORMANCE, spend=spend)
@@ -292,26 +539,11 @@ def test_recipe_that_trains_in_one_process_is_refused_with_two(recipe):
 
 def test_units_survive_the_handover(tmp_path):
     data = oracles.random_data(rows_per_unit=(1, 3, 2), seed=1)
-    with (tmp_path / "units").open("wb+") as file:
-        write_units(data, file)
-        again = read_units(file.fileno())
+    write_units(data, tmp_path / "units")
+    again = read_units(tmp_path / "units")
     assert again.digest() == data.digest()
     assert again.max_sequences_per_unit == data.max_sequences_per_unit
     assert again.sequences[0].dtype == np.int64
-
-
-def test_channel_carries_lines_until_either_end_hangs_up():
-    first, second = map(Channel, socket.socketpair())
-    first.send({"progress": {"loss": math.nan, "note": "a\nb"}})
-    assert second.receive()["progress"]["note"] == "a\nb"
-    heard = []
-    thread = threading.Thread(target=lambda: heard.append(second.receive()))
-    thread.start()
-    first.close()
-    thread.join(timeout=10)
-    assert heard == [None]
-    second.close()
-    assert second.receive() is None
 
 
 def performance(**values):
