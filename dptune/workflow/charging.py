@@ -14,7 +14,6 @@ from dptune.accounting.ledger import (
     PrivacyLedger,
 )
 from dptune.dpsgd.plan import GradientPlan, is_adaptive
-from dptune.dpsgd.steps import Charge
 from dptune.mechanisms.sa_adp import PROTECTED
 from dptune.planning import RunPlan, release_event
 from dptune.privacy import Notion, PrivacyUnit, UnitsFrom
@@ -121,7 +120,7 @@ def charge_to(
     recipe: str,
     fixed_seed: bool,
     spend: Callable[[LedgerEntry], None] | None,
-) -> Charge:
+) -> Callable[[int, int], None]:
     """Return what charges blocks to the data set's budget, then to the journal.
 
     Args:

@@ -1,9 +1,10 @@
 """What a process needs to know to train one stage, or its share of one."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -70,24 +71,32 @@ class TrainingJob(Settings):
         return self.model_copy(update={"performance": one})
 
 
+_TRIES: Final = 50
+
+
 @contextmanager
 def only_one(job: TrainingJob) -> Iterator[None]:
     """Keep others from training a stage in the same folder until this process ends.
 
-    Two would both pay, and overwrite each other's checkpoints.
+    Two would both pay, and overwrite each other's checkpoints. Ranks that a killed run
+    has left behind need a moment to notice.
 
     Raises:
         PrivacyError: another one trains it; nothing was charged.
     """
     with ExitStack() as held:
-        try:
-            file = job.checkpoint_dir.with_name("training.lock")
-            held.enter_context(locked(file, wait=False))
-        except BlockingIOError:
-            raise PrivacyError(
-                "a stage must be trained by one run at a time, but another one is at "
-                "it. Wait for its end, or set `repetition`."
-            ) from None
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                file = job.checkpoint_dir.with_name("training.lock")
+                held.enter_context(locked(file, wait=False))
+                break
+            except BlockingIOError:
+                if not tries_left:
+                    raise PrivacyError(
+                        "a stage must be trained by one run at a time, but another one "
+                        "is at it. Wait for its end, or set `repetition`."
+                    ) from None
+                time.sleep(0.1)
         yield
 
 

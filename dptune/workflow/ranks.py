@@ -1,7 +1,8 @@
 """Train a stage on several processes of this machine, one for each accelerator.
 
-Torch's elastic agent starts, watches, stops and restarts them. It runs in this process,
-and opens no port. What they do, here or on several machines: `dptune.workflow.rank`.
+Torch's elastic agent, in this process, starts, watches, stops and restarts them; nothing
+listens beyond the loopback interface. What they do, here or on several machines, says
+`dptune.workflow.rank`.
 """
 
 import json
@@ -35,11 +36,8 @@ from dptune.files import private_folder
 from dptune.workflow.rank import AGENT
 from dptune.workflow.shared_job import BUDGET_URL, PROGRESS, SharedJob, write_job
 
-_PROGRAM: Final = (
-    "-P",
-    "-m",
-    "dptune.workflow.rank",
-)  # no module of the working folder
+# -P: no module that lies in the working folder takes another one's place.
+_PROGRAM: Final = ("-P", "-m", "dptune.workflow.rank")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_SECONDS: Final = 5
 

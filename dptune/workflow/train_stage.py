@@ -21,7 +21,7 @@ from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.schedule import Controller
 from dptune.dpsgd.steps import Charge
 from dptune.dpsgd.trainer import StepProgress, TrainingOutcome
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, PrivacyError
 from dptune.mechanisms.rldp_controller import RldpController
 from dptune.models.adapters import save_adapter
 from dptune.models.chat import note_training
@@ -275,8 +275,16 @@ def _train(
         budget_url=None if spend is None else spend.url,
         on_step=on_step or (lambda _: None),
     )
-    done = run_job(job.alone(), loaded, data, device="cpu", charge=charge)
+    done = run_job(job.alone(), loaded, data, device="cpu", charge=_refuse_to_train)
     return replace(done, resumed_from_step=done_before or None)
+
+
+def _refuse_to_train(first_step: int, _: int) -> None:
+    """Refuse to draw what ranks have not drawn, who have ended well."""
+    raise PrivacyError(
+        f"ranks must leave the checkpoint of the last step, got one of step "
+        f"{first_step}. Start the run again."
+    )
 
 
 def _store(

@@ -78,7 +78,7 @@ def run_plan(*stages, num_units):
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def make_inputs(corpus, bundle):
     """Inputs of one stage; `units` other than the corpus has are a mistake."""
 

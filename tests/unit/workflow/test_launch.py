@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from dptune.errors import (
 )
 from dptune.files import locked
 from dptune.recipes import Recipe
+from dptune.workflow import job as workflow_job
 from dptune.workflow import preflight, rank, ranks, shared_job
 from dptune.workflow.budget import spender
 from dptune.workflow.device import Placement, place_processes
@@ -50,6 +53,7 @@ from tests.support import oracles
 from .conftest import PERFORMANCE, spent_steps
 
 EMPTY = PrivacyLedger()
+LOOPBACK = {"0100007F", "0" * 24 + "01000000"}
 
 
 def on(num_processes, **changes):
@@ -101,12 +105,37 @@ def left(pids):
     return found
 
 
+def listening(pids):
+    """Addresses that processes listen at, as the kernel writes them: IPv4, IPv6."""
+    inodes, found = set(), set()
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                inodes.add(str(file.readlink()))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                found.add(fields[1].split(":")[0])
+    return found
+
+
+def test_socket_that_listens_on_all_interfaces_is_seen():
+    with socket.create_server(("", 0)):
+        assert listening([os.getpid()]) >= {"00000000"}
+
+
 def test_stage_on_two_processes_is_the_stage_on_one(make_inputs, tmp_path, started):
     """Noisy and seeded, so that even the noise is the same."""
     inputs = make_inputs(seed=4)
-    done = []
+    done, addresses, at_first = [], set(), listening([os.getpid()])
+
+    def on_step(now):
+        done.append(now)
+        addresses.update(listening(left([*started, os.getpid()])))
+
     handlers = [signal.getsignal(number) for number in ranks._SIGNALS]
-    two = run(inputs, tmp_path / "two", on(2), on_step=done.append)
+    two = run(inputs, tmp_path / "two", on(2), on_step=on_step)
     assert len(started) == 2
     assert not left(started)
     assert [signal.getsignal(number) for number in ranks._SIGNALS] == handlers
@@ -115,6 +144,7 @@ def test_stage_on_two_processes_is_the_stage_on_one(make_inputs, tmp_path, start
     assert two.ledger == one.ledger
     assert paid(tmp_path / "two" / inputs.key()) == [2, 2, 1]
     assert [now.step for now in done] == [1, 2, 3, 4, 5]
+    assert addresses - at_first <= LOOPBACK
     assert [now.loss for now in done] == [p.loss for p in two.report.curve]
     assert relative(weights(two), weights(one)) <= 1e-5
     losses = [[p.loss for p in r.report.curve] for r in (two, one)]
@@ -370,6 +400,7 @@ def test_error_file_holds_kind_and_message_and_no_traceback(monkeypatch, tmp_pat
 def test_first_rank_trains_in_no_folder_where_another_one_does(
     shared, monkeypatch, tmp_path, make_inputs
 ):
+    monkeypatch.setattr(workflow_job, "_TRIES", 1)
     told, data = shared()
     write_job(told, data, tmp_path)
     for name, value in {"RANK": "0", "TORCHELASTIC_ERROR_FILE": ""}.items():
@@ -449,6 +480,16 @@ def test_first_rank_without_the_address_of_its_store_draws_nothing(
     with pytest.raises(ConfigError, match="must name the budget store"):
         train_share(told, tmp_path, device="cpu")
     assert paid(told.job.journal.parent) == []
+
+
+def test_ranks_that_end_well_without_their_work_are_refused(
+    make_inputs, tmp_path, monkeypatch
+):
+    with_fakes(monkeypatch, "")
+    inputs = make_inputs()
+    with pytest.raises(PrivacyError, match="got one of step 0"):
+        run(inputs, tmp_path, on(2))
+    assert paid(tmp_path / inputs.key()) == []
 
 
 def failure(rank, code, kind=None, message="", folder=None):

@@ -1,0 +1,168 @@
+"""A stage under two agents of torch, which meet over TCP, against one process."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dptune.accounting.chain import LedgerJournal
+from dptune.workflow.inputs import load_job
+from dptune.workflow.job import TrainingJob
+from dptune.workflow.shared_job import (
+    PROGRESS,
+    SharedJob,
+    train_share,
+    write_job,
+)
+from infra.workspace import REPOSITORY
+from tests import agent_ranks as scenarios
+from tests.support.statistics import (
+    FALSE_ALARM_RATE,
+    variance_bounds,
+    variance_escape_probability,
+)
+
+from .conftest import PERFORMANCE
+
+STDDEV = 0.5  # noise multiplier 1, C 0.5
+BATCH = 8  # the public divisor
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def write(folder, inputs, *, processes):
+    """Write the job of a stage, with its folder beside it."""
+    home = folder.with_name(f"{folder.name}-stage")
+    for made in (folder, home):
+        made.mkdir(mode=0o700, parents=True)
+    job = TrainingJob(
+        model=inputs.model.path,
+        plan=inputs.plan,
+        max_tokens=24,
+        seed=inputs.seed,
+        checkpoint_dir=home / "checkpoint",
+        performance=PERFORMANCE.model_copy(update={"num_processes": processes}),
+    )
+    _, data = load_job(job, inputs)
+    shared = SharedJob(
+        job=job,
+        corpus=inputs.corpus.report,
+        recipe="r",
+        device="cpu",
+        reservation=None,
+    )
+    write_job(shared, data, folder)
+    return shared
+
+
+@pytest.fixture(scope="module")
+def inputs(make_inputs):
+    """Eighteen steps, seeded, so that one process draws the same units and noise."""
+    return make_inputs(seed=4, epochs=5.0)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, inputs):
+    """What two agents with a rank each left."""
+    folder = tmp_path_factory.mktemp("agents")
+    for name in ("honest", *scenarios.TWINS):
+        write(folder / name, inputs, processes=2)
+    command = (
+        "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d "
+        f"--rdzv-id job --rdzv-endpoint 127.0.0.1:{free_port()} "
+        f"--local-addr 127.0.0.1 --log-dir {folder / 'logs'} "
+        f"-m tests.agent_ranks {folder}"
+    )
+    agents = [
+        subprocess.Popen(
+            [sys.executable, *command.split()],
+            cwd=REPOSITORY,
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+            | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    ends = [agent.communicate(timeout=300)[1] for agent in agents]
+    codes = [agent.returncode for agent in agents]
+    assert codes == [0, 0], "\n".join(ends)[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, inputs):
+    """What one process is given in each step."""
+    folder = tmp_path_factory.mktemp("alone") / "one"
+    shared = write(folder, inputs, processes=1)
+    with pytest.MonkeyPatch.context() as patch:
+        kept = scenarios.watch(patch)
+        train_share(shared, folder, device="cpu")
+    return {name: torch.stack(steps) for name, steps in kept.items()}, shared
+
+
+def seen(folder, name, rank=0):
+    return load_file(folder / f"{name}.{rank}.safetensors")
+
+
+def farthest(found, expected):
+    """Greatest distance of a step's sum, over the norm of what is expected."""
+    return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
+
+
+def test_sums_of_two_agents_are_those_of_one_process(two, one):
+    found, (expected, _) = seen(two, "honest"), one
+    assert found["sums"].shape == expected["sums"].shape
+    assert farthest(found["sums"][:1], expected["sums"][:1]) <= 1e-6
+    assert farthest(found["sums"], expected["sums"]) <= 1e-5  # weights drift by then
+    assert torch.equal(found["given"], seen(two, "honest", rank=1)["given"])
+    twin = seen(two, "own-draws")
+    assert farthest(twin["sums"][:1], expected["sums"][:1]) > 0.1
+
+
+def test_noise_of_two_agents_is_that_of_one(two, one):
+    """What both are given, without the sum of one process."""
+    expected, _ = one
+
+    def excess(name):
+        noise = BATCH * seen(two, name)["given"] - expected["sums"]
+        noise = noise[:1] if name != "honest" else noise  # its weights go elsewhere
+        return float(noise.square().mean()) / STDDEV**2 - 1
+
+    count = expected["sums"].numel()
+    low, high = variance_bounds(count, stddev=1.0)
+    assert 0.98 < low < high < 1.02
+    escape = variance_escape_probability(count, relative_error=0.05)
+    assert escape < FALSE_ALARM_RATE
+    assert abs(excess("honest")) <= 0.02
+    assert excess("noise-twice") > 0.5
+
+
+def test_first_rank_alone_pays_and_tells(two, one):
+    entries = [
+        LedgerJournal(home / "ledger.jsonl").read()
+        for home in (two / "honest-stage", one[1].job.journal.parent)
+    ]
+    assert entries[0] == entries[1]
+    count = one[1].job.plan.num_steps
+    assert sum(entry.num_steps for entry in entries[0].entries) == count
+    lines = (two / "honest" / PROGRESS).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, count + 1))
+    files = {path.name for path in (two / "honest-stage").iterdir()}
+    assert files == {
+        "checkpoint",
+        "ledger.jsonl",
+        "ledger.jsonl.head",
+        "ledger.jsonl.lock",
+        "training.lock",
+    }
