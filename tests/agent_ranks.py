@@ -83,7 +83,8 @@ def main(folder):
         with pytest.MonkeyPatch.context() as patch:
             plant(patch)
             kept = watch(patch)
-            train_share(read_job(folder / name), folder / name, device="cpu")
+            job = read_job(folder / name)
+            train_share(job, folder / name, device="cpu", budget_url=None)
         keep(folder, name, kept)
     dist.destroy_process_group()
 

@@ -30,8 +30,9 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, recor
 
 from dptune.dpsgd.distributed import describe_error
 from dptune.errors import DptuneError
+from dptune.files import replacing
 from dptune.workflow.job import only_one
-from dptune.workflow.shared_job import read_job, train_share
+from dptune.workflow.shared_job import BUDGET_URL, read_job, train_share
 
 AGENT: Final = "DPTUNE_AGENT"
 """Environment variable with the process that a rank must not outlive."""
@@ -45,10 +46,10 @@ class _Errors(ErrorHandler):
     def record_exception(self, e: BaseException) -> None:
         """Write torch's error file, if the agent wants one."""
         if file := self._get_error_file_path():
-            when = {"timestamp": str(int(time.time()))}
-            shown = {"message": f"{type(e).__name__}: {e}", "extraInfo": when}
-            content = {"message": shown, "error": describe_error(e)}
-            Path(file).write_text(json.dumps(content), encoding="utf-8")
+            when = {"extraInfo": {"timestamp": str(int(time.time()))}}
+            content = json.dumps({"message": {**describe_error(e), **when}})
+            with replacing(Path(file)) as half:  # the agent may end this meanwhile
+                half.write_text(content, encoding="utf-8")
 
 
 @partial(record, error_handler=_Errors())
@@ -62,7 +63,8 @@ def main(folder: Path) -> None:
             stack.enter_context(only_one(shared.job))
         device = _join(folder, shared.device)
         stack.callback(dist.destroy_process_group)
-        train_share(shared, folder, device=device)
+        url = os.environ.get(BUDGET_URL)
+        train_share(shared, folder, device=device, budget_url=url)
 
 
 def _end_with(agent: int) -> None:

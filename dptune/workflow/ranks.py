@@ -1,8 +1,8 @@
 """Train a stage on several processes of this machine, one for each accelerator.
 
-Torch's elastic agent, in this process, starts, watches, stops and restarts them; nothing
-listens beyond the loopback interface. What they do, here or on several machines, says
-`dptune.workflow.rank`.
+Torch's elastic agent, in this process, starts, watches, stops and restarts them, and
+nothing listens beyond the loopback interface. What they do, here or on several
+machines, says `dptune.workflow.rank`.
 """
 
 import json
@@ -15,18 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # documented
-from torch.distributed.elastic import rendezvous
-from torch.distributed.elastic.agent.server import api
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import (
-    DefaultLogsSpecs,
-    LogsDest,
-    SignalException,
-)
+from torch.distributed.elastic import multiprocessing, rendezvous
+from torch.distributed.elastic.agent.server import api, local_elastic_agent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
-    StaticTCPRendezvous,
-)
+from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import revive_error
@@ -53,16 +45,10 @@ def train_on_ranks(
     """Run a job on several processes; its checkpoint is complete afterwards.
 
     **Formal guarantee**: that of `train_stage`; the first rank charges, once for each
-    block and process start, and no rank draws before.
-
-    | case | what happens |
-    |---|---|
-    | a rank fails with an error of ours, as of a refused charge | it is raised here |
-    | a rank is lost | all start again, `performance.max_restarts` times; then the
-      error names the signal |
-    | this process is killed | the ranks notice and end by themselves |
-
-    In all of them no rank is left behind.
+    block and process start, and no rank draws before. An error of ours, as of a refused
+    charge, is raised here. When a rank is lost all start again, as often as
+    `performance.max_restarts` says; then the error names the signal. No rank is left
+    behind: when this process is killed they notice and end by themselves.
 
     Args:
         shared: what to compute, and who pays.
@@ -85,7 +71,9 @@ def train_on_ranks(
             local_world_size=num_processes,
             entrypoint=sys.executable,
             args=(*_PROGRAM, str(folder)),
-            rdzv_handler=_OneMachine("localhost", 0, 0, 1, "ranks", 0),
+            rdzv_handler=_OneMachine(
+                "localhost", 0, rank=0, world_size=1, run_id="ranks", timeout=0
+            ),
             max_restarts=shared.job.performance.max_restarts,
             monitor_interval=0.1,
         )
@@ -95,14 +83,15 @@ def train_on_ranks(
             agent.on_step = on_step
             try:
                 result = agent.run()
-            except SignalException as stop:  # it came while ranks were started
+            except multiprocessing.SignalException as stop:  # while they were started
                 signal.raise_signal(stop.sigval)
                 raise
     if result.is_failed():
-        raise cause_of_failure(result.failures)
+        _, error = cause_of_failure(result.failures)
+        raise error
 
 
-class _OneMachine(StaticTCPRendezvous):
+class _OneMachine(static_tcp_rendezvous.StaticTCPRendezvous):
     """A rendezvous of one agent, which meets nobody and opens no port for it."""
 
     def next_rendezvous(self) -> rendezvous.RendezvousInfo:
@@ -110,20 +99,20 @@ class _OneMachine(StaticTCPRendezvous):
         return rendezvous.RendezvousInfo(HashStore(), 0, 1, store_info)
 
 
-class _Logs(DefaultLogsSpecs):
+class _Logs(multiprocessing.DefaultLogsSpecs):
     """Where ranks leave their errors; and what is added to their environment."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         super().__init__(log_dir=str(folder))
         self._environment = environment
 
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+    def reify(self, envs: dict[int, dict[str, str]]) -> multiprocessing.LogsDest:
         for env in envs.values():
             env.update(self._environment)
         return super().reify(envs)
 
 
-class _Agent(LocalElasticAgent):
+class _Agent(local_elastic_agent.LocalElasticAgent):
     """Torch's agent, which also tells what the first rank has done."""
 
     progress: Any
@@ -138,7 +127,7 @@ class _Agent(LocalElasticAgent):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, handler or signal.SIG_DFL)
         return pids
 
     def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:
@@ -147,12 +136,14 @@ class _Agent(LocalElasticAgent):
         *lines, self._rest = (self._rest + self.progress.read()).split(b"\n")
         for line in lines:
             self.on_step(StepProgress(**json.loads(line)))
-        if any(is_ours for is_ours, _ in map(_error, result.failures.values())):
+        if result.is_failed() and cause_of_failure(result.failures)[0] == "ours":
             self._remaining_restarts = 0
         return result
 
 
-def cause_of_failure(failures: Mapping[int, ProcessFailure]) -> DptuneError:
+def cause_of_failure(
+    failures: Mapping[int, ProcessFailure],
+) -> tuple[str, DptuneError]:
     """Choose among the ends of ranks the one that explains the others.
 
     One of ours says what to do. Others often fail in the wake of a rank that is lost,
@@ -160,26 +151,21 @@ def cause_of_failure(failures: Mapping[int, ProcessFailure]) -> DptuneError:
 
     Args:
         failures: by rank, at least one.
+
+    Returns:
+        `ours`, `lost`, `failed` or `stopped`; and an error that says so.
     """
-
-    def explains(rank: int) -> tuple[bool, bool, bool, int]:
-        code, (is_ours, error) = failures[rank].exitcode, _error(failures[rank])
-        is_lost = error is None and code != -signal.SIGTERM
-        return not is_ours, not is_lost, error is None, rank
-
-    rank = min(failures, key=explains)
-    code, (_, error) = failures[rank].exitcode, _error(failures[rank])
-    ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return error or DptuneError(
-        f"rank {rank} ended without a word ({ending}). If it ran out of memory, lower "
-        "performance.physical_batch_size or num_processes."
-    )
-
-
-def _error(failure: ProcessFailure) -> tuple[bool, DptuneError | None]:
-    """Return what a rank raised, if it told, and whether it was an error of ours."""
-    told = failure.error_file_data.get("error")
-    if told is None:
-        return False, None
-    error = revive_error(told, who=f"rank {failure.local_rank}")
-    return type(error).__name__ == told["kind"], error
+    ends: dict[str, DptuneError] = {}
+    for rank, failure in sorted(failures.items(), reverse=True):
+        code, told = failure.exitcode, failure.error_file_data["message"]
+        if isinstance(told, dict):
+            error = revive_error(told, who=f"rank {rank}")
+            ends["ours" if type(error).__name__ == told["kind"] else "failed"] = error
+            continue
+        ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        ends["stopped" if code == -signal.SIGTERM else "lost"] = DptuneError(
+            f"rank {rank} ended without a word ({ending}). If it ran out of memory, "
+            "lower performance.physical_batch_size or num_processes."
+        )
+    cause = next(c for c in ("ours", "lost", "failed", "stopped") if c in ends)
+    return cause, ends[cause]

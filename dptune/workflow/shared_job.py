@@ -9,7 +9,6 @@ FOLDER/                     private: it holds the tokens
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -77,7 +76,9 @@ def read_job(folder: Path) -> SharedJob:
     return SharedJob.model_validate_json((folder / JOB).read_bytes())
 
 
-def train_share(shared: SharedJob, folder: Path, *, device: str) -> None:
+def train_share(
+    shared: SharedJob, folder: Path, *, device: str, budget_url: str | None
+) -> None:
     """Train with the other ranks of this process's group; the first one pays.
 
     **Formal guarantee**: that of `train_stage`, where `charge` writes to the budget
@@ -87,6 +88,7 @@ def train_share(shared: SharedJob, folder: Path, *, device: str) -> None:
         shared: from the folder.
         folder: takes a line for each step.
         device: of this rank.
+        budget_url: of the store that holds the reservation; None where there is none.
 
     Raises:
         ConfigError: there is a reservation, and no address of its store.
@@ -94,12 +96,12 @@ def train_share(shared: SharedJob, folder: Path, *, device: str) -> None:
     """
     spend = None
     if Ranks.current().is_first and shared.reservation is not None:
-        if BUDGET_URL not in os.environ:
+        if budget_url is None:
             raise ConfigError(
                 f"{BUDGET_URL} must name the budget store where the first rank runs, "
                 "got nothing. Give all ranks the same environment."
             )
-        spend = Spender(os.environ[BUDGET_URL], reservation=shared.reservation)
+        spend = Spender(budget_url, reservation=shared.reservation)
     charge = charge_to(
         LedgerJournal(shared.job.journal),
         shared.corpus,

@@ -113,15 +113,18 @@ def test_search_for_prints_finds_one(tmp_path):
 
 
 def environment_reads(path):
-    """Lines that read environment variables; a rank of a run sets some of its own."""
-    pattern = re.compile(r"\bos\.(environ(?! \|=)|getenv)\b")
+    """Lines that read or set environment variables."""
+    pattern = re.compile(r"\bos\.(environ|getenv)\b")
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if pattern.search(line):
             yield f"{path.relative_to(REPOSITORY)}:{number}"
 
 
 def test_library_reads_no_environment():
-    assert [line for path in SOURCES for line in environment_reads(path)] == []
+    """But for the program that an agent of torch starts and tells so what it is."""
+    others = [path for path in SOURCES if path.name != "rank.py"]
+    assert len(others) == len(SOURCES) - 1
+    assert [line for path in others for line in environment_reads(path)] == []
 
 
 UNSAFE = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}

@@ -107,7 +107,7 @@ def one(tmp_path_factory, inputs):
     shared = write(folder, inputs, processes=1)
     with pytest.MonkeyPatch.context() as patch:
         kept = scenarios.watch(patch)
-        train_share(shared, folder, device="cpu")
+        train_share(shared, folder, device="cpu", budget_url=None)
     return {name: torch.stack(steps) for name, steps in kept.items()}, shared
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import stat
-import time
 from pathlib import Path
 
 import numpy as np
@@ -189,10 +188,9 @@ import json, os, pathlib, signal, sys, time
 folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 def fail(kind, message):
-    shown = {"message": kind, "extraInfo": {"timestamp": "1"}}
-    content = {"message": shown, "error": {"kind": kind, "message": message}}
+    told = {"kind": kind, "message": message, "extraInfo": {"timestamp": "1"}}
     with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
-        json.dump(content, file)
+        json.dump({"message": told}, file)
     sys.exit(1)
 def report(**figures):
     with (folder / "progress.jsonl").open("a") as file:
@@ -393,8 +391,8 @@ def test_error_file_holds_kind_and_message_and_no_traceback(monkeypatch, tmp_pat
     written = (tmp_path / "error.json").read_text()
     assert "record" not in written
     failure = ProcessFailure(1, 2, 1, str(tmp_path / "error.json"))
-    error = cause_of_failure({1: failure})
-    assert (type(error), str(error)) == (ModelError, "no")
+    cause, error = cause_of_failure({1: failure})
+    assert (cause, type(error), str(error)) == ("ours", ModelError, "no")
 
 
 def test_first_rank_trains_in_no_folder_where_another_one_does(
@@ -421,7 +419,6 @@ def paid_before_noise(shared, folder, monkeypatch, hold, store, url):
     """Steps that were paid, to the store and the journal, when noise was made."""
     told, data = shared(reservation=hold_id(hold, shared))
     write_job(told, data, folder)
-    monkeypatch.setenv(BUDGET_URL, url)
     seen = []
     compute = dpsgd_step.PrivateGradients.compute
 
@@ -430,7 +427,7 @@ def paid_before_noise(shared, folder, monkeypatch, hold, store, url):
         return compute(self, *arguments, **keywords)
 
     monkeypatch.setattr(dpsgd_step.PrivateGradients, "compute", watch)
-    train_share(told, folder, device="cpu")
+    train_share(told, folder, device="cpu", budget_url=url)
     lines = (folder / PROGRESS).read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == [1, 2, 3, 4, 5]
@@ -471,14 +468,11 @@ def test_first_rank_that_pays_a_block_late_is_caught(
     assert not all(number > step for step, number in enumerate(seen))
 
 
-def test_first_rank_without_the_address_of_its_store_draws_nothing(
-    shared, tmp_path, monkeypatch
-):
-    monkeypatch.delenv(BUDGET_URL, raising=False)
+def test_first_rank_without_the_address_of_its_store_draws_nothing(shared, tmp_path):
     told, data = shared(reservation="r1")
     write_job(told, data, tmp_path)
     with pytest.raises(ConfigError, match="must name the budget store"):
-        train_share(told, tmp_path, device="cpu")
+        train_share(told, tmp_path, device="cpu", budget_url=None)
     assert paid(told.job.journal.parent) == []
 
 
@@ -495,9 +489,8 @@ def test_ranks_that_end_well_without_their_work_are_refused(
 def failure(rank, code, kind=None, message="", folder=None):
     file = folder / f"{rank}.json"
     if kind is not None:
-        shown = {"message": kind, "extraInfo": {"timestamp": str(int(time.time()))}}
-        error = {"kind": kind, "message": message}
-        file.write_text(json.dumps({"message": shown, "error": error}))
+        told = {"kind": kind, "message": message, "extraInfo": {"timestamp": "1"}}
+        file.write_text(json.dumps({"message": told}))
     return ProcessFailure(rank, 100 + rank, code, str(file))
 
 
@@ -505,22 +498,23 @@ LOST = (1, "RuntimeError", "connection closed by peer")
 
 
 @pytest.mark.parametrize(
-    ("ends", "kind", "message"),
+    ("ends", "cause", "message"),
     [
-        ({0: LOST, 1: (1, "ModelError", "no")}, ModelError, "no"),
-        ({0: LOST, 1: (-signal.SIGKILL,)}, DptuneError, "rank 1 .*SIGKILL"),
-        ({0: LOST, 1: (3,)}, DptuneError, "exit code 3"),
-        ({0: (-signal.SIGTERM,), 1: LOST}, DptuneError, "rank 1 stopped with Run"),
-        ({0: (-signal.SIGTERM,), 1: (-signal.SIGSEGV,)}, DptuneError, "1 .*SIGSEGV"),
-        ({0: (-signal.SIGTERM,)}, DptuneError, "rank 0 .*SIGTERM"),
+        ({0: LOST, 1: (1, "ModelError", "no")}, "ours", "no"),
+        ({0: LOST, 1: (-signal.SIGKILL,)}, "lost", "rank 1 .*SIGKILL"),
+        ({0: LOST, 1: (3,)}, "lost", "exit code 3"),
+        ({0: (-signal.SIGTERM,), 1: LOST}, "failed", "rank 1 stopped with Run"),
+        ({0: (-signal.SIGTERM,), 1: (-signal.SIGSEGV,)}, "lost", "1 .*SIGSEGV"),
+        ({0: (-signal.SIGTERM,)}, "stopped", "rank 0 .*SIGTERM"),
     ],
 )
-def test_cause_of_failure_explains_the_others(ends, kind, message, tmp_path):
+def test_cause_of_failure_explains_the_others(ends, cause, message, tmp_path):
     failures = {n: failure(n, *end, folder=tmp_path) for n, end in ends.items()}
-    cause = cause_of_failure(failures)
-    assert type(cause) is kind
-    with pytest.raises(kind, match=message):
-        raise cause
+    found, error = cause_of_failure(failures)
+    assert found == cause
+    assert type(error) is (ModelError if cause == "ours" else DptuneError)
+    with pytest.raises(DptuneError, match=message):
+        raise error
 
 
 def test_job_survives_the_handover(make_inputs, tmp_path):
