@@ -159,6 +159,7 @@ def cause_of_failure(
     for rank, failure in sorted(failures.items(), reverse=True):
         code, told = failure.exitcode, failure.error_file_data["message"]
         if isinstance(told, dict):
+            told = {"kind": "an error", **told}  # torch's own files name none
             error = revive_error(told, who=f"rank {rank}")
             ends["ours" if type(error).__name__ == told["kind"] else "failed"] = error
             continue

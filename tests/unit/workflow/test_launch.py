@@ -494,6 +494,15 @@ def failure(rank, code, kind=None, message="", folder=None):
     return ProcessFailure(rank, 100 + rank, code, str(file))
 
 
+def test_error_file_that_torch_wrote_itself_is_no_error_of_ours(tmp_path):
+    file = tmp_path / "error.json"
+    shown = {"message": "OSError: full", "extraInfo": {"timestamp": "1"}}
+    file.write_text(json.dumps({"message": shown}))
+    cause, error = cause_of_failure({0: ProcessFailure(0, 1, 1, str(file))})
+    assert cause == "failed"
+    assert "OSError: full" in str(error)
+
+
 LOST = (1, "RuntimeError", "connection closed by peer")
 
 
