@@ -49,6 +49,7 @@ from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.large_units import LargeUnit
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.prechecks import check_private, training_mode
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.randomness import (
     RandomStream,
     scoped_randomness,
@@ -127,9 +128,11 @@ def feed_of(case: Case, *, longest: int, vocabulary: int) -> Feed:
     draws = np.random.default_rng(5)
     lengths = [min(n, longest) for n in LENGTHS]
     data = UnitDataset(
-        sequences=tuple(draws.integers(3, vocabulary - 2, n) for n in lengths),
-        loss_weights=tuple(np.ones(n, np.float32) for n in lengths),
-        units=tuple(np.asarray(rows) for rows in UNITS),
+        sequences=Ragged.of(
+            [draws.integers(3, vocabulary - 2, n) for n in lengths], np.int64
+        ),
+        loss_weights=Ragged.of([np.ones(n, np.float32) for n in lengths], np.float32),
+        units=Ragged.of([np.asarray(rows) for rows in UNITS], np.int64),
         labels=np.arange(len(lengths)) % 3 if case.head == "classifier" else None,
         max_sequences_per_unit=3,
     )

@@ -35,6 +35,7 @@ from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.randomness import GaussianStream
 from dptune.dpsgd.trainer import train_stage
 from dptune.gates.null_law import contradiction_p_value
@@ -125,9 +126,11 @@ def corpus(seed: int) -> tuple[UnitDataset, np.ndarray]:
     filler = [generator.integers(1, 21, 8) for _ in range(NUM_FILLER)]
     rows = [*filler, *(sequence(s) for s in secrets[:NUM_CANARIES])]
     data = UnitDataset(
-        sequences=tuple(np.asarray(row, np.int64) for row in rows),
-        loss_weights=tuple(np.ones(len(row), np.float32) for row in rows),
-        units=tuple(np.array([i]) for i in range(len(rows))),
+        sequences=Ragged.of([np.asarray(row, np.int64) for row in rows], np.int64),
+        loss_weights=Ragged.of(
+            [np.ones(len(row), np.float32) for row in rows], np.float32
+        ),
+        units=Ragged.of([np.array([i]) for i in range(len(rows))], np.int64),
         max_sequences_per_unit=1,
     )
     return data, secrets

@@ -24,6 +24,7 @@ from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.step import PrivateGradients, gradient_source
 from dptune.mechanisms.clip_rules import Automatic
 from dptune.mechanisms.transforms import AdaClip
@@ -83,9 +84,11 @@ def influence(*, length: int, size: int, autocast: bool, fixed: bool) -> float:
     weights = [np.ones(n, np.float32) for n in lengths]
     weights[-1][:] = 0
     data = UnitDataset(
-        sequences=tuple(draws.integers(2, 512, size=n) for n in lengths),
-        loss_weights=tuple(weights),
-        units=tuple(np.arange(129)[:, None]),
+        sequences=Ragged.of(
+            [draws.integers(2, 512, size=n) for n in lengths], np.int64
+        ),
+        loss_weights=Ragged.of(weights, np.float32),
+        units=Ragged.of(np.arange(129)[:, None], np.int64),
     )
     feed = Feed(
         data=data,

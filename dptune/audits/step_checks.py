@@ -169,7 +169,7 @@ def probe_units(data: UnitDataset) -> list[int]:
     Of every kind, where units are parts; all but one where there are few.
     """
     sizes = unit_lengths(data)
-    rows = np.array([len(rows) for rows in data.units])
+    rows = data.units.lengths
     kinds = np.zeros(len(rows), np.int64) if data.kinds is None else data.kinds
     found: list[int] = []
     for kind in np.unique(kinds):
@@ -182,8 +182,7 @@ def probe_units(data: UnitDataset) -> list[int]:
 
 def unit_lengths(data: UnitDataset) -> NDArray[np.int64]:
     """Count the tokens of every unit."""
-    lengths = [sum(len(data.sequences[i]) for i in rows) for rows in data.units]
-    return np.array(lengths, np.int64)
+    return data.lengths_of(np.arange(data.num_units)).reduced(np.add)
 
 
 def _share(plan: GradientPlan, data: UnitDataset, unit: int) -> float:

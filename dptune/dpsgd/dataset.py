@@ -3,20 +3,22 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeVar
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import torch
+from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from dptune.dpsgd.ragged import Ragged, read_column
 from dptune.errors import DataError, Problem
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
-
-Scalar = TypeVar("Scalar", bound=np.generic)
 
 _MAX_REPORTED = 20
 _PADDING = -1
@@ -114,7 +116,8 @@ class UnitDataset:
     **Privacy**: everything but the bound is private, `num_dropped_sequences` included.
 
     Args:
-        sequences: token ids of each sequence, at least one token each.
+        sequences: token ids of each sequence, at least one token each; on disk, if they
+            are many.
         loss_weights: weight of the token *at* each position as a target, at least 0;
             that of position 0 is never used.
         units: indices of the sequences of each unit, at least one each.
@@ -139,9 +142,9 @@ class UnitDataset:
     ([[0], [1]], 1)
     """
 
-    sequences: tuple[IntArray, ...] = field(repr=False)
-    loss_weights: tuple[FloatArray, ...] = field(repr=False)
-    units: tuple[IntArray, ...] = field(repr=False)
+    sequences: Ragged[Any] = field(repr=False)
+    loss_weights: Ragged[np.float32] = field(repr=False)
+    units: Ragged[np.int64] = field(repr=False)
     labels: IntArray | None = field(default=None, repr=False)
     max_sequences_per_unit: int = 1
     num_dropped_sequences: int = field(default=0, repr=False)
@@ -161,9 +164,9 @@ class UnitDataset:
     @classmethod
     def from_columns(
         cls,
-        input_ids: Sequence[Sequence[int]],
-        loss_weights: Sequence[Sequence[float]],
-        unit_ids: Sequence[str | int],
+        input_ids: Sequence[Sequence[int]] | Ragged[Any],
+        loss_weights: Sequence[Sequence[float]] | Ragged[np.float32],
+        unit_ids: Sequence[str | int] | pa.ChunkedArray,
         *,
         max_sequences_per_unit: int,
         labels: Sequence[int] | None = None,
@@ -188,37 +191,58 @@ class UnitDataset:
         Raises:
             DataError: the columns differ in length, or see the class.
         """
-        columns = [input_ids, loss_weights, unit_ids, *([labels] if labels else [])]
+        columns = [input_ids, loss_weights, unit_ids]
+        columns += [] if labels is None else [labels]
         if len({len(column) for column in columns}) > 1:
             raise DataError(
                 "columns must have one length, got "
                 f"len(input_ids)={len(input_ids)}, len(loss_weights)="
                 f"{len(loss_weights)}, len(unit_ids)={len(unit_ids)}."
             )
-        rows_of_unit: dict[str | int, list[int]] = {}
-        for row, unit_id in enumerate(unit_ids):
-            rows_of_unit.setdefault(unit_id, []).append(row)
-        kept = [rows[:max_sequences_per_unit] for rows in rows_of_unit.values()]
-        ends = np.cumsum([len(rows) for rows in kept], dtype=np.int64)
-        order = [row for rows in kept for row in rows]
+        rows = _rows_of_units(unit_ids)
+        kept = Ragged(
+            rows.values, rows.starts, np.minimum(rows.lengths, max_sequences_per_unit)
+        )
+        order = kept.flat()
         return cls(
-            sequences=tuple(np.asarray(input_ids[row], np.int64) for row in order),
-            loss_weights=tuple(
-                np.asarray(loss_weights[row], np.float32) for row in order
-            ),
-            units=tuple(
-                np.arange(end - len(rows), end, dtype=np.int64)
-                for rows, end in zip(kept, ends, strict=True)
-            ),
-            labels=None
-            if labels is None
-            else np.asarray([labels[row] for row in order], np.int64),
+            sequences=Ragged.of(input_ids, np.int64).select(order),
+            loss_weights=Ragged.of(loss_weights, np.float32).select(order),
+            units=Ragged.cut(np.arange(len(order)), kept.lengths),
+            labels=None if labels is None else np.asarray(labels, np.int64)[order],
             max_sequences_per_unit=max_sequences_per_unit,
             num_dropped_sequences=len(input_ids) - len(order),
             kinds=None
             if kinds is None
-            else np.asarray([kinds[rows[0]] for rows in kept], np.int64),
+            else np.asarray(kinds, np.int64)[rows.values[rows.starts]],
             unnoised=unnoised,
+        )
+
+    @classmethod
+    def from_encoded(
+        cls, encoded: Dataset, *, max_sequences_per_unit: int, folder: Path | None
+    ) -> Self:
+        """Group encoded rows by unit; tokens of large corpora go to disk.
+
+        Args:
+            encoded: columns `unit_id`, `input_ids`, `loss_weights`, and `labels` where
+                the data has classes.
+            max_sequences_per_unit: see `from_columns`.
+            folder: private folder for what does not fit into memory, in files that go
+                with this process; None keeps to memory.
+
+        Raises:
+            DataError: see the class.
+        """
+        plain = encoded.with_format("arrow")
+        has_classes = "labels" in encoded.column_names
+        return cls.from_columns(
+            read_column(encoded, "input_ids", np.int32, folder=folder),
+            read_column(encoded, "loss_weights", np.float32, folder=folder),
+            plain.select_columns(["unit_id"])[:]["unit_id"],
+            max_sequences_per_unit=max_sequences_per_unit,
+            labels=plain.select_columns(["labels"])[:]["labels"]
+            if has_classes
+            else None,
         )
 
     @property
@@ -229,12 +253,17 @@ class UnitDataset:
     @property
     def largest_unit(self) -> int:
         """Most sequences that any unit really has."""
-        return max((len(rows) for rows in self.units), default=0)
+        return int(self.units.lengths.max(initial=0))
 
     @property
     def longest_sequence(self) -> int:
         """Most tokens that any sequence has."""
-        return max((len(sequence) for sequence in self.sequences), default=0)
+        return int(self.sequences.lengths.max(initial=0))
+
+    def lengths_of(self, unit_indices: Sequence[int] | IntArray) -> Ragged[np.int64]:
+        """Return the tokens of each sequence of some units, a row for each unit."""
+        rows = self.units.select(unit_indices)
+        return Ragged.cut(self.sequences.lengths[rows.flat()], rows.lengths)
 
     def collate(
         self, unit_indices: Sequence[int] | IntArray, pad_token_id: int
@@ -250,25 +279,19 @@ class UnitDataset:
         """
         if len(unit_indices) == 0:
             raise DataError("unit_indices must not be empty. Skip the model instead.")
-        units = [self.units[unit] for unit in unit_indices]
-        taken = [row for rows in units for row in rows]
-        sequences = [self.sequences[row] for row in taken]
-        weights = [self.loss_weights[row] for row in taken]
-        ones = [np.ones(len(sequence), np.int64) for sequence in sequences]
-        rows, ends = [], np.cumsum([len(unit) for unit in units])
-        for unit, end in zip(units, ends, strict=True):
-            rows.append(np.arange(end - len(unit), end))
+        units = self.units.select(unit_indices)
+        taken = units.flat()
+        ids = self.sequences.select(taken).padded(pad_token_id)
+        is_token = np.arange(ids.shape[1]) < self.sequences.lengths[taken, None]
+        rows = Ragged.cut(np.arange(len(taken)), units.lengths).padded(_PADDING)
+        labels, kinds = self.labels, self.kinds
         return PhysicalBatch(
-            input_ids=torch.from_numpy(_padded(sequences, pad_token_id)),
-            attention_mask=torch.from_numpy(_padded(ones, 0)),
-            loss_weights=torch.from_numpy(_padded(weights, 0)),
-            rows_of_unit=torch.from_numpy(_padded(rows, _PADDING)),
-            labels=None
-            if self.labels is None
-            else torch.from_numpy(self.labels[taken]),
-            kinds=None
-            if self.kinds is None
-            else torch.from_numpy(self.kinds[list(unit_indices)]),
+            input_ids=torch.from_numpy(ids.astype(np.int64, copy=False)),
+            attention_mask=torch.from_numpy(is_token.astype(np.int64)),
+            loss_weights=torch.from_numpy(self.loss_weights.select(taken).padded(0)),
+            rows_of_unit=torch.from_numpy(rows),
+            labels=None if labels is None else torch.from_numpy(labels[taken]),
+            kinds=None if kinds is None else torch.from_numpy(kinds[unit_indices]),
         )
 
     def physical_batches(
@@ -285,21 +308,20 @@ class UnitDataset:
             physical_batch_size: rows per piece.
             pad_token_id: see `collate`.
         """
-        lengths = {
-            unit: max(len(self.sequences[row]) for row in self.units[unit])
-            for unit in unit_indices
-        }
+        units = np.asarray(unit_indices, np.int64)
+        lengths = self.lengths_of(units)
+        order = np.lexsort((units, -lengths.reduced(np.maximum)))
         waiting: list[int] = []
         num_rows = 0
-        for unit in sorted(unit_indices, key=lambda unit: (-lengths[unit], unit)):
-            size = len(self.units[unit])
+        for place in order:
+            unit, size = int(units[place]), int(lengths.lengths[place])
             if size > physical_batch_size:
-                yield from self._parts(int(unit), physical_batch_size, pad_token_id)
+                yield from self._parts(unit, physical_batch_size, pad_token_id)
                 continue
             if waiting and num_rows + size > physical_batch_size:
                 yield self.collate(waiting, pad_token_id)
                 waiting, num_rows = [], 0
-            waiting.append(int(unit))
+            waiting.append(unit)
             num_rows += size
         if waiting:
             yield self.collate(waiting, pad_token_id)
@@ -313,9 +335,9 @@ class UnitDataset:
             rows = whole[first : first + num_rows]
             piece = replace(
                 self,
-                sequences=tuple(self.sequences[row] for row in rows),
-                loss_weights=tuple(self.loss_weights[row] for row in rows),
-                units=(np.arange(len(rows)),),
+                sequences=self.sequences.select(rows),
+                loss_weights=self.loss_weights.select(rows),
+                units=Ragged.cut(np.arange(len(rows)), [len(rows)]),
                 labels=None if self.labels is None else self.labels[rows],
                 kinds=None if self.kinds is None else self.kinds[[unit]],
                 unnoised=None,
@@ -326,35 +348,57 @@ class UnitDataset:
     def digest(self) -> str:
         """Hash tokens, weights and units; tells data sets apart. Private."""
         digest = hashlib.sha256()
-        labels = () if self.labels is None else (self.labels,)
-        kinds = () if self.kinds is None else (self.kinds,)
-        for columns in (self.sequences, self.loss_weights, self.units, labels, kinds):
-            lengths = np.asarray([len(column) for column in columns], np.int64)
-            digest.update(lengths.tobytes())
-            for column in columns:
-                digest.update(np.ascontiguousarray(column).tobytes())
+        columns: list[tuple[Ragged[Any], type[np.generic]]] = [
+            (self.sequences, np.int64),
+            (self.loss_weights, np.float32),
+            (self.units, np.int64),
+        ]
+        columns += [
+            (Ragged.of([] if row is None else [row], np.int64), np.int64)
+            for row in (self.labels, self.kinds)
+        ]
+        for column, dtype in columns:
+            digest.update(column.lengths.tobytes())
+            for piece in column.pieces():
+                digest.update(np.ascontiguousarray(piece, dtype).tobytes())
         if self.unnoised is not None:
             digest.update(self.unnoised.digest().encode())
         return digest.hexdigest()
 
     def _sequence_problems(self) -> list[Problem]:
         """Faults of single sequences."""
-        if len(self.sequences) != len(self.loss_weights):
+        lengths, given = self.sequences.lengths, self.loss_weights.lengths
+        if len(lengths) != len(given):
             return [
                 Problem(
                     path="loss_weights",
                     message="must have one row per sequence, got "
-                    f"{len(self.sequences)} sequences and {len(self.loss_weights)} "
-                    "rows of weights.",
+                    f"{len(lengths)} sequences and {len(given)} rows of weights.",
                 )
             ]
-        problems = []
-        pairs = zip(self.sequences, self.loss_weights, strict=True)
-        for row, (sequence, weights) in enumerate(pairs):
-            message = _sequence_fault(sequence, weights)
-            if message:
-                problems.append(Problem(path=f"sequences[{row}]", message=message))
-        return problems
+        invalid = "must have finite loss weights of at least 0."
+        faults = dict.fromkeys(self._rows_of_invalid_weights(), invalid)
+        for row in map(int, np.flatnonzero(lengths != given)):
+            faults[row] = f"must have {lengths[row]} loss weights, got {given[row]}."
+        for row in map(int, np.flatnonzero(lengths == 0)):
+            faults[row] = "must be a list of at least one token."
+        return [
+            Problem(path=f"sequences[{row}]", message=message)
+            for row, message in sorted(faults.items())
+        ]
+
+    def _rows_of_invalid_weights(self) -> list[int]:
+        """Find the first rows whose weights are infinite, negative or no numbers."""
+        ends = np.cumsum(self.loss_weights.lengths)
+        found: list[int] = []
+        read = 0
+        for piece in self.loss_weights.pieces():
+            places = np.flatnonzero(~(np.isfinite(piece) & (piece >= 0)))
+            found += np.unique(np.searchsorted(ends, read + places, "right")).tolist()
+            if len(found) > _MAX_REPORTED:
+                break
+            read += len(piece)
+        return found
 
     def _label_problems(self) -> list[Problem]:
         """Faults of the classes."""
@@ -370,20 +414,27 @@ class UnitDataset:
             ]
         return []
 
+    def _every_sequence_is_owned_once(self) -> bool:
+        """Count the owners of each sequence."""
+        owned, num = self.units.flat(), len(self.sequences)
+        if len(owned) != num or ((owned < 0) | (owned >= num)).any():
+            return False
+        return bool((np.bincount(owned, minlength=num) == 1).all())
+
     def _unit_problems(self) -> list[Problem]:
         """Faults of the assignment of sequences to units."""
+        sizes = self.units.lengths
+        is_wrong = (sizes < 1) | (sizes > self.max_sequences_per_unit)
         problems = [
             Problem(
                 path=f"units[{unit}]",
                 message=f"must own 1 to {self.max_sequences_per_unit} sequences, got "
-                f"{len(rows)}.",
+                f"{sizes[unit]}.",
                 next_step="Build the data with UnitDataset.from_columns.",
             )
-            for unit, rows in enumerate(self.units)
-            if not 1 <= len(rows) <= self.max_sequences_per_unit
+            for unit in np.flatnonzero(is_wrong)[:_MAX_REPORTED]
         ]
-        owned = np.sort(np.concatenate([np.empty(0, np.int64), *self.units]))
-        if not np.array_equal(owned, np.arange(len(self.sequences))):
+        if not self._every_sequence_is_owned_once():
             problems.append(
                 Problem(
                     path="units",
@@ -400,21 +451,17 @@ class UnitDataset:
         return problems
 
 
-def _sequence_fault(sequence: IntArray, weights: FloatArray) -> str | None:
-    """Say what is wrong with one sequence, if anything."""
-    if sequence.ndim != 1 or len(sequence) == 0:
-        return "must be a list of at least one token."
-    if weights.shape != sequence.shape:
-        return f"must have {len(sequence)} loss weights, got {weights.size}."
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        return "must have finite loss weights of at least 0."
-    return None
-
-
-def _padded(arrays: Sequence[NDArray[Scalar]], fill: float) -> NDArray[Scalar]:
-    """Stack arrays of unequal length, filled up on the right."""
-    longest = max(len(array) for array in arrays)
-    result = np.full((len(arrays), longest), fill, dtype=arrays[0].dtype)
-    for row, array in enumerate(arrays):
-        result[row, : len(array)] = array
-    return result
+def _rows_of_units(unit_ids: Sequence[str | int] | pa.ChunkedArray) -> Ragged[np.int64]:
+    """Return the rows of each unit, in the order in which units appear first."""
+    if isinstance(unit_ids, pa.ChunkedArray):
+        encoded = unit_ids.combine_chunks().dictionary_encode()
+        numbers = encoded.indices.to_numpy()
+        del encoded
+        pa.default_memory_pool().release_unused()  # of many names, hundreds of MiB
+    else:
+        known: dict[str | int, int] = {}
+        numbers = np.asarray([known.setdefault(u, len(known)) for u in unit_ids], int)
+    sizes = np.bincount(numbers)
+    is_sorted = (np.diff(numbers) >= 0).all()
+    order = np.arange(len(numbers)) if is_sorted else np.argsort(numbers, kind="stable")
+    return Ragged.cut(order, sizes)

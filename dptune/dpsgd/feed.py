@@ -93,8 +93,7 @@ class Feed:
         """Deal units out to ranks by length, so that all have as much to do."""
         if self.ranks.is_alone:
             return indices
-        sequences, units = self.data.sequences, self.data.units
-        lengths = [sum(len(sequences[row]) for row in units[u]) for u in indices]
+        lengths = self.data.lengths_of(indices).reduced(np.add)
         order = np.argsort(lengths, kind="stable")
         return indices[order][self.ranks.rank :: self.ranks.size]
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.distributed import ALONE
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients
+from dptune.dpsgd.ragged import Ragged
 from dptune.errors import ModelError
 
 LONGEST = 1024
@@ -63,8 +63,7 @@ class Probe:
 
     def length(self, unit: int) -> int:
         """Tokens of a unit's longest sequence."""
-        rows = self.feed.data.units[unit]
-        return max(len(self.feed.data.sequences[row]) for row in rows)
+        return int(self.feed.data.lengths_of([unit]).values.max())
 
     def with_fixed_shapes(self) -> "Probe":
         """Return the same probe, padded to one shape."""
@@ -104,11 +103,11 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
     ends = [1, len(sequences) - 4, *range(len(sequences) - 3, len(sequences) + 1)]
     classes = int(getattr(getattr(model, "config", None), "num_labels", 1) or 1)
     data = UnitDataset(
-        sequences=tuple(sequences),
-        loss_weights=tuple(
-            np.linspace(0.5, 1, len(s), dtype=np.float32) for s in sequences
+        sequences=Ragged.of(sequences, np.int64),
+        loss_weights=Ragged.of(
+            [np.linspace(0.5, 1, len(s)) for s in sequences], np.float32
         ),
-        units=tuple(np.arange(a, b) for a, b in pairwise([0, *ends])),
+        units=Ragged.cut(np.arange(len(sequences)), np.diff([0, *ends])),
         labels=np.arange(len(sequences), dtype=np.int64) % classes,
         max_sequences_per_unit=2,
     )
@@ -171,7 +170,7 @@ def _companies(data: UnitDataset, num_rows: int) -> list[tuple[int, ...]]:
     for company in _COMPANIES:
         waiting: list[int] = []
         for unit in company:
-            if sum(len(data.units[u]) for u in [*waiting, unit]) > num_rows:
+            if data.units.lengths[[*waiting, unit]].sum() > num_rows:
                 pieces.append(tuple(waiting))
                 waiting = []
             waiting.append(unit)

@@ -19,6 +19,7 @@ from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients, check_modules, one_group
 from dptune.dpsgd.isolation import COMPARED, Isolation, Probe, make_probe, same_length
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.refusals import company_error, explained, model_name
 from dptune.dpsgd.untouched import (
@@ -336,9 +337,9 @@ def _small_data(probe: Probe, units: tuple[tuple[int, ...], ...]) -> UnitDataset
     tokens = tokens[tokens != probe.feed.pad_token_id]
     classes = 1 + int(made_up.labels.max()) if made_up.labels is not None else 1
     return UnitDataset(
-        sequences=tuple(draws.choice(tokens, n).astype(np.int64) for n in _LENGTHS),
-        loss_weights=tuple(np.linspace(0.5, 1, n, dtype=np.float32) for n in _LENGTHS),
-        units=tuple(np.asarray(unit, np.int64) for unit in units),
+        sequences=Ragged.of([draws.choice(tokens, n) for n in _LENGTHS], np.int64),
+        loss_weights=Ragged.of([np.linspace(0.5, 1, n) for n in _LENGTHS], np.float32),
+        units=Ragged.of(units, np.int64),
         labels=np.arange(len(_LENGTHS), dtype=np.int64) % classes,
         max_sequences_per_unit=2,
     )

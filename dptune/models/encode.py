@@ -16,10 +16,12 @@ nor eos is added, only what is learnt has a weight, and a long one is cut, not s
 since the rest of a turn without its role is no conversation.
 """
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -85,6 +87,7 @@ def encode_corpus(
     ignore_token_id: int | None = None,
     long_records: LongRecords = "split",
     with_offsets: bool = False,
+    folder: Path | None = None,
 ) -> Dataset:
     """Encode every record; rows keep the order of the corpus.
 
@@ -103,6 +106,8 @@ def encode_corpus(
         long_records: `split` or `truncate`.
         with_offsets: add `token_starts` and `token_ends`, the code points of the
             record's text that each token covers (0, 0 for bos and eos).
+        folder: private folder for a file without a name that holds the rows, as long as
+            somebody reads them; None keeps them in memory.
 
     Returns:
         Columns `id`, `unit_id`, `input_ids` (list of int32) and `loss_weights` (list of
@@ -115,21 +120,36 @@ def encode_corpus(
             template cannot write some conversations.
     """
     _check(dataset, max_tokens=max_tokens, long_records=long_records)
-    schema = _schema(with_offsets=with_offsets)
-    batches, refused = [], _Refused()
-    for rows in _batches(dataset):
-        chunks = sorted(
-            _chat_chunks(rows, tokenizer, max_tokens=max_tokens, refused=refused)
-            + _chunks(rows, tokenizer, max_tokens=max_tokens, long=long_records),
-            key=lambda chunk: chunk.record,
-        )
-        if not chunks:
-            continue
-        columns = _columns(rows, chunks, ignore_token_id)
-        batches.append(pa.table({name: columns[name] for name in schema.names}, schema))
-    refused.raise_if_any()
-    table = pa.concat_tables(batches) if batches else schema.empty_table()
-    return Dataset(table)
+    schema, refused = _schema(with_offsets=with_offsets), _Refused()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for rows in _batches(dataset):
+            chunks = sorted(
+                _chat_chunks(rows, tokenizer, max_tokens=max_tokens, refused=refused)
+                + _chunks(rows, tokenizer, max_tokens=max_tokens, long=long_records),
+                key=lambda chunk: chunk.record,
+            )
+            if chunks:
+                columns = _columns(rows, chunks, ignore_token_id)
+                own = {name: columns[name] for name in schema.names}
+                yield from pa.table(own, schema).to_batches()
+        refused.raise_if_any()
+
+    return Dataset(_stored(batches(), schema, folder=folder))
+
+
+def _stored(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, folder: Path | None
+) -> pa.Table:
+    """Collect batches, in memory or in a file that nobody else can open."""
+    if folder is None:
+        return pa.Table.from_batches(list(batches), schema)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        with pa.ipc.new_stream(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        file.flush()
+        return pa.ipc.open_stream(pa.memory_map(file.name)).read_all()
 
 
 def _check(dataset: Dataset, *, max_tokens: int, long_records: str) -> None:

@@ -181,9 +181,4 @@ def _public_data(
         max_tokens=max_tokens,
         long_records="truncate",
     )
-    return UnitDataset.from_columns(
-        encoded["input_ids"],
-        encoded["loss_weights"],
-        encoded["unit_id"],
-        max_sequences_per_unit=1,
-    )
+    return UnitDataset.from_encoded(encoded, max_sequences_per_unit=1, folder=None)

@@ -23,6 +23,7 @@ from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.parameters import group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.prechecks import check_private, modes_of, training_mode
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.refusals import model_name
 from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.transform import check_transform
@@ -186,9 +187,9 @@ class Examination:
         ]
         classes, length = len(self.model.class_names), self.model.max_tokens
         data = UnitDataset(
-            sequences=tuple(sequences),
-            loss_weights=tuple(np.ones(len(s), np.float32) for s in sequences),
-            units=tuple(np.asarray([row], np.int64) for row in range(len(sequences))),
+            sequences=Ragged.of(sequences, np.int64),
+            loss_weights=Ragged.of([np.ones(len(s)) for s in sequences], np.float32),
+            units=Ragged.cut(np.arange(len(sequences)), np.ones(len(sequences), int)),
             labels=np.arange(len(sequences)) % classes if classes else None,
             max_sequences_per_unit=self.model.max_sequences_per_unit,
         )

@@ -167,11 +167,19 @@ def _unstored(inputs: StageInputs, performance: PerformanceSettings) -> Training
     )
 
 
-def load_job(job: TrainingJob, inputs: StageInputs) -> tuple[LoadedModel, UnitDataset]:
-    """Load the model and the units of the training split."""
+def load_job(
+    job: TrainingJob, inputs: StageInputs, *, folder: Path | None = None
+) -> tuple[LoadedModel, UnitDataset]:
+    """Load the model and the units of the training split.
+
+    Args:
+        job: what to compute.
+        inputs: of the stage.
+        folder: private folder for tokens that do not fit into memory; None keeps to it.
+    """
     loaded, ignored = load_start(job)
-    encoded = _encode(inputs, loaded, ignored)
-    data = _units(inputs, encoded, mask=ignored)
+    encoded = _encode(inputs, loaded, ignored, folder=folder)
+    data = _units(inputs, encoded, mask=ignored, folder=folder)
     num_units = (data.unnoised or data).num_units
     is_exact = inputs.plan.units_from is UnitsFrom.EXACT
     if is_exact and num_units != inputs.plan.num_units:
@@ -182,7 +190,9 @@ def load_job(job: TrainingJob, inputs: StageInputs) -> tuple[LoadedModel, UnitDa
     return loaded, data
 
 
-def _units(inputs: StageInputs, encoded: Dataset, *, mask: int | None) -> UnitDataset:
+def _units(
+    inputs: StageInputs, encoded: Dataset, *, mask: int | None, folder: Path | None
+) -> UnitDataset:
     """Group encoded rows by unit, or by unit and tier."""
     if inputs.tier_of is not None:
         return in_tiers(
@@ -192,16 +202,18 @@ def _units(inputs: StageInputs, encoded: Dataset, *, mask: int | None) -> UnitDa
             mask=mask,
             max_sequences_per_unit=inputs.max_sequences_per_unit,
         )
-    return UnitDataset.from_columns(
-        encoded["input_ids"],
-        encoded["loss_weights"],
-        encoded["unit_id"],
-        max_sequences_per_unit=inputs.max_sequences_per_unit,
-        labels=encoded["labels"] if "labels" in encoded.column_names else None,
+    return UnitDataset.from_encoded(
+        encoded, max_sequences_per_unit=inputs.max_sequences_per_unit, folder=folder
     )
 
 
-def _encode(inputs: StageInputs, loaded: LoadedModel, ignored: int | None) -> Dataset:
+def _encode(
+    inputs: StageInputs,
+    loaded: LoadedModel,
+    ignored: int | None,
+    *,
+    folder: Path | None = None,
+) -> Dataset:
     """Encode the training split, for a classifier with the class of each record."""
     settings, rows = inputs.plan.settings, inputs.corpus.split("train")
     weights = settings.token_weights
@@ -220,6 +232,7 @@ def _encode(inputs: StageInputs, loaded: LoadedModel, ignored: int | None) -> Da
         max_tokens=inputs.max_tokens,
         ignore_token_id=ignored,
         with_offsets=weights is not None or inputs.tier_of is not None,
+        folder=folder,
     )
     return encoded if weights is None else weighted(encoded, rows, weights)
 

@@ -159,12 +159,11 @@ def pretrain(
         return ModelBundle(path=target, digest=model_digest(target))
     rows = public.split("train")
     loaded = _fresh_model(source, list(rows["text"]), data_root=data_root)
-    encoded = encode_corpus(rows, loaded.tokenizer, max_tokens=max_tokens)
-    data = UnitDataset.from_columns(
-        encoded["input_ids"],
-        encoded["loss_weights"],
-        encoded["unit_id"],
-        max_sequences_per_unit=len(encoded),
+    encoded = encode_corpus(
+        rows, loaded.tokenizer, max_tokens=max_tokens, folder=folder
+    )
+    data = UnitDataset.from_encoded(
+        encoded, max_sequences_per_unit=len(encoded), folder=folder
     )
     steps = max(1, round(settings.epochs * len(data.units) / settings.batch_size))
     train_stage(

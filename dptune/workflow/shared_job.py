@@ -9,7 +9,6 @@ FOLDER/                     private: it holds the tokens
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from dptune.accounting.chain import LedgerJournal
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.trainer import StepProgress
 from dptune.errors import ConfigError
 from dptune.files import owner_only
@@ -137,14 +137,14 @@ def write_units(data: UnitDataset, file: Path) -> None:
         )
     bounds = [data.max_sequences_per_unit, data.num_dropped_sequences]
     tensors: dict[str, NDArray[Any]] = {"bounds": np.asarray(bounds, np.int64)}
-    columns: dict[str, Sequence[NDArray[Any]]] = {
+    columns: dict[str, Ragged[Any]] = {
         "sequences": data.sequences,
         "loss_weights": data.loss_weights,
         "units": data.units,
     }
-    for name, arrays in columns.items():
-        tensors[name] = np.concatenate(arrays)
-        tensors[f"{name}.lengths"] = np.asarray([len(a) for a in arrays], np.int64)
+    for name, rows in columns.items():
+        tensors[name] = rows.flat()
+        tensors[f"{name}.lengths"] = rows.lengths
     if data.labels is not None:
         tensors["labels"] = data.labels
     save_file(tensors, file)
@@ -154,15 +154,15 @@ def read_units(file: Path) -> UnitDataset:
     """Map what `write_units` wrote; the file may be shared with others."""
     tensors = {name: tensor.numpy() for name, tensor in load_file(file).items()}
 
-    def split(name: str) -> tuple[NDArray[Any], ...]:
-        ends = np.cumsum(tensors[f"{name}.lengths"])
-        return tuple(np.split(tensors[name], ends[:-1]))
-
+    sequences, loss_weights, units = (
+        Ragged.cut(tensors[name], tensors[f"{name}.lengths"])
+        for name in ("sequences", "loss_weights", "units")
+    )
     max_sequences, num_dropped = tensors["bounds"].tolist()
     return UnitDataset(
-        sequences=split("sequences"),
-        loss_weights=split("loss_weights"),
-        units=split("units"),
+        sequences=sequences,
+        loss_weights=loss_weights,
+        units=units,
         labels=tensors.get("labels"),
         max_sequences_per_unit=max_sequences,
         num_dropped_sequences=num_dropped,

@@ -109,7 +109,7 @@ def run_stage(
         performance=performance,
         base=inputs.base,
     )
-    loaded, data = load_job(job, inputs)
+    loaded, data = load_job(job, inputs, folder=home)
     trained = _trained_canaries(inputs, loaded, data, canaries)
     steering = _steering(inputs, loaded)
     journal = LedgerJournal(job.journal)

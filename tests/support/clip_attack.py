@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.step import gradient_source
 
 WIDTH, NUM_IDS = 160, 200
@@ -227,9 +228,11 @@ class Arena:
         """Return rows that are known by their first token, from 1."""
         num_rows = num_units * self.rows
         return UnitDataset(
-            sequences=tuple(np.array([row + 1, 1]) for row in range(num_rows)),
-            loss_weights=(np.ones(2, np.float32),) * num_rows,
-            units=tuple(np.split(np.arange(num_rows), num_units)),
+            sequences=Ragged.of(
+                [np.array([row + 1, 1]) for row in range(num_rows)], np.int64
+            ),
+            loss_weights=Ragged.of((np.ones(2, np.float32),) * num_rows, np.float32),
+            units=Ragged.of(np.split(np.arange(num_rows), num_units), np.int64),
             max_sequences_per_unit=self.rows,
         )
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.ragged import Ragged
 
 Gradients = dict[str, Tensor]
 
@@ -29,13 +30,19 @@ def random_data(
     lengths = draws.integers(3, longest + 1, size=int(ends[-1]))
     # Token 0 is kept for padding and 1 for padding of RoBERTa.
     return UnitDataset(
-        sequences=tuple(draws.integers(2, vocabulary, size=n) for n in lengths),
-        loss_weights=tuple(
-            draws.choice([0.0, 0.2, 1.0], size=n).astype(np.float32) for n in lengths
+        sequences=Ragged.of(
+            [draws.integers(2, vocabulary, size=n) for n in lengths], np.int64
         ),
-        units=tuple(
-            np.arange(end - size, end)
-            for end, size in zip(ends, rows_per_unit, strict=True)
+        loss_weights=Ragged.of(
+            [draws.choice([0.0, 0.2, 1.0], size=n).astype(np.float32) for n in lengths],
+            np.float32,
+        ),
+        units=Ragged.of(
+            [
+                np.arange(end - size, end)
+                for end, size in zip(ends, rows_per_unit, strict=True)
+            ],
+            np.int64,
         ),
         max_sequences_per_unit=max(rows_per_unit),
     )
@@ -54,9 +61,9 @@ def naive_unit_gradients(
         }
         for row in rows:
             alone = UnitDataset(
-                sequences=(data.sequences[row],),
-                loss_weights=(data.loss_weights[row],),
-                units=(np.zeros(1, np.int64),),
+                sequences=Ragged.of((data.sequences[row],), np.int64),
+                loss_weights=Ragged.of((data.loss_weights[row],), np.float32),
+                units=Ragged.of((np.zeros(1, np.int64),), np.int64),
                 labels=None if data.labels is None else data.labels[[row]],
             )
             losses = record_loss(model, alone.collate([0], pad_token_id))

@@ -36,6 +36,7 @@ from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import check_private
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import ModelError
 from dptune.models.build import add_lora
@@ -88,9 +89,9 @@ def leaky(name):
 def data(*lengths):
     draws = np.random.default_rng(0)
     return UnitDataset(
-        sequences=tuple(draws.integers(3, 29, n) for n in lengths),
-        loss_weights=tuple(np.ones(n, np.float32) for n in lengths),
-        units=tuple(np.asarray([i]) for i in range(len(lengths))),
+        sequences=Ragged.of([draws.integers(3, 29, n) for n in lengths], np.int64),
+        loss_weights=Ragged.of([np.ones(n, np.float32) for n in lengths], np.float32),
+        units=Ragged.of([np.asarray([i]) for i in range(len(lengths))], np.int64),
         labels=np.arange(len(lengths)) % 3,
     )
 

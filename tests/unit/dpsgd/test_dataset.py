@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.ragged import Ragged
 from dptune.errors import DataError
 
 IDS = [[5, 6, 7], [8], [9, 10], [11, 12], [13]]
@@ -98,16 +99,20 @@ def test_units_must_own_every_sequence_once(units, bound, message):
     row = np.array([1, 2])
     with pytest.raises(DataError, match=message):
         UnitDataset(
-            sequences=(row, row),
-            loss_weights=(np.ones(2, np.float32),) * 2,
-            units=tuple(np.array(unit, np.int64) for unit in units),
+            sequences=Ragged.of((row, row), np.int64),
+            loss_weights=Ragged.of((np.ones(2, np.float32),) * 2, np.float32),
+            units=Ragged.of([np.array(unit, np.int64) for unit in units], np.int64),
             max_sequences_per_unit=bound,
         )
 
 
 def test_rows_of_weights_must_match_sequences():
     with pytest.raises(DataError, match="one row per sequence"):
-        UnitDataset(sequences=(np.array([1]),), loss_weights=(), units=(np.array([0]),))
+        UnitDataset(
+            sequences=Ragged.of((np.array([1]),), np.int64),
+            loss_weights=Ragged.of((), np.float32),
+            units=Ragged.of((np.array([0]),), np.int64),
+        )
 
 
 def test_digest_tells_tokens_weights_and_units_apart():

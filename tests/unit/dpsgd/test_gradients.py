@@ -13,6 +13,7 @@ from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.parameters import Grouping, group_parameters, trainable_parameters
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.rounding import norm_bound
 from dptune.dpsgd.terms import Dense, Outer, Scatter
 from dptune.errors import DataError, ModelError, PrivacyError
@@ -148,9 +149,11 @@ def test_batch_mean_loss_breaks_the_bound_that_record_loss_keeps():
 
     short, long = np.array([2, 3, 4]), np.arange(2, 16)
     data = UnitDataset(
-        sequences=(*[short] * 7, long),
-        loss_weights=(*[np.ones(3, np.float32)] * 7, np.ones(14, np.float32)),
-        units=tuple(np.array([unit]) for unit in range(8)),
+        sequences=Ragged.of((*[short] * 7, long), np.int64),
+        loss_weights=Ragged.of(
+            (*[np.ones(3, np.float32)] * 7, np.ones(14, np.float32)), np.float32
+        ),
+        units=Ragged.of([np.array([unit]) for unit in range(8)], np.int64),
     )
     model = models.tiny_gpt2()
     for loss, keeps in ((CAUSAL, True), (batch_mean_loss, False)):

@@ -16,6 +16,7 @@ from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import check_numbers
+from dptune.dpsgd.ragged import Ragged
 from dptune.errors import ConfigError
 from tests.support import models, oracles
 from tests.unit.dpsgd.test_modes import DIVISOR, by_loop, lora, plan_of, stepped
@@ -130,9 +131,9 @@ def test_unit_of_several_passes_never_adds_more_than_the_bound(dtype):
 def test_passes_that_cancel_leave_nothing_above_the_bound():
     """Rows with large and opposite gradients: what is added is what is measured."""
     data = UnitDataset(
-        sequences=(np.arange(2, 9),) * 4,
-        loss_weights=(np.ones(7, np.float32),) * 4,
-        units=(np.arange(4),),
+        sequences=Ragged.of((np.arange(2, 9),) * 4, np.int64),
+        loss_weights=Ragged.of((np.ones(7, np.float32),) * 4, np.float32),
+        units=Ragged.of((np.arange(4),), np.int64),
         max_sequences_per_unit=4,
     )
 

@@ -1,3 +1,6 @@
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -160,24 +163,48 @@ def test_names_of_samplers_are_those_of_recipes_and_ledgers():
 
 
 class Coins:
-    """A generator whose numbers are known."""
+    """A generator whose numbers are known: 16 bits, and more for those that tie."""
 
-    def __init__(self, *numbers: float) -> None:
-        self._numbers = np.array(numbers)
+    def __init__(self, first, more):
+        self._first, self._more = np.array(first, np.uint16), np.array(more)
+
+    def integers(self, high, *, size, dtype):
+        assert (high, size, dtype) == (2**16, len(self._first), np.uint16)
+        return self._first
 
     def random(self, count):
-        assert count == len(self._numbers)
-        return self._numbers
+        assert count == len(self._more)
+        return self._more
+
+
+def samplers(rate):
+    """Samplers of six units that toss one coin for each."""
+    return (
+        PoissonSampler(num_units=6, sample_rate=rate),
+        CyclicPoissonSampler(num_units=6, sample_rate=rate, num_groups=1),
+    )
 
 
 def test_unit_whose_coin_is_exactly_the_rate_stays_out():
-    """Coins are multiples of 2^-53 in [0, 1): below the rate lies just its share."""
-    coins = Coins(0.25, np.nextafter(0.25, 0), 0.0, 1.0)
-    for sampler in (
-        PoissonSampler(num_units=4, sample_rate=0.25),
-        CyclicPoissonSampler(num_units=4, sample_rate=0.25, num_groups=1),
-    ):
-        assert sampler.sample(coins).tolist() == [1, 2]
+    """A quarter of 16 bits lies below the rate; its fraction decides a tie."""
+    first = [2**14, 2**14 - 1, 0, 2**16 - 1, 2**14, 2**14]
+    below = np.nextafter(0.5, 0)
+    for sampler in samplers(0.25):
+        assert sampler.sample(Coins(first, [0.0, below, 0.5])).tolist() == [1, 2]
+    for sampler in samplers(0.25 + 2**-17):
+        drawn = sampler.sample(Coins(first, [0.0, below, 0.5])).tolist()
+        assert drawn == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("rate", [1e-7, 3.3e-5, 0.3, 1 - 2**-53, 1.0])
+def test_share_of_coins_that_win_is_the_rate(rate):
+    """Whole numbers and ties together: the chance is the rate, to the last bit."""
+    share, whole = math.modf(rate * 2**16)
+    assert Fraction(int(whole)) + Fraction(share) == Fraction(rate) * 2**16
+    draws = np.random.default_rng(3)
+    num = 400_000
+    joined = len(PoissonSampler(num_units=num, sample_rate=rate).sample(draws))
+    assert abs(joined - num * rate) <= 5 * math.sqrt(num * rate * (1 - rate)) + 1
 
 
 def test_one_unit_is_enough_for_every_sampler():

@@ -10,6 +10,7 @@ from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.step import gradient_source
 from dptune.mechanisms.sa_adp import PROTECTED, Tier, group_view
 from tests.support import models, oracles
@@ -32,9 +33,11 @@ def records(tiers, *, seed=0):
 def rows(pairs):
     """A data set of given tokens and weights, a unit each."""
     return UnitDataset(
-        sequences=tuple(tokens for tokens, _ in pairs),
-        loss_weights=tuple(weights.astype(np.float32) for _, weights in pairs),
-        units=tuple(np.array([i]) for i in range(len(pairs))),
+        sequences=Ragged.of([tokens for tokens, _ in pairs], np.int64),
+        loss_weights=Ragged.of(
+            [weights.astype(np.float32) for _, weights in pairs], np.float32
+        ),
+        units=Ragged.of([np.array([i]) for i in range(len(pairs))], np.int64),
     )
 
 
