@@ -156,10 +156,10 @@ def _encode(
     spec: CanarySpec, tokenizer: Tokenizer, indices: NDArray[np.int64], *, prefix: str
 ) -> Candidates:
     """Tokenize `prefix + secret + suffix` for the given candidates."""
-    chunks = [
+    chunks = (  # one after the other: a million strings take 60 MB
         secrets_at(spec, indices[start : start + _CHUNK])
         for start in range(0, len(indices), _CHUNK)
-    ]
+    )
     return _join([encode_secrets(spec, tokenizer, c, prefix=prefix) for c in chunks])
 
 

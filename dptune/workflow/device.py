@@ -27,10 +27,6 @@ class Placement:
     device: str
     num_processes: int
 
-    def device_of(self, rank: int) -> str:
-        """Return the device of one process."""
-        return self.device if self.device == "cpu" else f"{self.device}:{rank}"
-
 
 def pick_device(wanted: str) -> str:
     """Turn `auto` into what this machine has.

@@ -114,12 +114,6 @@ def _words(code: str) -> _Words:
     )
 
 
-@lru_cache
-def _acronyms() -> frozenset[str]:
-    """Return capitals that name nobody: units, formats, labels."""
-    return frozenset(read_data("en")["acronyms"].split())
-
-
 def find_cased_names(text: str, lowered: str, code: str) -> Iterator[Found]:
     """Yield the names of a text in a language with capitals.
 

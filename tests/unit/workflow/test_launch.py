@@ -617,12 +617,6 @@ def test_processes_are_placed_where_there_is_room(
     assert place_processes(performance(**values)) == expected
 
 
-def test_every_accelerator_has_a_process():
-    many = Placement(device="cuda", num_processes=2)
-    assert [many.device_of(rank) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
-    assert Placement(device="cpu", num_processes=2).device_of(1) == "cpu"
-
-
 @pytest.mark.parametrize(
     ("values", "visible", "paths"),
     [
