@@ -197,9 +197,9 @@ def _from_loop(
         for row in feed.data.units[unit]:
             one = replace(
                 feed.data,
-                sequences=(feed.data.sequences[row],),
-                loss_weights=(feed.data.loss_weights[row],),
-                units=(np.asarray([0]),),
+                sequences=feed.data.sequences.select([row]),
+                loss_weights=feed.data.loss_weights.select([row]),
+                units=Ragged.of([[0]], np.int64),
                 labels=None if feed.data.labels is None else feed.data.labels[[row]],
             ).collate([0], PAD)
             if feed.fixed_shapes:

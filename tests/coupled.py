@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from dptune.accounting.events import mechanism_counts
+from dptune.dpsgd import sampling, trainer
 from dptune.dpsgd import step as step_module
 from dptune.dpsgd import steps as charged_steps
-from dptune.dpsgd import trainer
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.noise import BandedNoise
 from dptune.dpsgd.plan import GradientPlan
@@ -299,6 +299,11 @@ def charged_multiplier(plan: GradientPlan, step: int) -> float:
     return float(inner.noise_multiplier) * scale
 
 
+def _tossed(coins: Coins, num_units: int, rate: float) -> np.ndarray:
+    """Let units join whose coins, which are theirs by name, lie below the rate."""
+    return np.flatnonzero(coins.random(num_units) < rate)
+
+
 def _named(data_class: type[UnitDataset], *arguments: Any, **keywords: Any) -> Any:
     """Build a data set that remembers whose units it holds."""
     data = _FROM_COLUMNS(data_class, *arguments, **keywords)
@@ -343,6 +348,7 @@ def coupled(
         (UnitDataset, "from_columns", classmethod(_named)),
         (workflow_training, "load_job", hooks.load_job),
         (charged_steps, "sampling_generator", hooks.sampling_generator),
+        (sampling, "_tossed", _tossed),
         (step_module.PrivateGradients, "compute", _method(hooks.compute)),
         (step_module.PlainGradients, "compute_public", _method(hooks.compute_public)),
         (AdaptiveNoise, "take", _method(hooks.take)),

@@ -31,6 +31,7 @@ from dptune.dpsgd import steps as engine_steps
 from dptune.dpsgd.distributed import Ranks, ReplicatedSums, gathered, held
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.noise import IndependentNoise
+from dptune.dpsgd.ragged import Ragged
 from dptune.errors import BudgetExceededError, DptuneError, PrivacyError
 from dptune.integrations import private_training
 from dptune.integrations.script_run import ScriptRun
@@ -273,7 +274,8 @@ def clip_of_parts(patch):
 
     def parts(self, indices):
         data = copy.copy(self.data)  # a part of each unit, which no data set may be
-        units = tuple(rows[self.ranks.rank :: 2] for rows in self.data.units)
+        own = [rows[self.ranks.rank :: 2] for rows in self.data.units]
+        units = Ragged.of(own, np.int64)
         object.__setattr__(data, "units", units)
         return batches(replace(self, data=data, ranks=Ranks()), indices)
 

@@ -17,6 +17,7 @@ from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.noise import BandedNoise, add_gaussian_noise, noise_stream
 from dptune.dpsgd.plan import GradientPlan
+from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.sampling import SamplingKind
 from dptune.dpsgd.step import gradient_source
 from tests.support import models, oracles
@@ -87,7 +88,9 @@ def released_noise(indices, *, plan=PLAN, steps=40):
     data = oracles.random_data()
     weightless = type(data)(
         sequences=data.sequences,
-        loss_weights=tuple(np.zeros_like(w) for w in data.loss_weights),
+        loss_weights=Ragged.of(
+            [np.zeros_like(w) for w in data.loss_weights], np.float32
+        ),
         units=data.units,
     )
     model = models.tiny_gpt2(num_layers=1)
