@@ -159,6 +159,7 @@ def pretrain(
         return ModelBundle(path=target, digest=model_digest(target))
     rows = public.split("train")
     loaded = _fresh_model(source, list(rows["text"]), data_root=data_root)
+    folder.mkdir(parents=True, exist_ok=True)
     encoded = encode_corpus(
         rows, loaded.tokenizer, max_tokens=max_tokens, folder=folder
     )

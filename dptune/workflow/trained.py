@@ -136,7 +136,8 @@ def most_trained(stages: Sequence[TrainedCanaries], *, num: int) -> tuple[int, .
 
 def _rows(data: UnitDataset) -> Iterator[tuple[IntArray, FloatArray]]:
     """Yield the sequences of all units, and of what joins without noise."""
-    yield from zip(data.sequences, data.loss_weights, strict=True)
+    for tokens, weights in zip(data.sequences, data.loss_weights, strict=True):
+        yield tokens.astype(np.int64, copy=False), weights  # compared byte by byte
     if data.unnoised is not None:
         yield from _rows(data.unnoised)
 
