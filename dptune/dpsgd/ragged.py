@@ -131,20 +131,23 @@ def read_column(
         dtype: of its numbers.
         folder: private folder of the file, which goes with the last who reads it. None
             keeps to memory.
+
+    Raises:
+        OSError: the disk is full.
     """
     rows = table.select_columns([name]).with_format("arrow")
     lengths = [pc.list_value_length(part[name]) for part in rows.iter(_ROWS)]
     sizes = np.concatenate([np.empty(0, np.int64), *lengths])
+    pieces = (
+        chunk.flatten().to_numpy().astype(dtype, copy=False)
+        for part in rows.iter(_ROWS)
+        for chunk in part[name].chunks
+    )
     size = int(sizes.sum())
     if folder is None or size * np.dtype(dtype).itemsize <= _IN_MEMORY:
-        values = np.empty(size, dtype)
-    else:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            values = np.memmap(file, dtype, "w+", shape=(size,))
-    written = 0
-    for part in rows.iter(_ROWS):
-        for chunk in part[name].chunks:
-            found = chunk.flatten().to_numpy()
-            values[written : written + len(found)] = found
-            written += len(found)
-    return Ragged.cut(values, sizes)
+        return Ragged.cut(np.concatenate([np.empty(0, dtype), *pieces]), sizes)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for piece in pieces:  # a full disk is an error here, and a crash in a map
+            file.write(piece.tobytes())
+        file.flush()
+        return Ragged.cut(np.memmap(file, dtype, "r", shape=(size,)), sizes)

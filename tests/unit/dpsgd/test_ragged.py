@@ -8,6 +8,7 @@ from datasets import Dataset
 from dptune.dpsgd import ragged
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.ragged import Ragged, read_column
+from tests.full_disk import files_of_at_most
 
 ROWS = [[5, 6, 7], [8], [9, 10], [], [11, 12]]
 
@@ -72,6 +73,13 @@ def test_columns_on_disk_are_those_in_memory(monkeypatch, tmp_path, rows):
     ):
         assert one.input_ids.tolist() == other.input_ids.tolist()
         assert one.loss_weights.tolist() == other.loss_weights.tolist()
+
+
+def test_full_disk_is_an_error_and_no_crash(monkeypatch, tmp_path):
+    monkeypatch.setattr(ragged, "_IN_MEMORY", 0)
+    with files_of_at_most(1000), pytest.raises(OSError, match="File too large"):
+        read_column(encoded(), "input_ids", np.int32, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_column_of_rows_that_are_selected_twice_is_read_as_selected():
