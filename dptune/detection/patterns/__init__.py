@@ -9,16 +9,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib import resources
 
-from dptune.detection.patterns.dates import DATE_RULES, TIME_RULES
 from dptune.detection.patterns.fields import field_values
-from dptune.detection.patterns.files import FILE_RULES
-from dptune.detection.patterns.hosts import HOST_RULES
-from dptune.detection.patterns.national_ids import CRYPTO_RULES, NATIONAL_RULES
-from dptune.detection.patterns.personal import PERSONAL_RULES
-from dptune.detection.patterns.places import AMOUNT_RULES, GEO_RULES, PLACE_RULES
 from dptune.detection.patterns.plain import apart, canonical
-from dptune.detection.patterns.rules import STRUCTURED_RULES, Rule
-from dptune.detection.patterns.spoken import SPOKEN_RULES
+from dptune.detection.patterns.rules import Rule, read_rules, rule_texts
 from dptune.detection.patterns.validators import is_isbn
 from dptune.detection.recognizer import (
     Tier,
@@ -29,42 +22,11 @@ from dptune.detection.recognizer import (
 from dptune.text import Span
 
 _MODULES = (
-    "patterns/__init__",
-    *(
-        f"patterns/{name}"
-        for name in (
-            "plain",
-            "rules",
-            "validators",
-            "national_ids",
-            "places",
-            "dates",
-            "files",
-            "personal",
-            "spoken",
-            "hosts",
-            "fields",
-            "field_kinds",
-            "tables",
-            "chats",
-        )
-    ),
-    "../identifiers",
+    *("patterns/__init__", "patterns/plain", "patterns/rules", "patterns/validators"),
+    *("patterns/national_ids", "patterns/contexts", "patterns/fields"),
+    *("patterns/field_kinds", "patterns/tables", "patterns/chats", "../identifiers"),
 )
-_ALL_RULES: tuple[Rule, ...] = (
-    *STRUCTURED_RULES,
-    *NATIONAL_RULES,
-    *CRYPTO_RULES,
-    *FILE_RULES,
-    *PERSONAL_RULES,
-    *GEO_RULES,
-    *SPOKEN_RULES,
-    *HOST_RULES,
-    *PLACE_RULES,
-    *DATE_RULES,
-    *TIME_RULES,
-    *AMOUNT_RULES,
-)
+_ALL_RULES = tuple(read_rules())
 _ALL_ANCHORS = frozenset[str]().union(*(rule.anchors for rule in _ALL_RULES))
 _WORDS = re.compile(r"[^\W\d_]+")
 _TABLES = ("national_numbers", "vocabulary", "field_names")
@@ -111,11 +73,10 @@ _MAY_BE_PUBLIC = frozenset(
 
 @lru_cache(maxsize=1)
 def _tables() -> str:
-    """Digest the tables that rules are made of."""
+    """Digest the tables and files that rules are made of."""
     folder = resources.files("dptune.detection.patterns")
-    return fingerprint_of(
-        folder.joinpath(f"{name}.json").read_text("utf8") for name in _TABLES
-    )
+    tables = (folder.joinpath(f"{name}.json").read_text("utf8") for name in _TABLES)
+    return fingerprint_of((*tables, *rule_texts()))
 
 
 class PatternRecognizer:

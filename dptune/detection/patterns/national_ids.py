@@ -1,4 +1,4 @@
-"""Rules and checksums of national identifiers, and of crypto addresses.
+"""Checksums of national identifiers, and of crypto addresses.
 
 The checks are short and public, so they are written out here: `python-stdnum`, which
 has them too, is under the LGPL.
@@ -6,17 +6,14 @@ has them too, is under the LGPL.
 
 import hashlib
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
-from dptune.detection.patterns.rules import Rule
 from dptune.detection.patterns.validators import Range, Refiner, digits_of
 from dptune.identifiers import is_luhn_valid
 
-_LAW = "GDPR art. 87; "
 _FEWEST_DIGITS = 4
 
 
@@ -164,109 +161,6 @@ def _refine_crypto(text: str, start: int, end: int) -> Range | None:
     return (start, end) if is_hex or is_valid else None
 
 
-_NATIONAL_RULES = (
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(
-            r"\b(?!bg|gb|kn|nk|nt|tn|zz)[a-ceghj-prstw-z][a-ceghj-npr-tw-z]"
-            r"(?P<s>[ -]?)\d\d(?P=s)\d\d(?P=s)\d\d(?P=s)[a-d]\b"
-        ),
-        citation=_LAW + "HMRC NIM39110, National Insurance number",
-        confidence=0.95,
-        needs_digit=True,
-        min_digits=6,
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(r"(?<![\w.-])[1-9]\d{2}[ -]\d{3}[ -]\d{4}(?![\w-])"),
-        citation=_LAW + "NHS Data Dictionary, NHS number",
-        confidence=0.92,
-        refine=_if_valid(is_nhs_valid),
-        needs=("nhs", "patient", "health"),
-        needs_digit=True,
-        min_digits=10,
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(r"(?<![\w.-])\d{3}\.?\d{3}\.?\d{3}-\d{2}(?![\w-])"),
-        citation=_LAW + "Receita Federal, CPF",
-        confidence=1.0,
-        refine=_if_valid(is_cpf_valid),
-        needs_digit=True,
-        min_digits=11,
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(r"(?<![\w.-])[2-9]\d{3}[ -]\d{4}[ -]\d{4}(?![\w-]| \d)"),
-        citation=_LAW + "UIDAI, Aadhaar number, Verhoeff check",
-        confidence=0.97,
-        refine=_if_valid(is_verhoeff_valid),
-        needs_digit=True,
-        min_digits=12,
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(
-            r"\b(?:sin|social insurance(?: number)?)\b[^\d\n]{0,16}"
-            r"(?P<value>\d{3}[ -]?\d{3}[ -]?\d{3})(?!\w)"
-        ),
-        citation=_LAW + "Employment and Social Development Canada, SIN",
-        confidence=0.97,
-        refine=_if_valid(is_luhn_valid),
-        needs=("sin", "social"),
-        needs_digit=True,
-        min_digits=9,
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(r"\b(?:\d{8}|[xyz]-?\d{7})[ -]?[a-z]\b"),
-        citation=_LAW + "Real Decreto 1553/2005, DNI and NIE",
-        confidence=0.97,
-        refine=_if_valid(is_dni_valid, _without_signs),
-        needs_digit=True,
-        min_digits=7,
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(r"\b[a-z]{6}\d{2}[a-ehlmprst]\d{2}[a-z]\d{3}[a-z]\b"),
-        citation=_LAW + "Decreto MF 23/12/1976, codice fiscale",
-        confidence=1.0,
-        refine=_if_valid(is_fiscal_code_valid, str),
-        needs_digit=True,
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(
-            r"(?<![\w.-])[1-478] ?\d{2} ?(?:0[1-9]|1[0-2]|[2-9]\d) ?\d{2} ?\d{3} ?\d{3}"
-            r" ?\d{2}(?![\w-])"
-        ),
-        citation=_LAW + "INSEE, NIR with key",
-        confidence=0.97,
-        refine=_if_valid(is_nir_valid),
-        needs_digit=True,
-        min_digits=15,
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(r"\bpesel\b[^\d\n]{0,12}(?P<value>\d{11})(?!\w)"),
-        citation=_LAW + "Ustawa z 24.9.2010, PESEL",
-        confidence=0.97,
-        refine=_if_valid(is_pesel_valid),
-        needs=("pesel",),
-    ),
-    Rule(
-        entity_type="NATIONAL_ID",
-        pattern=re.compile(
-            r"\b(?:bsn|burgerservicenummer)\b[^\d\n]{0,12}(?P<value>\d{9})(?!\w)"
-        ),
-        citation=_LAW + "Wet algemene bepalingen burgerservicenummer",
-        confidence=0.97,
-        refine=_if_valid(is_bsn_valid),
-        needs=("bsn", "burgerservice"),
-    ),
-)
-
-
 def _has_weights(checks: tuple[dict[str, Any], ...], compact: str) -> bool:
     """Check a number of which the weighted sums leave the right rest; X is ten."""
     values = [10 if mark in "xX" else int(mark) for mark in compact]
@@ -281,73 +175,37 @@ def _has_weights(checks: tuple[dict[str, Any], ...], compact: str) -> bool:
     )
 
 
-def _rules_of_table() -> tuple[Rule, ...]:
-    """Make rules of the numbers of other countries: by label, by form, by checksum."""
-    source = resources.files("dptune.detection.patterns") / "national_numbers.json"
-    table = json.loads(source.read_text("utf8"))
-    checked = tuple(table["checked"].values())
-    forms = "|".join(check["form"] for check in checked)
-    return (
-        Rule(
-            entity_type="NATIONAL_ID",
-            pattern=re.compile(
-                rf"\b(?:{'|'.join(table['labels'])})(?![\w-])(?:\s?(?:card|id|numbers?"
-                rf"|nos?\.?"
-                r"|nr\.?|#|code))?(?:\s(?:is|was))?[:=#\s\"'(.]{1,5}(?P<value>"
-                r"(?:[a-z]{1,6}-?|(?!is|no|to|of|on|in|at|by)[a-z]{2} (?=\d\d\b))?"
-                r"\d[\da-z]{0,17}"
-                r"(?:[ ./+-]{1,2}(?=[\da-z]{0,5}\d)[\da-z]{1,12}){0,6}(?: ?\([\da-z]\)"
-                r")?"
-                r"(?:[ -][a-z]\b)?)(?<=\d[^a-z]|.\d|\d[a-z])"
-            ),
-            citation=_LAW + table["sources"],
-            confidence=0.9,
-            refine=_refine_labelled,
-            needs_digit=True,
-            min_digits=4,
-        ),
-        Rule(
-            entity_type="NATIONAL_ID",
-            pattern=re.compile(
-                rf"(?<![\w.,$£€¥/+-])(?:{'|'.join(table['forms'].values())})(?![\w/]"
-                rf"|[.-]\d)"
-            ),
-            citation=_LAW + table["sources"],
-            confidence=0.93,
-            needs_digit=True,
-            min_digits=6,
-        ),
-        Rule(
-            entity_type="NATIONAL_ID",
-            pattern=re.compile(rf"(?<![\w.+-])(?:{forms})(?![\w-]| \d)"),
-            citation=_LAW + table["sources"],
-            confidence=0.97,
-            refine=_if_valid(partial(_has_weights, checked), _without_signs),
-            needs_digit=True,
-            min_digits=9,
-        ),
-    )
-
-
 def _refine_labelled(text: str, start: int, end: int) -> Range | None:
     """Keep what has digits enough for a number of a person."""
     return (start, end) if len(digits_of(text[start:end])) >= _FEWEST_DIGITS else None
 
 
-NATIONAL_RULES = (*_NATIONAL_RULES, *_rules_of_table())
-
-
-CRYPTO_RULES = (
-    Rule(
-        entity_type="CRYPTO",
-        pattern=re.compile(
-            r"\b(?:[13][1-9A-HJ-NP-Za-km-z]{25,34}|(?:bc|tb)1[a-z0-9]{14,74}"
-            r"|0x[0-9a-fA-F]{40})\b"
-        ),
-        citation="BIP 13, BIP 173, BIP 350; ERC-55; GDPR recital 30",
-        confidence=0.99,
-        refine=_refine_crypto,
-        cased=True,
-        needs_digit=True,
-    ),
+_TABLE: Final[Mapping[str, Any]] = json.loads(
+    (resources.files("dptune.detection.patterns") / "national_numbers.json").read_text(
+        "utf8"
+    )
 )
+_CHECKED: Final = tuple(_TABLE["checked"].values())
+
+PARTS: Final[Mapping[str, str]] = {
+    "NATIONAL_LABELS": "|".join(_TABLE["labels"]),
+    "NATIONAL_FORMS": "|".join(_TABLE["forms"].values()),
+    "NATIONAL_CHECKED": "|".join(check["form"] for check in _CHECKED),
+}
+"""Numbers of other countries, for expressions: by label, by form, by checksum."""
+
+REFINERS: Final[Mapping[str, Refiner]] = {
+    "nhs": _if_valid(is_nhs_valid),
+    "cpf": _if_valid(is_cpf_valid),
+    "verhoeff": _if_valid(is_verhoeff_valid),
+    "luhn": _if_valid(is_luhn_valid),
+    "dni": _if_valid(is_dni_valid, _without_signs),
+    "fiscal_code": _if_valid(is_fiscal_code_valid, str),
+    "nir": _if_valid(is_nir_valid),
+    "pesel": _if_valid(is_pesel_valid),
+    "bsn": _if_valid(is_bsn_valid),
+    "weights": _if_valid(partial(_has_weights, _CHECKED), _without_signs),
+    "labelled_national_id": _refine_labelled,
+    "crypto": _refine_crypto,
+}
+"""By the name that a rule gives in `refine`."""

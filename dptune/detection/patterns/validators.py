@@ -8,8 +8,9 @@ the identifier in it, or None. Refiners are pure and never look outside
 import ipaddress
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
+from typing import Final
 
 from dptune.detection.words import GIVEN_NAME, KNOWN, LEXICAL, PERSONAL, reading_of
 from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
@@ -386,3 +387,26 @@ def refine_foreign_street(text: str, start: int, end: int) -> Range | None:
     is_long = len(words[0].strip(",")) >= 4
     is_street = has_capital or is_foreign or is_long
     return _with_town(text, start, end) if is_street else None
+
+
+REFINERS: Final[Mapping[str, Refiner]] = {
+    "card": refine_card,
+    "iban": refine_iban,
+    "spelled_email": refine_spelled_email,
+    "spaced_email": refine_spaced_email,
+    "ssn": refine_ssn,
+    "ip": refine_ip,
+    "phone": refine_phone,
+    "shape": refine_shape,
+    "digit_run": refine_digit_run,
+    "digit_groups": refine_digit_groups,
+    "mixed_code": refine_mixed_code,
+    "username": refine_username,
+    "labelled_username": refine_labelled_username,
+    "street": refine_street,
+    "unit": refine_unit,
+    "compound_street": refine_compound_street,
+    "labelled_secret": refine_labelled_secret,
+    "foreign_street": refine_foreign_street,
+}
+"""By the name that a rule gives in `refine`."""

@@ -10,7 +10,6 @@ import yaml
 from dptune.detection import patterns, union
 from dptune.detection.engine import build_engine
 from dptune.detection.patterns import PatternRecognizer
-from dptune.detection.patterns.dates import MONTHS
 from dptune.detection.recognizer import Tier
 
 FOLDER = Path(__file__).parent / "cases"
@@ -81,7 +80,7 @@ def test_twin_that_reads_the_month_first_keeps_days(monkeypatch):
     recognizer = next(p.inner for p in engine.parts if p.name == "patterns")
     twins = [
         replace(rule, pattern=month, refine=None, gate=None)
-        if rule.anchors == MONTHS
+        if "january" in rule.anchors
         else rule
         for rule in recognizer._rules
     ]

@@ -1,13 +1,19 @@
 """Tables of (text, found) with near misses, for every family of patterns."""
 
 import time
+import tomllib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.detection.engine import build_engine
-from dptune.detection.patterns import _ALL_RULES, PatternRecognizer, lower_in_place
+from dptune.detection.patterns import (
+    _ALL_RULES,
+    PatternRecognizer,
+    lower_in_place,
+    rules,
+)
 from dptune.detection.recognizer import Tier
 
 RECOGNIZER = PatternRecognizer(tier=Tier.HIGH_ENTITY)
@@ -227,3 +233,21 @@ def test_lower_in_place_keeps_every_position():
 
 def test_every_rule_cites_a_standard():
     assert all(len(rule.citation) > 8 for rule in _ALL_RULES)
+
+
+def test_rule_files_hold_no_part_and_code_no_refiner_that_no_rule_names():
+    texts = rules.rule_texts()
+    parts = {name for text in texts for name in tomllib.loads(text).get("parts", ())}
+    named = {name for text in texts for name in rules._PART.findall(text)}
+    implied = {"NUMBER_WORD", "VALUE"}  # of labels
+    assert parts | rules._PARTS.keys() == named | implied
+    used = {row.get("refine") for t in texts for row in tomllib.loads(t)["rule"]}
+    assert used == {None, *rules._REFINERS}
+    assert {path.stem for path in rules._FOLDER.iterdir()} == set(rules.FAMILIES)
+
+
+@pytest.mark.parametrize("row", [{"refine": "nobody"}, {"needs_digits": True}])
+def test_rule_with_an_unknown_name_is_refused(row):
+    whole = {"entity_type": "ID", "pattern": "a", "citation": "b", "confidence": 0.5}
+    with pytest.raises((KeyError, TypeError)):
+        rules._rule(whole | row, {})
