@@ -85,7 +85,7 @@ def audit_directory(
         )
     except ValidationError as error:
         message = str(error.errors(include_input=False)[0]["msg"])
-        raise ConfigError([Problem(path="audit", message=message)]) from None
+        raise ConfigError.at("audit", message) from None
     open_workspace()
     from pipelines.audit import audit_model_pipeline
 

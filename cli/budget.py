@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dptune.errors import ArtifactError, ConfigError, Problem
+from dptune.errors import ArtifactError, ConfigError
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.reports.formatting import epsilon as epsilon_text
 from dptune.results import BudgetReport
@@ -264,14 +264,12 @@ def export_command(file: Path) -> None:
     with _require() as store:
         content = export(store)
     if file.exists():
-        raise ConfigError(
-            [Problem(path="FILE", message=f"must not exist, got {file.name}.")]
-        )
+        raise ConfigError.at("FILE", f"must not exist, got {file.name}.")
     try:
         file.write_text(json.dumps(content, indent=1), encoding="utf-8")
     except OSError as error:
         message = f"must be writable, got {error.strerror}."
-        raise ConfigError([Problem(path="FILE", message=message)]) from None
+        raise ConfigError.at("FILE", message) from None
     console = Console(highlight=False)
     console.print(f"{content['head']['sequence']} entries written to {file}")
     _next(console, f"dptune budget verify --head {file}")
@@ -306,7 +304,7 @@ def _read_head(file: Path) -> "Head":
         return exported_head(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         message = f"must be a file that can be read, got {file.name}."
-        raise ConfigError([Problem(path="--head", message=message)]) from None
+        raise ConfigError.at("--head", message) from None
 
 
 def _budget_table(reports: Sequence[BudgetReport]) -> Table:

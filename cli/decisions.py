@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cli.runs import CONFIGS
 from dptune.configfile import load_policy
-from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
+from dptune.errors import ArtifactError, ConfigError, GateFailedError
 from dptune.gates.decision import GateOutcome
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import (
@@ -47,7 +47,7 @@ def verify_file(
     """
     if (model is None) == (digest is None):
         message = "exactly one of --model and --digest must be given."
-        raise ConfigError([Problem(path="--model", message=message)])
+        raise ConfigError.at("--model", message)
     policy = (
         load_policy(policy_name, configs=CONFIGS, key="--policy")
         if policy_name
@@ -121,7 +121,7 @@ def _folder(path: Path) -> Path:
     """
     if not path.is_dir():
         message = f"must be a directory, got {path.name or path}."
-        raise ConfigError([Problem(path="--model", message=message)])
+        raise ConfigError.at("--model", message)
     return path
 
 
@@ -141,5 +141,4 @@ def _read(file: Path, option: str) -> bytes:
         if is_file and len(text) <= _LARGEST:
             return text
         why = f"more than {_LARGEST >> 20} MB" if is_file else "no regular file"
-    message = f"must be a readable file, got {file.name} ({why})."
-    raise ConfigError([Problem(path=option, message=message)])
+    raise ConfigError.at(option, f"must be a readable file, got {file.name} ({why}).")

@@ -45,7 +45,7 @@ def decrypt_command(file: Path, *, output: Path, key: str) -> None:
             f"are not, and {found.num_read:,} that are."
         )
         step = "Name the variable of the key that the redaction had, with --key."
-        raise ConfigError([Problem(path="FILE", message=message, next_step=step)])
+        raise ConfigError.at("FILE", message, step)
     write_private(output, found.text)
     typer.echo(f"{found.num_read:,} values decrypted: {output}  (restricted)")
 

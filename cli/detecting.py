@@ -152,7 +152,7 @@ def _redactor(name: str | None, config: TrainConfig | None) -> _Redact | None:
     known = [*(operator.value for operator in Operator), _OF_CONFIG]
     if name not in known or (name == _OF_CONFIG and config is None):
         message = f"must be one of {', '.join(known)} (beside --config), got {name!r}."
-        raise ConfigError([Problem(path="--redact", message=message)])
+        raise ConfigError.at("--redact", message)
     settings = (
         RedactionSettings(operator=Operator(name)) if name != _OF_CONFIG else None
     )
@@ -423,7 +423,7 @@ def _is_folder(source: str) -> bool:
 
 
 def _unusable(message: str) -> ConfigError:
-    return ConfigError([Problem(path="TEXT", message=message)])
+    return ConfigError.at("TEXT", message)
 
 
 def _colored(text: str, spans: Sequence[Span]) -> Text:

@@ -75,10 +75,10 @@ class DetectorChoice:
             (self.tier, self.recognizers, self.only, *named)
         ):
             message = "must stand alone: it says tier and recognizers itself."
-            raise ConfigError([Problem(path="--config", message=message)])
+            raise ConfigError.at("--config", message)
         if self.only and not any((self.recognizers, *named)):
             message = "must stand beside a recognizer that is named."
-            raise ConfigError([Problem(path="--only", message=message)])
+            raise ConfigError.at("--only", message)
         data_set = BudgetSettings().data_set
         if self.config is not None:
             config = read_config(self.config)

@@ -182,15 +182,11 @@ def _of_config(path: Path, overrides: Sequence[str]) -> Iterator[Examination]:
     config = read_config(path, overrides)
     stages = [stage for stage in config.recipe.stages if stage.clipping is not None]
     if not stages:
-        raise ConfigError(
-            [
-                Problem(
-                    path="recipe",
-                    message="must have a stage that clips gradients, got "
-                    f"{config.recipe.name}, which has none to check.",
-                    next_step="Choose another with --set recipe=dp_default.",
-                )
-            ]
+        raise ConfigError.at(
+            "recipe",
+            "must have a stage that clips gradients, got "
+            f"{config.recipe.name}, which has none to check.",
+            "Choose another with --set recipe=dp_default.",
         )
     for stage in stages:
         yield Examination(
@@ -205,15 +201,10 @@ def _of_config(path: Path, overrides: Sequence[str]) -> Iterator[Examination]:
 def _of_model(model: str, asked: Asked) -> Iterator[Examination]:
     """Yield the ways to train a model that were asked for, or are cheap to look at."""
     if asked.quantization and asked.trains == "full":
-        raise ConfigError(
-            [
-                Problem(
-                    path="--quantization",
-                    message="must be left out with --full: weights that train are "
-                    "float32.",
-                    next_step="Ask for --adapters.",
-                )
-            ]
+        raise ConfigError.at(
+            "--quantization",
+            "must be left out with --full: weights that train are float32.",
+            "Ask for --adapters.",
         )
     folder, device = Path(model), pick_device("auto")
     is_folder = bool(model) and folder.is_dir()

@@ -88,7 +88,7 @@ def _read(evidence: Path) -> Dossier:
     except (OSError, ValueError):
         why = f"cannot be read, got {evidence.name}"
     message = f"must be a dossier that `measure` made, but {why}."
-    raise ConfigError([Problem(path="--evidence", message=message)])
+    raise ConfigError.at("--evidence", message)
 
 
 def _about(dossier: Dossier, folder: Path) -> list[Problem]:

@@ -10,7 +10,7 @@ from cli import account
 from cli.budget import show_budgets
 from cli.runs import CONFIGS, require_workspace
 from dptune.configfile import load_policy
-from dptune.errors import ArtifactError, ConfigError, GateFailedError, Problem
+from dptune.errors import ArtifactError, ConfigError, GateFailedError
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import UNSIGNED, signer_of
@@ -60,8 +60,8 @@ def write_envelope(model: str, version: str, file: Path) -> None:
     try:
         file.write_text(envelope, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            [Problem(path="--output", message=f"must be writable, {error.strerror}.")]
+        raise ConfigError.at(
+            "--output", f"must be writable, {error.strerror}."
         ) from None
     signer = signer_of(envelope)
     console = Console(highlight=False)

@@ -87,8 +87,7 @@ def export_command(
 def _endpoint(url: str | None, model: str | None) -> Endpoint | None:
     """Describe whom to ask; None where nobody is to be asked."""
     if (url is None) != (model is None):
-        message = "must be given together."
-        raise ConfigError([Problem(path="--llm-url, --llm-model", message=message)])
+        raise ConfigError.at("--llm-url, --llm-model", "must be given together.")
     if url is None or model is None:
         return None
     return Endpoint(base_url=url, model=model, api_key=llm_access().key())
@@ -108,7 +107,7 @@ def import_command(file: Path, *, public: bool = False) -> None:
     """Take decisions back."""
     if not file.is_file():
         message = f"must be a file that the review page saved, got {file.name!r}."
-        raise ConfigError([Problem(path="FILE", message=message)])
+        raise ConfigError.at("FILE", message)
     workspace, key = current_workspace(), _key()
     with Console(stderr=True).status("checking the decisions"):
         done = import_decisions(

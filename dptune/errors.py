@@ -22,7 +22,7 @@ No message may hold record text, canaries or tokens: only ids, offsets, types, c
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import get_args
+from typing import Self, get_args
 
 
 class DptuneError(Exception):
@@ -57,6 +57,20 @@ class ProblemsError(DptuneError):
         self.problems = tuple(problems)
         lines = [str(problem).removeprefix(": ") for problem in self.problems]
         super().__init__("\n".join(lines))
+
+    @classmethod
+    def at(cls, path: str, message: str, next_step: str = "") -> Self:
+        """Make an error of one problem.
+
+        >>> print(ConfigError.at("model.id", "must be given, got nothing."))
+        model.id: must be given, got nothing.
+
+        Args:
+            path: see `Problem`.
+            message: likewise.
+            next_step: likewise.
+        """
+        return cls([Problem(path=path, message=message, next_step=next_step)])
 
 
 def of_other_kinds(

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import Field
 
 from dptune.detection.recognizer import fingerprint_of
-from dptune.errors import ConfigError, DependencyError, Problem
+from dptune.errors import ConfigError, DependencyError
 from dptune.settings import Settings
 
 EntityType = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,40}$")]
@@ -149,9 +149,7 @@ def endpoint_of(
     if key == _NO_KEY and settings.api_key != KEY_VARIABLE:
         message = f"must name a variable that is set, got {settings.api_key}."
         step = "Set it in the environment, from a secret."
-        raise ConfigError(
-            [Problem(path=f"{path}.api_key", message=message, next_step=step)]
-        )
+        raise ConfigError.at(f"{path}.api_key", message, step)
     more = settings.model_dump(include={"max_characters"})
     return Endpoint(
         base_url=settings.base_url,

@@ -44,7 +44,7 @@ from dptune.detection.settings import (
 )
 from dptune.detection.turns import RoleTiers, unite_turns
 from dptune.detection.union import union_fingerprint
-from dptune.errors import ConfigError, Problem
+from dptune.errors import ConfigError
 from dptune.text import Span
 
 if TYPE_CHECKING:
@@ -262,23 +262,18 @@ def _check_types(rules: OwnRules, built: Sequence[Recognizer]) -> None:
     if unknown:
         message = f"must name types that a recognizer finds, got {', '.join(unknown)}."
         step = "Own types come from own_patterns and deny_lists."
-        path = "detection.entity_types"
-        raise ConfigError([Problem(path=path, message=message, next_step=step)])
+        raise ConfigError.at("detection.entity_types", message, step)
 
 
 def _check_roles(rules: OwnRules, tier: Tier) -> None:
     """Refuse tiers of roles that hold more than was looked for."""
     wider = [r for r, own in rules.role_tiers.items() if _ORDER[own] > _ORDER[tier]]
     if wider:
-        raise ConfigError(
-            [
-                Problem(
-                    path="detection.role_tiers",
-                    message="must name tiers that detection.tier contains, got more "
-                    f"than {tier} for {', '.join(wider)}.",
-                    next_step="Set detection.tier to the widest, and lower the others.",
-                )
-            ]
+        raise ConfigError.at(
+            "detection.role_tiers",
+            "must name tiers that detection.tier contains, got more "
+            f"than {tier} for {', '.join(wider)}.",
+            "Set detection.tier to the widest, and lower the others.",
         )
 
 

@@ -111,12 +111,12 @@ def _content(file: Path) -> bytes:
     except OSError:
         pass
     message = f"must be a readable file of at most {_MAX_BYTES:,} bytes, but is not."
-    raise ConfigError([Problem(path="detection.known_values.file", message=message)])
+    raise ConfigError.at("detection.known_values.file", message)
 
 
 def _unusable(settings: KnownValuesSettings, message: str) -> ConfigError:
     path = f"detection.known_values.file ({settings.file.name})"
-    return ConfigError([Problem(path=path, message=message)])
+    return ConfigError.at(path, message)
 
 
 def _fault(value: str, kind: str) -> str:

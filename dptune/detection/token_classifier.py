@@ -246,7 +246,7 @@ def _load(folder: Path, settings: TokenClassifierSettings) -> tuple[Any, Any, in
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         kind = type(error).__name__
         message = f"must hold a model that transformers can load, but got {kind}."
-        raise ConfigError([Problem(path=f"{_PATH}.model", message=message)]) from None
+        raise ConfigError.at(f"{_PATH}.model", message) from None
     finally:
         if was_shown:
             hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
@@ -357,7 +357,7 @@ def _label_names(folder: Path) -> list[str]:
         names = {}
     if not names or sorted(names) != list(range(len(names))):
         message = "must say in config.json which labels it has (id2label)."
-        raise ConfigError([Problem(path=f"{_PATH}.model", message=message)])
+        raise ConfigError.at(f"{_PATH}.model", message)
     return [names[i] for i in range(len(names))]
 
 

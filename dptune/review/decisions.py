@@ -225,7 +225,7 @@ def _path(location: Sequence[int | str]) -> str:
 
 
 def _unusable(message: str) -> DataError:
-    return DataError([Problem(path="file", message=message)])
+    return DataError.at("file", message)
 
 
 def merged(

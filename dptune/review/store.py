@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from dptune.accounting.assumptions import Assumption
 from dptune.detection.recognizer import fingerprint_of
-from dptune.errors import ArtifactError, ConfigError, Problem
+from dptune.errors import ArtifactError, ConfigError
 from dptune.files import replacing
 from dptune.results import Interval, MissingRateOrigin, Report
 from dptune.review.decisions import Verdict
@@ -225,15 +225,11 @@ class ReviewState:
         for record in self.samples:
             if record.id == name:
                 return record
-        raise ConfigError(
-            [
-                Problem(
-                    path="sample",
-                    message=f"must be one of the {len(self.samples)} exported samples "
-                    "of this project, but is not.",
-                    next_step="`dptune review status` lists them.",
-                )
-            ]
+        raise ConfigError.at(
+            "sample",
+            f"must be one of the {len(self.samples)} exported samples "
+            "of this project, but is not.",
+            "`dptune review status` lists them.",
         )
 
 
