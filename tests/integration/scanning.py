@@ -9,6 +9,8 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ahocorasick_rs import BytesAhoCorasick
+
 from dptune.attacks.canaries import CanarySet
 from dptune.data.synthetic import generate_dialogues
 
@@ -78,19 +80,16 @@ class Needles:
     """Many strings, searched for at once, as whole words."""
 
     def __init__(self, strings: Iterable[str]) -> None:
-        forms = {form for text in strings for form in spellings(text)}
-        self._words = {form: frozenset(_WORD.findall(form)) for form in forms}
+        self._forms = sorted({form for text in strings for form in spellings(text)})
+        self._search = BytesAhoCorasick(self._forms)
 
     def found_in(self, data: bytes) -> set[str]:
         """The strings that some bytes hold."""
-        present = set(_WORD.findall(data))
-        likely = [form for form, words in self._words.items() if words <= present]
+        hits = self._search.find_matches_as_indexes(data, overlapping=True)
         return {
-            form.decode()
-            for form in likely
-            if re.search(
-                rb"(?<![0-9A-Za-z])" + re.escape(form) + rb"(?![0-9A-Za-z])", data
-            )
+            self._forms[index].decode()
+            for index, start, end in hits
+            if not (_WORD.match(data[start - 1 : start]) or _WORD.match(data, end))
         }
 
 
