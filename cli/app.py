@@ -5,29 +5,28 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.budget_app import build_budget_app
+from cli.budget import build_budget_app
 from cli.cluster import build_cluster_app
-from cli.detection_app import decrypt, detect, evaluate_detector
+from cli.decisions import verify_decision
+from cli.decrypting import decrypt
+from cli.detection_app import detect, evaluate_detector
 from cli.models import build_models_app
+from cli.options import (
+    AsJson,
+    ConfigPath,
+    ModelName,
+    Overrides,
+    PassedPolicy,
+    Port,
+    ProfileName,
+    Reason,
+    Retrain,
+)
 from cli.preparing import prepare
-from cli.review_app import build_review_app
+from cli.projects import configs, init, invent
+from cli.review import build_review_app
 from cli.schedules import build_schedule_app
-from cli.stack import ProfileName, build_stack_app
-
-ConfigPath = Annotated[
-    Path, typer.Argument(help="A file under configs/train/.", show_default=False)
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        metavar="KEY=VALUE",
-        help="Change one setting, such as --set privacy.target_epsilon=4. Repeat it.",
-    ),
-]
-ModelName = Annotated[str, typer.Argument(help="A registered model; see `status`.")]
-Port = Annotated[int, typer.Option(help="Port on this machine.", min=1, max=65535)]
+from cli.stack import build_stack_app
 
 _HELP = """Fine-tune a language model on personal text, prove the privacy, measure the
 leakage, and promote only what passes both.
@@ -83,17 +82,6 @@ def build_app() -> typer.Typer:
     return app
 
 
-def init(
-    folder: Annotated[
-        Path, typer.Argument(help="Made if it is not there.", show_default=False)
-    ] = Path(),
-) -> None:
-    """Make a project folder: configurations, a place for data. Overwrites nothing."""
-    from cli.initializing import make_project
-
-    make_project(folder)
-
-
 def quickstart(
     seed: Annotated[
         int,
@@ -110,26 +98,10 @@ def quickstart(
     run_quickstart(seed=seed, retrain=retrain)
 
 
-def invent() -> None:
-    """Make up letters, chats and a small model in data/, for the tutorials.
-
-    Nobody and nothing in them exists. Overwrites nothing.
-    """
-    from cli.inventing import invent_examples
-    from infra.workspace import data_root
-
-    invent_examples(data_root() / "data")
-
-
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    retrain: Annotated[
-        bool,
-        typer.Option(
-            "--retrain", help="Train (and spend) again, even if finished before."
-        ),
-    ] = False,
+    retrain: Retrain = False,
     profile: ProfileName = None,
     if_changed: Annotated[
         bool,
@@ -164,12 +136,7 @@ def compare(
         bool,
         typer.Option("--plan", help="Show every cell's noise and cost, and stop."),
     ] = False,
-    retrain: Annotated[
-        bool,
-        typer.Option(
-            "--retrain", help="Train (and spend) again, even if finished before."
-        ),
-    ] = False,
+    retrain: Retrain = False,
 ) -> None:
     """Put recipes side by side on one corpus: budgets x seeds, one table.
 
@@ -200,9 +167,7 @@ def calibrate(
             "default a page in the project folder's reports.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON instead.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a run will cost before it trains, and what other choices would cost."""
     from cli.calibration import show_calibration
@@ -250,9 +215,7 @@ def doctor(
             help="Sequences side by side; 4, or 2 of a large model on a CPU.", min=1
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON instead.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say if a model can be trained privately and exactly, and what that takes.
 
@@ -367,37 +330,6 @@ def gate(
     decide_again(model, version, policy, output=output)
 
 
-def verify_decision(
-    file: Annotated[
-        Path, typer.Argument(help="A decision that `gate --output` wrote.")
-    ],
-    key: Annotated[Path, typer.Option(help="The signer's public key, PEM.")],
-    model: Annotated[
-        Path | None, typer.Option(help="The weights that are to be deployed.")
-    ] = None,
-    digest: Annotated[
-        str | None,
-        typer.Option(
-            help="Their digest, in place of the weights: says nothing of other files."
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="The policy that must have been passed: a name or a YAML file."
-        ),
-    ] = None,
-) -> None:
-    """Check a signed decision offline: no server, no project folder.
-
-    Exit 0 if it is genuine, about exactly these files, under this policy, and a pass; 1
-    if not; 2 if a file cannot be read.
-    """
-    from cli.decisions import verify_file
-
-    verify_file(file, key=key, model=model, digest=digest, policy_name=policy)
-
-
 def promote(
     model: ModelName,
     version: Annotated[str, typer.Option(help="Version to promote.")],
@@ -405,12 +337,7 @@ def promote(
         str | None,
         typer.Option(help="Promote past the gate; the reason stays on record."),
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="The policy that it must have passed; that of its run by default."
-        ),
-    ] = None,
+    policy: PassedPolicy = None,
 ) -> None:
     """Make a version the champion in both registries, if its decision still holds."""
     from cli.registry import promote_version
@@ -423,13 +350,8 @@ def rollback(
     to: Annotated[
         str | None, typer.Option(help="An earlier champion; the last one by default.")
     ] = None,
-    reason: Annotated[str, typer.Option(help="Kept on record.")] = "no reason given",
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="The policy that it must have passed; that of its run by default."
-        ),
-    ] = None,
+    reason: Reason = "no reason given",
+    policy: PassedPolicy = None,
 ) -> None:
     """Make an earlier champion the champion again."""
     from cli.registry import roll_back
@@ -449,13 +371,6 @@ def status(
     from cli.registry import show_status
 
     show_status(weights=weights)
-
-
-def configs() -> None:
-    """List the configurations, recipes and gate policies there are."""
-    from cli.listing import list_configs
-
-    list_configs()
 
 
 def dashboard(port: Port = 8237) -> None:

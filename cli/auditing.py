@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from cli.account import STARTED
+from cli.printing import speaker
 from cli.runs import (
     cause_of,
     finished,
@@ -151,7 +151,7 @@ def _print_checks(audits: list[StepAudit], *, title: str) -> None:
                 number(check.limit),
                 check.detail,
             )
-    Console(highlight=False).print(table)
+    speaker().print(table)
 
 
 def _print_attacks(response: "PipelineRunResponse") -> None:
@@ -162,7 +162,7 @@ def _print_attacks(response: "PipelineRunResponse") -> None:
         table.add_column(column)
     for signal in (*found.signals, found.blind):
         table.add_row(signal.name, number(signal.auc), number(signal.tpr_at_low_fpr))
-    console = Console(highlight=False)
+    console = speaker()
     console.print(table)
     if "rank_canaries" in response.steps:
         exposure = response.steps["rank_canaries"].outputs["exposure"][0].load()

@@ -1,48 +1,293 @@
-"""What the `budget` commands do."""
+"""The `budget` commands: what data sets may spend, have spent, and who spent it."""
 
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from cli.options import ConfigPath, Overrides, Reason
+from cli.printing import folding_table, say_next, speaker
 from dptune.errors import ArtifactError, ConfigError
 from dptune.privacy import NeighboringRelation, Notion
-from dptune.reports.formatting import epsilon as epsilon_text
-from dptune.results import BudgetReport
-from infra.workspace import (
-    current_workspace,
-    data_root,
-    ensure_budget_key,
-    llm_access,
-)
+from infra.workspace import current_workspace, data_root, ensure_budget_key, llm_access
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # takes long to import, and --help is to be quick
     from dptune.accounting.store.log import Head
     from dptune.accounting.store.store import BudgetStore
+    from dptune.results import BudgetReport
 
+DataSet = Annotated[
+    str, typer.Argument(help="The name under budget.data_set.", show_default=False)
+]
+Delta = Annotated[
+    float, typer.Option(help="Delta of figures that nothing was granted for.")
+]
 _DELTA = 1e-5
 _STALE = timedelta(minutes=30)
 """Longer than any block takes: who is silent for so long was perhaps killed."""
 
+_HELP = """What every run ever spent on each privacy unit, and what is left.
 
-def show_command(delta: float) -> None:
-    """Print every budget."""
+The budget belongs to the data set, over all runs: scheduled ones, repeated ones, trials
+of a sweep. A run holds its whole cost before it starts, pays for every block before its
+noise is drawn, and gives back the rest. Epsilons are composed, never added.
+
+Begin with `dptune budget grant <data set> --epsilon 8 --delta 1e-6`.
+"""
+
+
+def build_budget_app() -> typer.Typer:
+    """Build the group of commands."""
+    app = typer.Typer(
+        help=_HELP,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+    )
+    for command in (show, grant, count, reserve, release, history, export, verify):
+        app.command()(command)
+    app.command(name="admit-loss")(admit_loss)
+    return app
+
+
+def show(delta: Delta = _DELTA) -> None:
+    """Show what every data set may spend, has spent, and went into tuning."""
     from dptune.accounting.accountants import check_delta
 
     check_delta(delta)
-    console = Console(highlight=False)
+    console = speaker()
     show_budgets(console, delta=delta)
-    stale = _show_open_runs(console)
-    if stale:
-        _next(console, f"dptune budget release {stale}  (if it will not resume)")
+    if stale := _show_open_runs(console):
+        say_next(console, f"dptune budget release {stale}  (if it will not resume)")
     else:
-        _next(console, "dptune budget history  (every run on the data)")
+        say_next(console, "dptune budget history  (every run on the data)")
+
+
+def grant(  # noqa: PLR0917 - typer passes them by name
+    data_set: DataSet,
+    epsilon: Annotated[float, typer.Option(help="What its worst unit may lose.")],
+    delta: Annotated[float, typer.Option(help="Below 1 / number of units.")],
+    notion: Annotated[Notion, typer.Option(help="What is protected.")] = Notion.RECORD,
+    relation: Annotated[
+        NeighboringRelation | None,
+        typer.Option(help="Which data are neighbors; the notion's usual by default."),
+    ] = None,
+    reason: Reason = "",
+) -> None:
+    """Set what a data set may spend, in place of an earlier grant of this notion."""
+    from dptune.accounting.certificates import check_relation
+    from dptune.accounting.store.allowances import Grant
+    from dptune.accounting.store.store import BudgetStore
+    from dptune.configfile import validate
+    from dptune.settings import BudgetSettings
+
+    settings = validate(BudgetSettings, {"data_set": data_set})
+    made = Grant(
+        data_set=settings.data_set,
+        notion=notion,
+        relation=check_relation(notion, relation),
+        epsilon=epsilon,
+        delta=delta,
+    )
+    workspace = current_workspace()
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    with BudgetStore.open(workspace.budget_url) as store:
+        store.grant(made, reason=reason)
+    console = speaker()
+    console.print(f"{data_set} may spend ε {epsilon:g}, {made.label}")
+    say_next(console, "dptune budget show")
+
+
+def count(
+    config: ConfigPath,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Stddev of the noise; one unit moves the count by 1.")
+    ],
+    overrides: Overrides = None,
+) -> None:
+    """Count privacy units under noise, once, for `data.public_units`; this spends."""
+    from cli.runs import read_config
+    from dptune.configfile import validate
+    from dptune.data.public_units import ReleasedUnits
+    from dptune.workflow.ingest import read_corpus
+    from dptune.workflow.planned_units import release_units
+
+    settings = read_config(config, overrides or [])
+    asked = {"number": 1, "noise_multiplier": noise_multiplier}
+    validate(ReleasedUnits, asked)  # before anything is read or spent
+    workspace = current_workspace()
+    found = release_units(
+        settings,
+        read_corpus(settings.data, data_root=data_root(), folder=workspace.work),
+        noise_multiplier=noise_multiplier,
+        folder=workspace.runs,
+        url=workspace.budget_url,
+        key=ensure_budget_key(workspace),
+    )
+    console = speaker()
+    console.print(
+        f"write into {config}, under data:\n"
+        f"  public_units: {{number: {found.number}, "
+        f"noise_multiplier: {found.noise_multiplier:g}}}",
+        soft_wrap=True,
+    )
+    say_next(console, f"dptune calibrate {config}")
+
+
+def reserve(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Hold the cost of a run now; the same `train` command finds it later."""
+    from cli.runs import budget_place, read_config, train_command
+    from dptune.workflow.budget import reserve_budget
+    from dptune.workflow.ingest import read_corpus
+    from dptune.workflow.preflight import check_run
+    from steps._reviewing import with_review
+
+    settings, _ = with_review(read_config(config, overrides or []))
+    workspace = current_workspace()
+    checked = check_run(
+        settings,
+        data_root=data_root(),
+        budget=budget_place(),
+        access=llm_access(),
+        folder=workspace.work,
+    )
+    corpus = read_corpus(
+        settings.data,
+        data_root=data_root(),
+        expected=checked.fingerprint,
+        folder=workspace.work,
+    )
+    held = reserve_budget(
+        settings,
+        corpus,
+        checked.plan,
+        url=workspace.budget_url,
+        key=ensure_budget_key(workspace),
+    )
+    console = speaker()
+    console.print(f"reservation {held.id} on {held.data_set}, {held.num_units:,} units")
+    say_next(
+        console,
+        f"{train_command(config, overrides or [])}  (spends it)",
+        f"dptune budget release {held.id}  (gives it back)",
+    )
+
+
+def release(
+    reservation: Annotated[str, typer.Argument(help="Its id; see `budget history`.")],
+) -> None:
+    """Give back what a killed or abandoned run still holds; what it drew is spent."""
+    with _require() as store:
+        store.release(reservation)
+    console = speaker()
+    console.print(f"reservation {reservation[:40]} holds nothing any more")
+    say_next(console, "dptune budget show")
+
+
+def admit_loss(reason: Reason) -> None:
+    """Say that earlier entries of the store are lost for good, so that runs go on.
+
+    First restore what can be restored, and reserve again what was spent since.
+    """
+    from dptune.workflow.attempts import admit_lost_store
+    from steps._lost import lost_heads
+
+    runs = current_workspace().runs
+    with _require() as store:
+        heads = tuple(lost_heads().values()) if _has_registry() else ()
+        loss = admit_lost_store(store, runs=runs, heads=heads, reason=reason)
+    console = speaker()
+    console.print(
+        f"on record: {loss.charges} charges of journals and the entries that paid for "
+        f"{len(loss.heads)} versions are lost"
+    )
+    say_next(console, "dptune budget show")
+
+
+def history(
+    data_set: Annotated[
+        str | None, typer.Argument(help="One data set; all by default.")
+    ] = None,
+) -> None:
+    """List every run that touched the data, with what it holds and has drawn."""
+    from dptune.accounting.store.summaries import history as runs_on
+
+    table = folding_table(
+        "runs that touched the data",
+        *("reservation", "data set", "recipe", "purpose", "units", "status"),
+        *("mechanisms drawn", "held"),
+    )
+    with _find() or nullcontext() as store:
+        runs = runs_on(store, data_set=data_set) if store else []
+    for held in runs:
+        table.add_row(
+            held.id,
+            held.data_set,
+            held.recipe,
+            f"{held.purpose} {held.sweep}".strip(),
+            f"{held.num_units:,}",
+            held.status,
+            str(held.spent.count(Notion.RECORD)),
+            str(held.committed.count(Notion.RECORD)),
+        )
+    console = speaker()
+    console.print(table)
+    say_next(console, "dptune budget verify")
+
+
+def export(
+    file: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
+) -> None:
+    """Write the log and its head, to be kept elsewhere: `verify --head` reads it."""
+    from dptune.accounting.store.summaries import export as contents
+
+    with _require() as store:
+        content = contents(store)
+    if file.exists():
+        raise ConfigError.at("FILE", f"must not exist, got {file.name}.")
+    try:
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    except OSError as error:
+        message = f"must be writable, got {error.strerror}."
+        raise ConfigError.at("FILE", message) from None
+    console = speaker()
+    console.print(f"{content['head']['sequence']} entries written to {file}")
+    say_next(console, f"dptune budget verify --head {file}")
+
+
+def verify(
+    head: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file that `budget export` wrote. Repeat it."),
+    ] = None,
+) -> None:
+    """Check the log, the tables, and every epsilon with another accountant.
+
+    Exit 0 if all is as it was written, 1 if not: the first bad entry is named.
+    """
+    from dptune.accounting.store.verify import verify as checked
+
+    known = [_read_head(file) for file in head or []]
+    with _require() as store:
+        found = checked(store, heads=known)
+    console = speaker()
+    console.print(
+        f"{found.num_entries} entries, {found.num_units:,} units, "
+        f"{found.num_figures} figures computed again"
+    )
+    for finding in found.findings:
+        console.print(f"[bold red]wrong[/] {finding.message}", soft_wrap=True)
+    if not found.success:
+        say_next(console, "restore the store from a backup; grant nothing until then")
+        raise typer.Exit(1)
+    console.print(f"all as written; head {found.head.sequence} {found.head.hash[:16]}")
+    say_next(console, "dptune budget export FILE  (keep the head elsewhere)")
 
 
 def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
@@ -103,199 +348,6 @@ def _ago(time: timedelta) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
 
 
-def grant_command(
-    data_set: str,
-    *,
-    epsilon: float,
-    delta: float,
-    notion: Notion,
-    relation: NeighboringRelation | None,
-    reason: str,
-) -> None:
-    """Grant a budget."""
-    from dptune.accounting.certificates import check_relation
-    from dptune.accounting.store.allowances import Grant
-    from dptune.accounting.store.store import BudgetStore
-    from dptune.configfile import validate
-    from dptune.settings import BudgetSettings
-
-    settings = validate(BudgetSettings, {"data_set": data_set})
-    made = Grant(
-        data_set=settings.data_set,
-        notion=notion,
-        relation=check_relation(notion, relation),
-        epsilon=epsilon,
-        delta=delta,
-    )
-    workspace = current_workspace()
-    workspace.root.mkdir(parents=True, exist_ok=True)
-    with BudgetStore.open(workspace.budget_url) as store:
-        store.grant(made, reason=reason)
-    console = Console(highlight=False)
-    console.print(f"{data_set} may spend ε {epsilon:g}, {made.label}")
-    _next(console, "dptune budget show")
-
-
-def reserve_command(path: Path, overrides: Sequence[str]) -> None:
-    """Hold the cost of a run."""
-    from cli.runs import budget_place, read_config, train_command
-    from dptune.workflow.budget import reserve_budget
-    from dptune.workflow.ingest import read_corpus
-    from dptune.workflow.preflight import check_run
-    from steps._reviewing import with_review
-
-    config, _ = with_review(read_config(path, overrides))
-    workspace = current_workspace()
-    checked = check_run(
-        config,
-        data_root=data_root(),
-        budget=budget_place(),
-        access=llm_access(),
-        folder=workspace.work,
-    )
-    corpus = read_corpus(
-        config.data,
-        data_root=data_root(),
-        expected=checked.fingerprint,
-        folder=workspace.work,
-    )
-    held = reserve_budget(
-        config,
-        corpus,
-        checked.plan,
-        url=workspace.budget_url,
-        key=ensure_budget_key(workspace),
-    )
-    console = Console(highlight=False)
-    console.print(f"reservation {held.id} on {held.data_set}, {held.num_units:,} units")
-    _next(console, f"{train_command(path, overrides)}  (spends it)")
-    _next(console, f"dptune budget release {held.id}  (gives it back)")
-
-
-def count_command(
-    path: Path, overrides: Sequence[str], *, noise_multiplier: float
-) -> None:
-    """Release the number of units, and say what to write into the configuration."""
-    from cli.runs import read_config
-    from dptune.configfile import validate
-    from dptune.data.public_units import ReleasedUnits
-    from dptune.workflow.ingest import read_corpus
-    from dptune.workflow.planned_units import release_units
-
-    config = read_config(path, overrides)
-    asked = {"number": 1, "noise_multiplier": noise_multiplier}
-    validate(ReleasedUnits, asked)  # before anything is read or spent
-    workspace = current_workspace()
-    found = release_units(
-        config,
-        read_corpus(config.data, data_root=data_root(), folder=workspace.work),
-        noise_multiplier=noise_multiplier,
-        folder=workspace.runs,
-        url=workspace.budget_url,
-        key=ensure_budget_key(workspace),
-    )
-    console = Console(highlight=False)
-    console.print(
-        f"write into {path}, under data:\n"
-        f"  public_units: {{number: {found.number}, "
-        f"noise_multiplier: {found.noise_multiplier:g}}}",
-        soft_wrap=True,
-    )
-    _next(console, f"dptune calibrate {path}")
-
-
-def admit_loss_command(reason: str) -> None:
-    """Put on record that the store does not know all that was spent."""
-    from dptune.workflow.attempts import admit_lost_store
-    from steps._lost import lost_heads
-
-    runs = current_workspace().runs
-    with _require() as store:
-        heads = tuple(lost_heads().values()) if _has_registry() else ()
-        loss = admit_lost_store(store, runs=runs, heads=heads, reason=reason)
-    console = Console(highlight=False)
-    console.print(
-        f"on record: {loss.charges} charges of journals and the entries that paid for "
-        f"{len(loss.heads)} versions are lost"
-    )
-    _next(console, "dptune budget show")
-
-
-def release_command(reservation: str) -> None:
-    """Give back what a run holds."""
-    with _require() as store:
-        store.release(reservation)
-    console = Console(highlight=False)
-    console.print(f"reservation {reservation[:40]} holds nothing any more")
-    _next(console, "dptune budget show")
-
-
-def history_command(data_set: str | None) -> None:
-    """List reservations."""
-    from dptune.accounting.store.summaries import history
-
-    table = Table(title="runs that touched the data", title_justify="left")
-    columns = ("reservation", "data set", "recipe", "purpose", "units", "status")
-    for column in (*columns, "mechanisms drawn", "held"):
-        table.add_column(column, overflow="fold")
-    with _find() or nullcontext() as store:
-        runs = history(store, data_set=data_set) if store else []
-    for held in runs:
-        purpose = f"{held.purpose} {held.sweep}".strip()
-        table.add_row(
-            held.id,
-            held.data_set,
-            held.recipe,
-            purpose,
-            f"{held.num_units:,}",
-            held.status,
-            str(held.spent.count(Notion.RECORD)),
-            str(held.committed.count(Notion.RECORD)),
-        )
-    console = Console(highlight=False)
-    console.print(table)
-    _next(console, "dptune budget verify")
-
-
-def export_command(file: Path) -> None:
-    """Write the log to a file."""
-    from dptune.accounting.store.summaries import export
-
-    with _require() as store:
-        content = export(store)
-    if file.exists():
-        raise ConfigError.at("FILE", f"must not exist, got {file.name}.")
-    try:
-        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    except OSError as error:
-        message = f"must be writable, got {error.strerror}."
-        raise ConfigError.at("FILE", message) from None
-    console = Console(highlight=False)
-    console.print(f"{content['head']['sequence']} entries written to {file}")
-    _next(console, f"dptune budget verify --head {file}")
-
-
-def verify_command(heads: Sequence[Path]) -> None:
-    """Verify the store; exit code 1 if something is wrong."""
-    from dptune.accounting.store.verify import verify
-
-    known = [_read_head(file) for file in heads]
-    with _require() as store:
-        found = verify(store, heads=known)
-    console = Console(highlight=False)
-    console.print(
-        f"{found.num_entries} entries, {found.num_units:,} units, "
-        f"{found.num_figures} figures computed again"
-    )
-    for finding in found.findings:
-        console.print(f"[bold red]wrong[/] {finding.message}", soft_wrap=True)
-    if not found.success:
-        _next(console, "restore the store from a backup; grant nothing until then")
-        raise typer.Exit(1)
-    console.print(f"all as written; head {found.head.sequence} {found.head.hash[:16]}")
-    _next(console, "dptune budget export FILE  (keep the head elsewhere)")
-
-
 def _read_head(file: Path) -> "Head":
     """Read an exported head."""
     from dptune.accounting.store.summaries import exported_head
@@ -307,12 +359,15 @@ def _read_head(file: Path) -> "Head":
         raise ConfigError.at("--head", message) from None
 
 
-def _budget_table(reports: Sequence[BudgetReport]) -> Table:
+def _budget_table(reports: Sequence["BudgetReport"]) -> Table:
     """Lay out one line per data set and notion."""
-    table = Table(title="budget per data set, all runs", title_justify="left")
-    columns = ("data set", "units", "runs (open)", "notion", "allowed ε", "spent ε")
-    for column in (*columns, "with open runs", "left", "tuning ε", "δ"):
-        table.add_column(column, overflow="fold")
+    from dptune.reports.formatting import epsilon
+
+    table = folding_table(
+        "budget per data set, all runs",
+        *("data set", "units", "runs (open)", "notion", "allowed ε", "spent ε"),
+        *("with open runs", "left", "tuning ε", "δ"),
+    )
     for report in reports:
         for number, line in enumerate(report.lines):
             first = number == 0
@@ -322,10 +377,10 @@ def _budget_table(reports: Sequence[BudgetReport]) -> Table:
                 f"{report.num_runs} ({report.num_open})" if first else "",
                 f"{line.notion}, {line.relation.replace('_', ' ')}",
                 "-" if line.allowance is None else f"{line.allowance:g}",
-                epsilon_text(line.spent),
-                epsilon_text(line.committed),
-                "-" if line.left is None else epsilon_text(line.left),
-                epsilon_text(line.tuning),
+                epsilon(line.spent),
+                epsilon(line.committed),
+                "-" if line.left is None else epsilon(line.left),
+                epsilon(line.tuning),
                 f"{line.delta:g}",
             )
         table.add_section()
@@ -375,8 +430,3 @@ def _require() -> "BudgetStore":
             "`dptune budget grant` or `dptune train` first."
         )
     return store
-
-
-def _next(console: Console, line: str) -> None:
-    """Say what one will want now."""
-    console.print(f"next    {line}", style="dim")

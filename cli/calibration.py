@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from cli.printing import say_next, speaker
 from cli.runs import read_config, show_warnings, train_command
 from dptune.config import TrainConfig
 from dptune.errors import ConfigError, Problem, ProblemsError
@@ -57,13 +58,13 @@ def show_calibration(
         if output is not None:
             _write(output, found, page)
         return
-    console = Console(highlight=False)
+    console = speaker()
     _print_page(console, page)
     target = output or _default_output(found)
     _write(target, found, page)
     console.print(f"report  {target}", soft_wrap=True)
     command = train_command(path, overrides)
-    console.print(f"next    {command}", style="dim", soft_wrap=True)
+    say_next(console, command)
 
 
 def _attacks(config: TrainConfig, checked: Checked) -> tuple[AttackCost, ...]:

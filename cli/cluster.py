@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli.printing import say_next, speaker
 from infra.cluster.manifests import Manifest, find_objects, render_overlay
 
 Overlay = Annotated[
@@ -38,7 +39,7 @@ def check(overlay: Overlay) -> None:
     """
     from infra.cluster.check import check_manifests
 
-    console = Console(highlight=False)
+    console = speaker()
     manifests = _render(overlay)
     found = check_manifests(manifests)
     if found:
@@ -47,15 +48,17 @@ def check(overlay: Overlay) -> None:
             cells = (finding.name, finding.message, finding.policy)
             table.add_row(*map(escape, cells))
         console.print(table)
-        console.print(
-            "next    edit cluster.yaml and kustomization.yaml of the overlay, and "
-            "check again",
-            style="dim",
+        say_next(
+            console,
+            "edit cluster.yaml and kustomization.yaml of the overlay, and check again",
         )
         raise typer.Exit(code=1)
     console.print(f"{len(manifests)} objects, nothing wrong")
-    console.print(f"next    dptune cluster secrets {overlay}", style="dim")
-    console.print(f"next    kubectl apply -k {_shown(overlay)}", style="dim")
+    say_next(
+        console,
+        f"dptune cluster secrets {overlay}",
+        f"kubectl apply -k {_shown(overlay)}",
+    )
 
 
 def render(overlay: Overlay) -> None:
@@ -81,7 +84,7 @@ def secrets(overlay: Overlay) -> None:
         console.print(
             "The vault brings them: put each under dptune/SECRET, key by key."
         )
-        console.print(f"next    kubectl apply -k {_shown(overlay)}", style="dim")
+        say_next(console, f"kubectl apply -k {_shown(overlay)}")
         return
     (namespace,) = find_objects(manifests, "Namespace")
     console.print(
@@ -90,7 +93,7 @@ def secrets(overlay: Overlay) -> None:
     )
     for line in secret_commands(wanted, namespace["metadata"]["name"]):
         console.print(line, markup=False)
-    console.print("next    rm -r secrets", style="dim")
+    say_next(console, "rm -r secrets")
 
 
 def _render(overlay: str) -> list[Manifest]:

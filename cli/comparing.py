@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cli import account
 from cli.faults import write_trace
+from cli.printing import say_next, speaker
 from cli.runs import (
     CONFIGS,
     FinishedRun,
@@ -90,7 +91,7 @@ def compare_and_report(
         ConfigError: something cannot be used; nothing was created.
         DptuneError: some cells failed; the others are reported all the same.
     """
-    console = Console(highlight=False)
+    console = speaker()
     started = time.monotonic()
     with Console(stderr=True).status("checking every cell") as status:
         job = _checked(path, overrides, retrain=retrain)
@@ -98,7 +99,7 @@ def compare_and_report(
         known = {} if retrain else _finished_cells(job)
     _print_plan(console, job, done=len(known))
     if plan_only:
-        console.print(f"next    dptune compare {path}", style="dim")
+        say_next(console, f"dptune compare {path}")
         return
     report = _run(console, job, known)
     commands = _next_steps(job, report)
@@ -106,8 +107,7 @@ def compare_and_report(
     print_tables(console, report)
     for file in files:
         console.print(f"report  {file}", soft_wrap=True)
-    for line in commands:
-        console.print(f"next    {line}", style="dim", soft_wrap=True)
+    say_next(console, *commands)
     console.print(f"took    {duration(time.monotonic() - started)}", style="dim")
     if report.failed:
         error = DptuneError(

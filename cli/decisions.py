@@ -3,56 +3,60 @@
 import os
 import stat
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from rich.console import Console
+import typer
 
-from cli.runs import CONFIGS
-from dptune.configfile import load_policy
+from cli.printing import speaker
 from dptune.errors import ArtifactError, ConfigError, GateFailedError
-from dptune.gates.decision import GateOutcome
-from dptune.gates.policy import GatePolicy
-from dptune.gates.signing import (
-    Statement,
-    open_envelope,
-    refuse_other_files,
-    refuse_other_weights,
-)
+
+if TYPE_CHECKING:  # takes long to import, and --help is to be quick
+    from dptune.gates.policy import GatePolicy
+    from dptune.gates.signing import Statement
 
 _LARGEST: Final = 1 << 24
 """Bytes of a decision or key: a hundred times the largest that was seen."""
 
 
-def verify_file(
-    file: Path,
-    *,
-    key: Path,
-    model: Path | None,
-    digest: str | None,
-    policy_name: str | None = None,
+def verify_decision(
+    file: Annotated[
+        Path, typer.Argument(help="A decision that `gate --output` wrote.")
+    ],
+    key: Annotated[Path, typer.Option(help="The signer's public key, PEM.")],
+    model: Annotated[
+        Path | None, typer.Option(help="The weights that are to be deployed.")
+    ] = None,
+    digest: Annotated[
+        str | None,
+        typer.Option(
+            help="Their digest, in place of the weights: says nothing of other files."
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="The policy that must have been passed: a name or a YAML file."
+        ),
+    ] = None,
 ) -> None:
-    """Check that a decision is genuine, about these files, and a pass.
+    """Check a signed decision offline: no server, no project folder.
 
-    Args:
-        file: the signed decision.
-        key: public key of the signer.
-        model: directory of the version, as MLflow keeps it or as a plain model.
-        digest: of the weights, in its place; says nothing of other files.
-        policy_name: the policy that must have been passed, or its file.
-
-    Raises:
-        GateFailedError: any of it is not so.
-        ConfigError: a file cannot be read, or weights and digest are both or neither
-            given.
+    Exit 0 if it is genuine, about exactly these files, under this policy, and a pass; 1
+    if not; 2 if a file cannot be read.
     """
+    from cli.runs import CONFIGS
+    from dptune.configfile import load_policy
+    from dptune.gates.decision import GateOutcome
+    from dptune.gates.signing import (
+        open_envelope,
+        refuse_other_files,
+        refuse_other_weights,
+    )
+
     if (model is None) == (digest is None):
         message = "exactly one of --model and --digest must be given."
         raise ConfigError.at("--model", message)
-    policy = (
-        load_policy(policy_name, configs=CONFIGS, key="--policy")
-        if policy_name
-        else None
-    )
+    asked = load_policy(policy, configs=CONFIGS, key="--policy") if policy else None
     envelope, public = _read(file, "FILE"), _read(key, "--key")
     try:
         statement = open_envelope(
@@ -64,17 +68,17 @@ def verify_file(
             refuse_other_weights(statement, str(digest))
     except ArtifactError as error:
         raise GateFailedError(f"do not deploy: {error}") from None
-    _refuse_policy(statement, policy)
+    _refuse_policy(statement, asked)
     decision = statement.decision
     if decision.outcome is not GateOutcome.PASS:
         failed = ", ".join(criterion.name for criterion in decision.failed())
         raise GateFailedError(
             f"do not deploy: {statement.subject} is {decision.outcome} ({failed})"
         )
-    _tell(statement, by_digest=model is None, by_name=policy is None)
+    _tell(statement, by_digest=model is None, by_name=asked is None)
 
 
-def _refuse_policy(statement: Statement, policy: GatePolicy | None) -> None:
+def _refuse_policy(statement: "Statement", policy: "GatePolicy | None") -> None:
     """Refuse a decision under another policy.
 
     Raises:
@@ -88,9 +92,9 @@ def _refuse_policy(statement: Statement, policy: GatePolicy | None) -> None:
         )
 
 
-def _tell(statement: Statement, *, by_digest: bool, by_name: bool) -> None:
+def _tell(statement: "Statement", *, by_digest: bool, by_name: bool) -> None:
     """Say what was verified, and what was not."""
-    console, decision = Console(highlight=False), statement.decision
+    console, decision = speaker(), statement.decision
     console.print(
         f"{statement.subject}: PASS under policy {decision.policy}, decided "
         f"{statement.decided_at:%Y-%m-%d %H:%M} UTC, decision "

@@ -1,24 +1,33 @@
-"""What `decrypt` does."""
+"""The `decrypt` command."""
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from dptune.errors import ConfigError, Problem, ProblemsError
-from dptune.redaction.operators import ENCRYPTION_KEY
-from dptune.redaction.pseudonyms import decrypt_text
-from dptune.review.store import write_private
-from infra.workspace import read_redaction_key
 
 
-def decrypt_command(file: Path, *, output: Path, key: str) -> None:
-    """Write the decrypted text to a new file for its owner alone.
+def decrypt(
+    file: Annotated[
+        Path, typer.Argument(help="A text with values such as <EMAIL:enc:...>.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="New file for the text, for you alone."),
+    ],
+    key: Annotated[
+        str,
+        typer.Option(help="Variable that holds the key, or with _FILE names its file."),
+    ] = "DPTUNE_REDACTION_KEY",
+) -> None:
+    """Turn the values of a text back that `redaction.operator: encrypt` wrote."""
+    from dptune.redaction.operators import ENCRYPTION_KEY
+    from dptune.redaction.pseudonyms import decrypt_text
+    from dptune.review.store import write_private
+    from infra.workspace import read_redaction_key
 
-    Raises:
-        ConfigError: with everything that is wrong; values of another key are counted,
-            and nothing is written.
-    """
     problems = []
     if not key_is_named(key):
         message = f"must be {ENCRYPTION_KEY} or a name that begins so, got {key!r}."
@@ -52,4 +61,6 @@ def decrypt_command(file: Path, *, output: Path, key: str) -> None:
 
 def key_is_named(key: str) -> bool:
     """Whether a variable may hold an encryption key; no other can be named."""
+    from dptune.redaction.operators import ENCRYPTION_KEY
+
     return re.fullmatch(rf"{ENCRYPTION_KEY}(_[A-Z0-9]{{1,40}})?", key) is not None

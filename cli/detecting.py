@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.detection import DetectorChoice, collecting, new_file_problems
+from cli.printing import speaker
 from cli.runs import read_config
 from dptune.config import RedactionSettings, TrainConfig
 from dptune.conversation import messages_of, num_said, turns_of
@@ -322,7 +323,7 @@ def _write_redacted(
 
 def _show(row: _Read, engine: DetectionEngine, html: Path | None) -> None:
     """Print a text with its spans, and write the page that was asked for."""
-    console = Console(highlight=False)
+    console = speaker()
     console.print(_colored(row.text, row.spans), soft_wrap=True)
     console.print()
     _print_types(console, row.spans)
@@ -337,7 +338,7 @@ def _show(row: _Read, engine: DetectionEngine, html: Path | None) -> None:
 
 def _show_many(rows: Iterator[_Read], engine: DetectionEngine) -> None:
     """Print a row for each file or record that has marks, and the types of all."""
-    console = Console(highlight=False)
+    console = speaker()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("source", "spans", "masked"):
         table.add_column(column, justify="left" if column == "source" else "right")

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from cli.printing import say_next, speaker
 from cli.runs import read_config
 from dptune.config import DetectionSettings
 from dptune.data.gold import read_gold
@@ -147,7 +148,7 @@ def evaluate_command(
         target = output or _default_output(gold)
         _write(target, quality, source=gold.name, steps=steps)
         if not as_json:
-            _print_quality(Console(highlight=False), quality, target, steps)
+            _print_quality(speaker(), quality, target, steps)
     if misses is not None and not as_json:
         typer.echo(f"misses  {misses}  (restricted: it quotes the texts)")
 
@@ -221,8 +222,7 @@ def _print_quality(
     console.print(f"report  {target}", soft_wrap=True)
     for suffix in (".png", ".svg"):
         console.print(f"figure  {target.with_suffix(suffix)}", soft_wrap=True)
-    for step in steps:
-        console.print(f"next    {step}", style="dim", soft_wrap=True)
+    say_next(console, *steps)
 
 
 def _cells(value: Share) -> tuple[str, str, str]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cli.options import AsJson
 from dptune.detection.recognizer import Tier
 
 ConfigOption = Annotated[
@@ -130,9 +131,7 @@ def evaluate_detector(  # noqa: PLR0917 - typer passes them by name
             help="New file for misses and false alarms, to read. It quotes the texts."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON instead.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure recall, precision and masked share against gold spans, per type."""
     from cli.detection import DetectorChoice, evaluate_command
@@ -148,22 +147,3 @@ def evaluate_detector(  # noqa: PLR0917 - typer passes them by name
         use_lists=not no_lists,
     )
     evaluate_command(gold, choice, output=output, misses=misses, as_json=as_json)
-
-
-def decrypt(
-    file: Annotated[
-        Path, typer.Argument(help="A text with values such as <EMAIL:enc:...>.")
-    ],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="New file for the text, for you alone."),
-    ],
-    key: Annotated[
-        str,
-        typer.Option(help="Variable that holds the key, or with _FILE names its file."),
-    ] = "DPTUNE_REDACTION_KEY",
-) -> None:
-    """Turn the values of a text back that `redaction.operator: encrypt` wrote."""
-    from cli.decrypting import decrypt_command
-
-    decrypt_command(file, output=output, key=key)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from transformers.utils import logging as hf_logging
 
+from cli.printing import say_next, speaker
 from cli.runs import CONFIGS, read_config
 from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.settings import AttackSettings
@@ -81,7 +82,7 @@ def diagnose_and_report(
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
     else:
-        _print(Console(highlight=False), found)
+        _print(speaker(), found)
     if not found.can:
         raise ConfigError(
             [
@@ -411,4 +412,4 @@ def _print_settings(console: Console, found: Diagnosis, best: Examined) -> None:
             notes.append(f"No target_modules are all linear layers: {layers}.")
     for note in notes:
         console.print(note, style="dim", soft_wrap=True)
-    console.print(f"next    {escape(command)}", style="dim", soft_wrap=True)
+    say_next(console, escape(command))

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
+
+from cli.printing import say_next, speaker
 
 Configs = Annotated[
     list[Path] | None,
@@ -59,11 +60,9 @@ def merge(
 
     types = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     digest = merge_adapter(base, adapter, to, dtype=types[dtype])
-    console = Console(highlight=False)
+    console = speaker()
     console.print(f"{to}: digest {digest[:16]}", soft_wrap=True)
-    console.print(
-        f"next    AutoModelForCausalLM.from_pretrained({str(to)!r})", soft_wrap=True
-    )
+    say_next(console, f"AutoModelForCausalLM.from_pretrained({str(to)!r})")
 
 
 def _report(folder: Path, configs: list[Path] | None) -> None:
@@ -71,7 +70,7 @@ def _report(folder: Path, configs: list[Path] | None) -> None:
     from cli.runs import CONFIGS, read_config
     from dptune.models.hub import fetch_models
 
-    console = Console(highlight=False)
+    console = speaker()
     files = configs or sorted((CONFIGS / "train").glob("*.yaml"))
     found = fetch_models(
         [read_config(file).model.source for file in files], folder=folder

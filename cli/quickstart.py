@@ -4,6 +4,7 @@ import time
 
 from rich.console import Console
 
+from cli.printing import say_next, speaker
 from cli.runs import CONFIGS, FinishedRun, read_config, run_training
 from cli.training import cell_of, next_steps, print_tables, write_page
 from dptune.errors import GateFailedError
@@ -26,7 +27,7 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
     Raises:
         GateFailedError: the protected model was refused.
     """
-    console = Console(highlight=False)
+    console = speaker()
     started = time.monotonic()
     runs = [_run(console, recipe, seed=seed, retrain=retrain) for recipe in _RECIPES]
     from dptune.reports.comparison import ComparisonReport
@@ -47,8 +48,7 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
         why = f"({', '.join(c.name for c in failed)})" if failed else ""
         console.print(f"{cell.label}: [bold]{cell.outcome}[/] {why}")
     console.print(f"\nreport  {write_page(report.name, report, commands)}")
-    for line in commands:
-        console.print(f"next    {line}", style="dim")
+    say_next(console, *commands)
     console.print(f"took    {time.monotonic() - started:.0f} s", style="dim")
     if cells[-1].outcome != "PASS":
         raise GateFailedError(

@@ -4,9 +4,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from cli.account import STARTED
+from cli.printing import say_next, speaker
 from cli.registry import print_decision
 from cli.runs import CONFIGS, cause_of, finished, open_workspace
 from cli.training import next_steps
@@ -63,8 +63,7 @@ def register_measured_model(
         version = response.steps["register_measured"].outputs["version"][0].load()
         decision = response.steps["gate"].outputs["decision"][0].load()
         print_decision(decision, title=f"{model_name} version {version.version}")
-        for line in next_steps(model_name)[:2]:
-            Console(highlight=False).print(f"next    {line}", style="dim")
+        say_next(speaker(), *next_steps(model_name)[:2])
         if decision.outcome is not GateOutcome.PASS:
             raise GateFailedError(
                 f"version {version.version} of {model_name}: {decision.outcome}. The "

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from cli import account
 from cli.budget import show_budgets
+from cli.printing import folding_table, speaker
 from cli.runs import CONFIGS, require_workspace
 from dptune.configfile import load_policy
 from dptune.errors import ArtifactError, ConfigError, GateFailedError
@@ -64,7 +65,7 @@ def write_envelope(model: str, version: str, file: Path) -> None:
             "--output", f"must be writable, {error.strerror}."
         ) from None
     signer = signer_of(envelope)
-    console = Console(highlight=False)
+    console = speaker()
     console.print(f"written to {file}, signed by {signer}")
     if signer == UNSIGNED:
         console.print(
@@ -90,10 +91,9 @@ def newest(model: str) -> str:
 
 def print_decision(decision: GateDecision, *, title: str) -> None:
     """Print every criterion with its verdict and reason."""
-    console = Console(highlight=False)
-    table = Table(title=f"{title}: {decision.outcome}", title_justify="left")
-    for column in ("criterion", "verdict", "measured", "threshold", "reason"):
-        table.add_column(column, overflow="fold")
+    console = speaker()
+    columns = ("criterion", "verdict", "measured", "threshold", "reason")
+    table = folding_table(f"{title}: {decision.outcome}", *columns)
     for criterion in decision.criteria:
         table.add_row(
             criterion.name,
@@ -160,7 +160,7 @@ def roll_back(
 
 def _print_champion(text: str, relied: Reliance) -> None:
     """Say on what a champion was moved, and what nobody checked."""
-    console = Console(highlight=False)
+    console = speaker()
     console.print(text)
     for name, value in relied.trail.items():
         console.print(f"{name}: {value}", style="dim", soft_wrap=True)
@@ -174,7 +174,7 @@ def show_status(*, weights: bool = False) -> None:
     """
     require_workspace()
     _tracking.connect()
-    console = Console(highlight=False)
+    console = speaker()
     for name in _tracking.model_names():
         _registry.mend(name)
         console.print(_model_table(name))
@@ -205,9 +205,8 @@ def _model_table(name: str) -> Table:
     champion = _champions.alias(name, _champions.CHAMPION)
     challenger = _champions.alias(name, _champions.CHALLENGER)
     places = {champion: "champion", challenger: "challenger"}
-    table = Table(title=f"model {name}", title_justify="left")
-    for column in ("version", "place", "recipe", "gate", "why"):
-        table.add_column(column, overflow="fold")
+    columns = ("version", "place", "recipe", "gate", "why")
+    table = folding_table(f"model {name}", *columns)
     for version in _tracking.versions(name)[:10]:
         table.add_row(
             str(version.version),
@@ -223,9 +222,7 @@ def _run_table() -> Table:
     """List the last pipeline runs."""
     from zenml.client import Client
 
-    table = Table(title="last runs", title_justify="left")
-    for column in ("run", "status", "started"):
-        table.add_column(column, overflow="fold")
+    table = folding_table("last runs", "run", "status", "started")
     for run in Client().list_pipeline_runs(sort_by="desc:created", size=5).items:
         started = run.start_time.strftime("%Y-%m-%d %H:%M") if run.start_time else ""
         table.add_row(run.name, str(run.status), started)

@@ -1,37 +1,17 @@
-"""What the `review` commands do."""
+"""The `review` commands: people correct the detector, and measure what it misses."""
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.runs import read_config, require_workspace
-from dptune.detection.endpoint import Endpoint
-from dptune.detection.patterns import PatternRecognizer
-from dptune.detection.recognizer import Tier
+from cli.options import ConfigPath, Overrides
+from cli.printing import folding_table, say_next, speaker
 from dptune.errors import ConfigError, Problem
-from dptune.reports.formatting import interval, percent
-from dptune.reports.pages.detector import masked_lines, review_page
-from dptune.review.crosscheck import (
-    CheckedSentence,
-    CrossCheck,
-    Opinion,
-    check_excerpt,
-)
-from dptune.review.decisions import best_upper_bound
-from dptune.review.lists import ListKey
-from dptune.review.sample import Excerpt
-from dptune.review.store import (
-    ReviewState,
-    ReviewStore,
-    SampleRecord,
-    open_sentences,
-    write_private,
-)
-from dptune.workflow.review import Imported, export_sample, import_decisions
 from infra.workspace import (
     current_workspace,
     data_root,
@@ -40,27 +20,96 @@ from infra.workspace import (
     read_review_key,
 )
 
+if TYPE_CHECKING:  # takes long to import, and --help is to be quick
+    from dptune.detection.endpoint import Endpoint
+    from dptune.detection.recognizer import Tier
+    from dptune.review.crosscheck import CheckedSentence
+    from dptune.review.lists import ListKey
+    from dptune.review.sample import Excerpt
+    from dptune.review.store import ReviewState, SampleRecord
+    from dptune.workflow.review import Imported
 
-def export_command(
-    path: Path,
-    overrides: Sequence[str],
-    *,
-    html: Path | None,
-    jsonl: Path | None,
-    share: float,
-    size: int | None,
-    screened: bool = False,
-    llm: tuple[str | None, str | None] = (None, None),
+_HELP = """Let people correct the detector, and measure how much it misses.
+
+`export` draws sentences of the training split, half of them with a mark and half
+without, as a page to work through with the keyboard and as masked JSON lines. `import`
+takes the decisions back: what was missed is marked in every later run, false alarms no
+longer are, and the measured missing rate goes onto the privacy card.
+
+Begin with `dptune review export configs/train/own_text.yaml --html review.html`.
+"""
+
+
+def build_review_app() -> typer.Typer:
+    """Build the group of commands."""
+    app = typer.Typer(
+        help=_HELP,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+    )
+    app.command()(export)
+    app.command(name="import")(import_)
+    app.command()(status)
+    return app
+
+
+def export(  # noqa: PLR0917 - typer passes them by name
+    config: ConfigPath,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Where the page goes. It quotes text: keep it private."),
+    ] = None,
+    jsonl: Annotated[
+        Path | None,
+        typer.Option(help="Where the masked lines go. They show what was missed."),
+    ] = None,
+    overrides: Overrides = None,
+    share: Annotated[
+        float, typer.Option(help="Of all sentences.", min=0.0, max=1.0)
+    ] = 0.01,
+    size: Annotated[
+        int | None, typer.Option(help="Number of sentences instead.", min=4)
+    ] = None,
+    screened: Annotated[
+        bool,
+        typer.Option(
+            "--screened",
+            help="All sentences that the recipe's screened stage trains on instead.",
+        ),
+    ] = False,
+    llm_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask a language model about each sentence, such as "
+            "http://localhost:11434/v1; a hint on the page. Marks are replaced before "
+            "anything is sent; what was missed is sent. Key: DPTUNE_LLM_KEY."
+        ),
+    ] = None,
+    llm_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
 ) -> None:
-    """Draw a sample and write it where the user says."""
+    """Draw sentences for people to read. Nothing is written but what you name here.
+
+    Both files are made for their owner alone (mode 0600), and never overwritten.
+    """
+    import numpy as np
+
+    from cli.runs import read_config
+    from dptune.detection.recognizer import Tier
+    from dptune.reports.pages.detector import masked_lines, review_page
+    from dptune.review.crosscheck import Opinion
+    from dptune.review.lists import ListKey
+    from dptune.review.store import ReviewStore, write_private
+    from dptune.workflow.review import export_sample
+
     _check_outputs(html, jsonl)
-    endpoint = _endpoint(*llm)
-    config = read_config(path, overrides)
+    endpoint = _endpoint(llm_url, llm_model)
+    settings = read_config(config, overrides or [])
     workspace = current_workspace()
     workspace.root.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status("marking personal data, drawing sentences"):
         record, drawn = export_sample(
-            config,
+            settings,
             data_root=data_root(),
             store=ReviewStore(workspace.review),
             key=ListKey(secret=ensure_review_key(workspace)),
@@ -81,34 +130,37 @@ def export_command(
     if opinions:
         tally = Counter(one.opinion for one in opinions.values())
         parts = ", ".join(f"{tally[kind]:,} {kind}" for kind in Opinion)
-        Console(highlight=False).print(f"language model: {parts}", style="dim")
+        speaker().print(f"language model: {parts}", style="dim")
 
 
-def _endpoint(url: str | None, model: str | None) -> Endpoint | None:
-    """Describe whom to ask; None where nobody is to be asked."""
-    if (url is None) != (model is None):
-        raise ConfigError.at("--llm-url, --llm-model", "must be given together.")
-    if url is None or model is None:
-        return None
-    return Endpoint(base_url=url, model=model, api_key=llm_access().key())
+def import_(
+    file: Annotated[Path, typer.Argument(help="What the page saved.")],
+    *,
+    public: Annotated[
+        bool,
+        typer.Option(
+            help="Declare the phrases public: they act on every data set, and claims "
+            "take them as public. Else they act on the sample's data set alone and "
+            "make its claims conditional."
+        ),
+    ] = False,
+) -> None:
+    """Take decisions back: the missing rate, and the lists of later runs.
 
+    Every problem of the file is told at once, without any text; then nothing changes.
+    """
+    from dptune.review.store import ReviewStore
+    from dptune.workflow.review import import_decisions
 
-def _ask(
-    endpoint: Endpoint, excerpts: Sequence[Excerpt], tier: Tier
-) -> dict[str, CheckedSentence]:
-    """Ask about every sentence; the patterns run once more before anything is sent."""
-    known = [PatternRecognizer(tier=tier)]
-    checker = CrossCheck(endpoint=endpoint, tier=tier, known=known)
-    with Console(stderr=True).status("asking the language model"):
-        return {e.sentence.id: check_excerpt(checker, e) for e in excerpts}
-
-
-def import_command(file: Path, *, public: bool = False) -> None:
-    """Take decisions back."""
     if not file.is_file():
         message = f"must be a file that the review page saved, got {file.name!r}."
         raise ConfigError.at("FILE", message)
     workspace, key = current_workspace(), _key()
+    if key is None:
+        raise ConfigError(
+            "nothing was exported for review in this project. Run `dptune "
+            "review export CONFIG --html review.html` first."
+        )
     with Console(stderr=True).status("checking the decisions"):
         done = import_decisions(
             file.read_bytes(),
@@ -118,19 +170,19 @@ def import_command(file: Path, *, public: bool = False) -> None:
             public=public,
             folder=workspace.work,
         )
-    _print_imported(Console(highlight=False), done, public=public)
+    _print_imported(speaker(), done, public=public)
 
 
-def status_command() -> None:
-    """Print every review."""
-    console = Console(highlight=False)
-    workspace = current_workspace()
-    key = read_review_key(workspace)
-    if key is None or not workspace.review.is_dir():
+def status() -> None:
+    """Show every review: what is open, what it measured, and which versions use it."""
+    from dptune.review.store import ReviewStore
+
+    console, key = speaker(), _key()
+    if key is None:
         console.print("nothing was exported for review yet", style="dim")
-        _next(console, "dptune review export CONFIG --html review.html")
+        say_next(console, "dptune review export CONFIG --html review.html")
         return
-    state = ReviewStore(workspace.review).read(ListKey(secret=key))
+    state = ReviewStore(current_workspace().review).read(key)
     console.print(_status_table(state, _users()))
     named = {f"data set {name}": own for name, own in state.lists.of_data_set.items()}
     for name, lists in {**named, "every data set (public)": state.lists.public}.items():
@@ -140,16 +192,38 @@ def status_command() -> None:
         )
 
 
-def _key() -> ListKey:
-    """Read the key that the samples were drawn with."""
+def _key() -> "ListKey | None":
+    """Read the key that the samples were drawn with; None if none was drawn yet."""
+    from dptune.review.lists import ListKey
+
     workspace = current_workspace()
     key = read_review_key(workspace)
-    if key is None or not workspace.review.is_dir():
-        raise ConfigError(
-            "nothing was exported for review in this project. Run `dptune "
-            "review export CONFIG --html review.html` first."
-        )
-    return ListKey(secret=key)
+    was_used = key is not None and workspace.review.is_dir()
+    return ListKey(secret=key) if key is not None and was_used else None
+
+
+def _endpoint(url: str | None, model: str | None) -> "Endpoint | None":
+    """Describe whom to ask; None where nobody is to be asked."""
+    if (url is None) != (model is None):
+        raise ConfigError.at("--llm-url, --llm-model", "must be given together.")
+    if url is None or model is None:
+        return None
+    from dptune.detection.endpoint import Endpoint
+
+    return Endpoint(base_url=url, model=model, api_key=llm_access().key())
+
+
+def _ask(
+    endpoint: "Endpoint", excerpts: Sequence["Excerpt"], tier: "Tier"
+) -> "dict[str, CheckedSentence]":
+    """Ask about every sentence; the patterns run once more before anything is sent."""
+    from dptune.detection.patterns import PatternRecognizer
+    from dptune.review.crosscheck import CrossCheck, check_excerpt
+
+    known = [PatternRecognizer(tier=tier)]
+    checker = CrossCheck(endpoint=endpoint, tier=tier, known=known)
+    with Console(stderr=True).status("asking the language model"):
+        return {e.sentence.id: check_excerpt(checker, e) for e in excerpts}
 
 
 def _check_outputs(html: Path | None, jsonl: Path | None) -> None:
@@ -180,10 +254,13 @@ def _check_outputs(html: Path | None, jsonl: Path | None) -> None:
 
 
 def _print_sample(
-    record: SampleRecord, *, html: Path | None, jsonl: Path | None
+    record: "SampleRecord", *, html: Path | None, jsonl: Path | None
 ) -> None:
     """Say what was drawn and what to do with it."""
-    console = Console(highlight=False)
+    from dptune.reports.formatting import percent
+    from dptune.review.decisions import best_upper_bound
+
+    console = speaker()
     marked = sum(bool(sentence.marks) for sentence in record.sentences)
     console.print(
         f"review [bold]{record.id}[/]: {len(record.sentences):,} of "
@@ -201,12 +278,17 @@ def _print_sample(
         "[bold]restricted[/] they quote personal text: keep them where the corpus may "
         "be, and delete them after the import"
     )
-    _next(console, "open the page, decide, save, then")
-    _next(console, f"dptune review import decisions-{record.id}.json")
+    say_next(
+        console,
+        "open the page, decide, save, then",
+        f"dptune review import decisions-{record.id}.json",
+    )
 
 
-def _print_imported(console: Console, done: Imported, *, public: bool) -> None:
+def _print_imported(console: Console, done: "Imported", *, public: bool) -> None:
     """Say what an import changed."""
+    from dptune.reports.formatting import interval, percent
+
     total = len(done.sample.sentences)
     console.print(
         f"review [bold]{done.sample.id}[/]: {done.num_decided:,} of {total:,} decided"
@@ -218,7 +300,9 @@ def _print_imported(console: Console, done: Imported, *, public: bool) -> None:
             f"{left:,} sentences are open. There is no missing rate, and no list "
             "changed, until all are decided."
         )
-        _next(console, "open the page, Load this file, decide the rest, save, import")
+        say_next(
+            console, "open the page, Load this file, decide the rest, save, import"
+        )
         return
     console.print(
         f"missing rate {percent(found.rate)} of all words, "
@@ -243,15 +327,16 @@ def _print_imported(console: Console, done: Imported, *, public: bool) -> None:
         console.print(
             f"{found.num_too_long:,} missed passages are too long for the list"
         )
-    _next(console, f"dptune train ...  (the config of {done.sample.config})")
+    say_next(console, f"dptune train ...  (the config of {done.sample.config})")
 
 
-def _status_table(state: ReviewState, users: dict[str, list[str]]) -> Table:
+def _status_table(state: "ReviewState", users: dict[str, list[str]]) -> Table:
     """List every sample, oldest first."""
-    table = Table(title="reviews", title_justify="left")
+    from dptune.reports.formatting import interval, percent
+    from dptune.review.store import open_sentences
+
     columns = ("review", "exported", "config", "decided", "missing rate", "used by")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = folding_table("reviews", *columns)
     for sample in state.samples:
         review = state.review(sample.id)
         total = len(sample.sentences)
@@ -275,10 +360,11 @@ def _users() -> dict[str, list[str]]:
     """Find the registered versions whose card quotes a review."""
     if not current_workspace().zenml.is_dir():
         return {}
-    require_workspace()
+    from cli.runs import require_workspace
     from steps import _tracking
     from steps._deciding import read_dossier
 
+    require_workspace()
     _tracking.connect()
     users: dict[str, list[str]] = {}
     for name in _tracking.model_names():
@@ -287,7 +373,3 @@ def _users() -> dict[str, list[str]]:
             if review:
                 users.setdefault(review, []).append(f"{name} v{version.version}")
     return users
-
-
-def _next(console: Console, text: str) -> None:
-    console.print(f"next    {text}", style="dim", soft_wrap=True)

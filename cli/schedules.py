@@ -3,14 +3,14 @@
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from cli.stack import ProfileName, chosen_profile, open_profile
+from cli.options import ConfigPath, Overrides, ProfileName
+from cli.printing import folding_table, say_next, speaker
+from cli.stack import chosen_profile, open_profile
 from dptune.errors import ConfigError
 from infra.cron import Cron, parse_cron
 from infra.timers import LocalSchedule, Timers, cron_line
@@ -50,13 +50,10 @@ def build_schedule_app() -> typer.Typer:
 
 def create(
     name: Annotated[str, typer.Argument(help="Letters, digits and dashes.")],
-    config: Annotated[Path, typer.Argument(help="A file under configs/train/.")],
+    config: ConfigPath,
     *,
     cron: Annotated[str, typer.Option(help='When, in UTC on a cluster: "0 3 * * 1".')],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="As for `train`."),
-    ] = None,
+    overrides: Overrides = None,
     deadline: Annotated[
         int, typer.Option(help="Minutes after which a run is ended.", min=1)
     ] = 4320,
@@ -79,7 +76,7 @@ def create(
     _check_name(name)
     settings = read_config(config, overrides or [])
     chosen = chosen_profile(profile)
-    console = Console(highlight=False)
+    console = speaker()
     if chosen.stack is None:
         arguments = ["train", str(config.resolve()), "--if-changed"]
         for override in overrides or []:
@@ -122,12 +119,11 @@ def with_schedule(
 def list_schedules(profile: ProfileName = None) -> None:
     """List schedules with their next and last runs."""
     chosen = chosen_profile(profile)
-    table = Table(title=f"schedules of profile {chosen.name}", title_justify="left")
-    for column in ("schedule", "cron", "state", "next", "last run"):
-        table.add_column(column, overflow="fold")
+    columns = ("schedule", "cron", "state", "next", "last run")
+    table = folding_table(f"schedules of profile {chosen.name}", *columns)
     for row in _rows_here() if chosen.stack is None else _rows_there(chosen):
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    speaker().print(table)
 
 
 def pause(name: Name, profile: ProfileName = None) -> None:
@@ -150,7 +146,7 @@ def delete(name: Name, profile: ProfileName = None) -> None:
 
         open_profile(chosen)
         Client().delete_schedule(_known(name).id)
-    Console(highlight=False).print(f"schedule {name} deleted")
+    speaker().print(f"schedule {name} deleted")
 
 
 def _create_here(
@@ -159,7 +155,7 @@ def _create_here(
     """Install a systemd timer, or print a line for cron."""
     if timer not in ("auto", "systemd", "cron"):
         raise ConfigError(f"--timer must be auto, systemd or cron, got {timer}.")
-    console, timers = Console(highlight=False), Timers()
+    console, timers = speaker(), Timers()
     schedule = LocalSchedule(
         name=name,
         cron=when,
@@ -170,10 +166,7 @@ def _create_here(
     if timer == "systemd" or (timer == "auto" and timers.are_possible):
         timers.install(schedule)
         console.print(f"timer dptune-{name} installed; next run {_next(when)}")
-        console.print(
-            "next    loginctl enable-linger  (to run while nobody is logged in)",
-            style="dim",
-        )
+        say_next(console, "loginctl enable-linger  (to run while nobody is logged in)")
         return
     typer.echo(cron_line(schedule))  # alone on standard output, to be piped
     Console(stderr=True, highlight=False).print(
@@ -194,7 +187,7 @@ def _switch(name: str, profile: str | None, *, active: bool) -> None:
         open_profile(chosen)
         Client().update_schedule(_known(name).id, active=active)
     state = "resumed" if active else "paused"
-    Console(highlight=False).print(f"schedule {name} {state}")
+    speaker().print(f"schedule {name} {state}")
 
 
 def _rows_here() -> list[tuple[str, ...]]:

@@ -1,25 +1,16 @@
 """The `stack` commands: where runs go, registered from a file, and what it lacks."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from cli.options import ProfileName
+from cli.printing import folding_table, say_next, speaker
 from infra.private import keep_temporary_files_in
 from infra.workspace import current_workspace
 
 if TYPE_CHECKING:
     from infra.profiles import Profile
-
-ProfileName = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        help="A file under configs/profiles; DPTUNE_PROFILE, or local, by default.",
-        show_default=False,
-    ),
-]
 
 
 def build_stack_app() -> typer.Typer:
@@ -38,7 +29,7 @@ def up(profile: ProfileName = None) -> None:
     from infra.stacks.local import ensure_local_stack
 
     chosen = chosen_profile(profile)
-    console = Console(highlight=False)
+    console = speaker()
     stack = chosen.production_stack()
     if stack is None:
         ensure_local_stack(current_workspace())
@@ -52,7 +43,7 @@ def up(profile: ProfileName = None) -> None:
         console.print(change)
     if not changes:
         console.print(f"stack {stack.name} is as the file says")
-    _next(console, f"dptune stack check --profile {chosen.name}")
+    say_next(console, f"dptune stack check --profile {chosen.name}")
 
 
 def check(profile: ProfileName = None) -> None:
@@ -61,7 +52,7 @@ def check(profile: ProfileName = None) -> None:
     Exit 0 if nothing is missing, 1 if something is.
     """
     chosen = chosen_profile(profile)
-    console = Console(highlight=False)
+    console = speaker()
     stack = chosen.production_stack()
     if stack is None:
         console.print("the local profile needs nothing but this machine")
@@ -70,9 +61,8 @@ def check(profile: ProfileName = None) -> None:
 
     _connect_quietly()
     found = check_stack(stack, chosen)
-    table = Table(title=f"stack {stack.name}", title_justify="left")
-    for column in ("needed", "state", "found", "how to get it"):
-        table.add_column(column, overflow="fold")
+    columns = ("needed", "state", "found", "how to get it")
+    table = folding_table(f"stack {stack.name}", *columns)
     colors = {State.OK: "green", State.MISSING: "red", State.UNKNOWN: "yellow"}
     for line in found:
         state = f"[{colors[line.state]}]{line.state}[/]"
@@ -82,13 +72,13 @@ def check(profile: ProfileName = None) -> None:
     if missing:
         console.print(f"{missing} missing")
         raise typer.Exit(1)
-    _next(console, f"dptune train CONFIG --profile {chosen.name}")
+    say_next(console, f"dptune train CONFIG --profile {chosen.name}")
 
 
 def down(profile: ProfileName = None) -> None:
     """Remove the profile's stack from the ZenML server; runs and artifacts stay."""
     chosen = chosen_profile(profile)
-    console = Console(highlight=False)
+    console = speaker()
     stack = chosen.production_stack()
     if stack is None:
         console.print("the local stack goes with its folder; nothing was changed")
@@ -132,8 +122,3 @@ def _connect_quietly() -> None:
     from zenml.config.global_config import GlobalConfiguration
 
     GlobalConfiguration().analytics_opt_in = False
-
-
-def _next(console: Console, line: str) -> None:
-    """Say what one will want now."""
-    console.print(f"next    {line}", style="dim")

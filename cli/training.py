@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.account import STARTED
+from cli.printing import say_next, speaker
 from cli.runs import FinishedRun, NothingToDo, read_config, run_training
 from dptune.errors import DptuneError, GateFailedError
 from infra.alerts import alert_refusal
@@ -38,7 +39,7 @@ def train_and_report(
     Raises:
         GateFailedError: the gate's outcome is not PASS.
     """
-    console = Console(highlight=False)
+    console = speaker()
     config = read_config(path, overrides)
     console.print(f"[bold]{config.name}[/] with recipe {config.recipe.title}")
     try:
@@ -67,8 +68,7 @@ def train_and_report(
     )
     print_tables(console, report)
     console.print(f"report  {write_page(report.name, report, commands)}")
-    for line in commands:
-        console.print(f"next    {line}", style="dim")
+    say_next(console, *commands)
     if cell.decision is not None and cell.decision.outcome is not GateOutcome.PASS:
         raise GateFailedError(
             f"version {cell.version} of {model_name}: {cell.decision.outcome}. "

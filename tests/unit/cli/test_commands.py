@@ -210,7 +210,7 @@ def test_error_after_the_start_does_not_claim_that_nothing_happened(
 
 
 def test_interrupt_is_no_verdict(run_cli, monkeypatch):
-    monkeypatch.setattr("cli.listing.list_configs", raising(KeyboardInterrupt())())
+    monkeypatch.setattr("cli.projects.speaker", raising(KeyboardInterrupt())())
     assert run_cli("configs").code not in (0, 1, 2)
 
 

@@ -387,7 +387,7 @@ def test_signal_in_a_destructor_is_asked_again(run_cli, monkeypatch):
         while time.monotonic() < deadline:
             time.sleep(0.01)
 
-    monkeypatch.setattr("cli.listing.list_configs", listing)
+    monkeypatch.setattr("cli.projects.speaker", listing)
     outcome = run_cli("configs")
     assert outcome.code == 143
     assert "stopped by SIGTERM" in outcome.err
@@ -404,7 +404,7 @@ def test_failure_that_a_signal_brought_about_is_the_signals(run_cli, monkeypatch
         except BaseException:  # noqa: BLE001 - as libraries do
             raise sqlite3.OperationalError("database is locked") from None
 
-    monkeypatch.setattr("cli.listing.list_configs", listing)
+    monkeypatch.setattr("cli.projects.speaker", listing)
     outcome = run_cli("configs")
     assert outcome.code == 143
     assert "stopped by SIGTERM" in outcome.err
@@ -416,7 +416,7 @@ def test_signal_that_zenml_alone_answers_is_a_stop(run_cli, monkeypatch):
     def listing():
         raise RunInterruptedException("The execution was interrupted.")
 
-    monkeypatch.setattr("cli.listing.list_configs", listing)
+    monkeypatch.setattr("cli.projects.speaker", listing)
     outcome = run_cli("configs")
     assert outcome.code == 130
     assert "stopped by SIGINT" in outcome.err
@@ -461,7 +461,7 @@ def test_output_that_nobody_reads_is_no_verdict(run_cli, monkeypatch):
     def listing():
         raise BrokenPipeError(errno.EPIPE, "closed")
 
-    monkeypatch.setattr("cli.listing.list_configs", listing)
+    monkeypatch.setattr("cli.projects.speaker", listing)
     out, err = sys.stdout, sys.stderr
     try:
         assert run_cli("configs").code == 141
