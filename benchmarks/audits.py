@@ -24,8 +24,8 @@ from torch import nn
 
 from dptune.accounting.accountants import epsilon
 from dptune.audits.canary_audit import AuditedClaim, audit_canaries
-from dptune.audits.event_checks import check_blocks
 from dptune.audits.noise_checks import check_noise
+from dptune.audits.release_checks import check_blocks
 from dptune.audits.sampling_checks import check_sampling
 from dptune.audits.step_checks import check_sensitivity, probe_units
 from dptune.audits.tails import guess_tail

@@ -18,7 +18,7 @@ import torch
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.exposure import measure_exposure
-from dptune.attacks.intervals import measure_with_intervals
+from dptune.attacks.large_spaces import measure_with_intervals
 from dptune.attacks.trie import CandidateTrie
 from dptune.models.loading import load_model
 from dptune.workflow.chats import written_canaries

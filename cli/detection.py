@@ -22,8 +22,7 @@ from dptune.reports.formatting import count, interval, percent
 from dptune.reports.pages.detector import quality_page, quality_plot, quality_png
 from dptune.reports.render import page_html
 from dptune.review.lists import ListKey, with_lists
-from dptune.review.misses import misses_text
-from dptune.review.quality import Quality, Share, measure_quality
+from dptune.review.quality import Quality, Share, measure_quality, misses_text
 from dptune.review.store import ReviewStore, write_private
 from dptune.settings import BudgetSettings
 from dptune.workflow.detect import engine_of

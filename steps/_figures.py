@@ -17,14 +17,13 @@ _LOG = logging.getLogger(__name__)
 _COMPARISON = "dptune.comparison"
 
 
-def log_numbers(numbers: Mapping[str, float], *, prefix: str = "") -> None:
+def log_numbers(numbers: Mapping[str, float]) -> None:
     """Log finite numbers to the active run; infinite ones become parameters."""
     if mlflow.active_run() is None:
         return
-    finite = {f"{prefix}{k}": v for k, v in numbers.items() if math.isfinite(v)}
+    finite = {k: v for k, v in numbers.items() if math.isfinite(v)}
     mlflow.log_metrics(finite)
-    endless = {f"{prefix}{k}": str(v) for k, v in numbers.items() if k not in finite}
-    mlflow.log_params({k: v for k, v in endless.items() if k not in finite})
+    mlflow.log_params({k: str(v) for k, v in numbers.items() if k not in finite})
 
 
 def log_internal_curve(name: str, points: Mapping[int, float]) -> None:

@@ -325,20 +325,17 @@ def _last_turn(sequence: Sequence[int]) -> tuple[int, int]:
 
 
 def discoverable(
-    member_chances: Floats,
-    control_chances: Floats,
-    *,
-    confidence: float = 0.95,
+    member_chances: Floats, control_chances: Floats
 ) -> tuple[DiscoverableShare, ...]:
     """Shares of (n, p)-discoverable texts among members and among controls.
 
     A text that one trial draws with chance `z` is (n, p)-discoverable if
-    `1 - (1 - z)^n >= p`: n trials draw it at least once with chance p.
+    `1 - (1 - z)^n >= p`: n trials draw it at least once with chance p. Intervals are
+    Clopper and Pearson's at 95 %, which take texts for independent.
 
     Args:
         member_chances: log chances of texts that were trained on.
         control_chances: of texts of the same law that were not.
-        confidence: of Clopper-Pearson's intervals, which take texts for independent.
 
     References:
         Hayes et al. (2025), "Measuring memorization in language models via
@@ -349,9 +346,9 @@ def discoverable(
             trials=n,
             chance=p,
             members=_share(member_chances, n=n, p=p),
-            members_interval=_interval(member_chances, n=n, p=p, level=confidence),
+            members_interval=_interval(member_chances, n=n, p=p),
             controls=_share(control_chances, n=n, p=p),
-            controls_interval=_interval(control_chances, n=n, p=p, level=confidence),
+            controls_interval=_interval(control_chances, n=n, p=p),
         )
         for n in TRIALS
         for p in CHANCES
@@ -373,12 +370,10 @@ def _share(log_chances: Floats, *, n: int, p: float) -> float | None:
     return float(_is_discoverable(log_chances, n=n, p=p).mean())
 
 
-def _interval(
-    log_chances: Floats, *, n: int, p: float, level: float
-) -> Interval | None:
+def _interval(log_chances: Floats, *, n: int, p: float) -> Interval | None:
     """Clopper-Pearson's interval of the share."""
     if not len(log_chances):
         return None
     count = int(_is_discoverable(log_chances, n=n, p=p).sum())
-    low, high = clopper_pearson(count, len(log_chances), confidence=level)
-    return Interval(low=low, high=high, confidence=level)
+    low, high = clopper_pearson(count, len(log_chances), confidence=0.95)
+    return Interval(low=low, high=high, confidence=0.95)

@@ -155,9 +155,7 @@ def secret_place(text: str, spec: CanarySpec) -> tuple[int, int]:
     return end - spec.length, end
 
 
-def apply_setting(
-    dataset: "Dataset", canaries: CanarySet, *, entity_type: str = "SECRET"
-) -> "Dataset":
+def apply_setting(dataset: "Dataset", canaries: CanarySet) -> "Dataset":
     """Edit the spans of canary rows as the setting says, and of no other row.
 
     Args:
@@ -167,7 +165,6 @@ def apply_setting(
             touches it; `not_missed` puts a span over exactly the secret in their place;
             `partly_missed` does one or the other, canary by canary; `as_detected`
             changes nothing.
-        entity_type: type of the forced span; `SECRET` counts in every tier.
 
     Returns:
         The data set, its other rows and its features unchanged.
@@ -188,7 +185,8 @@ def apply_setting(
     if spec.setting == "as_detected" or not rows:
         return dataset
     marked = {s: spec.is_marked(i) for i, s in enumerate(canaries.planted)}
-    forced = {"entity_type": entity_type, "recognizer": "canary", "confidence": 1.0}
+    # a type that counts in every tier
+    forced = {"entity_type": "SECRET", "recognizer": "canary", "confidence": 1.0}
 
     def edit(row: dict[str, Any]) -> dict[str, Any]:
         if row["id"] not in rows:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
+from dptune.attacks.exposure import Scoring
 from dptune.attacks.inference import (
     KeyValues,
     OnProgress,
@@ -33,7 +34,6 @@ from dptune.attacks.pieces import Spelling
 from dptune.errors import ModelError
 from dptune.statistics import clopper_pearson, resampled_indices
 
-Scoring = Literal["sum", "mean"]
 Path = tuple[int, ...]
 
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")

@@ -132,17 +132,17 @@ def check_streams(*, device: torch.device) -> StepCheck:
             for step in range(2)
         ),
     ]
-    return streams_check("streams_apart", secret, known=known)
+    return streams_check(secret, known=known)
 
 
 def streams_check(
-    name: str, secret: Sequence[StreamIdentity], *, known: Sequence[StreamIdentity]
+    secret: Sequence[StreamIdentity], *, known: Sequence[StreamIdentity]
 ) -> StepCheck:
     """Compare the streams of a process, and their entropy where nobody knows it."""
     digests = [stream.digest for stream in (*secret, *known)]
     bits = min((stream.entropy_bits for stream in secret), default=_SECRET_BITS)
     return StepCheck(
-        name=name,
+        name="streams_apart",
         passed=len(set(digests)) == len(digests) and bits >= _SECRET_BITS,
         detail="noise, sampling and dropout have seeds of their own, fresh in every "
         "process and rank, from the operating system unless one is given",

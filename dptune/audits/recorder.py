@@ -303,7 +303,7 @@ class StepRecorder(StepWitness):
         secret = self._streams if self._is_secret else []
         known = [] if self._is_secret else self._streams
         known = [*known, *(StreamIdentity(d, 0) for d in earlier_streams)]
-        found.append(streams_check("streams_apart", secret, known=known))
+        found.append(streams_check(secret, known=known))
         if self._squares is not None:
             counts = self._counts * (self._done - self._first)
             found += [

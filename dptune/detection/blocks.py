@@ -26,7 +26,7 @@ from dptune.detection.recognizer import (
     SpanFilter,
     fingerprint_of,
 )
-from dptune.detection.turns import unite_turns
+from dptune.detection.union import unite_turns
 from dptune.text import Span
 
 BLOCK_SIZE = 32_768

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from dptune.conversation import contents_only
 from dptune.detection.escapes import EscapeReader
-from dptune.detection.filters import chained
-from dptune.detection.judged import TaggerRecognizer
 from dptune.detection.known_values import NAME as KNOWN_VALUES
 from dptune.detection.known_values import (
     KnownValuesRecognizer,
@@ -33,6 +31,7 @@ from dptune.detection.recognizer import (
     Recognizer,
     SpanFilter,
     Tier,
+    chained,
     fingerprint_of,
 )
 from dptune.detection.scoring import known_types
@@ -42,8 +41,8 @@ from dptune.detection.settings import (
     TokenClassifierSettings,
     UnknownLanguage,
 )
-from dptune.detection.turns import RoleTiers, unite_turns
-from dptune.detection.union import union_fingerprint
+from dptune.detection.tagger import TaggerRecognizer
+from dptune.detection.union import RoleTiers, union_fingerprint, unite_turns
 from dptune.errors import ConfigError
 from dptune.text import Span
 

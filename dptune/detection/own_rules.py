@@ -9,8 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dptune.detection.bounded_regex import compiled
-from dptune.detection.filters import is_demanded, without_allowed
-from dptune.detection.recognizer import code_digest, fingerprint_of
+from dptune.detection.recognizer import (
+    code_digest,
+    fingerprint_of,
+    is_demanded,
+    without_allowed,
+)
 from dptune.detection.settings import PatternSettings
 from dptune.spellings import KnownValue, Spellings, source_digest
 from dptune.text import Span
@@ -145,7 +149,7 @@ class OwnRulesFilter:
         self._least = {kind: _least(value) for kind, value in entity_types.items()}
         self._allowed = _spellings({"ALLOWED": allow_list})
         types = [f"{kind}={value}" for kind, value in sorted(self._least.items())]
-        code = fingerprint_of((code_digest("own_rules", "filters"), source_digest()))
+        code = fingerprint_of((code_digest("own_rules", "recognizer"), source_digest()))
         self.fingerprint = fingerprint_of((code, *types, "allow", *allow_list))
 
     def keep(self, spans: Sequence[Span], text: str) -> list[Span]:

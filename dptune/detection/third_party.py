@@ -181,6 +181,9 @@ def _ner_listens(language: Any) -> bool:  # noqa: ANN401
     return "Listener" in architecture
 
 
+_LEAST_SCORE = 0.4
+"""Presidio raises scores by context words only with a language model, so that a bare
+pattern scores low; what scores lower still is dropped."""
 _FETCHES = frozenset(["EmailRecognizer", "UrlRecognizer"])
 _TYPES = {
     "CREDIT_CARD": "CREDIT_CARD",
@@ -204,23 +207,12 @@ class PresidioRecognizer:
 
     Args:
         tier: what counts as sensitive.
-        countries: two-letter codes whose identifiers are looked for; None takes all.
-        min_score: weaker hits are dropped; Presidio raises scores by context words only
-            with a language model, so a bare pattern scores low.
     """
 
     name = "presidio"
 
-    def __init__(
-        self,
-        *,
-        tier: Tier,
-        countries: Sequence[str] | None = None,
-        min_score: float = 0.4,
-    ) -> None:
+    def __init__(self, *, tier: Tier) -> None:
         self._kept = entity_types(tier)
-        self._countries = None if countries is None else sorted(countries)
-        self._min_score = min_score
         self._recognizers: list[Any] | None = None
         self.fingerprint = fingerprint_of(
             (
@@ -229,8 +221,6 @@ class PresidioRecognizer:
                 _version(
                     "presidio-analyzer", "`pip install presidio-analyzer==2.2.366`."
                 ),
-                str(self._countries),
-                str(min_score),
                 code_digest("third_party"),
             )
         )
@@ -238,7 +228,7 @@ class PresidioRecognizer:
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return the spans of each text; spans of different recognizers may overlap."""
         if self._recognizers is None:
-            self._recognizers = list(_presidio_recognizers(self._countries))
+            self._recognizers = list(_presidio_recognizers())
         return [list(self._spans(text, self._recognizers)) for text in texts]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -250,11 +240,8 @@ class PresidioRecognizer:
             hits = recognizer.analyze(text, recognizer.supported_entities, None)
             for hit in hits or ():
                 kind = _TYPES.get(hit.entity_type, "NATIONAL_ID")
-                if (
-                    hit.score >= self._min_score
-                    and hit.start < hit.end
-                    and kind in self._kept
-                ):
+                is_likely = hit.score >= _LEAST_SCORE and hit.start < hit.end
+                if is_likely and kind in self._kept:
                     yield Span(
                         start=hit.start,
                         end=hit.end,
@@ -264,7 +251,7 @@ class PresidioRecognizer:
                     )
 
 
-def _presidio_recognizers(countries: list[str] | None) -> Iterator[Any]:
+def _presidio_recognizers() -> Iterator[Any]:
     """Yield Presidio's recognizers that work on text alone."""
     from presidio_analyzer import (  # noqa: PLC0415  # an extra, slow to import
         PatternRecognizer,
@@ -272,7 +259,7 @@ def _presidio_recognizers(countries: list[str] | None) -> Iterator[Any]:
     )
 
     registry = RecognizerRegistry()
-    registry.load_predefined_recognizers(languages=["en"], countries=countries)
+    registry.load_predefined_recognizers(languages=["en"])
     for recognizer in registry.recognizers:
         kind = type(recognizer).__name__
         is_plain = (

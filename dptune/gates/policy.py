@@ -3,19 +3,16 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import (
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from dptune.accounting.assumptions import Assumption
-from dptune.errors import ConfigError, Problem
 from dptune.gates.evidence import PolicyReference
 from dptune.privacy import (
     CertificateStatus,
@@ -198,24 +195,3 @@ class GatePolicy(Settings):
     def reference(self: Self) -> PolicyReference:
         """Name this version of the policy."""
         return PolicyReference(name=self.name, version=self.version, digest=self.digest)
-
-    @classmethod
-    def from_mapping(cls: type[Self], mapping: Mapping[str, Any]) -> Self:
-        """Read a policy from a mapping such as a YAML file's.
-
-        Raises:
-            ConfigError: with every problem at once.
-        """
-        try:
-            return cls.model_validate(dict(mapping))
-        except ValidationError as error:
-            raise ConfigError(
-                [
-                    Problem(
-                        path=".".join(map(str, item["loc"])) or "policy",
-                        message=item["msg"],
-                        next_step="See dptune.gates.policy.GatePolicy.",
-                    )
-                    for item in error.errors(include_url=False, include_input=False)
-                ]
-            ) from None

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 from dptune.errors import ConfigError, DependencyError
-from dptune.redaction.numbers import in_shape, script_of
+from dptune.redaction.surrogates import in_shape, script_of
 from dptune.spellings import is_particle, is_title, one_form
 
 Role = Literal["female", "male", "family"]

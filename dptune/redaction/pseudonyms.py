@@ -26,11 +26,15 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from dptune.errors import ConfigError
-from dptune.redaction.dates import shifted
-from dptune.redaction.forms import form_of
 from dptune.redaction.names import NameMaker, cased, source_of
-from dptune.redaction.numbers import card_number, iban, in_shape, social_security
-from dptune.redaction.operators import Operator, Replace, Scope
+from dptune.redaction.operators import Operator, Replace, Scope, form_of
+from dptune.redaction.surrogates import (
+    card_number,
+    iban,
+    in_shape,
+    shifted,
+    social_security,
+)
 from dptune.spellings import one_form
 from dptune.text import MASK, Span
 

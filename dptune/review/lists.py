@@ -16,8 +16,7 @@ from pydantic import Field
 
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.escapes import EscapeReader
-from dptune.detection.filters import chained, without_allowed
-from dptune.detection.recognizer import fingerprint_of
+from dptune.detection.recognizer import chained, fingerprint_of, without_allowed
 from dptune.detection.union import unite
 from dptune.errors import ConfigError
 from dptune.results import Report
@@ -97,7 +96,7 @@ class ListKey:
         message = f"{purpose}\x1f{phrase}".encode()
         return hmac.digest(self.secret, message, "sha256").hex()[:_DIGITS]
 
-    def deny_entry(self, phrase: str, *, entity_type: str = "UNKNOWN") -> DenyEntry:
+    def deny_entry(self, phrase: str) -> DenyEntry:
         """Name a phrase that must be marked.
 
         Raises:
@@ -113,7 +112,7 @@ class ListKey:
             name=self.name("deny", "".join(words)),
             head=self.name("head", words[0]),
             num_words=len(words),
-            entity_type=entity_type,
+            entity_type="UNKNOWN",
         )
 
     def allow_name(self, phrase: str) -> str:

@@ -17,10 +17,10 @@ from pydantic import Field
 
 from dptune.conversation import contents_only
 from dptune.detection.blocks import spans_of
-from dptune.detection.filters import CHECKSUM_CONFIDENCE
 from dptune.detection.languages.identify import languages_of
 from dptune.detection.llm import requests_of
-from dptune.detection.turns import only_contents
+from dptune.detection.recognizer import CHECKSUM_CONFIDENCE
+from dptune.detection.union import only_contents
 from dptune.errors import ConfigError
 from dptune.results import Report
 from dptune.review.lists import ListKey

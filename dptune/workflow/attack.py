@@ -14,8 +14,11 @@ from datasets import Dataset
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.exposure import Measured, exposure_report, measure_exposure
 from dptune.attacks.inference import OnProgress, Tell, unwatched
-from dptune.attacks.intervals import measure_with_intervals
-from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
+from dptune.attacks.large_spaces import (
+    LargeSpaceSettings,
+    measure_large_space,
+    measure_with_intervals,
+)
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import canary_rows, planted_count
 from dptune.attacks.settings import AttackSettings

@@ -18,12 +18,13 @@ from dptune.detection.labelling import (
     SpanShard,
     detect_dataset,
     detect_shard,
+    detection_report,
     merge_shards,
+    refuse_if_nothing_found,
 )
 from dptune.detection.languages.identify import UNDETERMINED, language_of, languages_of
 from dptune.detection.languages.routing import languages_read
 from dptune.detection.llm import LlmRecognizer
-from dptune.detection.reporting import detection_report, refuse_if_nothing_found
 from dptune.detection.settings import UnknownLanguage
 from dptune.errors import ConfigError, DetectionError, Problem
 from dptune.results import DetectionReport, Interval, LanguageShare

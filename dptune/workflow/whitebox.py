@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
-from dptune.audits.event_checks import check_blocks
 from dptune.audits.noise_checks import check_noise, check_streams
 from dptune.audits.rehearsal import rehearse
-from dptune.audits.release_checks import check_release_events, check_releases
+from dptune.audits.release_checks import (
+    check_blocks,
+    check_release_events,
+    check_releases,
+)
 from dptune.audits.sampling_checks import check_sampling
 from dptune.audits.step_checks import check_sensitivity, probe_units, unit_lengths
 from dptune.audits.step_report import (

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dptune.audits.canary_audit import audit_canaries
-from dptune.audits.guesses import guess_inclusion, guess_pairs
+from dptune.audits.canary_audit import audit_canaries, guess_inclusion, guess_pairs
 from dptune.audits.tails import guess_tail, hit_tail, is_possible
 from tests.support.gaussian_curve import GaussianCurve, gaussian_epsilon
 from tests.support.mechanisms import (

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dptune import configfile
-from dptune.configfile import load_policy, load_train_config, train_config_of
+from dptune.configfile import load_policy, load_train_config, train_config_of, validate
 from dptune.errors import ConfigError
 from dptune.gates.policy import GatePolicy
 
@@ -184,7 +184,7 @@ def changed(policy):
 
 
 def test_digest_of_a_policy_covers_every_field():
-    policy = GatePolicy.from_mapping(DEFAULT)
+    policy = validate(GatePolicy, DEFAULT)
     digests = {policy.digest}
     names = []
     for name, value in changed(policy):

@@ -234,9 +234,9 @@ def _mark_by_neighbors(
         if gap == " " and _may_follow(after.form, language):
             after.mark("PERSON", 0.7)
     if token.form in lists("orgs_before"):
-        _mark_head(text, tokens, position, language, kind="ORG", reach=2)
+        _mark_head(text, tokens, position, language, kind="ORG")
     if token.form in lists("street_prefix"):
-        _mark_head(text, tokens, position, language, kind="ADDRESS", reach=2)
+        _mark_head(text, tokens, position, language, kind="ADDRESS")
     is_last = token.form in lists("orgs") or token.form in lists("street_suffix")
     if is_last and position > 0 and not token.kind:
         before = tokens[position - 1]
@@ -428,11 +428,10 @@ def _mark_head(
     language: Language,
     *,
     kind: str,
-    reach: int,
 ) -> None:
-    """Mark a head such as `street` with the words of its name behind it."""
+    """Mark a head such as `street` with up to two words of its name behind it."""
     last = position
-    for after in range(position + 1, min(position + 1 + reach, len(tokens))):
+    for after in range(position + 1, min(position + 3, len(tokens))):
         token = tokens[after]
         if text[tokens[after - 1].end : token.start] != " ":
             break

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dptune.attacks import intervals
+from dptune.attacks import large_spaces as intervals
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.exposure import measure_exposure, score_candidates
-from dptune.attacks.intervals import measure_with_intervals
+from dptune.attacks.large_spaces import measure_with_intervals
 from dptune.attacks.trie import CandidateTrie
 
 SPEC = CanarySpec(length=4, num_planted=20, num_held_out=20)

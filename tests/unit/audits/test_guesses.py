@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dptune.audits.guesses import guess_inclusion, guess_pairs
+from dptune.audits.canary_audit import guess_inclusion, guess_pairs
 
 
 def test_guess_pairs_takes_the_clearest_first():

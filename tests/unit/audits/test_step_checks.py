@@ -9,8 +9,8 @@ import torch
 
 from dptune.accounting.adaptive import OpenTerms
 from dptune.audits import step_checks
-from dptune.audits.event_checks import check_blocks
 from dptune.audits.noise_checks import check_noise, check_streams
+from dptune.audits.release_checks import check_blocks
 from dptune.audits.sampling_checks import check_sampling
 from dptune.audits.step_checks import check_sensitivity, probe_units
 from dptune.dpsgd import (

@@ -14,9 +14,13 @@ from dptune.detection.known_values import (
     UnitValues,
     read_values,
 )
-from dptune.detection.labelling import detect_dataset, detect_shard, merge_shards
+from dptune.detection.labelling import (
+    detect_dataset,
+    detect_shard,
+    detection_report,
+    merge_shards,
+)
 from dptune.detection.recognizer import Tier
-from dptune.detection.reporting import detection_report
 from dptune.detection.settings import KnownValuesSettings
 from dptune.errors import ArtifactError, ConfigError
 from dptune.spellings import KnownValue

@@ -8,13 +8,8 @@ import pytest
 
 from dptune.detection import features
 from dptune.detection.engine import build_engine
-from dptune.detection.languages import (
-    foreign,
-    recognizer,
-    spaced,
-    unspaced,
-    values,
-)
+from dptune.detection.languages import recognizer, spaced, unspaced, values
+from dptune.detection.languages import recognizer as foreign
 from dptune.detection.languages.identify import (
     ENGLISH,
     UNDETERMINED,

@@ -98,7 +98,7 @@ def test_allow_list_takes_back_whole_marks_that_nothing_demands(allow, spans, le
 
 
 def test_twin_that_takes_back_what_is_demanded_is_caught(monkeypatch):
-    monkeypatch.setattr("dptune.detection.filters.is_firm", lambda _span: False)
+    monkeypatch.setattr("dptune.detection.recognizer.is_firm", lambda _span: False)
     wrong = 0
     for allow, spans, left in ALLOWED:
         given = [span(TEXT, v, confidence=c, recognizer=by) for v, c, by in spans]

@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from dptune.detection.judged import TaggerRecognizer
 from dptune.detection.lexicon import LexiconRecognizer
 from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import Tier, entity_types, fingerprint_of
+from dptune.detection.tagger import TaggerRecognizer
 
 TEXTS = [
     "",

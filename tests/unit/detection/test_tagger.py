@@ -10,10 +10,15 @@ from dptune.detection import names as rules
 from dptune.detection import tagger
 from dptune.detection.engine import build_engine
 from dptune.detection.features import NUM_PADS
-from dptune.detection.judged import TaggerRecognizer
 from dptune.detection.lexicon import LexiconRecognizer
 from dptune.detection.recognizer import Tier
-from dptune.detection.tagger import LAYERS, Network, Tagger, load_tagger
+from dptune.detection.tagger import (
+    LAYERS,
+    Network,
+    Tagger,
+    TaggerRecognizer,
+    load_tagger,
+)
 from dptune.errors import ArtifactError
 from tests import detection_gold as gold
 

@@ -13,9 +13,8 @@ from dptune.conversation import (
     within_contents,
 )
 from dptune.detection.engine import DetectionEngine, build_engine
-from dptune.detection.labelling import detect_dataset
+from dptune.detection.labelling import detect_dataset, detection_report
 from dptune.detection.recognizer import Tier
-from dptune.detection.reporting import detection_report
 from dptune.detection.settings import OwnRules
 from dptune.detection.union import unite_kept
 from dptune.errors import ConfigError

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from dptune.configfile import validate
 from dptune.errors import ConfigError
 from dptune.gates.policy import GatePolicy
 from dptune.privacy import NeighboringRelation
@@ -15,7 +16,7 @@ CLAIM = {"notion": "record", "max_epsilon": 8.0, "max_delta": 1e-5}
 
 def test_policy_has_no_default_claim_and_reports_all_problems_at_once():
     with pytest.raises(ConfigError) as caught:
-        GatePolicy.from_mapping({"min_canaries": 0, "thresold": 1})
+        validate(GatePolicy, {"min_canaries": 0, "thresold": 1})
     paths = {problem.path for problem in caught.value.problems}
     assert paths == {"notion", "max_epsilon", "max_delta", "min_canaries", "thresold"}
 
@@ -36,7 +37,7 @@ def test_policy_has_no_default_claim_and_reports_all_problems_at_once():
 )
 def test_policy_refuses(changes):
     with pytest.raises(ConfigError):
-        GatePolicy.from_mapping({**CLAIM, **changes})
+        validate(GatePolicy, {**CLAIM, **changes})
 
 
 @pytest.mark.parametrize(
@@ -48,21 +49,21 @@ def test_policy_refuses(changes):
     ],
 )
 def test_policy_relation_is_the_notions_own(notion, relation):
-    policy = GatePolicy.from_mapping({**CLAIM, "notion": notion})
+    policy = validate(GatePolicy, {**CLAIM, "notion": notion})
     assert policy.neighboring_relation is relation
 
 
 def test_policy_digest_changes_with_any_threshold():
-    policy = GatePolicy.from_mapping(CLAIM)
-    other = GatePolicy.from_mapping({**CLAIM, "control_level": 0.02})
+    policy = validate(GatePolicy, CLAIM)
+    other = validate(GatePolicy, {**CLAIM, "control_level": 0.02})
     assert policy.digest != other.digest
-    assert policy.digest == GatePolicy.from_mapping(CLAIM).digest
+    assert policy.digest == validate(GatePolicy, CLAIM).digest
     assert policy.max_nll_increase == pytest.approx(math.log(1.02))
 
 
 def test_policy_thresholds_are_those_that_were_simulated():
     """Who changes one measures again (benchmarks/gate_errors.py) and says so."""
-    policy = GatePolicy.from_mapping(CLAIM).model_dump(mode="json")
+    policy = validate(GatePolicy, CLAIM).model_dump(mode="json")
     assert {k: v for k, v in policy.items() if k not in CLAIM} == {
         "schema_version": 1,
         "name": "default",
@@ -146,10 +147,10 @@ LEVEL = ((1e-9, 0.499), (0.0, 0.5))
 )
 def test_policy_takes_the_ends_of_a_range_and_nothing_beyond(name, allowed, refused):
     for value in allowed:
-        assert getattr(GatePolicy.from_mapping({**CLAIM, name: value}), name) == value
+        assert getattr(validate(GatePolicy, {**CLAIM, name: value}), name) == value
     for value in refused:
         with pytest.raises(ConfigError) as caught:
-            GatePolicy.from_mapping({**CLAIM, name: value})
+            validate(GatePolicy, {**CLAIM, name: value})
         (problem,) = caught.value.problems
         assert problem.path.partition(".")[0] == name
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.redaction import dates, pseudonyms
-from dptune.redaction.dates import shifted
+from dptune.redaction import pseudonyms, surrogates
 from dptune.redaction.operators import Operator
 from dptune.redaction.pseudonyms import Pseudonyms
+from dptune.redaction.surrogates import shifted
 from dptune.text import Span
 
 TABLE = json.loads(
@@ -156,11 +156,11 @@ def test_shifted_date_that_would_say_the_same_is_none(value, days):
 
 
 def test_shifted_twin_that_compares_texts_alone_is_caught(monkeypatch):
-    plain = dates._worded
+    plain = surrogates._worded
 
     def twin(match, days):
         return plain(match, days) or match[0].replace("Sept", "Sep")
 
-    monkeypatch.setattr(dates, "_worded", twin)
+    monkeypatch.setattr(surrogates, "_worded", twin)
     with pytest.raises(AssertionError):
         test_shifted_date_that_would_say_the_same_is_none("Sept 2019", 3)

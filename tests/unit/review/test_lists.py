@@ -107,7 +107,7 @@ def test_allow_never_unmasks_a_checksum_hit(key):
 
 
 def test_allow_that_forgets_confidence_is_caught(key, monkeypatch):
-    monkeypatch.setattr("dptune.detection.filters.is_firm", lambda _span: False)
+    monkeypatch.setattr("dptune.detection.recognizer.is_firm", lambda _span: False)
     base = engine_of(Fixed("DE89", firm=("DE89",)))
     engine = with_lists(base, lists_of(key, allow=["DE89"]), key)
     assert found("pay DE89 now", engine) == []
