@@ -16,6 +16,9 @@ UNSPACED = ("zh", "ja")
 LANGUAGES = (*CASED, *SPACED, *UNSPACED)
 """Languages with rules of their own. English has the rest of the detector."""
 
+GROUPS = {"cased": CASED, "spaced": SPACED, "unspaced": UNSPACED}
+"""By writing: capitals; blanks between words, but no capitals; neither."""
+
 _DATA = resources.files("dptune.detection.languages").joinpath("data")
 _TEXTS = frozenset(
     (
@@ -86,7 +89,11 @@ def read_bytes(name: str) -> bytes:
 def data_bytes() -> list[str]:
     """Return the text of all data files, and the library's version, for a digest."""
     paths = sorted(_DATA.iterdir(), key=lambda path: path.name)
-    texts = [path.read_text("utf8") for path in paths if path.name.endswith(".json")]
+    texts = [
+        path.read_text("utf8")
+        for path in paths
+        if path.name.endswith((".json", ".toml"))
+    ]
     packed = [
         path.read_bytes()
         for path in paths

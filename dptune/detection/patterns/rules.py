@@ -85,25 +85,32 @@ def read_rules() -> Iterator[Rule]:
             yield _rule(row, parts)
 
 
+def expanded(written: str | list[str], parts: Mapping[str, Any]) -> str:
+    """Join the lines of an expression, and put its parts where it names them.
+
+    >>> expanded(["a(?&B)", "c"], {"B": "b+"})
+    'ab+c'
+    """
+    joined = written if isinstance(written, str) else "".join(written)
+    return _PART.sub(lambda match: expanded(parts[match[1]], parts), joined)
+
+
 def _rule(row: dict[str, Any], parts: Mapping[str, Any]) -> Rule:
     """Make a rule of a table.
 
     `needs` and `anchors` list alternatives, which bars part as in an expression. In
     place of a pattern, `labels` are words that say what the value behind them is.
     """
-
-    def expanded(written: str | list[str]) -> str:
-        joined = written if isinstance(written, str) else "".join(written)
-        return _PART.sub(lambda match: expanded(parts[match[1]]), joined)
-
     texts = {
-        key: expanded(row.pop(key))
+        key: expanded(row.pop(key), parts)
         for key in ("pattern", "labels", "gate", "needs", "anchors")
         if key in row
     }
     if "labels" in texts:
         labels = texts.pop("labels")
-        texts["pattern"] = rf"\b(?:{labels})" + expanded("(?&NUMBER_WORD)(?&VALUE)")
+        texts["pattern"] = rf"\b(?:{labels})" + expanded(
+            "(?&NUMBER_WORD)(?&VALUE)", parts
+        )
         texts["needs"] = re.sub(r"[\[(][^|]*", "", labels)
     if "refine" in row:
         row["refine"] = _REFINERS[row["refine"]]
