@@ -1,5 +1,6 @@
 """Build a small GPT-2 on the spot, and add low-rank adapters to a model."""
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from dptune.errors import ModelError
+
+_NUMBER = re.compile(r"\.(\d+)\.")
 
 
 @contextmanager
@@ -156,6 +159,7 @@ def add_lora(
     rank: int,
     alpha: float,
     target_modules: Sequence[str] | None = None,
+    last_layers: int | None = None,
     dropout: float = 0.0,
     use_rslora: bool = False,
     seed: int = 0,
@@ -174,13 +178,15 @@ def add_lora(
         alpha: scale, positive.
         target_modules: endings of layer names (Linear or Conv1D); by default all such
             layers below the head, but those that kernels of state spaces read past.
+        last_layers: keep the targets in the last so many numbered layers only.
         dropout: on the adapters' input, in [0, 1).
         use_rslora: rank-stabilised scaling.
         seed: of the initial A.
 
     Raises:
         ModelError: a value is out of range, there is no such layer, a target matches
-            none, or a target shares its weight with another layer.
+            none, a target shares its weight with another layer, or there are fewer than
+            `last_layers`.
 
     References:
         Hu et al. (2021), "LoRA", section 4.1, https://arxiv.org/abs/2106.09685;
@@ -195,6 +201,9 @@ def add_lora(
     if isinstance(model, PeftModel):
         raise ModelError("the model has adapters already. Add LoRA once only.")
     targets = tuple(target_modules or _default_targets(model))
+    transposed = _is_transposed(model, targets)
+    if last_layers is not None:
+        targets = _in_last_layers(model, targets, last_layers)
     classifies = type(model).__name__.endswith("ForSequenceClassification")
     config = LoraConfig(
         r=rank,
@@ -202,7 +211,7 @@ def add_lora(
         lora_dropout=dropout,
         use_rslora=use_rslora,
         target_modules=list(targets),
-        fan_in_fan_out=_is_transposed(model, targets),
+        fan_in_fan_out=transposed,
         bias="none",
         task_type=TaskType.SEQ_CLS if classifies else TaskType.CAUSAL_LM,
     )
@@ -246,15 +255,39 @@ def _is_read_past(model: PreTrainedModel, name: str) -> bool:
     return own == "out_proj" and "A_log" in model.get_submodule(parent)._parameters
 
 
+def _matching(model: PreTrainedModel, targets: Sequence[str]) -> dict[str, nn.Module]:
+    """Return the layers that targets name, as peft matches them."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if any(f".{name}".endswith(f".{target}") for target in targets)
+    }
+
+
+def _in_last_layers(
+    model: PreTrainedModel, targets: Sequence[str], last_layers: int
+) -> tuple[str, ...]:
+    """Name the matching layers that lie in the last numbered ones."""
+    numbers = {
+        name: int(found[1])
+        for name in _matching(model, targets)
+        if (found := _NUMBER.search(name))
+    }
+    count = max(numbers.values(), default=-1) + 1
+    if not 1 <= last_layers <= count:
+        raise ModelError(
+            f"last_layers must be from 1 to {count}, the layers that target_modules "
+            f"lie in, got last_layers={last_layers}. Lower it, or leave it out."
+        )
+    first = count - last_layers
+    return tuple(name for name, number in numbers.items() if number >= first)
+
+
 def _is_transposed(model: PreTrainedModel, targets: tuple[str, ...]) -> bool:
     """Whether the targets keep their weight as (in, out), as GPT-2's Conv1D does."""
     kinds = set()
     for target in targets:
-        layers = [  # as peft matches names with targets
-            module
-            for name, module in model.named_modules()
-            if f".{name}".endswith(f".{target}")
-        ]
+        layers = list(_matching(model, [target]).values())
         if not layers:
             raise ModelError(
                 f"target_modules must name layers of the model, got {target!r}, which "

@@ -137,6 +137,7 @@ def prepare_start(
         rank=settings.lora.rank,
         alpha=settings.lora.alpha,
         target_modules=settings.lora.target_modules or None,
+        last_layers=settings.lora.last_layers,
         use_rslora=settings.lora.use_rslora,
     )
     freeze_base(adapted, bits=job.base.quantization if _keeps_base(job) else None)

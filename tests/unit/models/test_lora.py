@@ -122,6 +122,8 @@ def test_lora_classifier_trains_its_head():
         ({"rank": 1, "alpha": 1, "target_modules": ["q_proj"]}, "matches none"),
         ({"rank": 1, "alpha": 1, "target_modules": ["ln_1"]}, "LayerNorm"),
         ({"rank": 1, "alpha": 1, "target_modules": ["lm_head"]}, "tied"),
+        ({"rank": 1, "alpha": 1, "last_layers": 0}, "last_layers must be from 1 to 2"),
+        ({"rank": 1, "alpha": 1, "last_layers": 3}, "last_layers must be from 1 to 2"),
     ],
 )
 def test_lora_impossible_arguments_are_refused(make_gpt2, arguments, message):
@@ -183,6 +185,14 @@ def test_lora_rank_stabilised_scales_by_the_root_of_the_rank(make_gpt2):
             if isinstance(module, LoraLayer)
         }
         assert scales == {scale}
+
+
+@pytest.mark.parametrize("targets", [None, ["c_attn", "c_proj"]])
+def test_lora_on_the_last_layers_leaves_the_others_alone(make_gpt2, targets):
+    arguments = {"rank": 1, "alpha": 2, "target_modules": targets}
+    everywhere = _trainable(add_lora(make_gpt2(num_layers=12), **arguments))
+    last = _trainable(add_lora(make_gpt2(num_layers=12), last_layers=2, **arguments))
+    assert last == [n for n in everywhere if ".h.10." in n or ".h.11." in n]
 
 
 def test_lora_not_finite_is_not_merged(make_gpt2, tokenizer, tmp_path):
