@@ -93,7 +93,7 @@ def quickstart(
     ] = False,
 ) -> None:
     """Show the whole product on invented dialogues: one refusal, one promotion."""
-    from cli.quickstart import run_quickstart
+    from cli.training import run_quickstart
 
     run_quickstart(seed=seed, retrain=retrain)
 

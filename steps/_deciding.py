@@ -29,10 +29,10 @@ from dptune.results import RegisteredVersion
 from dptune.workflow.dossier import Dossier
 from infra.workspace import read_signing_key
 from steps import _champions, _registry, _tracking
-from steps._dashboard import show_on_run
 from steps._evidence import examine
 from steps._files import look_at_files
 from steps._noting import note_verdict
+from steps._registry import show_on_run
 
 StoredT = TypeVar("StoredT", bound=BaseModel)
 ENVELOPE = "decision.signed.json"

@@ -15,10 +15,10 @@ from dptune.results import RegisteredVersion
 from dptune.workflow.controller import read_controllers
 from dptune.workflow.dossier import Dossier, RunResults
 from steps import _registry, _tracking
-from steps._dashboard import link_run
 from steps._deciding import parse_dossier
 from steps._evidence import is_noted, keep_evidence
 from steps._files import register_files
+from steps._registry import link_run
 
 
 def dossier_of_run(

@@ -2,23 +2,32 @@
 
 MLflow is written first and decides; `mend` brings ZenML's stages in line with it, so
 that a process killed between the two leaves nothing wrong beyond the next call.
+
+ZenML's open dashboard shows runs and no models, so that everything is said on the run
+too; MLflow shows the description and the tags of a version.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from zenml import add_tags, get_step_context, log_metadata, remove_tags
 from zenml.client import Client
 from zenml.enums import ModelStages
 from zenml.exceptions import EntityExistsError
-from zenml.metadata.metadata_types import MetadataType
-from zenml.models import ModelResponse, ModelVersionResponse
-from zenml.utils.metadata_utils import log_metadata
+from zenml.metadata.metadata_types import MetadataType, Uri
+from zenml.models import (
+    ModelResponse,
+    ModelVersionPipelineRunRequest,
+    ModelVersionResponse,
+)
+from zenml.utils.dashboard_utils import get_run_url
 
 from dptune.gates.decision import GateOutcome
 from dptune.reports.card.statements import verdict_tag
+from dptune.results import RegisteredVersion
 from infra.locks import one_at_a_time
-from infra.workspace import current_workspace
-from steps import _champions
+from infra.workspace import current_workspace, mlflow_pages
+from steps import _champions, _tracking
 from steps._noting import note_promotion, noted_champion
 
 
@@ -157,3 +166,42 @@ def _set_stage(version: ModelVersionResponse, stage: ModelStages) -> None:
     Client().update_model_version(
         version.model.id, version.id, stage=stage.value, force=True
     )
+
+
+def link_run(version: RegisteredVersion) -> None:
+    """Say on a version, in both registries, which run made it. Called in a step."""
+    run = get_step_context().pipeline_run
+    _tracking.record_run(version, name=str(run.name), url=get_run_url(run))
+    twin = ensure_zenml_version(
+        version.model_name, version.version, metadata=links(version)
+    )
+    Client().zen_store.create_model_version_pipeline_run_link(
+        ModelVersionPipelineRunRequest(model_version=twin.id, pipeline_run=run.id)
+    )
+
+
+def show_on_run(
+    glance: Mapping[str, str], version: RegisteredVersion, *, outcome: GateOutcome
+) -> None:
+    """Say on the run what was decided, and lead to the version. Called in a step."""
+    run = get_step_context().pipeline_run
+    found: dict[str, MetadataType] = {
+        **glance,
+        "model": f"{version.model_name} version {version.version}",
+        **links(version),
+    }
+    log_metadata(metadata=found, run_id_name_or_prefix=run.id)
+    others = [verdict_tag(other) for other in GateOutcome if other is not outcome]
+    have = {tag.name for tag in Client().get_pipeline_run(run.id).tags}
+    if gone := sorted(have.intersection(others)):
+        remove_tags(tags=gone, run=run.id)
+    add_tags(tags=[verdict_tag(outcome)], run=run.id)
+
+
+def links(version: RegisteredVersion) -> dict[str, MetadataType]:
+    """Where MLflow shows a version; nothing where it has no pages of its own."""
+    pages = mlflow_pages() or _tracking.server()
+    if pages is None:
+        return {}
+    place = f"models/{version.model_name}/versions/{version.version}"
+    return {"MLflow version": Uri(f"{pages.rstrip('/')}/#/{place}")}

@@ -116,9 +116,14 @@ def register_model(
 
 def record_files(version: RegisteredVersion, manifest_digest: str) -> None:
     """Keep on a version which files were registered: the store need not be believed."""
-    MlflowClient().set_model_version_tag(
-        version.model_name, version.version, _FILES, manifest_digest
-    )
+    _tag(version, {_FILES: manifest_digest})
+
+
+def _tag(version: RegisteredVersion, tags: Mapping[str, str]) -> None:
+    """Set tags of a version, one after another."""
+    client = MlflowClient()
+    for key, value in tags.items():
+        client.set_model_version_tag(version.model_name, version.version, key, value)
 
 
 def files_of(version: ModelVersion) -> str:
@@ -139,10 +144,7 @@ def keep_evidence(
         paid: end of the budget store's log when its run was settled.
     """
     _keep_files(version, {EVIDENCE: evidence, SIGNED_EVIDENCE: signed})
-    for key, value in {_EVIDENCE: digest, _PAID: paid}.items():
-        MlflowClient().set_model_version_tag(
-            version.model_name, version.version, key, value
-        )
+    _tag(version, {_EVIDENCE: digest, _PAID: paid})
 
 
 def evidence_digest_of(version: ModelVersion) -> str:
@@ -214,12 +216,7 @@ def server() -> str | None:
 
 def record_run(version: RegisteredVersion, *, name: str, url: str | None) -> None:
     """Keep on a version which run of ZenML made it, and where that is shown."""
-    client = MlflowClient()
-    for key, value in {_RUN: name, _RUN_URL: url}.items():
-        if value:
-            client.set_model_version_tag(
-                version.model_name, version.version, key, value
-            )
+    _tag(version, {_RUN: name, **({_RUN_URL: url} if url else {})})
 
 
 def find_version(model_name: str, *, digest: str) -> ModelVersion | None:
@@ -303,7 +300,6 @@ def record_decision(
         files: text by name.
     """
     _keep_files(version, files)  # first: without them tags are no decision
-    client = MlflowClient()
     tags = {
         _OUTCOME: decision.outcome.value,
         _HASH: decision.decision_hash,
@@ -313,8 +309,7 @@ def record_decision(
         "dptune.reason": reasons[:4900],
         **{f"dptune.epsilon.{terms}": words for terms, words in epsilons.items()},
     }
-    for key, value in tags.items():
-        client.set_model_version_tag(version.model_name, version.version, key, value)
+    _tag(version, tags)
     _describe(version, summary)
 
 
@@ -339,10 +334,7 @@ def record_override(
 ) -> None:
     """Keep on the version why it was promoted past the gate, and its new card."""
     _describe(version, summary)
-    client = MlflowClient()
-    client.set_model_version_tag(
-        version.model_name, version.version, _OVERRIDE, reason[:4900]
-    )
+    _tag(version, {_OVERRIDE: reason[:4900]})
     _keep_files(version, files)
 
 

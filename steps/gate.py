@@ -23,8 +23,8 @@ def gate(
 ) -> tuple[Annotated[GateDecision, "decision"], Annotated[PrivacyCard, "privacy_card"]]:
     """Return the decision with a reason for every criterion, and the privacy card."""
     from dptune.errors import GateFailedError
-    from steps._dashboard import show_on_run
     from steps._deciding import decide_on, decision_metadata, glance, reasons
+    from steps._registry import show_on_run
 
     decision, card = decide_on(version.model_name, version.version, policy=policy)
     log_metadata(decision_metadata(decision, version))

@@ -157,32 +157,44 @@ def _is_interval(canary: CanaryExposure) -> bool:
     return is_near and 0 <= found.low <= found.high
 
 
-def _within_intervals(
+def _judged(
+    name: str,
     report: ExposureReport,
     canaries: Sequence[CanaryExposure],
     test: Callable[[list[int], list[int]], float],
     *,
     level: float,
-) -> tuple[Verdict, float]:
+    tested: str,
+    advice: str,
+) -> Criterion:
     """Judge ranks by the smallest p-value that their intervals allow.
 
+    It is INVALID where no ranks in the intervals would pass, INCONCLUSIVE where some
+    would not.
+
     Args:
+        name: of the criterion.
         report: of all canaries.
         canaries: whose ranks are tested.
         test: p-value of ranks; the second ones are other ends.
         level: at or below which the evidence means nothing.
-
-    Returns:
-        INVALID where no ranks in the intervals would pass, INCONCLUSIVE where some
-        would not, and the smallest p-value.
+        tested: what the p-value is of.
+        advice: where it is INVALID.
     """
     near = [canary.rank for canary in canaries]
     far = [report.farthest_rank(canary) for canary in canaries]
-    p_value = test(near, far)
-    if p_value > level:
-        return Verdict.PASS, p_value
-    passes = test(far, near) > level
-    return Verdict.INCONCLUSIVE if passes else Verdict.INVALID, p_value
+    verdict, p_value = Verdict.PASS, test(near, far)
+    if p_value <= level:
+        passes = test(far, near) > level
+        verdict = Verdict.INCONCLUSIVE if passes else Verdict.INVALID
+    return Criterion(
+        name=name,
+        verdict=verdict,
+        measured=p_value,
+        threshold=level,
+        reason=f"{tested} is {p_value:.3g}{at_worst(report)}.",
+        what_would_change_it=_NEXT.get(verdict, advice),
+    )
 
 
 def _ids(canaries: tuple[CanaryExposure, ...]) -> list[tuple[str, bool]]:
@@ -357,24 +369,16 @@ def _controls(report: ExposureReport, policy: GatePolicy) -> Criterion:
     held_out = report.held_out()
     if not held_out:
         return no_canaries("controls", report, policy, what="held-out canary")
-    verdict, p_value = _within_intervals(
+    return _judged(
+        "controls",
         report,
         held_out,
         lambda near, far: uniform_p_value(near, report.space_size, late=far),
         level=policy.control_level,
-    )
-    return Criterion(
-        name="controls",
-        verdict=verdict,
-        measured=p_value,
-        threshold=policy.control_level,
-        reason=f"Kolmogorov-Smirnov p-value of {len(held_out)} held-out canaries "
-        f"against the uniform law is {p_value:.3g}{at_worst(report)}.",
-        what_would_change_it=_NEXT.get(
-            verdict,
-            "Draw fresh canaries; if it recurs, ranks are computed wrongly or "
-            "controls got into the training data.",
-        ),
+        tested=f"Kolmogorov-Smirnov p-value of {len(held_out)} held-out canaries "
+        "against the uniform law",
+        advice="Draw fresh canaries; if it recurs, ranks are computed wrongly or "
+        "controls got into the training data.",
     )
 
 
@@ -386,24 +390,15 @@ def _base_model(report: ExposureReport, policy: GatePolicy) -> Criterion:
     if not planted:
         what = "exposure of planted canaries under the base"
         return no_canaries("base_model", report, policy, what=what)
-    verdict, p_value = _within_intervals(
+    return _judged(
+        "base_model",
         report,
         planted,
         lambda near, _: fisher_p_value(near, report.space_size),
         level=policy.base_level,
-    )
-    return Criterion(
-        name="base_model",
-        verdict=verdict,
-        measured=p_value,
-        threshold=policy.base_level,
-        reason=f"Fisher p-value of the planted canaries under the base model is "
-        f"{p_value:.3g}{at_worst(report)}.",
-        what_would_change_it=_NEXT.get(
-            verdict,
-            "Draw fresh canaries uniformly: these mean something to a model that "
-            "never saw them.",
-        ),
+        tested="Fisher p-value of the planted canaries under the base model",
+        advice="Draw fresh canaries uniformly: these mean something to a model that "
+        "never saw them.",
     )
 
 

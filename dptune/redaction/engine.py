@@ -9,13 +9,8 @@ import datasets
 
 from dptune.conversation import AS_TYPED, is_conversation, without_empty_targets
 from dptune.errors import ConfigError, DetectionError
-from dptune.redaction.operators import (
-    KEYED,
-    Operator,
-    OperatorSettings,
-    Replace,
-    form_of,
-)
+from dptune.redaction.forms import form_of
+from dptune.redaction.operators import KEYED, Operator, OperatorSettings, Replace
 from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import MASK, Span
 

@@ -13,12 +13,8 @@
 
 Two operators in one corpus tell types apart, which a detector reads off the secrets: a
 selective claim needs `mask` or `delete` for all of them.
-
-Those that tell values apart ask here which values of a type are one.
 """
 
-import re
-import unicodedata
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Self
@@ -26,7 +22,6 @@ from typing import Annotated, Final, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from dptune.settings import Settings
-from dptune.spellings import one_form
 from dptune.text import Span
 
 Replace = Callable[[Span, str], str]
@@ -135,24 +130,4 @@ def operators_name(default: Operator, by_type: Mapping[str, OperatorSettings]) -
     """
     return "+".join(
         sorted({default.value, *(s.operator.value for s in by_type.values())})
-    )
-
-
-_SIGNED: Final = frozenset(["IP", "DATE", "AMOUNT", "AGE"])
-"""Types whose values differ by their signs: `1.1.11.1`, `11.1.1.1`; `1/12`, `11/2`."""
-
-
-def form_of(kind: str, value: str) -> str:
-    """Return one form for values of a type that are taken for equal.
-
-    >>> form_of("PHONE", "12-34"), form_of("IP", "1.1.11.1")
-    ('1234', '1.1.11.1')
-    """
-    if kind not in _SIGNED:
-        return one_form(value)
-    seen = "".join(c for c in value if unicodedata.category(c) != "Cf")
-    parts = re.split(r"([./:-]+)(?=\w)", seen)
-    return "".join(
-        "." * len(part) if place % 2 else part and one_form(part)
-        for place, part in enumerate(parts)
     )

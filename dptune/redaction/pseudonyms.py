@@ -26,8 +26,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from dptune.errors import ConfigError
+from dptune.redaction.forms import form_of
 from dptune.redaction.names import NameMaker, cased, source_of
-from dptune.redaction.operators import Operator, Replace, Scope, form_of
+from dptune.redaction.operators import Operator, Replace, Scope
 from dptune.redaction.surrogates import (
     card_number,
     iban,

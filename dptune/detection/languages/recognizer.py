@@ -42,7 +42,7 @@ _FIRST_OTHER = "\u0250"
 _MODULES = tuple(
     f"languages/{name}"
     for name in (
-        *("cased", "identify", "namelike", "numbers", "recognizer", "spaced"),
+        *("cased", "identify", "namelike", "recognizer", "spaced"),
         *("tables", "unspaced", "values"),
     )
 )

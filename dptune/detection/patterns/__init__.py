@@ -24,7 +24,7 @@ from dptune.text import Span
 _MODULES = (
     *("patterns/__init__", "patterns/plain", "patterns/rules", "patterns/validators"),
     *("patterns/national_ids", "patterns/contexts", "patterns/fields"),
-    *("patterns/field_kinds", "patterns/tables", "patterns/chats", "../identifiers"),
+    *("patterns/field_kinds", "patterns/chats", "../identifiers"),
 )
 _ALL_RULES = tuple(read_rules())
 _ALL_ANCHORS = frozenset[str]().union(*(rule.anchors for rule in _ALL_RULES))

@@ -1,10 +1,11 @@
-"""Values in structured text: what a key or a tag says that they are.
+"""Values in structured text: what a key, a tag or a column says that they are.
 
-`{"last_name": "hill"}`, `<name>mark wood</name>`, `user=grace`.
+`{"last_name": "hill"}`, `<name>mark wood</name>`, `user=grace`; tables with a header,
+without one, and the tuples of an INSERT.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dptune.detection import words as w
 from dptune.detection.patterns.chats import chat_values
@@ -12,13 +13,17 @@ from dptune.detection.patterns.field_kinds import (
     IN_WORDS,
     MAYBE,
     MOST_WORDS,
+    NAME_LIKE,
+    NEVER,
+    NO_VALUE,
+    WORD,
     Found,
     Value,
     kind_of,
     looks_like_name,
+    may_be_words,
     settle,
 )
-from dptune.detection.patterns.tables import table_values
 
 _KEY = re.compile(r"[^\W\d_][\w.-]*(?: [^\W\d_(][\w.)'’-]*){0,3}\Z")
 _LONGEST_KEY, _MOST_AROUND = 56, 6
@@ -184,3 +189,187 @@ def _elements(text: str) -> Iterator[Value]:
             start, end = match.span("value")
             found.append(Found(start=start, end=end, kind=kind))
     yield from settle(found, text)
+
+
+_DELIMITERS = ("\t", "|", ";", ",")
+_CELL = {
+    sign: re.compile(
+        rf'[ ]{{0,12}}(?:"(?P<quoted>[^"\n]*)"|\'(?P<single>[^\'\n]*)\''
+        rf"|(?P<bare>[^{re.escape(sign)}\n]*))[ ]{{0,12}}(?:"
+        rf"{re.escape(sign)}|$)"
+    )
+    for sign in _DELIMITERS
+}
+_DENSE = re.compile(
+    r"(?m)^[^,;|\t\n]{0,60}(?:[,;](?=[^\s,;])|\t|\|)"
+    r"|^[^,;\n.]{1,30}(?:[,;] [^,;\n.]{1,30}){1,12}\n"
+)
+_RULE_OFF = re.compile(r"[\s|:+=-]+")
+_LONGEST_CELL, _MOST_CELLS, _FEWEST_CELLS = 120, 64, 3
+_INSERT = re.compile(
+    r"(?i)\binsert into [\w.\"`]{1,60} ?(?:\((?P<names>[^()]{2,600})\))?\s"
+    r"{0,4}values?\s{0,4}"
+)
+_TUPLE = re.compile(r"\(([^()]{1,1000})\)\s{0,3},?\s{0,3}")
+Cell = tuple[int, int]
+
+
+def _cells(text: str, start: int, end: int, sign: str) -> list[Cell]:
+    """Split one line into the ranges of its cells."""
+    cells: list[Cell] = []
+    position = start
+    while position <= end and len(cells) < _MOST_CELLS:
+        match = _CELL[sign].match(text, position, end)
+        if match is None:
+            break
+        low, high = match.span(match.lastgroup or "bare")
+        while high > low and text[high - 1] == " ":
+            high -= 1
+        cells.append((low, high))
+        if match.end() == end and text[end - 1 : end] != sign:
+            break
+        position = match.end() if match.end() > position else position + 1
+    return cells
+
+
+def table_values(text: str) -> Iterator[Value]:
+    """Read tables with a header, rows without one, and the tuples of an INSERT."""
+    for insert in _INSERT.finditer(text) if "(" in text else ():
+        rows = []
+        position = insert.end()
+        while (row := _TUPLE.match(text, position)) is not None:
+            rows.append(_cells(text, *row.span(1), ","))
+            position = row.end()
+        if insert["names"] is None:
+            wide = [row for row in rows if len(row) >= _FEWEST_CELLS]
+            yield from _headless(text, wide)
+            continue
+        names = [name.strip(" \"`'") for name in insert["names"].split(",")]
+        yield from _columns(text, [kind_of(name) for name in names], rows)
+    if _DENSE.search(text) is None:
+        return
+    for block in _blocks(text):
+        header = [kind_of(text[a:b]) for a, b in block[0]]
+        is_header = len(block) > 1 and _is_header(text, block[0], header)
+        if is_header:
+            yield from _columns(text, header, block[1:])
+        elif len(block[0]) >= _FEWEST_CELLS:
+            yield from _headless(text, block)
+
+
+def _blocks(text: str) -> Iterator[list[list[Cell]]]:
+    """Yield runs of lines that the same sign cuts into about as many cells."""
+    block: list[list[Cell]] = []
+    sign = ""
+    position = 0
+    for line in text.split("\n"):
+        start, end = position, position + len(line)
+        position = end + 1
+        if block and _RULE_OFF.fullmatch(line) and ("-" in line or "=" in line):
+            continue
+        chosen = sign if block and sign in line else _sign_of(line)
+        cells = _cells(text, start, end, chosen) if chosen else []
+        if block and (chosen != sign or len(cells) < 2):
+            yield block
+            block = []
+        if len(cells) > 1 and all(b - a <= _LONGEST_CELL for a, b in cells):
+            block.append(cells)
+            sign = chosen
+    if block:
+        yield block
+
+
+def _sign_of(line: str) -> str:
+    """Return the sign that cuts a line into cells, or nothing."""
+    if len(line) > 4000:
+        return ""
+    for sign in _DELIMITERS:
+        if sign in line and (sign != "," or _is_dense(line)):
+            return sign
+    return ""
+
+
+def _is_dense(line: str) -> bool:
+    """Tell whether commas part cells, not clauses."""
+    spaced = line.count(", ")
+    return (
+        spaced == 0
+        or spaced * 4 <= line.count(",")
+        or (
+            spaced == line.count(",")
+            and spaced < 12
+            and len(line) < 100
+            and "." not in line
+        )
+    )
+
+
+def _is_header(text: str, cells: list[Cell], kinds: Sequence[str | None]) -> bool:
+    """Tell whether a row names columns."""
+    names = [text[a:b] for a, b in cells if b > a]
+    if not names or any(
+        len(name) > 40 or name[:1].isdigit() or len(name.split()) > 4 for name in names
+    ):
+        return False
+    known = sum(kind is not None for kind in kinds)
+    return known > 1 or (known == 1 and len(names) > 1)
+
+
+def _columns(
+    text: str, kinds: Sequence[str | None], rows: Sequence[Sequence[Cell]]
+) -> Iterator[Value]:
+    """Yield the cells of personal columns."""
+    by_column = [[row[i] for row in rows if i < len(row)] for i in range(len(kinds))]
+    found = []
+    for kind, cells in zip(kinds, by_column, strict=True):
+        if kind is None:
+            continue
+        filled = [(a, b) for a, b in cells if b > a]
+        named = sum(looks_like_name(text[a:b]) for a, b in filled)
+        is_named = kind == "PERSON?" and named * 2 >= len(filled)
+        found += [
+            Found(start=a, end=b, kind="PERSON" if is_named else kind)
+            for a, b in filled
+        ]
+    yield from settle(found, text)
+
+
+def _headless(text: str, rows: Sequence[Sequence[Cell]]) -> Iterator[Value]:
+    """Yield the cells of rows that are about persons, though no header says so."""
+    named: set[int] = set()
+    personal: set[int] = set()
+    for place, row in enumerate(rows):
+        pieces = [text[a:b] for a, b in row]
+        names = {i for i, piece in enumerate(pieces) if _is_known_name(piece)}
+        has_number = any(
+            any(map(str.isdigit, piece)) or "@" in piece for piece in pieces
+        )
+        is_short = all(len(piece.split()) <= MOST_WORDS + 2 for piece in pieces)
+        if names and is_short and (has_number or len(names) > 1):
+            named |= names
+            personal.add(place)
+    if len(personal) * 3 < len(rows):
+        return
+    for place, row in enumerate(rows):
+        for number, (start, end) in enumerate(row):
+            piece = text[start:end]
+            is_named = number in named and may_be_words(piece)
+            is_beside = place in personal and _may_be_place(piece)
+            if (is_named or is_beside) and piece.lower() not in NO_VALUE:
+                yield start, end, "PERSON" if number in named else "GPE"
+
+
+def _is_known_name(piece: str) -> bool:
+    """Tell whether a cell holds a name that the lexicon knows."""
+    words = WORD.findall(piece)
+    if not (words and len(words) <= MOST_WORDS and NAME_LIKE.fullmatch(piece)):
+        return False
+    return looks_like_name(piece) and piece.lower() not in NO_VALUE
+
+
+def _may_be_place(piece: str) -> bool:
+    """Tell whether a cell beside a name may be where its bearer lives or works."""
+    if not NAME_LIKE.fullmatch(piece) or len(piece) < 3:
+        return False
+    readings = [w.reading_of(word.lower()) for word in WORD.findall(piece)]
+    return not any(r & NEVER for r in readings)

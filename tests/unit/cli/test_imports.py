@@ -18,7 +18,7 @@ DRAWING = {"matplotlib"}
 CHECKING = {"great_expectations", "spacy", "mlflow"}
 NUMERICS = {"torch", "numpy", "scipy", "pandas", "pyarrow", "datasets", "dp_accounting"}
 COMMAND = (
-    *("cli.main", "cli.training", "cli.quickstart", "cli.runs"),
+    *("cli.main", "cli.training", "cli.runs"),
     *("dptune.workflow.preflight", "infra.stacks.production", "pipelines.train"),
     *("steps._reviewing", "steps._observing", "steps._scheduling"),
 )

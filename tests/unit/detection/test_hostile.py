@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dptune.detection import union
 from dptune.detection.engine import build_engine
-from dptune.detection.patterns import tables
+from dptune.detection.patterns import fields as tables
 from dptune.detection.recognizer import Tier
 from tests.support.growth import grows_in_proportion
 

@@ -16,10 +16,10 @@ from dptune.detection.languages.identify import (
     languages_of,
     parts_of,
 )
-from dptune.detection.languages.numbers import rules_of
 from dptune.detection.languages.recognizer import LanguageRecognizer
 from dptune.detection.languages.routing import ForLanguages, languages_read
 from dptune.detection.languages.tables import LANGUAGES, plain
+from dptune.detection.languages.values import rules_of
 from dptune.detection.recognizer import Tier
 from dptune.detection.settings import UnknownLanguage
 from dptune.text import Span
@@ -366,7 +366,7 @@ def test_languages_read_follow_from_the_recognizers():
 )
 def test_national_number_needs_its_checksum(code, valid, broken):
     found = LanguageRecognizer(tier=Tier.LOW_ENTITY)
-    from dptune.detection.languages.numbers import is_valid  # noqa: PLC0415
+    from dptune.detection.languages.values import is_valid  # noqa: PLC0415
 
     def holds(text):
         return any(

@@ -4,8 +4,7 @@ import unicodedata
 
 import pytest
 
-from dptune.redaction import engine, names, pseudonyms
-from dptune.redaction import operators as forms
+from dptune.redaction import engine, forms, names, pseudonyms
 from dptune.redaction.engine import redact_text, replacement
 from dptune.redaction.operators import Operator
 from dptune.redaction.pseudonyms import Pseudonyms
