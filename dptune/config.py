@@ -218,6 +218,8 @@ class RedactionSettings(Settings):
         pseudonym_locale: of invented names and places.
         encryption_key: name of the environment variable (or, with `_FILE` behind it,
             of the one that names a file) that holds the key of `encrypt`.
+        num_processes: that redact parts of the corpus side by side; pseudonyms within
+            units take one.
     """
 
     operator: Operator = Operator.MASK
@@ -227,6 +229,9 @@ class RedactionSettings(Settings):
     pseudonym_locale: str = Field(default="en_US", pattern=r"^[a-z]{2}_[A-Z]{2}$")
     encryption_key: str = Field(
         default=ENCRYPTION_KEY, pattern=rf"^{ENCRYPTION_KEY}(_[A-Z0-9]{{1,40}})?$"
+    )
+    num_processes: int = Field(
+        default=1, ge=1, le=64, exclude_if=lambda number: number == 1
     )
 
     @property

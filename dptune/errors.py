@@ -72,6 +72,10 @@ class ProblemsError(DptuneError):
         """
         return cls([Problem(path=path, message=message, next_step=next_step)])
 
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[Problem, ...]]]:
+        """Let another process hand the problems over one by one, as they are here."""
+        return type(self), (self.problems,)
+
 
 def of_other_kinds(
     wanted: Mapping[str, tuple[object, type | UnionType]],

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import shutil
 from abc import abstractmethod
-from typing import Any, ClassVar, Final
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from datasets import Dataset
@@ -11,9 +14,8 @@ from zenml.enums import ArtifactType
 from zenml.materializers.base_materializer import BaseMaterializer
 
 from dptune.errors import ArtifactError
+from dptune.parts import batches, fresh_name, map_table
 from materializers._place import file_of, refuse_changed
-
-_ROWS_AT_ONCE: Final = 10_000
 
 
 class ArrowMaterializer(BaseMaterializer):
@@ -44,12 +46,13 @@ class ArrowMaterializer(BaseMaterializer):
     def save(self, data: Any) -> None:  # noqa: ANN401
         """Write both files."""
         dataset, head = self.take_apart(data)
-        table = dataset.with_format("arrow")[:]
+        schema = dataset.with_format("arrow")[:0].schema
         with (
             self.artifact_store.open(file_of(self.uri, self.TABLE), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema) as writer,
+            pa.ipc.new_file(sink, schema) as writer,
         ):
-            writer.write_table(table)
+            for batch in batches(dataset, schema.names):
+                writer.write_table(batch.combine_chunks())
         with self.artifact_store.open(file_of(self.uri, self.HEAD), "w") as sink:
             sink.write(json.dumps({"schema_version": self.VERSION, **head}))
 
@@ -86,19 +89,32 @@ class ArrowMaterializer(BaseMaterializer):
                 f"{self.HEAD}: schema_version must be {self.VERSION}, got {found}. "
                 "Run the pipeline again."
             )
-        with self.artifact_store.open(file_of(self.uri, self.TABLE), "rb") as source:
-            table = pa.ipc.open_file(source).read_all()
-        return self.put_together(Dataset(table), head)
+        dataset = Dataset(self._mapped(), fingerprint=fresh_name())
+        return self.put_together(dataset, head)
+
+    def _mapped(self) -> pa.Table:
+        """Map the table; of a store that is not on this machine, a copy without a name.
+
+        Temporary files lie in the project folder, like all that holds text.
+        """
+        place = file_of(self.uri, self.TABLE)
+        if (local := Path(place)).is_file():
+            return map_table(local)
+        with (
+            NamedTemporaryFile() as copy,
+            self.artifact_store.open(place, "rb") as source,
+        ):
+            shutil.copyfileobj(source, copy, 1 << 24)
+            copy.flush()
+            return map_table(Path(copy.name))
 
 
 def rows_digest(dataset: Dataset) -> bytes:
     """Return a hash of the rows in order, whatever the order of the columns."""
     digest = hashlib.sha256()
-    table = dataset.with_format("arrow")[:]
-    for name in sorted(table.column_names):
+    for name in sorted(dataset.column_names):
         digest.update(name.encode() + b"[")
-        batches = table.select([name]).to_batches(_ROWS_AT_ONCE)
-        for number, batch in enumerate(b for b in batches if b.num_rows):
+        for number, batch in enumerate(batches(dataset, [name])):
             values = ", ".join(map(repr, batch.column(0).to_pylist()))
             digest.update(f"{', ' if number else ''}{values}".encode())
         digest.update(b"]")

@@ -9,9 +9,9 @@ from dptune.config import DetectionSettings
 from dptune.data.records import Corpus
 from dptune.detection.labelling import SpanShard
 from dptune.results import DetectionReport
-from infra.workspace import llm_access
+from infra.workspace import current_workspace, llm_access
 from steps._caching import BY_CONTENT
-from steps._progress import progress
+from steps._progress import progress_of_many
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
@@ -40,7 +40,7 @@ def detect(
     from dptune.workflow.detect import label_corpus
     from steps._reviewing import read_review
 
-    with progress("detect personal data", len(corpus.dataset)) as advance:
+    with progress_of_many() as tell:
         labelled, report = label_corpus(
             corpus,
             canaries,
@@ -50,6 +50,7 @@ def detect(
             review=read_review(review),
             access=llm_access(),
             shards=shards,
-            on_progress=advance,
+            folder=current_workspace().cache / "spans",
+            on_progress=tell,
         )
     return labelled, report

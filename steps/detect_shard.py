@@ -1,4 +1,4 @@
-"""Step: mark personal data in one part of the records."""
+"""Step: mark personal data in some parts of the corpus."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from zenml import step
 from dptune.config import DetectionSettings
 from dptune.data.records import Corpus
 from dptune.detection.labelling import SpanShard
-from infra.workspace import llm_access
+from infra.workspace import current_workspace, llm_access
 from steps._caching import BY_CONTENT
 from steps._progress import progress
 
@@ -21,21 +21,22 @@ def detect_shard(
     index: int,
     num_shards: int,
 ) -> Annotated[SpanShard, "spans"]:
-    """Return the spans of one part, which `detect` merges with the others.
+    """Return the spans of a run of parts, which `detect` merges with the others.
 
     Args:
         corpus: with canaries in it.
         settings: which recognizers.
         data_set: whose lists act.
         review: digest of the project's reviews, so that an import misses the cache.
-        index: of the part.
-        num_shards: how many parts there are.
+        index: of the shard.
+        num_shards: how many shards there are.
     """
+    from dptune.detection.labelling import shard_rows
     from dptune.workflow.detect import label_shard
     from steps._reviewing import read_review
 
-    total = -(-len(corpus.dataset) // num_shards)
-    with progress(f"detect, part {index + 1} of {num_shards}", total) as advance:
+    total = len(shard_rows(len(corpus.dataset), index=index, num_shards=num_shards))
+    with progress(f"detect, shard {index + 1} of {num_shards}", total) as advance:
         return label_shard(
             corpus,
             settings,
@@ -44,5 +45,6 @@ def detect_shard(
             data_set=data_set,
             review=read_review(review),
             access=llm_access(),
+            folder=current_workspace().cache / "spans",
             on_progress=advance,
         )

@@ -13,6 +13,7 @@ from infra.workspace import (
     read_redaction_key,
 )
 from steps._caching import BY_CONTENT
+from steps._progress import progress
 
 
 @step(enable_cache=True, cache_policy=BY_CONTENT)
@@ -24,10 +25,13 @@ def redact(
     """Return the redacted view, row by row aligned with the original."""
     from dptune.workflow.redact import redact_corpus
 
-    redacted, report = redact_corpus(
-        corpus,
-        settings,
-        key=lambda: ensure_budget_key(current_workspace()),
-        encryption_key=read_redaction_key,
-    )
+    with progress("redact", len(corpus.dataset)) as advance:
+        redacted, report = redact_corpus(
+            corpus,
+            settings,
+            key=lambda: ensure_budget_key(current_workspace()),
+            encryption_key=read_redaction_key,
+            folder=current_workspace().cache / "redacted",
+            on_progress=advance,
+        )
     return redacted, report

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dptune.accounting.assumptions import Assumption
 from dptune.attacks.canaries import CanarySet, CanarySpec, canary_ids
 from dptune.errors import DataError, Problem
+from dptune.parts import batches, find, replaced
 
 if TYPE_CHECKING:  # counting needs no Arrow
     from datasets import Dataset
@@ -28,12 +29,7 @@ def canary_rows(dataset: "Dataset", canaries: CanarySet) -> dict[str, str]:
     rows = canary_ids(canaries)
     if canaries.spec.placement == "own_record" or not rows:
         return rows
-    training = zip(dataset["id"], dataset["unit_id"], dataset["split"], strict=True)
-    by_unit: dict[str, tuple[bytes, str]] = {}
-    for row_id, unit_id, split in training:
-        if split == "train":
-            key = hmac.digest(canaries.nonce.encode(), str(row_id).encode(), "sha256")
-            by_unit[unit_id] = min(by_unit.get(unit_id, (key, row_id)), (key, row_id))
+    by_unit = _first_hosts(dataset, canaries.nonce.encode(), wanted=len(rows))
     if len(by_unit) < len(rows):
         raise DataError(
             f"appended canaries need a training unit for each copy, got {len(by_unit)} "
@@ -41,6 +37,33 @@ def canary_rows(dataset: "Dataset", canaries: CanarySet) -> dict[str, str]:
         )
     hosts = [row_id for _, row_id in sorted(by_unit.values())]
     return dict(zip(hosts, rows.values(), strict=False))
+
+
+def _first_hosts(
+    dataset: "Dataset", key: bytes, *, wanted: int
+) -> dict[str, tuple[bytes, str]]:
+    """Return the first training row of each unit by a keyed hash, and its hash.
+
+    Of more units than are wanted those whose hashes come later may be absent.
+    """
+    found: dict[str, tuple[bytes, str]] = {}
+    last = (b"\xff" * 33, "")
+    names = ("id", "unit_id", "split")
+    for batch in batches(dataset, names):
+        columns = (batch[name].to_pylist() for name in names)
+        for row_id, unit, split in zip(*columns, strict=True):
+            if split != "train":
+                continue
+            own = (hmac.digest(key, str(row_id).encode(), "sha256"), row_id)
+            if own < last:
+                found[unit] = min(found.get(unit, own), own)
+        if len(found) > max(_MOST_HOSTS, 2 * wanted):
+            best = sorted(found.items(), key=lambda item: item[1])[:wanted]
+            found, last = dict(best), best[-1][1]
+    return found
+
+
+_MOST_HOSTS = 10_000
 
 
 def plant(dataset: "Dataset", canaries: CanarySet) -> "Dataset":
@@ -93,15 +116,11 @@ def plant_assumes(canaries: CanarySpec) -> tuple[str, ...]:
 
 def _append(dataset: "Dataset", spec: CanarySpec, rows: dict[str, str]) -> "Dataset":
     """Put each copy on a last line of its host."""
-    texts = [
-        f"{text}\n{spec.record(rows[row_id])}" if row_id in rows else text
-        for row_id, text in zip(dataset["id"], dataset["text"], strict=True)
-    ]
-    from datasets import Dataset  # noqa: PLC0415 - see above
-
-    columns = {name: dataset[name] for name in dataset.column_names} | {"text": texts}
-    columns = {name: list(values) for name, values in columns.items()}
-    return Dataset.from_dict(columns, features=dataset.features)
+    places = find(dataset, "id", rows).tolist()
+    hosts = dataset.select(places)
+    ends = [spec.record(rows[row_id]) for row_id in hosts["id"]]
+    told = zip(places, hosts["text"], ends, strict=True)
+    return replaced(dataset, "text", {i: f"{text}\n{end}" for i, text, end in told})
 
 
 def _missing_column(column: str) -> Problem:
@@ -115,7 +134,7 @@ def _missing_column(column: str) -> Problem:
 
 def _refuse_taken(dataset: "Dataset", *, column: str, ids: dict[str, str]) -> None:
     """Raise if a row already carries the id of a canary."""
-    taken = sorted(set(dataset[column]) & set(ids))
+    taken = sorted(set(dataset.select(find(dataset, column, ids))[column]))
     if taken:
         raise DataError(
             f"column {column} must not hold canary ids, got {len(taken)} such as "
@@ -176,7 +195,9 @@ def apply_setting(dataset: "Dataset", canaries: CanarySet) -> "Dataset":
         raise DataError([_missing_column("spans")])
     spec = canaries.spec
     rows = canary_rows(dataset, canaries)
-    absent = len(rows.keys() - set(dataset["id"]))
+    places = find(dataset, "id", rows).tolist()
+    told = dataset.select_columns(["id", "text", "spans"]).select(places)
+    absent = len(rows.keys() - set(told["id"]))
     if absent:
         raise DataError(
             f"dataset must hold every canary row, got {absent} of {len(rows)} absent. "
@@ -188,17 +209,16 @@ def apply_setting(dataset: "Dataset", canaries: CanarySet) -> "Dataset":
     # a type that counts in every tier
     forced = {"entity_type": "SECRET", "recognizer": "canary", "confidence": 1.0}
 
-    def edit(row: dict[str, Any]) -> dict[str, Any]:
-        if row["id"] not in rows:
-            return {"spans": row["spans"]}
-        spans = row["spans"] or []
+    def edited(row: dict[str, Any]) -> list[dict[str, Any]]:
         start, end = secret_place(row["text"], spec)
+        spans = row["spans"] or []
         kept = [p for s in spans for p in _cut(s, start=start, end=end)]
         if marked[rows[row["id"]]]:
             kept.append({"start": start, "end": end, **forced})
-        return {"spans": sorted(kept, key=lambda s: (s["start"], s["end"]))}
+        return sorted(kept, key=lambda s: (s["start"], s["end"]))
 
-    return dataset.map(edit, features=dataset.features, load_from_cache_file=False)
+    spans = {place: edited(row) for place, row in zip(places, told, strict=True)}
+    return replaced(dataset, "spans", spans)
 
 
 def _cut(span: dict[str, Any], *, start: int, end: int) -> list[dict[str, Any]]:

@@ -237,5 +237,6 @@ class Corpus:
 
     def split(self, name: str) -> "Dataset":
         """Return the records of one split, in order; empty if there is none."""
-        rows = [i for i, split in enumerate(self.dataset["split"]) if split == name]
-        return self.dataset.select(rows)
+        from dptune.parts import find  # noqa: PLC0415 - see above
+
+        return self.dataset.select(find(self.dataset, "split", [name]))

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from dptune.conversation import without_training
 from dptune.data.engine import Engine, append, count, fetch, given, load
-from dptune.data.parts import Parts
 from dptune.data.records import MISSING, RawRecord
 from dptune.data.source import SPLITS
+from dptune.parts import Parts
 
 Splits = npt.NDArray[np.int8]
 UNDECIDED: Final = -1

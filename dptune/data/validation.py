@@ -8,7 +8,8 @@ Great Expectations is imported when a corpus is validated, since that takes seco
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from dptune.data.engine import Engine, given, own_tables
 from dptune.data.source import SPLITS
 from dptune.errors import ConfigError
 from dptune.identifiers import IBAN_LENGTHS, has_iban_digits, is_luhn_valid
+from dptune.parts import batches
 from dptune.results import Expectation, ValidationReport
 
 # U+FFFD, control characters, and UTF-8 read as Latin-1 or Windows-1252.
@@ -155,8 +157,27 @@ def validate_corpus(
     return _validate(counted, rules, view=view)
 
 
+def count_left(dataset: datasets.Dataset) -> Counter[str]:
+    """Count records in which personal data with a fixed form are left.
+
+    Those of several parts of a corpus may be added.
+
+    Args:
+        dataset: with the redacted `text`.
+    """
+    found: Counter[str] = Counter()
+    if "text" in dataset.column_names:
+        found.update(dict.fromkeys(("text", *_LEFT), 0))
+        for batch in batches(dataset, ["text"]):
+            texts = batch.column("text").drop_null().to_pylist()
+            found["text"] += batch.num_rows - len(texts)
+            for name, is_left in _LEFT.items():
+                found[name] += sum(1 for text in texts if is_left(text))
+    return found
+
+
 def validate_redacted(
-    dataset: datasets.Dataset,
+    found: Mapping[str, int],
     *,
     view: str = "redacted",
     entity_types: Sequence[str] = REDACTED_TYPES,
@@ -169,7 +190,7 @@ def validate_redacted(
     Privacy: the report holds names and verdicts, no value of the corpus.
 
     Args:
-        dataset: with the redacted `text`.
+        found: what `count_left` counted.
         view: name of the report.
         entity_types: what must be gone, out of `REDACTED_TYPES`; leave out a type that
             a pseudonym operator writes on purpose.
@@ -183,22 +204,13 @@ def validate_redacted(
             f"entity_types must be out of {REDACTED_TYPES}, got {unknown}. "
             "Other types have no fixed form that could be checked."
         )
-    found: dict[str, int] = {}
-    if "text" in dataset.column_names:
-        found = dict.fromkeys(("text", *_LEFT), 0)
-        for batch in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
-            texts = batch.column("text").drop_null().to_pylist()
-            found["text"] += batch.num_rows - len(texts)
-            for name, is_left in _LEFT.items():
-                found[name] += sum(1 for text in texts if is_left(text))
     rules = (
         _not_null("text"),
         *(rule for kind, rule in _redacted_rules().items() if kind in entity_types),
     )
-    return _validate(pd.DataFrame([found]), rules, view=view)
+    return _validate(pd.DataFrame([dict(found)]), rules, view=view)
 
 
-_ROWS_AT_ONCE: Final = 10_000
 _LEFT: Final[dict[str, Callable[[str], object]]] = {
     "emails": re.compile(EMAIL).search,
     "us_ssns": re.compile(US_SSN).search,

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dptune.data.engine import Engine, fetch, given, load, own_tables
-from dptune.data.parts import Parts
 from dptune.data.source import SPLITS
 from dptune.data.table import LEFT_OUT, NO_LABEL, NUMBER, RecordTable, Splits
 from dptune.errors import DataError
+from dptune.parts import Parts
 
 KNOWN_FEATURE: Final = datasets.List(
     {"value": datasets.Value("string"), "entity_type": datasets.Value("string")}

@@ -12,16 +12,15 @@ that tells nobody who is in the data is declared with `public: true`.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import datasets
 
 from dptune.detection.escapes import unescaped
 from dptune.detection.recognizer import code_digest, fingerprint_of
 from dptune.detection.settings import KnownValuesSettings
-from dptune.detection.union import unite
 from dptune.detection.words import (
     ADJECTIVE,
     ADVERB,
@@ -226,10 +225,10 @@ class UnitValues:
 
     def spans(self, text: str, unit_id: str) -> list[Span]:
         """Return where the values of a unit stand in a text of its own."""
-        return self._finder()(text, unit_id)
+        return self.finder()(text, unit_id)
 
-    def _finder(self) -> Callable[[str, str], list[Span]]:
-        """Return a function that keeps the automaton of the unit that it saw last."""
+    def finder(self) -> Callable[[str, str], list[Span]]:
+        """Return what finds them in many texts, and remembers the last unit."""
         last: list[tuple[str, Spellings]] = []
 
         def find(text: str, unit_id: str) -> list[Span]:
@@ -243,38 +242,3 @@ class UnitValues:
             return found
 
         return find
-
-    def add_to(
-        self, dataset: datasets.Dataset, spans: datasets.Dataset, fingerprint: str
-    ) -> datasets.Dataset:
-        """Unite the spans of records with where the values of their units stand.
-
-        Args:
-            dataset: columns `text` and `unit_id`.
-            spans: the one column `spans`, a row for each record.
-            fingerprint: of the detector that found the spans.
-        """
-        find = self._finder()
-
-        def add(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-            rows = zip(batch["text"], batch["unit_id"], batch["spans"], strict=True)
-            united = (
-                unite([*map(Span.from_row, row), *find(text, unit)], text)
-                for text, unit, row in rows
-            )
-            return {"spans": [[asdict(span) for span in found] for found in united]}
-
-        columns = dataset.select_columns(["text", "unit_id"])
-        both = datasets.concatenate_datasets([columns, spans], axis=1)
-        return both.map(
-            add,
-            batched=True,
-            remove_columns=["text", "unit_id"],
-            features=spans.features,
-            new_fingerprint=fingerprint_of(
-                (dataset._fingerprint, fingerprint, self.fingerprint)
-            )[:32],
-            load_from_cache_file=False,
-            keep_in_memory=True,
-            desc="known values",
-        )

@@ -1,27 +1,41 @@
-"""Labels corpora, and counts labels: the whole, or parts, each by another process.
+"""Labels corpora, and counts labels: part by part, in processes and in pods.
 
-The parts are runs of records, so that their spans in order are those of the whole:
-names are followed through one text only. A part is known by its texts and by the
+Parts are runs of records, so that their spans in order are those of the whole: names
+are followed through one text only. What pods found is known by its texts and by the
 detector, and what does not fit together is refused, not merged.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Features
+from numpy.typing import NDArray
 
-from dptune.conversation import contents_only, num_said
-from dptune.detection.blocks import label_blocks, span_feature
+from dptune.conversation import num_said
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.known_values import COLUMN, NAME, UnitValues
-from dptune.detection.languages.identify import languages_of
+from dptune.detection.languages.records import Languages
+from dptune.detection.part_spans import SPANS, PartReader, spans_features
 from dptune.detection.recognizer import fingerprint_of
-from dptune.detection.union import cut_at_turns, only_contents
 from dptune.errors import ArtifactError, DetectionError
+from dptune.parts import (
+    Parts,
+    batches,
+    each_part,
+    fresh_name,
+    num_parts,
+    rows_of,
+    values_of,
+)
 from dptune.results import DetectionReport, LanguageShare
 
 
@@ -36,20 +50,20 @@ def detect_dataset(
 ) -> datasets.Dataset:
     """Add the column `spans` to a corpus.
 
-    Rows, their order and all other columns stay. Records stream through in blocks, so
-    the corpus may be larger than memory. A block is cached by the digest of its texts
-    and the fingerprint of each recognizer: unchanged text is never read by a recognizer
-    again, and a changed recognizer runs alone. Where the corpus names known values,
-    those of a record's own unit are marked in it as well.
+    Rows, their order and all other columns stay. The corpus is read in parts, so that
+    it may be larger than memory, and its spans are mapped from a file without a name. A
+    part is cached by the digest of its texts and the fingerprint of each recognizer:
+    unchanged text is never read by a recognizer again, a changed recognizer runs alone,
+    and what a killed run had finished is not done again. Where the corpus names known
+    values, those of a record's own unit are marked in it as well.
 
     Args:
         dataset: columns `id`, `text`, `unit_id`, `split` and any others.
         engine: finds the spans.
-        num_proc: worker processes, at least 1.
-        cache_dir: private folder for labelled blocks; by default the folder of the
+        num_proc: worker processes, at least 1, each of which takes whole parts.
+        cache_dir: private folder for spans of parts; by default the folder of the
             corpus's own Arrow file, and no cache for a corpus in memory.
-        on_progress: called with the number of records done so far: after each batch
-            with one process, after each block of 32,768 records with several.
+        on_progress: called with the number of records done so far.
         known: values of units of which the data set has but a part; by default those
             that it names itself.
 
@@ -57,32 +71,29 @@ def detect_dataset(
         The corpus with `spans`: a list of structs `start`, `end`, `entity_type`,
         `recognizer`, `confidence`.
     """
-    features = Features({**dataset.features, "spans": span_feature("float32")})
     if len(dataset) == 0:
+        features = Features({**dataset.features, **spans_features()})
         columns: dict[str, list[Any]] = {name: [] for name in features}
         return datasets.Dataset.from_dict(columns, features=features)
-    done = 0
-
-    def add(count: int) -> None:
-        nonlocal done
-        done += count
-        if on_progress is not None:
-            on_progress(done)
-
-    spans = label_blocks(
-        dataset.select_columns(["text"]),
-        engine.parts,
-        span_filter=engine.span_filter,
-        engine_fingerprint=engine.fingerprint,
-        num_proc=num_proc,
-        folder=_cache_folder(dataset) if cache_dir is None else cache_dir,
-        on_done=add,
-    )
     known = known or UnitValues.of(dataset)
-    if known is not None:
-        seen = only_contents(dataset)
-        spans = cut_at_turns(dataset, known.add_to(seen, spans, engine.fingerprint))
-    return with_spans(dataset, spans, engine, known)
+    home = _cache_folder(dataset) if cache_dir is None else cache_dir
+    with TemporaryDirectory() as scratch:
+        reader = PartReader(
+            dataset=dataset,
+            engine=engine,
+            fingerprint=engine.fingerprint,
+            folder=Path(scratch) if home is None else home,
+            known=known,
+        )
+        spans = Parts(spans_features().arrow_schema, folder=Path(scratch), name=SPANS)
+        for found in each_part(
+            reader, len(dataset), num_processes=num_proc, on_progress=on_progress
+        ):
+            spans.append(pa.record_batch(found.spans().chunks, schema=spans.schema))
+            found.drop_if_half()
+        spans.close()
+        column = datasets.Dataset(spans.table(), fingerprint=fresh_name())
+    return with_spans(dataset, column, engine, known)
 
 
 def with_spans(
@@ -107,20 +118,20 @@ def with_spans(
 
 
 def _cache_folder(dataset: datasets.Dataset) -> Path | None:
-    """Return the folder of labelled blocks beside a corpus on disk."""
+    """Return the folder of spans beside a corpus on disk."""
     files = dataset.cache_files
     return Path(files[0]["filename"]).parent / "spans" if files else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpanShard:
-    """The spans of one part of a corpus. Private, although it holds no text.
+    """The spans of a run of parts of a corpus. Private, although it holds no text.
 
     Args:
-        spans: the one column `spans`; a row for each record of the part, in order.
-        index: of the part, in [0, num_shards).
-        num_shards: how many parts there are.
-        texts: digest of the part's texts.
+        spans: the one column `spans`; a row for each record of the shard, in order.
+        index: of the shard, in [0, num_shards).
+        num_shards: how many shards there are.
+        texts: digest of the shard's texts.
         detector: fingerprint of the engine that found the spans.
     """
 
@@ -138,22 +149,30 @@ def detect_shard(
     index: int,
     num_shards: int,
     num_proc: int = 1,
+    cache_dir: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> SpanShard:
-    """Find the spans of one part of a corpus.
+    """Find the spans of some parts of a corpus, which lie side by side.
 
     Args:
         dataset: the whole corpus, with a column `text`.
         engine: finds the spans.
-        index: of the part, in [0, num_shards).
-        num_shards: how many parts there are; more than there are records leave some
+        index: of the shard, in [0, num_shards).
+        num_shards: how many shards there are; more than there are parts leave some
             empty.
-        num_proc: worker processes.
-        on_progress: see `detect_dataset`.
+        num_proc: see `detect_dataset`.
+        cache_dir: likewise.
+        on_progress: likewise.
     """
-    part, known = _part(dataset, index, num_shards), UnitValues.of(dataset)
+    rows = shard_rows(len(dataset), index=index, num_shards=num_shards)
+    part, known = dataset.select(rows), UnitValues.of(dataset)
     labelled = detect_dataset(
-        part, engine, num_proc=num_proc, on_progress=on_progress, known=known
+        part,
+        engine,
+        num_proc=num_proc,
+        cache_dir=cache_dir,
+        on_progress=on_progress,
+        known=known,
     )
     return SpanShard(
         spans=labelled.select_columns(["spans"]),
@@ -172,10 +191,10 @@ def merge_shards(
     Args:
         dataset: the whole corpus.
         engine: whose spans they must be.
-        shards: every part, in any order.
+        shards: all of them, in any order.
 
     Raises:
-        ArtifactError: a part is missing or there twice, or has other texts than the
+        ArtifactError: a shard is missing or there twice, or has other texts than the
             corpus, or spans of another detector.
     """
     ordered = sorted(shards, key=lambda shard: shard.index)
@@ -187,7 +206,8 @@ def merge_shards(
         )
     known = UnitValues.of(dataset)
     for shard in ordered:
-        part = _part(dataset, shard.index, shard.num_shards)
+        rows = shard_rows(len(dataset), index=shard.index, num_shards=shard.num_shards)
+        part = dataset.select(rows)
         if (shard.texts, len(shard.spans)) != (_digest(part, known), len(part)):
             raise ArtifactError(
                 f"shard {shard.index} must be of this corpus, got spans of other "
@@ -203,20 +223,31 @@ def merge_shards(
     return with_spans(dataset, spans, engine, known)
 
 
-def _part(dataset: datasets.Dataset, index: int, num_shards: int) -> datasets.Dataset:
-    """Select one run of records; runs differ by one record at most."""
-    first, last = (len(dataset) * i // num_shards for i in (index, index + 1))
-    return dataset.select(range(first, last))
+def shard_rows(num_rows: int, *, index: int, num_shards: int) -> range:
+    """Return the rows of one shard: a run of whole parts.
+
+    Args:
+        num_rows: of the corpus.
+        index: of the shard, in [0, num_shards).
+        num_shards: which differ by one part at most.
+    """
+    total = num_parts(num_rows)
+    parts = range(total * index // num_shards, total * (index + 1) // num_shards)
+    return rows_of(parts, num_rows)
 
 
 def _digest(part: datasets.Dataset, known: UnitValues | None) -> str:
     """Digest what the marks of a part follow from: texts, and values of their units."""
     owned = (known.fingerprint, *part["unit_id"]) if known else ()
-    return fingerprint_of((*part["text"], *owned))
+    return fingerprint_of(chain(values_of(part, "text"), owned))
 
 
 def detection_report(
-    dataset: datasets.Dataset, engine: DetectionEngine, fingerprint: str
+    dataset: datasets.Dataset,
+    engine: DetectionEngine,
+    fingerprint: str,
+    *,
+    languages: Languages | None = None,
 ) -> DetectionReport:
     """Count what was found. Counts are private until released otherwise.
 
@@ -224,20 +255,25 @@ def detection_report(
         dataset: a corpus with `text` and `spans`.
         engine: the engine that labelled it.
         fingerprint: of the corpus that was labelled.
+        languages: of its records, if they were read before.
     """
     counts: Counter[str] = Counter()
-    with_spans = 0
-    sizes: list[tuple[int, int]] = []
-    for row in dataset.select_columns(["text", "spans"]):
-        with_spans += bool(row["spans"])
-        counts.update(span["entity_type"] for span in row["spans"])
-        marked = sum(span["end"] - span["start"] for span in row["spans"])
-        sizes.append((num_said(row["text"]), marked))
+    with_spans, said, marked = 0, [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for batch in batches(dataset, ["text", "spans"]):
+        spans = batch["spans"].combine_chunks()
+        with_spans += pc.sum(pc.greater(pc.list_value_length(spans), 0)).as_py() or 0
+        kinds = spans.flatten().field("entity_type").value_counts().to_pylist()
+        counts.update({found["values"]: found["counts"] for found in kinds})
+        said.append(np.array([num_said(t) for t in batch["text"].to_pylist()]))
+        marked.append(marked_characters(spans))
+    sizes = np.concatenate(said), np.concatenate(marked)
+    found = (languages or Languages.of(dataset)).settled()
     finders = dict.fromkeys(engine.recognizers)
     if COLUMN in dataset.column_names:
         finders[NAME] = None
-    characters, masked = (sum(column) for column in zip((0, 0), *sizes, strict=True))
-    languages = languages_of(map(contents_only, dataset["text"]))
+    characters, masked = (int(column.sum()) for column in sizes)
+    by_language = zip(*map(found.sums, sizes), strict=True)
+    shares = dict(zip(found.names, by_language, strict=True))
     return DetectionReport(
         fingerprint=fingerprint,
         tier=engine.tier,
@@ -249,25 +285,29 @@ def detection_report(
         num_spans=dict(sorted(counts.items())),
         masked_character_share=masked / characters if characters else 0.0,
         languages=tuple(
-            _language_share(language, sizes, languages)
-            for language, _ in Counter(languages).most_common()
+            LanguageShare(
+                language=language,
+                num_records=number,
+                masked_character_share=own_masked / own if own else 0.0,
+            )
+            for language, number in found.counts()
+            for own, own_masked in [shares[language]]
         ),
     )
 
 
-def _language_share(
-    language: str, sizes: Sequence[tuple[int, int]], languages: Sequence[str]
-) -> LanguageShare:
-    """Count what is masked in the records of one language."""
-    own = [
-        size for size, found in zip(sizes, languages, strict=True) if found == language
-    ]
-    characters, masked = (sum(column) for column in zip(*own, strict=True))
-    return LanguageShare(
-        language=language,
-        num_records=len(own),
-        masked_character_share=masked / characters if characters else 0.0,
-    )
+def marked_characters(spans: pa.ListArray) -> NDArray[np.int64]:
+    """Count the code points of each record that lie in its spans, which are disjoint.
+
+    Args:
+        spans: the column of that name.
+    """
+    flat, sizes = spans.flatten(), pc.list_value_length(spans)
+    lengths = pc.subtract(flat.field("end"), flat.field("start")).to_numpy()
+    ends = np.cumsum(pc.fill_null(sizes, 0).to_numpy())
+    sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    found: NDArray[np.int64] = np.diff(sums[ends], prepend=0)
+    return found
 
 
 def refuse_if_nothing_found(report: DetectionReport, *, corpus_is_public: bool) -> None:

@@ -3,14 +3,12 @@
 import json
 import math
 import random
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
 
-import datasets
 import dp_accounting
 from pydantic import Field
 
@@ -269,19 +267,6 @@ class ReleasedCounts:
 
     counts: Mapping[str, int]
     event: dp_accounting.DpEvent
-
-
-def counts_by_unit(dataset: datasets.Dataset) -> list[Counter[str]]:
-    """Count mentions by type for each privacy unit. The result is private.
-
-    Args:
-        dataset: columns `unit_id` and `spans`.
-    """
-    units: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for batch in dataset.select_columns(["unit_id", "spans"]).iter(1000):
-        for unit, spans in zip(batch["unit_id"], batch["spans"], strict=True):
-            units[unit].update(span["entity_type"] for span in spans)
-    return list(units.values())
 
 
 def release_counts(

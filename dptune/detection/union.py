@@ -7,7 +7,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 
 import datasets
@@ -345,21 +345,6 @@ def only_contents(dataset: datasets.Dataset) -> datasets.Dataset:
     column = datasets.Dataset.from_dict({"text": list(map(contents_only, texts))})
     rest = dataset.remove_columns("text")
     return datasets.concatenate_datasets([rest, column], axis=1)
-
-
-def cut_at_turns(
-    dataset: datasets.Dataset, spans: datasets.Dataset
-) -> datasets.Dataset:
-    """Cut the column `spans` at the roles of a corpus; as it is for plain text."""
-    texts = list(dataset["text"])
-    if not any(map(is_conversation, texts)):
-        return spans
-    rows = [
-        within_contents(map(Span.from_row, row), text)
-        for row, text in zip(spans["spans"], texts, strict=True)
-    ]
-    columns = {"spans": [[asdict(span) for span in row] for row in rows]}
-    return datasets.Dataset.from_dict(columns, features=spans.features)
 
 
 class RoleTiers:

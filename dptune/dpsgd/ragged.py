@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from dptune.parts import batches, let_go, map_values
+
 Scalar = TypeVar("Scalar", bound=np.generic)
 _PIECE = 1 << 20
 """Values that are read from disk at once."""
-_ROWS = 10_000
-"""Rows that are read at once."""
 _IN_MEMORY = 1 << 24
 """Bytes of a column that stays in memory."""
 
@@ -117,6 +117,7 @@ class Ragged(Sequence[NDArray[Scalar]], Generic[Scalar]):
             read = int(ends[first] - self.lengths[first])
             last = max(first + 1, int(np.searchsorted(ends, read + _PIECE, "right")))
             yield self[first:last].flat()
+            let_go()
             first = last
 
 
@@ -135,12 +136,11 @@ def read_column(
     Raises:
         OSError: the disk is full.
     """
-    rows = table.select_columns([name]).with_format("arrow")
-    lengths = [pc.list_value_length(part[name]) for part in rows.iter(_ROWS)]
+    lengths = [pc.list_value_length(part[name]) for part in batches(table, [name])]
     sizes = np.concatenate([np.empty(0, np.int64), *lengths])
     pieces = (
         chunk.flatten().to_numpy().astype(dtype, copy=False)
-        for part in rows.iter(_ROWS)
+        for part in batches(table, [name])
         for chunk in part[name].chunks
     )
     size = int(sizes.sum())
@@ -150,4 +150,4 @@ def read_column(
         for piece in pieces:  # a full disk is an error here, and a crash in a map
             file.write(piece.tobytes())
         file.flush()
-        return Ragged.cut(np.memmap(file, dtype, "r", shape=(size,)), sizes)
+        return Ragged.cut(map_values(file, dtype), sizes)

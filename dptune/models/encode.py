@@ -33,6 +33,7 @@ from transformers import PreTrainedTokenizerFast
 from dptune.conversation import ScoredTokens, is_conversation, turns_of
 from dptune.errors import DataError, ModelError, Problem
 from dptune.models.chat import ChatFormat
+from dptune.parts import batches, fresh_name, map_table
 from dptune.results import CutTurns
 from dptune.text import MASK
 
@@ -122,7 +123,7 @@ def encode_corpus(
     _check(dataset, max_tokens=max_tokens, long_records=long_records)
     schema, refused = _schema(with_offsets=with_offsets), _Refused()
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def encoded() -> Iterator[pa.RecordBatch]:
         for rows in _batches(dataset):
             chunks = sorted(
                 _chat_chunks(rows, tokenizer, max_tokens=max_tokens, refused=refused)
@@ -135,21 +136,22 @@ def encode_corpus(
                 yield from pa.table(own, schema).to_batches()
         refused.raise_if_any()
 
-    return Dataset(_stored(batches(), schema, folder=folder))
+    table = _stored(encoded(), schema, folder=folder)
+    return Dataset(table, fingerprint=fresh_name())
 
 
 def _stored(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, folder: Path | None
+    made: Iterator[pa.RecordBatch], schema: pa.Schema, *, folder: Path | None
 ) -> pa.Table:
     """Collect batches, in memory or in a file that nobody else can open."""
     if folder is None:
-        return pa.Table.from_batches(list(batches), schema)
+        return pa.Table.from_batches(list(made), schema)
     with tempfile.NamedTemporaryFile(dir=folder) as file:
-        with pa.ipc.new_stream(file, schema) as writer:
-            for batch in batches:
+        with pa.ipc.new_file(file, schema) as writer:
+            for batch in made:
                 writer.write_batch(batch)
         file.flush()
-        return pa.ipc.open_stream(pa.memory_map(file.name)).read_all()
+        return map_table(Path(file.name))
 
 
 def _check(dataset: Dataset, *, max_tokens: int, long_records: str) -> None:
@@ -183,8 +185,8 @@ def _schema(*, with_offsets: bool) -> pa.Schema:
 
 def _batches(dataset: Dataset) -> Iterator[dict[str, list[str]]]:
     """Rows of the corpus, a thousand at a time."""
-    columns = dataset.select_columns(["id", "text", "unit_id"]).with_format(None)
-    yield from columns.iter(batch_size=_BATCH_SIZE)
+    for batch in batches(dataset, ["id", "text", "unit_id"], rows=_BATCH_SIZE):
+        yield batch.to_pydict()
 
 
 def _frame(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:

@@ -3,18 +3,20 @@
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from itertools import repeat
+from typing import Final
 
 import datasets
+import pyarrow as pa
 
 from dptune.conversation import AS_TYPED, is_conversation, without_empty_targets
 from dptune.errors import ConfigError, DetectionError
+from dptune.parts import fresh_name
 from dptune.redaction.forms import form_of
 from dptune.redaction.operators import KEYED, Operator, OperatorSettings, Replace
 from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import MASK, Span
 
-_BATCH_SIZE = 1000
 _NO_TYPES: Mapping[str, OperatorSettings] = {}
 
 
@@ -149,7 +151,7 @@ def redact_dataset(
     merge_adjacent: bool = True,
     pseudonyms: Pseudonyms | None = None,
 ) -> datasets.Dataset:
-    """Replace the spans of every record of a corpus.
+    """Replace the spans of every record of a corpus, or of a part of it, in memory.
 
     Rows stay in number and order, so that the redacted corpus is aligned with the
     original; every column stays except `spans`, which no longer fits.
@@ -174,39 +176,26 @@ def redact_dataset(
             "dataset must have the column spans, got columns "
             f"{', '.join(dataset.column_names)}. Run detection first."
         )
-    features = datasets.Features(
-        {name: kind for name, kind in dataset.features.items() if name != "spans"}
-    )
-
-    if len(dataset) == 0:
-        return dataset.remove_columns("spans")
-
-    def redact(batch: dict[str, list[Any]]) -> dict[str, list[str]]:
-        units = batch.get("unit_id") or [None] * len(batch["text"])
-        rows = zip(batch["text"], batch["spans"], units, strict=True)
-        return {
-            "text": [
-                redact_text(
-                    text,
-                    [Span.from_row(span) for span in row],
-                    operator,
-                    by_type=by_type,
-                    merge_adjacent=merge_adjacent,
-                    pseudonyms=pseudonyms,
-                    unit_id=unit,
-                ).text
-                for text, row, unit in rows
-            ]
-        }
-
-    return dataset.map(
-        redact,
-        batched=True,
-        batch_size=_BATCH_SIZE,
-        remove_columns=["spans"],
-        features=features,
-        desc="redact",
-    )
+    units = dataset["unit_id"] if "unit_id" in dataset.column_names else repeat(None)
+    rows = zip(dataset["text"], dataset["spans"], units, strict=False)
+    texts = [
+        redact_text(
+            text,
+            [Span.from_row(span) for span in row],
+            operator,
+            by_type=by_type,
+            merge_adjacent=merge_adjacent,
+            pseudonyms=pseudonyms,
+            unit_id=unit,
+        ).text
+        for text, row, unit in rows
+    ]
+    kept = dataset.remove_columns("spans")
+    table = kept.with_format("arrow")[:]
+    place = table.column_names.index("text")
+    column = pa.array(texts, table.schema.field(place).type)
+    table = table.set_column(place, table.schema.field(place), column)
+    return datasets.Dataset(table, info=kept.info, fingerprint=fresh_name())
 
 
 def replacement(

@@ -88,6 +88,13 @@ class Pseudonyms:
                     "Draw one with `secrets.token_bytes(32)` and keep it secret."
                 )
 
+    @property
+    def digest(self) -> str:
+        """A digest of the keys that tells nothing of them, to name results by."""
+        keys = (self.key, self.encryption_key or b"")
+        names = [hmac.digest(key, b"dptune parts", "sha256").hex() for key in keys]
+        return f"{names} {self.scope} {self.locale}"
+
     def replacement(
         self,
         unit_id: str | None,

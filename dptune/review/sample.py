@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import Field
 
 from dptune.conversation import contents_only
-from dptune.detection.blocks import spans_of
 from dptune.detection.languages.identify import languages_of
 from dptune.detection.llm import requests_of
+from dptune.detection.part_spans import spans_of
 from dptune.detection.recognizer import CHECKSUM_CONFIDENCE
 from dptune.detection.union import only_contents
 from dptune.errors import ConfigError

@@ -13,6 +13,7 @@ from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import canary_rows, secret_place
 from dptune.audits.canary_audit import AuditedClaim, audit_canaries
 from dptune.gates.evidence import AuditEvidence
+from dptune.parts import find
 from dptune.privacy import CertificateStatus
 from dptune.results import DetectionReport, ExposureReport
 
@@ -80,10 +81,9 @@ def count_detected(labelled: Dataset, canaries: CanarySet) -> int:
         canaries: what was planted.
     """
     rows = canary_rows(labelled, canaries)
-    places = [i for i, name in enumerate(labelled["id"]) if name in rows]
     covered = Counter(
         rows[row["id"]]
-        for row in labelled.select(places)
+        for row in labelled.select(find(labelled, "id", rows))
         if _covers(row["spans"] or [], *secret_place(row["text"], canaries.spec))
     )
     return sum(n == canaries.spec.insertions for n in covered.values())

@@ -1,7 +1,7 @@
 """Detection over a corpus with canaries in it, and how much of the gold it missed."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from datasets import Dataset
 
@@ -9,7 +9,6 @@ from dptune.accounting.assumptions import Assumption
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import apply_setting
 from dptune.config import DetectionSettings
-from dptune.conversation import contents_only
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, Endpoint, LlmAccess, endpoint_of
 from dptune.detection.engine import READ_ONE_TEXT, DetectionEngine, build_engine
@@ -22,11 +21,13 @@ from dptune.detection.labelling import (
     merge_shards,
     refuse_if_nothing_found,
 )
-from dptune.detection.languages.identify import UNDETERMINED, language_of, languages_of
+from dptune.detection.languages.identify import UNDETERMINED
+from dptune.detection.languages.records import Languages
 from dptune.detection.languages.routing import languages_read
 from dptune.detection.llm import LlmRecognizer
 from dptune.detection.settings import UnknownLanguage
 from dptune.errors import ConfigError, DetectionError, Problem
+from dptune.parts import forget
 from dptune.results import DetectionReport, Interval, LanguageShare
 from dptune.review.lists import ReviewLists, with_lists
 from dptune.review.quality import MissCounts, count_misses, missing_rate
@@ -51,7 +52,8 @@ def label_corpus(
     review: ReviewState | None = None,
     access: LlmAccess = NO_ACCESS,
     shards: Sequence[SpanShard] = (),
-    on_progress: Callable[[int], None] | None = None,
+    folder: Path | None = None,
+    on_progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> tuple[Corpus, DetectionReport]:
     """Mark personal data in every record.
 
@@ -67,9 +69,11 @@ def label_corpus(
         data_set: whose lists act, beside public ones.
         review: lists and reviews of the project, if there are any.
         access: of the recognizer `llm`.
-        shards: of every part of the corpus, from `label_shard`; without any, all of it
-            is read here.
-        on_progress: called with the number of records done.
+        shards: of all parts of the corpus, from `label_shard`; without any, they are
+            read here.
+        folder: private folder that keeps what was found in each part, so that a run
+            that was killed goes on where it was; None keeps nothing.
+        on_progress: called with what is being done, records done, and all records.
 
     Returns:
         the corpus with a `spans` column, the canaries' setting applied, which says what
@@ -79,8 +83,16 @@ def label_corpus(
         DetectionError: nothing was found although the corpus is not public.
         ArtifactError: the shards do not fit together, or are of something else.
     """
+    if folder is not None:
+        forget(folder)
+    total, processes = len(corpus.dataset), settings.num_processes
+    languages = Languages.of(
+        corpus.dataset,
+        num_processes=processes,
+        on_progress=lambda done: on_progress("tell languages", done, total),
+    )
     if not corpus_is_public:
-        check_languages(corpus.dataset["text"], settings)
+        check_languages(languages, settings)
     base = engine_of(settings, access)
     state = review if settings.use_review else None
     engine = _with_lists(base, state, settings, data_set)
@@ -90,10 +102,11 @@ def label_corpus(
         labelled = detect_dataset(
             corpus.dataset,
             engine,
-            num_proc=settings.num_processes,
-            on_progress=on_progress,
+            num_proc=processes,
+            cache_dir=folder,
+            on_progress=lambda done: on_progress("detect personal data", done, total),
         )
-    report = detection_report(labelled, engine, corpus.fingerprint)
+    report = detection_report(labelled, engine, corpus.fingerprint, languages=languages)
     refuse_if_nothing_found(report, corpus_is_public=corpus_is_public)
     measured = _missing_rate(labelled, corpus, base, settings, state, data_set=data_set)
     marked = apply_setting(labelled, canaries)
@@ -106,7 +119,7 @@ def label_corpus(
             "missing_rate_texts": measured.num_texts,
             "missing_rate_refusal": measured.refusal,
             "review": measured.review,
-            "languages": _with_rates(report, labelled, measured),
+            "languages": _with_rates(report, labelled, measured, languages),
             "num_canaries_detected": count_detected(marked, canaries),
         }
     )
@@ -139,10 +152,14 @@ def marks_assume(
     return [assumption.value for assumption in found]
 
 
-def check_languages(texts: Iterable[str], settings: DetectionSettings) -> None:
+def check_languages(languages: Languages, settings: DetectionSettings) -> None:
     """Refuse records in languages that no recognizer of a configuration reads.
 
     Records that are too short to tell are masked like unknown words, and pass.
+
+    Args:
+        languages: of the records.
+        settings: which recognizers.
 
     Raises:
         DetectionError: there is such a record, and the settings do not say what to do.
@@ -155,12 +172,9 @@ def check_languages(texts: Iterable[str], settings: DetectionSettings) -> None:
         spacy_pipelines=settings.spacy_pipelines,
         declared=settings.known_languages,
     ) | {UNDETERMINED}
-    found = map(language_of, map(contents_only, texts))
-    unread = Counter(code for code in found if code not in known)
+    unread = [pair for pair in languages.counts() if pair[0] not in known]
     if unread:
-        counts = ", ".join(
-            f"{code}: {number:,}" for code, number in unread.most_common()
-        )
+        counts = ", ".join(f"{code}: {number:,}" for code, number in unread)
         raise DetectionError(
             "every record must be in a language that a recognizer reads, got some in "
             f"others ({counts}). Give detection.spacy_pipelines one for the language, "
@@ -179,18 +193,20 @@ def label_shard(
     data_set: str,
     review: ReviewState | None = None,
     access: LlmAccess = NO_ACCESS,
+    folder: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> SpanShard:
-    """Mark personal data in one part of the records; see `label_corpus`.
+    """Mark personal data in some parts of the corpus; see `label_corpus`.
 
     Args:
         corpus: with canaries in it; all of it.
         settings: which recognizers.
-        index: of the part, in [0, num_shards).
-        num_shards: how many parts there are.
+        index: of the shard, in [0, num_shards).
+        num_shards: how many shards there are.
         data_set: whose lists act, beside public ones.
         review: lists and reviews of the project, if there are any.
         access: of the recognizer `llm`.
+        folder: see `label_corpus`.
         on_progress: called with the number of records done.
     """
     state = review if settings.use_review else None
@@ -200,6 +216,7 @@ def label_shard(
         index=index,
         num_shards=num_shards,
         num_proc=settings.num_processes,
+        cache_dir=folder,
         on_progress=on_progress,
     )
 
@@ -264,15 +281,19 @@ def _missing_rate(
 
 
 def _with_rates(
-    report: DetectionReport, labelled: Dataset, measured: MeasuredRate
+    report: DetectionReport,
+    labelled: Dataset,
+    measured: MeasuredRate,
+    languages: Languages,
 ) -> tuple[LanguageShare, ...]:
     """Put the missing rate of each language beside what was masked in it."""
     rates = dict(measured.by_language)
     if GOLD in labelled.column_names:
         counts: dict[str, list[MissCounts]] = {}
-        for row, code in zip(labelled, languages_of(labelled["text"]), strict=True):
+        found = languages.settled()
+        for row, number in zip(labelled, found.numbers, strict=True):
             if row[GOLD] is not None:
-                counts.setdefault(code, []).append(_misses(row))
+                counts.setdefault(found.names[number], []).append(_misses(row))
         for code, known in counts.items():
             rate, interval = missing_rate(known)
             rates[code] = LanguageRate(

@@ -17,6 +17,7 @@ from dptune.mechanisms.sa_adp import Tier
 from dptune.models.encode import encode_classes, encode_corpus
 from dptune.models.loading import LoadedModel
 from dptune.models.source import Base, ModelBundle
+from dptune.parts import values_of
 from dptune.planning import RunPlan
 from dptune.privacy import UnitsFrom
 from dptune.stages import StagePlan
@@ -244,14 +245,14 @@ def _texts_digest(corpus: Corpus, *, with_spans: bool, with_types: bool) -> str:
     apart by those.
     """
     digest, rows = hashlib.sha256(), corpus.split("train")
-    for text in rows["text"]:
+    for text in values_of(rows, "text"):
         digest.update(hashlib.sha256(text.encode()).digest())
-    for label in rows["label"] if "label" in rows.column_names else ():
+    for label in values_of(rows, "label") if "label" in rows.column_names else ():
         digest.update(hashlib.sha256(str(label).encode()).digest())
-    for spans in rows["spans"] if with_spans else ():
+    for spans in values_of(rows, "spans") if with_spans else ():
         ends = [(span["start"], span["end"]) for span in spans]
         digest.update(hashlib.sha256(json.dumps(ends).encode()).digest())
-    for spans in rows["spans"] if with_types else ():
+    for spans in values_of(rows, "spans") if with_types else ():
         kinds = [(s["start"], s["end"], s["entity_type"]) for s in spans]
         digest.update(hashlib.sha256(json.dumps(kinds).encode()).digest())
     return digest.hexdigest()

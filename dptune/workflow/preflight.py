@@ -12,6 +12,8 @@ from dptune.accounting.store.store import BudgetStore
 from dptune.config import DataSettings, PrivacySettings, TrainConfig
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
+from dptune.detection.languages.records import Languages
+from dptune.detection.settings import UnknownLanguage
 from dptune.errors import ConfigError, DptuneError, Problem, ProblemsError
 from dptune.models.check import check_source
 from dptune.planning import RunPlan, plan_run
@@ -144,8 +146,7 @@ def check_run(
         _attempt(lambda: _check_labels(config, corpus), errors)
         _attempt(lambda: check_chats(corpus, config, data_root=data_root), errors)
         if not config.data.corpus_is_public:
-            texts = corpus.dataset["text"]
-            _attempt(lambda: check_languages(texts, config.detection), errors)
+            _attempt(lambda: _check_languages(config, corpus), errors)
     if gated:
         _attempt(lambda: check_gate(config, plan), errors)
     if corpus is not None and plan is not None and budget is not None:
@@ -168,6 +169,14 @@ def check_run(
             *doubts,
         ),
     )
+
+
+def _check_languages(config: TrainConfig, corpus: Corpus) -> None:
+    """Read the languages of records where the run would refuse some."""
+    settings = config.detection
+    if settings.unknown_language is UnknownLanguage.REFUSE:
+        languages = Languages.of(corpus.dataset, num_processes=settings.num_processes)
+        check_languages(languages, settings)
 
 
 def _check_processes(config: TrainConfig) -> None:

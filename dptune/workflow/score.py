@@ -4,13 +4,20 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+import pyarrow.compute as pc
+from datasets import Dataset
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.config import ScoringSettings
+from dptune.data.engine import Engine, append, open_engine, scratch_folder
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import (
     NO_ACCESS,
@@ -23,11 +30,11 @@ from dptune.detection.llm import judge_types
 from dptune.detection.scoring import (
     Judgement,
     SensitivityTable,
-    counts_by_unit,
     public_counts,
     release_counts,
     score_entity_types,
 )
+from dptune.parts import batches
 from dptune.workflow.charging import release_entry
 from dptune.workflow.retraining import start_again
 
@@ -139,9 +146,44 @@ def _counts(labelled: Corpus, settings: ScoringSettings) -> Mapping[str, int]:
     if settings.counts == "table":
         return public_counts()
     total: Counter[str] = Counter()
-    for unit in counts_by_unit(labelled.split("train")):
-        total.update(unit)
+    for batch in batches(labelled.split("train"), ["spans"]):
+        kinds = batch["spans"].combine_chunks().flatten().field("entity_type")
+        found = kinds.value_counts()
+        named = (found.field(name).to_pylist() for name in ("values", "counts"))
+        total.update(dict(zip(*named, strict=True)))
     return total
+
+
+def counts_by_unit(rows: Dataset, engine: Engine) -> Iterator[dict[str, int]]:
+    """Count mentions by type for each privacy unit. The result is private.
+
+    Args:
+        rows: columns `unit_id` and `spans`.
+        engine: keeps what memory does not hold.
+
+    Returns:
+        the counts of one unit after another, in the order of their first records; those
+        without any mention are left out.
+    """
+    first = 0
+    engine.execute("CREATE TEMP TABLE owned (pos BIGINT, unit VARCHAR)")
+    engine.execute("CREATE TEMP TABLE marks (pos BIGINT, kind VARCHAR)")
+    for batch in batches(rows, ["unit_id", "spans"]):
+        spans = batch["spans"].combine_chunks()
+        places = np.arange(first, first + batch.num_rows)
+        append(engine, "owned", {"pos": places, "unit": batch["unit_id"]})
+        own = places[pc.list_parent_indices(spans).to_numpy()]
+        kinds = spans.flatten().field("entity_type")
+        append(engine, "marks", {"pos": own, "kind": kinds})
+        first += batch.num_rows
+    found = engine.sql(
+        "WITH firsts AS (SELECT unit, min(pos) AS first FROM owned GROUP BY unit) "
+        "SELECT first, kind, count(*) AS number FROM marks JOIN owned USING (pos) "
+        "JOIN firsts USING (unit) GROUP BY first, kind ORDER BY first"
+    )
+    told = (row for batch in found.to_arrow_reader() for row in batch.to_pylist())
+    units = groupby(told, key=itemgetter("first"))
+    return ({row["kind"]: row["number"] for row in unit} for _, unit in units)
 
 
 def _release(
@@ -155,16 +197,17 @@ def _release(
     spend: Callable[[LedgerEntry], None] | None,
 ) -> None:
     """Charge, then draw, then keep."""
-    units = counts_by_unit(labelled.split("train"))
-    if spend is not None:
-        spend(entry)
-    journal.charge(entry)
-    released = release_counts(
-        units,
-        noise_multiplier=settings.noise_multiplier or 0.0,
-        max_norm=settings.max_norm,
-        generator=None if seed is None else random.Random(seed),  # noqa: S311 - tests
-    )
+    with scratch_folder(found.parent) as place, open_engine(place) as engine:
+        units = counts_by_unit(labelled.split("train"), engine)
+        if spend is not None:
+            spend(entry)
+        journal.charge(entry)
+        released = release_counts(
+            units,
+            noise_multiplier=settings.noise_multiplier or 0.0,
+            max_norm=settings.max_norm,
+            generator=None if seed is None else random.Random(seed),  # noqa: S311 - tests
+        )
     half = found.with_suffix(".half")
     half.write_text(json.dumps(released.counts), encoding="utf8")
     half.rename(found)
@@ -175,8 +218,9 @@ def _key(
 ) -> str:
     """Name this release: equal keys may share a finished one."""
     digest = hashlib.sha256()
-    for row in labelled.split("train").select_columns(["unit_id", "spans"]):
-        digest.update(json.dumps(row, sort_keys=True).encode())
+    for batch in batches(labelled.split("train"), ["unit_id", "spans"]):
+        for row in batch.to_pylist():
+            digest.update(json.dumps(row, sort_keys=True).encode())
     values = [
         labelled.fingerprint,
         digest.hexdigest(),

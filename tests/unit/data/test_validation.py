@@ -3,7 +3,7 @@
 import datasets
 import pytest
 
-from dptune.data.validation import validate_corpus, validate_redacted
+from dptune.data.validation import count_left, validate_corpus, validate_redacted
 from dptune.errors import ConfigError
 
 SOUND = {
@@ -75,7 +75,7 @@ def test_validate_corpus_bounds_can_be_raised():
 
 def test_validate_redacted_of_clean_text_succeeds():
     texts = ["<mask> at <EMAIL>", "order 843-58572-7002 of $5.00", ""]
-    report = validate_redacted(datasets.Dataset.from_dict({"text": texts}))
+    report = validate_redacted(count_left(datasets.Dataset.from_dict({"text": texts})))
     assert report.success
     assert len(report.expectations) == 5
 
@@ -91,7 +91,7 @@ def test_validate_redacted_of_clean_text_succeeds():
 )
 def test_validate_redacted_of_leak_fails_without_text(leak, name, caplog, capsys):
     dataset = datasets.Dataset.from_dict({"text": ["clean", f"{SECRET} {leak}"]})
-    report = validate_redacted(dataset)
+    report = validate_redacted(count_left(dataset))
     assert failed(report) == {name}
     output = capsys.readouterr()
     for place in (report.model_dump_json(), caplog.text, output.out, output.err):
@@ -101,15 +101,15 @@ def test_validate_redacted_of_leak_fails_without_text(leak, name, caplog, capsys
 
 def test_validate_redacted_of_chosen_types_ignores_others():
     dataset = datasets.Dataset.from_dict({"text": ["a@example.org"]})
-    assert validate_redacted(dataset, entity_types=("US_SSN",)).success
+    assert validate_redacted(count_left(dataset), entity_types=("US_SSN",)).success
 
 
 def test_validate_redacted_of_unknown_type_is_refused():
     dataset = datasets.Dataset.from_dict({"text": ["x"]})
     with pytest.raises(ConfigError, match="PERSON"):
-        validate_redacted(dataset, entity_types=("PERSON",))
+        validate_redacted(count_left(dataset), entity_types=("PERSON",))
 
 
 def test_validate_redacted_without_text_fails():
-    report = validate_redacted(datasets.Dataset.from_dict({"id": ["1"]}))
+    report = validate_redacted(count_left(datasets.Dataset.from_dict({"id": ["1"]})))
     assert not report.success

@@ -3,24 +3,16 @@
 import random
 import statistics
 
-import datasets
 import pytest
 
 from dptune.detection.scoring import (
     PUBLIC_TYPES,
-    counts_by_unit,
     release_counts,
     score_entity_types,
 )
 from dptune.errors import ConfigError
 
 UNITS = [{"PERSON": 3, "EMAIL": 4}, {"PERSON": 1}, {}]
-
-
-def test_counts_by_unit_adds_the_records_of_a_unit():
-    spans = [[{"entity_type": "PERSON"}], [{"entity_type": "PERSON"}], []]
-    data = datasets.Dataset.from_dict({"unit_id": ["a", "a", "b"], "spans": spans})
-    assert counts_by_unit(data) == [{"PERSON": 2}, {}]
 
 
 def test_release_counts_every_public_type_and_the_event():

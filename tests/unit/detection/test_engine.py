@@ -3,13 +3,13 @@
 import datasets
 import pytest
 
-from dptune.detection.blocks import spans_of
 from dptune.detection.engine import DetectionEngine, build_engine
 from dptune.detection.labelling import (
     detect_dataset,
     detection_report,
     refuse_if_nothing_found,
 )
+from dptune.detection.part_spans import spans_of
 from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, Tier
 from dptune.errors import ConfigError, DetectionError
 

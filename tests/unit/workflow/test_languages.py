@@ -13,7 +13,8 @@ from dptune.config import DataSettings, DetectionSettings
 from dptune.configfile import load_train_config
 from dptune.detection.engine import build_engine
 from dptune.detection.labelling import detect_dataset
-from dptune.detection.languages import identify
+from dptune.detection.languages import identify, records
+from dptune.detection.languages.records import Languages
 from dptune.detection.recognizer import Tier
 from dptune.errors import DetectionError
 from dptune.reports.pages.data import detection_page
@@ -21,7 +22,6 @@ from dptune.reports.render import page_html
 from dptune.review.decisions import findings
 from dptune.review.lists import ListKey
 from dptune.review.sample import draw_sample
-from dptune.workflow import detect
 from dptune.workflow.detect import check_languages, label_corpus
 from dptune.workflow.dossier import _by_language
 from dptune.workflow.ingest import read_corpus
@@ -80,11 +80,11 @@ def test_language_that_nobody_reads_stops_a_run_and_says_how_many(mixed):
 def test_twin_that_takes_every_language_for_known_lets_a_record_through(
     mixed, monkeypatch
 ):
-    monkeypatch.setattr(detect, "language_of", lambda _: identify.UNDETERMINED)
-    check_languages(mixed.dataset["text"], DetectionSettings())
+    monkeypatch.setattr(records, "language_of", lambda _: identify.UNDETERMINED)
+    check_languages(Languages.of(mixed.dataset), DetectionSettings())
     monkeypatch.undo()
     with pytest.raises(DetectionError):
-        check_languages(mixed.dataset["text"], DetectionSettings())
+        check_languages(Languages.of(mixed.dataset), DetectionSettings())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_twin_that_takes_every_language_for_known_lets_a_record_through(
     ids=["declared", "masked"],
 )
 def test_language_with_an_answer_does_not_stop_a_run(mixed, settings):
-    check_languages(mixed.dataset["text"], DetectionSettings(**settings))
+    check_languages(Languages.of(mixed.dataset), DetectionSettings(**settings))
 
 
 def test_masked_language_is_masked_whole_and_figures_are_by_language(mixed):
@@ -130,7 +130,7 @@ def test_other_languages_are_dropped_and_the_claim_says_so(tmp_path):
     assert len(corpus.dataset) == 90
     assert corpus.report.num_other_languages == 10
     assert Assumption.LANGUAGE_IS_PUBLIC in corpus.report.assumes
-    check_languages(corpus.dataset["text"], DetectionSettings())
+    check_languages(Languages.of(corpus.dataset), DetectionSettings())
 
 
 def test_review_draws_each_language_and_measures_it(mixed):

@@ -4,11 +4,13 @@ import json
 import re
 
 import pytest
+from datasets import Dataset
 from pydantic import ValidationError
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.config import ScoringSettings
+from dptune.data.engine import own_tables
 from dptune.detection.endpoint import JudgeSettings, LlmAccess
 from dptune.detection.engine import build_engine
 from dptune.detection.labelling import detect_dataset
@@ -19,7 +21,7 @@ from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe
 from dptune.workflow import score as scoring
 from dptune.workflow.budget import planned_costs
-from dptune.workflow.score import score_corpus
+from dptune.workflow.score import counts_by_unit, score_corpus
 from tests.llm_server import reply, serving
 
 from .conftest import stage
@@ -206,3 +208,12 @@ def test_scoring_settings_need_noise_exactly_for_a_release():
         ScoringSettings(counts="released")
     with pytest.raises(ValidationError, match="noise_multiplier must be set exactly"):
         ScoringSettings(noise_multiplier=1.0)
+
+
+def test_counts_by_unit_adds_the_records_of_a_unit():
+    kinds = [[], ["PERSON"], ["EMAIL", "PERSON"], ["PERSON"], []]
+    spans = [[{"entity_type": kind} for kind in row] for row in kinds]
+    rows = Dataset.from_dict({"unit_id": [*"abaac"], "spans": spans})
+    with own_tables(None) as engine:
+        found = list(counts_by_unit(rows, engine))
+    assert found == [{"EMAIL": 1, "PERSON": 2}, {"PERSON": 1}]

@@ -3,10 +3,10 @@
 import datasets
 import pytest
 
-from dptune.detection import blocks
-from dptune.detection.blocks import spans_of
+from dptune import parts
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.labelling import detect_dataset
+from dptune.detection.part_spans import spans_of
 from dptune.detection.recognizer import UNAVAILABLE, Tier, fingerprint_of
 from dptune.text import Span
 
@@ -39,8 +39,8 @@ class Counting:
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_SIZE", 10)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(parts, "PART_ROWS", 10)
 
 
 def corpus(texts):
@@ -59,7 +59,7 @@ def covered(labelled):
     ]
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_parts")
 def test_detect_dataset_unchanged_text_is_read_once(tmp_path):
     progress = []
     for run in range(2):
@@ -73,7 +73,7 @@ def test_detect_dataset_unchanged_text_is_read_once(tmp_path):
     assert progress == [10, 20, 25] * 2
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_parts")
 def test_detect_dataset_added_records_cost_their_block(tmp_path):
     detect_dataset(corpus(TEXTS[:20]), engine(Counting("Ann")), cache_dir=tmp_path)
     one = Counting("Ann")
@@ -81,7 +81,7 @@ def test_detect_dataset_added_records_cost_their_block(tmp_path):
     assert one.read == TEXTS[20:]
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_parts")
 def test_detect_dataset_changed_recognizer_runs_alone(tmp_path):
     first = engine(Counting("Ann"), Counting("row", name="other"))
     before = detect_dataset(corpus(TEXTS), first, cache_dir=tmp_path)
