@@ -42,7 +42,8 @@ from dptune.reports.tables import cells_csv, rows_csv, trace_csv
 from dptune.workflow.budget import release_budget
 from dptune.workflow.compare import CheckedComparison, check_comparison
 from dptune.workflow.preflight import Checked
-from infra.profiles import Profile, default_profile, read_profile, run_options
+from infra.pods import run_options
+from infra.profiles import Profile, default_profile, read_profile
 from infra.workspace import current_workspace, data_root, llm_access
 
 

@@ -15,7 +15,8 @@ from cli.stack import open_profile
 from dptune.config import TrainConfig
 from dptune.configfile import load_train_config
 from dptune.errors import DptuneError
-from infra.profiles import default_profile, read_profile, run_options
+from infra.pods import run_options
+from infra.profiles import default_profile, read_profile
 from infra.workspace import (
     Workspace,
     configs_folder,

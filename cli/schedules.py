@@ -86,7 +86,7 @@ def create(
     _refuse_kubeflow(chosen)
     open_profile(chosen)
     _refuse_known(name)
-    from infra.profiles import run_options
+    from infra.pods import run_options
     from pipelines.train import schedule_pipeline, step_names
     from steps._observing import hooks
 

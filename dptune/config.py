@@ -368,8 +368,10 @@ class PerformanceSettings(Settings):
         dtype: of the forward and backward pass. Private stages in bfloat16 fill batches
             up to one shape, since kernels round by it.
         fixed_shapes: fill batches up to one shape, for compilers and graphs.
-        num_processes: of this machine that train a stage together; `auto` is one for
-            each visible accelerator. Each holds `physical_batch_size` sequences.
+        num_processes: of one machine that train a stage together; `auto` is one for
+            each of its accelerators. Each holds `physical_batch_size` sequences.
+        nodes: machines that train a stage together, with `num_processes` each. Only a
+            profile of a cluster says so, where each is a pod.
         max_restarts: how often processes that were lost start again by themselves, from
             the last checkpoint. What they draw again is paid again, above what was
             planned, so that 0 leaves it to whoever starts the run again.
@@ -387,6 +389,7 @@ class PerformanceSettings(Settings):
     gradient_checkpointing: bool = False
     fixed_shapes: bool = False
     num_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    nodes: int = Field(default=1, ge=1, le=64)
     max_restarts: int = Field(default=0, ge=0, le=1000)
     detection_shards: int = Field(default=1, ge=1, le=256)
     sharding: Literal["none", "fsdp"] = "none"

@@ -256,7 +256,7 @@ def schedule_pipeline(
         config: of every run.
         name: of the schedule.
         cron: when.
-        options: of the pipeline, see `infra.profiles.run_options`.
+        options: of the pipeline, see `infra.pods.run_options`.
     """
     train_pipeline.with_options(
         run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",

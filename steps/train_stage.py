@@ -6,7 +6,7 @@ charge lies beside the weights.
 
 from typing import TYPE_CHECKING, Annotated
 
-from zenml import log_metadata, step
+from zenml import get_step_context, log_metadata, step
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySet
@@ -65,6 +65,7 @@ def train_stage(
     from dptune.workflow.inputs import StageInputs
     from dptune.workflow.train_stage import run_stage
     from dptune.workflow.whitebox import kept_audit
+    from infra.nodes.launcher import launcher_of
     from steps._figures import log_internal_curve, log_progress
     from steps._training_progress import TrainingProgress
 
@@ -104,6 +105,7 @@ def train_stage(
             on_step=on_step,
             watch=tracer.watch if tracer.steps else None,
             canaries=canaries,
+            launch=launcher_of(get_step_context().step_run.config.extra),
         )
         audited = kept_audit(
             inputs,

@@ -20,7 +20,7 @@ class Placement:
     """The processes that train a stage.
 
     Args:
-        device: `cpu` or `cuda`.
+        device: `cpu` or `cuda`, of this machine.
         num_processes: at least 1; each has an accelerator of its own, if there are any.
     """
 
@@ -46,7 +46,8 @@ def pick_device(wanted: str) -> str:
 def place_processes(performance: PerformanceSettings) -> Placement:
     """Decide how many processes train, and where.
 
-    `auto` is one for each visible accelerator, and one on the CPU.
+    `auto` is one for each visible accelerator, and one on the CPU. Those of several
+    nodes have accelerators of theirs.
 
     Raises:
         ConfigError: with everything that this machine does not have.
@@ -60,7 +61,7 @@ def place_processes(performance: PerformanceSettings) -> Placement:
     visible = torch.cuda.device_count() if device == "cuda" else 1
     wanted = performance.num_processes
     count = visible if wanted == "auto" else wanted
-    if device == "cuda" and count > visible:
+    if device == "cuda" and count > visible and performance.nodes == 1:
         problems.append(
             Problem(
                 path="performance.num_processes",
@@ -69,6 +70,7 @@ def place_processes(performance: PerformanceSettings) -> Placement:
                 next_step='Say "auto", or device: cpu.',
             )
         )
+    count *= performance.nodes
     if performance.sharding != "none" and count == 1:
         problems.append(
             Problem(

@@ -66,7 +66,7 @@ class TrainingJob(Settings):
     def alone(self) -> "TrainingJob":
         """Return the same job for one process that holds the whole model."""
         one = self.performance.model_copy(
-            update={"num_processes": 1, "sharding": "none"}
+            update={"num_processes": 1, "nodes": 1, "sharding": "none"}
         )
         return self.model_copy(update={"performance": one})
 

@@ -181,32 +181,34 @@ def _check_languages(config: TrainConfig, corpus: Corpus) -> None:
 
 def _check_processes(config: TrainConfig) -> None:
     """Refuse processes that are not there, and several for what trains in one."""
-    placement = place_processes(config.performance)
+    placement, nodes = place_processes(config.performance), config.performance.nodes
     if placement.num_processes == 1:
         return
     problems = [
         Problem(
-            path="performance.num_processes",
+            path=f"performance.{'nodes' if nodes > 1 else 'num_processes'}",
             message=f"must be 1 for stage {stage.name}, whose {reason}, got "
-            f"{placement.num_processes}.",
+            f"{nodes if nodes > 1 else placement.num_processes}.",
             next_step=f"Set it to 1, or choose a recipe other than "
             f"{config.recipe.name}.",
         )
         for stage in config.recipe.stages
-        for reason in _needs_one_process(stage)
+        for reason in _needs_one_process(stage, nodes=nodes)
     ]
     if problems:
         raise ConfigError(problems)
 
 
-def _needs_one_process(stage: StageSettings) -> Iterator[str]:
-    """Name what of a stage several processes cannot share."""
+def _needs_one_process(stage: StageSettings, *, nodes: int) -> Iterator[str]:
+    """Name what of a stage several processes, or machines, cannot share."""
     if stage.controller is not None:
         yield "controller lives in one process"
     if stage.clipping is not None and stage.clipping.transform is not None:
         yield "gradients are transformed in one process"
     if stage.tiers is not None:
         yield "units are in parts"
+    if stage.local is not None and nodes > 1:
+        yield "noised texts are trained on in one process"
 
 
 def _check_labels(config: TrainConfig, corpus: Corpus) -> None:

@@ -55,6 +55,7 @@ class _Errors(ErrorHandler):
 @partial(record, error_handler=_Errors())
 def main(folder: Path) -> None:
     """Train this rank's share of the job in a folder."""
+    os.umask(0o077)  # also where another machine's agent started this
     agent = int(os.environ.get(AGENT, os.getppid()))
     threading.Thread(target=_end_with, args=(agent,), daemon=True).start()
     shared = read_job(folder)

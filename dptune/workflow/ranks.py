@@ -5,14 +5,13 @@ nothing listens beyond the loopback interface. What they do, here or on several
 machines, says `dptune.workflow.rank`.
 """
 
-import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # documented
 from torch.distributed.elastic import multiprocessing, rendezvous
@@ -26,7 +25,13 @@ from dptune.dpsgd.trainer import StepProgress
 from dptune.errors import DptuneError
 from dptune.files import private_folder
 from dptune.workflow.rank import AGENT
-from dptune.workflow.shared_job import BUDGET_URL, PROGRESS, SharedJob, write_job
+from dptune.workflow.shared_job import (
+    BUDGET_URL,
+    PROGRESS,
+    SharedJob,
+    new_steps,
+    write_job,
+)
 
 # -P: no module that lies in the working folder takes another one's place.
 _PROGRAM: Final = ("-P", "-m", "dptune.workflow.rank")
@@ -115,9 +120,8 @@ class _Logs(multiprocessing.DefaultLogsSpecs):
 class _Agent(local_elastic_agent.LocalElasticAgent):
     """Torch's agent, which also tells what the first rank has done."""
 
-    progress: Any
+    progress: BinaryIO
     on_step: Callable[[StepProgress], None]
-    _rest = b""
 
     def _start_workers(self, worker_group: api.WorkerGroup) -> dict[int, Any]:
         """Start ranks, and leave signals to those who took them: they raise here."""
@@ -133,9 +137,8 @@ class _Agent(local_elastic_agent.LocalElasticAgent):
     def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:
         """Look after ranks; one that fails with an error of ours would do so again."""
         result: api.RunResult = super()._monitor_workers(worker_group)
-        *lines, self._rest = (self._rest + self.progress.read()).split(b"\n")
-        for line in lines:
-            self.on_step(StepProgress(**json.loads(line)))
+        for now in new_steps(self.progress):
+            self.on_step(now)
         if result.is_failed() and cause_of_failure(result.failures)[0] == "ours":
             self._remaining_restarts = 0
         return result

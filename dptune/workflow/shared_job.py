@@ -9,9 +9,11 @@ FOLDER/                     private: it holds the tokens
 """
 
 import json
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +56,29 @@ class SharedJob(Settings):
     reservation: str | None
 
 
+class Launcher(Protocol):
+    """Trains a job on other machines.
+
+    Its first rank charges before anything is drawn, as everywhere; when it returns, the
+    checkpoint of the last step is there. What `on_step` raises ends the job.
+    """
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda`: what these machines have."""
+        ...
+
+    def __call__(
+        self,
+        shared: SharedJob,
+        data: UnitDataset,
+        *,
+        on_step: Callable[[StepProgress], None],
+    ) -> None:
+        """Train, and call `on_step` here after every step."""
+        ...
+
+
 def write_job(shared: SharedJob, data: UnitDataset, folder: Path) -> None:
     """Fill an empty folder that only its owner may enter.
 
@@ -74,6 +99,19 @@ def write_job(shared: SharedJob, data: UnitDataset, folder: Path) -> None:
 def read_job(folder: Path) -> SharedJob:
     """Read what `write_job` wrote."""
     return SharedJob.model_validate_json((folder / JOB).read_bytes())
+
+
+def new_steps(file: BinaryIO) -> Iterator[StepProgress]:
+    """Read the steps that were added to `progress.jsonl` since it was read last.
+
+    Args:
+        file: open; a line that is not whole yet is left for the next time.
+    """
+    for line in file:
+        if not line.endswith(b"\n"):
+            file.seek(-len(line), os.SEEK_CUR)
+            return
+        yield StepProgress(**json.loads(line))
 
 
 def train_share(

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from peft import PeftModel
@@ -44,7 +45,7 @@ from dptune.workflow.inputs import StageInputs, load_job
 from dptune.workflow.job import TrainingJob, only_one, run_job, stored_dtype
 from dptune.workflow.ranks import train_on_ranks
 from dptune.workflow.retraining import start_again
-from dptune.workflow.shared_job import SharedJob
+from dptune.workflow.shared_job import Launcher, SharedJob
 from dptune.workflow.trained import refuse_untrained, trained_canaries
 
 _CURVE_POINTS = 200
@@ -73,6 +74,7 @@ def run_stage(
     controller: Controller | None = None,
     watch: Callable[[int, LoadedModel], None] | None = None,
     canaries: CanarySet | None = None,
+    launch: Launcher | None = None,
 ) -> StageOutcome:
     """Train one stage, or resume it, or return it if an identical one is finished.
 
@@ -98,7 +100,16 @@ def run_stage(
             it must not change; not for stages that other processes train.
         canaries: that were planted in the corpus; those that the stage trains on are
             counted, and none at all is refused before anything is charged.
+        launch: trains on `performance.nodes` machines, if these are several.
+
+    Raises:
+        ConfigError: nobody starts the machines; or the stage needs one process.
     """
+    if (performance.nodes > 1) is not (launch is not None):
+        raise ConfigError(
+            "performance.nodes must be said by the profile that starts their pods, got "
+            f"{performance.nodes}. Say it there, or set it to 1."
+        )
     home = _home_of(inputs, folder, again=run if retrain else None)
     job = TrainingJob(
         model=inputs.model.path,
@@ -150,6 +161,7 @@ def run_stage(
             spend=spend,
             on_step=on_step,
             controller=controller or steering,
+            launch=launch,
         )
     report = _report(inputs, outcome, loaded, steering)
     if not target.is_dir():
@@ -231,6 +243,7 @@ def _train(
     spend: Callable[[LedgerEntry], None] | None,
     on_step: Callable[[StepProgress], None] | None,
     controller: Controller | None,
+    launch: Launcher | None,
 ) -> TrainingOutcome:
     """Train here, or on ranks whose last checkpoint is then read here."""
     placement = place_processes(job.performance)
@@ -264,17 +277,16 @@ def _train(
         job=job,
         corpus=inputs.corpus.report,
         recipe=inputs.recipe,
-        device=placement.device,
+        device=placement.device if launch is None else launch.device,
         reservation=None if spend is None else spend.reservation,
     )
     done_before = steps_taken(job.checkpoint_dir)
-    train_on_ranks(
-        shared,
-        data,
+    train = launch or partial(
+        train_on_ranks,
         num_processes=placement.num_processes,
         budget_url=None if spend is None else spend.url,
-        on_step=on_step or (lambda _: None),
     )
+    train(shared, data, on_step=on_step or (lambda _: None))
     done = run_job(job.alone(), loaded, data, device="cpu", charge=_refuse_to_train)
     return replace(done, resumed_from_step=done_before or None)
 

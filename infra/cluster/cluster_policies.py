@@ -6,7 +6,8 @@ what is wrong with it.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 
 from infra.cluster.manifests import (
     Manifest,
@@ -15,6 +16,7 @@ from infra.cluster.manifests import (
     object_name,
     selects,
 )
+from infra.nodes.settings import JOB, LAUNCHES, NEEDED_VERBS, PORT
 
 Wrong = tuple[str, str]
 
@@ -26,7 +28,12 @@ _PLACEHOLDER = re.compile(
     r"\bexample\.(com|org)\b|set-by-overlay|set-a-digest|sha256:0{64}"
 )
 _NOWHERE = "192.0.2.0/24"
-_NEEDED_NETWORKS = ("orchestrator-to-kubernetes", "object-store")
+_NEEDED_NETWORKS = (
+    *("orchestrator-to-kubernetes", "launcher-to-kubernetes"),
+    "object-store",
+)
+_LAUNCHER, _HOME = "dptune-launcher", "dptune-home"
+_POSTGRES, _POSTGRES_PORT = "StatefulSet/postgres", 5432
 
 
 def namespace_is_restricted(manifests: list[Manifest]) -> Iterator[Wrong]:
@@ -164,6 +171,60 @@ def tokens_only_where_needed(manifests: list[Manifest]) -> Iterator[Wrong]:
             yield f"ServiceAccount/{name}", "must not mount its token."
 
 
+def launcher_may_start_nodes(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """A step that several nodes train may make what starts them, and ask Kubernetes."""
+    roles = {
+        binding["roleRef"]["name"]
+        for binding in find_objects(manifests, "RoleBinding")
+        if any(subject["name"] == _LAUNCHER for subject in binding["subjects"])
+    }
+    allowed = {
+        (group, resource, verb)
+        for role in find_objects(manifests, "Role")
+        if role["metadata"]["name"] in roles
+        for rule in role["rules"]
+        for group, resource, verb in product(
+            rule["apiGroups"], rule["resources"], rule["verbs"]
+        )
+    }
+    for group, resource, verb in NEEDED_VERBS:
+        if (group, resource, verb) not in allowed:
+            what = f"{resource}.{group}" if group else resource
+            yield f"ServiceAccount/{_LAUNCHER}", f"must be allowed to {verb} {what}."
+    if not _ports(manifests, LAUNCHES, LAUNCHES, "egress") & {443, 6443}:
+        yield "NetworkPolicy", "must let pods that start nodes reach Kubernetes."
+
+
+def nodes_reach_each_other(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """Nodes of a stage meet at one port, and exchange gradients at any that is free."""
+    node, needed = {JOB: "any"}, {PORT, *range(32768, 60999)}
+    for direction in ("ingress", "egress"):
+        if needed - _ports(manifests, node, node, direction):
+            ports = f"ports {PORT} and 32768 to 60999"
+            yield "NetworkPolicy", f"must allow {direction} between nodes, {ports}."
+
+
+def nodes_reach_the_budget_store(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """The first node charges, on a PostgreSQL outside of the cluster or inside."""
+    node = {JOB: "any", "app.kubernetes.io/part-of": "dptune"}
+    inside = [p.labels for p in find_pods(manifests) if p.owner == _POSTGRES]
+    for labels in inside or [{}]:
+        ways = {"egress": _ports(manifests, node, labels, "egress")}
+        if inside:
+            ways["ingress"] = _ports(manifests, labels, node, "ingress")
+        for direction, ports in ways.items():
+            if _POSTGRES_PORT not in ports:
+                yield "NetworkPolicy", f"must allow {direction} of nodes to PostgreSQL."
+
+
+def home_is_shared(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """Pods of several nodes write checkpoints and read jobs on one volume."""
+    for claim in find_objects(manifests, "PersistentVolumeClaim"):
+        modes = claim["spec"].get("accessModes") or []
+        if claim["metadata"]["name"] == _HOME and "ReadWriteMany" not in modes:
+            yield object_name(claim), "must be ReadWriteMany."
+
+
 def no_secret_is_written_down(manifests: list[Manifest]) -> Iterator[Wrong]:
     """Manifests hold references, never values."""
     for manifest in find_objects(manifests, "Secret"):
@@ -215,6 +276,10 @@ CLUSTER_POLICIES: tuple[Callable[[list[Manifest]], Iterator[Wrong]], ...] = (
     namespace_has_limits,
     servers_survive_drains,
     tokens_only_where_needed,
+    launcher_may_start_nodes,
+    nodes_reach_each_other,
+    nodes_reach_the_budget_store,
+    home_is_shared,
     no_secret_is_written_down,
     jobs_end,
     schedules_wait_for_each_other,
@@ -237,6 +302,29 @@ def _jobs(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
         yield object_name(manifest), manifest["spec"]
     for manifest in find_objects(manifests, "CronJob"):
         yield object_name(manifest), manifest["spec"]["jobTemplate"]["spec"]
+
+
+def _ports(
+    manifests: list[Manifest],
+    own: Mapping[str, str],
+    other: Mapping[str, str],
+    direction: str,
+) -> set[int]:
+    """Ports that policies open between two pods, or to an address outside."""
+    peers = "from" if direction == "ingress" else "to"
+    return {
+        number
+        for policy in find_objects(manifests, "NetworkPolicy")
+        if selects(policy["spec"]["podSelector"], own)
+        for rule in policy["spec"].get(direction) or []
+        if any(
+            "ipBlock" in peer or selects(peer.get("podSelector", {}), other)
+            for peer in rule.get(peers) or []
+        )
+        for port in rule.get("ports") or []
+        if isinstance(port["port"], int)
+        for number in range(port["port"], port.get("endPort", port["port"]) + 1)
+    }
 
 
 def _open_rules(policy: Manifest) -> Iterator[Wrong]:

@@ -17,13 +17,17 @@ OVERLAYS = REPOSITORY / "infra" / "k8s" / "overlays"
 
 Manifest: TypeAlias = dict[str, Any]
 
-_TEMPLATES = {
+_TEMPLATES: dict[str, tuple[str | int, ...]] = {
     "Pod": (),
     "Deployment": ("spec", "template"),
     "StatefulSet": ("spec", "template"),
     "DaemonSet": ("spec", "template"),
     "Job": ("spec", "template"),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
+    "TrainingRuntime": (
+        *("spec", "template", "spec", "replicatedJobs", 0),
+        *("template", "spec", "template"),
+    ),
 }
 
 
@@ -100,7 +104,7 @@ def find_pods(manifests: list[Manifest]) -> Iterator[Pod]:
         path = _TEMPLATES.get(manifest.get("kind", ""))
         if path is None:
             continue
-        template = manifest
+        template: Any = manifest
         for key in path:
             template = template[key]
         yield Pod(

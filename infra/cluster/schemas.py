@@ -15,7 +15,7 @@ from infra.cluster.manifests import Manifest, object_name
 VERSIONS = ("1.33", "1.37")
 """Versions of Kubernetes whose schemas all objects must fit."""
 
-_FOREIGN_GROUPS = ("external-secrets.io",)
+_FOREIGN_GROUPS = ("external-secrets.io", "trainer.kubeflow.org", "scheduling.x-k8s.io")
 _NEWER_THAN_CLIENT = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 
 

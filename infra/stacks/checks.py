@@ -22,7 +22,7 @@ from infra.stacks.settings import ArtifactStoreSettings, ProductionStack
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-_SECONDS = 4.0
+SECONDS = 4.0
 _PACKAGES = ("kubernetes", "s3fs", "boto3")
 _EXAMPLE = re.compile(r"\bexample\.(com|org)\b|sha256:0{64}")
 
@@ -159,7 +159,7 @@ def _status(url: str) -> int:
     """Ask a server for a page; returns the status whatever it is."""
     request = Request(url, method="GET")  # noqa: S310 - http(s) by the schema
     try:
-        with urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 - as above
+        with urlopen(request, timeout=SECONDS) as answer:  # noqa: S310 - as above
             return int(answer.status)
     except HTTPError as error:
         return error.code
@@ -214,7 +214,7 @@ def _check_bucket(store: ArtifactStoreSettings) -> Finding:
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
     patience = Config(
-        connect_timeout=_SECONDS, read_timeout=_SECONDS, retries={"max_attempts": 0}
+        connect_timeout=SECONDS, read_timeout=SECONDS, retries={"max_attempts": 0}
     )
     try:
         client = boto3.client(
@@ -253,9 +253,11 @@ def _check_cluster(stack: ProductionStack, profile: Profile) -> list[Finding]:
     from kubernetes.config import ConfigException  # noqa: PLC0415
     from urllib3.exceptions import HTTPError as NoAnswer  # noqa: PLC0415
 
+    from infra.nodes.checks import check_nodes  # noqa: PLC0415 - it imports this
+
     try:
         api = _connect(stack.kubernetes.context)
-        version = VersionApi(api).get_code(_request_timeout=_SECONDS).git_version
+        version = VersionApi(api).get_code(_request_timeout=SECONDS).git_version
     except ConfigException:
         wanted = stack.kubernetes.context or "a service account of a pod"
         return [_no_cluster(f"no configuration of {wanted}", needed)]
@@ -263,7 +265,8 @@ def _check_cluster(stack: ProductionStack, profile: Profile) -> list[Finding]:
         return [_no_cluster(f"no answer ({type(error).__name__})", needed)]
     cluster = Finding(name="cluster", state=State.OK, found=str(version))
     looks = _looks(api, stack.kubernetes.namespace)
-    return [cluster, *(_look(o, looks[o.kind]) for o in needed)]
+    found = [cluster, *(_look(o, looks[o.kind]) for o in needed)]
+    return [*found, *check_nodes(api, stack, profile)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +285,8 @@ def _needed_objects(stack: ProductionStack, profile: Profile) -> list[_Object]:
     accounts = [cluster.orchestrator_service_account, cluster.step_service_account]
     if stack.kubeflow is not None:
         accounts, apply = [stack.kubeflow.service_account], "see docs/OPERATIONS.md"
+    if profile.nodes > 1:
+        accounts.append(cluster.launcher_service_account)
     found = [_Object(kind="namespace", name=cluster.namespace, how=apply)]
     found += [_Object(kind="service account", name=n, how=apply) for n in accounts if n]
     found += [
@@ -339,7 +344,7 @@ def _looks(api: "ApiClient", namespace: str) -> dict[str, Callable[[str], Any]]:
     """How each kind of object is looked for."""
     from kubernetes.client import CoreV1Api  # noqa: PLC0415 - an extra
 
-    core, wait = CoreV1Api(api), {"_request_timeout": _SECONDS}
+    core, wait = CoreV1Api(api), {"_request_timeout": SECONDS}
     return {
         "namespace": lambda name: core.read_namespace(name, **wait),
         "service account": lambda name: core.read_namespaced_service_account(

@@ -24,6 +24,8 @@ class KubernetesSettings(_Settings):
         namespace: of all pods.
         orchestrator_service_account: may start and watch jobs in the namespace; not
             asked for under Kubeflow.
+        launcher_service_account: of steps that several nodes train, which may start
+            their pods; asked for where a profile says so.
         step_service_account: may do nothing in the cluster; not asked for under
             Kubeflow.
         image_pull_secrets: names of Kubernetes secrets.
@@ -33,6 +35,7 @@ class KubernetesSettings(_Settings):
     namespace: str = Field(pattern=_NAME)
     orchestrator_service_account: str | None = Field(default=None, pattern=_NAME)
     step_service_account: str | None = Field(default=None, pattern=_NAME)
+    launcher_service_account: str | None = Field(default=None, pattern=_NAME)
     image_pull_secrets: tuple[str, ...] = ()
 
 

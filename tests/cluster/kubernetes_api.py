@@ -34,7 +34,7 @@ KINDS = {
     "persistentvolumeclaims": ("v1", "PersistentVolumeClaim"),
 }
 PATH = re.compile(
-    r"^/(?:api/v1|apis/[^/]+/v1)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(?:/(log))?$"
+    r"^/(?:api/v1|apis/[^/]+/v[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(?:/(log))?$"
 )
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Read by every Python that a pod starts: a pod's host is called like the pod.
@@ -89,6 +89,8 @@ class Cluster:
 
     `more_variables` says more variables of a pod, of a test's own.
     """
+
+    kinds: Mapping[str, tuple[str, str]] = KINDS
 
     def __init__(
         self,
@@ -154,13 +156,25 @@ class Cluster:
         metadata.setdefault("uid", str(uuid.uuid4()))
         metadata.setdefault("creationTimestamp", now())
         metadata["namespace"] = namespace
-        body["apiVersion"], body["kind"] = KINDS[kind]
+        body["apiVersion"], body["kind"] = self.kinds[kind]
         with self.lock:
             self.objects[kind, metadata["name"]] = body
+        self._control(kind, body)
+        return body
+
+    def remove(self, kind: str, name: str) -> None:
+        """Remove an object."""
+        self.objects.pop((kind, name))
+
+    def refuses(self, verb: str, kind: str) -> bool:
+        """Whether the caller's account may not do that."""
+        return False
+
+    def _control(self, kind: str, body: dict) -> None:
+        """Do what the controller of a kind does."""
         if kind == "jobs":
             body.setdefault("status", {"active": 1, "startTime": now()})
             threading.Thread(target=self._run, args=(body,), daemon=True).start()
-        return body
 
     def _run(self, job: dict) -> None:
         """Run a job to its end."""
@@ -295,10 +309,14 @@ class _Handler(BaseHTTPRequestHandler):
         if re.fullmatch(r"/api/v1/namespaces(/[^/]+)?", url.path):
             name = url.path.rpartition("/")[2]
             return self._answer(200, {"metadata": {"name": name}, "kind": "Namespace"})
+        if (served := self._discovery(url.path)) is not None:
+            return self._answer(200, served)
         found = PATH.match(url.path)
-        if not found or found[2] not in KINDS:
+        if not found or found[2] not in self.cluster.kinds:
             return self._refuse(404, "NotFound")
         namespace, kind, name, log = found.groups()
+        if self.cluster.refuses(self.command, kind):
+            return self._refuse(403, "Forbidden")
         if self.command == "POST":
             return self._create(kind, namespace, body)
         if self.command == "GET" and name is None:
@@ -307,13 +325,38 @@ class _Handler(BaseHTTPRequestHandler):
         if known is None:
             return self._refuse(404, "NotFound")
         if log:
+            if "follow=True" in url.query:
+                self.cluster.processes[name].wait()
             return self._answer(200, self.cluster.log(name))
         if self.command == "DELETE":
-            self.cluster.objects.pop((kind, name))
+            self.cluster.remove(kind, name)
             return self._answer(200, {"kind": "Status", "status": "Success"})
         if self.command in ("PATCH", "PUT"):
             _merge(known, body)
         return self._answer(200, known)
+
+    def _discovery(self, path: str) -> dict | None:
+        """What is served: groups, or the kinds of one version."""
+        versions = {version for version, _ in self.cluster.kinds.values()}
+        named = path.removeprefix("/apis/").removeprefix("/api/")
+        if path == "/apis":
+            groups = [
+                {"name": v.partition("/")[0], "versions": [_version(v)]}
+                | {"preferredVersion": _version(v)}
+                for v in sorted(versions - {"v1"})
+            ]
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+        if named == path or named not in versions:
+            return None
+        resources = [
+            {"name": plural, "singularName": "", "kind": kind, "namespaced": True}
+            | {"verbs": ["create", "delete", "get", "list"]}
+            for plural, (version, kind) in self.cluster.kinds.items()
+            if version == named
+        ]
+        return {"kind": "APIResourceList", "groupVersion": named} | {
+            "resources": resources
+        }
 
     def _create(self, kind: str, namespace: str, body: dict) -> None:
         if (kind, body.get("metadata", {}).get("name")) in self.cluster.objects:
@@ -335,13 +378,17 @@ class _Handler(BaseHTTPRequestHandler):
                 if len(pair) == 2
             )
         ]
-        version, name = KINDS[kind]
+        version, name = self.cluster.kinds[kind]
         head = {"apiVersion": version, "kind": f"{name}List"}
         self._answer(
             200, {**head, "metadata": {"resourceVersion": "1"}, "items": items}
         )
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _handle
+
+
+def _version(group_version: str) -> dict[str, str]:
+    return {"groupVersion": group_version, "version": group_version.split("/")[1]}
 
 
 def _merge(known: dict, changes: dict) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from cli.runs import read_config
-from infra.profiles import run_options
+from infra.pods import run_options
 
 from .commands import output
 from .killed import gather

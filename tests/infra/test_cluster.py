@@ -23,6 +23,9 @@ from infra.cluster.pod_policies import POD_POLICIES
 from infra.cluster.references import external_secrets, secret_references
 from infra.cluster.schemas import VERSIONS, round_trip_problems, schema_problems
 from infra.cluster.secrets import SECRETS, secret_commands
+from infra.nodes.objects import node_objects
+from infra.nodes.settings import JOB, LAUNCHES
+from tests.cluster.node_cluster import node_job
 from tests.infra.clusters import DIGEST, filled_overlay, find
 
 NAMES = ("production", "staging")
@@ -107,6 +110,9 @@ STEP = {
 }
 ORCHESTRATOR = {"pipeline": "train", "app.kubernetes.io/part-of": "dptune"}
 STRANGER = {"app": "stranger"}
+LAUNCHER = STEP | LAUNCHES
+NODE = {JOB: "dptune-1", "app.kubernetes.io/part-of": "dptune"}
+OTHER_NODE = {JOB: "dptune-1", "app.kubernetes.io/part-of": "dptune"}
 
 
 def reaches(manifests, source, target, port):
@@ -118,8 +124,7 @@ def reaches(manifests, source, target, port):
             for policy in find_objects(manifests, "NetworkPolicy")
             if selects(policy["spec"]["podSelector"], own)
             for rule in policy["spec"].get(direction, [])
-            if port in [p["port"] for p in rule["ports"]]
-            or "http" in [p["port"] for p in rule["ports"]]
+            if any(opens(p, port) for p in rule["ports"])
             for peer in rule[peers]
             if "podSelector" in peer and "namespaceSelector" not in peer
         )
@@ -127,6 +132,12 @@ def reaches(manifests, source, target, port):
     return allowed(source, target, "egress", "to") and allowed(
         target, source, "ingress", "from"
     )
+
+
+def opens(rule, port):
+    """Whether a port of a policy is this one, by number, range or name."""
+    first = rule["port"]
+    return first == "http" or first <= port <= rule.get("endPort", first)
 
 
 def may_call(manifests, source, cidr):
@@ -149,6 +160,9 @@ def may_call(manifests, source, cidr):
         (ORCHESTRATOR, "mlflow", 5000, True),
         (ORCHESTRATOR, "zenml", 8080, True),
         (ORCHESTRATOR, "postgres", 5432, False),
+        (NODE, "mlflow", 5000, False),
+        (NODE, "zenml", 8080, False),
+        (NODE, "postgres", 5432, True),
         (STRANGER, "mlflow", 5000, False),
         (STRANGER, "zenml", 8080, False),
         (STRANGER, "postgres", 5432, False),
@@ -162,9 +176,35 @@ def test_networks_let_through_what_a_run_needs_and_no_more(
     assert reaches(overlays["staging"], source, labels, port) is expected
 
 
+def test_nodes_of_a_stage_reach_each_other_and_nobody_else_reaches_them(overlays):
+    for port in (29500, 40000):
+        assert reaches(overlays["staging"], NODE, OTHER_NODE, port)
+        for source in (STEP, LAUNCHER, ORCHESTRATOR, STRANGER):
+            assert not reaches(overlays["staging"], source, NODE, port)
+            assert not reaches(overlays["staging"], NODE, source, port)
+
+
+@pytest.mark.parametrize("kind", ["Job", "TrainJob"])
+def test_nodes_keep_every_policy_beside_the_overlay(overlays, tmp_path, kind):
+    made = node_objects(
+        node_job(tmp_path / "profile", scheduler="gang"),
+        kind=kind,
+        name="dptune-1",
+        folder=tmp_path,
+        num_processes=1,
+        owner={"apiVersion": "v1", "kind": "Pod", "name": "step-1", "uid": "1"},
+    )
+    assert check_manifests([*overlays["production"], *made]) == []
+    (pod,) = find_pods(made)
+    pod.spec["containers"][0].pop("securityContext")
+    found = {f.policy for f in check_policies([*overlays["production"], *made])}
+    assert "has_read_only_root" in found
+
+
 def test_networks_let_only_the_orchestrator_speak_to_kubernetes(overlays):
-    for source, expected in ((ORCHESTRATOR, True), (STEP, False), (STRANGER, False)):
-        assert may_call(overlays["staging"], source, "10.0.0.1/32") is expected
+    for source in (ORCHESTRATOR, LAUNCHER, STEP, NODE, STRANGER):
+        speaks = source in (ORCHESTRATOR, LAUNCHER)
+        assert may_call(overlays["staging"], source, "10.0.0.1/32") is speaks
     for source, expected in ((ORCHESTRATOR, True), (STEP, True), (STRANGER, False)):
         assert may_call(overlays["staging"], source, "10.20.0.0/24") is expected
 
@@ -376,6 +416,43 @@ TWINS = [
         "tokens_only_where_needed",
         lambda m: find(m, "ServiceAccount/dptune-step").pop(
             "automountServiceAccountToken"
+        ),
+    ),
+    ("launcher_may_start_nodes", lambda m: drop(m, "RoleBinding/dptune-launcher")),
+    (
+        "launcher_may_start_nodes",
+        lambda m: drop(m, "NetworkPolicy/launcher-to-kubernetes"),
+    ),
+    *(
+        (
+            "launcher_may_start_nodes",
+            lambda m, n=number: find(m, "Role/dptune-launcher")["rules"].pop(n),
+        )
+        for number in range(6)
+    ),
+    ("nodes_reach_each_other", lambda m: drop(m, "NetworkPolicy/nodes-to-nodes")),
+    (
+        "nodes_reach_each_other",
+        lambda m: spec(m, "NetworkPolicy/nodes-to-nodes").pop("ingress"),
+    ),
+    (
+        "nodes_reach_each_other",
+        lambda m: spec(m, "NetworkPolicy/nodes-to-nodes")["egress"][0].update(
+            ports=[{"protocol": "TCP", "port": 29500}]
+        ),
+    ),
+    (
+        "nodes_reach_the_budget_store",
+        lambda m: spec(m, "NetworkPolicy/postgres")["ingress"][0]["from"].pop(),
+    ),
+    (
+        "nodes_reach_the_budget_store",
+        lambda m: [drop(m, f"NetworkPolicy/{n}") for n in ("to-postgres", "databases")],
+    ),
+    (
+        "home_is_shared",
+        lambda m: spec(m, "PersistentVolumeClaim/dptune-home").update(
+            accessModes=["ReadWriteOnce"]
         ),
     ),
     ("no_secret_is_written_down", lambda m: m.append(SECRET)),

@@ -21,7 +21,8 @@ from cli.schedules import with_schedule
 from dptune.configfile import load_train_config
 from infra.cluster.check import check_manifests, check_policies
 from infra.cluster.manifests import find_objects, find_pods, selects
-from infra.profiles import PROFILES, read_profile, run_options
+from infra.pods import run_options
+from infra.profiles import PROFILES, read_profile
 from infra.stacks.production import register, unregister
 from infra.stacks.settings import STACKS
 from infra.workspace import REPOSITORY

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 from zenml.config import DockerSettings
+from zenml.config.step_configurations import StepConfigurationUpdate
 from zenml.enums import ExecutionMode
 from zenml.integrations.kubernetes.flavors import KubernetesOrchestratorSettings
 from zenml.integrations.kubernetes.serialization_utils import (
@@ -13,9 +14,12 @@ from zenml.integrations.kubernetes.serialization_utils import (
 
 from dptune.configfile import load_train_config
 from dptune.errors import ConfigError
-from infra.profiles import PROFILES, read_profile, run_options
+from infra.nodes.settings import NodeJob
+from infra.pods import run_options
+from infra.profiles import PROFILES, read_profile
 from infra.stacks.settings import STACKS, read_stack
 from infra.workspace import REPOSITORY
+from tests.cluster.node_cluster import node_profile
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - in a pod
 KUBERNETES = "orchestrator.kubernetes"
@@ -186,3 +190,102 @@ def test_profile_can_only_change_performance(tmp_path):
     twin = read_profile(write(tmp_path, performance={"target_epsilon": 100.0}))
     with pytest.raises(ConfigError, match="target_epsilon"):
         twin.applied_to(config)
+
+
+# Several nodes.
+
+
+def several(folder, **changes):
+    return run_options(node_profile(folder, **changes), ["ingest", "train_a", "attack"])
+
+
+def test_step_that_starts_nodes_asks_for_no_accelerator_and_may_ask_kubernetes(
+    tmp_path,
+):
+    options = several(tmp_path / "p", gpus=8)
+    found = {n: s["settings"][KUBERNETES] for n, s in options["steps"].items()}
+    accounts = {n: s["step_pod_service_account_name"] for n, s in found.items()}
+    assert accounts == {
+        "ingest": "dptune-step",
+        "train_a": "dptune-launcher",
+        "attack": "dptune-step",
+    }
+    for name, settings in found.items():
+        pod, starts = settings["pod_settings"], name == "train_a"
+        assert ("dptune.dev/launches" in pod["labels"]) is starts
+        spec = pod["additional_pod_spec_args"]
+        assert ("automount_service_account_token" not in spec) is starts
+        assert ("nvidia.com/gpu" in pod["resources"]["limits"]) is (name == "attack")
+    launcher = found["train_a"]["pod_settings"]
+    assert launcher["resources"]["limits"] == {"cpu": "8", "memory": "64Gi"}
+    assert launcher["node_selectors"] == {}
+    assert found["train_a"]["active_deadline_seconds"] == 2880 * 60
+    assert {"DPTUNE_BUDGET_URL", "DPTUNE_BUDGET_KEY"} <= {
+        v["name"] for v in launcher["env"]
+    }
+    assert [n for n, s in options["steps"].items() if "extra" in s] == ["train_a"]
+
+
+def test_training_steps_start_nodes_wherever_accelerated_steps_are(tmp_path):
+    profile = node_profile(tmp_path / "p", gpus=0)
+    heavy = profile.pods.accelerated.model_copy(update={"steps": ("attack",)})
+    pods = profile.pods.model_copy(update={"accelerated": heavy})
+    options = run_options(profile.model_copy(update={"pods": pods}), ["train_a"])
+    assert options["steps"]["train_a"]["extra"]["nodes"]["count"] == 2
+
+
+def test_zenml_takes_the_extra_of_a_step(tmp_path):
+    extra = several(tmp_path / "p")["steps"]["train_a"]["extra"]
+    assert StepConfigurationUpdate.model_validate({"extra": extra}).extra == extra
+    assert NodeJob.model_validate(extra["nodes"]).device == "cuda"
+
+
+NEEDS = {
+    "volumes": ([{"name": "home", "size": "1Gi", "path": "/var/lib/dptune"}], "claim"),
+    "secrets": ({}, "DPTUNE_BUDGET_URL among secrets"),
+    "environment": ({}, "DPTUNE_HOME of environment"),
+}
+
+
+@pytest.mark.parametrize("field", NEEDS)
+def test_profile_that_lacks_what_nodes_need_is_refused(tmp_path, field):
+    value, words = NEEDS[field]
+    changes = {field: value, "performance": {"nodes": 2}}
+    with pytest.raises(ConfigError, match=words):
+        read_profile(write(tmp_path, **changes))
+    read_profile(write(tmp_path, **{field: value}))
+
+
+def test_nodes_on_this_machine_or_on_kubeflow_are_refused(tmp_path):
+    file = tmp_path / "here.yaml"
+    file.write_text(yaml.safe_dump({"name": "here", "performance": {"nodes": 2}}))
+    with pytest.raises(ConfigError, match="no stack to start pods"):
+        read_profile(str(file))
+    profile = read_profile(write(tmp_path, stack="kubeflow", performance={"nodes": 2}))
+    with pytest.raises(ConfigError, match="Kubeflow runs a step in one pod"):
+        run_options(profile, ["train_a"])
+
+
+def test_stack_without_an_account_that_starts_pods_is_refused(tmp_path):
+    folder = tmp_path / "p"
+    profile = node_profile(folder)
+    stack = yaml.safe_load((folder / "stack.yaml").read_text())
+    del stack["kubernetes"]["launcher_service_account"]
+    (folder / "stack.yaml").write_text(yaml.safe_dump(stack))
+    with pytest.raises(ConfigError, match="launcher_service_account"):
+        run_options(profile, ["train_a"])
+
+
+def test_nodes_are_the_profile_s_and_their_device_too(tmp_path):
+    config = load_train_config(
+        REPOSITORY / "configs/train/quickstart.yaml", configs=REPOSITORY / "configs"
+    )
+    profile = node_profile(tmp_path / "p")
+    assert profile.applied_to(config).performance.nodes == 2
+    own = config.performance.model_copy(update={"nodes": 3})
+    for chosen in (profile, read_profile("local")):
+        with pytest.raises(ConfigError, match="must be said by the profile"):
+            chosen.applied_to(config.model_copy(update={"performance": own}))
+    cuda = config.performance.model_copy(update={"device": "cuda"})
+    with pytest.raises(ConfigError, match=r"device must be auto.*got cuda"):
+        profile.applied_to(config.model_copy(update={"performance": cuda}))

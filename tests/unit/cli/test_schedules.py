@@ -3,7 +3,8 @@
 import pytest
 
 from cli.schedules import with_schedule
-from infra.profiles import read_profile, run_options
+from infra.pods import run_options
+from infra.profiles import read_profile
 
 
 def create(run_cli, *arguments):

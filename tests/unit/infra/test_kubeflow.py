@@ -10,7 +10,8 @@ from cli import schedules
 from dptune.errors import ConfigError, DependencyError
 from infra.kubeflow.flavor import InsidePod, PipelinesFlavor
 from infra.kubeflow.settings import PipelinesConfig, PipelinesSettings, StepPod
-from infra.profiles import PROFILES, read_profile, run_options
+from infra.pods import run_options
+from infra.profiles import PROFILES, read_profile
 from infra.stacks import checks
 from infra.stacks.production import components
 from infra.stacks.settings import STACKS, read_stack

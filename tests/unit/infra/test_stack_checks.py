@@ -8,10 +8,13 @@ import pytest
 import yaml
 from kubernetes.config import kube_config
 
+from infra.nodes.checks import check_nodes
+from infra.nodes.settings import TRAINER
 from infra.profiles import read_profile
 from infra.stacks import checks
 from infra.stacks.checks import State
 from infra.stacks.settings import STACKS, ProductionStack
+from tests.cluster.node_cluster import node_profile
 
 
 def stack(**changes) -> ProductionStack:
@@ -33,6 +36,8 @@ def server():
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        do_POST = do_GET
 
         def log_message(self, *_):
             pass
@@ -141,3 +146,94 @@ def test_server_that_is_down_is_missing_with_a_way_out(server):
 )
 def test_image_must_be_named_by_digest(image, state):
     assert checks._check_image(image).state is state
+
+
+# Several nodes.
+
+
+def rights(allowed):
+    """What the API answers who asks for an account's rights."""
+    spec = {"user": "system:serviceaccount:dptune:dptune-launcher"}
+    return (201, {"spec": spec, "status": {"allowed": allowed}})
+
+
+REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+def groups(*versions):
+    return (
+        200,
+        {
+            "groups": [
+                {
+                    "name": v.partition("/")[0],
+                    "versions": [{"groupVersion": v, "version": v.partition("/")[2]}],
+                }
+                for v in versions
+            ]
+        },
+    )
+
+
+def nodes(
+    server, kubeconfig, folder, *, modes=("ReadWriteMany",), answers=None, **kind
+):
+    """What is found for a profile of two nodes."""
+    claim = {"metadata": {"name": "x"}, "spec": {"accessModes": list(modes)}}
+    server.answers |= {
+        "/apis/": groups("apps/v1", TRAINER),
+        REVIEWS: rights(allowed=True),
+        in_namespace("persistentvolumeclaims", "dptune-home"): (200, claim),
+    } | (answers or {})
+    api = checks._connect(kubeconfig)
+    profile = node_profile(folder / "profile", **kind)
+    return [
+        (line.state, line.found)
+        for line in check_nodes(api, profile.production_stack(), profile)
+    ]
+
+
+def test_cluster_that_has_what_nodes_need_is_found_complete(
+    server, kubeconfig, tmp_path
+):
+    assert nodes(server, kubeconfig, tmp_path) == [
+        (State.OK, f"TrainJob of {TRAINER}"),
+        (State.OK, "may start nodes"),
+        (State.OK, "ReadWriteMany"),
+    ]
+    profile = read_profile("kubernetes")
+    assert list(check_nodes(None, profile.production_stack(), profile)) == []
+
+
+def test_cluster_without_trainer_starts_indexed_jobs_unless_it_must_not(
+    server, kubeconfig, tmp_path
+):
+    without = {"/apis/": groups("batch/v1")}
+    found = nodes(server, kubeconfig, tmp_path, answers=without)
+    assert found[0] == (State.OK, "Indexed Job with a headless Service")
+    found = nodes(server, kubeconfig, tmp_path, answers=without, kind="TrainJob")
+    assert found[0] == (State.MISSING, f"no {TRAINER}")
+    found = nodes(server, kubeconfig, tmp_path, kind="Job")
+    assert found[0][1].startswith("Indexed Job")
+
+
+def test_missing_rights_and_a_volume_of_one_node_are_named(
+    server, kubeconfig, tmp_path
+):
+    denied = {REVIEWS: rights(allowed=False)}
+    found = nodes(server, kubeconfig, tmp_path, answers=denied, modes=["ReadWriteOnce"])
+    (_, (state, lacks), volume) = found
+    assert state is State.MISSING
+    for words in ("create jobs", "delete services", "get pods/log", "create trainjobs"):
+        assert words in lacks
+    assert volume == (State.MISSING, "ReadWriteOnce")
+    found = nodes(server, kubeconfig, tmp_path, answers={REVIEWS: (403, {})})
+    assert found[1] == (State.UNKNOWN, "the cluster answers 403")
+
+
+def test_account_that_starts_nodes_is_looked_for(tmp_path):
+    profile = node_profile(tmp_path / "p")
+    names = {
+        o.name for o in checks._needed_objects(profile.production_stack(), profile)
+    }
+    assert "dptune-launcher" in names

@@ -21,7 +21,9 @@ from dptune.recipes import Recipe
 from dptune.results import BudgetReservation
 from dptune.workflow.budget import budget_cost, planned_costs
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.inputs import StageInputs
+from dptune.workflow.inputs import StageInputs, load_job
+from dptune.workflow.job import TrainingJob
+from dptune.workflow.shared_job import SharedJob
 
 KEY = b"k" * 32
 PERFORMANCE = PerformanceSettings(physical_batch_size=8, block_size=2, device="cpu")
@@ -96,6 +98,34 @@ def make_inputs(corpus, bundle):
             max_sequences_per_unit=8,
             seed=seed,
         )
+
+    return make
+
+
+@pytest.fixture
+def shared(make_inputs, tmp_path):
+    """A job for ranks, and its data."""
+
+    def make(performance=PERFORMANCE, reservation=None, **changes):
+        inputs = make_inputs(**changes)
+        job = TrainingJob(
+            model=inputs.model.path,
+            plan=inputs.plan,
+            max_tokens=24,
+            seed=inputs.seed,
+            checkpoint_dir=tmp_path / "stage" / "checkpoint",
+            performance=performance,
+        )
+        job.checkpoint_dir.parent.mkdir(exist_ok=True)
+        _, data = load_job(job, inputs)
+        told = SharedJob(
+            job=job,
+            corpus=inputs.corpus.report,
+            recipe="r",
+            device="cpu",
+            reservation=reservation,
+        )
+        return told, data
 
     return make
 

@@ -33,13 +33,11 @@ from dptune.workflow import job as workflow_job
 from dptune.workflow import preflight, rank, ranks, shared_job
 from dptune.workflow.budget import spender
 from dptune.workflow.device import Placement, place_processes
-from dptune.workflow.inputs import load_job
 from dptune.workflow.job import TrainingJob
 from dptune.workflow.ranks import cause_of_failure, train_on_ranks
 from dptune.workflow.shared_job import (
     BUDGET_URL,
     PROGRESS,
-    SharedJob,
     read_units,
     train_share,
     write_job,
@@ -288,34 +286,6 @@ def test_signal_to_the_stage_ends_its_ranks_by_the_stage_s_own_rules(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not left(started)
-
-
-@pytest.fixture
-def shared(make_inputs, tmp_path):
-    """A job for ranks, and its data."""
-
-    def make(performance=PERFORMANCE, reservation=None, **changes):
-        inputs = make_inputs(**changes)
-        job = TrainingJob(
-            model=inputs.model.path,
-            plan=inputs.plan,
-            max_tokens=24,
-            seed=inputs.seed,
-            checkpoint_dir=tmp_path / "stage" / "checkpoint",
-            performance=performance,
-        )
-        job.checkpoint_dir.parent.mkdir(exist_ok=True)
-        _, data = load_job(job, inputs)
-        told = SharedJob(
-            job=job,
-            corpus=inputs.corpus.report,
-            recipe="r",
-            device="cpu",
-            reservation=reservation,
-        )
-        return told, data
-
-    return make
 
 
 def test_lost_rank_starts_all_again_as_often_as_allowed(shared, started, monkeypatch):
@@ -581,6 +551,22 @@ def test_recipe_that_trains_in_one_process_is_refused_with_two(recipe):
         preflight._check_processes(config)
 
 
+@pytest.mark.parametrize("recipe", ["rldp", "dp_forward"])
+def test_recipe_that_trains_in_one_process_is_refused_on_several_nodes(recipe):
+    several = PerformanceSettings(nodes=2)
+    path = REPOSITORY / "configs/recipes" / f"{recipe}.yaml"
+    made = Recipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    config = TrainConfig.model_construct(recipe=made, performance=several)
+    with pytest.raises(ConfigError, match=r"performance\.nodes: must be 1 .* got 2"):
+        preflight._check_processes(config)
+
+
+def test_nodes_that_nobody_starts_are_refused_before_anything(make_inputs, tmp_path):
+    with pytest.raises(ConfigError, match=r"nodes must be said by the profile.*got 2"):
+        run(make_inputs(), tmp_path, on(1, nodes=2))
+    assert not list(tmp_path.iterdir())
+
+
 def test_units_survive_the_handover(tmp_path):
     data = oracles.random_data(rows_per_unit=(1, 3, 2), seed=1)
     write_units(data, tmp_path / "units")
@@ -602,6 +588,12 @@ def performance(**values):
         ({"num_processes": "auto"}, 0, Placement(device="cpu", num_processes=1)),
         ({"num_processes": "auto"}, 4, Placement(device="cuda", num_processes=4)),
         ({}, 4, Placement(device="cuda", num_processes=1)),
+        ({"nodes": 3}, 0, Placement(device="cpu", num_processes=3)),
+        (
+            {"nodes": 2, "num_processes": 8, "sharding": "fsdp"},
+            1,
+            Placement(device="cuda", num_processes=16),
+        ),
         (
             {"num_processes": "auto", "device": "cpu"},
             4,
