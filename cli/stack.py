@@ -57,7 +57,8 @@ def check(profile: ProfileName = None) -> None:
     if stack is None:
         console.print("the local profile needs nothing but this machine")
         return
-    from infra.stacks.checks import State, check_stack
+    from infra.stacks.checks import check_stack
+    from infra.stacks.findings import State
 
     _connect_quietly()
     found = check_stack(stack, chosen)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from infra.nodes.settings import NEEDED_VERBS, TRAINER
 from infra.profiles import Profile
-from infra.stacks.checks import SECONDS, Finding, State
+from infra.stacks.findings import SECONDS, Finding, State
 from infra.stacks.settings import ProductionStack
 
 if TYPE_CHECKING:

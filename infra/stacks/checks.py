@@ -7,7 +7,6 @@ none to ask.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,41 +14,17 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from infra.nodes.checks import check_nodes
 from infra.profiles import Profile
+from infra.stacks.findings import SECONDS, Finding, State
 from infra.stacks.production import missing_secrets
 from infra.stacks.settings import ArtifactStoreSettings, ProductionStack
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-SECONDS = 4.0
 _PACKAGES = ("kubernetes", "s3fs", "boto3")
 _EXAMPLE = re.compile(r"\bexample\.(com|org)\b|sha256:0{64}")
-
-
-class State(StrEnum):
-    """What is known of one thing that the stack needs."""
-
-    OK = "ok"
-    MISSING = "missing"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One line of the table.
-
-    Args:
-        name: what is needed.
-        state: whether it is there; unknown where nobody could be asked.
-        found: what was seen.
-        how: how to get it; empty where it is there.
-    """
-
-    name: str
-    state: State
-    found: str
-    how: str = ""
 
 
 def check_stack(stack: ProductionStack, profile: Profile) -> list[Finding]:
@@ -252,8 +227,6 @@ def _check_cluster(stack: ProductionStack, profile: Profile) -> list[Finding]:
     from kubernetes.client import ApiException, VersionApi  # noqa: PLC0415 - an extra
     from kubernetes.config import ConfigException  # noqa: PLC0415
     from urllib3.exceptions import HTTPError as NoAnswer  # noqa: PLC0415
-
-    from infra.nodes.checks import check_nodes  # noqa: PLC0415 - it imports this
 
     try:
         api = _connect(stack.kubernetes.context)

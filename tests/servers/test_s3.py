@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from infra.stacks.checks import State, _check_bucket
+from infra.stacks.checks import _check_bucket
+from infra.stacks.findings import State
 from infra.stacks.settings import STACKS, read_stack
 from tests.s3 import REGION, running_s3
 from tests.tracking_servers import running_servers

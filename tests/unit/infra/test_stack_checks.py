@@ -12,7 +12,7 @@ from infra.nodes.checks import check_nodes
 from infra.nodes.settings import TRAINER
 from infra.profiles import read_profile
 from infra.stacks import checks
-from infra.stacks.checks import State
+from infra.stacks.findings import State
 from infra.stacks.settings import STACKS, ProductionStack
 from tests.cluster.node_cluster import node_profile
 
