@@ -378,7 +378,8 @@ class PerformanceSettings(Settings):
         detection_shards: parts of the corpus that are read by steps of their own, side
             by side where every step is a pod.
         sharding: `fsdp` spreads weights and optimizer over the processes, for models
-            that fit on no single accelerator; `none` gives each of them a copy.
+            that fit on no single accelerator; `hsdp` over those of a machine, and
+            copies them to all others; `none` gives each process a copy.
     """
 
     physical_batch_size: int = Field(default=32, ge=1)
@@ -392,7 +393,7 @@ class PerformanceSettings(Settings):
     nodes: int = Field(default=1, ge=1, le=64)
     max_restarts: int = Field(default=0, ge=0, le=1000)
     detection_shards: int = Field(default=1, ge=1, le=256)
-    sharding: Literal["none", "fsdp"] = "none"
+    sharding: Literal["none", "fsdp", "hsdp"] = "none"
 
 
 class TrainConfig(Settings):

@@ -1,15 +1,19 @@
 """What two ranks compute in one process group; tests compare it with one rank.
 
-Processes are spawned once, for all scenarios together: importing torch and transformers
-takes most of the time. Every rank writes what it got to `<scenario>.<rank>.safetensors`
-or `.json`. A scenario is a function of `(folder, rank)`, and twins are planted here.
+Processes are forked from one that has imported torch and transformers, which takes most
+of the time. Every rank writes what it got to `<scenario>.<rank>.safetensors` or
+`.json`. A scenario is a function of `(folder, ranks)`, and twins are planted here.
 """
 
 import json
+import math
+import subprocess
+import sys
 import traceback
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, partialmethod
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +27,7 @@ from dptune.accounting.adaptive import Card, DeckTerms
 from dptune.dpsgd import step as step_module
 from dptune.dpsgd import trainer as trainer_module
 from dptune.dpsgd.adaptive_clipping import MovingClip
-from dptune.dpsgd.distributed import Ranks, ReplicatedSums, gathered, shard_model
+from dptune.dpsgd.distributed import Ranks, ReplicatedSums
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
@@ -33,6 +37,7 @@ from dptune.dpsgd.parameters import Grouping
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
 from dptune.dpsgd.sampling import SamplingKind
+from dptune.dpsgd.sharding import gathered, shard_model
 from dptune.dpsgd.step import PrivateGradients, gradient_source
 from dptune.dpsgd.trainer import train_stage
 from dptune.errors import BudgetExceededError, DptuneError
@@ -41,6 +46,7 @@ from dptune.models.build import add_lora
 from tests.support import models, oracles
 
 CPU = torch.device("cpu")
+PER_NODE = 2
 DATA = oracles.random_data(rows_per_unit=(1, 2, 1, 3, 1, 1, 2), seed=3)
 PLAN = GradientPlan(
     noise_multiplier=1.0, sample_rate=0.5, max_grad_norm=0.3, expected_batch_size=3.0
@@ -133,7 +139,10 @@ GROUPINGS = {"tied": Grouping.FLAT, "llama": Grouping.PER_LAYER}
 def gradients(model, indices, *, plan, ranks, sharded, seed=0, loss=CausalLoss):
     """What the optimizer of this rank would see; whole, by parameter."""
     if sharded:
-        shard_model(model, ranks=ranks, device=CPU)
+        layout = "hsdp" if sharded == "hsdp" else "fsdp"
+        shard_model(
+            model, ranks=ranks, device=CPU, sharding=layout, ranks_per_node=PER_NODE
+        )
     feed = Feed(
         data=DATA,
         record_loss=loss(loss_normalizer=8.0),
@@ -142,7 +151,7 @@ def gradients(model, indices, *, plan, ranks, sharded, seed=0, loss=CausalLoss):
         device=CPU,
         autocast=False,
         ranks=ranks,
-        in_step=sharded,
+        in_step=bool(sharded),
     )
     units = np.asarray(indices, np.int64)
     with gradient_source(model, plan=plan, feed=feed, seed=seed, attempt=0) as source:
@@ -238,7 +247,7 @@ def _sums(folder, ranks):
                 )
                 name = f"sum-{kind}-{drawn}-{'fsdp' if sharded else 'ddp'}"
                 figures = [totals.num_tokens, totals.nll, totals.weight]
-                _save(folder, name, ranks, tensors=found, figures=figures)
+                save(folder, name, ranks, tensors=found, figures=figures)
 
 
 def _nan_units(folder, ranks):
@@ -247,7 +256,7 @@ def _nan_units(folder, ranks):
             "tied", "uneven", ranks=ranks, sharded=sharded, loss=NanWhereLong
         )
         name = f"nan-{'fsdp' if sharded else 'ddp'}"
-        _save(folder, name, ranks, tensors=found, figures=totals.nll)
+        save(folder, name, ranks, tensors=found, figures=totals.nll)
 
 
 def _twin_whole_batch(folder, ranks):
@@ -258,7 +267,7 @@ def _twin_whole_batch(folder, ranks):
         found, _ = sum_before_noise("tied", "uneven", ranks=ranks, sharded=False)
     finally:
         Feed._share = honest
-    _save(folder, "twin-whole-batch", ranks, tensors=found)
+    save(folder, "twin-whole-batch", ranks, tensors=found)
 
 
 def _twin_mean_over_ranks(folder, ranks):
@@ -275,14 +284,14 @@ def _twin_mean_over_ranks(folder, ranks):
         found, _ = sum_before_noise("tied", "uneven", ranks=ranks, sharded=False)
     finally:
         ReplicatedSums.combine = honest
-    _save(folder, "twin-mean", ranks, tensors=found)
+    save(folder, "twin-mean", ranks, tensors=found)
 
 
 def _noise(folder, ranks):
     for sharded in (False, True):
         name = f"noise-{'fsdp' if sharded else 'ddp'}"
         found = noise_alone(ranks=ranks, sharded=sharded)
-        _save(folder, name, ranks, tensors=found)
+        save(folder, name, ranks, tensors=found)
 
 
 def _twin_noise_per_rank(folder, ranks):
@@ -305,7 +314,7 @@ def _twin_noise_per_rank(folder, ranks):
         found = noise_alone(ranks=ranks, sharded=False)
     finally:
         PrivateGradients.compute = honest
-    _save(folder, "twin-per-rank", ranks, tensors=found)
+    save(folder, "twin-per-rank", ranks, tensors=found)
 
 
 def _twin_noise_on_one_shard(folder, ranks):
@@ -320,7 +329,7 @@ def _twin_noise_on_one_shard(folder, ranks):
         found = noise_alone(ranks=ranks, sharded=True)
     finally:
         GradientPlan.release = honest
-    _save(folder, "twin-one-shard", ranks, tensors=found)
+    save(folder, "twin-one-shard", ranks, tensors=found)
 
 
 def _same_stream(honest, *, rank, **options):
@@ -337,13 +346,13 @@ def _twin_shared_stream(folder, ranks):
         found = noise_alone(ranks=ranks, sharded=True)
     finally:
         step_module.noise_stream = honest
-    _save(folder, "twin-shared-stream", ranks, tensors=found)
+    save(folder, "twin-shared-stream", ranks, tensors=found)
 
 
 def _training(folder, ranks):
     for name, changes in RUNS.items():
         weights, figures = trained(**changes)
-        _save(folder, f"train-{name}", ranks, tensors=weights, figures=figures)
+        save(folder, f"train-{name}", ranks, tensors=weights, figures=figures)
 
 
 RUNS = {
@@ -431,7 +440,7 @@ def every_mode(folder, ranks):
                 if changes is not None:
                     weights, figures = trained_unchecked(**changes)
                     name = f"cross-{plan}-{mode}-{sharding}"
-                    _save(folder, name, ranks, tensors=weights, figures=figures)
+                    save(folder, name, ranks, tensors=weights, figures=figures)
 
 
 def _resuming(folder, ranks):
@@ -439,22 +448,22 @@ def _resuming(folder, ranks):
     for sharding in ("none", "fsdp"):
         common = {"plan": QUIET, "sharding": sharding}
         begun = folder / f"begun-by-two-{sharding}"
-        error = _refused(
+        error = refused(
             partial(trained, **common, checkpoint_dir=begun, charge=stop_at(4))
         )
-        _save(folder, f"stopped-{sharding}", ranks, figures=error)
+        save(folder, f"stopped-{sharding}", ranks, figures=error)
         weights, figures = trained(
             **common, checkpoint_dir=folder / f"begun-by-one-{sharding}"
         )
         name = f"resumed-{sharding}"
-        _save(folder, name, ranks, tensors=weights, figures=figures)
+        save(folder, name, ranks, tensors=weights, figures=figures)
 
 
 def _different(folder, ranks):
     """The second rank has other data; then its adapters start elsewhere."""
     data = DATA if ranks.is_first else oracles.random_data(seed=4)
-    error = _refused(partial(trained, data=data))
-    _save(folder, "different-data", ranks, figures=error)
+    error = refused(partial(trained, data=data))
+    save(folder, "different-data", ranks, figures=error)
 
     def build():
         model = lora()
@@ -466,21 +475,21 @@ def _different(folder, ranks):
         return model
 
     weights, _ = trained(model=build)
-    _save(folder, "different-start", ranks, tensors=weights)
-    error = _refused(partial(trained, block_size=2 + ranks.rank))
-    _save(folder, "different-blocks", ranks, figures=error)
+    save(folder, "different-start", ranks, tensors=weights)
+    error = refused(partial(trained, block_size=2 + ranks.rank))
+    save(folder, "different-blocks", ranks, figures=error)
     mine = folder / f"checkpoints-of-{ranks.rank}"
     if ranks.is_first:
         (mine / "step-00000002").mkdir(parents=True)
-    error = _refused(partial(trained, checkpoint_dir=mine))
-    _save(folder, "different-checkpoints", ranks, figures=error)
+    error = refused(partial(trained, checkpoint_dir=mine))
+    save(folder, "different-checkpoints", ranks, figures=error)
 
 
 def _refusals(folder, ranks):
     """What is refused before a charge, on all ranks."""
     for sharding in ("none", "fsdp"):
         charges = []
-        error = _refused(
+        error = refused(
             partial(
                 trained,
                 sharding=sharding,
@@ -488,14 +497,34 @@ def _refusals(folder, ranks):
                 charge=lambda first, count, paid=charges: paid.append(count),
             )
         )
-        _save(folder, f"unsound-{sharding}", ranks, figures=[error, charges])
+        save(folder, f"unsound-{sharding}", ranks, figures=[error, charges])
 
 
 def _figures(folder, ranks):
     """Progress is reported once, with the figures of all ranks."""
     seen = []
     trained(plan=PLAIN, on_step=lambda now: seen.append([now.step, now.tokens]))
-    _save(folder, "progress", ranks, figures=seen)
+    save(folder, "progress", ranks, figures=seen)
+
+
+VALUES = (0.1 + 0.2, 1e-300, math.inf, math.nan, 7)
+
+
+def _told(folder, ranks):
+    """The first rank decides; then all act, of which the second fails."""
+    found = [
+        ranks.once(lambda value=value: value if ranks.is_first else 0.0)
+        for value in VALUES
+    ]
+    acted = ranks.each(lambda: {"rank": ranks.rank})
+
+    def fail():
+        if not ranks.is_first:
+            raise BudgetExceededError("no budget left")
+
+    figures = [[value.hex() for value in found], acted]
+    error = refused(partial(ranks.each, fail))
+    save(folder, "told", ranks, figures=[*figures, error])
 
 
 def _secret(folder, ranks):
@@ -504,10 +533,10 @@ def _secret(folder, ranks):
         found, _ = gradients(
             models.tiny_gpt2(), (), plan=PLAN, ranks=ranks, sharded=True, seed=None
         )
-        _save(folder, f"secret-{attempt}", ranks, tensors=found)
+        save(folder, f"secret-{attempt}", ranks, tensors=found)
 
 
-def _refused(action):
+def refused(action):
     """Kind and message of the error that `action` raises."""
     try:
         action()
@@ -530,11 +559,12 @@ SCENARIOS = (
     _different,
     _refusals,
     _figures,
+    _told,
     _secret,
 )
 
 
-def _save(folder: Path, name, ranks, *, tensors=None, figures=None):
+def save(folder: Path, name, ranks, *, tensors=None, figures=None):
     """Write what this rank got."""
     stem = folder / f"{name}.{ranks.rank}"
     if tensors is not None:
@@ -543,14 +573,13 @@ def _save(folder: Path, name, ranks, *, tensors=None, figures=None):
     Path(f"{stem}.json").write_text(json.dumps(figures), encoding="utf-8")
 
 
-def _work(rank: int, port: int, folder: Path, scenarios) -> None:
+def _work(rank: int, size: int, folder: Path, scenarios) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(
         "gloo",
-        store=store,
+        init_method=f"file://{folder}/meeting-of-{size}",
         rank=rank,
-        world_size=2,
+        world_size=size,
         timeout=timedelta(minutes=5),
     )
     ranks = Ranks.current()
@@ -563,7 +592,28 @@ def _work(rank: int, port: int, folder: Path, scenarios) -> None:
     dist.destroy_process_group()
 
 
-def run_scenarios(folder: Path, scenarios=SCENARIOS) -> None:
-    """Run scenarios on two ranks."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    multiprocessing.spawn(_work, (store.port, folder, scenarios), nprocs=2)
+def run_scenarios(folder: Path, scenarios) -> None:
+    """Run scenarios, by the number of ranks that they need."""
+    names = [
+        f"{size} {action.__module__} {action.__name__}"
+        for size, actions in scenarios.items()
+        for action in actions
+    ]
+    program = [sys.executable, "-m", "tests.ranks", str(folder), *names]
+    subprocess.run(program, check=True, cwd=Path(__file__).parents[1])
+
+
+def _fork(folder: Path, names) -> None:
+    """Fork ranks when all is imported, which takes longer than what they do."""
+    scenarios = {}
+    for size, module, name in map(str.split, names):
+        action = getattr(import_module(module), name)
+        scenarios.setdefault(int(size), []).append(action)
+    for size, actions in scenarios.items():
+        multiprocessing.start_processes(
+            _work, (size, folder, actions), nprocs=size, start_method="fork"
+        )
+
+
+if __name__ == "__main__":
+    _fork(Path(sys.argv[1]), sys.argv[2:])

@@ -28,10 +28,11 @@ from transformers import TrainerCallback, TrainingArguments
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.dpsgd import steps as engine_steps
-from dptune.dpsgd.distributed import Ranks, ReplicatedSums, gathered, held
+from dptune.dpsgd.distributed import Ranks, ReplicatedSums
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.noise import IndependentNoise
 from dptune.dpsgd.ragged import Ragged
+from dptune.dpsgd.sharding import gathered, held
 from dptune.errors import BudgetExceededError, DptuneError, PrivacyError
 from dptune.integrations import private_training
 from dptune.integrations.script_run import ScriptRun

@@ -32,13 +32,13 @@ from dptune.audits.noise_checks import (
 from dptune.audits.sampling_checks import SamplingTally
 from dptune.audits.step_report import Segment, StepCheck, read_segments
 from dptune.dpsgd.checkpoint import TrainingState
-from dptune.dpsgd.distributed import is_sharded
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.parameters import group_parameters, trainable_parameters
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.randomness import GaussianStream, StreamIdentity
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
+from dptune.dpsgd.sharding import is_sharded
 from dptune.dpsgd.witness import StepWitness
 from dptune.errors import BudgetExceededError
 

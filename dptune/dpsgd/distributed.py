@@ -10,29 +10,20 @@ together is the mechanism of the plan, and not another one:
   whatever rule units are dealt out. (Coins thrown by every rank for units of its own
   would do for plain Poisson sampling, but not for a cap or for groups.)
 * **One noise.** Every entry of the sum has exactly one owner: the first rank where
-  weights are replicated, the rank of the shard where they are sharded. Sums go to
-  their owners, only owners add noise, and only what was noised leaves them. Owners of
-  different entries have streams of their own.
+  weights are replicated, the rank of the shard where they are sharded, in the first
+  node where each node has such shards. Sums go to their owners, only owners add noise,
+  and only what was noised leaves them. Owners of different entries have streams of
+  their own.
 * **One charge.** The first rank charges a block before it draws, and no rank goes on
   until that has returned.
 
 Messages between ranks that steer a run are numbers and JSON on the CPU.
 
-**Sharded models** (FSDP2) fit on no single device: every rank holds one part of the
-rows of each parameter. FSDP2 gathers the weights of a block for its forward and
-backward pass and drops them again, so that the hooks of `PerUnitGradients` see what
-they would see in one process: full weights, and whole gradients of the units of this
-rank. Norms and factors need no communication. Clipped sums leave parameter by
-parameter: a rank never holds more than one of full size. Ranks must run the same number
-of passes, since each of them gathers weights: see `Feed.batches`.
-
-References:
-    Zhao et al. (2023), "PyTorch FSDP", https://arxiv.org/abs/2304.11277.
+Models that fit on no single device: `dptune.dpsgd.sharding`.
 """
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -40,9 +31,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from dptune import errors
 from dptune.dpsgd.sampling import UnitIndices
@@ -106,22 +94,51 @@ class Ranks:
         """
         if self.is_alone:
             return action() or 0
-        if not self.is_first:
-            return _outcome(self._broadcast(b""))
+        return float(self.each(action if self.is_first else lambda: None)[0] or 0)
+
+    def each(self, action: Callable[[], Any]) -> list[Any]:
+        """Let every rank act, and tell all of them what came of it.
+
+        Args:
+            action: returns what JSON can carry.
+
+        Returns:
+            Results by rank, floats with all their bits.
+
+        Raises:
+            Exception: that of the action, where it failed.
+            DptuneError: elsewhere, by `revive_error`, of the first rank that failed.
+        """
+        if self.is_alone:
+            return [action()]
+        failure: Exception | None = None
         try:
-            result = float(action() or 0)
-        except Exception as error:
-            self._broadcast(json.dumps(describe_error(error)).encode())
-            raise
-        self._broadcast(json.dumps({"result": result.hex()}).encode())
-        return result
+            mine = json.dumps({"result": action()})
+        except Exception as error:  # noqa: BLE001 - it is raised when all have heard
+            failure, mine = error, json.dumps(describe_error(error))
+        text = mine.encode()
+        sent = bytearray(text.ljust(self.greatest(len(text))))
+        payload = torch.frombuffer(sent, dtype=torch.uint8)
+        heard = [torch.empty_like(payload) for _ in range(self.size)]
+        dist.all_gather(heard, payload, group=self.messages)
+        outcomes = [json.loads(told.numpy().tobytes()) for told in heard]
+        if failure is not None:
+            raise failure
+        for rank, outcome in enumerate(outcomes):
+            if "result" not in outcome:
+                raise revive_error(outcome, who=f"rank {rank}")
+        return [outcome["result"] for outcome in outcomes]
 
     def drawn(self, draw: Callable[[], UnitIndices]) -> UnitIndices:
         """Return the units that the first rank draws; private."""
         if self.is_alone:
             return draw()
-        payload = draw().tobytes() if self.is_first else b""
-        return np.frombuffer(self._broadcast(payload), dtype=np.int64)
+        mine = torch.from_numpy(draw() if self.is_first else np.empty(0, np.int64))
+        length = self.greatest(len(mine))
+        units = mine if self.is_first else mine.new_empty(length)
+        if length:
+            dist.broadcast(units, 0, group=self.messages)
+        return units.numpy()
 
     def total(self, *figures: float) -> tuple[float, ...]:
         """Add up figures over ranks."""
@@ -140,11 +157,8 @@ class Ranks:
         return int(values)
 
     def differs(self, digest: str) -> bool:
-        """Whether the digest of any rank is another one than the first rank's."""
-        if self.is_alone:
-            return False
-        first = self._broadcast(digest.encode() if self.is_first else b"").decode()
-        return self.greatest(int(first != digest)) > 0
+        """Whether not all ranks have the same digest."""
+        return len(set(self.each(lambda: digest))) > 1
 
     def check_same(self, digest: str) -> None:
         """Refuse ranks that would compute different things.
@@ -165,17 +179,6 @@ class Ranks:
             return
         for value in parameters.values():
             dist.broadcast(value.detach(), 0)
-
-    def _broadcast(self, payload: bytes) -> bytes:
-        """Send bytes of the first rank to all; the others' payload is ignored."""
-        length = torch.tensor([len(payload)])
-        dist.broadcast(length, 0, group=self.messages)
-        buffer = torch.zeros(int(length), dtype=torch.uint8)
-        if self.is_first and payload:
-            buffer = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        if len(buffer):
-            dist.broadcast(buffer, 0, group=self.messages)
-        return buffer.numpy().tobytes()
 
 
 ALONE = Ranks()
@@ -237,12 +240,12 @@ class ReplicatedSums:
         """Reduce every sum to the first rank."""
         if self._ranks.is_alone:
             return
-        _wait([dist.reduce(v, 0, async_op=True) for v in self.lent.values()])
+        wait_for(dist.reduce(v, 0, async_op=True) for v in self.lent.values())
 
     def hand_out(self) -> None:
         """Broadcast what the first rank released."""
         if not self._ranks.is_alone:
-            _wait([dist.broadcast(v, 0, async_op=True) for v in self.lent.values()])
+            wait_for(dist.broadcast(v, 0, async_op=True) for v in self.lent.values())
         for name, parameter in self._parameters.items():
             parameter.grad = self.lent[name]
 
@@ -254,7 +257,7 @@ def add_up_gradients(parameters: Mapping[str, nn.Parameter], *, ranks: Ranks) ->
     for parameter in parameters.values():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    _wait([dist.all_reduce(p.grad, async_op=True) for p in parameters.values()])
+    wait_for(dist.all_reduce(p.grad, async_op=True) for p in parameters.values())
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
@@ -278,166 +281,8 @@ def revive_error(description: Mapping[str, str], *, who: str) -> DptuneError:
     )
 
 
-def _outcome(reply: bytes) -> float:
-    """Return what the first rank's action returned, or raise what it raised."""
-    content = json.loads(reply)
-    if "result" in content:
-        return float.fromhex(content["result"])
-    raise revive_error(content, who="rank 0")
-
-
-def _wait(works: list[dist.Work | None]) -> None:
-    """Wait for collectives that run at the same time."""
-    for work in works:
+def wait_for(works: Iterable[dist.Work | None]) -> None:
+    """Start collectives that may run at the same time, and wait for them."""
+    for work in list(works):
         if work is not None:
             work.wait()
-
-
-def shard_model(model: nn.Module, *, ranks: Ranks, device: torch.device) -> None:
-    """Shard every parameter over all ranks, in place and for good.
-
-    Each block of layers is gathered by itself. Gradients that autograd computes, in
-    training without privacy, are summed over ranks, not averaged.
-
-    Args:
-        model: equal on all ranks; parts of it move to `device`.
-        ranks: at least two.
-        device: of this rank.
-
-    Raises:
-        ConfigError: there is no process group, or no second process in it.
-    """
-    if ranks.is_alone:
-        raise ConfigError(
-            "sharding must be none in a single process, got fsdp. Start several, for "
-            "example with performance.num_processes or torchrun."
-        )
-    mesh = init_device_mesh(device.type, (ranks.size,))
-    from transformers.modeling_layers import (  # noqa: PLC0415 - plans need none of it
-        GradientCheckpointingLayer,
-    )
-
-    blocks = (m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
-    for module in (*blocks, model):
-        _sum_gradients(fully_shard(module, mesh=mesh))
-
-
-def _sum_gradients(module: FSDPModule) -> None:
-    """Turn off the division by the number of ranks; gloo knows no other reduction."""
-    module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)
-
-
-def is_sharded(parameters: Mapping[str, Tensor]) -> bool:
-    """Whether parameters are parts that several ranks hold."""
-    return any(isinstance(value, DTensor) for value in parameters.values())
-
-
-def gathered(tensor: Tensor) -> Tensor:
-    """Return all rows of a tensor; collective if it is sharded."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def held(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor, in place."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def part_like(whole: Tensor, like: Tensor) -> Tensor:
-    """Return the part of `whole` that this rank holds of `like`, in the same form."""
-    if not isinstance(like, DTensor):
-        return whole
-    mesh = like.device_mesh
-    start = mesh.get_local_rank() * _rows_per_rank(like)
-    local = whole[start : start + len(held(like))].to(held(like).device)
-    return _like(like, local)
-
-
-class ShardedSums(Mapping[str, Tensor]):
-    """Sums where every rank owns its shard of each parameter.
-
-    As a mapping it lends one full-size tensor at a time: asking for another parameter
-    sends the last one's rows to their owners. Asking is collective, so all ranks must
-    ask for the same names in the same order; the tape does, since they run the same
-    layers.
-
-    Args:
-        parameters: trainable parameters by name, all sharded by `shard_model`.
-    """
-
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        self._parameters: Mapping[str, DTensor] = parameters
-        self._open: str | None = None
-        self._buffer = torch.empty(0)
-        self.owned: Mapping[str, Tensor] = {
-            name: torch.zeros_like(held(value.detach()), dtype=torch.float32)
-            for name, value in self._parameters.items()
-        }
-
-    @property
-    def lent(self) -> Mapping[str, Tensor]:
-        """See the class."""
-        return self
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Lend the sum of one parameter, until another one is asked for."""
-        if self._open != name:
-            self.combine()
-            self._open = name
-            self._buffer = self._zeros(name)
-        return self._buffer[: len(self._parameters[name])]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over names."""
-        return iter(self._parameters)
-
-    def __len__(self) -> int:
-        """Count parameters."""
-        return len(self._parameters)
-
-    def clear(self) -> None:
-        """Start a step: no gradient, all sums zero."""
-        self._open = None
-        for name, parameter in self._parameters.items():
-            parameter.grad = None
-            self.owned[name].zero_()
-
-    def combine(self) -> None:
-        """Send the rows of the tensor that is lent, if any, to their owners."""
-        if self._open is None:
-            return
-        parameter, owned = self._parameters[self._open], self.owned[self._open]
-        mine = owned.new_empty(_rows_per_rank(parameter), *parameter.shape[1:])
-        group = parameter.device_mesh.get_group()
-        dist.reduce_scatter_single(mine, self._buffer, group=group)
-        owned.add_(mine[: len(owned)])
-        self._open = None
-        self._buffer = torch.empty(0)
-
-    def hand_out(self) -> None:
-        """Put the owned parts into `grad`; nobody else needs them."""
-        for name, parameter in self._parameters.items():
-            parameter.grad = _like(parameter, self.owned[name])
-
-    def _zeros(self, name: str) -> Tensor:
-        """Return zeros of full size, with as many rows for each rank."""
-        parameter = self._parameters[name]
-        num_rows = _rows_per_rank(parameter) * parameter.device_mesh.size()
-        return self.owned[name].new_zeros(num_rows, *parameter.shape[1:])
-
-
-def _rows_per_rank(parameter: DTensor) -> int:
-    """Return the rows of every rank but the last ones, which may have fewer."""
-    return math.ceil(len(parameter) / parameter.device_mesh.size())
-
-
-def _like(parameter: DTensor, local: Tensor) -> DTensor:
-    """Wrap a local part as one of a tensor shaped like a parameter."""
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

@@ -16,9 +16,7 @@ from dptune.dpsgd.distributed import (
     GradientSums,
     Ranks,
     ReplicatedSums,
-    ShardedSums,
     add_up_gradients,
-    is_sharded,
 )
 from dptune.dpsgd.feed import Feed, StepTotals
 from dptune.dpsgd.gradients import PerUnitGradients
@@ -30,6 +28,7 @@ from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.randomness import GaussianStream
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise
+from dptune.dpsgd.sharding import ShardedSums, is_sharded
 from dptune.dpsgd.tape import Tape
 from dptune.dpsgd.transform import TransformedSums, TransformState
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
@@ -410,5 +409,5 @@ def _sums_of(
     if plan.transform is not None:
         return TransformedSums(plan.transform, engine.parameters, state=state)
     if is_sharded(engine.parameters):
-        return ShardedSums(engine.parameters)
+        return ShardedSums(engine.parameters, ranks=ranks)
     return ReplicatedSums(engine.parameters, ranks=ranks)

@@ -26,12 +26,11 @@ from dptune.dpsgd.checkpoint import (
     TrainingState,
     claim_attempt,
     load_checkpoint,
-    load_controller,
     run_fingerprint,
     save_checkpoint,
 )
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.distributed import Ranks, is_sharded, shard_model
+from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss, RecordLoss
 from dptune.dpsgd.noise import MAX_NOISE_BYTES
@@ -48,12 +47,11 @@ from dptune.dpsgd.prechecks import (
 )
 from dptune.dpsgd.sampling import UnitIndices
 from dptune.dpsgd.schedule import AdaptiveNoise, Controller
+from dptune.dpsgd.sharding import Sharding, is_sharded, shard_model
 from dptune.dpsgd.step import GradientSource, gradient_source
 from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.dpsgd.transform import check_transform
 from dptune.dpsgd.witness import UNWATCHED, StepWitness
-
-Sharding = Literal["none", "fsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +118,7 @@ def train_stage(
     max_tokens: int | None = None,
     max_noise_bytes: int = MAX_NOISE_BYTES,
     sharding: Sharding = "none",
+    ranks_per_node: int | None = None,
     controller: Controller | None = None,
     witness: StepWitness = UNWATCHED,
 ) -> TrainingOutcome:
@@ -178,8 +177,10 @@ def train_stage(
         run_digest: ties checkpoints to more than plan, settings, data and model shape.
         max_noise_bytes: memory that past banded noise may take.
         sharding: `fsdp` spreads weights and optimizer over the ranks, for models that
-            fit on no single one. The model stays sharded: read the weights by calling
-            this in one process, with the same `checkpoint_dir`.
+            fit on no single one; `hsdp` over those of a node, and copies them to the
+            others. The model stays sharded: read the weights by calling this in one
+            process, with the same `checkpoint_dir`.
+        ranks_per_node: how many run on this node, for `hsdp`; see `shard_model`.
         controller: wishes for the noise of every step; an adaptive plan needs one. One
             that steers clip norms is stored with every checkpoint and goes on from it.
         witness: looks on where a private stage trains, on the first rank.
@@ -230,10 +231,17 @@ def train_stage(
         fixed_shapes=fixed_shapes,
         max_tokens=max_tokens,
         ranks=ranks,
-        in_step=sharding == "fsdp",
+        in_step=sharding != "none",
     )
     with modes_of(model, feed, recomputes=gradient_checkpointing):
-        _place(model, feed, plan=plan, seed=seed, sharding=sharding)
+        _place(
+            model,
+            feed,
+            plan=plan,
+            seed=seed,
+            sharding=sharding,
+            ranks_per_node=ranks_per_node,
+        )
         run = _Run(
             model=model,
             plan=plan,
@@ -256,6 +264,7 @@ def _place(
     plan: GradientPlan | PlainPlan,
     seed: int | None,
     sharding: Sharding,
+    ranks_per_node: int | None,
 ) -> None:
     """Bring the model, or this rank's part of it, to the device."""
     if sharding == "none":
@@ -265,7 +274,13 @@ def _place(
         feed.ranks.once(
             partial(check_private, model, feed, grouping=plan.grouping, seed=seed)
         )
-    shard_model(model, ranks=feed.ranks, device=feed.device)
+    shard_model(
+        model,
+        ranks=feed.ranks,
+        device=feed.device,
+        sharding=sharding,
+        ranks_per_node=ranks_per_node,
+    )
 
 
 class _Run:
@@ -322,7 +337,7 @@ class _Run:
             self._curve.extend(state.curve)
             steering = self._steering()
             if resumed is not None and steering is not None:
-                steering.restore(load_controller(checkpoint_dir))
+                steering.restore(resumed.controller)
         if state.step < self._num_steps:
             with training_mode(self._model):
                 state = self._train_on(state, checkpoint_dir, block_size, charge)
@@ -394,21 +409,21 @@ class _Run:
         self, state: TrainingState, source: GradientSource, checkpoint_dir: Path | None
     ) -> TrainingState:
         """Keep a block boundary, from which a run that is cut off goes on."""
+        steering = self._steering()
         state = replace(
             state,
             curve=tuple(self._curve),
             max_grad_norm=source.max_grad_norm,
             transform=source.transform_state,
+            controller=steering.state() if steering else {},
         )
         if checkpoint_dir is not None:
-            steering = self._steering()
             save_checkpoint(
                 checkpoint_dir,
                 state,
                 self._parameters,
                 self._optimizer,
                 ranks=self._feed.ranks,
-                controller=steering.state() if steering else None,
             )
         self._witness.stored(self._model, step=state.step)
         return state

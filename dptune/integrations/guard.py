@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dptune.dpsgd.distributed import held
+from dptune.dpsgd.sharding import held
 from dptune.errors import PrivacyError
 
 _HOOKS: Final = (

@@ -80,6 +80,15 @@ def place_processes(performance: PerformanceSettings) -> Placement:
                 next_step="Set num_processes to 2 or more.",
             )
         )
+    elif performance.sharding == "hsdp":
+        problems.append(
+            Problem(
+                path="performance.sharding",
+                message="must be none or fsdp on one machine, got hsdp: there is no "
+                "other to keep a copy.",
+                next_step="Set it to fsdp.",
+            )
+        )
     if problems:
         raise ConfigError(problems)
     return Placement(device=device, num_processes=count)

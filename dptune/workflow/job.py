@@ -162,6 +162,7 @@ def run_job(
     charge: Charge,
     on_step: Callable[[StepProgress], None] | None = None,
     controller: Controller | None = None,
+    ranks_per_node: int | None = None,
 ) -> TrainingOutcome:
     """Hand the numbers of a job to the trainer; see `train_stage`."""
     plan, performance = job.plan, job.performance
@@ -185,6 +186,7 @@ def run_job(
         fixed_shapes=performance.fixed_shapes,
         max_tokens=job.max_tokens,
         sharding=performance.sharding,
+        ranks_per_node=ranks_per_node,
         controller=controller,
         record_loss=record_loss_of(plan, data, max_tokens=job.max_tokens),
         witness=_recorder(job, data),

@@ -65,7 +65,13 @@ def main(folder: Path) -> None:
         device = _join(folder, shared.device)
         stack.callback(dist.destroy_process_group)
         url = os.environ.get(BUDGET_URL)
-        train_share(shared, folder, device=device, budget_url=url)
+        train_share(
+            shared,
+            folder,
+            device=device,
+            budget_url=url,
+            ranks_per_node=int(os.environ["LOCAL_WORLD_SIZE"]),
+        )
 
 
 def _end_with(agent: int) -> None:

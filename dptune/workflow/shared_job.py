@@ -115,7 +115,12 @@ def new_steps(file: BinaryIO) -> Iterator[StepProgress]:
 
 
 def train_share(
-    shared: SharedJob, folder: Path, *, device: str, budget_url: str | None
+    shared: SharedJob,
+    folder: Path,
+    *,
+    device: str,
+    budget_url: str | None,
+    ranks_per_node: int | None = None,
 ) -> None:
     """Train with the other ranks of this process's group; the first one pays.
 
@@ -127,6 +132,7 @@ def train_share(
         folder: takes a line for each step.
         device: of this rank.
         budget_url: of the store that holds the reservation; None where there is none.
+        ranks_per_node: that this node has, for `hsdp`.
 
     Raises:
         ConfigError: there is a reservation, and no address of its store.
@@ -155,7 +161,15 @@ def train_share(
 
     loaded, _ = load_start(shared.job)
     data = read_units(folder / UNITS)
-    run_job(shared.job, loaded, data, device=device, charge=charge, on_step=on_step)
+    run_job(
+        shared.job,
+        loaded,
+        data,
+        device=device,
+        charge=charge,
+        on_step=on_step,
+        ranks_per_node=ranks_per_node,
+    )
 
 
 def write_units(data: UnitDataset, file: Path) -> None:

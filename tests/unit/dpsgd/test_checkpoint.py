@@ -1,10 +1,14 @@
 import json
 import math
+import pickle
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from dptune.dpsgd import checkpoint
 from dptune.dpsgd.checkpoint import (
     TrainingState,
     claim_attempt,
@@ -21,6 +25,9 @@ STATE = TrainingState(
     seconds=1.5,
     curve=((3, 0.25), (4, math.nan)),
 )
+
+
+CLOCK = torch.tensor(7, dtype=torch.int64)
 
 
 def build(fill=0.0, name="adamw"):
@@ -87,21 +94,91 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
         load(tmp_path, *build(), digest="xyz")
 
 
-@pytest.mark.parametrize(
-    "name", ["state.json", "weights.safetensors", "optimizer.safetensors"]
-)
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_damaged_checkpoint_is_refused(tmp_path, name, damage):
+def cut(file, _):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def one_bit(file, _):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def gone(file, _):
+    file.unlink()
+
+
+def exchanged(file, other):
+    file.rename(file.with_name("half"))
+    other.rename(file)
+    file.with_name("half").rename(other)
+
+
+def added(file, _):
+    shutil.copy(file, file.with_name("shard-00002-model-00001-of-00001.safetensors"))
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """A checkpoint of a file for each tensor."""
+    monkeypatch.setattr(checkpoint, "_FILE_BYTES", 1)
     parameters, optimizer = build()
     optimizer.step()
     save_checkpoint(tmp_path, STATE, parameters, optimizer)
-    path = tmp_path / "step-00000004" / name
-    if damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return tmp_path / "step-00000004"
+
+
+@pytest.mark.parametrize("damage", [cut, one_bit, gone, exchanged, added])
+def test_damaged_shard_is_refused_by_name(tmp_path, stored, damage):
+    file, *_, other = sorted(stored.glob("*.safetensors"))
+    damage(file, other)
+    wrong = "shard-00002-" if damage is added else file.name
+    with pytest.raises(ArtifactError, match=f"the shards that were written.*{wrong}"):
+        load(tmp_path, *build())
+
+
+@pytest.mark.parametrize("damage", [cut, gone])
+def test_damaged_state_is_refused(tmp_path, stored, damage):
+    damage(stored / "state.json", None)
     with pytest.raises(ArtifactError, match="cannot be read"):
         load(tmp_path, *build())
+
+
+def test_shards_of_another_checkpoint_are_refused(tmp_path, stored):
+    parameters, optimizer = build(2.0)
+    optimizer.step()
+    save_checkpoint(tmp_path / "other", STATE, parameters, optimizer)
+    for file in (tmp_path / "other" / stored.name).glob("*.safetensors"):
+        shutil.copy(file, stored)
+    with pytest.raises(ArtifactError, match="the shards that were written"):
+        load(tmp_path, *build())
+
+
+def test_damage_that_no_digest_tells_is_missed(tmp_path, stored, monkeypatch):
+    """The twin: without digests other weights would be taken for those of the run."""
+    one_bit(min(stored.glob("*.safetensors")), None)
+    digests = json.loads((stored / "state.json").read_text())["files"]
+    monkeypatch.setattr(checkpoint, "_digest", lambda file: digests[file.name])
+    assert load(tmp_path, *build()).step == 4
+
+
+def test_checkpoint_holds_no_pickle(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("pickled")
+
+    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr(torch, "save", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    parameters, optimizer = build(1.0)
+    optimizer.step()
+    learned = replace(STATE, transform={"a.b": torch.ones(2)}, controller={"c": CLOCK})
+    save_checkpoint(tmp_path, learned, parameters, optimizer)
+    state = load(tmp_path, *build())
+    assert torch.equal(state.transform["a.b"], torch.ones(2))
+    assert torch.equal(state.controller["c"], CLOCK)
+    files = (tmp_path / "step-00000004").iterdir()
+    assert {file.suffix for file in files} == {".json", ".safetensors"}
 
 
 def test_weights_of_another_shape_are_refused(tmp_path):
@@ -116,7 +193,7 @@ def test_unknown_format_is_refused(tmp_path):
     save_checkpoint(tmp_path, STATE, *build())
     path = tmp_path / "step-00000004" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
-    with pytest.raises(ArtifactError, match="format must be 2"):
+    with pytest.raises(ArtifactError, match="format must be 3"):
         load(tmp_path, *build())
 
 

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import shutil
-import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,9 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from dptune.dpsgd import distributed
-from dptune.dpsgd.distributed import ALONE, Ranks, shard_model
+from dptune.dpsgd.distributed import ALONE, Ranks
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.sharding import shard_model
 from dptune.errors import BudgetExceededError, ConfigError, DptuneError
 from tests import ranks as scenarios
 from tests.support import oracles
@@ -35,8 +35,8 @@ ENTRIES = 165_632
 
 
 @dataclass(frozen=True, kw_only=True)
-class Two:
-    """What two ranks left."""
+class Left:
+    """What ranks left."""
 
     folder: Path
 
@@ -53,8 +53,8 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     for sharding in ("none", "fsdp"):
         begin_alone(folder / f"begun-by-one-{sharding}")
-    scenarios.run_scenarios(folder)
-    return Two(folder=folder)
+    scenarios.run_scenarios(folder, {2: scenarios.SCENARIOS})
+    return Left(folder=folder)
 
 
 def begin_alone(checkpoint_dir):
@@ -223,20 +223,25 @@ def test_clip_norm_moves_alike_on_all_ranks(two, name):
     assert first["clip_norms"] == pytest.approx(alone["clip_norms"], rel=1e-6)
 
 
-@pytest.mark.parametrize("value", [0.1 + 0.2, 1e-300, math.inf, math.nan, 7])
-def test_decision_of_the_first_rank_arrives_in_all_bits(monkeypatch, value):
-    sent = []
-    monkeypatch.setattr(Ranks, "_broadcast", lambda _, b: sent.append(b) or sent[0])
-    told = Ranks(rank=0, size=2).once(lambda: value)
-    heard = Ranks(rank=1, size=2).once(lambda: 0.0)
-    assert struct.pack("d", told) == struct.pack("d", heard) == struct.pack("d", value)
+def test_decision_of_the_first_rank_arrives_in_all_bits(two):
+    expected = [float(value).hex() for value in scenarios.VALUES]
+    for rank in (0, 1):
+        assert two.figures("told", rank)[0] == expected
+
+
+def test_results_and_errors_of_each_rank_reach_all(two):
+    for rank in (0, 1):
+        _, acted, error = two.figures("told", rank)
+        assert acted == [{"rank": 0}, {"rank": 1}]
+        assert error == ["BudgetExceededError", "no budget left"]
+    assert ALONE.each(lambda: 3) == [3]
 
 
 @pytest.mark.slow
 def test_every_plan_in_every_mode_is_that_of_one_rank(tmp_path):
     """Some 200 runs; bfloat16 rounds otherwise where pieces are cut otherwise."""
-    scenarios.run_scenarios(tmp_path, (scenarios.every_mode,))
-    two, count = Two(folder=tmp_path), 0
+    scenarios.run_scenarios(tmp_path, {2: (scenarios.every_mode,)})
+    two, count = Left(folder=tmp_path), 0
     for plan, mode, sharding in itertools.product(
         scenarios.CROSSED_PLANS, scenarios.CROSSED_MODES, ("none", "fsdp")
     ):

@@ -616,6 +616,7 @@ def test_processes_are_placed_where_there_is_room(
         ({"sharding": "fsdp"}, 0, ["performance.sharding"]),
         ({"sharding": "fsdp", "num_processes": "auto"}, 1, ["performance.sharding"]),
         ({"sharding": "fsdp", "device": "cuda"}, 0, ["", "performance.sharding"]),
+        ({"sharding": "hsdp", "num_processes": 4}, 4, ["performance.sharding"]),
     ],
 )
 def test_processes_that_do_not_fit_are_refused(monkeypatch, values, visible, paths):
