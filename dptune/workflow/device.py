@@ -80,12 +80,13 @@ def place_processes(performance: PerformanceSettings) -> Placement:
                 next_step="Set num_processes to 2 or more.",
             )
         )
-    elif performance.sharding == "hsdp":
+    elif performance.sharding == "hsdp" and (performance.nodes == 1 or wanted == 1):
         problems.append(
             Problem(
                 path="performance.sharding",
-                message="must be none or fsdp on one machine, got hsdp: there is no "
-                "other to keep a copy.",
+                message="must be none or fsdp unless there are several nodes of "
+                f"several processes, got hsdp with nodes={performance.nodes} and "
+                f"num_processes={wanted}.",
                 next_step="Set it to fsdp.",
             )
         )
