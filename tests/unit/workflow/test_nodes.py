@@ -150,7 +150,7 @@ def test_kind_that_is_not_served_is_refused_with_a_way_out(cluster, train):
 def test_error_of_ours_is_raised_as_it_was_and_never_tried_again(cluster, train):
     here = cluster(
         'fail("BudgetExceededError", "no budget") if index == 0 else '
-        'fail("RuntimeError", "connection closed")'
+        'once_lost() or fail("RuntimeError", "connection closed")'
     )
     with pytest.raises(BudgetExceededError, match=r"^no budget$"):
         train(max_restarts=3)
