@@ -23,7 +23,7 @@ and the second adds up. One row alone needs no second pass.
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -130,7 +130,6 @@ class PerUnitGradients:
     ) -> None:
         self.parameters = trainable_parameters(model)
         self._names = {id(value): name for name, value in self.parameters.items()}
-        self._model = model
         self.group_of = {name: parameter_groups(name) for name in self.parameters}
         check_modules(model)
         self.alone = alone
@@ -142,6 +141,11 @@ class PerUnitGradients:
             if id(parameter) in self._names
         )
         self._shared = {name for name, count in owners.items() if count > 1}
+        self._layers = [
+            (name, layer)
+            for name, layer in model.named_modules()
+            if isinstance(layer, GradientCheckpointingLayer)
+        ]
         self._checkpointed: Set[str] = frozenset()
         self._materialize_bytes = materialize_bytes
         self._handles: list[RemovableHandle] = []
@@ -200,7 +204,7 @@ class PerUnitGradients:
         """
         check_float32_products()
         device = next(iter(self.parameters.values())).device
-        self._checkpointed = _checkpointed_modules(self._model)
+        self._checkpointed = _checkpointed_modules(self._layers)
         if self.alone and rows_of_unit.numel() != 1:
             raise PrivacyError(
                 "a recording must be of one row where autograd does it all, got "
@@ -367,7 +371,7 @@ def _forget_grad(output: Tensor) -> None:
 
 def _check_rows_first(name: str, tensor: object, *, num_rows: int) -> Tensor:
     """Refuse a module whose first dimension is not the batch."""
-    if isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == num_rows:
+    if isinstance(tensor, Tensor) and tensor.shape[:1] == (num_rows,):
         return tensor
     shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
     raise ModelError(
@@ -398,7 +402,9 @@ def check_modules(model: nn.Module) -> None:
             )
 
 
-def _checkpointed_modules(model: nn.Module) -> Set[str]:
+def _checkpointed_modules(
+    layers: Sequence[tuple[str, GradientCheckpointingLayer]],
+) -> Set[str]:
     """Name the modules whose forward pass is run again in the backward pass.
 
     Raises:
@@ -406,9 +412,7 @@ def _checkpointed_modules(model: nn.Module) -> Set[str]:
             graph to hang hooks on.
     """
     names = set()
-    for layer_name, layer in model.named_modules():
-        if not isinstance(layer, GradientCheckpointingLayer):
-            continue
+    for layer_name, layer in layers:
         if not (layer.gradient_checkpointing and layer.training):
             continue
         function: Any = layer._gradient_checkpointing_func

@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 NO_TARGET = -100
 _PIECE_ENTRIES = (1 << 26, 1 << 18)
 _HELD_ENTRIES = (1 << 26, 1 << 23)
+_PART_ENTRIES = 1 << 21
 
 
 class UnwrittenLogits(Tensor):
@@ -150,26 +150,63 @@ class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:  # noqa: ANN401 - torch's
         layer: Any = head
-        dense = getattr(layer, "dense", layer.weight.to)
-        weight = dense(hidden.dtype)
-        bias = None if layer.bias is None else layer.bias.to(hidden.dtype)
+        weights, dtype = _in_parts(layer, hidden), hidden.dtype
+        num_classes = sum(map(len, weights))
         losses = torch.empty(len(hidden), device=hidden.device)
-        gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        for rows in _pieces(hidden, len(weight), _HELD_ENTRIES):
-            logits = functional.linear(hidden[rows], weight, bias)
-            losses[rows] = _losses(logits, targets[rows])
+        gradient = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        for rows in _pieces(hidden, num_classes, _HELD_ENTRIES):
+            logits = hidden.new_empty(len(targets[rows]), num_classes)
+            parts = torch.split(logits, len(weights[0]), dim=1)
+            for part, weight in zip(parts, weights, strict=True):
+                torch.mm(hidden[rows], weight.to(dtype).t(), out=part)
+            if layer.bias is not None:
+                logits += layer.bias.to(dtype)
+            losses[rows] = _losses_to_gradient(logits, targets[rows])
             if gradient is not None:
-                ones = torch.ones_like(losses[rows])
-                _write_gradient(logits, targets[rows], ones, logits)
-                gradient[rows] = logits @ weight
-            del logits  # before the next are written
+                for part, weight in zip(parts, weights, strict=True):
+                    gradient[rows].addmm_(part, weight.to(dtype))
+            del logits, parts  # before the next are written
+        no_target = targets == NO_TARGET
+        if gradient is not None:
+            gradient.masked_fill_(no_target[:, None], 0)
         ctx.save_for_backward(gradient)
-        return losses
+        return losses.masked_fill_(no_target, 0)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401 - torch's
         (gradient,) = ctx.saved_tensors
         return (gradient * grad[:, None]).to(gradient.dtype), None, None
+
+
+def _in_parts(layer: Any, hidden: Tensor) -> Sequence[Tensor]:  # noqa: ANN401 - linear
+    """Cut the weight of a head into runs of classes that are written out by turns.
+
+    On a CPU memory for all of them at once would be cleared anew every time. Where sums
+    over classes must not be rounded to few bits on the way, there is one run.
+    """
+    dense = getattr(layer, "dense", layer.weight.to)
+    is_coded = getattr(layer, "scale", None) is not None
+    if is_coded or not hidden.is_cpu or hidden.dtype != torch.float32:
+        return [dense(hidden.dtype)]
+    width = layer.weight.shape[1]
+    return torch.split(layer.weight, max(1, _PART_ENTRIES // width))
+
+
+def _losses_to_gradient(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return losses of rows, in float32, and leave their gradient in `logits`.
+
+    A row without a target is taken for one of class 0.
+    """
+    losses = torch.empty(len(logits), device=logits.device)
+    for rows in _pieces(logits, logits.shape[1], _PIECE_ENTRIES):
+        piece, target = logits[rows].float(), targets[rows, None].clamp(min=0)
+        picked, most = piece.gather(1, target), piece.amax(1, keepdim=True)
+        total = piece.sub_(most).exp_().sum(1, keepdim=True)
+        losses[rows] = (total.log() + most - picked)[:, 0]
+        piece.scatter_add_(1, target, -total).div_(total)
+        if piece.dtype != logits.dtype:
+            logits[rows] = piece
+    return losses
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:

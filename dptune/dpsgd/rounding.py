@@ -60,9 +60,10 @@ References:
     3.1 (inner products in any order), 3.5 (matrices) and 4.2 (sums).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -108,12 +109,12 @@ def norm_bound(sizes: Sequence[Size], *, cross: Tensor | None = None) -> Tensor:
     Returns:
         float64, `(units,)`; NaN or infinite where a unit is not finite.
     """
-    square = torch.stack([size.square for size in sizes]).sum(0)
+    square = reduce(torch.add, [size.square for size in sizes])
     if cross is not None:
         square = square + cross
     square = square.clamp(min=0)
-    spread = torch.stack([size.spread for size in sizes]).sum(0)
-    rounding = torch.stack([size.rounding * size.spread for size in sizes]).sum(0)
+    spread = reduce(torch.add, [size.spread for size in sizes])
+    rounding = reduce(torch.add, [size.rounding * size.spread for size in sizes])
     doubt = max(size.doubt for size in sizes)
     allowed = (1 + max(size.allowance for size in sizes)) * square.sqrt()
     exact = (square + doubt * spread.square()).sqrt() + rounding
@@ -140,15 +141,16 @@ def rounded_up(norms: Tensor) -> Tensor:
     return (norms * (1 + 2 * UNIT_ROUNDOFF)).float()
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Compute norms and sums as written, from wherever they are called.
 
     The backward pass of a checkpointed block runs its forward pass again, with autocast
-    on as it was then, and hooks fire within.
+    on as it was then, and hooks fire within. Modes that look at the functions of torch
+    which a model calls are not for these, and cost time at each of many thousand calls.
     """
-    with torch.autocast(device.type, enabled=False):
-        yield
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return torch._C.DisableTorchFunction()
 
 
 def check_float32_products() -> None:

@@ -134,14 +134,18 @@ def _check_rows(model: nn.Module, probe: Probe) -> None:
     changed = changed_weights(model)
     with torch.no_grad():
         with explained(model, "compute a loss from token ids alone", short=probe):
-            probe.feed.losses(model, probe.batch((COMPARED[-1],)))
+            first = probe.batch((COMPARED[-1],))
+            probe.feed.losses(model, first)
+        shapes = {first.input_ids.shape}
         longest = f"compute a row of {probe.feed.longest} tokens"
-        with explained(model, longest):
-            probe.feed.losses(model, probe.batch((COMPARED[0],)))
-        shapes = {probe.batch(c).input_ids.shape: c for c in probe.companies}
-        for company in shapes.values():
-            with explained(model, "compute rows of unequal length together"):
-                probe.feed.losses(model, probe.batch(company))
+        together = "compute rows of unequal length together"
+        others = ((longest, (COMPARED[0],)), *((together, c) for c in probe.companies))
+        for what, units in others:
+            batch = probe.batch(units)
+            if batch.input_ids.shape not in shapes:
+                shapes.add(batch.input_ids.shape)
+                with explained(model, what):
+                    probe.feed.losses(model, batch)
     _refuse_changed(changed)
 
 

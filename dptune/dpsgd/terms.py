@@ -107,7 +107,7 @@ class Dense:
     def size(self) -> Size:
         """Sum of squares; what is measured is what is added."""
         square = _sum_of_squares(self.values)
-        few = self.values[0].numel() <= _FEW_ENTRIES
+        few = self.values.shape[1:].numel() <= _FEW_ENTRIES
         return Size(
             square=square,
             spread=square.sqrt(),
@@ -412,13 +412,13 @@ def _sum_of_squares(values: Tensor) -> Tensor:
 
 def _doubt_of_squares(values: Tensor) -> float:
     """Return E of `_sum_of_squares`."""
-    runs = (_RUN + 4) * UNIT_ROUNDOFF if values[0].numel() > _SMALL else 0.0
+    runs = (_RUN + 4) * UNIT_ROUNDOFF if values.shape[1:].numel() > _SMALL else 0.0
     return runs + _doubt_64(values)
 
 
 def _doubt_64(values: Tensor) -> float:
     """Return E of sums over the entries of a unit in float64, twice over."""
-    return (2 * values[0].numel() + 8) * UNIT_ROUNDOFF_64
+    return (2 * values.shape[1:].numel() + 8) * UNIT_ROUNDOFF_64
 
 
 def _doubt_of_products(left: Tensor, right: Tensor, *, width: int | None) -> float:

@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 _NUDGE = 0.02
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class Snapshot:
@@ -91,16 +92,23 @@ def untouched(model: nn.Module) -> Iterator[Snapshot]:
 
 
 def changed_weights(model: nn.Module) -> Callable[[], list[str]]:
-    """Note the sums of all weights; what is returned names those that moved."""
+    """Note the sums of all weights' bits; what is returned names those that moved."""
 
-    def sums() -> dict[str, float]:
+    def sums() -> dict[str, int]:
         return {
-            name: float(value.detach().sum(dtype=torch.float64).nan_to_num())
+            name: _sum_of_bits(value.detach())
             for name, value in model.named_parameters()
         }
 
     before = sums()
     return lambda: [name for name, value in sums().items() if value != before[name]]
+
+
+def _sum_of_bits(values: Tensor) -> int:
+    """Add entries up as integers: any one that moves by a bit is seen, and NaN too."""
+    flat = values.contiguous().view(-1)
+    size = math.gcd(flat.nbytes, flat.storage_offset() * flat.itemsize, 8)
+    return int(flat.view(_INTEGERS[size]).sum(dtype=torch.int64))
 
 
 @contextmanager
@@ -112,13 +120,16 @@ def scaled(model: nn.Module, exponent: int) -> Iterator[None]:
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     zeros = [(p, p.detach().clone()) for p in trained if not p.any()]
-    exponents = [(p, exponent + _lift(p)) for p in model.parameters()]
+    exponents = [
+        (parameter, power)
+        for parameter in model.parameters()
+        if parameter.is_floating_point() and (power := exponent + _lift(parameter))
+    ]
     generator = torch.Generator().manual_seed(0)  # public constants
     with torch.no_grad():
         try:
             for parameter, power in exponents:
-                if parameter.is_floating_point():
-                    parameter.mul_(2.0**power)
+                parameter.mul_(2.0**power)
             for parameter, _ in zeros:
                 drawn = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(drawn * _NUDGE * 2.0**exponent)
@@ -126,8 +137,7 @@ def scaled(model: nn.Module, exponent: int) -> Iterator[None]:
                 yield
         finally:
             for parameter, power in exponents:
-                if parameter.is_floating_point():
-                    parameter.mul_(2.0**-power)
+                parameter.mul_(2.0**-power)
             for parameter, before in zeros:
                 parameter.copy_(before)
 
@@ -316,6 +326,7 @@ _DRAWS: frozenset[Any] = _UNIFORM | {
     torch.Tensor.geometric_,
     torch.Tensor.cauchy_,
 }
+_LOOKED_AT: frozenset[Any] = _DROPOUTS | _DRAWS | {_ATTENTION}
 _OF_TORCH = ("torch.", "dptune.dpsgd.untouched")
 
 
@@ -341,19 +352,20 @@ class Undropped(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the function returns
         """Pass everything on but dropout."""
-        options = dict(kwargs or {})
+        options = kwargs or {}
+        if func not in _LOOKED_AT:  # nearly all
+            return func(*args, **options)
         if func in _DROPOUTS:
             return self._undropped(args, options)
         if func is _ATTENTION:
-            return self._attend(args, options)
+            return self._attend(args, dict(options))
         result = func(*args, **options)
-        if func in _DRAWS:
-            self.draws[f"{getattr(func, '__name__', func)} in {_caller()}"] = None
-            if func in _UNIFORM and self._extreme is not None:
-                result.fill_(self._extreme * (1 - 2**-10))
+        self.draws[f"{getattr(func, '__name__', func)} in {_caller()}"] = None
+        if func in _UNIFORM and self._extreme is not None:
+            result.fill_(self._extreme * (1 - 2**-10))
         return result
 
-    def _undropped(self, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    def _undropped(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> Tensor:
         """Return the input of a dropout; note its size if something would be lost."""
         found: Tensor = args[0] if args else options["input"]
         rate = args[1] if len(args) > 1 else options.get("p", 0.5)

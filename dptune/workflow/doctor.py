@@ -8,7 +8,8 @@ tokens. No text is read, nothing is charged and no file is written.
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +51,7 @@ MOST_APART = 1e-3
 
 _RECORDS = (16, 5, 11, 3)
 _NUM_UNITS = 1_000_000
-_PAIRS, _SECONDS = 3, 4.0
+_PAIRS, _SECONDS = 3, 3.0
 _USABLE = 0.8
 _MOST_ROWS, _MOST_TOKENS = 64, 8192
 _FEW_ROWS = 4
@@ -179,12 +180,10 @@ class Examination:
     def feed(self, loaded: LoadedModel, lengths: Iterable[int], *, rows: int) -> Feed:
         """Make records of random tokens, none of them a special one."""
         vocabulary = set(loaded.tokenizer.get_vocab().values())
-        tokens = sorted(vocabulary - set(loaded.tokenizer.all_special_ids))
+        usual = vocabulary - set(loaded.tokenizer.all_special_ids)
+        tokens = np.array(sorted(usual or vocabulary), np.int64)
         draws = np.random.default_rng(0)  # public constants
-        sequences = [
-            draws.choice(tokens or sorted(vocabulary), n).astype(np.int64)
-            for n in lengths
-        ]
+        sequences = [draws.choice(tokens, n) for n in lengths]
         classes, length = len(self.model.class_names), self.model.max_tokens
         data = UnitDataset(
             sequences=Ragged.of(sequences, np.int64),
@@ -401,21 +400,23 @@ def _measured(
     sizes = (1,) if asked == 1 else (few, 2 * few) if asked < 4 else (few, asked)
     there = memory_there(examination.device)
     try:
-        optimizer = _optimizer(examination, loaded)
-        for rows in sizes:
-            examination.on_progress(f"measuring a private step of {rows} sequences")
-            most = need.steps[-1] if need.steps else None
-            grown = most and need.loaded + (most[1] - need.loaded) * rows / most[0]
-            if grown and there is not None and grown > there:
-                break
-            step = _step_of(examination, loaded, optimizer, rows, private=True)
-            with peak_memory(examination.device) as peak:
-                step()
-            steps = (*need.steps, (rows, peak.most))
-            need = need.model_copy(update={"steps": steps})
-        if asked not in dict(need.steps):
-            return need, None
-        return need, _speed(examination, loaded, optimizer)
+        with training_mode(loaded.model):
+            optimizer = _optimizer(examination, loaded)
+            for rows in sizes:
+                examination.on_progress(f"measuring a private step of {rows} sequences")
+                most = need.steps[-1] if need.steps else None
+                grown = most and need.loaded + (most[1] - need.loaded) * rows / most[0]
+                if grown and there is not None and grown > there:
+                    break
+                feed = examination.full_feed(loaded, rows)
+                opened = _step_of(examination, loaded, optimizer, feed, private=True)
+                with peak_memory(examination.device) as peak, opened as step:
+                    step()
+                steps = (*need.steps, (rows, peak.most))
+                need = need.model_copy(update={"steps": steps})
+            if asked not in dict(need.steps):
+                return need, None
+            return need, _speed(examination, loaded, optimizer)
     except (MemoryError, torch.OutOfMemoryError):
         return need, None
 
@@ -436,16 +437,17 @@ def _speed(
 ) -> Speed:
     """Let private and ordinary steps take turns, for a few seconds."""
     rows = examination.performance.physical_batch_size
-    steps = [
-        _step_of(examination, loaded, optimizer, rows, private=private)
-        for private in (True, False)
-    ]
-    steps[1]()
+    feed = examination.full_feed(loaded, rows)
     examination.on_progress("timing private and ordinary steps")
     seconds: list[list[float]] = []
     begun = time.perf_counter()
     while len(seconds) < _PAIRS and time.perf_counter() - begun < _SECONDS:
-        seconds.append([_seconds(step, examination.device) for step in steps])
+        pair = []
+        for private in (True, False):
+            opened = _step_of(examination, loaded, optimizer, feed, private=private)
+            with opened as step:
+                pair.append(step())
+        seconds.append(pair)
     private, ordinary = (statistics.median(s) for s in zip(*seconds, strict=True))
     tokens = rows * examination.model.max_tokens
     return Speed(
@@ -455,36 +457,30 @@ def _speed(
     )
 
 
-def _seconds(step: Callable[[], None], device: str) -> float:
-    """Time one step to its end, on an accelerator too."""
-    if device != "cpu":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    step()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
+@contextmanager
 def _step_of(
     examination: Examination,
     loaded: LoadedModel,
     optimizer: torch.optim.Optimizer,
-    rows: int,
+    feed: Feed,
     *,
     private: bool,
-) -> Callable[[], None]:
-    """Make a step of the trainer on records of the full length."""
-    model, feed = loaded.model, examination.full_feed(loaded, rows)
+) -> Iterator[Callable[[], float]]:
+    """Prepare a step of the trainer on all records, which returns its seconds."""
+    model, rows = loaded.model, feed.data.num_units
     plan = examination.plan if private else PlainPlan(batch_size=rows)
+    source = gradient_source(model, plan=plan, feed=feed, seed=None, attempt=0)
+    with source as gradients:
 
-    def step() -> None:
-        source = gradient_source(model, plan=plan, feed=feed, seed=None, attempt=0)
-        with training_mode(model), source as gradients:
+        def step() -> float:
+            started = time.perf_counter()
             gradients.compute(np.arange(rows), step=0)
             optimizer.step()
+            if examination.device != "cpu":  # which would go on behind our back
+                torch.cuda.synchronize()
+            return time.perf_counter() - started
 
-    return step
+        yield step
 
 
 def _rows_that_fit(examination: Examination, need: Need) -> int:

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 from transformers import Gemma2Config
 
+from dptune.dpsgd import logits
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.logits import UnwrittenLogits, unwritten_logits
 from dptune.dpsgd.loss import CausalLoss
@@ -20,12 +21,12 @@ MODELS = {
 }
 
 
-def adapted(name, *, held=None, **options):
+def adapted(name, *, held=None, bits=None, **options):
     model = MODELS[name]()
     if held is not None:
         model.to(held)
     model = add_lora(model, rank=2, alpha=4, **options)
-    freeze_base(model)
+    freeze_base(model, bits=bits)
     generator = torch.Generator().manual_seed(1)
     for parameter in trained(model):
         parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -50,9 +51,11 @@ def losses_and_gradients(losses, model):
 
 
 def from_all_logits(model, batch, normalizer):
-    logits = model(batch.input_ids, attention_mask=batch.attention_mask).logits
+    written = model(batch.input_ids, attention_mask=batch.attention_mask).logits
     each = functional.cross_entropy(
-        logits[:, :-1].float().transpose(1, 2), batch.input_ids[:, 1:], reduction="none"
+        written[:, :-1].float().transpose(1, 2),
+        batch.input_ids[:, 1:],
+        reduction="none",
     )
     weights = batch.loss_weights[:, 1:]
     return (each * weights).sum(1) / (normalizer or (weights > 0).sum(1).clamp(min=1))
@@ -75,12 +78,54 @@ def test_losses_of_a_frozen_head_are_those_of_its_logits(
     name, normalizer, held, written, monkeypatch
 ):
     monkeypatch.setattr("dptune.dpsgd.logits._HELD_ENTRIES", (100, 100))
+    monkeypatch.setattr("dptune.dpsgd.logits._PART_ENTRIES", 80)  # 5 classes
+    monkeypatch.setattr("dptune.dpsgd.logits._PIECE_ENTRIES", (60, 60))
     model, batch = adapted(name, held=held), batch_with_padding()
     expected = losses_and_gradients(from_all_logits(model, batch, normalizer), model)
     loss = CausalLoss(loss_normalizer=normalizer)
     found = losses_and_gradients(loss(model, batch), model)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert bool(written) == name.startswith("capped")
+
+
+def test_twin_that_forgets_a_run_of_classes_is_caught(written, monkeypatch):
+    honest = logits._in_parts
+
+    def forgetful(*args):
+        first, *others, last = honest(*args)
+        return [first, *others, torch.zeros_like(last)]
+
+    monkeypatch.setattr(logits, "_in_parts", forgetful)
+    with pytest.raises(AssertionError):
+        test_losses_of_a_frozen_head_are_those_of_its_logits(
+            "llama", 8.0, None, written, monkeypatch
+        )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_head_in_few_bits_is_written_out_whole(bits, monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr("dptune.dpsgd.logits._HELD_ENTRIES", (100, 100))
+    model, batch = adapted("llama", bits=bits), batch_with_padding()
+    assert model.get_output_embeddings().scale is not None
+    found = losses_and_gradients(CausalLoss(loss_normalizer=8.0)(model, batch), model)
+    expected = losses_and_gradients(from_all_logits(model, batch, 8.0), model)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_positions_without_a_target_add_nothing_whatever_they_hold(value):
+    head = torch.nn.Linear(4, 7, bias=False).requires_grad_(False)
+    hidden = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([2, logits.NO_TARGET, 5])
+    expected = functional.cross_entropy(head(hidden), targets, reduction="none")
+    hidden[1] = value
+    hidden.requires_grad_()
+    found = UnwrittenLogits(head, hidden).cross_entropy(targets)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert hidden.grad[1].tolist() == [0.0] * 4
+    assert hidden.grad.isfinite().all()
 
 
 def test_bfloat16_is_that_of_its_logits_up_to_rounding():

@@ -1,0 +1,131 @@
+"""Adapters that are scaled between their factors are the adapters of peft."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from dptune.dpsgd import adapters
+from dptune.dpsgd.adapters import narrow_scales
+from dptune.dpsgd.gradients import PerUnitGradients
+from dptune.dpsgd.loss import CausalLoss
+from dptune.models.build import add_lora
+from tests.support import models, oracles
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing.*:FutureWarning"
+)
+MODELS = {"gpt2": models.tiny_gpt2, "llama": models.tiny_llama}
+LOSS = CausalLoss(loss_normalizer=8.0)
+TARGETS = ["q_proj", "o_proj", "down_proj"]
+
+
+def drawn(model):
+    """Move adapters away from where they add nothing."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model.train()
+
+
+def adapted(name="llama", **options):
+    return drawn(add_lora(MODELS[name](), rank=2, alpha=5, **options))
+
+
+def with_config(**options):
+    config = LoraConfig(r=2, lora_alpha=5, target_modules=TARGETS, **options)
+    return drawn(get_peft_model(models.tiny_llama(), config))
+
+
+def losses_of(model):
+    with torch.no_grad():
+        return LOSS(model, oracles.random_data().collate(range(4), 0))
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_clipped_sums_are_those_of_a_loop_through_peft(name, use_rslora):
+    model = adapted(name, use_rslora=use_rslora)
+    data = oracles.random_data(rows_per_unit=(1, 3, 2))
+    units = oracles.naive_unit_gradients(model, LOSS, data, pad_token_id=0)
+    expected = oracles.naive_clipped_sum(units, max_grad_norm=0.1)
+    batch = data.collate(range(3), 0)
+    with narrow_scales(model), PerUnitGradients(model) as engine:
+        sums = engine.zeros()
+        with engine.record(batch.rows_of_unit) as tape:
+            total = LOSS(model, batch).sum()
+            norms = tape.backward(total, lambda n: (0.1 / n).clamp(max=1), sums)
+    assert oracles.distance(sums, expected) < 1e-3 * oracles.norm(expected)
+    wanted = [oracles.norm(unit) for unit in units]
+    assert norms[0].tolist() == pytest.approx(wanted, rel=1e-3)
+
+
+def test_twin_that_forgets_the_scale_is_caught(monkeypatch):
+    honest = adapters._forward
+
+    def unscaled(layer, forward, inputs):
+        scaling, layer.scaling = layer.scaling, dict.fromkeys(layer.scaling, 1.0)
+        try:
+            return honest(layer, forward, inputs)
+        finally:
+            layer.scaling = scaling
+
+    monkeypatch.setattr(adapters, "_forward", unscaled)
+    with pytest.raises(AssertionError):
+        test_clipped_sums_are_those_of_a_loop_through_peft("llama", False)
+
+
+@pytest.mark.parametrize(
+    "options", [{"lora_bias": True}, {"use_dora": True}], ids=lambda o: next(iter(o))
+)
+def test_adapters_of_another_form_are_left_to_peft(options):
+    model = models.tiny_llama()
+    for layer in model.modules():  # which a bias of an adapter needs to merge
+        if isinstance(layer, torch.nn.Linear) and layer.bias is None:
+            layer.bias = torch.nn.Parameter(torch.zeros(layer.out_features))
+    config = LoraConfig(r=2, lora_alpha=5, target_modules=TARGETS, **options)
+    model = drawn(get_peft_model(model, config))
+    expected = losses_of(model)
+    with narrow_scales(model):
+        assert torch.equal(losses_of(model), expected)
+
+
+def test_adapters_may_be_merged_and_switched_off_meanwhile():
+    model = with_config()
+    expected = losses_of(model)
+    with model.disable_adapter():
+        without = losses_of(model)
+    with narrow_scales(model):
+        torch.testing.assert_close(losses_of(model), expected)
+        with model.disable_adapter():
+            assert torch.equal(losses_of(model), without)
+        model.merge_adapter()
+        torch.testing.assert_close(losses_of(model), expected)
+        model.unmerge_adapter()
+    assert not torch.allclose(expected, without)
+
+
+def test_several_active_adapters_add_up():
+    model = with_config()
+    model.add_adapter("other", LoraConfig(r=3, lora_alpha=2, target_modules=TARGETS))
+    model.base_model.set_adapter(["default", "other"])
+    drawn(model)
+    expected = losses_of(model)
+    with narrow_scales(model):
+        torch.testing.assert_close(losses_of(model), expected)
+
+
+def test_model_is_as_before_whatever_is_raised():
+    model = adapted()
+    with pytest.raises(ZeroDivisionError), narrow_scales(model):
+        raise ZeroDivisionError
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_who_has_replaced_a_layers_forward_keeps_it():
+    model = adapted()
+    layer = next(m for m in model.modules() if hasattr(m, "lora_A"))
+    layer.forward = own = layer.base_layer.forward
+    with narrow_scales(model):
+        assert layer.forward is own
+    assert layer.forward is own
