@@ -292,7 +292,7 @@ def run(case: Case, *, longest: int) -> dict[str, Any]:
     vocabulary = getattr(text, "vocab_size", None) or VOCABULARY
     feed = feed_of(case, longest=longest, vocabulary=vocabulary)
     outcome, reasons = "trained", list[str]()
-    for _ in range(3):
+    for _ in range(4):
         try:
             check_private(model, feed, seed=0)
             break
@@ -306,6 +306,8 @@ def run(case: Case, *, longest: int) -> dict[str, Any]:
             outcome = "trained row by row"
         else:
             return result | _done(started, "refused", " THEN ".join(reasons))
+    else:
+        return result | _done(started, "refused", " THEN ".join(reasons))
     checked = time.process_time() - started
     figures = measure(quiet, feed)
     return result | _done(started, outcome, " THEN ".join(reasons)) | figures | {

@@ -336,6 +336,30 @@ def test_layer_that_is_left_out_for_a_whole_batch_is_refused():
     check(build(config, lora=["q_proj"], kind=AutoModelForCausalLM), **causal())
 
 
+class HashesLongRows(nn.Module):
+    """Moves the last token but one of a row of full length, and by very little."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        result = self.inner(x)
+        if x.shape[1] != 24:
+            return result
+        return result + 1e-3 * (torch.arange(24) == 22)[:, None] * torch.randn(1)
+
+
+def test_draws_that_move_few_rows_by_little_are_refused(monkeypatch):
+    model = models.tiny_gpt2()
+    model.transformer.ln_f = HashesLongRows(model.transformer.ln_f)
+    for size in (1, 8):
+        with pytest.raises(ModelError, match=r"dropout.*randn in HashesLongRows"):
+            check(model, **causal(physical_batch_size=size))
+    monkeypatch.setattr(selfcheck, "_SAME_LOSS_DRAWN", selfcheck._SAME_LOSS)
+    check(model, **causal())  # the twin that looks as for other kernels lets it pass
+
+
 class SharesItsMask(nn.Module):
     """Dropout of what all rows share, such as an embedding of positions."""
 
