@@ -2,7 +2,8 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,18 @@ def train_command(path: Path, overrides: Sequence[str] = ()) -> str:
     return shlex.join(["dptune", "train", str(path), *sets])
 
 
+@contextmanager
+def _without_kept_corpus() -> Iterator[None]:
+    """Remove the corpus that the preflight kept for the first step, at any end."""
+    try:
+        yield
+    finally:
+        from dptune.workflow.kept import drop_corpus
+
+        drop_corpus(current_workspace().work)
+
+
+@_without_kept_corpus()
 def run_training(
     config: TrainConfig,
     *,
@@ -82,21 +95,25 @@ def run_training(
     from dptune.workflow.budget import release_budget
     from dptune.workflow.preflight import check_run
     from infra.workspace import data_root, llm_access
+    from steps._progress import progress_of_many
     from steps._reviewing import read_lists, with_review
 
     chosen = read_profile(profile or default_profile())
     config, digest = with_review(chosen.applied_to(config))
     place = budget_place(again=retrain)
-    checked = check_run(
-        config,
-        data_root=data_root(),
-        budget=place,
-        access=llm_access(),
-        validate=chosen.stack is None,  # elsewhere the first pod's libraries do
-        gated=True,
-        lists=read_lists(digest),
-        folder=current_workspace().work,
-    )
+    with progress_of_many() as tell:
+        checked = check_run(
+            config,
+            data_root=data_root(),
+            budget=place,
+            access=llm_access(),
+            validate=chosen.stack is None,  # elsewhere the first pod's libraries do
+            gated=True,
+            lists=read_lists(digest),
+            folder=current_workspace().work,
+            keep=chosen.stack is None,  # the first pod reads on another disk
+            on_progress=tell,
+        )
     show_warnings(checked)
     open_profile(chosen)
     from steps._lost import refuse_lost_store

@@ -9,6 +9,7 @@ from dptune.data.records import Corpus
 from dptune.results import CorpusReport
 from infra.workspace import current_workspace, data_root
 from steps._caching import BY_CONTENT
+from steps._progress import progress_of_many
 from steps._scheduling import stop_if_done
 
 
@@ -29,12 +30,14 @@ def ingest(
     """
     from dptune.workflow.ingest import read_corpus
 
-    corpus = read_corpus(
-        data,
-        data_root=data_root(),
-        expected=fingerprint or None,
-        folder=current_workspace().work,
-    )
+    with progress_of_many() as tell:
+        corpus = read_corpus(
+            data,
+            data_root=data_root(),
+            expected=fingerprint or None,
+            folder=current_workspace().work,
+            on_progress=tell,
+        )
     if scheduled:
         stop_if_done(scheduled, corpus.fingerprint)
     return corpus, corpus.report

@@ -1,7 +1,8 @@
 """Build a corpus: read, check, deduplicate, split, validate, fingerprint."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from dptune.data.draws import seeded_fractions
 from dptune.data.duplicates import Duplicates
 from dptune.data.engine import Engine, open_engine, own_tables, scratch_folder
 from dptune.data.readers import read_records
-from dptune.data.records import Corpus, ProblemLog
+from dptune.data.records import Corpus, ProblemLog, RawRecord
 from dptune.data.source import (
     SPLITS,
     DataSource,
@@ -62,6 +63,7 @@ def build_corpus(
     validate: bool = True,
     is_taken: Callable[[str], bool] | None = None,
     folder: Path | None = None,
+    on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Corpus:
     """Read a source and make a corpus that training may use.
 
@@ -99,6 +101,8 @@ def build_corpus(
             returns, or at its next call if the process is killed. Records are then
             read from disk, as those of the corpus are afterwards. None keeps all in
             memory.
+        on_progress: called now and then with what is being done, records done, and all
+            of them; 0 while nobody knows how many there are.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -132,6 +136,7 @@ def build_corpus(
             is_taken=is_taken,
             folder=place,
             engine=engine,
+            tell=on_progress or (lambda *_: None),
         ).corpus(
             data_root=data_root,
             allow_content_hash_ids=allow_content_hash_ids,
@@ -157,6 +162,7 @@ class _Building:
     is_taken: Callable[[str], bool] | None
     folder: Path | None
     engine: Engine
+    tell: Callable[[str, int, int], None]
     log: ProblemLog = field(default_factory=ProblemLog)
 
     def corpus(
@@ -181,6 +187,7 @@ class _Building:
                 duplicates=self.kind,
                 near_duplicate_threshold=self.near_duplicate_threshold,
                 folder=self.folder,
+                on_progress=partial(self._tell_of, "look for copies", table.num_read),
             )
             kept = np.where(unique.kept, placed, LEFT_OUT)
             self._check_kept(kept, given)
@@ -213,7 +220,7 @@ class _Building:
             tables, self.folder, is_chat=bool(learnt_roles(self.source))
         )
         table = check_records(
-            read_records(self.source, data_root=data_root, log=self.log),
+            self._counted(read_records(self.source, data_root=data_root, log=self.log)),
             writer=writer,
             log=self.log,
             privacy_unit=self.privacy_unit,
@@ -232,6 +239,17 @@ class _Building:
                     "Fill its file, or leave it out and let dptune cut it from train.",
                 )
         return table, given
+
+    def _counted(self, records: Iterable[RawRecord]) -> Iterator[RawRecord]:
+        """Tell how many records were read, now and then."""
+        for number, record in enumerate(records):
+            if number % _ROWS_BETWEEN_TELLING == 0:
+                self.tell("read", number, 0)
+            yield record
+
+    def _tell_of(self, what: str, total: int, done: int) -> None:
+        """Tell how far something is."""
+        self.tell(what, done, total)
 
     def _place(self, table: RecordTable, given: set[str]) -> tuple[Splits, int | None]:
         """Choose records, and give them splits; count those whose texts are others."""
@@ -321,6 +339,7 @@ class _Building:
         )
 
 
+_ROWS_BETWEEN_TELLING = 4096
 _UNASKED = ValidationReport(view="ingest", success=False, expectations=())
 
 

@@ -33,16 +33,17 @@ record less may bring back one text, which sends away others. Values that are in
 per unit tell copies apart, so that a redacted view with such has no lemma.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dptune.data.duplicates import Duplicates
 from dptune.data.engine import Engine, count, fetch, given
-from dptune.data.near import Copies, find_near_copies
+from dptune.data.near import Copies, Positions, find_near_copies
 from dptune.data.source import SPLITS
 from dptune.data.table import (
     KNOWN_AS,
@@ -81,6 +82,7 @@ def deduplicate(
     duplicates: Duplicates,
     near_duplicate_threshold: float | None,
     folder: Path | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Deduplication:
     """Count exact and near duplicates, and drop some.
 
@@ -100,6 +102,7 @@ def deduplicate(
         duplicates: what to drop; not `AUTO`.
         near_duplicate_threshold: Jaccard similarity in (0, 1]; None counts none.
         folder: private folder for hashes of words; None keeps them in memory.
+        on_progress: called with the number of records that were looked at.
 
     References:
         Lee et al. (2022), "Deduplicating training data makes language models better",
@@ -115,7 +118,7 @@ def deduplicate(
     near = copies[:0]
     if near_duplicate_threshold is not None:
         near = find_near_copies(
-            table.texts(_without(taken, copies)),
+            _told(table.texts(_without(taken, copies)), on_progress),
             delays=np.asarray(late, np.int64)[np.maximum(splits, 0)],
             threshold=near_duplicate_threshold,
             engine=table.engine,
@@ -136,6 +139,15 @@ def deduplicate(
         num_near=len(near),
         num_across_units=_count_across_units(table.engine, dropped),
     )
+
+
+def _told(
+    texts: Iterable[tuple[Positions, pa.StringArray]], tell: Callable[[int], None]
+) -> Iterator[tuple[Positions, pa.StringArray]]:
+    """Tell which texts were read."""
+    for positions, part in texts:
+        tell(int(positions[0]))
+        yield positions, part
 
 
 def _find_copies(engine: Engine, columns: Sequence[str]) -> Copies:

@@ -78,6 +78,29 @@ def read_records(
                     )
 
 
+def source_files(source: DataSource, *, data_root: Path | None) -> list[Path] | None:
+    """List every file that records are read from, in order; None if some cannot be.
+
+    Args:
+        source: one without files has none.
+        data_root: folder that relative paths start from.
+    """
+    if isinstance(source, HubSource):
+        return None
+    found, log = list[Path](), ProblemLog()
+    if isinstance(source, SyntheticSource):
+        return found
+    for _, path in source.files():
+        place = locate(path, data_root, name="", log=log)
+        if place is None:
+            return None
+        if isinstance(source, FolderSource):
+            found += _list_files(place, source.pattern)
+        else:
+            found.append(place)
+    return found
+
+
 def _read_synthetic(source: SyntheticSource) -> Iterator[RawRecord]:
     """Generate dialogues."""
     dialogues = iter_dialogues(

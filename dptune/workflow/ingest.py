@@ -1,5 +1,6 @@
 """From settings to a corpus, and to the public text of a pre-training."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from dptune.data.synthetic import gold_spans
 from dptune.detection.languages.identify import UNDETERMINED, language_of
 from dptune.errors import DataError
 from dptune.privacy import PrivacyUnit
+from dptune.workflow.kept import Source, is_kept, keep_corpus, take_corpus
 
 GOLD = "gold_spans"
 GOLD_FEATURE = List({"start": Value("int32"), "end": Value("int32")})
@@ -28,8 +30,12 @@ def read_corpus(
     expected: str | None = None,
     validate: bool = True,
     folder: Path | None = None,
+    keep: bool = False,
+    on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Corpus:
     """Read, check, deduplicate and split the corpus of a configuration.
+
+    One that was kept in the folder is taken over if nothing has changed.
 
     Args:
         data: where the records are and what a privacy unit is.
@@ -37,11 +43,60 @@ def read_corpus(
         expected: fingerprint that the preflight saw.
         validate: ask Great Expectations too, after all other checks.
         folder: private folder for work files, see `build_corpus`.
+        keep: leave the corpus there for who reads it next.
+        on_progress: called with what is being done, records done, and about all.
 
     Raises:
         DataError: the source cannot be used, or changed since the preflight.
     """
-    corpus = build_corpus(
+    source = None
+    if keep or on_progress is not None or is_kept(folder):
+        source = Source.of(data, data_root=data_root, validate=validate)
+    corpus = None
+    if source is not None and folder is not None:
+        corpus = take_corpus(source, folder)
+    if corpus is None:
+        corpus = _built(
+            data,
+            data_root=data_root,
+            validate=validate,
+            folder=folder,
+            on_progress=_with_total(on_progress, source.num_lines if source else 0),
+        )
+        if keep and source is not None and folder is not None:
+            keep_corpus(corpus, source, folder)
+    if expected is not None and corpus.fingerprint != expected:
+        raise DataError(
+            "the corpus must not change while a run starts, but its fingerprint did. "
+            "Wait until the source is written, then run again."
+        )
+    return _with_gold(corpus, data)
+
+
+def _with_total(
+    on_progress: Callable[[str, int, int], None] | None, expected: int
+) -> Callable[[str, int, int], None] | None:
+    """Put about how many records there are where nobody knows how many."""
+    if on_progress is None:
+        return None
+
+    def tell(what: str, done: int, total: int) -> None:
+        if total := total or max(expected, done) * bool(expected):
+            on_progress(what, done, total)
+
+    return tell
+
+
+def _built(
+    data: DataSettings,
+    *,
+    data_root: Path,
+    validate: bool,
+    folder: Path | None,
+    on_progress: Callable[[str, int, int], None] | None,
+) -> Corpus:
+    """Make the corpus from its source."""
+    return build_corpus(
         data.source,
         privacy_unit=data.privacy_unit,
         data_root=data_root,
@@ -57,13 +112,8 @@ def read_corpus(
         validate=validate,
         is_taken=None if data.languages is None else _IsIn(frozenset(data.languages)),
         folder=folder,
+        on_progress=on_progress,
     )
-    if expected is not None and corpus.fingerprint != expected:
-        raise DataError(
-            "the corpus must not change while a run starts, but its fingerprint did. "
-            "Wait until the source is written, then run again."
-        )
-    return _with_gold(corpus, data)
 
 
 @dataclass(frozen=True)

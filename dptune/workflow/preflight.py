@@ -97,8 +97,10 @@ def check_run(
     gated: bool = False,
     lists: ListsOfProject | None = None,
     folder: Path | None = None,
+    keep: bool = False,
+    on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Checked:
-    """Check corpus, budget, detector and model of a run; nothing stays written.
+    """Check corpus, budget, detector and model of a run; no more than asked stays.
 
     Args:
         config: of the run.
@@ -111,6 +113,8 @@ def check_run(
         lists: review lists of the project, if there are any.
         folder: private folder for work files while a corpus is read; None reads it into
             memory.
+        keep: leave the corpus there, for the first step of the run.
+        on_progress: called with what is being done, records done, and about all.
 
     Raises:
         ConfigError, DataError: with all problems of all parts at once.
@@ -118,7 +122,12 @@ def check_run(
     """
     errors: list[DptuneError] = []
     reader = read or partial(
-        read_corpus, data_root=data_root, validate=validate, folder=folder
+        read_corpus,
+        data_root=data_root,
+        validate=validate,
+        folder=folder,
+        keep=keep,
+        on_progress=on_progress,
     )
     corpus = _attempt(lambda: reader(config.data), errors)
     _check_parts(
@@ -146,7 +155,7 @@ def check_run(
         _attempt(lambda: _check_labels(config, corpus), errors)
         _attempt(lambda: check_chats(corpus, config, data_root=data_root), errors)
         if not config.data.corpus_is_public:
-            _attempt(lambda: _check_languages(config, corpus), errors)
+            _attempt(lambda: _check_languages(config, corpus, on_progress), errors)
     if gated:
         _attempt(lambda: check_gate(config, plan), errors)
     if corpus is not None and plan is not None and budget is not None:
@@ -171,12 +180,22 @@ def check_run(
     )
 
 
-def _check_languages(config: TrainConfig, corpus: Corpus) -> None:
+def _check_languages(
+    config: TrainConfig,
+    corpus: Corpus,
+    on_progress: Callable[[str, int, int], None] | None,
+) -> None:
     """Read the languages of records where the run would refuse some."""
-    settings = config.detection
-    if settings.unknown_language is UnknownLanguage.REFUSE:
-        languages = Languages.of(corpus.dataset, num_processes=settings.num_processes)
-        check_languages(languages, settings)
+    settings, rows = config.detection, corpus.dataset
+    if settings.unknown_language is not UnknownLanguage.REFUSE:
+        return
+    tell = on_progress or (lambda *_: None)
+    languages = Languages.of(
+        rows,
+        num_processes=settings.num_processes,
+        on_progress=lambda done: tell("tell languages", done, len(rows)),
+    )
+    check_languages(languages, settings)
 
 
 def _check_processes(config: TrainConfig) -> None:

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar, Final
@@ -23,7 +21,7 @@ from dptune.data.validation import count_left, validate_redacted
 from dptune.detection.known_values import is_ordinary
 from dptune.detection.labelling import marked_characters
 from dptune.errors import DataError, Problem
-from dptune.files import locked
+from dptune.files import locked, program_digest
 from dptune.parts import (
     LOCK,
     Parts,
@@ -257,15 +255,3 @@ class _PartRedactor:
         }
         table = redacted.select_columns(["text"]).with_format("arrow")[:]
         return table.replace_schema_metadata({_FACTS: json.dumps(facts)})
-
-
-@lru_cache(maxsize=1)
-def program_digest() -> str:
-    """Digest every file of the library, so that no other program's parts are taken."""
-    digest = hashlib.sha256()
-    root = Path(str(resources.files("dptune")))
-    for file in sorted(root.rglob("*")):
-        if file.is_file() and file.suffix != ".pyc":
-            digest.update(f"{file.relative_to(root)}".encode() + b"\0")
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from zenml.client import Client
@@ -14,6 +15,7 @@ from zenml.config.global_config import GlobalConfiguration
 from zenml.utils import source_utils
 
 from cli.main import main
+from dptune.workflow import ingest as reading
 from infra.stacks.local import ensure_local_stack, isolate
 from infra.workspace import REPOSITORY, Workspace
 
@@ -115,12 +117,14 @@ class Trained:
 
     Args:
         copies: weights that it left outside of the project folder.
+        times_read: how often the corpus was made from its source.
     """
 
     code: int
     output: str
     run: object
     copies: frozenset[Path]
+    times_read: int
 
 
 @pytest.fixture(scope="session")
@@ -135,11 +139,13 @@ def trained(project) -> dict[str, Trained]:
 
 def _train(project: Project, recipe: str) -> Trained:
     before = frozenset(project.outside.rglob("*.safetensors"))
-    code, output = project.run("train", TINY, "--set", f"recipe={recipe}")
+    with patch.object(reading, "_built", wraps=reading._built) as built:
+        code, output = project.run("train", TINY, "--set", f"recipe={recipe}")
     (run,) = Client().list_pipeline_runs(sort_by="desc:created", size=1).items
     return Trained(
         code=code,
         output=output,
         run=Client().get_pipeline_run(run.id),
         copies=frozenset(project.outside.rglob("*.safetensors")) - before,
+        times_read=built.call_count,
     )

@@ -200,6 +200,11 @@ def test_second_run_trains_nothing_and_is_charged_nothing(trained):
         assert second.steps[step].status is ExecutionStatus.COMPLETED
 
 
+def test_preflight_and_steps_read_the_source_once(trained, project):
+    assert [run.times_read for run in trained.values()] == [1, 1, 1]
+    assert not (project.home / "work" / "read.arrow").exists()
+
+
 def test_second_run_answers_from_the_cache_all_but_verdicts(trained):
     steps = trained["again"].run.steps
     cached = {n for n, s in steps.items() if s.status is ExecutionStatus.CACHED}
