@@ -16,7 +16,6 @@ from dptune.config import (
     DetectionSettings,
     ModelSettings,
     PerformanceSettings,
-    RedactionSettings,
 )
 from dptune.configfile import apply_overrides, read_yaml, validate
 from dptune.data.records import Corpus
@@ -26,6 +25,7 @@ from dptune.models.source import ModelBundle
 from dptune.planning import RunPlan, plan_run
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.recipes import Recipe, View
+from dptune.redaction.operators import RedactionSettings
 from dptune.workflow.detect import engine_of
 from dptune.workflow.ingest import GOLD, read_corpus
 from dptune.workflow.inputs import StageInputs

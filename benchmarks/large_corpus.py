@@ -32,7 +32,6 @@ from dptune.attacks.planting import plant
 from dptune.config import (
     DataSettings,
     DetectionSettings,
-    RedactionSettings,
     ScoringSettings,
 )
 from dptune.data.records import Corpus
@@ -40,6 +39,7 @@ from dptune.data.synthetic import iter_dialogues
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.models.encode import encode_corpus
 from dptune.models.tokenizer import train_tokenizer
+from dptune.redaction.operators import RedactionSettings
 from dptune.workflow.detect import label_corpus
 from dptune.workflow.ingest import read_corpus
 from dptune.workflow.redact import redact_corpus

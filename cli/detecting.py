@@ -17,14 +17,14 @@ from rich.text import Text
 from cli.detection import DetectorChoice, collecting, new_file_problems
 from cli.printing import speaker
 from cli.runs import read_config
-from dptune.config import RedactionSettings, TrainConfig
+from dptune.config import TrainConfig
 from dptune.conversation import messages_of, num_said, turns_of
 from dptune.data.source import learnt_roles
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.labelling import detect_dataset
 from dptune.errors import ConfigError, Problem
 from dptune.redaction.engine import redact_text
-from dptune.redaction.operators import Operator
+from dptune.redaction.operators import Operator, RedactionSettings
 from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.reports.formatting import count, percent
 from dptune.reports.pages.detector import detect_page, pieces_of

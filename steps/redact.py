@@ -4,8 +4,8 @@ from typing import Annotated
 
 from zenml import step
 
-from dptune.config import RedactionSettings
 from dptune.data.records import Corpus
+from dptune.redaction.operators import RedactionSettings
 from dptune.results import RedactionReport
 from infra.workspace import (
     current_workspace,

@@ -198,17 +198,11 @@ def train_stage(
     check_controller(plan, controller, sharding=sharding)
     check_shapes(plan, dtype=dtype, max_tokens=max_tokens)
     loss = record_loss or CausalLoss(loss_normalizer=loss_normalizer)
-    state = TrainingState(
-        step=0,
-        attempt=0,
-        digest=run_fingerprint(
-            model,
-            data,
-            plan=plan,
-            optimizer=optimizer,
-            settings=(num_steps, pad_token_id, repr(loss), seed, dtype, run_digest),
-        ),
+    settings = num_steps, pad_token_id, repr(loss), seed, dtype, run_digest
+    digest = run_fingerprint(
+        model, data, plan=plan, optimizer=optimizer, settings=settings
     )
+    state = TrainingState(step=0, attempt=0, digest=digest)
     ranks = Ranks.current()
     if transforms:
         check_transform(

@@ -120,6 +120,7 @@ def _from_name(value: object) -> object:
 
 
 TypeOperator = Annotated[OperatorSettings, BeforeValidator(_from_name)]
+_EntityType = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,40}$")]
 
 
 def operators_name(default: Operator, by_type: Mapping[str, OperatorSettings]) -> str:
@@ -131,3 +132,49 @@ def operators_name(default: Operator, by_type: Mapping[str, OperatorSettings]) -
     return "+".join(
         sorted({default.value, *(s.operator.value for s in by_type.values())})
     )
+
+
+class RedactionSettings(Settings):
+    """What replaces a marked span.
+
+    Args:
+        operator: what is written in its place.
+        operators: others, by entity type: a name, or a mapping with its settings.
+            Where two types differ, the text shows which is which: no selective claim.
+        merge_adjacent: join masks that only blanks part.
+        pseudonym_scope: within what equal values get equal pseudonyms, hashes, ciphers
+            and date shifts.
+        pseudonym_locale: of invented names and places.
+        encryption_key: name of the environment variable (or, with `_FILE` behind it,
+            of the one that names a file) that holds the key of `encrypt`.
+        num_processes: that redact parts of the corpus side by side; pseudonyms within
+            units take one.
+    """
+
+    operator: Operator = Operator.MASK
+    operators: Mapping[_EntityType, TypeOperator] = Field(default_factory=dict)
+    merge_adjacent: bool = True
+    pseudonym_scope: Scope = Scope.UNIT
+    pseudonym_locale: str = Field(default="en_US", pattern=r"^[a-z]{2}_[A-Z]{2}$")
+    encryption_key: str = Field(
+        default=ENCRYPTION_KEY, pattern=rf"^{ENCRYPTION_KEY}(_[A-Z0-9]{{1,40}})?$"
+    )
+    num_processes: int = Field(
+        default=1, ge=1, le=64, exclude_if=lambda number: number == 1
+    )
+
+    @property
+    def name(self: Self) -> str:
+        """What reports and ledgers call it: every operator in it."""
+        return operators_name(self.operator, self.operators)
+
+    @property
+    def used(self: Self) -> frozenset[Operator]:
+        """Every operator in it."""
+        return frozenset(map(Operator, self.name.split("+")))
+
+    @property
+    def kept(self: Self) -> frozenset[str]:
+        """Types that are to stay as they are."""
+        named = self.operators.items()
+        return frozenset(k for k, s in named if s.operator is Operator.KEEP)

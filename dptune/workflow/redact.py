@@ -14,7 +14,6 @@ from typing import ClassVar, Final
 import pyarrow as pa
 from datasets import Dataset
 
-from dptune.config import RedactionSettings
 from dptune.conversation import num_said, turns_of
 from dptune.data.records import Corpus
 from dptune.data.validation import count_left, validate_redacted
@@ -33,7 +32,7 @@ from dptune.parts import (
     write_part,
 )
 from dptune.redaction.engine import redact_dataset
-from dptune.redaction.operators import KEYED, Operator, Scope
+from dptune.redaction.operators import KEYED, Operator, RedactionSettings, Scope
 from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.redaction.residual import residual_counts, residual_spelling_counts
 from dptune.results import RedactionReport

@@ -136,33 +136,18 @@ def run_stage(
         fixed_seed=inputs.seed is not None,
         spend=spend,
     )
-    if inputs.plan.settings.local is not None:
-        outcome = train_on_releases(
-            loaded,
-            data,
-            plan=inputs.plan,
-            num_positions=inputs.max_tokens,
-            public=inputs.public_text,
-            home=home,
-            num_charged=sum(entry.num_steps for entry in journal.read().entries),
-            charge=charge,
-            on_step=on_step,
-            seed=inputs.seed,
-            device=place_processes(performance).device,
-        )
-    else:
-        outcome = _train(
-            job,
-            loaded,
-            data,
-            inputs,
-            is_finished=target.is_dir(),
-            charge=charge,
-            spend=spend,
-            on_step=on_step,
-            controller=controller or steering,
-            launch=launch,
-        )
+    outcome = _train(
+        job,
+        loaded,
+        data,
+        inputs,
+        is_finished=target.is_dir(),
+        charge=charge,
+        spend=spend,
+        on_step=on_step,
+        controller=controller or steering,
+        launch=launch,
+    )
     report = _report(inputs, outcome, loaded, steering)
     if not target.is_dir():
         _store(inputs, loaded, target, controller=steering, report=report)
@@ -247,6 +232,21 @@ def _train(
 ) -> TrainingOutcome:
     """Train here, or on ranks whose last checkpoint is then read here."""
     placement = place_processes(job.performance)
+    if inputs.plan.settings.local is not None:
+        charged = LedgerJournal(job.journal).read()
+        return train_on_releases(
+            loaded,
+            data,
+            plan=inputs.plan,
+            num_positions=inputs.max_tokens,
+            public=inputs.public_text,
+            home=job.checkpoint_dir.parent,
+            num_charged=sum(entry.num_steps for entry in charged.entries),
+            charge=charge,
+            on_step=on_step,
+            seed=inputs.seed,
+            device=placement.device,
+        )
     if not Ranks.current().is_alone:
         raise ConfigError(
             "a stage must not be run by processes that are ranks already: it starts "

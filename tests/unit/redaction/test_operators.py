@@ -6,13 +6,13 @@ import datasets
 import pytest
 from pydantic import ValidationError
 
-from dptune.config import RedactionSettings
 from dptune.errors import ConfigError
 from dptune.redaction import pseudonyms
 from dptune.redaction.engine import redact_dataset, redact_text, replacement
 from dptune.redaction.operators import (
     Operator,
     OperatorSettings,
+    RedactionSettings,
     operators_name,
 )
 from dptune.redaction.pseudonyms import Pseudonyms, Scope, decrypt_text

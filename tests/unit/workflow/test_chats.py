@@ -15,7 +15,6 @@ from dptune.attacks.membership import membership_scores
 from dptune.attacks.planting import plant, planted_count, secret_place
 from dptune.attacks.settings import AttackSettings
 from dptune.attacks.signals import token_signals, utility_report
-from dptune.config import RedactionSettings
 from dptune.conversation import (
     ROLES,
     ScoredTokens,
@@ -36,7 +35,7 @@ from dptune.models.loading import LoadedModel
 from dptune.models.source import PathSource
 from dptune.recipes import View
 from dptune.redaction.engine import redact_text
-from dptune.redaction.operators import Operator
+from dptune.redaction.operators import Operator, RedactionSettings
 from dptune.workflow.attack import CanaryRanking
 from dptune.workflow.chats import check_chats, written_canaries
 from dptune.workflow.extracting import Extracting, _marked

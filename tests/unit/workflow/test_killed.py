@@ -7,12 +7,11 @@ from multiprocessing import get_context
 import pytest
 
 from dptune import parts
-from dptune.config import RedactionSettings
 from dptune.detection.engine import DetectionEngine, build_engine
 from dptune.detection.labelling import detect_dataset
 from dptune.detection.own_rules import OwnRulesFilter
 from dptune.detection.recognizer import Tier, fingerprint_of
-from dptune.redaction.operators import Operator
+from dptune.redaction.operators import Operator, RedactionSettings
 from dptune.results import ValidationReport
 from dptune.text import Span
 from dptune.workflow import redact

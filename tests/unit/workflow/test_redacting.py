@@ -6,14 +6,13 @@ from dataclasses import asdict
 import pytest
 from datasets import Dataset
 
-from dptune.config import RedactionSettings
 from dptune.configfile import load_train_config
 from dptune.conversation import Turn, join_turns, turns_of
 from dptune.detection.engine import build_engine
 from dptune.detection.labelling import detect_dataset
 from dptune.detection.recognizer import Tier
 from dptune.errors import ConfigError
-from dptune.redaction.operators import Operator
+from dptune.redaction.operators import Operator, RedactionSettings
 from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import Span
 from dptune.workflow.preflight import check_selective
@@ -131,7 +130,8 @@ def test_selective_promise_needs_one_hiding_operator_for_all_types(
 
 def test_twin_that_looks_at_the_default_operator_alone_is_caught(corpus, monkeypatch):
     monkeypatch.setattr(
-        "dptune.config.operators_name", lambda default, _by_type: default.value
+        "dptune.redaction.operators.operators_name",
+        lambda default, _by_type: default.value,
     )
     with pytest.raises(pytest.fail.Exception):
         test_selective_promise_needs_one_hiding_operator_for_all_types(
