@@ -156,6 +156,7 @@ def scoped_randomness(
 _PIECE = 1 << 16
 _HALF = _PIECE // 2
 _TAIL = 1 << 14
+_EXACT = torch.float32  # whatever kind of number a script has made the default
 _DOUBLE_PIECE = 1 << 24
 _KEY_BYTES = 32
 _NONCE_BYTES = 16
@@ -194,8 +195,8 @@ class GaussianStream:
         self._zeros = bytes(4 * _PIECE)
         self._key_stream = bytearray(4 * _PIECE + _NONCE_BYTES)
         self._bits = torch.frombuffer(self._key_stream, dtype=torch.int32, count=_PIECE)
-        self._numbers = torch.empty(_PIECE)
-        self._cosines = torch.empty(_HALF)
+        self._numbers = torch.empty(_PIECE, dtype=_EXACT, device="cpu")
+        self._cosines = torch.empty(_HALF, dtype=_EXACT, device="cpu")
         self._unused = self._numbers[:0]
 
     def add_to(self, values: Tensor, *, stddev: float) -> None:

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from dptune.dpsgd import noise as noise_module
+from dptune.dpsgd import randomness
 from dptune.dpsgd.factorization import band_coefficients
 from dptune.dpsgd.noise import (
     BandedNoise,
@@ -180,6 +181,29 @@ def test_ranks_of_one_run_never_share_their_noise():
     assert torch.equal(first, same)
     assert not (first == other).any()
     assert torch.equal(first, noise(fixed_seed=4))
+
+
+def noise_by_default(dtype):
+    """Noise on float32 sums of a script that has another kind of number as default."""
+    sums = {"a": torch.zeros(1000)}
+    torch.set_default_dtype(dtype)
+    try:
+        stream = noise_stream(fixed_seed=4)
+        add_gaussian_noise(sums, noise_stddev=2.0, stream=stream)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return sums["a"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_noise_is_in_float32_whatever_a_script_defaults_to(dtype):
+    assert noise_by_default(dtype).equal(noise_by_default(torch.float32))
+
+
+def test_noise_of_a_default_kind_cannot_be_made(monkeypatch):
+    monkeypatch.setattr(randomness, "_EXACT", None)
+    with pytest.raises(RuntimeError, match="Half"):
+        noise_by_default(torch.float16)
 
 
 def test_noise_is_made_where_the_gradients_are(monkeypatch):
