@@ -3,9 +3,10 @@
     PYTHONPATH=. python benchmarks/script_steps.py [--steps 30] [--rounds 5]
     PYTHONPATH=. python benchmarks/script_steps.py --larger --steps 10
 
-Both loops train the same small GPT-2 by the same plan, in turns and on one thread; the
-figure is the median CPU time of a step, the first ones left out, in milliseconds. The
-plain trainer, without privacy, stands beside them, with full weights and adapters.
+Both loops train the same small GPT-2 by the same plan and on the same draws (a step of
+three passes is not one of two), in turns and on one thread; the figure is the median
+CPU time of a step, the first ones left out, in milliseconds. The plain trainer, without
+privacy, stands beside them, with full weights and adapters.
 Small steps show what Python takes, larger ones (six layers of width 256, 128 tokens)
 what a script takes.
 """
@@ -15,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def make_model(shape: Shape, *, adapters: bool) -> torch.nn.Module:
 
 
 def own_loop(
-    rows: list[list[int]], steps: int, *, shape: Shape, adapters: bool
+    rows: list[list[int]], steps: int, *, shape: Shape, adapters: bool, seed: int
 ) -> list[float]:
     """Time steps of `train_stage`."""
     data = UnitDataset.from_columns(
@@ -123,12 +124,19 @@ def own_loop(
         block_size=PRIVACY.block_size,
         charge=lambda *_: None,
         on_step=clock.tick,
+        seed=seed,
     )
     return clock.milliseconds()
 
 
 def script(
-    rows: list[list[int]], steps: int, *, shape: Shape, adapters: bool, private: bool
+    rows: list[list[int]],
+    steps: int,
+    *,
+    shape: Shape,
+    adapters: bool,
+    seed: int,
+    private: bool,
 ) -> list[float]:
     """Time steps of a script, privately or not."""
     clock = Clock()
@@ -152,8 +160,10 @@ def script(
             ),
             "callbacks": [clock],
         }
-        trainer = DPTrainer(**given, privacy=PRIVACY) if private else Trainer(**given)
-        trainer.train()
+        if private:
+            DPTrainer(**given, privacy=replace(PRIVACY, seed=seed)).train()
+        else:
+            Trainer(**given).train()
     return clock.milliseconds()
 
 
@@ -175,10 +185,10 @@ def main() -> None:
     }
     for adapters in (False, True):
         times: dict[str, list[float]] = {name: [] for name in loops}
-        for _ in range(asked.rounds):
+        for number in range(asked.rounds):
             for name, loop in loops.items():
                 options = {"shape": shape, "adapters": adapters}
-                times[name] += loop(rows, asked.steps, **options)
+                times[name] += loop(rows, asked.steps, seed=number, **options)
         medians = {name: statistics.median(found) for name, found in times.items()}
         private = medians["DPTrainer"]
         print("adapters" if adapters else "full weights")
