@@ -1,39 +1,44 @@
 """A private training step for a loop of one's own."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from dptune.accounting.certificates import Certificate
 from dptune.api.arguments import Arguments
-from dptune.api.refusing import check_start, check_untouched
-from dptune.api.rows import Rows, check_kind
+from dptune.api.loop import Batches, PrivateLoop
+from dptune.api.refusing import check_start
+from dptune.api.rows import check_kind, check_loader, check_rows, rows_of
 from dptune.api.target import Account, Sizes, Spend, asked
+from dptune.data.collated import Rows
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.logits import NO_TARGET
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, RecordLoss
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.own_loss import check_own_loss
 from dptune.dpsgd.prechecks import (
     check_numbers,
     check_private,
     check_shapes,
+    is_checkpointing,
     modes_of,
-    training_mode,
 )
-from dptune.dpsgd.step import gradient_source
-from dptune.dpsgd.steps import ChargedSteps
-from dptune.dpsgd.trainer import StepProgress
-from dptune.errors import ModelError, PrivacyError
+from dptune.errors import ModelError
 from dptune.privacy import NeighboringRelation
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
+_JOURNAL: Final = "ledger.jsonl"
+_UNNAMED: Final = f"must be named where there is a {_JOURNAL} already."
+_NAME_IT: Final = (
+    f'Say journal="{_JOURNAL}" to train on the same rows again: what was spent counts '
+    "against target_epsilon. Name another file for other rows."
+)
+_OWN_LOSS: Final = "A loss of your own is the argument `loss` of make_private."
 DTYPES: Final[Sequence[Literal["float32", "bfloat16"]]] = ("float32", "bfloat16")
 
 
@@ -84,150 +89,19 @@ class LossOfScript:
         return float(losses.detach()[real].sum()), float(real.sum())
 
 
-class PrivateLoop:
-    """Private steps, one each time round a `for`; see `make_private`, which makes it.
-
-    Args:
-        model: whose trainable parameters the optimizer has.
-        optimizer: steps on released gradients only.
-        feed: data and loss.
-        account: charges blocks; its plan owns the claim.
-        sizes: of blocks, and the seed: None for secret randomness.
-    """
-
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        feed: Feed,
-        account: Account,
-        sizes: Sizes,
-    ) -> None:
-        self.num_steps = account.target.num_steps
-        self.plan = account.plan
-        self._model = model
-        self._optimizer = optimizer
-        self._feed = feed
-        self._account = account
-        self._block_size = sizes.block_size
-        self._seed = sizes.seed
-        self._parameters = trainable_parameters(model)
-        self._is_stepping = self._has_begun = False
-        self._guard = optimizer.register_step_pre_hook(self._refuse_others)
-        self._note_weights()
-
-    def __len__(self) -> int:
-        """Return how many steps there are."""
-        return self.num_steps
-
-    def __iter__(self) -> Iterator[StepProgress]:
-        """Train, a step each time; `loss` and `tokens` of what is yielded are private.
-
-        Raises:
-            PrivacyError: something else changed gradients or weights, or the loop ran
-                before. Nothing is charged or drawn then.
-        """
-        if self._has_begun:
-            raise PrivacyError(
-                "a loop must run once: its steps are paid for once. Call make_private "
-                "again, with the same journal, for more."
-            )
-        self._has_begun = True
-        return self._steps()
-
-    def certificate(self) -> Certificate:
-        """State what all charged steps guarantee, those of earlier loops included.
-
-        Raises:
-            ArtifactError: the journal was tampered with.
-        """
-        return self._account.certificate()
-
-    def close(self) -> None:
-        """Let go of the optimizer; a loop that runs to its end does so by itself."""
-        self._guard.remove()
-
-    def _steps(self) -> Iterator[StepProgress]:
-        """Run step after step; what was charged for those left out stays charged."""
-        with ExitStack() as stack:
-            stack.callback(self.close)
-            stack.enter_context(modes_of(self._model, self._feed, recomputes=False))
-            source = stack.enter_context(
-                gradient_source(
-                    self._model,
-                    plan=self.plan,
-                    feed=self._feed,
-                    seed=self._seed,
-                    attempt=0,
-                )
-            )
-            steps = ChargedSteps(
-                plan=self.plan,
-                feed=self._feed,
-                source=source,
-                first_step=0,
-                num_steps=self.num_steps,
-                block_size=self._block_size,
-                charge=self._account.charge,
-                seed=self._seed,
-                attempt=0,
-            )
-            for step in range(self.num_steps):
-                check_untouched(self._model, self._parameters, self._versions)
-                yield self._step(steps, step)
-
-    def _step(self, steps: ChargedSteps, step: int) -> StepProgress:
-        """Release one gradient and let the optimizer act on it."""
-        indices = steps.draw(step)
-        if indices is None:
-            raise PrivacyError("a plan of fixed noise must draw in every step.")
-        with training_mode(self._model):
-            totals = steps.compute(indices, step=step)
-        self._is_stepping = True
-        try:
-            self._optimizer.step()
-        finally:
-            self._is_stepping = False
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        self._note_weights()
-        return StepProgress(
-            step=step + 1,
-            num_steps=self.num_steps,
-            tokens=totals.num_tokens,
-            seconds=0.0,
-            tokens_per_second=0.0,
-            loss=totals.loss,
-        )
-
-    def _note_weights(self) -> None:
-        """Remember how often each weight has been written to."""
-        self._versions = {n: p._version for n, p in self._parameters.items()}
-
-    def _refuse_others(self, *_: Any) -> None:  # noqa: ANN401 - of a hook
-        """Refuse steps that are not the loop's."""
-        if not self._is_stepping:
-            raise PrivacyError(
-                "optimizer.step must be left to the loop: it steps once for each batch "
-                "that it draws, on the noised gradient. Remove the call; `close()` "
-                "gives the optimizer back."
-            )
-
-
 def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    data: Rows,
+    data: Rows | DataLoader[Any],
     *,
     target_epsilon: float,
     target_delta: float,
     num_steps: int,
-    expected_batch_size: int,
+    expected_batch_size: int | None = None,
     max_grad_norm: float,
     max_tokens: int,
-    pad_token_id: int,
-    journal: str | Path,
+    pad_token_id: int | None = None,
+    journal: str | Path | None = None,
     loss: Loss | None = None,
     owners: Sequence[Hashable] | None = None,
     max_rows_per_unit: int = 1,
@@ -242,11 +116,24 @@ def make_private(
 ) -> PrivateLoop:
     """Make the steps of a training loop private, one each time round a `for`.
 
-    Each time round, units are drawn by a coin each, every unit's gradient is clipped to
-    C, the sum is noised and divided by `expected_batch_size`, and the optimizer steps.
-    Schedulers, logging and evaluation of the script go into the body of the loop; its
-    own backward pass and `optimizer.step` go away. The engine, its checks and its
-    accounting are those of `train`, which also resumes and trains on several ranks.
+    Given a `DataLoader`, the loop comes in its place, and the body stays the script's:
+
+    ```python
+    loader = make_private(model, optimizer, loader, ...)
+    for batch in loader:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ```
+
+    The batch is drawn when the loss is asked for, by a coin for each unit; it, the
+    output and the loss are stand-ins that hold no record, and refuse by name whatever
+    the claim would not cover. `backward` leaves the released gradient: every unit's own
+    is clipped to C, the sum is noised and divided by `expected_batch_size`. Given rows,
+    each time round is such a step, of the optimizer too, and the body has none of it.
+    The engine, its checks and its accounting are those of `train`, which also resumes
+    and trains on several ranks.
 
     **Formal guarantee**: the weights after all steps are (target_epsilon,
     target_delta)-DP for one unit under `relation`, together with what the journal held
@@ -261,21 +148,24 @@ def make_private(
     | the loop is left early | what was charged stays charged: a block at most |
     | the journal holds charges | they count against the target |
 
-    **Privacy**: what an iteration yields (`loss`, `tokens`) is private.
+    **Privacy**: `loss` and `tokens` are private: nothing may be decided by them.
 
     Args:
         model: parameters with `requires_grad` are trained, in float32; on its device.
         optimizer: torch's own, of exactly these parameters.
         data: rows by number, of known length: `input_ids`, and maybe `attention_mask`
-            and `labels` (the tokens, -100 where nothing is learnt; or a class).
+            and `labels` (the tokens, -100 where nothing is learnt; or a class). Or a
+            loader of such rows, each of which goes through its collator alone.
         target_epsilon: of the whole loop, above 0.
         target_delta: in (0, 1 / number of units).
         num_steps: of the loop, at least 1.
         expected_batch_size: units per step, the public divisor.
         max_grad_norm: C, L2 bound on one unit's gradient.
         max_tokens: public length that no row exceeds; the losses' public normalizer.
-        pad_token_id: fills the padding.
-        journal: file that every block is charged to before its noise is drawn.
+        pad_token_id: fills the padding. None takes that of the model's configuration,
+            or else 0.
+        journal: file that every block is charged to before its noise is drawn. None
+            takes a new one, `ledger.jsonl`.
         loss: takes the model and a batch (`input_ids`, `attention_mask`, `labels`) and
             returns one value for each row, `(rows,)`. By default cross-entropy: of
             targets over `max_tokens`, or of the class.
@@ -324,7 +214,13 @@ def make_private(
     >>> folder.cleanup()
     """
     given = Arguments()
-    path = given.place("journal", journal, what="file")
+    path = given.place("journal", _JOURNAL if journal is None else journal, what="file")
+    if journal is None and path.exists():
+        given.refuse("journal", _UNNAMED, _NAME_IT)
+    if isinstance(data, DataLoader):
+        with given.also():
+            check_loader(data, expected_batch_size)
+        expected_batch_size = data.batch_size or 1
     target, sizes = asked(
         given,
         target_epsilon=target_epsilon,
@@ -336,7 +232,7 @@ def make_private(
         public_units=public_units,
         owned=owners is not None,
         max_tokens=max_tokens,
-        pad_token_id=pad_token_id,
+        pad_token_id=padding_of(model, pad_token_id),
         max_rows_per_unit=max_rows_per_unit,
         physical_batch_size=physical_batch_size,
         block_size=block_size,
@@ -347,12 +243,18 @@ def make_private(
     given.kind("fixed_shapes", fixed_shapes, bool)
     given.functions(loss=loss, spend=spend)
     with given.also():
-        check_kind(data, owners)
+        check_kind(data.dataset if isinstance(data, DataLoader) else data, owners)
     if isinstance(model, nn.Module):
         with given.also():
             check_start(model, optimizer)
     given.check()
+    batches = None
+    if isinstance(data, DataLoader):
+        length = len(data)
+        data, columns = rows_of(data)
+        batches = Batches(length=length, columns=columns, has_own_loss=loss is not None)
     units = sizes.units(data, owners)
+    check_rows(units, model, own_loss=loss is not None)
     check_numbers(
         target.num_steps,
         sizes.block_size,
@@ -365,11 +267,26 @@ def make_private(
     feed = _feed(
         model, units, sizes, loss=loss, dtype=precision, fixed_shapes=fixed_shapes
     )
-    with modes_of(model, feed, recomputes=False):
+    with modes_of(model, feed, recomputes=is_checkpointing(model)):
         check_private(model, feed, seed=sizes.seed)
+        if batches is not None and loss is None:
+            check_own_loss(model, feed, next_step=_OWN_LOSS)
     return PrivateLoop(
-        model=model, optimizer=optimizer, feed=feed, account=account, sizes=sizes
+        model=model,
+        optimizer=optimizer,
+        feed=feed,
+        account=account,
+        sizes=sizes,
+        batches=batches,
     )
+
+
+def padding_of(model: object, pad_token_id: int | None) -> int:
+    """Return the token that pads: as given, or of a model's configuration, or 0."""
+    if pad_token_id is not None:
+        return pad_token_id
+    config = getattr(model, "config", None)
+    return getattr(config, "pad_token_id", None) or 0
 
 
 def _feed(

@@ -1,13 +1,13 @@
 """What a script may not do beside a private loop: refused before it is charged."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dptune.dpsgd.distributed import Ranks
-from dptune.dpsgd.parameters import trainable_parameters
-from dptune.errors import ConfigError, PrivacyError, Problem
+from dptune.dpsgd.parameters import hooked_parameters, trainable_parameters
+from dptune.errors import ConfigError, Problem
 
 _WRAPPERS = {
     "DataParallel": "it splits batches by itself",
@@ -43,6 +43,16 @@ def check_start(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 path="model",
                 message="must train in one process, got several ranks.",
                 next_step="dptune.train and the command train on several.",
+            )
+        )
+    hooked = hooked_parameters(model)
+    if hooked:
+        problems.append(
+            Problem(
+                path="model",
+                message=f"must have no hooks on gradients, got one on {hooked[0]}: "
+                "they see them before they are clipped and noised.",
+                next_step="Remove them, such as those of wandb.watch.",
             )
         )
     problems += _optimizer_problems(optimizer, trainable_parameters(model))
@@ -101,32 +111,39 @@ def _optimizer_problems(
         )
 
 
-def check_untouched(
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    versions: Mapping[str, int],
-) -> None:
-    """Refuse to go on where a script has left something on the weights.
+def clipped_again(
+    now: Sequence[Tensor | None], released: Sequence[Tensor | None]
+) -> list[Tensor | None] | None:
+    """Compute a script's clip of released gradients from them, or return None.
 
-    Raises:
-        PrivacyError: gradients, changed weights, or others that are trainable.
+    A clip of the whole norm multiplies all of them by one factor, a clip of values
+    bounds all entries by one number. Whatever else was written to them is dropped with
+    them: the optimizer gets a function of what was released and of that number.
+
+    **Formal guarantee**: what is returned is post-processing of `released`, by one
+    number that the script chose, as it chooses the learning rate.
+
+    Args:
+        now: gradients as the script left them.
+        released: the same as they were released.
     """
-    now = {n for n, p in model.named_parameters() if p.requires_grad}
-    if now != set(parameters):
-        raise PrivacyError(
-            "the same parameters must be trainable in every step, got others than the "
-            "loop was made for. Freeze and unfreeze before make_private."
-        )
-    for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            raise PrivacyError(
-                f"gradients must come from the loop alone, got one on {name}: a "
-                "backward pass of the script is neither clipped nor noised, and cannot "
-                "be accumulated. Remove it, or run it under torch.no_grad."
-            )
-        if parameter._version != versions[name]:
-            raise PrivacyError(
-                f"weights must be changed by the loop alone, got a change of {name} "
-                "between two steps. Remove what writes to it, such as a second "
-                "optimizer."
-            )
+    pairs = [(a, b) for a, b in zip(now, released, strict=True) if b is not None]
+    if any(a is None or a.shape != b.shape or not a.isfinite().all() for a, b in pairs):
+        return None
+    found = [(a.detach(), b) for a, b in pairs if a is not None and b.numel()]
+    if not found:
+        return None
+    written, largest = max(found, key=lambda pair: float(pair[1].abs().max()))
+    place = int(largest.abs().argmax())
+    factor = float(written.flatten()[place]) / (float(largest.flatten()[place]) or 1.0)
+    bound = max(float(a.abs().max()) for a, _ in found)
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda gradient: gradient * factor,
+        lambda gradient: gradient.clamp(-bound, bound),
+    ]
+    for way in ways[factor <= 0 :]:
+        if bound > 0 and all(
+            torch.allclose(a, way(b), rtol=1e-5, atol=1e-37) for a, b in found
+        ):
+            return [None if b is None else way(b) for b in released]
+    return None

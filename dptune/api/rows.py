@@ -1,30 +1,27 @@
 """Rows of a script's data set, as transformers has them, by privacy unit."""
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol
+from typing import Any, cast
 
 import numpy as np
-from torch.utils.data import DataLoader
+import torch
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from dptune.api.arguments import is_list
+from dptune.data.collated import IGNORED, Names, Rows, read_collated
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.logits import NO_TARGET
+from dptune.dpsgd.prechecks import row_problems
 from dptune.errors import ConfigError, DataError, Problem
 
 _KNOWN = frozenset({"input_ids", "attention_mask", "labels"})
 _MOST_PROBLEMS = 20
-
-
-class Rows(Protocol):
-    """A data set of known length, such as a list, or one of `datasets` or torch."""
-
-    def __len__(self) -> int:
-        """Return how many rows there are."""
-        ...
-
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        """Return `input_ids`, and maybe `labels` and `attention_mask`, of a row."""
-        ...
 
 
 def units_of(
@@ -107,6 +104,104 @@ def check_kind(data: object, owners: object) -> None:
         problems.append(Problem(path="owners", message=message))
     if problems:
         raise ConfigError(problems)
+
+
+def check_rows(data: UnitDataset, model: nn.Module, *, own_loss: bool) -> None:
+    """Refuse tokens, and classes of the model's loss, that a model does not have.
+
+    Raises:
+        ConfigError: all at once.
+    """
+    problems = row_problems(data, model, path="data", own_loss=own_loss)
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_loader(loader: DataLoader[Any], expected_batch_size: object) -> None:
+    """Refuse a loader whose way to draw batches a coin for each unit does not replace.
+
+    Raises:
+        ConfigError: it draws by a law of its own, or no batches; all at once.
+    """
+    problems = []
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        problems.append(
+            Problem(
+                path="data",
+                message=f"must be torch's own DataLoader, got {type(loader).__name__}, "
+                "which makes batches in a way of its own.",
+                next_step="Pass the loader that it wraps; call make_private before "
+                "accelerator.prepare.",
+            )
+        )
+    elif loader.batch_size is None:
+        problems.append(
+            Problem(
+                path="data",
+                message="must have a batch_size, got a loader without one, or with a "
+                "batch_sampler: units per step are the public divisor.",
+                next_step="Say batch_size in the loader.",
+            )
+        )
+    sampler, is_stream = loader.sampler, isinstance(loader.dataset, IterableDataset)
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement
+    if not (shuffles or type(sampler) is SequentialSampler or is_stream):
+        problems.append(
+            Problem(
+                path="data",
+                message="must go through its rows, shuffled or not, got a loader with "
+                f"{type(sampler).__name__}: each unit joins a step by a coin of its "
+                "own, with one chance for all.",
+                next_step="Leave the sampler out; train on a Subset of the data.",
+            )
+        )
+    if expected_batch_size is not None:
+        problems.append(
+            Problem(
+                path="expected_batch_size",
+                message="must be left to the loader, whose batch_size it is.",
+                next_step="Say batch_size in the loader: all rows of a step; "
+                "physical_batch_size is what fits into memory.",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def rows_of(loader: DataLoader[Any]) -> tuple[Rows, tuple[str, ...]]:
+    """Send every row of a loader through its collator alone.
+
+    Returns:
+        The rows, and the columns that the loader's batches have.
+
+    Raises:
+        ConfigError: rows or collator do not come out alike; all at once.
+    """
+    columns: dict[str, None] = {}
+
+    def collate(rows: list[Any]) -> Mapping[str, Any]:
+        batch: Mapping[str, Any] = loader.collate_fn(rows)
+        columns.update(dict.fromkeys(batch))
+        if "labels" in batch or "input_ids" not in batch:
+            return batch
+        ids = torch.as_tensor(batch["input_ids"])
+        mask = torch.as_tensor(batch.get("attention_mask", torch.ones_like(ids)))
+        return {**batch, "labels": torch.where(mask > 0, ids, IGNORED)}
+
+    names = Names(rows="data.dataset", collator="data.collate_fn")
+    found, _ = read_collated(
+        cast("Rows", loader.dataset), collate, about=lambda *_: None, names=names
+    )
+    rows = [
+        {
+            "input_ids": row.ids,
+            "labels": row.label
+            if row.label is not None
+            else np.where(np.asarray(row.weights) > 0, row.ids, IGNORED),
+        }
+        for row in found
+    ]
+    return rows, tuple(columns)
 
 
 def _problems(row: object, *, max_tokens: int) -> Iterator[str]:

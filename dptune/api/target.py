@@ -9,7 +9,8 @@ from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
 from dptune.api.arguments import Arguments
-from dptune.api.rows import Rows, units_of
+from dptune.api.rows import units_of
+from dptune.data.collated import Rows
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.plan import GradientPlan
 from dptune.errors import ArtifactError, ConfigError, PrivacyError, Problem

@@ -11,9 +11,10 @@ from torch import nn
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.api.arguments import Arguments
-from dptune.api.private import DTYPES, Loss, loss_of
-from dptune.api.rows import Rows, check_kind
+from dptune.api.private import DTYPES, Loss, loss_of, padding_of
+from dptune.api.rows import check_kind, check_rows
 from dptune.api.target import Account, Spend, asked, refuse_lost_charges
+from dptune.data.collated import Rows
 from dptune.dpsgd.checkpoint import steps_taken
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.trainer import StepProgress, TrainingOutcome, train_stage
@@ -53,7 +54,7 @@ def train(
     expected_batch_size: int,
     max_grad_norm: float,
     max_tokens: int,
-    pad_token_id: int,
+    pad_token_id: int | None = None,
     folder: str | Path,
     learning_rate: float,
     optimizer: Literal["adamw", "sgd"] = "adamw",
@@ -90,7 +91,7 @@ def train(
         expected_batch_size: units per step, the public divisor.
         max_grad_norm: C, L2 bound on one unit's gradient.
         max_tokens: public length that no row exceeds; the losses' public normalizer.
-        pad_token_id: fills the padding.
+        pad_token_id: see `make_private`.
         folder: of this training alone: journal and last checkpoint. A finished one is
             answered from it, and costs nothing.
         learning_rate: peak, above 0.
@@ -148,7 +149,7 @@ def train(
         public_units=public_units,
         owned=owners is not None,
         max_tokens=max_tokens,
-        pad_token_id=pad_token_id,
+        pad_token_id=padding_of(model, pad_token_id),
         max_rows_per_unit=max_rows_per_unit,
         physical_batch_size=physical_batch_size,
         block_size=block_size,
@@ -168,6 +169,7 @@ def train(
         check_kind(data, owners)
     given.check()
     units = sizes.units(data, owners)
+    check_rows(units, model, own_loss=loss is not None)
     account, before = Account.opened(
         home / JOURNAL, units, target, sizes, spend=spend, stage="train"
     )

@@ -26,8 +26,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 from peft.tuners.lora.layer import ParamWrapper
@@ -90,6 +91,36 @@ class _Call:
                 self.tape.add(self.own[local], as_term(gradient))
 
 
+class _OfModel:
+    """A hook that belongs to one model: no copy of it, and no file, takes it along."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - of a hook
+        """Call the hook."""
+        return self._hook(*args)
+
+    def __deepcopy__(self, _: object) -> Callable[..., None]:
+        """Leave a copy of the model without it."""
+        return _do_nothing
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be written.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(
+            "a model must be saved by save_pretrained or its state_dict while it is "
+            "trained privately, got a pickle of all that hangs on it."
+        )
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    """Stand where a hook was."""
+
+
 class _Multiplied(NamedTuple):
     """An input, which may be written over, and its copy of lower precision."""
 
@@ -150,14 +181,16 @@ class PerUnitGradients:
         self._materialize_bytes = materialize_bytes
         self._handles: list[RemovableHandle] = []
         self._tape: Tape | None = None
+        self._thread = 0
         self._calls: dict[str, _Call] = {}
         self._multiplied: _Multiplied | None = None
 
     def __enter__(self) -> Self:
         """Hang the hooks."""
+        before = _OfModel(self._unbroadcast)
         for name, module, rule in self._modules:
-            self._handles.append(module.register_forward_pre_hook(self._unbroadcast))
-            hook = self._forward_hook(name, module, rule)
+            self._handles.append(module.register_forward_pre_hook(before))
+            hook = _OfModel(self._forward_hook(name, module, rule))
             self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
         return self
 
@@ -220,7 +253,7 @@ class PerUnitGradients:
             device=device,
             alone=self.parameters if self.alone else None,
         )
-        self._tape = tape
+        self._tape, self._thread = tape, get_ident()
         self._set_requires_grad(value=self.alone or not skip_autograd)
         try:
             with set_checkpoint_early_stop(False):
@@ -238,6 +271,18 @@ class PerUnitGradients:
             yield
         finally:
             self._tape = tape
+
+    @property
+    def _recording(self) -> Tape | None:
+        """Return the tape if what runs is recorded: not what another thread runs.
+
+        In a backward pass, whose threads are torch's, only checkpointed blocks run.
+        """
+        tape = self._tape
+        if tape is None:
+            return None
+        runs = self._checkpointed if tape.in_backward else get_ident() == self._thread
+        return tape if runs else None
 
     def _set_requires_grad(self, *, value: bool) -> None:
         """Freeze or thaw every trainable parameter."""
@@ -271,11 +316,12 @@ class PerUnitGradients:
 
     def _unbroadcast(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Repeat an input that all rows share, such as position ids, for every row."""
-        if self._tape is None or not args or not isinstance(args[0], Tensor):
+        tape = self._recording
+        if tape is None or not args or not isinstance(args[0], Tensor):
             return args
         first = args[0]
-        if len(first) == 1 and self._tape.num_rows > 1:
-            first = first.expand(self._tape.num_rows, *first.shape[1:])
+        if len(first) == 1 and tape.num_rows > 1:
+            first = first.expand(tape.num_rows, *first.shape[1:])
         return (first, *args[1:])
 
     def _forward_hook(
@@ -291,7 +337,7 @@ class PerUnitGradients:
         def forward(
             _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
         ) -> None:
-            tape = self._tape
+            tape = self._recording
             if tape is None:
                 return
             tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
@@ -381,12 +427,17 @@ def _check_rows_first(name: str, tensor: object, *, num_rows: int) -> Tensor:
 
 
 def check_modules(model: nn.Module) -> None:
-    """Refuse modules through which one record reaches another, or weights.
+    """Refuse modules through which one record reaches another, or the engine nothing.
 
     Raises:
         ModelError: there is one; names it.
     """
     for name, module in model.named_modules():
+        if module._compiled_call_impl is not None:
+            raise ModelError(
+                f"{name or 'the model'} must not be compiled: the engine looks into "
+                "its modules. Leave compile out."
+            )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
             module.max_norm is not None or module.scale_grad_by_freq
         ):

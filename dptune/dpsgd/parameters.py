@@ -5,9 +5,10 @@ Imports no library of models: a plan needs none.
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dptune.errors import ModelError
 
@@ -33,6 +34,19 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
                 'the model in float32 and choose dtype="bfloat16" to compute.'
             )
     return named
+
+
+def gradient_hooks(parameter: Tensor) -> list[dict[int, Any]]:
+    """List what is called when a parameter gets a gradient, by either kind of hook."""
+    fields: Any = parameter
+    after = getattr(fields, "_post_accumulate_grad_hooks", None)
+    return [dict(hooks or {}) for hooks in (fields._backward_hooks, after)]
+
+
+def hooked_parameters(model: nn.Module) -> list[str]:
+    """Name what is trained and has hooks, which see gradients that are not clipped."""
+    named = model.named_parameters()
+    return [n for n, p in named if p.requires_grad and any(gradient_hooks(p))]
 
 
 _LORA_MARKS = (".lora_A.", ".lora_B.", ".lora_embedding_A.", ".lora_embedding_B.")

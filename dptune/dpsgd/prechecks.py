@@ -1,5 +1,6 @@
 """What is checked before a stage is charged, and the modes that a model trains in."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -107,6 +108,48 @@ def check_controller(
         )
 
 
+def row_problems(
+    data: UnitDataset, model: nn.Module, *, path: str, own_loss: bool = False
+) -> list[Problem]:
+    """Refuse classes and tokens that the model does not have.
+
+    Args:
+        data: of the run.
+        model: as it will be trained.
+        path: what a script calls the rows.
+        own_loss: classes are of a script's own loss, which may have more of them.
+    """
+    config = getattr(model, "config", None)
+    classes = getattr(config, "num_labels", math.inf)
+    embed: Any = getattr(model, "get_input_embeddings", lambda: None)
+    tokens = getattr(embed(), "num_embeddings", math.inf)
+    faulty = sum(
+        int(row.min()) < 0 or int(row.max()) >= tokens
+        for row in data.sequences
+        if len(row)
+    )
+    found = []
+    if not own_loss and data.labels is not None and data.labels.max() >= classes:
+        found.append(
+            Problem(
+                path=path,
+                message=f"must have classes below num_labels={classes} of the model.",
+                next_step="Load the model with as many labels as the data has.",
+            )
+        )
+    if faulty:
+        found.append(
+            Problem(
+                path=path,
+                message=f"must have tokens from 0 to below {tokens}, which the model "
+                f"has embeddings for, got others in {faulty} rows.",
+                next_step="Tokenize with the model's own tokenizer, or resize its "
+                "embeddings beforehand.",
+            )
+        )
+    return found
+
+
 def check_private(
     model: nn.Module,
     feed: Feed,
@@ -153,12 +196,13 @@ def training_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def checkpointing(model: nn.Module) -> Iterator[None]:
-    """Switch gradient checkpointing on, and off again.
+    """Switch gradient checkpointing on, and off again if it was off.
 
     Raises:
         ModelError: the model cannot do it.
     """
     fields: Any = model
+    was_on = is_checkpointing(model)
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise ModelError(
             f"{type(model).__name__} must support gradient checkpointing. Turn "
@@ -170,7 +214,13 @@ def checkpointing(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        fields.activation_checkpointing_disable()
+        if not was_on:
+            fields.activation_checkpointing_disable()
+
+
+def is_checkpointing(model: nn.Module) -> bool:
+    """Whether a model computes activations again in its backward pass."""
+    return bool(getattr(model, "is_activation_checkpointing", False))
 
 
 def _as_before() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

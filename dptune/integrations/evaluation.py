@@ -7,10 +7,11 @@ is closed: `evaluate`, `predict`, and the evaluation sets of a trainer.
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from dptune.data.collated import Rows
 from dptune.errors import PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments
 from dptune.integrations.refusals import seen_rows
-from dptune.integrations.rows import Rows, UnitRows, read_rows, share_seen
+from dptune.integrations.rows import UnitRows, read_rows, share_seen
 from dptune.integrations.script_run import ScriptRun
 
 _MOST_SEEN: Final = 0.1

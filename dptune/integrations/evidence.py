@@ -37,6 +37,7 @@ from dptune.attacks.settings import AttackSettings
 from dptune.attacks.signals import utility_report
 from dptune.config import PerformanceSettings
 from dptune.conversation import ScoredTokens
+from dptune.data.collated import Rows
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import (
     ArtifactError,
@@ -50,7 +51,6 @@ from dptune.gates.manifest import read_manifest
 from dptune.gates.policy import GatePolicy
 from dptune.integrations.measurable import measurable, refuse_trained_controls
 from dptune.integrations.private_training import PrivateTraining
-from dptune.integrations.rows import Rows
 from dptune.integrations.script_plan import STAGE
 from dptune.integrations.script_run import ScriptRun
 from dptune.models.digest import model_digest, weights_digest

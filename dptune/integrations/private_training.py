@@ -24,11 +24,19 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput, sort_checkpoints
 
 from dptune.accounting.certificates import Certificate
+from dptune.data.collated import Rows
 from dptune.dpsgd.checkpoint import run_fingerprint
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.feed import Feed
+from dptune.dpsgd.guard import StepGuard
+from dptune.dpsgd.own_loss import check_own_loss
 from dptune.dpsgd.plan import GradientPlan
-from dptune.dpsgd.prechecks import check_numbers, check_private, modes_of
+from dptune.dpsgd.prechecks import (
+    check_numbers,
+    check_private,
+    modes_of,
+    row_problems,
+)
 from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.errors import ConfigError, PrivacyError, Problem
@@ -36,7 +44,6 @@ from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.checkpoints import checkpoint_to_resume
 from dptune.integrations.claims import tell_issued
 from dptune.integrations.evaluation import EvaluationApart
-from dptune.integrations.guard import StepGuard
 from dptune.integrations.ranks import (
     RankedTraining,
     check_alike,
@@ -49,14 +56,12 @@ from dptune.integrations.refusals import (
     no_search,
     optimizer_problems,
     part_problems,
-    row_problems,
     sharding_problems,
     trainer_problems,
 )
 from dptune.integrations.refused_arguments import argument_problems
 from dptune.integrations.rows import (
     CountedUnits,
-    Rows,
     UnitRows,
     collate_nothing,
     read_rows,
@@ -69,6 +74,8 @@ from dptune.workflow.job import optimizer_of, record_loss_of
 
 _PRIVATE: Final = ("loss", "train_loss")
 """What a log may tell callbacks, and no file beside the model."""
+
+_OWN_LOSS: Final = "Use a model whose loss is that of transformers."
 
 
 class PrivateTraining(RankedTraining, EvaluationApart):
@@ -292,6 +299,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         check_alike(self.ranks, digests, whole=run.digest)
         with self._computing(feed):
             check_private(self.model, feed, seed=self.privacy.seed)
+            check_own_loss(self.model, feed, next_step=_OWN_LOSS)
             self._guard = StepGuard(self.model)
         return run, feed
 
@@ -311,7 +319,8 @@ class PrivateTraining(RankedTraining, EvaluationApart):
             max_rows_per_unit=self.privacy.max_rows_per_unit,
             rows_are_single_units=self.privacy.rows_are_single_units,
         )
-        _raise_all(row_problems(found.data, self.model) + self._seen_problems(found))
+        faults = row_problems(found.data, self.model, path="train_dataset")
+        _raise_all(faults + self._seen_problems(found))
         return found
 
     def _feed(self, rows: UnitRows, stage: StagePlan) -> Feed:
@@ -410,7 +419,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
     def _get_grad_norm(self, model: nn.Module, grad_norm: object = None) -> object:
         """Measure the released gradient as the loop does, which scales it by one."""
         found: object = super()._get_grad_norm(model, grad_norm)  # type: ignore[misc]
-        self._guard.note_release()
+        self._guard.note_scaled_by_one()
         return found
 
     def get_train_dataloader(self) -> DataLoader[None]:

@@ -25,11 +25,11 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import TrainingArguments
 
 from dptune.dpsgd.distributed import ALONE, Ranks
+from dptune.dpsgd.guard import StepGuard
 from dptune.dpsgd.parameters import trainable_parameters
 from dptune.dpsgd.sharding import gathered, part_like, shard_model
 from dptune.dpsgd.steps import Charge
 from dptune.errors import ConfigError, PrivacyError, Problem
-from dptune.integrations.guard import StepGuard
 
 _SHARED: Final = (
     "activation_checkpointing",

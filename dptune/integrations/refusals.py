@@ -3,7 +3,6 @@
 Each with the way out; all are told at once, before anything is charged.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,9 +15,8 @@ from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.optimization import GreedyLR
 
-from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.gradients import check_modules
-from dptune.dpsgd.parameters import trainable_parameters
+from dptune.dpsgd.parameters import hooked_parameters, trainable_parameters
 from dptune.errors import ModelError, Problem
 from dptune.integrations.arguments import PrivacyArguments
 from dptune.integrations.refused_arguments import IF_PUBLIC
@@ -174,14 +172,7 @@ def model_problems(model: nn.Module) -> list[Problem]:
                 "already: the engine does so itself"
             )
         )
-    hooked = [
-        name
-        for name, value in model.named_parameters()
-        if value.requires_grad
-        and (
-            value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None)
-        )
-    ]
+    hooked = hooked_parameters(model)
     if hooked:
         found.append(
             _bad_model(
@@ -233,39 +224,6 @@ def optimizer_problems(model: nn.Module, optimizer: object) -> list[Problem]:
             next_step="Make the optimizer from model.parameters().",
         )
     ]
-
-
-def row_problems(data: UnitDataset, model: nn.Module) -> list[Problem]:
-    """Refuse classes and tokens that the model does not have."""
-    config = getattr(model, "config", None)
-    classes = getattr(config, "num_labels", math.inf)
-    embed: Any = getattr(model, "get_input_embeddings", lambda: None)
-    tokens = getattr(embed(), "num_embeddings", math.inf)
-    faulty = sum(
-        int(row.min()) < 0 or int(row.max()) >= tokens
-        for row in data.sequences
-        if len(row)
-    )
-    found = []
-    if data.labels is not None and int(data.labels.max()) >= classes:
-        found.append(
-            Problem(
-                path="train_dataset",
-                message=f"must have classes below num_labels={classes} of the model.",
-                next_step="Load the model with as many labels as the data has.",
-            )
-        )
-    if faulty:
-        found.append(
-            Problem(
-                path="train_dataset",
-                message=f"must have tokens from 0 to below {tokens}, which the model "
-                f"has embeddings for, got others in {faulty} rows.",
-                next_step="Tokenize with the model's own tokenizer, or resize its "
-                "embeddings before the trainer is made.",
-            )
-        )
-    return found
 
 
 def seen_rows(name: str) -> Problem:

@@ -1,46 +1,29 @@
-"""Rows of a script's data set as sequences of privacy units.
-
-Every row goes through the script's own collator, and goes through it alone: what a
-collator does to one row is kept, and nothing can move from one row to another.
-"""
+"""Rows of a script's data set as sequences of privacy units."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dptune.data.collated import (
+    CollatedRow,
+    Collator,
+    Names,
+    RowFaultError,
+    Rows,
+    collated,
+    read_collated,
+    row_of,
+)
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import ConfigError, Problem
 
-IGNORED: Final = -100
-"""Label of a token that is no target, as transformers writes it."""
-
-_READ: Final = frozenset({"input_ids", "attention_mask", "labels"})
-_PACKED: Final = frozenset(
-    {"seq_lengths", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "position_ids"}
-)
 _FEWEST_PACKED: Final = 8
-_COMPARED: Final = 4
-_READ_AGAIN: Final = 16
-
-Collator = Callable[[list[Any]], Mapping[str, Any]]
-
-
-class Rows(Protocol):
-    """A data set of known length whose rows are mappings."""
-
-    def __len__(self) -> int:
-        """Count the rows."""
-        ...
-
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        """Return one row."""
-        ...
 
 
 class CountedUnits(Dataset[None]):
@@ -95,19 +78,6 @@ class UnitRows:
         return _tokens_digest(ids) in self.tokens
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One row after its collator."""
-
-    ids: list[int]
-    weights: list[float]
-    label: int | None
-
-
-class RowFaultError(ValueError):
-    """A row that cannot be trained on; says why, never what it holds."""
-
-
 def read_rows(
     rows: Rows,
     collate: Collator,
@@ -128,32 +98,16 @@ def read_rows(
     Raises:
         ConfigError: everything that is wrong with them.
     """
-    if not hasattr(rows, "__len__") or not len(rows):
-        raise ConfigError("train_dataset must hold a row, got none.")
-    problems = _mixing(rows, collate)
-    if problems:
-        raise ConfigError(problems)
-    found: list[_Row] = []
-    faults: dict[str, list[int]] = {}
-    owners: list[str] = []
-    for index in range(len(rows)):
-        try:
-            row = _row(rows, index)  # once: the owner is told for what is trained on
-            found.append(_collated(row, collate))
-            owners.append(_owner(row, unit_column, index=index))
-        except RowFaultError as fault:
-            faults.setdefault(str(fault), []).append(index)
-    if faults:
-        raise ConfigError([_faulty(fault, where) for fault, where in faults.items()])
-    if not _stay_alike(rows, collate, found):
-        raise ConfigError([_changing_rows()])
+    found, owners = read_collated(
+        rows, collate, about=partial(_owner, unit_column), names=Names()
+    )
     if unit_column is None and not rows_are_single_units and _look_packed(found):
         raise ConfigError([_packed_rows()])
     return _grouped(found, owners, unit_column, max_rows_per_unit=max_rows_per_unit)
 
 
 def _grouped(
-    found: Sequence[_Row],
+    found: Sequence[CollatedRow],
     owners: Sequence[str],
     unit_column: str | None,
     *,
@@ -192,14 +146,14 @@ def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:
     seen = 0
     for index in range(len(rows)):
         try:
-            row = _collated(_row(rows, index), collate)
+            row = collated(row_of(rows, index), collate)
             seen += train.holds(row.ids)
         except RowFaultError:
             continue
     return seen / max(1, len(rows))
 
 
-def _record_digest(row: _Row) -> bytes:
+def _record_digest(row: CollatedRow) -> bytes:
     """Hash all that is trained on of one row. Private."""
     digest = hashlib.sha256(_tokens_digest(row.ids))
     digest.update(np.asarray(row.weights, np.float32).tobytes())
@@ -212,7 +166,7 @@ def _tokens_digest(ids: Sequence[int]) -> bytes:
     return hashlib.sha256(np.asarray(ids, np.int64).tobytes()).digest()
 
 
-def _owner(row: Mapping[str, Any], unit_column: str | None, *, index: int) -> str:
+def _owner(unit_column: str | None, row: Mapping[str, Any], index: int) -> str:
     """Name the unit of a row."""
     if unit_column is None:
         return str(index)
@@ -226,183 +180,10 @@ def _owner(row: Mapping[str, Any], unit_column: str | None, *, index: int) -> st
     return str(owner)
 
 
-def _row(rows: Rows, index: int) -> Mapping[str, Any]:
-    """Ask a script's data set for a row."""
-    try:
-        row = rows[index]
-    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
-        raise RowFaultError(_cannot("be read by its number", error)) from None
-    if not isinstance(row, Mapping):
-        raise RowFaultError(f"must be a mapping of columns, got {type(row).__name__}")
-    return row
-
-
-def _collated(row: Mapping[str, Any], collate: Collator) -> _Row:
-    """Send one row through the collator, alone."""
-    try:
-        batch = collate([row])
-    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
-        raise RowFaultError(
-            _cannot("pass the collator with the columns that the model takes", error)
-        ) from None
-    return _read_row(batch)
-
-
-def _cannot(what: str, error: Exception) -> str:
-    """Say what a script's own code raised, without its message."""
-    return f"must {what}, which raised {type(error).__name__}"
-
-
-def _read_row(batch: Mapping[str, Any]) -> _Row:
-    """Take the padding off a batch of one row."""
-    if "input_ids" not in batch or "labels" not in batch:
-        raise RowFaultError("must have input_ids and labels behind the collator")
-    ids = _one_row(batch["input_ids"])
-    mask = batch.get("attention_mask")
-    kept = torch.ones_like(ids) if mask is None else _one_row(mask)
-    where = torch.nonzero(kept).flatten()
-    if not len(where) or len(where) != int(where[-1] - where[0]) + 1:
-        raise RowFaultError(
-            "must have padding on its ends only, and a token between them"
-        )
-    span = slice(int(where[0]), int(where[-1]) + 1)
-    _check_others(batch, span)
-    labels = torch.as_tensor(batch["labels"])
-    if labels.numel() == 1 and labels.dim() <= 1:
-        return _classified(ids[span], labels)
-    targets = _one_row(labels)
-    if len(targets) != len(ids):
-        raise RowFaultError("must have as many labels as tokens")
-    targets = targets[span]
-    is_target = targets != IGNORED
-    if bool((targets[is_target] != ids[span][is_target]).any()):
-        raise RowFaultError("must have labels that are its own tokens, or -100")
-    return _Row(ids=ids[span].tolist(), weights=is_target.float().tolist(), label=None)
-
-
-def _classified(ids: Tensor, labels: Tensor) -> _Row:
-    """Return a row with one class."""
-    if labels.is_floating_point() or int(labels) < 0:
-        raise RowFaultError("must have a class from 0 as its label, no score")
-    return _Row(ids=ids.tolist(), weights=[1.0] * len(ids), label=int(labels))
-
-
-def _one_row(values: object) -> Tensor:
-    """Return the only row of a batch of one, `(time,)`."""
-    tensor = torch.as_tensor(values)
-    if tensor.dim() != 2 or len(tensor) != 1:
-        raise RowFaultError("must stay one row behind the collator")
-    return tensor[0]
-
-
-def _check_others(batch: Mapping[str, Any], span: slice) -> None:
-    """Refuse what the engine would not hand to the model, unless it says nothing."""
-    for name in set(batch) - _READ:
-        if batch[name] is None:
-            continue
-        values = torch.as_tensor(batch[name])
-        if name == "token_type_ids" and not values.any():
-            continue
-        if name == "position_ids" and values.dim() == 2:
-            place = values[0, span]
-            if bool((place == torch.arange(len(place))).all()):
-                continue
-        raise RowFaultError(
-            f"must have no {name}, which the engine does not hand to the model"
-        )
-
-
-def _mixing(rows: Rows, collate: Collator) -> list[Problem]:
-    """Compare rows that are collated together with the same rows alone."""
-    try:
-        few = [_row(rows, index) for index in range(min(_COMPARED, len(rows)))]
-        packed = _PACKED.intersection(few[0])
-        if packed:
-            return [_packed_columns(sorted(packed))]
-        alone = [_collated(row, collate) for row in few]
-        again = [_collated(row, collate) for row in few]
-    except RowFaultError:
-        return []  # told row by row
-    try:
-        batch = collate(list(few)) if len(few) > 1 else None
-    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
-        return [_failing(error)]
-    together = alone
-    if batch is not None and isinstance(batch["input_ids"], Tensor):
-        together = _apart(batch) if len(batch["input_ids"]) == len(few) else []
-    if alone == again == together:
-        return []
-    return [
-        Problem(
-            path="data_collator",
-            message="must treat each row by itself and always alike: a row came out "
-            "otherwise beside others, or the second time.",
-            next_step="Use default_data_collator, DataCollatorWithPadding or "
-            "DataCollatorForLanguageModeling(mlm=False). One that pads must return the "
-            "attention_mask.",
-        )
-    ]
-
-
-def _apart(batch: Mapping[str, Any]) -> list[_Row]:
-    """Take a batch of the collator apart again."""
-    size = len(batch["input_ids"])
-    tensors = {k: v for k, v in batch.items() if isinstance(v, Tensor)}
-    parts = [{k: v[i : i + 1] for k, v in tensors.items()} for i in range(size)]
-    try:
-        return [_read_row(part) for part in parts]
-    except RowFaultError:
-        return []
-
-
-def _stay_alike(rows: Rows, collate: Collator, found: Sequence[_Row]) -> bool:
-    """Whether rows from all over the data set are the same when they are read again."""
-    step = max(1, len(found) // _READ_AGAIN)
-    try:
-        return all(
-            _collated(_row(rows, index), collate) == found[index]
-            for index in range(0, len(found), step)
-        )
-    except RowFaultError:
-        return False
-
-
-def _look_packed(found: Sequence[_Row]) -> bool:
+def _look_packed(found: Sequence[CollatedRow]) -> bool:
     """Whether all rows of texts have one length, as packing leaves them."""
     texts = [row for row in found if row.label is None]
     return len(texts) >= _FEWEST_PACKED and len({len(row.ids) for row in texts}) == 1
-
-
-def _changing_rows() -> Problem:
-    """Refuse rows that are others the second time."""
-    return Problem(
-        path="train_dataset",
-        message="must give the same rows each time, got others the second time: what "
-        "draws or remembers rows can put one unit into rows of another.",
-        next_step="Write transformed or augmented rows down beforehand, such as by "
-        "map, and train on those.",
-    )
-
-
-def _failing(error: Exception) -> Problem:
-    """Refuse a collator that cannot collate."""
-    return Problem(
-        path="data_collator",
-        message="must collate rows of train_dataset into a batch, but raised "
-        f"{type(error).__name__}.",
-        next_step="Call it on the first four rows to see why; rows of several lengths "
-        "need one that pads, such as DataCollatorForSeq2Seq.",
-    )
-
-
-def _packed_columns(names: Sequence[str]) -> Problem:
-    """Refuse rows that say that they hold several sequences."""
-    return Problem(
-        path="train_dataset",
-        message=f"must hold one sequence in a row, got the columns {', '.join(names)} "
-        "of packing.",
-        next_step="Turn packing and padding_free off.",
-    )
 
 
 def _packed_rows() -> Problem:
@@ -415,10 +196,3 @@ def _packed_rows() -> Problem:
         "in privacy.unit_column; or, if each row is one record, set "
         "privacy.rows_are_single_units.",
     )
-
-
-def _faulty(fault: str, where: Sequence[int]) -> Problem:
-    """Name the first rows with a fault, and count the rest."""
-    shown = ", ".join(map(str, where[:5]))
-    more = f" and {len(where) - 5} more" if len(where) > 5 else ""
-    return Problem(path=f"train_dataset row {shown}{more}", message=f"{fault}.")

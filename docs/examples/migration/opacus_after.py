@@ -46,7 +46,6 @@ def main() -> None:
         max_grad_norm=1.0,
         max_tokens=LENGTH,
         fixed_shapes=True,
-        pad_token_id=0,
         journal="ledger.jsonl",
         loss=loss,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import dptune
 from dptune.errors import ConfigError, PrivacyError
@@ -32,7 +33,7 @@ TRAINING = {
     "expected_batch_size": (8, [*WHOLE, None, 0]),
     "max_grad_norm": (1.0, [*NUMBER, None, 0]),
     "max_tokens": (4, [*WHOLE, None, 0]),
-    "pad_token_id": (0, [*WHOLE, None]),
+    "pad_token_id": (0, WHOLE),
     "loss": (None, FUNCTION),
     "owners": (None, ["8" * 40, 1, {}, [1, 2]]),
     "max_rows_per_unit": (1, [*WHOLE, None, 0]),
@@ -109,12 +110,12 @@ CASES = {
         **models("model", "optimizer"),
         "data": (ROWS, ["8", None, 1, {}, iter(ROWS)]),
         **TRAINING,
-        "journal": ("ledger.jsonl", [None, 1, "", "a\0b", b"x", Path("/")]),
+        "journal": ("ledger.jsonl", [1, "", "a\0b", b"x", Path("/")]),
         "fixed_shapes": (False, [None, 1, "no", np.True_]),
     },
     "train": {
         **models("model"),
-        "data": (ROWS, ["8", None, 1, {}, iter(ROWS)]),
+        "data": (ROWS, ["8", None, 1, {}, iter(ROWS), DataLoader(ROWS)]),
         **TRAINING,
         "folder": ("out", [None, 1, "", "a\0b", b"x", __file__]),
         "learning_rate": (0.1, [*NUMBER, None, 0]),

@@ -9,7 +9,12 @@ from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2LMHeadModel,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from dptune.errors import ConfigError, DptuneError, ModelError, PrivacyError
 from dptune.integrations import private_training, refused_arguments
@@ -439,6 +444,19 @@ def test_hooks_on_gradients_are_refused(script, paid):
     model = models.tiny_gpt2()
     next(model.parameters()).register_hook(lambda grad: grad)
     refused(script, paid, "hooks on gradients", model=model)
+
+
+def test_loss_of_a_models_own_is_refused(script, paid):
+    class Doubled(GPT2LMHeadModel):
+        def forward(self, input_ids, attention_mask=None, labels=None, **named):
+            rows = {"attention_mask": attention_mask, "labels": labels}
+            output = super().forward(input_ids, **rows, **named)
+            output.loss = None if output.loss is None else 2 * output.loss
+            return output
+
+    model = Doubled(models.tiny_gpt2().config)
+    words = "cross-entropy of labels as its loss"
+    refused(script, paid, words, error=ModelError, model=model)
 
 
 def test_router_loss_is_refused(script, paid):

@@ -13,6 +13,8 @@ from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
 from dptune.accounting.certificates import Certificate
+from dptune.accounting.chain import LedgerJournal
+from dptune.privacy import NeighboringRelation, Notion
 from infra.workspace import REPOSITORY
 from tests.support import models
 
@@ -56,7 +58,7 @@ def changed_lines(before, after):
 
 
 def test_all_scripts_have_a_private_form():
-    assert PAIRS == ["peft_lora", "run_clm", "run_glue", "sft"]
+    assert PAIRS == ["peft_lora", "run_clm", "run_glue", "sft", "torch_loop"]
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -85,7 +87,7 @@ def things(tmp_path_factory):
         eos_token="<eos>",
         unk_token="<unk>",
     )
-    model = models.tiny_gpt2(num_layers=1)
+    model = models.tiny_gpt2(num_layers=1, positions=64)
     model.config.pad_token_id = 0
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -117,25 +119,34 @@ FILES = {
     "run_clm": ["--train_file", "texts.jsonl"],
     "run_glue": ["--train_file", "train.jsonl", "--test_file", "test.jsonl"],
     "sft": ["--train_file", "pairs.jsonl", "--bf16", "False", "--max_length", "24"],
+    "torch_loop": ["--train_file", "texts.jsonl", "--batch_size", "20"],
 }
+OF_TRAINER = [
+    *("--max_steps", "2", "--use_cpu", "--per_device_train_batch_size", "4"),
+    *("--report_to", "none", "--disable_tqdm", "True", "--save_strategy", "no"),
+]
 
 
 @pytest.mark.parametrize("form", ["", "_private"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_script_runs(name, form, things, tmp_path, monkeypatch):
     files = [str(things / v) if v.endswith("jsonl") else v for v in FILES[name]]
-    common = (
-        f"--model {things / 'model'} --output_dir {tmp_path} --max_steps 2 --use_cpu "
-        "--per_device_train_batch_size 4 --report_to none --disable_tqdm True "
-        "--save_strategy no"
-    )
+    of_trainer = [] if name == "torch_loop" else OF_TRAINER
+    common = ["--model", str(things / "model"), "--output_dir", str(tmp_path / "out")]
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "argv", [name, *files, *common.split()])
+    monkeypatch.setattr(sys, "argv", [name, *files, *common, *of_trainer])
     runpy.run_path(str(SCRIPTS / f"{name}{form}.py"), run_name="__main__")
-    stored = tmp_path / "privacy" / "certificate.json"
-    assert stored.exists() == bool(form)
-    if form:
+    stored = tmp_path / "out" / "privacy" / "certificate.json"
+    journal = tmp_path / "ledger.jsonl"
+    assert (stored.exists() or journal.exists()) == bool(form)
+    if stored.exists():
         certificate = Certificate.model_validate_json(stored.read_text())
         assert 0 < certificate.epsilon <= 8
+    if journal.exists():
+        ledger = LedgerJournal(journal).read()
+        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+        certificate = ledger.certificate(Notion.RECORD, delta=1e-3, relation=relation)
+        assert 7.9 < certificate.epsilon <= 8
     assert torch.get_float32_matmul_precision() == "highest"

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
+from dptune.dpsgd.parameters import gradient_hooks
 from dptune.dpsgd.sharding import held
 from dptune.errors import PrivacyError
 
@@ -28,20 +30,32 @@ class StepGuard:
 
     **Formal guarantee**: while `watching`, the optimizer acts on gradients as they were
     released, once for each release, and neither weights nor the way through the model
-    change between two steps; otherwise `check` or the optimizer's step raises.
+    change between two steps; otherwise `check` or the optimizer's step raises. Not
+    found: what is written through `.data` so that the bits of a weight or gradient add
+    up to the same, such as two entries that change places.
 
     Args:
         model: as it was checked, with the parameters that the clip covers.
+        way_out: what to do where something else has moved weights or gradients.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        way_out: str = "Remove what does, such as a callback.",
+    ) -> None:
         self._model = model
+        self._way_out = way_out
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._checked = _checked(model)
         self._built: list[object] = []
         self._weights: list[tuple[object, ...]] = []
+        self._content = torch.zeros(0)
         self._gradients: list[Tensor | None] = []
+        self._gradient_content = torch.zeros(0)
         self._released: list[tuple[object, ...]] | None = None
+        self._before_steps: dict[int, Any] = {}
 
     def check_begin(self, model: nn.Module, optimizer: Any) -> None:  # noqa: ANN401 - wrapped
         """Refuse to begin with another model than the one that was checked.
@@ -50,7 +64,7 @@ class StepGuard:
             PrivacyError: something was put around it, or is trained beside it.
         """
         self.check_model(model)
-        self._check_covered(optimizer)
+        self.check_covered(optimizer)
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse another model than the one that was checked.
@@ -61,17 +75,18 @@ class StepGuard:
         if _checked(model) != self._checked:
             raise PrivacyError(
                 "the model must be trained as it was checked, but something has put "
-                "another forward pass around it. Wrap it before the trainer is made."
+                "another forward pass around it. Wrap it before training."
             )
 
     @contextmanager
     def watching(self, optimizer: Any) -> Iterator[None]:  # noqa: ANN401
         """Look at every step of an optimizer, and let go of it afterwards."""
-        self._built = _built(self._model)  # with what the engine has put there
+        self.note_built()
         self._note_weights()
         steps = getattr(optimizer, "optimizer", optimizer)
         before = steps.register_step_pre_hook(self._refuse_others)
         after = steps.register_step_post_hook(self._note_weights)
+        self._before_steps = dict(steps._optimizer_step_pre_hooks)
         try:
             yield
         finally:
@@ -84,25 +99,25 @@ class StepGuard:
         Raises:
             PrivacyError: parameters, weights or the forward pass have changed.
         """
-        self._check_covered(optimizer)
-        if _built(self._model) != self._built:
+        self.check_covered(optimizer)
+        if _built(self._model, self._trained) != self._built:
             raise PrivacyError(
                 "the model must stay as it was checked, but something has put hooks "
-                "or another forward pass on it while training. Do so before the "
-                "trainer is made."
+                "or another forward pass on it while training. Do so before training."
             )
-        if _marks(self._trained) != self._weights:
-            raise PrivacyError(
-                "weights must be moved by released gradients alone, but something else "
-                "has written to them between two steps. Remove the callback that does."
-            )
+        self._check_weights(holds=_marks(self._trained) == self._weights)
+
+    def note_built(self) -> None:
+        """Remember the way through the model, with what the engine has put there."""
+        self._built = _built(self._model, self._trained)
 
     def note_release(self) -> None:
         """Remember the gradients that the optimizer may act on, once."""
         self._gradients = [p.grad for p in self._trained]
+        self._gradient_content = _sums_of_bits(self._gradients)
         self._released = _marks(self._gradients)
 
-    def _check_covered(self, optimizer: Any) -> None:  # noqa: ANN401
+    def check_covered(self, optimizer: Any) -> None:  # noqa: ANN401
         """Refuse to train what the clip does not cover, before the step is paid."""
         there = list(self._model.parameters())
         now = [id(p) for p in there if p.requires_grad]
@@ -111,35 +126,82 @@ class StepGuard:
         if now != [id(p) for p in self._trained] or foreign:
             raise PrivacyError(
                 "what is trained must stay what the clip covers, but parameters were "
-                "thawed, frozen or added while training. Do so before the trainer is "
-                "made."
+                "thawed, frozen or added while training. Do so before training."
             )
 
-    def _refuse_others(self, *_: object) -> None:
+    def note_scaled_by_one(self) -> None:
+        """Remember that gradients were written anew, and must be what they were."""
+        self._released = _marks([p.grad for p in self._trained])
+
+    @property
+    def holds(self) -> bool:
+        """Whether the optimizer would find the gradients of the last release."""
+        now = [p.grad for p in self._trained]
+        return self._released == _marks(now) and self._gradient_content.equal(
+            _sums_of_bits(now)
+        )
+
+    def _refuse_others(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Refuse a step on anything but the gradients of the last release."""
-        released, self._released = self._released, None
-        self._gradients = []
-        if released is None or released != _marks([p.grad for p in self._trained]):
+        same = _marks(self._trained) == self._weights
+        self._check_weights(
+            holds=same and self._content.equal(_sums_of_bits(self._trained))
+        )
+        holds, self._released, self._gradients = self.holds, None, []
+        holds &= optimizer._optimizer_step_pre_hooks == self._before_steps
+        if not holds or _has_others(optimizer, self._trained):
             raise PrivacyError(
                 "the optimizer must act once on each released gradient, but something "
-                "else has called it, or written to the gradients. Remove the callback "
-                "that does."
+                f"else has called it, or written to the gradients. {self._way_out}"
+            )
+
+    def _check_weights(self, *, holds: bool) -> None:
+        """Refuse weights that the optimizer has not left so."""
+        if not holds:
+            raise PrivacyError(
+                "weights must be moved by released gradients alone, but something else "
+                f"has written to them between two steps. {self._way_out}"
             )
 
     def _note_weights(self, *_: object) -> None:
         """Remember how the optimizer left the weights."""
         self._weights = _marks(self._trained)
+        self._content = _sums_of_bits(self._trained)
+
+
+def _has_others(optimizer: torch.optim.Optimizer, trained: Iterable[Tensor]) -> bool:
+    """Whether an optimizer would move what no release is of, such as frozen weights."""
+    own = set(map(id, trained))
+    given = (p for group in optimizer.param_groups for p in group["params"])
+    return any(p.grad is not None and id(p) not in own for p in given)
+
+
+def _sums_of_bits(values: Iterable[Tensor | None]) -> Tensor:
+    """Tell contents from others: what is written through `.data` leaves no mark."""
+    with torch.no_grad():
+        there = (held(value).detach() for value in values if value is not None)
+        sums = [_sum_of_bits(part.flatten()) for part in there]
+        return torch.stack(sums) if sums else torch.zeros(0)
+
+
+def _sum_of_bits(flat: Tensor) -> Tensor:
+    """Add numbers up as whole ones, two at a time, which is as fast as memory."""
+    if flat.storage_offset() % 2:
+        flat = flat.clone()
+    if len(flat) % 2 == 0:
+        return flat.view(torch.int64).sum()
+    return flat[:-1].view(torch.int64).sum() + flat[-1:].view(torch.int32).sum()
 
 
 def _marks(values: list[Any]) -> list[tuple[object, ...]]:
     """Tell tensors from what they are once something has written to them."""
-    return [() if value is None else _mark(value) for value in values]
+    with torch.no_grad():  # else a part is a view whose writes are counted apart
+        return [() if value is None else _mark(value) for value in values]
 
 
 def _mark(value: Tensor) -> tuple[object, ...]:
     """Tell a tensor, or a rank's part of one, from what is written to it."""
-    with torch.no_grad():  # else a part is a view whose writes are counted apart
-        part = held(value)
+    part = held(value)
     return id(value), part.data_ptr(), value._version, part._version
 
 
@@ -155,10 +217,13 @@ def _checked(model: nn.Module) -> tuple[object, ...]:
         {getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks.values()}
         for hooks in _hooks(model.modules())
     ]
-    return model, model.forward, names
+    return model, model.forward, model._compiled_call_impl, names
 
 
-def _built(model: nn.Module) -> list[object]:
+def _built(model: nn.Module, trained: Iterable[Tensor]) -> list[object]:
     """Tell the way through a model from every other."""
     modules = list(model.modules())
-    return [*((m, m.forward) for m in modules), *_hooks(modules)]
+    ways = ((m, m.forward, m._compiled_call_impl) for m in modules)
+    of_all = (dict(getattr(module, f"_global{hooks}")) for hooks in _HOOKS)
+    of_gradients = map(gradient_hooks, trained)
+    return [*ways, *_hooks(modules), *of_all, *of_gradients]

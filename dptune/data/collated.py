@@ -1,0 +1,283 @@
+"""Rows of a script's data set as its own collator makes them, each by itself.
+
+Every row goes through the script's own collator, and goes through it alone: what a
+collator does to one row is kept, and nothing can move from one row to another.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from dptune.errors import ConfigError, Problem
+
+IGNORED: Final = -100
+"""Label of a token that is no target, as transformers writes it."""
+
+_READ: Final = frozenset({"input_ids", "attention_mask", "labels"})
+_PACKED: Final = frozenset(
+    {"seq_lengths", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "position_ids"}
+)
+_COMPARED: Final = 4
+_READ_AGAIN: Final = 16
+
+Told = TypeVar("Told")
+Collator = Callable[[list[Any]], Mapping[str, Any]]
+
+
+class Rows(Protocol):
+    """A data set of known length whose rows are mappings."""
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        """Return one row."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollatedRow:
+    """One row after its collator."""
+
+    ids: list[int]
+    weights: list[float]
+    label: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What a script calls its rows and its collator."""
+
+    rows: str = "train_dataset"
+    collator: str = "data_collator"
+
+
+class RowFaultError(ValueError):
+    """A row that cannot be trained on; says why, never what it holds."""
+
+
+def read_collated(
+    rows: Rows,
+    collate: Collator,
+    *,
+    about: Callable[[Mapping[str, Any], int], Told],
+    names: Names,
+) -> tuple[list[CollatedRow], list[Told]]:
+    """Collate every row alone, and look whether it stays what it was.
+
+    Args:
+        rows: of the script.
+        collate: of the script; sees no column but those that the model takes.
+        about: tells something else of a row and its number, such as its owner.
+        names: of both, in errors.
+
+    Raises:
+        ConfigError: everything that is wrong with them.
+    """
+    if not hasattr(rows, "__len__") or not len(rows):
+        raise ConfigError(f"{names.rows} must hold a row, got none.")
+    problems = _mixing(rows, collate, names)
+    if problems:
+        raise ConfigError(problems)
+    found: list[CollatedRow] = []
+    faults: dict[str, list[int]] = {}
+    told: list[Told] = []
+    for index in range(len(rows)):
+        try:
+            row = row_of(rows, index)  # once: what is told is of what is trained on
+            found.append(collated(row, collate))
+            told.append(about(row, index))
+        except RowFaultError as fault:
+            faults.setdefault(str(fault), []).append(index)
+    if faults:
+        parts = faults.items()
+        raise ConfigError([_faulty(fault, where, names) for fault, where in parts])
+    if not _stay_alike(rows, collate, found):
+        raise ConfigError([_changing_rows(names)])
+    return found, told
+
+
+def row_of(rows: Rows, index: int) -> Mapping[str, Any]:
+    """Ask a script's data set for a row."""
+    try:
+        row = rows[index]
+    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
+        raise RowFaultError(_cannot("be read by its number", error)) from None
+    if not isinstance(row, Mapping):
+        raise RowFaultError(f"must be a mapping of columns, got {type(row).__name__}")
+    return row
+
+
+def collated(row: Mapping[str, Any], collate: Collator) -> CollatedRow:
+    """Send one row through the collator, alone."""
+    try:
+        batch = collate([row])
+    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
+        raise RowFaultError(
+            _cannot("pass the collator with the columns that the model takes", error)
+        ) from None
+    return _read_row(batch)
+
+
+def _cannot(what: str, error: Exception) -> str:
+    """Say what a script's own code raised, without its message."""
+    return f"must {what}, which raised {type(error).__name__}"
+
+
+def _read_row(batch: Mapping[str, Any]) -> CollatedRow:
+    """Take the padding off a batch of one row."""
+    if "input_ids" not in batch or "labels" not in batch:
+        raise RowFaultError("must have input_ids and labels behind the collator")
+    ids = _one_row(batch["input_ids"])
+    mask = batch.get("attention_mask")
+    kept = torch.ones_like(ids) if mask is None else _one_row(mask)
+    where = torch.nonzero(kept).flatten()
+    if not len(where) or len(where) != int(where[-1] - where[0]) + 1:
+        raise RowFaultError(
+            "must have padding on its ends only, and a token between them"
+        )
+    span = slice(int(where[0]), int(where[-1]) + 1)
+    _check_others(batch, span)
+    labels = torch.as_tensor(batch["labels"])
+    if labels.numel() == 1 and labels.dim() <= 1:
+        return _classified(ids[span], labels)
+    targets = _one_row(labels)
+    if len(targets) != len(ids):
+        raise RowFaultError("must have as many labels as tokens")
+    targets = targets[span]
+    is_target = targets != IGNORED
+    if bool((targets[is_target] != ids[span][is_target]).any()):
+        raise RowFaultError("must have labels that are its own tokens, or -100")
+    return CollatedRow(
+        ids=ids[span].tolist(), weights=is_target.float().tolist(), label=None
+    )
+
+
+def _classified(ids: Tensor, labels: Tensor) -> CollatedRow:
+    """Return a row with one class."""
+    if labels.is_floating_point() or int(labels) < 0:
+        raise RowFaultError("must have a class from 0 as its label, no score")
+    return CollatedRow(ids=ids.tolist(), weights=[1.0] * len(ids), label=int(labels))
+
+
+def _one_row(values: object) -> Tensor:
+    """Return the only row of a batch of one, `(time,)`."""
+    tensor = torch.as_tensor(values)
+    if tensor.dim() != 2 or len(tensor) != 1:
+        raise RowFaultError("must stay one row behind the collator")
+    return tensor[0]
+
+
+def _check_others(batch: Mapping[str, Any], span: slice) -> None:
+    """Refuse what the engine would not hand to the model, unless it says nothing."""
+    for name in set(batch) - _READ:
+        if batch[name] is None:
+            continue
+        values = torch.as_tensor(batch[name])
+        if name == "token_type_ids" and not values.any():
+            continue
+        if name == "position_ids" and values.dim() == 2:
+            place = values[0, span]
+            if bool((place == torch.arange(len(place))).all()):
+                continue
+        raise RowFaultError(
+            f"must have no {name}, which the engine does not hand to the model"
+        )
+
+
+def _mixing(rows: Rows, collate: Collator, names: Names) -> list[Problem]:
+    """Compare rows that are collated together with the same rows alone."""
+    try:
+        few = [row_of(rows, index) for index in range(min(_COMPARED, len(rows)))]
+        packed = _PACKED.intersection(few[0])
+        if packed:
+            return [_packed_columns(sorted(packed), names)]
+        alone = [collated(row, collate) for row in few]
+        again = [collated(row, collate) for row in few]
+    except RowFaultError:
+        return []  # told row by row
+    try:
+        batch = collate(list(few)) if len(few) > 1 else None
+    except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
+        return [_failing(error, names)]
+    together = alone
+    if batch is not None and isinstance(batch["input_ids"], Tensor):
+        together = _apart(batch) if len(batch["input_ids"]) == len(few) else []
+    if alone == again == together:
+        return []
+    return [
+        Problem(
+            path=names.collator,
+            message="must treat each row by itself and always alike: a row came out "
+            "otherwise beside others, or the second time.",
+            next_step="Use default_data_collator, DataCollatorWithPadding or "
+            "DataCollatorForLanguageModeling(mlm=False). One that pads must return the "
+            "attention_mask.",
+        )
+    ]
+
+
+def _apart(batch: Mapping[str, Any]) -> list[CollatedRow]:
+    """Take a batch of the collator apart again."""
+    size = len(batch["input_ids"])
+    tensors = {k: v for k, v in batch.items() if isinstance(v, Tensor)}
+    parts = [{k: v[i : i + 1] for k, v in tensors.items()} for i in range(size)]
+    try:
+        return [_read_row(part) for part in parts]
+    except RowFaultError:
+        return []
+
+
+def _stay_alike(rows: Rows, collate: Collator, found: Sequence[CollatedRow]) -> bool:
+    """Whether rows from all over the data set are the same when they are read again."""
+    step = max(1, len(found) // _READ_AGAIN)
+    try:
+        return all(
+            collated(row_of(rows, index), collate) == found[index]
+            for index in range(0, len(found), step)
+        )
+    except RowFaultError:
+        return False
+
+
+def _changing_rows(names: Names) -> Problem:
+    """Refuse rows that are others the second time."""
+    return Problem(
+        path=names.rows,
+        message="must give the same rows each time, got others the second time: what "
+        "draws or remembers rows can put one unit into rows of another.",
+        next_step="Write transformed or augmented rows down beforehand, such as by "
+        "map, and train on those.",
+    )
+
+
+def _failing(error: Exception, names: Names) -> Problem:
+    """Refuse a collator that cannot collate."""
+    return Problem(
+        path=names.collator,
+        message=f"must collate rows of {names.rows} into a batch, but raised "
+        f"{type(error).__name__}.",
+        next_step="Call it on the first four rows to see why; rows of several lengths "
+        "need one that pads, such as DataCollatorForSeq2Seq.",
+    )
+
+
+def _packed_columns(found: Sequence[str], names: Names) -> Problem:
+    """Refuse rows that say that they hold several sequences."""
+    return Problem(
+        path=names.rows,
+        message=f"must hold one sequence in a row, got the columns {', '.join(found)} "
+        "of packing.",
+        next_step="Turn packing and padding_free off.",
+    )
+
+
+def _faulty(fault: str, where: Sequence[int], names: Names) -> Problem:
+    """Name the first rows with a fault, and count the rest."""
+    shown = ", ".join(map(str, where[:5]))
+    more = f" and {len(where) - 5} more" if len(where) > 5 else ""
+    return Problem(path=f"{names.rows} row {shown}{more}", message=f"{fault}.")
