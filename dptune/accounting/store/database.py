@@ -224,8 +224,12 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _begin_postgresql(connection: Connection) -> None:
-    """Begin, taking the write lock or a snapshot."""
+    """Begin, taking the write lock or a snapshot, whatever the server does by itself.
+
+    A writer that waited for the lock must see what was written meanwhile.
+    """
     if connection.get_execution_options().get(_WRITES):
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_PATIENCE}s'")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
     else:

@@ -2,6 +2,7 @@
 
 import sqlite3
 import stat
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import dp_accounting as dpa
@@ -17,6 +18,7 @@ from dptune.accounting.store.reservations import Reservation, ReservationStatus
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets, exported_head, history
 from dptune.accounting.store.tables import IdKind, data_set_names, read_grants
+from dptune.accounting.store.verify import verify
 from dptune.errors import ArtifactError, ConfigError, PrivacyError
 from dptune.privacy import Notion, PrivacyUnit, Purpose
 from tests.budgets import ADD, REPLACE, grant, no_guarantee, request, run
@@ -257,6 +259,18 @@ def test_file_is_durable_and_waits_and_is_locked_by_its_owner_alone(sqlite_budge
     lock = f"{store.engine.url.database}.lock"
     store.engine.dispose()
     assert stat.S_IMODE(Path(lock).stat().st_mode) == 0o600
+
+
+def test_writer_sees_what_others_wrote_on_a_server_that_prefers_snapshots(postgres):
+    prefers = "%20-cdefault_transaction_isolation%3Dserializable"
+    with BudgetStore.open(postgres.fresh("snapshots") + prefers) as store:
+        with ThreadPool(8) as pool:
+            pool.map(
+                lambda n: run(store, range(n, n + 9), f"run {n}", counted(record=1)),
+                range(8),
+            )
+        assert verify(store).success
+        assert store.head().sequence == 1 + 8 * 3
 
 
 class Busy:
