@@ -46,17 +46,14 @@ class Twin(BudgetStore):
     def reserve(self, request: Request, **_: bool) -> Reservation:
         """Check, and only then lock and write."""
         with connecting(self.engine) as connection:
-            staged = self._stage(connection, request.units)
             with reading(connection):
-                super()._examine(connection, request, staged=staged)
+                super()._examine(connection, request)
             time.sleep(0.2)
             with writing(connection):
-                return self._enter(connection, request, staged=staged)
+                return self._enter(connection, request)
 
-    def _examine(self, connection, request, *, staged):  # noqa: ANN001, ANN202 - twin
-        if staged:
-            return cohorts.touched_by_staged(connection, len(request.units)), []
-        return cohorts.touched_by_known(connection, request.units.digest), []
+    def _examine(self, connection, request):  # noqa: ANN001, ANN202 - twin
+        return cohorts.touched_by(connection, request.units), []
 
 
 def main() -> int:

@@ -1,10 +1,17 @@
 """Small runs for tests of the budget store: units, costs, grants, requests."""
 
+import itertools
+import os
+import signal
+
 import dp_accounting
+from sqlalchemy import Engine, event, select
 
 from dptune.accounting.accountants import epsilon
 from dptune.accounting.events import merge_events
+from dptune.accounting.store import schema
 from dptune.accounting.store.allowances import Cost, Grant
+from dptune.accounting.store.database import reading
 from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import Request
 from dptune.accounting.store.tables import IdKind
@@ -63,3 +70,33 @@ def run(store, ids, run_key, planned, **changes):
     store.spend(held.id, planned, stage="private", num_steps=1)
     store.settle(held.id)
     return held
+
+
+def stored(store):
+    """Everything that a store holds, table by table."""
+    with store.engine.connect() as connection, reading(connection):
+        return {
+            name: sorted(map(tuple, connection.execute(select(table))))
+            for name, table in schema.metadata.tables.items()
+        }
+
+
+def killed(url, act, *, at):
+    """Let a process of its own act on a store, and die before a statement of a number.
+
+    Returns whether it died, rather than being through before.
+    """
+    child = os.fork()
+    if not child:
+        statements = itertools.count()
+
+        def die(*_):
+            if next(statements) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        event.listen(Engine, "before_cursor_execute", die)
+        try:
+            act(url)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])

@@ -4,7 +4,7 @@ import hashlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,7 @@ class _Missing:
 MISSING: Final = _Missing()
 _SHORT_NUMBER = re.compile(r"[0-9]{1,8}")
 _MAX_NAMED_ID = 10**8
+_ROWS_AT_ONCE: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -205,12 +206,20 @@ class Corpus:
         return core_schema.is_instance_schema(cls)
 
     @property
-    def source_units(self) -> frozenset[str]:
+    def source_units(self) -> Iterator[str]:
         """Every privacy unit that was read, also those that deduplication dropped.
 
-        Ask a corpus before canaries are planted: these are no units of the source.
+        One that has several records is named for each. Ask a corpus before canaries
+        are planted: these are no units of the source.
         """
-        return frozenset(self.dataset["unit_id"]) | frozenset(self.dropped_units)
+        yield from self.values("unit_id")
+        yield from self.dropped_units
+
+    def values(self, name: str) -> Iterator[str]:
+        """Every value of a column of text, in order; few of them are in memory."""
+        column = self.dataset.select_columns([name]).with_format("arrow")
+        for batch in column.iter(_ROWS_AT_ONCE):
+            yield from batch.column(name).to_pylist()
 
     def with_dataset(self, dataset: "Dataset") -> "Corpus":
         """Return another view of the same corpus: its fingerprint and report stay."""

@@ -26,7 +26,7 @@ from dptune.results import BudgetReport, BudgetReservation, CorpusReport
 from dptune.settings import BudgetSettings
 from dptune.stages import StagePlan
 from dptune.workflow.charging import release_entry, stage_entry
-from dptune.workflow.naming import check_name, claim_name
+from dptune.workflow.naming import check_digest, claim_digest, texts_digest
 
 _DECIDES: Final = {
     *("canaries", "detection", "scoring", "redaction", "model", "recipe", "privacy"),
@@ -169,7 +169,8 @@ def check_budget(
         return
     with store:
         other = key or secrets.token_bytes(KEY_BYTES)  # a lost key is refused below
-        check_name(store, config.budget.data_set, corpus, key=other)
+        texts = texts_digest(corpus, key=other)
+        check_digest(store, config.budget.data_set, texts)
         store.preview(budget_request(config, corpus, plan, key=other), again=again)
 
 
@@ -198,10 +199,11 @@ def reserve_budget(
             texts were charged under another name.
     """
     name = config.budget.data_set
+    texts = texts_digest(corpus, key=key)
     with BudgetStore.open(url) as store:
-        check_name(store, name, corpus, key=key)
+        check_digest(store, name, texts)
         held = store.reserve(budget_request(config, corpus, plan, key=key), again=again)
-        claim_name(store, name, corpus, key=key, reservation=held.id)
+        claim_digest(store, name, texts, reservation=held.id)
         head = store.head()
     return BudgetReservation(
         id=held.id,

@@ -9,6 +9,8 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
+import numpy as np
+
 from dptune.accounting.store.attempts import Attempt, first_data_set, record_attempt
 from dptune.accounting.store.store import BudgetStore
 from dptune.conversation import without_training
@@ -26,47 +28,33 @@ def texts_digest(corpus: Corpus, *, key: bytes) -> str:
         corpus: as it was ingested, before canaries.
         key: without which nobody can try texts of his own.
     """
-    texts = map(without_training, corpus.dataset["text"])
+    texts = map(without_training, corpus.values("text"))
     return records_digest((text.encode() for text in texts), key=key)
 
 
 def records_digest(records: Iterable[bytes], *, key: bytes) -> str:
     """Name records in any order, so that nobody without the key can try his own."""
-    hashes = sorted(hashlib.sha256(record).digest() for record in records)
-    return hmac.new(key, b"".join(hashes), hashlib.sha256).hexdigest()
-
-
-def check_name(store: BudgetStore, name: str, corpus: Corpus, *, key: bytes) -> None:
-    """Refuse texts that another data set has paid for; writes nothing.
-
-    Raises:
-        PrivacyError: naming the data set.
-    """
-    check_digest(store, name, texts_digest(corpus, key=key))
-
-
-def claim_name(
-    store: BudgetStore, name: str, corpus: Corpus, *, key: bytes, reservation: str
-) -> None:
-    """Note whose texts these are, before anything is drawn on them.
-
-    Args:
-        store: where it is noted.
-        name: of the data set.
-        corpus: as it was ingested, before canaries.
-        key: that names units and texts there.
-        reservation: id; released where the texts are another data set's.
-
-    Raises:
-        PrivacyError: another run gave the texts another name at this moment.
-    """
-    claim_digest(store, name, texts_digest(corpus, key=key), reservation=reservation)
+    hashes = bytearray()
+    for record in records:
+        hashes += hashlib.sha256(record).digest()
+    np.frombuffer(hashes, "S32").sort()  # as bytes are ordered, all being as long
+    return hmac.new(key, hashes, hashlib.sha256).hexdigest()
 
 
 def claim_digest(
     store: BudgetStore, name: str, digest: str, *, reservation: str
 ) -> None:
-    """Note whose records these are, by their digest; see `claim_name`."""
+    """Note whose records these are, before anything is drawn on them.
+
+    Args:
+        store: where it is noted.
+        name: of the data set.
+        digest: of its records.
+        reservation: id; released where the records are another data set's.
+
+    Raises:
+        PrivacyError: another run gave the records another name at this moment.
+    """
     if first_data_set(store, kind=Attempt.READING, subject=digest) is None:
         record_attempt(store, data_set=name, kind=Attempt.READING, subject=digest)
     try:
@@ -77,7 +65,11 @@ def claim_digest(
 
 
 def check_digest(store: BudgetStore, name: str, digest: str) -> None:
-    """Compare a name with the first that the records had; see `check_name`."""
+    """Refuse records that another data set has paid for; writes nothing.
+
+    Raises:
+        PrivacyError: naming the data set.
+    """
     first = first_data_set(store, kind=Attempt.READING, subject=digest)
     if first not in (None, name):
         raise PrivacyError(

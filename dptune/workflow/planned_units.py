@@ -21,7 +21,7 @@ from dptune.privacy import PrivacyUnit, UnitsFrom
 from dptune.results import CorpusReport
 from dptune.workflow.budget import budget_cost
 from dptune.workflow.charging import RELEASED_UNITS, release_entry
-from dptune.workflow.naming import check_name, claim_name
+from dptune.workflow.naming import check_digest, claim_digest, texts_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +177,9 @@ def _charge(
     """Spend from the data set's budget, before the noise is drawn."""
     hashed = corpus.report.units_are_content_hashes
     cost, name = budget_cost(entry), config.budget.data_set
+    texts = texts_digest(corpus, key=key)
     with BudgetStore.open(url) as store:
-        check_name(store, name, corpus, key=key)
+        check_digest(store, name, texts)
         held = store.reserve(
             Request(
                 units=UnitSet.of(corpus.source_units, key=key, data_set=name),
@@ -190,7 +191,7 @@ def _charge(
                 required=config.budget.required,
             )
         )
-        claim_name(store, name, corpus, key=key, reservation=held.id)
+        claim_digest(store, name, texts, reservation=held.id)
         store.spend(held.id, cost, stage=entry.stage, num_steps=1)
         store.settle(held.id)
 

@@ -7,9 +7,11 @@ The budget belongs to the data set, over all runs. `docs/BUDGET.md` tells how to
 | `reservations` | keyed names of a run's units; what it holds and has spent |
 | `schema`, `migrations`, `database` | tables, their versions, transactions |
 | `log` | the append-only, hash-chained log, from which all else follows |
-| `cohorts` | units of equal history, split by set operations |
+| `blocks` | units of a data set and their cohorts, as columns of sorted names |
+| `cohorts` | units of equal history, split by joins of these columns |
 | `allowances` | costs as multisets of mechanisms; grants; the worst cohort's epsilon |
 | `store` | grant, reserve, spend, settle, release |
 | `summaries` | what to show; how much went into tuning |
-| `verify` | the same state from the log alone, and every epsilon again |
+| `replay` | the same state from the log alone |
+| `verify` | compares both, and computes every epsilon again |
 """

@@ -1,4 +1,4 @@
-"""Cohorts: privacy units with one history, kept by set operations in SQL.
+"""Cohorts: privacy units with one history, kept by joins of sorted names.
 
 A history is the set of reservations that read the unit. When a run reads part of a
 cohort, the cohort is split: both halves keep the old history, one gets the new run
@@ -6,41 +6,22 @@ besides. So last month's units keep their spend under this month's superset, and
 units begin at zero. A million units are a handful of cohorts.
 """
 
-import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from sqlalchemy import (
-    JSON,
-    Column,
-    Connection,
-    MetaData,
-    String,
-    Table,
-    case,
-    cast,
-    func,
-    insert,
-    literal,
-    null,
-    select,
-    update,
-)
-from sqlalchemy.schema import DropTable
+import numpy as np
+from sqlalchemy import Connection, func, insert, literal, select, update
 
 from dptune.accounting.store import schema
-from dptune.accounting.store.reservations import UnitSet
-
-_CHUNK: Final = 100_000
-_STAGED: Final = Table(
-    "staged",
-    MetaData(),
-    Column("name", String(32), primary_key=True),
-    prefixes=["TEMPORARY"],
-    sqlite_with_rowid=False,
+from dptune.accounting.store.blocks import (
+    COHORT,
+    Block,
+    count_numbers,
+    read_blocks,
+    write_block,
 )
+from dptune.accounting.store.reservations import UnitSet, locate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,34 +45,18 @@ def is_known(connection: Connection, unit_set: str) -> bool:
     return connection.execute(query).first() is not None
 
 
-def stage(connection: Connection, units: UnitSet) -> None:
-    """Put the names into a table of this connection, before any lock is taken."""
-    connection.execute(DropTable(_STAGED, if_exists=True))
-    _STAGED.create(connection, checkfirst=False)
-    names = units.names
-    for start in range(0, len(names), _CHUNK):
-        chunk = literal(json.dumps(names[start : start + _CHUNK]))
-        if connection.dialect.name == "sqlite":
-            items = func.json_each(chunk).table_valued("value")
-        else:
-            items = func.json_array_elements_text(cast(chunk, JSON)).table_valued(
-                "value"
-            )
-        connection.execute(insert(_STAGED).from_select(["name"], select(items.c.value)))
+def touched_by(connection: Connection, units: UnitSet) -> Touched:
+    """Find the cohorts of a run's units."""
+    if is_known(connection, units.digest):
+        return _touched_by_known(connection, units.digest)
+    found = Counter[int]()
+    for _, block, wanted in read_blocks(connection, units):
+        places, known = locate(block.names, wanted)
+        found.update(count_numbers(block.cohorts[places[known]]))
+    return Touched(cohorts=dict(found), num_new=len(units) - found.total())
 
 
-def touched_by_staged(connection: Connection, num_units: int) -> Touched:
-    """Find the cohorts of the staged units."""
-    query = (
-        select(schema.units.c.cohort, func.count())
-        .join_from(_STAGED, schema.units, schema.units.c.name == _STAGED.c.name)
-        .group_by(schema.units.c.cohort)
-    )
-    found = dict(connection.execute(query).tuples().all())
-    return Touched(cohorts=found, num_new=num_units - sum(found.values()))
-
-
-def touched_by_known(connection: Connection, unit_set: str) -> Touched:
+def _touched_by_known(connection: Connection, unit_set: str) -> Touched:
     """Find the cohorts of units that an earlier run read: all of them whole."""
     earlier = select(schema.reservations.c.id).where(
         schema.reservations.c.unit_set == unit_set
@@ -101,7 +66,7 @@ def touched_by_known(connection: Connection, unit_set: str) -> Touched:
 
 
 def cover(
-    connection: Connection, touched: Touched, *, data_set: str, reservation: str
+    connection: Connection, touched: Touched, *, units: UnitSet, reservation: str
 ) -> None:
     """Write a reservation into the history of its units, splitting cohorts."""
     sizes = _sizes(connection, touched.cohorts)
@@ -109,15 +74,17 @@ def cover(
     covered = [c for c in touched.cohorts if c not in parts]
     numbers = _new_numbers(connection)
     halves = {cohort: next(numbers) for cohort in parts}
-    if halves:
-        _split(connection, halves, parts, data_set=data_set)
-        covered += halves.values()
+    fresh = next(numbers)
+    for cohort, half in halves.items():
+        _split(connection, cohort, half, parts[cohort], data_set=units.data_set)
+    covered += halves.values()
     if touched.num_new:
-        covered.append(next(numbers))
-        _add_new(connection, covered[-1], touched.num_new, data_set=data_set)
+        _add_cohort(connection, fresh, touched.num_new, data_set=units.data_set)
+        covered.append(fresh)
+    if halves or touched.num_new:
+        _move(connection, units, halves, fresh=fresh)
     rows = [{"cohort": c, "reservation": reservation} for c in covered]
-    if rows:
-        connection.execute(insert(schema.coverage), rows)
+    connection.execute(insert(schema.coverage), rows)
 
 
 def histories(
@@ -149,8 +116,9 @@ def cohorts_of(connection: Connection, reservation: str) -> dict[int, int]:
 
 def keep_names(connection: Connection, units: UnitSet) -> None:
     """Store a set of names for good, so that all histories can be built again."""
+    packed = units.names.tobytes()
     connection.execute(
-        insert(schema.unit_sets).values(digest=units.digest, names=units.packed)
+        insert(schema.unit_sets).values(digest=units.digest, names=packed)
     )
 
 
@@ -171,41 +139,40 @@ def _new_numbers(connection: Connection) -> Iterator[int]:
 
 
 def _split(
-    connection: Connection,
-    halves: Mapping[int, int],
-    counts: Mapping[int, int],
-    *,
-    data_set: str,
+    connection: Connection, cohort: int, half: int, size: int, *, data_set: str
 ) -> None:
-    """Move the staged part of each cohort to a new one of the same history."""
-    old = schema.units.c.cohort
+    """Give part of a cohort's units a cohort of their own, of the same history."""
     connection.execute(
-        update(schema.units)
-        .where(old.in_(list(halves)), schema.units.c.name.in_(select(_STAGED.c.name)))
-        .values(cohort=case(dict(halves), value=old, else_=null()))
+        update(schema.cohorts)
+        .where(schema.cohorts.c.id == cohort)
+        .values(size=schema.cohorts.c.size - size)
     )
-    for cohort, half in halves.items():
-        size = schema.cohorts.c.size
-        connection.execute(
-            update(schema.cohorts)
-            .where(schema.cohorts.c.id == cohort)
-            .values(size=size - counts[cohort])
-        )
-        _add_cohort(connection, half, counts[cohort], data_set=data_set)
-        inherited = select(literal(half), schema.coverage.c.reservation).where(
-            schema.coverage.c.cohort == cohort
-        )
-        connection.execute(
-            insert(schema.coverage).from_select(["cohort", "reservation"], inherited)
-        )
+    _add_cohort(connection, half, size, data_set=data_set)
+    inherited = select(literal(half), schema.coverage.c.reservation).where(
+        schema.coverage.c.cohort == cohort
+    )
+    connection.execute(
+        insert(schema.coverage).from_select(["cohort", "reservation"], inherited)
+    )
 
 
-def _add_new(connection: Connection, cohort: int, size: int, *, data_set: str) -> None:
-    """Enter staged units that no run has read before."""
-    _add_cohort(connection, cohort, size, data_set=data_set)
-    known = select(schema.units.c.name).where(schema.units.c.name == _STAGED.c.name)
-    new = select(_STAGED.c.name, literal(cohort)).where(~known.exists())
-    connection.execute(insert(schema.units).from_select(["name", "cohort"], new))
+def _move(
+    connection: Connection, units: UnitSet, halves: Mapping[int, int], *, fresh: int
+) -> None:
+    """Put a run's units into the halves of their cohorts, and new ones into `fresh`."""
+    moved = np.arange(fresh + 1, dtype=COHORT)
+    moved[list(halves)] = list(halves.values())
+    for prefix, block, wanted in read_blocks(connection, units):
+        places, known = locate(block.names, wanted)
+        cohorts = block.cohorts.copy()
+        cohorts[places[known]] = moved[cohorts[places[known]]]
+        made = Block(
+            names=np.insert(block.names, places[~known], wanted[~known]),
+            cohorts=np.insert(cohorts, places[~known], fresh),
+        )
+        write_block(
+            connection, made, data_set=units.data_set, prefix=prefix, before=block
+        )
 
 
 def _add_cohort(

@@ -18,10 +18,14 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Final, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dptune.accounting.store.allowances import Cost
-from dptune.errors import ArtifactError, ConfigError
+from dptune.errors import ConfigError
 from dptune.privacy import Purpose
 
 
@@ -104,24 +108,27 @@ class Reservation:
 
 
 KEY_BYTES: Final = 32
-NAME_DIGITS: Final = 32
+NAME: Final = np.dtype("S16")
+"""A keyed name: bytes that numpy orders and compares as bytes, all being as long."""
 _KEY_SIZES: Final = range(16, 65)
 
+Names = NDArray[np.bytes_]
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class UnitSet:
     """The privacy units of one run, by their keyed names.
 
     Args:
         data_set: the population that ids speak of; equal ids of two data sets get
             names that cannot be linked without the key.
-        names: sorted, each once; `NAME_DIGITS` hexadecimal digits.
+        names: sorted, each once; of type `NAME`.
         key_check: tells two keys apart and nothing else; a store refuses another key,
             under which every unit would look new.
     """
 
     data_set: str
-    names: tuple[str, ...] = field(repr=False)
+    names: Names = field(repr=False)
     key_check: str
 
     @classmethod
@@ -132,7 +139,8 @@ class UnitSet:
         id is among them. Order, repetition, texts and file formats do not matter.
 
         Args:
-            unit_ids: stable ids of the source, before deduplication and canaries.
+            unit_ids: stable ids of the source, before deduplication and canaries; 16
+                bytes are held of each.
             key: secret of 16 to 64 bytes, the same for every run of a store.
             data_set: name of the data set.
 
@@ -142,50 +150,51 @@ class UnitSet:
         References:
             RFC 2104 (1997), HMAC; truncated to 128 bits as its section 5 allows.
         """
-        _check_key(key)
-        names = {_name(key, f"unit\x1f{data_set}\x1f{unit}") for unit in unit_ids}
+        if len(key) not in _KEY_SIZES:
+            raise ConfigError(
+                f"unit key must be 16 to 64 bytes, got {len(key)} bytes. "
+                "Make one with secrets.token_bytes(32) and keep it for the data set."
+            )
+        check = hmac.digest(key, f"check\x1f{data_set}".encode(), "sha256")
+        named = hmac.new(key, f"unit\x1f{data_set}\x1f".encode(), "sha256")
+        packed = bytearray()
+        for unit in unit_ids:
+            this = named.copy()
+            this.update(unit.encode())
+            packed += this.digest()[: NAME.itemsize]
         return cls(
             data_set=data_set,
-            names=tuple(sorted(names)),
-            key_check=_name(key, f"check\x1f{data_set}"),
+            names=distinct(np.frombuffer(packed, NAME)),
+            key_check=check[: NAME.itemsize].hex(),
         )
 
     def __len__(self) -> int:
         """Count the units."""
         return len(self.names)
 
-    @property
-    def packed(self) -> bytes:
-        """All names, one behind the other."""
-        return bytes.fromhex("".join(self.names))
-
-    @property
+    @cached_property
     def digest(self) -> str:
-        """SHA-256 of the packed names: equal sets have equal digests."""
-        return hashlib.sha256(self.packed).hexdigest()
+        """SHA-256 of the names: equal sets have equal digests."""
+        return hashlib.sha256(self.names.data).hexdigest()
 
 
-def unpack(packed: bytes) -> list[str]:
-    """Read the names that `UnitSet.packed` wrote.
-
-    Raises:
-        ArtifactError: the bytes are no whole number of names.
-    """
-    if len(packed) * 2 % NAME_DIGITS:
-        raise ArtifactError("unit set must hold whole names. Restore the store.")
-    text = packed.hex()
-    return [text[i : i + NAME_DIGITS] for i in range(0, len(text), NAME_DIGITS)]
+def distinct(names: Names) -> Names:
+    """Sort names and keep each once; many times faster than `np.unique` on bytes."""
+    found = np.sort(names)
+    first = np.ones(len(found), dtype=bool)
+    first[1:] = found[1:] != found[:-1]
+    return found[first]
 
 
-def _check_key(key: bytes) -> None:
-    """Refuse a key that is no secret."""
-    if len(key) not in _KEY_SIZES:
-        raise ConfigError(
-            f"unit key must be 16 to 64 bytes, got {len(key)} bytes. "
-            "Make one with secrets.token_bytes(32) and keep it for the data set."
-        )
+def is_sorted(names: Names) -> bool:
+    """Whether names are in order, each once."""
+    return bool((names[1:] > names[:-1]).all())
 
 
-def _name(key: bytes, message: str) -> str:
-    """Hash one message."""
-    return hmac.digest(key, message.encode(), "sha256").hex()[:NAME_DIGITS]
+def locate(names: Names, wanted: Names) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Say where names stand or belong among sorted ones, and which are there."""
+    places = np.searchsorted(names, wanted)
+    known = np.zeros(len(wanted), dtype=bool)
+    inside = places < len(names)
+    known[inside] = names[places[inside]] == wanted[inside]
+    return places, known

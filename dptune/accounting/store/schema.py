@@ -18,7 +18,7 @@ from sqlalchemy import (
     Text,
 )
 
-VERSION: Final = "v0001"
+VERSION: Final = "v0002"
 """Newest migration; a test compares."""
 
 metadata: Final = MetaData()
@@ -93,10 +93,11 @@ coverage: Final = Table(
     Column("reservation", String(32), primary_key=True),
     Index("coverage_by_reservation", "reservation"),
 )
-units: Final = Table(
-    "units",
+unit_blocks: Final = Table(
+    "unit_blocks",
     metadata,
-    Column("name", String(32), primary_key=True),
-    Column("cohort", Integer, nullable=False),
-    sqlite_with_rowid=False,
+    Column("data_set", String(100), primary_key=True),
+    Column("prefix", Integer, primary_key=True, autoincrement=False),
+    Column("names", LargeBinary, nullable=False),
+    Column("cohorts", LargeBinary, nullable=False),
 )

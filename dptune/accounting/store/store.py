@@ -188,12 +188,10 @@ class BudgetStore:
             BudgetExceededError: `reserve` would refuse it.
             PrivacyError: the run names known units in another way.
         """
-        with connecting(self._engine) as connection:
-            staged = self._stage(connection, request.units)
-            with reading(connection):
-                if self._earlier(connection, request, again=again) is not None:
-                    return []
-                return self._examine(connection, request, staged=staged)[1]
+        with connecting(self._engine) as connection, reading(connection):
+            if self._earlier(connection, request, again=again) is not None:
+                return []
+            return self._examine(connection, request)[1]
 
     def preview_all(
         self, requests: Sequence[Request], *, again: bool = False
@@ -245,11 +243,10 @@ class BudgetStore:
             PrivacyError: the run names known units in another way.
         """
         with connecting(self._engine) as connection:
-            staged = self._stage(connection, request.units)
             with reading(connection):  # warms the accountant's cache, refuses early
                 earlier = self._earlier(connection, request, again=again)
                 if earlier is None:
-                    self._examine(connection, request, staged=staged)
+                    self._examine(connection, request)
             with writing(connection):
                 if again:
                     name = request.units.data_set
@@ -257,7 +254,7 @@ class BudgetStore:
                 earlier = self._earlier(connection, request, again=again)
                 if earlier is not None:
                     return self._take_up(connection, earlier)
-                return self._enter(connection, request, staged=staged)
+                return self._enter(connection, request)
 
     def spend(
         self, reservation: str, cost: Cost, *, stage: str, num_steps: int
@@ -319,14 +316,6 @@ class BudgetStore:
         tables.write_reservation(connection, held.closed(status))
         return log.append(connection, entries.close_entry(held.id, status))
 
-    def _stage(self, connection: Connection, units: UnitSet) -> bool:
-        """Load names that the store does not know as one set; says whether it did."""
-        with reading(connection):
-            if cohorts.is_known(connection, units.digest):
-                return False
-            cohorts.stage(connection, units)
-            return True
-
     def _earlier(
         self, connection: Connection, request: Request, *, again: bool
     ) -> Reservation | None:
@@ -355,17 +344,14 @@ class BudgetStore:
                 self._write_closed(connection, held, ReservationStatus.RELEASED)
 
     def _examine(
-        self, connection: Connection, request: Request, *, staged: bool
+        self, connection: Connection, request: Request
     ) -> tuple[Touched, list[Claim]]:
         """Find the run's cohorts, and refuse if one of them would have too much."""
         asked = request.data_set
         known = tables.read_data_set(connection, asked.name)
         if known is not None:
             tables.require_same(known, asked)
-        if staged:
-            touched = cohorts.touched_by_staged(connection, len(request.units))
-        else:
-            touched = cohorts.touched_by_known(connection, request.units.digest)
+        touched = cohorts.touched_by(connection, request.units)
         grants = tables.read_grants(connection, asked.name)
         if request.required and not grants:
             raise BudgetExceededError(
@@ -380,11 +366,9 @@ class BudgetStore:
         check(found, alone=held.tallies)
         return touched, found
 
-    def _enter(
-        self, connection: Connection, request: Request, *, staged: bool
-    ) -> Reservation:
+    def _enter(self, connection: Connection, request: Request) -> Reservation:
         """Enter a new reservation into log, tables and histories."""
-        touched, found = self._examine(connection, request, staged=staged)
+        touched, found = self._examine(connection, request)
         if tables.read_data_set(connection, request.data_set.name) is None:
             tables.write_data_set(connection, request.data_set)
             log.append(connection, entries.data_set_entry(request.data_set))
@@ -393,7 +377,7 @@ class BudgetStore:
             cohorts.keep_names(connection, request.units)
         end = log.append(connection, entries.reserve_entry(made, found))
         tables.add_reservation(connection, made, sequence=end.sequence)
-        cohorts.cover(connection, touched, data_set=made.data_set, reservation=made.id)
+        cohorts.cover(connection, touched, units=request.units, reservation=made.id)
         return made
 
     def _extend(self, connection: Connection, wanted: Reservation) -> Reservation:

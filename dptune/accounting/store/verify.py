@@ -7,18 +7,17 @@
 | tables | the state that follows from the log | the first row that differs |
 | every figure on which a run was let in, and what is committed now | RDP under
   add-or-remove (never smaller than PLD), quadrature (never larger) | the entry |
-
-The state is made from the log by other means than the tables are kept: these change row
-by row and split cohorts in SQL; here every unit gets its own history, in memory.
 """
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 from dp_accounting import DpEvent
 from sqlalchemy import Connection, select
 
@@ -26,153 +25,20 @@ from dptune.accounting.accountants import Accountant, epsilon
 from dptune.accounting.quadrature import QuadratureError
 from dptune.accounting.store import cohorts, log, schema, tables
 from dptune.accounting.store.allowances import (
-    Cost,
     Grant,
     History,
     largest,
     tally_event,
     worst,
 )
+from dptune.accounting.store.blocks import Block, count_numbers, stored_blocks
 from dptune.accounting.store.database import connecting, reading
-from dptune.accounting.store.entries import read_content, reservation_from
-from dptune.accounting.store.log import Head, Row
-from dptune.accounting.store.reservations import Reservation, ReservationStatus, unpack
+from dptune.accounting.store.log import Head
+from dptune.accounting.store.replay import ReplayError, State, Units, replay
+from dptune.accounting.store.reservations import NAME, Names, is_sorted
 from dptune.accounting.store.store import BudgetStore
-from dptune.accounting.store.tables import DataSet, data_set_of, grant_of
 from dptune.errors import ArtifactError, UnsupportedEventError
 from dptune.privacy import NeighboringRelation
-
-HistoryKey = tuple[str, ...]
-Observer = Callable[["State", dict[str, Any], int], None]
-
-
-@dataclass(kw_only=True)
-class State:
-    """What follows from the entries so far.
-
-    Args:
-        data_sets, grants, reservations: as the tables of these names.
-        units: for each unit, the reservations that read it, in order.
-    """
-
-    data_sets: dict[str, DataSet] = field(default_factory=dict)
-    grants: dict[tuple[str, str, str], Grant] = field(default_factory=dict)
-    reservations: dict[str, Reservation] = field(default_factory=dict)
-    units: dict[str, HistoryKey] = field(default_factory=dict, repr=False)
-
-    def histories(self, names: Iterable[str]) -> Counter[HistoryKey]:
-        """Count the histories of some units."""
-        return Counter(self.units[name] for name in names)
-
-    def cost(self, history: HistoryKey) -> Cost:
-        """Compose what a history commits."""
-        cost = Cost()
-        for identifier in history:
-            cost = cost.plus(self.reservations[identifier].committed)
-        return cost
-
-
-class ReplayError(Exception):
-    """An entry that cannot follow from those before it."""
-
-    def __init__(self, sequence: int) -> None:
-        super().__init__(f"entry {sequence}")
-        self.sequence = sequence
-
-
-def replay(
-    rows: Iterable[Row],
-    names_of: Callable[[str], bytes],
-    *,
-    observe: Observer | None = None,
-) -> State:
-    """Build the state from checked entries.
-
-    Args:
-        rows: entries in order, whose chain holds.
-        names_of: packed names of a unit set by its digest.
-        observe: called after each entry with the state, its content and number.
-
-    Raises:
-        ReplayError: an entry makes no sense where it stands.
-    """
-    state = State()
-    for row in rows:
-        try:
-            content = read_content(row.content)
-            _APPLY[content["kind"]](state, content, names_of)
-        except Exception as error:  # forged content may be anything
-            raise ReplayError(row.sequence) from error
-        if observe is not None:
-            observe(state, content, row.sequence)
-    return state
-
-
-Names = Callable[[str], bytes]
-
-
-def _data_set(state: State, content: dict[str, Any], _: Names) -> None:
-    """A data set was read for the first time."""
-    found = data_set_of(content)
-    state.data_sets[found.name] = found
-
-
-def _grant(state: State, content: dict[str, Any], _: Names) -> None:
-    """A grant replaces an earlier one."""
-    found = grant_of(content)
-    state.grants[found.data_set, found.notion, found.relation] = found
-
-
-def _reserve(state: State, content: dict[str, Any], names_of: Names) -> None:
-    """Every unit's history grows by the reservation."""
-    made = reservation_from(content)
-    if made.id in state.reservations:
-        raise ValueError
-    state.reservations[made.id] = made
-    longer: dict[HistoryKey, HistoryKey] = {}
-    for name in unpack(names_of(made.unit_set)):
-        old = state.units.get(name, ())
-        state.units[name] = longer.setdefault(old, (*old, made.id))
-
-
-def _extend(state: State, content: dict[str, Any], _: Names) -> None:
-    """A reservation holds more, or again."""
-    held = state.reservations[content["reservation"]]
-    state.reservations[held.id] = replace(
-        held,
-        planned=Cost.from_json(content["planned"]),
-        spare=Cost.from_json(content["spare"]),
-        status=ReservationStatus.OPEN,
-    )
-
-
-def _spend(state: State, content: dict[str, Any], _: Names) -> None:
-    """A block was charged."""
-    held = state.reservations[content["reservation"]]
-    state.reservations[held.id] = held.spend(Cost.from_json(content["cost"]))
-
-
-def _close(state: State, content: dict[str, Any], _: Names) -> None:
-    """A reservation gave back the rest."""
-    held = state.reservations[content["reservation"]]
-    state.reservations[held.id] = held.closed(ReservationStatus(content["status"]))
-
-
-def _noted(_: State, __: dict[str, Any], ___: Names) -> None:
-    """An attempt or a loss costs nothing."""
-
-
-_APPLY: Mapping[str, Callable[[State, dict[str, Any], Names], None]] = {
-    "data_set": _data_set,
-    "grant": _grant,
-    "reserve": _reserve,
-    "extend": _extend,
-    "spend": _spend,
-    "close": _close,
-    "attempt": _noted,
-    "loss": _noted,
-}
-
 
 _AGREEMENT = 2e-3
 _NEGLIGIBLE = 1e-6
@@ -219,7 +85,6 @@ class Verification:
 class _Figures:
     """Computes every claim again while the log is replayed."""
 
-    names: dict[str, list[str]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     count: int = 0
 
@@ -228,10 +93,7 @@ class _Figures:
         if not content.get("claims"):
             return
         made = state.reservations[content["reservation"]]
-        found = state.histories(self.names[made.unit_set])
-        histories = [
-            History(cost=state.cost(key), num_units=n) for key, n in found.items()
-        ]
+        histories = state.composed(made.data_set, only=made)
         for claim in content["claims"]:
             grant = tables.grant_of(claim)
             problem = _disagreement(float(claim["after"]), grant, histories)
@@ -264,14 +126,9 @@ def _verify_state(
 ) -> Verification:
     """Replay a log whose chain holds, and compare."""
     figures = _Figures()
-
-    def names_of(digest: str) -> bytes:
-        packed = _packed(connection, digest)
-        figures.names[digest] = unpack(packed)
-        return packed
-
+    read = partial(_read_names, connection)
     try:
-        state = replay(rows, names_of, observe=figures.observe)
+        state = replay(rows, read, observe=figures.observe)
     except ReplayError as error:
         message = f"entry {error.sequence} {_reason(error)}"
         found = Finding(entry=error.sequence, message=message)
@@ -282,7 +139,7 @@ def _verify_state(
         findings=tuple(findings),
         num_entries=len(rows),
         num_figures=figures.count,
-        num_units=len(state.units),
+        num_units=sum(len(units.names) for units in state.units.values()),
         head=end,
     )
 
@@ -294,16 +151,18 @@ def _reason(error: ReplayError) -> str:
     return "does not follow from the entries before it"
 
 
-def _packed(connection: Connection, digest: str) -> bytes:
+def _read_names(connection: Connection, digest: str) -> Names:
     """Read a unit set and check its digest."""
     query = select(schema.unit_sets.c.names).where(schema.unit_sets.c.digest == digest)
     found = connection.execute(query).scalar_one_or_none()
     if found is None:
         raise ArtifactError("names a set of units that was deleted")
-    packed = bytes(found)
-    if hashlib.sha256(packed).hexdigest() != digest:
+    if hashlib.sha256(found).hexdigest() != digest:
         raise ArtifactError("names a set of units that was edited")
-    return packed
+    names = np.frombuffer(found, NAME)
+    if not is_sorted(names):
+        raise ArtifactError("names a set of units that is none: it has no order")
+    return names
 
 
 def _compare(connection: Connection, state: State) -> list[Finding]:
@@ -339,25 +198,49 @@ def _compare(connection: Connection, state: State) -> list[Finding]:
 
 
 def _compare_units(connection: Connection, state: State) -> list[Finding]:
-    """Compare each unit's cohort with its own history."""
+    """Compare each unit's cohort with its own history, block by block."""
     numbers = connection.execute(select(schema.cohorts.c.id, schema.cohorts.c.size))
     sizes = dict(numbers.tuples().all())
     known = cohorts.histories(connection, list(sizes))
-    expected = {key: frozenset(key) for key in set(state.units.values())}
-    counted: dict[int, int] = dict.fromkeys(sizes, 0)
-    wrong = seen = 0
-    for name, cohort in connection.execute(select(schema.units)).tuples():
-        seen += 1
-        counted[cohort] = counted.get(cohort, 0) + 1
-        key = state.units.get(name)
-        wrong += key is None or known.get(cohort) != expected[key]
+    missing = {
+        (name, prefix): part
+        for name, units in state.units.items()
+        for prefix, part in enumerate(units.by_prefix())
+        if len(part.names)
+    }
+    counted, wrong = Counter[int](), []
+    for place, row in stored_blocks(connection):
+        expected = missing.pop(place, None)
+        try:
+            block = Block.read(*row)
+        except ArtifactError:
+            wrong.append(place)
+            continue
+        counted.update(count_numbers(block.cohorts))
+        if expected is None or not _agree(block, expected, known, state):
+            wrong.append(place)
+    wrong += missing
     findings = []
-    if wrong or seen != len(state.units):
-        findings.append(_row("units", "a unit", wrong + abs(seen - len(state.units))))
-    bad = sorted(c for c in counted if counted[c] != sizes.get(c))
+    if wrong:
+        name, prefix = min(wrong)
+        findings.append(_row("unit_blocks", f"row {name!r}, {prefix}", len(wrong)))
+    bad = sorted(c for c in {*counted, *sizes} if counted[c] != sizes.get(c))
     if bad:
         findings.append(_row("cohorts", f"row {bad[0]}", len(bad)))
     return findings
+
+
+def _agree(
+    block: Block, units: Units, known: Mapping[int, frozenset[str]], state: State
+) -> bool:
+    """Whether a block has these units, each in a cohort of its history."""
+    if not np.array_equal(block.names, units.names):
+        return False
+    pairs = np.unique(block.cohorts.astype(np.int64) << 32 | units.histories)
+    return all(
+        known.get(pair >> 32) == frozenset(state.histories[pair & 0xFFFF_FFFF])
+        for pair in pairs.tolist()
+    )
 
 
 def _row(table: str, row: str, count: int) -> Finding:
@@ -372,7 +255,7 @@ def _current_figures(state: State, figures: _Figures) -> list[Finding]:
     """Check what every grant's worst cohort has committed now."""
     findings = []
     for grant in state.grants.values():
-        histories = _histories_of(state, grant.data_set)
+        histories = state.composed(grant.data_set)
         mine = worst(
             histories, notion=grant.notion, delta=grant.delta, relation=grant.relation
         )
@@ -381,16 +264,6 @@ def _current_figures(state: State, figures: _Figures) -> list[Finding]:
         if problem:
             findings.append(Finding(entry=None, message=f"now: {problem}"))
     return findings
-
-
-def _histories_of(state: State, data_set: str) -> list[History]:
-    """Every history of a data set's units, with its cost."""
-    found = state.histories(state.units)
-    return [
-        History(cost=state.cost(key), num_units=count)
-        for key, count in found.items()
-        if state.reservations[key[0]].data_set == data_set
-    ]
 
 
 def _disagreement(

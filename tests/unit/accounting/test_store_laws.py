@@ -6,11 +6,12 @@ and the worst unit decides.
 
 import sqlite3
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.accounting.store.reservations import UnitSet
+from dptune.accounting.store.reservations import NAME, UnitSet
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import budgets
 from dptune.accounting.store.verify import verify
@@ -98,7 +99,9 @@ def test_twin_that_charges_new_units_for_the_past_is_caught(sqlite_budget, monke
     runs = [({0, 1}, 3, 1.5), ({2, 3}, 3, 1.5)]
 
     def one_cohort(ids, *, key, data_set):
-        return UnitSet(data_set=data_set, names=("0" * 32,), key_check="")
+        return UnitSet(
+            data_set=data_set, names=np.array([b"0" * 16], NAME), key_check=""
+        )
 
     monkeypatch.setattr(UnitSet, "of", one_cohort)
     store = BudgetStore.open(sqlite_budget())
@@ -127,5 +130,6 @@ def test_preview_and_reserve_agree(sqlite_budget):
     store = BudgetStore.open(sqlite_budget())
     asked = request(range(5), "a", cost(5))
     assert store.preview(asked) == []
-    assert asked.units.names == UnitSet.of("01234", key=KEY, data_set="people").names
+    named = UnitSet.of("01234", key=KEY, data_set="people")
+    assert asked.units.digest == named.digest
     store.engine.dispose()

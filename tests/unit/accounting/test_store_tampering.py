@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dptune.accounting.store import log
 from dptune.accounting.store.attempts import broken_log
+from dptune.accounting.store.blocks import Block, stored_blocks
 from dptune.accounting.store.database import reading, writing
 from dptune.accounting.store.log import entry_hash
 from dptune.accounting.store.store import BudgetStore
@@ -154,9 +155,11 @@ def test_missing_head_is_named(store):
         ("UPDATE reservations SET spent = '{}' WHERE run_key = 'a'", "reservations"),
         ("UPDATE reservations SET status = 'settled'", "reservations"),
         ("UPDATE data_sets SET key_check = 'x'", "data_sets"),
-        ("UPDATE units SET cohort = 1", "units"),
-        ("DELETE FROM units WHERE cohort = 1", "units"),
-        ("DELETE FROM coverage WHERE cohort = 1", "units"),
+        ("DELETE FROM unit_blocks WHERE prefix < 128", "unit_blocks"),
+        ("UPDATE unit_blocks SET prefix = prefix + 1000", "unit_blocks"),
+        ("UPDATE unit_blocks SET data_set = 'others'", "unit_blocks"),
+        ("UPDATE unit_blocks SET cohorts = names", "unit_blocks"),
+        ("DELETE FROM coverage WHERE cohort = 1", "unit_blocks"),
         ("UPDATE cohorts SET size = 7", "cohorts"),
     ],
 )
@@ -164,6 +167,33 @@ def test_edited_table_is_named(store, statement, table):
     change(store, statement)
     found = verify(store)
     assert any(f"table {table}" in f.message for f in found.findings), found
+
+
+@pytest.mark.parametrize("what", ["cohort", "name", "order"])
+def test_edited_unit_is_named(store, what):
+    """One unit put into another cohort, replaced by another, or out of order."""
+    with store.engine.connect() as connection, reading(connection):
+        found = {place: Block.read(*row) for place, row in stored_blocks(connection)}
+    (name, prefix), block = max(found.items(), key=lambda item: len(item[1].names))
+    assert len(block.names) > 1
+    names, cohorts = block.names.copy(), block.cohorts.copy()
+    if what == "cohort":
+        cohorts[0] = 3 - cohorts[0]
+    elif what == "name":
+        names[0] = bytes([prefix]) + b"x" * 15
+    else:
+        names, cohorts = names[::-1], cohorts[::-1]
+    change(
+        store,
+        f"UPDATE unit_blocks SET names = :n, cohorts = :c WHERE prefix = {prefix}",
+        n=names.tobytes(),
+        c=cohorts.tobytes(),
+    )
+    messages = [found.message for found in verify(store).findings]
+    assert any(f"unit_blocks: row '{name}', {prefix} is" in m for m in messages)
+    if what == "order":  # they would not be found, and look new
+        with pytest.raises(ArtifactError, match="names in order"):
+            store.reserve(request(range(1000), "more", cost(1)))
 
 
 def test_edited_and_deleted_unit_sets_name_the_entry_that_made_them(store):

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from dptune.accounting.events import event_to_json
-from dptune.accounting.store import database
+from dptune.accounting.store import database, schema
 from dptune.accounting.store.allowances import NON_PRIVATE, Cost, Grant, History, total
 from dptune.accounting.store.database import connecting, exists, open_engine, version
 from dptune.accounting.store.reservations import Reservation, ReservationStatus
@@ -212,7 +212,7 @@ def test_store_says_whether_it_is_there_and_of_which_version(budget_url, tmp_pat
     engine = open_engine(budget_url)
     assert exists(engine)
     with engine.connect() as connection, connection.begin():
-        assert version(connection) == "v0001"
+        assert version(connection) == schema.VERSION
     engine.dispose()
     empty = open_engine(f"sqlite:///{tmp_path}/empty.db")
     assert not exists(empty)

@@ -1,5 +1,8 @@
 """A budget belongs to data: the same texts under another name are refused."""
 
+import hashlib
+import hmac
+
 import pytest
 
 from dptune.accounting.store.allowances import Cost
@@ -15,7 +18,7 @@ from dptune.data.source import SyntheticSource
 from dptune.errors import PrivacyError
 from dptune.privacy import PrivacyUnit
 from dptune.workflow import naming
-from dptune.workflow.naming import check_name, claim_name, texts_digest
+from dptune.workflow.naming import records_digest, texts_digest
 
 KEY = b"k" * 32
 
@@ -40,17 +43,25 @@ def hold(store, name, corpus):
     return store.reserve(request).id
 
 
+def check(store, name, corpus):
+    naming.check_digest(store, name, texts_digest(corpus, key=KEY))
+
+
 def claim(store, name, corpus):
-    check_name(store, name, corpus, key=KEY)
-    held = hold(store, name, corpus)
-    claim_name(store, name, corpus, key=KEY, reservation=held)
+    check(store, name, corpus)
+    note(store, name, corpus, hold(store, name, corpus))
+
+
+def note(store, name, corpus, held):
+    digest = texts_digest(corpus, key=KEY)
+    naming.claim_digest(store, name, digest, reservation=held)
 
 
 def test_same_texts_under_another_name_are_refused(store, corpus):
     claim(store, "people", corpus)
     claim(store, "people", corpus)
     with pytest.raises(PrivacyError, match=r"budget\.data_set must be 'people'"):
-        check_name(store, "fresh", corpus, key=KEY)
+        check(store, "fresh", corpus)
     assert count_attempts(store, data_set="fresh", kind=Attempt.READING) == 0
 
 
@@ -59,7 +70,7 @@ def test_names_of_ids_splits_and_order_make_no_other_texts(store, corpus):
     data = corpus.dataset.select(list(reversed(range(len(corpus.dataset)))))
     data = data.map(lambda row: {"id": f"n{row['id']}", "split": "test"})
     with pytest.raises(PrivacyError):
-        check_name(store, "fresh", corpus.with_dataset(data), key=KEY)
+        check(store, "fresh", corpus.with_dataset(data))
 
 
 def test_chats_of_which_other_turns_are_learnt_are_the_same_texts(store, corpus):
@@ -72,7 +83,7 @@ def test_chats_of_which_other_turns_are_learnt_are_the_same_texts(store, corpus)
 
     claim(store, "people", chats(learnt=True))
     with pytest.raises(PrivacyError):
-        check_name(store, "fresh", chats(learnt=False), key=KEY)
+        check(store, "fresh", chats(learnt=False))
 
 
 def test_texts_of_which_one_differs_are_other_texts(store, corpus):
@@ -84,6 +95,16 @@ def test_texts_of_which_one_differs_are_other_texts(store, corpus):
 def test_texts_twice_are_not_the_texts_once(corpus):
     twice = corpus.with_dataset(corpus.dataset.select([*range(len(corpus.dataset)), 0]))
     assert texts_digest(twice, key=KEY) != texts_digest(corpus, key=KEY)
+
+
+def test_digest_is_that_of_the_sorted_hashes_that_stores_know():
+    records = [b"record %d" % number for number in range(2_000)]
+    hashes = sorted(hashlib.sha256(record).digest() for record in records)
+    assert any(found.endswith(b"\0") for found in hashes)
+    known = hmac.new(KEY, b"".join(hashes), hashlib.sha256).hexdigest()
+    assert records_digest(records, key=KEY) == known
+    assert records_digest(reversed(records), key=KEY) == known
+    assert records_digest([], key=KEY) == hmac.new(KEY, b"", "sha256").hexdigest()
 
 
 def test_digest_without_the_key_cannot_be_tried(store, corpus):
@@ -106,7 +127,7 @@ def test_two_names_at_once_keep_the_first_and_hold_nothing_of_the_second(
     found = naming.first_data_set
     monkeypatch.setattr(naming, "first_data_set", first_of_two)
     with pytest.raises(PrivacyError):
-        claim_name(store, "fresh", corpus, key=KEY, reservation=held)
+        note(store, "fresh", corpus, held)
     (run,) = history(store, data_set="fresh")
     assert run.status.value == "released"
 
