@@ -261,7 +261,9 @@ class PrivateLoop:
 
     def hand_out(self, gradients: Sequence[Tensor | None]) -> None:
         """Let the optimizer act once on what was released."""
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+        with torch.inference_mode(mode=False):
+            copies = _copies(gradients)
+        for parameter, gradient in zip(self._parameters, copies, strict=True):
             parameter.grad = gradient
         self._guard.note_release()
 
@@ -369,7 +371,6 @@ class _Turn:
         self.loss()
         self._has_backward = True
         self._loop.hand_out(self._released)
-        self._released = [g if g is None else g.clone() for g in self._released]
 
     def stepped(self) -> list[Tensor | None]:
         """Note that the optimizer acts; return what was released for it, once."""
@@ -395,3 +396,8 @@ class _Turn:
                 "optimizer.step must be called once for each batch, got a body without "
                 f"it: gradients of several batches are not added up. {_WHOLE}"
             )
+
+
+def _copies(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Copy what was released: a script may keep it, and the engine sums in its own."""
+    return [None if gradient is None else gradient.clone() for gradient in gradients]

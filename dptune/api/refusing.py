@@ -17,6 +17,7 @@ _WRAPPERS = {
     "GradSampleModule": "it keeps gradients of its own",
 }
 _FOREIGN = {"accelerate", "deepspeed", "opacus"}
+_AT_MOST = 1 + 1e-5
 
 
 def check_start(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -116,7 +117,7 @@ def clipped_again(
 ) -> list[Tensor | None] | None:
     """Compute a script's clip of released gradients from them, or return None.
 
-    A clip of the whole norm multiplies all of them by one factor, a clip of values
+    A clip of the whole norm makes all of them smaller by one factor, a clip of values
     bounds all entries by one number. Whatever else was written to them is dropped with
     them: the optimizer gets a function of what was released and of that number.
 
@@ -141,7 +142,7 @@ def clipped_again(
         lambda gradient: gradient * factor,
         lambda gradient: gradient.clamp(-bound, bound),
     ]
-    for way in ways[factor <= 0 :]:
+    for way in ways[not 0 < factor <= _AT_MOST :]:
         if bound > 0 and all(
             torch.allclose(a, way(b), rtol=1e-5, atol=1e-37) for a, b in found
         ):

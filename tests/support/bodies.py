@@ -240,7 +240,15 @@ def clip_data(s):
         s.optimizer.step()
 
 
-STEERING = [schedule, rates, clip_norm, clip_norm_one_by_one, clip_value, clip_data]
+@torch.inference_mode()
+def clip_in_inference(s):
+    clip_norm(s)
+
+
+STEERING = [
+    *(schedule, rates, clip_norm, clip_norm_one_by_one, clip_value, clip_data),
+    clip_in_inference,
+]
 
 
 # what is refused, with the number of steps that were paid for by then
@@ -360,6 +368,22 @@ def hook_gradients(s):
 
 def hook_behind_gradients(s):
     next(s.model.parameters()).register_post_accumulate_grad_hook(lambda _: None)
+
+
+def add_the_last(s):
+    last = []
+    for batch in s.loader:
+        s.model(**batch).loss.backward()
+        own = [p.grad for p in s.model.parameters()]
+        for parameter, before in zip(s.model.parameters(), last, strict=False):
+            parameter.grad = parameter.grad + before
+        last = own
+        s.optimizer.step()
+
+
+def double_gradients(s):
+    for parameter in s.model.parameters():
+        parameter.grad.mul_(2)
 
 
 def second_optimizer(s):
@@ -497,6 +521,8 @@ REFUSED = {
     "added_by_hand": (between(add_to_gradients), ONCE, 1),
     "added_to_data": (between(add_to_data_of_gradients), ONCE, 1),
     "added_to_numbers": (between(add_to_numbers_of_gradients), ONCE, 1),
+    "added_to_the_last": (add_the_last, ONCE, 2),
+    "doubled": (between(double_gradients), ONCE, 1),
     "replaced": (between(replace_gradients), ONCE, 1),
     "weights_written": (then(write_weights), MOVED, 1),
     "weights_written_between": (between(write_weights), MOVED, 1),

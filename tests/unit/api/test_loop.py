@@ -178,6 +178,7 @@ def test_clip_of_a_released_gradient_is_computed_from_it():
         lambda grads: [g + 1e-3 * torch.randn_like(g) for g in grads],
         lambda grads: [grads[0], -grads[1]],
         lambda grads: [2 * grads[0], grads[1]],
+        lambda grads: [2 * g for g in grads],
         lambda grads: [g * torch.nan for g in grads],
         lambda grads: [g * 0 for g in grads],
         lambda grads: [-g for g in grads],
@@ -292,6 +293,25 @@ def test_checkpointed_model_is_trained_and_stays_so(made, expected):
     train(script)
     torch.testing.assert_close(weights(model), expected, rtol=1e-3, atol=1e-3)
     assert model.is_activation_checkpointing
+
+
+def kept_gradients(script):
+    """Gradients that a script keeps, of each step, and what they were then."""
+    kept = []
+    for batch in script.loader:
+        script.model(**batch).loss.backward()
+        kept += [(p.grad, p.grad.clone()) for p in script.model.parameters()]
+        script.optimizer.step()
+    return kept
+
+
+def test_gradients_that_a_script_keeps_stay_what_was_released(made):
+    assert all(now.equal(then) for now, then in kept_gradients(made()))
+
+
+def test_gradients_that_the_engine_sums_in_show_what_has_no_noise(made, monkeypatch):
+    monkeypatch.setattr(loops, "_copies", list)
+    assert not all(now.equal(then) for now, then in kept_gradients(made()))
 
 
 def gradients_on_frozen_weights(made):
@@ -438,7 +458,10 @@ MUTANTS = {
     ),
     "every write taken for a clip": (
         [(loops, "clipped_again", lambda now, _: list(now))],
-        ["added_by_hand", "replaced", "real_and_hushed", "zeros_between"],
+        [
+            *("added_by_hand", "replaced", "doubled", "added_to_the_last"),
+            *("real_and_hushed", "zeros_between"),
+        ],
     ),
     "optimizer that acts whenever it is called": (
         [(guard.StepGuard, "_refuse_others", nothing)],
