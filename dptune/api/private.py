@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from dptune.api.arguments import Arguments
 from dptune.api.loop import Batches, PrivateLoop
 from dptune.api.refusing import check_start
-from dptune.api.rows import check_kind, check_loader, check_rows, rows_of
+from dptune.api.rows import check_kind, check_loader, rows_of
 from dptune.api.target import Account, Sizes, Spend, asked
 from dptune.data.collated import Rows
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
@@ -21,7 +21,6 @@ from dptune.dpsgd.logits import NO_TARGET
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, RecordLoss
 from dptune.dpsgd.own_loss import check_own_loss
 from dptune.dpsgd.prechecks import (
-    check_numbers,
     check_private,
     check_shapes,
     is_checkpointing,
@@ -248,20 +247,12 @@ def make_private(
         with given.also():
             check_start(model, optimizer)
     given.check()
-    batches = None
+    batches, own_loss = None, loss is not None
     if isinstance(data, DataLoader):
         length = len(data)
         data, columns = rows_of(data)
-        batches = Batches(length=length, columns=columns, has_own_loss=loss is not None)
-    units = sizes.units(data, owners)
-    check_rows(units, model, own_loss=loss is not None)
-    check_numbers(
-        target.num_steps,
-        sizes.block_size,
-        sizes.physical_batch_size,
-        units,
-        max_tokens=sizes.max_tokens,
-    )
+        batches = Batches(length=length, columns=columns, has_own_loss=own_loss)
+    units = sizes.units(data, owners, model=model, own_loss=own_loss)
     account, _ = Account.opened(path, units, target, sizes, spend=spend)
     check_shapes(account.plan, dtype=precision, max_tokens=sizes.max_tokens)
     feed = _feed(

@@ -4,12 +4,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
 from dptune.api.arguments import Arguments
-from dptune.api.rows import units_of
+from dptune.api.rows import check_rows, units_of
 from dptune.data.collated import Rows
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.plan import GradientPlan
@@ -153,14 +155,23 @@ class Sizes:
         drawn = None if seed is None else given.whole("seed", seed, most=2**64 - 1)
         return cls(seed=drawn, **found)
 
-    def units(self, data: Rows, owners: Sequence[Hashable] | None) -> UnitDataset:
-        """Group rows within these bounds; see `units_of`."""
-        return units_of(
+    def units(
+        self,
+        data: Rows,
+        owners: Sequence[Hashable] | None,
+        *,
+        model: nn.Module,
+        own_loss: bool,
+    ) -> UnitDataset:
+        """Group rows within these bounds; see `units_of` and `check_rows`."""
+        units = units_of(
             data,
             owners=owners,
             max_rows_per_unit=self.max_rows_per_unit,
             max_tokens=self.max_tokens,
         )
+        check_rows(units, model, own_loss=own_loss)
+        return units
 
 
 def asked(

@@ -12,7 +12,7 @@ from dptune.accounting.certificates import Certificate
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.api.arguments import Arguments
 from dptune.api.private import DTYPES, Loss, loss_of, padding_of
-from dptune.api.rows import check_kind, check_rows
+from dptune.api.rows import check_kind
 from dptune.api.target import Account, Spend, asked, refuse_lost_charges
 from dptune.data.collated import Rows
 from dptune.dpsgd.checkpoint import steps_taken
@@ -168,8 +168,7 @@ def train(
     with given.also():
         check_kind(data, owners)
     given.check()
-    units = sizes.units(data, owners)
-    check_rows(units, model, own_loss=loss is not None)
+    units = sizes.units(data, owners, model=model, own_loss=loss is not None)
     account, before = Account.opened(
         home / JOURNAL, units, target, sizes, spend=spend, stage="train"
     )
@@ -195,8 +194,8 @@ def train(
         gradient_checkpointing=gradient_checkpointing,
         max_tokens=sizes.max_tokens,
     )
-    ledger = account.journal.read()
-    return Trained(certificate=account.certificate(), ledger=ledger, outcome=outcome)
+    claim, ledger = account.certificate(), account.journal.read()
+    return Trained(certificate=claim, ledger=ledger, outcome=outcome)
 
 
 def _check_device(given: Arguments, device: object) -> None:
