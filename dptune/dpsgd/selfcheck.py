@@ -88,9 +88,10 @@ def check_model(
     that reaches a loss, a loss averaged over the batch, capacity that rows compete for,
     state that an earlier batch left, and a weight that is used behind its module's back
     are found, where they show on such rows at one of the two points. It is a test and
-    no proof. Not found: what begins beyond 1,024 tokens or eight rows, or with tokens
-    other than the first 64; ties that rounding breaks; in bfloat16 what only a kernel
-    of that precision does, below 2e-2; and what appears on the way of training alone.
+    no proof. Not found: what begins beyond 1,024 tokens, with more than five rows side
+    by side (six where units have several), or with tokens other than the first 64; ties
+    that rounding breaks; in bfloat16 what only a kernel of that precision does, below
+    2e-2; and what appears on the way of training alone.
 
     The model is left as it was, bit for bit, weights, buffers, attributes,
     configuration and randomness included, even if it is refused.
