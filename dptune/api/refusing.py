@@ -1,5 +1,6 @@
 """What a script may not do beside a private loop: refused before it is charged."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -76,6 +77,14 @@ def _optimizer_problems(
             path="optimizer",
             message=f"must be torch's own, got one of {kind.__module__}.",
             next_step="Pass the optimizer that it wraps.",
+        )
+    code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
+    if code is not None and "__class__" in code.co_freevars:  # by super()
+        yield Problem(
+            path="optimizer",
+            message=f"must take a step at once, got {kind.__name__}, whose step calls "
+            "that of another: two steps would act on one release.",
+            next_step=f"Use {kind.__mro__[1].__name__} itself, or write the step out.",
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         yield Problem(

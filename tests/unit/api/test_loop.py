@@ -83,7 +83,7 @@ def made(tmp_path):
     def scripted(**changes):
         model = changes.pop("model", None) or copy.deepcopy(base())
         trained = [value for value in model.parameters() if value.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=0.01)
+        optimizer = changes.pop("optimizer", torch.optim.AdamW)(trained, lr=0.01)
         kind, first = changes.pop("loader", DataLoader), changes.pop("first", None)
         rows = [*ROWS]
         if first is not None:
@@ -251,6 +251,13 @@ def test_without_the_check_a_loss_of_its_own_is_replaced(made, monkeypatch):
     train(made(model=focal()))
 
 
+class Twice(torch.optim.AdamW):
+    """An optimizer whose step is around another."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
 def hooked():
     model = copy.deepcopy(base())
     next(model.parameters()).register_hook(lambda grad: grad)
@@ -259,6 +266,7 @@ def hooked():
 
 UNFIT = {
     "hooks on gradients": ({"model": hooked}, "no hooks on gradients"),
+    "steps in steps": ({"optimizer": Twice}, "at once, got Twice.* Use AdamW itself"),
     "loader": ({"loader": WayOfItsOwn}, "torch's own DataLoader, got WayOfItsOwn"),
     "tokens": ({"first": 999}, "tokens from 0 to below 257"),
     "tokens below 0": ({"first": -1}, "tokens from 0 to below 257"),
