@@ -1,24 +1,29 @@
 """kill -9 a rank, the first rank or the agent of a stage: is any noise unpaid?
 
-    python benchmarks/kill_ranks.py 50 --twins
+    python benchmarks/kill_ranks.py 30 --twins
+    python benchmarks/kill_ranks.py 30 --twins --sharding fsdp
 
-What `kill_resume.py` does to a stage in one process this does to one on two ranks. At
-moments that are uniform over the time of a whole run it kills the second rank, the
-first, which pays, or the stage itself, which is torch's agent. Lost ranks are started
-again by the agent; a killed stage by this program, as whoever runs the command would.
-A witness, a file that is synced to disk, gets a line when a first rank starts, when a
-charge has returned, before noise is drawn, and a digest of that noise. Then:
+What `kill_resume.py` does to a stage in one process this does to one on two ranks. It
+kills the second rank, the first, which pays, or the stage itself, which is torch's
+agent: every other time at a moment that is uniform over the time of a whole run, else
+inside of a checkpoint, at one of the places where a half of it could stay. Lost ranks
+are started again by the agent; a killed stage by this program, as whoever runs the
+command would. A witness, a file that is synced to disk, gets a line when a charge has
+returned, before noise is drawn, and a digest of that noise, each with the start of the
+ranks that it belongs to. Then:
 
-- **under-counts**: draws for which the same start of the first rank had not paid
-  before, or runs whose journal or store says less than was drawn.
+- **under-counts**: draws for which the same start had not paid before, or runs whose
+  journal or store says less than was drawn.
 - **double counts**: runs that charged more than their steps and one block a kill.
 - **reused**: runs in which the same noise was drawn twice.
 - **incomplete**: runs that do not leave what an undisturbed one leaves, or leave ranks
   or the folder that they shared behind.
 
-`--twins` plants the bugs of `kill_resume.py`, each of which must be found. Ranks are
-forked from a process that has imported everything, which torch's agent can do too; the
-tests start them as users do. Writes `--output`, if given.
+`--twins` plants the bugs of `kill_resume.py`, and `early`, which has no half of a
+checkpoint beside the one before. Each must be found. Under `--sharding fsdp` each rank
+draws the noise of its shards. Ranks are forked from a process that has imported
+everything, which torch's agent can do too; the tests start them as users do. Writes
+`--output`, if given.
 """
 
 import argparse
@@ -45,16 +50,20 @@ import torch
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.dpsgd import checkpoint
 from dptune.dpsgd.noise import IndependentNoise
-from dptune.workflow import rank, ranks, shared_job
+from dptune.workflow import rank, ranks
 from dptune.workflow.budget import settle_budget, spender
 from dptune.workflow.train_stage import run_stage
 
 VICTIMS = ("rank 0", "rank 1", "agent")
+PLACES = ("_make_empty", "_write_shard", "_digest", "_commit", "_write", "_sync_folder")
+"""Functions of the checkpoint before which a kill may strike."""
 PERFORMANCE = alone.PERFORMANCE.model_copy(
     update={"num_processes": 2, "max_restarts": 100}
 )
 MOST_TWIN_KILLS = 30
+CHOSEN = {"sharding": "none"}
 
 
 @dataclass(kw_only=True)
@@ -70,6 +79,7 @@ class Found:
     incomplete: int = 0
     most_extra_steps: int = 0
     killed: Counter[str] = field(default_factory=Counter)
+    places: Counter[str] = field(default_factory=Counter)
 
     def faults(self) -> list[str]:
         """Name what must not be there and is."""
@@ -82,12 +92,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("kills", type=int, nargs="?", default=50)
     parser.add_argument("--twins", action="store_true")
+    parser.add_argument("--sharding", choices=("none", "fsdp"), default="none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)  # a process with threads must not be forked
     started = time.monotonic()
     moments = random.Random(options.seed)  # noqa: S311 - no secret
+    CHOSEN["sharding"] = options.sharding
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         toy = alone._toy(folder / "base")
@@ -97,13 +109,14 @@ def main() -> int:
             _one_run(toy, folder / f"run-{found.runs}", usual, None, found, moments)
         twins = {
             twin: _first_faults(toy, folder / twin, usual, twin, moments)
-            for twin in (alone.TWINS if options.twins else ())
+            for twin in (TWINS if options.twins else ())
         }
     result = {
         **vars(found),
         "twins": twins,
         "steps": alone.STEPS,
         "block": alone.BLOCK,
+        "sharding": options.sharding,
         "seed": options.seed,
         "usual_seconds": round(usual, 2),
         "seconds": round(time.monotonic() - started, 1),
@@ -149,12 +162,16 @@ def _one_run(
     process = _start(toy, home, twin)
     while process.exitcode is None and planned:
         process.join(moments.uniform(0, usual))
-        victim = moments.choice(VICTIMS)
-        pids = _pids(home)[-2:]
+        victim, pids = moments.choice(VICTIMS), _pids(home)[-2:]
         if process.exitcode is not None or len(pids) < 2:
             continue
         planned -= 1
         target = {"rank 0": pids[0], "rank 1": pids[1], "agent": process.pid}[victim]
+        if moments.random() < 1 / 2:
+            place = moments.choice(PLACES)
+            if not _struck(home, f"{victim} {place}", process):
+                continue
+            found.places[f"{victim} {place}"] += 1
         with suppress(ProcessLookupError):
             os.kill(target or 0, signal.SIGKILL)
             kills += 1
@@ -166,33 +183,46 @@ def _one_run(
     found.runs += 1
     found.kills += kills
     seen = _seen(home)
-    found.starts += seen.count("start")
-    drawn = seen.count("draw")
+    found.starts += len({line.split()[1] for line in seen})
+    drawn, unpaid = _draws(seen)
     charged = alone._counts(toy, home)
     paid = (charged.journal, charged.store)
-    found.under_counts += _unpaid_draws(seen) + (min(paid) < drawn)
+    found.under_counts += unpaid + (min(paid) < drawn)
     extra = max(paid) - alone.STEPS
     found.double_counts += extra > kills * alone.BLOCK
     found.most_extra_steps = max(found.most_extra_steps, extra)
-    digests = [line for line in seen if line.startswith("noise")]
+    digests = [line.split()[2] for line in seen if line.startswith("noise")]
     found.reused += len(set(digests)) < len(digests)
     whole = process.exitcode == 0 and alone._is_complete(toy, home)
     found.incomplete += not whole or _is_left(toy, home)
 
 
-def _unpaid_draws(seen: list[str]) -> int:
-    """Count draws that their own start of the first rank had not paid for."""
-    unpaid = left = 0
-    for line in seen:
-        word, _, number = line.partition(" ")
-        if word == "start":
-            left = 0
-        elif word == "charge":
-            left += int(number)
+def _struck(home: Path, order: str, process: Any) -> bool:  # noqa: ANN401
+    """Wait until a rank stands still at a place, to be killed; or until it is over."""
+    (home / "order").write_text(order, "ascii")
+    while process.exitcode is None:
+        if (home / "struck").exists():
+            (home / "struck").unlink()
+            return True
+        process.join(0.005)
+    (home / "order").unlink(missing_ok=True)
+    return False
+
+
+def _draws(seen: list[str]) -> tuple[int, int]:
+    """Count steps that were drawn, and draws that their own start had not paid."""
+    paid: Counter[str] = Counter()
+    drawn: Counter[tuple[str, str]] = Counter()
+    unpaid = 0
+    for word, start, number in map(str.split, seen):
+        if word == "charge":
+            paid[start] += int(number)
         elif word == "draw":
-            unpaid += left < 1
-            left -= 1
-    return unpaid
+            drawn[start, number] += 1
+            unpaid += drawn[start, number] > paid[start]
+    starts = {start for start, _ in drawn}
+    steps = sum(max(drawn[start, "0"], drawn[start, "1"]) for start in starts)
+    return steps, unpaid
 
 
 def _is_left(toy: alone.Toy, home: Path) -> bool:
@@ -235,14 +265,14 @@ def _run(toy: alone.Toy, home: Path, twin: str | None) -> None:
     alone._made(home)
     _watch(home)
     if twin is not None:
-        alone.TWINS[twin](toy, home)
+        TWINS[twin](toy, home)
     reservation = alone._reserve(toy, home)
     url = alone._url(home)
     outcome = run_stage(
         toy.inputs(),
         PrivacyLedger(),
         folder=home / "runs",
-        performance=PERFORMANCE,
+        performance=PERFORMANCE.model_copy(update=CHOSEN),
         spend=spender(url, reservation),
     )
     settle_budget(url, reservation, delta=alone.DELTA)
@@ -263,36 +293,62 @@ def _watch(home: Path) -> None:
         os.write(witness, f"{line}\n".encode("ascii"))
         os.fsync(witness)
 
-    share, charge, add = (
-        shared_job.train_share,
-        LedgerJournal.charge,
-        IndependentNoise.add,
-    )
+    charge, add = LedgerJournal.charge, IndependentNoise.add
 
-    def witnessed_share(*arguments: Any, **keywords: Any) -> None:  # noqa: ANN401
-        if os.environ["RANK"] == "0":
-            tell("start")
-        share(*arguments, **keywords)
+    def start() -> str:
+        return f"{os.getppid()}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
 
     def witnessed_charge(self: LedgerJournal, entry: Any) -> None:  # noqa: ANN401
         charge(self, entry)
-        tell(f"charge {entry.num_steps}")
+        tell(f"charge {start()} {entry.num_steps}")
 
     def witnessed_add(self: IndependentNoise, sums: Any, *, step: int) -> None:  # noqa: ANN401
         if not sums:
             return add(self, sums, step=step)
-        tell("draw")
+        tell(f"draw {start()} {os.environ['RANK']}")
         some = max(sums.values(), key=torch.numel).flatten()[:64]
         before = some.clone()
         add(self, sums, step=step)
         coarse = torch.round((some - before) * 1e3).to(torch.int32)  # noise alone
-        tell("noise " + hashlib.sha256(coarse.numpy().tobytes()).hexdigest())
+        digest = hashlib.sha256(coarse.numpy().tobytes()).hexdigest()
+        tell(f"noise {start()} {digest}")
         return None
 
-    rank.train_share = witnessed_share
     LedgerJournal.charge = witnessed_charge
     IndependentNoise.add = witnessed_add
+    for place in PLACES:
+        setattr(checkpoint, place, _standing(home, place, getattr(checkpoint, place)))
     _fork_ranks(lambda found: os.write(pids, f"{found[0]} {found[1]} ".encode("ascii")))
+
+
+def _standing(home: Path, place: str, honest: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand still where the order says so, which is carried out once."""
+
+    def standing(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        with suppress(FileNotFoundError, ValueError):
+            victim, at = (home / "order").read_text("ascii").rsplit(" ", 1)
+            mine = f"rank {os.environ.get('RANK')}"
+            if at == place and victim in (mine, "agent"):
+                (home / "order").rename(home / "struck")
+                time.sleep(60)
+        return honest(*arguments, **keywords)
+
+    return standing
+
+
+def _early(_toy: alone.Toy, _home: Path) -> None:
+    """Write a checkpoint in its place, and not beside it."""
+    make = checkpoint._make_empty
+
+    def made(half: Path) -> None:
+        final = half.with_name("step-" + half.name.split("-")[1])
+        make(final)
+        half.symlink_to(final)
+
+    checkpoint._make_empty = made
+
+
+TWINS = {**alone.TWINS, "early": _early}
 
 
 def _fork_ranks(note: Callable[[dict[int, int]], object]) -> None:

@@ -14,14 +14,16 @@ TWINS = {
     "once": "under_counts",
     "whole": "double_counts",
     "replay": "reused",
+    "early": "incomplete",
 }
 
 
 @pytest.mark.slow
-def test_killed_ranks_pay_for_all_noise_and_twins_are_caught():
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_killed_ranks_pay_for_all_noise_and_twins_are_caught(sharding):
     script = REPOSITORY / "benchmarks" / "kill_ranks.py"
     done = subprocess.run(
-        [sys.executable, script, "10", "--twins"],
+        [sys.executable, script, "10", "--twins", "--sharding", sharding],
         capture_output=True,
         text=True,
         check=True,

@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.workflow.inputs import load_job
-from dptune.workflow.job import TrainingJob
+from dptune.workflow.job import TrainingJob, load_start, run_job
 from dptune.workflow.shared_job import (
     PROGRESS,
+    UNITS,
     SharedJob,
+    read_units,
     train_share,
     write_job,
 )
@@ -39,7 +41,7 @@ def free_port():
         return one.getsockname()[1]
 
 
-def write(folder, inputs, *, processes):
+def write(folder, inputs, *, processes, **performance):
     """Write the job of a stage, with its folder beside it."""
     home = folder.with_name(f"{folder.name}-stage")
     for made in (folder, home):
@@ -50,7 +52,9 @@ def write(folder, inputs, *, processes):
         max_tokens=24,
         seed=inputs.seed,
         checkpoint_dir=home / "checkpoint",
-        performance=PERFORMANCE.model_copy(update={"num_processes": processes}),
+        performance=PERFORMANCE.model_copy(
+            update={"num_processes": processes, **performance}
+        ),
     )
     _, data = load_job(job, inputs)
     shared = SharedJob(
@@ -76,15 +80,24 @@ def two(tmp_path_factory, inputs):
     folder = tmp_path_factory.mktemp("agents")
     for name in ("honest", *scenarios.TWINS):
         write(folder / name, inputs, processes=2)
+    codes, ends = run_agents("tests.agent_ranks", folder)
+    assert codes == [0, 0], ends
+    return folder
+
+
+def run_agents(program, folder, *, ranks=(1, 1)):
+    """Start two agents of so many ranks, which meet over TCP; return how they end."""
     command = (
-        "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d "
+        "-m torch.distributed.run --nnodes 2 --rdzv-backend c10d "
         f"--rdzv-id job --rdzv-endpoint 127.0.0.1:{free_port()} "
-        f"--local-addr 127.0.0.1 --log-dir {folder / 'logs'} "
-        f"-m tests.agent_ranks {folder}"
+        f"--local-addr 127.0.0.1 --log-dir {folder / 'logs'}"
     )
     agents = [
         subprocess.Popen(
-            [sys.executable, *command.split()],
+            [
+                *(sys.executable, *command.split(), "--nproc-per-node", str(count)),
+                *("-m", program, str(folder)),
+            ],
             cwd=REPOSITORY,
             env=os.environ
             | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
@@ -92,12 +105,10 @@ def two(tmp_path_factory, inputs):
             stderr=subprocess.PIPE,
             text=True,
         )
-        for _ in range(2)
+        for count in ranks
     ]
     ends = [agent.communicate(timeout=300)[1] for agent in agents]
-    codes = [agent.returncode for agent in agents]
-    assert codes == [0, 0], "\n".join(ends)[-4000:]
-    return folder
+    return [agent.returncode for agent in agents], "\n".join(ends)[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +177,34 @@ def test_first_rank_alone_pays_and_tells(two, one):
         "ledger.jsonl.lock",
         "training.lock",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 1)])
+def test_agents_of_two_ranks_keep_a_copy_each_and_uneven_ones_are_refused(
+    tmp_path, inputs, ranks
+):
+    folder = tmp_path / "nodes"
+    shared = write(folder, inputs, processes=2, nodes=2, sharding="hsdp")
+    codes, ends = run_agents("dptune.workflow.rank", folder, ranks=ranks)
+    journal, steps = LedgerJournal(shared.job.journal), shared.job.plan.num_steps
+    paid = sum(entry.num_steps for entry in journal.read().entries)
+    if ranks == (2, 1):
+        told = [file.read_text() for file in (folder / "logs").rglob("error.json")]
+        assert 0 not in codes
+        assert paid == 0
+        assert any("hsdp with 3 ranks and ranks_per_node=1, 2" in text for text in told)
+        return
+    assert codes == [0, 0], ends
+    assert paid == steps
+    (step,) = shared.job.checkpoint_dir.glob("step-*")
+    shards = {file.name[:11] for file in step.glob("*.safetensors")}
+    assert shards == {"shard-00001", "shard-00002"}
+    loaded, _ = load_start(shared.job)
+    data = read_units(folder / UNITS)
+    done = run_job(shared.job.alone(), loaded, data, device="cpu", charge=refuse)
+    assert done.num_steps == done.resumed_from_step == steps
+
+
+def refuse(first_step, num_steps):
+    raise AssertionError("nothing is left to be paid")
