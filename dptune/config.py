@@ -313,7 +313,9 @@ class PerformanceSettings(Settings):
             a private step then takes two: slower, in much less memory.
         dtype: of the forward and backward pass. Private stages in bfloat16 fill batches
             up to one shape, since kernels round by it.
-        fixed_shapes: fill batches up to one shape, for compilers and graphs.
+        fixed_shapes: fill batches up to one shape, also for compilers and graphs. Null
+            does so where the length of one record would move others by rounding: in
+            private stages of models from 50 million weights.
         num_processes: of one machine that train a stage together; `auto` is one for
             each of its accelerators. Each holds `physical_batch_size` sequences.
         nodes: machines that train a stage together, with `num_processes` each. Only a
@@ -334,7 +336,7 @@ class PerformanceSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
     gradient_checkpointing: bool = False
-    fixed_shapes: bool = False
+    fixed_shapes: bool | None = None
     num_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     nodes: int = Field(default=1, ge=1, le=64)
     max_restarts: int = Field(default=0, ge=0, le=1000)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final, Literal
 
 import torch
@@ -109,7 +110,7 @@ def make_private(
     physical_batch_size: int = 8,
     block_size: int = 10,
     dtype: Literal["float32", "bfloat16"] = "float32",
-    fixed_shapes: bool = False,
+    fixed_shapes: bool | None = None,
     spend: Spend | None = None,
     seed: int | None = None,
 ) -> PrivateLoop:
@@ -176,7 +177,8 @@ def make_private(
         physical_batch_size: rows in memory at once.
         block_size: steps that are charged together.
         dtype: of forward and backward; norms and sums stay float32.
-        fixed_shapes: pad every batch to `max_tokens`.
+        fixed_shapes: pad every batch to `max_tokens`. None does for large models, where
+            the length of one record would move others by rounding.
         spend: charges each block elsewhere too, such as to a `BudgetStore`, before it
             is drawn; raises to refuse it.
         seed: known randomness, for tests: nothing is claimed then.
@@ -239,7 +241,7 @@ def make_private(
     )
     precision = given.choice("dtype", dtype, DTYPES)
     given.kind("model", model, nn.Module)
-    given.kind("fixed_shapes", fixed_shapes, bool)
+    given.kind("fixed_shapes", fixed_shapes, bool, NoneType)
     given.functions(loss=loss, spend=spend)
     with given.also():
         check_kind(data.dataset if isinstance(data, DataLoader) else data, owners)
@@ -287,7 +289,7 @@ def _feed(
     *,
     loss: Loss | None,
     dtype: str,
-    fixed_shapes: bool,
+    fixed_shapes: bool | None,
 ) -> Feed:
     """Return the batches of a loop, on the model's device."""
     return Feed(

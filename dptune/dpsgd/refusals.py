@@ -15,6 +15,10 @@ from dptune.errors import DptuneError, ModelError
 
 _LONGEST_MESSAGE = 300
 _SHORT = COMPARED[-1]
+_ONE_SHAPE = (
+    "Set fixed_shapes to true, performance.fixed_shapes in a configuration: every "
+    "batch is then padded to max_tokens, a public length."
+)
 
 
 def model_name(model: nn.Module) -> str:
@@ -59,9 +63,8 @@ def explained(
         if short is not None and _needs_shapes(model, short):
             raise ModelError(
                 f"{model_name(model)} cannot compute a row of {short.length(_SHORT)} "
-                "tokens without padding, and any record may be as short. Set "
-                "performance.fixed_shapes to true: every batch is then padded to "
-                "model.max_tokens."
+                "tokens without padding, and any record may be as short. "
+                f"{_ONE_SHAPE}"
             ) from error
         if short is not None and _needs_ends(model, short):
             raise ModelError(
@@ -158,10 +161,7 @@ def _cure(
         between=snapshot.restore
     )
     if fixed.distance <= allowed:
-        return (
-            "Set performance.fixed_shapes to true: every batch is then padded to "
-            "model.max_tokens."
-        )
+        return _ONE_SHAPE
     snapshot.restore()
     engine = PerUnitGradients(model, alone=True)
     alone = Isolation(model, engine, probe.with_rows_alone(model)).apart(

@@ -263,9 +263,7 @@ def gradient_source(
     Args:
         model: on the feed's device.
         plan: private or plain.
-        feed: data and loss. Private steps in bfloat16 have fixed shapes, whatever it
-            says: kernels round by the shape of a batch, and with it the longest unit
-            would move all others.
+        feed: data and loss; of a private plan see `Feed.of_private`.
         seed: None for secret noise.
         attempt: number of this process start.
         max_noise_bytes: memory that past noise may take.
@@ -285,7 +283,7 @@ def gradient_source(
         if isinstance(plan, PlainPlan):
             yield PlainGradients(model=model, plan=plan, feed=feed)
         else:
-            feed = replace(feed, fixed_shapes=feed.fixed_shapes or feed.autocast)
+            feed = feed.of_private(model)
             groups = group_parameters(trainable_parameters(model), plan.grouping)
             stream = noise_stream(
                 device=feed.device,

@@ -114,7 +114,7 @@ def train_stage(
     record_loss: RecordLoss | None = None,
     run_digest: str = "",
     gradient_checkpointing: bool = False,
-    fixed_shapes: bool = False,
+    fixed_shapes: bool | None = None,
     max_tokens: int | None = None,
     max_noise_bytes: int = MAX_NOISE_BYTES,
     sharding: Sharding = "none",
@@ -170,7 +170,8 @@ def train_stage(
         gradient_checkpointing: compute activations again in the backward pass. A
             private step then takes two of them: slower, for the memory of one layer.
         fixed_shapes: fill every piece up to `physical_batch_size` rows of `max_tokens`,
-            with rows that add nothing. A private stage in bfloat16 always does.
+            with rows that add nothing. A private stage in bfloat16 always does, and
+            with None that of a large model; see `Feed.of_private`.
         max_tokens: public length that no sequence exceeds. None takes the longest
             sequence of the data, which is then taken as public; a private stage in
             bfloat16 needs a number.

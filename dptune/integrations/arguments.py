@@ -34,8 +34,10 @@ class PrivacyArguments:
         max_rows_per_unit: rows that a unit keeps, its first ones.
         num_units: public number of units, to two digits, in place of the exact one,
             which a claim would have to take as public.
-        max_tokens: public length that no row exceeds; needed in bfloat16 and for the
-            `public` normalizer.
+        max_tokens: public length that no row exceeds; needed in bfloat16, for fixed
+            shapes, and for the `public` normalizer.
+        fixed_shapes: pad every batch to `max_tokens`. None does for large models, where
+            the length of one record would move others by rounding, if that is given.
         loss_normalizer: what a row's summed loss is divided by: `record` is the number
             of its own targets, `public` is `max_tokens`.
         block_size: steps that are charged together.
@@ -65,6 +67,7 @@ class PrivacyArguments:
     max_rows_per_unit: int = 1
     num_units: int | None = None
     max_tokens: int | None = None
+    fixed_shapes: bool | None = None
     loss_normalizer: Literal["record", "public"] = "record"
     block_size: int = 20
     evaluation_is_public: bool = False
@@ -102,6 +105,8 @@ class PrivacyArguments:
             "loss_normalizer": (self.loss_normalizer, ("record", "public")),
         }
         delta, column, seed = self.target_delta, self.unit_column, self.seed
+        shapes = self.fixed_shapes
+        is_choice = shapes is None or isinstance(shapes, bool)
         is_name = column is None or (isinstance(column, str) and column != "")
         is_seed = seed is None or _is_count(seed + 1 if type(seed) is int else seed)
         return [
@@ -126,6 +131,7 @@ class PrivacyArguments:
                 for v in (getattr(self, n),)
             ),
             ("unit_column", "the name of a column", column, is_name),
+            ("fixed_shapes", "true, false or None", shapes, is_choice),
             ("seed", "a whole number, at least 0", seed, is_seed),
         ]
 
@@ -165,6 +171,12 @@ class PrivacyArguments:
                 "must be 1 where every row is a unit of its own.",
                 "Name the column of owners in unit_column.",
                 not owned and self.max_rows_per_unit != 1,
+            ),
+            (
+                "max_tokens",
+                "must be set where fixed_shapes is true.",
+                "Take the length that rows are cut to.",
+                self.fixed_shapes is True and self.max_tokens is None,
             ),
             (
                 "max_tokens",

@@ -337,6 +337,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
             pad_token_id=next((int(pad) for pad in known if pad is not None), 0),
             device=self.args.device,
             autocast=bool(self._asked.bf16),
+            fixed_shapes=self.privacy.fixed_shapes,
             max_tokens=longest,
             ranks=self.ranks,
             in_step=self.shards,

@@ -192,7 +192,7 @@ class Examination:
             labels=np.arange(len(sequences)) % classes if classes else None,
             max_sequences_per_unit=self.model.max_sequences_per_unit,
         )
-        return Feed(
+        feed = Feed(
             data=data,
             record_loss=record_loss_of(self.job.plan, data, max_tokens=length),
             physical_batch_size=rows,
@@ -202,6 +202,7 @@ class Examination:
             fixed_shapes=self.performance.fixed_shapes,
             max_tokens=length,
         )
+        return feed.of_private(loaded.model)
 
     def full_feed(self, loaded: LoadedModel, rows: int) -> Feed:
         """Make as many records as stand side by side, all of the full length."""
@@ -240,21 +241,15 @@ def examine(examination: Examination) -> Examined:
 def _in_shapes(examination: Examination) -> Examined:
     """Examine with the shapes that are given, or the first that will do.
 
-    How float32 rounds depends on the shape of a batch, and in deep models more than the
-    check allows. To say so takes minutes of a CPU: large models start with fixed ones.
     One row at a time has no company, and needs no rule.
     """
+    first = found = _examined(examination)
     if not examination.may_choose:
-        return _examined(examination)
-    attempts = [
-        examination.with_performance(fixed_shapes=True),
-        examination.with_performance(physical_batch_size=1),
-    ]
-    if examination.performance.dtype == "float32" and examination.is_quick:
-        attempts.insert(0, examination)
-    first = _examined(attempts[0])
-    found = first
-    for attempt in attempts[1:]:
+        return first
+    attempts = [examination.with_performance(physical_batch_size=1)]
+    if not first.fixed_shapes:
+        attempts.insert(0, examination.with_performance(fixed_shapes=True))
+    for attempt in attempts:
         if found.can or found.need is not None or found.distance is not None:
             return found  # what is short of memory, or not exact, is not tried again
         found = _examined(attempt).model_copy(update={"instead_of": first.refusals})
@@ -266,17 +261,17 @@ def _examined(examination: Examination) -> Examined:
     stage, performance = examination.stage, examination.performance
     loaded = examination.load()
     trained = trainable_parameters(loaded.model)
+    feed = examination.full_feed(loaded, performance.physical_batch_size)
     found = Examined(
         stage=stage.name,
         trains=stage.trains,
         architecture=model_name(loaded.model),
         batch=performance.physical_batch_size,
-        fixed_shapes=performance.fixed_shapes,
+        fixed_shapes=bool(feed.fixed_shapes),
         gradient_checkpointing=performance.gradient_checkpointing,
         num_trained=sum(value.numel() for value in trained.values()),
         layers=_adapted_layers(trained),
     )
-    feed = examination.full_feed(loaded, performance.physical_batch_size)
     recomputes = performance.gradient_checkpointing
     try:
         with modes_of(loaded.model, feed, recomputes=recomputes):

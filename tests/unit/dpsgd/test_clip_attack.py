@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from dptune.dpsgd import feed as feeding
 from dptune.dpsgd.clipping import FlatClip
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients
@@ -228,9 +229,13 @@ def test_size_of_one_unit_knows_nothing_of_the_others():
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_private_steps_in_bfloat16_have_fixed_shapes(autocast):
+@pytest.mark.parametrize("is_large", [False, True])
+def test_private_steps_in_bfloat16_and_of_large_models_have_fixed_shapes(
+    autocast, is_large, monkeypatch
+):
     """In the twin, whose shapes are its own, the longest unit shows in all others."""
     shapes = []
+    monkeypatch.setattr(feeding, "_LARGE", 100 if is_large else 50_000_000)
 
     class Watching(CausalLoss):
         def __call__(self, model, batch):
@@ -250,7 +255,7 @@ def test_private_steps_in_bfloat16_have_fixed_shapes(autocast):
     model = models.tiny_gpt2()
     with gradient_source(model, plan=PLAN, feed=feed, seed=0, attempt=0) as source:
         source.compute(np.arange(5), step=0)
-    assert (set(shapes) == {(2, 14)}) is autocast
+    assert (set(shapes) == {(2, 14)}) is (autocast or is_large)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "mkldnn"])

@@ -2,18 +2,19 @@ import numpy as np
 import pytest
 import torch
 
+from dptune.dpsgd import feed as feeding
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
-from tests.support import oracles
+from tests.support import models, oracles
 
 DATA = oracles.random_data(rows_per_unit=(1, 1, 1), longest=9)
 
 
-def feed(data, **changes):
+def feed(data, size=2, **changes):
     return Feed(
         data=data,
         record_loss=CausalLoss(loss_normalizer=1.0),
-        physical_batch_size=2,
+        physical_batch_size=size,
         pad_token_id=0,
         device=torch.device("cpu"),
         autocast=False,
@@ -33,3 +34,27 @@ def test_fixed_shapes_are_of_a_public_length(units):
 def test_fixed_shapes_without_a_public_length_show_the_longest_sequence():
     longest = max(map(len, DATA.sequences))
     assert shapes(feed(DATA, fixed_shapes=True), [0]) == {(2, longest)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_large", "fixed"),
+    [
+        ({"max_tokens": 12}, True, True),
+        ({"max_tokens": 12}, False, False),
+        ({"max_tokens": 12, "fixed_shapes": False}, True, False),
+        ({"max_tokens": 12, "fixed_shapes": True}, False, True),
+        ({"max_tokens": 12, "size": 1}, True, False),  # one row has no company
+        ({"max_tokens": 12, "size": 1, "in_step": True}, True, True),
+        ({}, True, False),  # the longest sequence is private
+    ],
+)
+def test_large_models_get_one_shape_where_it_is_public_and_helps(
+    asked, is_large, fixed, monkeypatch
+):
+    model = models.tiny_gpt2()
+    weights = sum(value.numel() for value in model.parameters())
+    monkeypatch.setattr(feeding, "_LARGE", weights + (not is_large))
+    plain = feed(DATA, **asked)
+    assert plain.of_private(model).fixed_shapes is fixed
+    left = shapes(plain, [0]) != shapes(plain.of_private(model), [0])
+    assert left is (fixed and not asked.get("fixed_shapes"))

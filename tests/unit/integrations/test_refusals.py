@@ -564,6 +564,8 @@ def test_trainer_without_arguments_is_refused():
         ({"max_rows_per_unit": 2}, "max_rows_per_unit"),
         ({"num_units": 123}, "Say 120"),
         ({"loss_normalizer": "public"}, "max_tokens"),
+        ({"fixed_shapes": True}, "max_tokens"),
+        ({"fixed_shapes": 1, "max_tokens": 8}, "fixed_shapes"),
         ({"block_size": 0}, "block_size"),
     ],
 )
