@@ -123,8 +123,8 @@ def test_socket_that_listens_on_all_interfaces_is_seen():
 
 
 def test_stage_on_two_processes_is_the_stage_on_one(make_inputs, tmp_path, started):
-    """Noisy and seeded, so that even the noise is the same."""
-    inputs = make_inputs(seed=4)
+    """Noisy and seeded, so that even the noise is the same; in a folder of odd name."""
+    inputs, folder = make_inputs(seed=4), tmp_path / "z wö %20#?"
     done, addresses, at_first = [], set(), listening([os.getpid()])
 
     def on_step(now):
@@ -132,14 +132,14 @@ def test_stage_on_two_processes_is_the_stage_on_one(make_inputs, tmp_path, start
         addresses.update(listening(left([*started, os.getpid()])))
 
     handlers = [signal.getsignal(number) for number in ranks._SIGNALS]
-    two = run(inputs, tmp_path / "two", on(2), on_step=on_step)
+    two = run(inputs, folder, on(2), on_step=on_step)
     assert len(started) == 2
     assert not left(started)
     assert [signal.getsignal(number) for number in ranks._SIGNALS] == handlers
     one = run(inputs, tmp_path / "one", PERFORMANCE)
     assert len(started) == 2
     assert two.ledger == one.ledger
-    assert paid(tmp_path / "two" / inputs.key()) == [2, 2, 1]
+    assert paid(folder / inputs.key()) == [2, 2, 1]
     assert [now.step for now in done] == [1, 2, 3, 4, 5]
     assert addresses - at_first <= LOOPBACK
     assert [now.loss for now in done] == [p.loss for p in two.report.curve]
@@ -148,11 +148,11 @@ def test_stage_on_two_processes_is_the_stage_on_one(make_inputs, tmp_path, start
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert two.report.num_tokens == one.report.num_tokens
     assert two.report.resumed_from_step is None
-    home = tmp_path / "two" / inputs.key()
+    home = folder / inputs.key()
     names = {path.name for path in home.iterdir()} - {".ranks.lock"}
     alone = {path.name for path in (tmp_path / "one" / inputs.key()).iterdir()}
     assert names == alone  # nothing of the ranks is left
-    again = run(inputs, tmp_path / "two", on(2))
+    again = run(inputs, folder, on(2))
     assert again.bundle == two.bundle
     assert again.ledger == two.ledger
     assert len(started) == 2
