@@ -14,8 +14,6 @@ from dptune.config import TrainConfig
 from dptune.errors import ConfigError, Problem, ProblemsError
 from dptune.reports import blocks
 from dptune.reports.blocks import Block, Chip, Page
-from dptune.reports.figures.runs import calibration_png
-from dptune.reports.pages.calibration import PLAN, calibration_page
 from dptune.reports.render import page_html
 from dptune.results import AttackCost, Calibration
 from dptune.workflow.attack_cost import attack_costs, load_unfitted
@@ -52,7 +50,7 @@ def show_calibration(
         )
         status.update("timing what attacks will do")
         found = found.model_copy(update={"attacks": _attacks(config, checked)})
-        page = calibration_page(found)
+        page = _page(found)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         if output is not None:
@@ -65,6 +63,13 @@ def show_calibration(
     console.print(f"report  {target}", soft_wrap=True)
     command = train_command(path, overrides)
     say_next(console, command)
+
+
+def _page(found: Calibration) -> Page:
+    """Draw figures, with a library that is not in memory while attacks are timed."""
+    from dptune.reports.pages.calibration import calibration_page
+
+    return calibration_page(found)
 
 
 def _attacks(config: TrainConfig, checked: Checked) -> tuple[AttackCost, ...]:
@@ -135,6 +140,8 @@ def _write(output: Path, found: Calibration, page: Page) -> None:
     if output.suffix in _PAGES:
         output.write_text(page_html(page), encoding="utf-8")
     elif found.what_if is not None:
+        from dptune.reports.figures.runs import calibration_png
+
         output.write_bytes(calibration_png(found, found.what_if))
 
 
@@ -162,6 +169,8 @@ def _print_block(console: Console, block: Block) -> None:
 
 def _rich_table(block: blocks.Table) -> Table:
     """Return a table for the terminal."""
+    from dptune.reports.pages.calibration import PLAN
+
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(block.columns):
         made.add_column(name, justify="right" if index in block.numeric else "left")

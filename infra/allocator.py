@@ -23,7 +23,7 @@ _LARGEST_MMAP_THRESHOLD: Final = 32 << 20
 
 @contextmanager
 def freed_memory_kept(device: str) -> Iterator[None]:
-    """Keep freed memory for the next step; on leaving, give back what is free.
+    """Keep freed memory for the next step; before and behind, give back what is free.
 
     Does nothing on an accelerator, without glibc, or where the user has set glibc's
     allocator by `MALLOC_*` or `GLIBC_TUNABLES`. The peak is that of the work, but kept
@@ -36,6 +36,7 @@ def freed_memory_kept(device: str) -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
     libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     libc.mallopt(_TRIM_THRESHOLD, _NEVER)
     try:

@@ -11,7 +11,7 @@ Three ways, the fastest that is exact for the tokenizer at hand:
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -25,7 +25,7 @@ from dptune.errors import ModelError
 MAX_CANDIDATES = 20_000_000
 """Largest space that is enumerated: about 1 GB of tokens."""
 
-_CHUNK = 50_000
+_CHUNK = 10_000
 _SAMPLE = 2_000
 _BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -43,23 +43,30 @@ class Candidates:
     symbol, one behind its last.
 
     Args:
-        tokens: padded with -1.
-        num_tokens: of each record.
+        tokens: those behind `head`, padded with -1.
+        num_tokens: of each record, its head included, as in the columns that follow.
         first: column of the first token that overlaps the secret.
         last: one past the column of the last token that overlaps it.
+        head: tokens that are known to open every record, held once.
     """
 
     tokens: NDArray[np.int32]  # (candidates, columns)
     num_tokens: NDArray[np.int32]  # (candidates,)
     first: NDArray[np.int32]  # (candidates,)
     last: NDArray[np.int32]  # (candidates,)
+    head: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def records(self: Self, indices: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Tokens of some whole records, padded with -1."""
+        heads = np.broadcast_to(self.head, (len(indices), len(self.head)))
+        return np.concatenate([heads, self.tokens[indices]], axis=1)
 
     @property
     def num_shared(self: Self) -> int:
         """Leading tokens that every candidate shares, none of them of a secret."""
-        limit = int(self.first.min())
+        limit = int(self.first.min()) - len(self.head)
         same = (self.tokens[:, :limit] == self.tokens[0, :limit]).all(axis=0)
-        return int(limit if same.all() else np.argmin(same))
+        return len(self.head) + int(limit if same.all() else np.argmin(same))
 
     @property
     def end(self: Self) -> NDArray[np.int32]:
@@ -70,7 +77,7 @@ class Candidates:
         rows, num = np.arange(len(self.tokens)), 0
         limit = int((self.num_tokens - self.last).min())
         while num < limit:
-            column = self.tokens[rows, self.num_tokens - num - 1]
+            column = self.tokens[rows, self.num_tokens - len(self.head) - num - 1]
             if (column != column[0]).any():
                 break
             num += 1
@@ -280,13 +287,18 @@ def _by_symbol(
         return None
     table = encoded.tokens[:, first:last].reshape(base, length, length)
     columns = table[:, np.arange(length), np.arange(length)]  # (base, length)
-    digits = _digits(spec, np.arange(spec.space_size))
-    tokens = np.empty((spec.space_size, width), np.int32)
-    tokens[:] = encoded.tokens[0]
-    tokens[:, first:last] = columns[digits, np.arange(length)]
-    ones = np.ones(spec.space_size, np.int32)
+    tokens = np.empty((spec.space_size, width - first), np.int32)
+    tokens[:] = encoded.tokens[0, first:]
+    by_symbols = tokens.reshape(*[base] * length, -1)
+    for place in range(length):  # the rightmost symbol changes from row to row
+        along = [base if axis == place else 1 for axis in range(length)]
+        by_symbols[..., place] = columns[:, place].reshape(along)
     found = Candidates(
-        tokens=tokens, num_tokens=width * ones, first=first * ones, last=last * ones
+        tokens=tokens,
+        num_tokens=np.broadcast_to(np.int32(width), spec.space_size),
+        first=np.broadcast_to(np.int32(first), spec.space_size),
+        last=np.broadcast_to(np.int32(last), spec.space_size),
+        head=encoded.tokens[0, :first],
     )
     return found if _agrees(found, sample, expected) else None
 
@@ -333,13 +345,13 @@ def _head(part: Candidates, expected: Candidates) -> NDArray[np.int32] | None:
 
 def _prepend(part: Candidates, head: NDArray[np.int32]) -> Candidates:
     """Put the same tokens before every candidate."""
-    left = np.broadcast_to(head, (len(part.tokens), len(head)))
     more = np.int32(len(head))
-    return Candidates(
-        tokens=np.concatenate([left, part.tokens], axis=1),
+    return replace(
+        part,
         num_tokens=part.num_tokens + more,
         first=part.first + more,
         last=part.last + more,
+        head=np.concatenate([head, part.head]),
     )
 
 
@@ -354,9 +366,10 @@ def _agrees(
     found: Candidates, indices: NDArray[np.int64], expected: Candidates
 ) -> bool:
     """Whether the chosen rows are exactly the expected ones."""
-    width = max(found.tokens.shape[1], expected.tokens.shape[1])
+    tokens = found.records(indices)
+    width = max(tokens.shape[1], expected.tokens.shape[1])
     pairs: tuple[tuple[NDArray[Any], NDArray[Any]], ...] = (
-        (_pad(found.tokens[indices], width), _pad(expected.tokens, width)),
+        (_pad(tokens, width), _pad(expected.tokens, width)),
         (found.num_tokens[indices], expected.num_tokens),
         (found.first[indices], expected.first),
         (found.last[indices], expected.last),

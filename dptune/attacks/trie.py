@@ -13,6 +13,7 @@ every node is scored.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -35,6 +36,7 @@ from dptune.errors import ArtifactError, ModelError
 
 _FORMAT = "dptune-candidate-trie-2"
 _TOKEN_BITS = 22
+_ROWS_AT_ONCE = 50_000
 _LEVEL_FIELDS = ("parent", "token")
 
 
@@ -95,11 +97,12 @@ class CandidateTrie:
                 secret or reads two of them alike, or nothing stands before the secret.
         """
         plain = plain_tokenizer(tokenizer)
-        candidates = tokenize_candidates(spec, plain, bos=bos)
-        trie = cls.of(spec, candidates, key=trie_key(spec, tokenizer, bos=bos))
-        leaves = trie.leaf_node.astype(np.int64) << 8 | trie.leaf_level
-        if len(np.unique(leaves)) < len(leaves):
-            raise alike()
+        key = trie_key(spec, tokenizer, bos=bos)
+        trie = cls.of(spec, tokenize_candidates(spec, plain, bos=bos), key=key)
+        for level in range(len(trie.levels)):
+            nodes = trie.leaf_node[trie.leaf_level == level]
+            if np.bincount(nodes).max(initial=0) > 1:
+                raise alike()
         return trie
 
     @classmethod
@@ -208,29 +211,37 @@ def trie_key(
 
 def _fold(candidates: Candidates) -> dict[str, object]:
     """Group equal token prefixes, level by level."""
-    tokens, end = candidates.tokens, candidates.end
-    num_shared = _num_shared(candidates)
-    num, width = len(tokens), int(end.max())
-    node = np.zeros(num, np.int64)
+    end, num_shared = candidates.end, _num_shared(candidates)
+    behind = candidates.tokens[:, num_shared - len(candidates.head) :]
+    num, width = len(end), int(end.max())
+    node = np.zeros(num, np.int32)
     leaf_level, leaf_node = np.zeros(num, np.uint8), np.zeros(num, np.int32)
     tables: list[dict[str, NDArray[np.generic]]] = []
+
+    def paths(column: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Candidates that have this column, and by what they are told apart there."""
+        for start in range(0, num, _ROWS_AT_ONCE):
+            rows = start + np.flatnonzero(end[start : start + _ROWS_AT_ONCE] > column)
+            above = node[rows].astype(np.int64) << _TOKEN_BITS
+            yield rows, above | behind[rows, column - num_shared]
+
     for column in range(num_shared, width):
-        rows = np.flatnonzero(end > column)
-        token = tokens[rows, column].astype(np.int64)
-        key = (node[rows] << _TOKEN_BITS) | token
-        unique, index = np.unique(key, return_inverse=True)
+        found = np.concatenate([np.unique(path) for _, path in paths(column)])
+        found.sort()  # `np.unique` of all would hash them, in several times the memory
+        found = found[np.append(True, found[1:] != found[:-1])]
         tables.append(
             {
-                "parent": (unique >> _TOKEN_BITS).astype(np.int32),
-                "token": (unique & ((1 << _TOKEN_BITS) - 1)).astype(np.int32),
+                "parent": (found >> _TOKEN_BITS).astype(np.int32),
+                "token": (found & ((1 << _TOKEN_BITS) - 1)).astype(np.int32),
             }
         )
-        node[rows] = index
-        done = end[rows] == column + 1
-        leaf_level[rows[done]] = column - num_shared
-        leaf_node[rows[done]] = index[done]
+        for rows, path in paths(column):
+            node[rows] = np.searchsorted(found, path)
+            done = rows[end[rows] == column + 1]
+            leaf_level[done] = column - num_shared
+            leaf_node[done] = node[done]
     return {
-        "context": tokens[0, :num_shared].astype(np.int32),
+        "context": candidates.records(np.arange(1))[0, :num_shared],
         "levels": _with_internal(tables),
         "leaf_level": leaf_level,
         "leaf_node": leaf_node,

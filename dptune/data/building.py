@@ -119,7 +119,7 @@ def build_corpus(
         max_records=max_records,
     )
     with scratch_folder(folder) as place, open_engine(place) as engine:
-        return _Building(
+        corpus = _Building(
             source=source,
             privacy_unit=privacy_unit,
             splits=splits or SplitSettings(),
@@ -142,6 +142,8 @@ def build_corpus(
             allow_content_hash_ids=allow_content_hash_ids,
             validate=validate,
         )
+    pa.default_memory_pool().release_unused()
+    return corpus
 
 
 @dataclass(kw_only=True)
