@@ -13,7 +13,7 @@ from dptune.dpsgd.distributed import ALONE, Ranks
 from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.sampling import UnitIndices
 
-_LARGE: Final = 50_000_000
+_LARGE: Final = 50_000_000  # weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ class Feed:
         pad_token_id: fills the padding.
         device: where the model is.
         autocast: compute in bfloat16.
-        fixed_shapes: fill every piece up to one shape; None where `of_private` says so.
+        fixed_shapes: fill every piece up to one shape; None leaves it to
+            `for_private_stage`.
         max_tokens: time steps of that shape, public. None takes the longest sequence of
             the data, which is then public too: whoever owns it pads all others.
         ranks: this process among those that share a logical batch.
@@ -78,13 +79,14 @@ class Feed:
     ranks: Ranks = ALONE
     in_step: bool = False
 
-    def of_private(self, model: nn.Module) -> "Feed":
-        """Return the feed of a private stage, in one shape where another would tell.
+    def for_private_stage(self, model: nn.Module) -> "Feed":
+        """Fix the shape of batches where it would tell the length of a unit.
 
-        Kernels round by the shape of a batch, so that the length of one unit moves all
-        others: in bfloat16 by percents of their gradients, whatever the model, and in
-        float32 by more than 1e-4 in some of 50 million weights and more, in 30 layers
-        (`selfcheck` measures it). Rows that are alone have no others.
+        Kernels round by the shape of a batch, so that the length of one unit moves the
+        gradients of all others: in bfloat16 by percents, whatever the model, and in
+        float32 by more than the self-check allows in models of many layers. With
+        `fixed_shapes` None those are taken to be the ones from 50 million weights. It
+        takes a public length, and rows that are alone have no others.
         """
         fixed = self.fixed_shapes
         if fixed is None and self.max_tokens is not None and not self.rows_are_alone:

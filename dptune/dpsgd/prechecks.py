@@ -180,7 +180,9 @@ def check_private(
     randomness = seed_sequence(RandomStream.MODEL, seed=seed)
     groups = group_parameters(trainable_parameters(model), grouping)
     with scoped_randomness(randomness, device=device), training_mode(model):
-        check_model(model, feed.of_private(model), parameter_groups=groups.__getitem__)
+        check_model(
+            model, feed.for_private_stage(model), parameter_groups=groups.__getitem__
+        )
 
 
 @contextmanager

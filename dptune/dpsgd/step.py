@@ -263,7 +263,7 @@ def gradient_source(
     Args:
         model: on the feed's device.
         plan: private or plain.
-        feed: data and loss; of a private plan see `Feed.of_private`.
+        feed: data and loss; of a private plan see `Feed.for_private_stage`.
         seed: None for secret noise.
         attempt: number of this process start.
         max_noise_bytes: memory that past noise may take.
@@ -283,7 +283,7 @@ def gradient_source(
         if isinstance(plan, PlainPlan):
             yield PlainGradients(model=model, plan=plan, feed=feed)
         else:
-            feed = feed.of_private(model)
+            feed = feed.for_private_stage(model)
             groups = group_parameters(trainable_parameters(model), plan.grouping)
             stream = noise_stream(
                 device=feed.device,

@@ -171,7 +171,7 @@ def train_stage(
             private step then takes two of them: slower, for the memory of one layer.
         fixed_shapes: fill every piece up to `physical_batch_size` rows of `max_tokens`,
             with rows that add nothing. A private stage in bfloat16 always does, and
-            with None that of a large model; see `Feed.of_private`.
+            with None that of a large model; see `Feed.for_private_stage`.
         max_tokens: public length that no sequence exceeds. None takes the longest
             sequence of the data, which is then taken as public; a private stage in
             bfloat16 needs a number.

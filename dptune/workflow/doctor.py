@@ -202,7 +202,7 @@ class Examination:
             fixed_shapes=self.performance.fixed_shapes,
             max_tokens=length,
         )
-        return feed.of_private(loaded.model)
+        return feed.for_private_stage(loaded.model)
 
     def full_feed(self, loaded: LoadedModel, rows: int) -> Feed:
         """Make as many records as stand side by side, all of the full length."""

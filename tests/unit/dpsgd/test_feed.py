@@ -55,6 +55,6 @@ def test_large_models_get_one_shape_where_it_is_public_and_helps(
     weights = sum(value.numel() for value in model.parameters())
     monkeypatch.setattr(feeding, "_LARGE", weights + (not is_large))
     plain = feed(DATA, **asked)
-    assert plain.of_private(model).fixed_shapes is fixed
-    left = shapes(plain, [0]) != shapes(plain.of_private(model), [0])
+    assert plain.for_private_stage(model).fixed_shapes is fixed
+    left = shapes(plain, [0]) != shapes(plain.for_private_stage(model), [0])
     assert left is (fixed and not asked.get("fixed_shapes"))
