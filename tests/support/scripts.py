@@ -26,19 +26,19 @@ POLICY = GatePolicy(
     max_delta=1e-3,
     min_canaries=8,
     min_held_out=8,
-    min_space_size=10_000,
-    single_canary_share=1e-4,
-    memorization_level=0.005,
-    control_level=1e-6,
-    base_level=1e-6,
-    blind_level=1e-6,
-    contradiction_level=1e-6,
-    effect_size_bits=9.0,
-    assurance_bound_bits=9.0,
+    min_space_size=10,
+    single_canary_share=1e-5,  # rank 1 of 10^5: a clean model is refused once in 10,000
+    memorization_level=2e-4,
+    control_level=1e-9,
+    base_level=1e-9,
+    blind_level=1e-9,
+    contradiction_level=1e-9,
+    effect_size_bits=100.0,
+    assurance_bound_bits=1000.0,
     min_shadow_models=0,
     min_membership_records=100,
     max_membership_tpr=1.0,
-    max_nll_increase=1.0,
+    max_nll_increase=1000.0,
     require_dataset_budget=False,
     require_step_audit=False,
 )
@@ -71,7 +71,7 @@ def trained_script(folder: Path, *, texts: int = 120, seed: int = 0, **more) -> 
     """
     notes = [f"note {n}: call room {n * 7 % 50}" for n in range(2 * texts)]
     np.random.default_rng(0).shuffle(notes)
-    drawn = dptune.canaries(num_planted=10, num_held_out=10, length=4)
+    drawn = dptune.canaries(num_planted=10, num_held_out=10, length=5)
     planted = [drawn.spec.record(secret) for secret in drawn.planted]
     privacy = PrivacyArguments(
         noise_multiplier=1.0,
