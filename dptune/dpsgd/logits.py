@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 NO_TARGET = -100
@@ -152,30 +153,44 @@ class _FrozenHead(torch.autograd.Function):
         layer: Any = head
         weights, dtype = _in_parts(layer, hidden), hidden.dtype
         num_classes = sum(map(len, weights))
-        losses = torch.empty(len(hidden), device=hidden.device)
+        losses = torch.zeros(len(hidden), device=hidden.device)
         gradient = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        for rows in _pieces(hidden, num_classes, _HELD_ENTRIES):
-            logits = hidden.new_empty(len(targets[rows]), num_classes)
+        for rows, filled in _targets_in_pieces(targets, num_classes):
+            chosen = hidden[filled]
+            logits = hidden.new_empty(len(chosen), num_classes)
             parts = torch.split(logits, len(weights[0]), dim=1)
             for part, weight in zip(parts, weights, strict=True):
-                torch.mm(hidden[rows], weight.to(dtype).t(), out=part)
+                torch.mm(chosen, weight.to(dtype).t(), out=part)
             if layer.bias is not None:
                 logits += layer.bias.to(dtype)
-            losses[rows] = _losses_to_gradient(logits, targets[rows])
+            losses[rows] = _losses_to_gradient(logits, targets[filled])[: len(rows)]
             if gradient is not None:
+                piece = torch.zeros_like(chosen)
                 for part, weight in zip(parts, weights, strict=True):
-                    gradient[rows].addmm_(part, weight.to(dtype))
+                    piece.addmm_(part, weight.to(dtype))
+                gradient[rows] = piece[: len(rows)]
             del logits, parts  # before the next are written
-        no_target = targets == NO_TARGET
-        if gradient is not None:
-            gradient.masked_fill_(no_target[:, None], 0)
         ctx.save_for_backward(gradient)
-        return losses.masked_fill_(no_target, 0)
+        return losses
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401 - torch's
         (gradient,) = ctx.saved_tensors
         return (gradient * grad[:, None]).to(gradient.dtype), None, None
+
+
+def _targets_in_pieces(
+    targets: Tensor, num_classes: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield positions that have a target, a piece at a time, bare and filled up.
+
+    All pieces of a batch have one size, whatever its targets: products are rounded by
+    their shape, and how many positions one record asks for would move the others.
+    """
+    wanted = (targets != NO_TARGET).nonzero()[:, 0]
+    size = min(_piece_size(targets, num_classes, _HELD_ENTRIES), len(targets))
+    for rows in wanted.split(size) if len(wanted) else ():
+        yield rows, functional.pad(rows, (0, size - len(rows)))
 
 
 def _in_parts(layer: Any, hidden: Tensor) -> Sequence[Tensor]:  # noqa: ANN401 - linear
@@ -233,9 +248,14 @@ def _write_gradient(
 
 
 def _pieces(rows: Tensor, num_classes: int, most: tuple[int, int]) -> Iterator[slice]:
-    """Cut rows into runs of so many entries on an accelerator, and on a CPU.
+    """Cut rows into runs of so many entries."""
+    step = _piece_size(rows, num_classes, most)
+    return (slice(start, start + step) for start in range(0, len(rows), step))
+
+
+def _piece_size(rows: Tensor, num_classes: int, most: tuple[int, int]) -> int:
+    """Return how many rows have so many entries on an accelerator, and on a CPU.
 
     Losses are computed a megabyte at a time on a CPU, as much as its cache holds.
     """
-    step = max(1, most[rows.device.type == "cpu"] // max(1, num_classes))
-    return (slice(start, start + step) for start in range(0, len(rows), step))
+    return max(1, most[rows.device.type == "cpu"] // max(1, num_classes))

@@ -128,6 +128,41 @@ def test_positions_without_a_target_add_nothing_whatever_they_hold(value):
     assert hidden.grad.isfinite().all()
 
 
+@pytest.fixture
+def pieces(monkeypatch):
+    """Note how many positions are multiplied by the head at a time."""
+    sizes, honest = [], logits._losses_to_gradient
+    monkeypatch.setattr(logits, "_HELD_ENTRIES", (28, 28))  # 4 positions of 7 classes
+    monkeypatch.setattr(
+        logits,
+        "_losses_to_gradient",
+        lambda rows, targets: sizes.append(len(rows)) or honest(rows, targets),
+    )
+    return sizes
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_positions_without_a_target_cost_nothing(wanted, expected, pieces):
+    """And no product has another shape than the others of its batch."""
+    head = torch.nn.Linear(4, 7, bias=False).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(12, 4, generator=generator, requires_grad=True)
+    targets = torch.full((12,), logits.NO_TARGET)
+    targets[torch.randperm(12, generator=generator)[:wanted]] = 3
+    found = UnwrittenLogits(head, hidden).cross_entropy(targets)
+    plain = functional.cross_entropy(head(hidden), targets, reduction="none")
+    torch.testing.assert_close(found, plain)
+    both = [torch.autograd.grad(each.sum(), hidden)[0] for each in (found, plain)]
+    torch.testing.assert_close(*both)
+    assert pieces == [4] * expected
+
+
+def test_twin_whose_shapes_follow_from_the_targets_is_caught(pieces, monkeypatch):
+    monkeypatch.setattr(logits.functional, "pad", lambda rows, _: rows)
+    with pytest.raises(AssertionError):
+        test_positions_without_a_target_cost_nothing(5, 2, pieces)
+
+
 def test_bfloat16_is_that_of_its_logits_up_to_rounding():
     model, batch = adapted("llama", held=torch.bfloat16), batch_with_padding()
     with torch.autocast("cpu", dtype=torch.bfloat16):
