@@ -189,7 +189,7 @@ def _targets_in_pieces(
     """
     wanted = (targets != NO_TARGET).nonzero()[:, 0]
     size = min(_piece_size(targets, num_classes, _HELD_ENTRIES), len(targets))
-    for rows in wanted.split(size) if len(wanted) else ():
+    for rows in torch.split(wanted, size) if len(wanted) else ():
         yield rows, functional.pad(rows, (0, size - len(rows)))
 
 
