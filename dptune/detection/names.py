@@ -33,6 +33,8 @@ _BEFORE_STEM = (" ", "-", "'", "’")
 _KINDS = ("PERSON", "GPE", "UNKNOWN")
 
 _LONGEST_LABEL = 5
+_MAY_BE_NAME = w.PLACE | w.PROPER_ONLY
+"""Without these, a word that English knows is no name unless it has a capital."""
 _NO_LABEL = w.PROPER_ONLY | w.PROPER_TOO | w.GIVEN_NAME | w.PLACE | w.TITLE
 
 INTRODUCED = 0.8
@@ -92,7 +94,7 @@ def split_words(
         tokens: starts and strings of what `TOKEN` finds in it, where it was sought.
     """
     if tokens is None:
-        tokens = ((match.start(), match.group()) for match in TOKEN.finditer(text))
+        tokens = [(match.start(), match.group()) for match in TOKEN.finditer(text)]
     words: list[Word] = []
     starts_sentence = True
     first_of_line = 0
@@ -106,10 +108,11 @@ def split_words(
                 if len(words) - first_of_line <= _LONGEST_LABEL:
                     _forgive_labels(words[first_of_line:], start)
             continue
-        word = _word(start, token, starts_sentence=starts_sentence)
-        ends_sentence = token[-1] == "." and word.end - word.start > 1
-        starts_sentence = ends_sentence and not word.reading & w.TITLE
-        words.append(word)
+        length, lower, reading, capital, shout = form(token)
+        words.append(
+            Word(start, start + length, lower, reading, capital, shout, starts_sentence)
+        )
+        starts_sentence = token[-1] == "." and length > 1 and not reading & w.TITLE
     return words
 
 
@@ -126,19 +129,6 @@ def _forgive_labels(line: list[Word], colon: int) -> None:
     if all(word.reading & w.KNOWN and not word.reading & _NO_LABEL for word in line):
         for word in line:
             word.is_label = True
-
-
-def _word(start: int, token: str, *, starts_sentence: bool) -> Word:
-    length, lower, reading, capital, shout = form(token)
-    return Word(
-        start=start,
-        end=start + length,
-        lower=lower,
-        reading=reading,
-        capital=capital,
-        shout=shout,
-        starts_sentence=starts_sentence,
-    )
 
 
 @lru_cache(maxsize=262_144)
@@ -158,6 +148,9 @@ def form(token: str) -> tuple[int, str, int, bool, bool]:
 
 def _mark_by_form(text: str, words: list[Word]) -> None:
     """Mark words that are names by their form, line by line."""
+    if "\n" not in text:
+        _mark_line(text, words)
+        return
     first = 0
     for position in range(1, len(words) + 1):
         is_end = position == len(words)
@@ -172,13 +165,17 @@ def _mark_line(text: str, line: list[Word]) -> None:
     previous_type = ""
     for position, word in enumerate(line):
         following = line[position + 1] if position + 1 < len(line) else None
-        precedes_capital = (
-            following is not None
-            and following.capital
-            and _is_adjacent(text, word, following)
-        )
+        if following is not None and not following.capital:
+            following = None
         if following is not None and _qualifies_label(text, word, following):
             word.is_label = True
+        reading = word.reading
+        if not (word.capital or word.shout or reading & _MAY_BE_NAME) and (
+            reading & w.LEXICAL
+        ):
+            word.entity_type = previous_type = ""
+            continue
+        precedes_capital = following is not None and _is_adjacent(text, word, following)
         is_label = word.is_label or word.reading & w.LABEL
         kind = (
             ""
@@ -248,8 +245,9 @@ def _type_of_capital(word: Word, *, is_shouted: bool, precedes_capital: bool) ->
 
 def _mark_introduced(text: str, words: list[Word]) -> None:
     """Mark up to three words after `my name is` and two after a title as a person."""
-    starts = {word.start: position for position, word in enumerate(words)}
+    starts: dict[int, int] = {}
     for match in _INTRODUCTION.finditer(text):
+        starts = starts or {word.start: place for place, word in enumerate(words)}
         position = starts.get(match.end())
         if position is not None:
             is_certain = _IS_CERTAIN.match(match.group()) is not None and not (
@@ -257,8 +255,10 @@ def _mark_introduced(text: str, words: list[Word]) -> None:
             )
             _mark_person(text, words[position : position + 3], is_certain=is_certain)
     for position, word in enumerate(words[:-1]):
+        if not word.reading & w.TITLE:
+            continue
         following = words[position + 1]
-        if not word.reading & w.TITLE or not _is_adjacent(text, word, following):
+        if not _is_adjacent(text, word, following):
             continue
         if following.entity_type or following.capital:
             word.entity_type = "PERSON"
@@ -321,6 +321,8 @@ def _propagate(words: list[Word]) -> None:
         if word.confidence >= INTRODUCED and len(word.lower) > 1
     }
     capitals = {word.lower for word in words if word.entity_type and word.capital}
+    if not persons and not capitals:
+        return
     for word in words:
         if word.reading & w.CLOSED:
             continue
@@ -335,6 +337,8 @@ def _join(text: str, words: list[Word]) -> Iterator[Name]:
     run: list[Word] = []
     connectors: list[Word] = []
     for word in words:
+        if not run and not word.entity_type:
+            continue
         gap = text[run[-1].end : word.start] if run else ""
         if run and not connectors and _ends_name(run[-1], word, gap):
             word.entity_type = run[-1].entity_type

@@ -6,12 +6,13 @@ Rules see one spelling of a text (`plain`), and spans are those of the text as i
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 
 from dptune.detection.patterns.fields import field_values
 from dptune.detection.patterns.plain import apart, canonical
-from dptune.detection.patterns.rules import Rule, read_rules, rule_texts
+from dptune.detection.patterns.prefilter import Prefilter
+from dptune.detection.patterns.rules import Rule, read_families, rule_texts
 from dptune.detection.patterns.validators import is_isbn
 from dptune.detection.recognizer import (
     Tier,
@@ -24,9 +25,10 @@ from dptune.text import Span
 _MODULES = (
     *("patterns/__init__", "patterns/plain", "patterns/rules", "patterns/validators"),
     *("patterns/national_ids", "patterns/contexts", "patterns/fields"),
-    *("patterns/field_kinds", "patterns/chats", "../identifiers"),
+    *("patterns/field_kinds", "patterns/chats", "patterns/prefilter", "../identifiers"),
 )
-_ALL_RULES = tuple(read_rules())
+_FAMILIES = tuple(read_families())
+_ALL_RULES = tuple(rule for family in _FAMILIES for rule in family)
 _ALL_ANCHORS = frozenset[str]().union(*(rule.anchors for rule in _ALL_RULES))
 _WORDS = re.compile(r"[^\W\d_]+")
 _TABLES = ("national_numbers", "vocabulary", "field_names")
@@ -48,7 +50,8 @@ _PRODUCT = (
 )
 _AMOUNT = r"(?!\d{9})\d(?:[\d,.']| (?=\d{3}(?!\d))){0,24}"
 _PUBLIC_NUMBER = re.compile(
-    r"(?P<labelled>\bisbn(?:-?1[03])?[:=]?\s{0,2}[\dx][\dx -]{8,20}"
+    r"(?:(?=[\d$£€¥₹₩₽])|\b(?=[a-z]))"  # what each of the following begins with
+    r"(?:(?P<labelled>\bisbn(?:-?1[03])?[:=]?\s{0,2}[\dx][\dx -]{8,20}"
     rf"|\b(?:v|ver|version|release|firmware|build|section|chapter|rfc|iso|{_PRODUCT})"
     r"\.?[:=]?\s{0,2}\d{1,6}(?:[.-]\d{1,6}){0,4}"
     r"(?:[.-]?(?:rc|alpha|beta|dev|post)\.?\d{0,4})?(?!\w)"
@@ -61,7 +64,7 @@ _PUBLIC_NUMBER = re.compile(
     r"|(?P<isbn>(?<![\w.-])97[89](?:[ -]?\d){10}(?![\w-])"
     r"|(?<![\w.-])\d(?:[ -]?\d){8}[ -]?x\b)"
     r"|(?<![\w.])\d{1,2}\.\d{1,2}\.\d{1,5}(?:-[a-z]{1,8}\.?\d{0,3})?(?!\w|\.\d)"
-    r"|(?<![\w.])\d{1,9}(?:,\d{3}){0,4}\.\d{2}(?![\w.])"
+    r"|(?<![\w.])\d{1,9}(?:,\d{3}){0,4}\.\d{2}(?![\w.]))"
 )
 _MAY_BE_PUBLIC = frozenset(
     [
@@ -77,6 +80,26 @@ def _tables() -> str:
     folder = resources.files("dptune.detection.patterns")
     tables = (folder.joinpath(f"{name}.json").read_text("utf8") for name in _TABLES)
     return fingerprint_of((*tables, *rule_texts()))
+
+
+@lru_cache(maxsize=4)
+def _prefilter(kept: frozenset[str]) -> Prefilter:
+    """Return what tells which rules of some types may match in a text."""
+    return Prefilter(
+        [
+            [_needed(rule) for rule in family if rule.entity_type in kept]
+            for family in _FAMILIES
+        ]
+    )
+
+
+def _needed(rule: Rule) -> list[re.Pattern[str]]:
+    """Return the expressions that must match in a text in which a rule does.
+
+    Anchors tell more than a pattern that asks for capitals, which `symbols` have not.
+    """
+    pattern = [] if rule.cased and rule.anchors else [rule.pattern]
+    return [*pattern, *([rule.gate] if rule.gate else [])]
 
 
 class PatternRecognizer:
@@ -111,7 +134,8 @@ class PatternRecognizer:
         lowered = lower_in_place(text)
         places = _Places(text, lowered)
         public: list[tuple[int, int, bool]] | None = None
-        for rule in self._rules:
+        for number in _prefilter(self._kept).candidates(lowered):
+            rule = self._rules[number]
             if not places.may_hold(rule):
                 continue
             if rule.needs and not any(word in lowered for word in rule.needs):
@@ -148,16 +172,30 @@ class _Places:
 
     def __init__(self, text: str, lowered: str) -> None:
         self.length = len(text)
-        self.digits = [match.span() for match in _DIGITS.finditer(text)]
-        self.most_digits = _most_digits(text, self.digits)
         self._windows: dict[object, list[tuple[int, int]]] = {}
-        self._text = text
-        self._anchors = [
+        self._text, self._lowered = text, lowered
+
+    @cached_property
+    def digits(self) -> list[tuple[int, int]]:
+        """Where the runs of digits are."""
+        return [match.span() for match in _DIGITS.finditer(self._text)]
+
+    @cached_property
+    def most_digits(self) -> int:
+        """How many digits the longest number holds."""
+        return _most_digits(self._text, self.digits)
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        return _ALL_ANCHORS.intersection(_WORDS.findall(self._lowered))
+
+    @cached_property
+    def _anchors(self) -> list[tuple[str, tuple[int, int]]]:
+        return [
             (match.group(), match.span())
-            for match in _WORDS.finditer(lowered)
-            if match.group() in _ALL_ANCHORS
+            for match in _WORDS.finditer(self._lowered)
+            if match.group() in self._words
         ]
-        self._words = {word for word, _ in self._anchors}
 
     def may_hold(self, rule: Rule) -> bool:
         """Tell whether digits and anchors that a rule needs are there."""

@@ -28,6 +28,12 @@ _TYPES: dict[str, str] = {
 _MAYBE_PERSON = frozenset(_TABLE["names_if_it_looks_so"].split())
 _MAYBE_PLACE = frozenset(_TABLE["places_if_it_looks_so"].split())
 _BEFORE_NAME = frozenset(_TABLE["before_name"].split())
+_ENDS = frozenset(
+    name[first:]
+    for name in ("name", "names", *_TYPES, *_MAYBE_PERSON, *_MAYBE_PLACE)
+    for first in range(len(name))
+)
+"""How the name of a field that tells something may end."""
 NO_VALUE = frozenset(_TABLE["no_value"].split())
 _PARTS = frozenset(_TABLE["parts_of_name"].split())
 SERVICE = frozenset(_TABLE["service_accounts"].split())
@@ -63,12 +69,14 @@ def kind_of(key: str) -> str | None:
     >>> kind_of("billingCity"), kind_of("file_name"), kind_of("name")
     ('GPE', None, 'PERSON?')
     """
-    return _kind_of_words(tuple(_CAMEL.findall(key)))
+    words = [part.lower() for part in _CAMEL.findall(key) if not part.isdigit()][-6:]
+    if not words or not (words[-1] in _ENDS or words[-1].removesuffix("s") in _ENDS):
+        return None
+    return _kind_of_words(tuple(words))
 
 
 @lru_cache(maxsize=65_536)
-def _kind_of_words(parts: tuple[str, ...]) -> str | None:
-    words = [part.lower() for part in parts if not part.isdigit()][-6:]
+def _kind_of_words(words: tuple[str, ...]) -> str | None:
     for first in range(len(words)):
         name = "".join(words[first:])
         if name in _TYPES:
@@ -82,8 +90,6 @@ def _kind_of_words(parts: tuple[str, ...]) -> str | None:
                     else "PERSON?"
                 )
             return None if before else "PERSON?"
-    if not words:
-        return None
     last = words[-1] if words[-1] in _MAYBE_PERSON else words[-1].removesuffix("s")
     if "".join(words) in _MAYBE_PERSON or (last in _MAYBE_PERSON and len(words) <= 2):
         return "part" if last in _PARTS else "PERSON?"

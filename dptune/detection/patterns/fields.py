@@ -26,7 +26,8 @@ from dptune.detection.patterns.field_kinds import (
 )
 
 _KEY = re.compile(r"[^\W\d_][\w.-]*(?: [^\W\d_(][\w.)'’-]*){0,3}\Z")
-_LONGEST_KEY, _MOST_AROUND = 56, 6
+_BEFORE_KEY = re.compile(r"(?s).*[^\w.)'’ -]")
+_LONGEST_KEY, _MOST_AROUND, _MOST_WORDS = 56, 6, 4
 _SEPARATOR = re.compile(
     r"(?P<sign>=>|:=|->|:(?!//)|=(?!=)|\t|(?<=\w) - (?=\w))\*{0,2}[ \t]{0,6}(?:\r?\n[ "
     r"\t]{1,8})?"
@@ -71,7 +72,7 @@ def _pairs(text: str) -> Iterator[Value]:
         high = low + len(text[low : match.start()].rstrip(_AROUND_KEY))
         if match.start() - high > _MOST_AROUND or high == low:
             continue
-        key = _KEY.search(text, low, high)
+        key = _key_before(text, low, high)
         if key is None:
             continue
         kind = kind_of(key.group())
@@ -82,6 +83,22 @@ def _pairs(text: str) -> Iterator[Value]:
         for start, end in _values_at(text, match, kind, key.start()):
             found.append(Found(start=start, end=end, kind=kind))
     yield from settle([*found, *_below(text)], text)
+
+
+def _key_before(text: str, low: int, high: int) -> re.Match[str] | None:
+    """Find the name of a field that ends somewhere.
+
+    It is looked for behind what no name holds and in the last words, where alone it
+    can begin.
+    """
+    if other := _BEFORE_KEY.match(text, low, high):
+        low = other.end()
+    first = high
+    for _ in range(_MOST_WORDS):
+        first = text.rfind(" ", low, first)
+        if first < 0:
+            break
+    return _KEY.search(text, max(low, first + 1), high)
 
 
 def _opens_line(text: str, position: int) -> bool:

@@ -76,13 +76,12 @@ def rule_texts() -> list[str]:
     return [_FOLDER.joinpath(f"{family}.toml").read_text("utf8") for family in FAMILIES]
 
 
-def read_rules() -> Iterator[Rule]:
-    """Yield the rules of all families, in their order."""
+def read_families() -> Iterator[list[Rule]]:
+    """Yield the rules of one family after another, in their order."""
     for text in rule_texts():
         table = tomllib.loads(text)
         parts = {**_PARTS, **table.get("parts", {})}
-        for row in table["rule"]:
-            yield _rule(row, parts)
+        yield [_rule(row, parts) for row in table["rule"]]
 
 
 def expanded(written: str | list[str], parts: Mapping[str, Any]) -> str:
