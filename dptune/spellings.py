@@ -194,7 +194,7 @@ class Spellings:
     ) -> None:
         known: dict[tuple[str, str], _Spelling] = {}
         for value in sorted(set(values)):
-            for made in spellings_of(value, is_ordinary=is_ordinary, parts=parts):
+            for made in _remembered(value, is_ordinary=is_ordinary, parts=parts):
                 key = made.folded, made.entity_type
                 known[key] = _wider(known[key], made) if key in known else made
         self._known = tuple(known.values())
@@ -208,8 +208,14 @@ class Spellings:
         """Leave the automaton behind when a worker process gets a copy."""
         return {**self.__dict__, "_automaton": None}
 
-    def find(self, text: str) -> list[Found]:
-        """Return what stands in a text, in order; hits may overlap."""
+    def find(self, text: str, *, covered: bytes | bytearray = b"") -> list[Found]:
+        """Return what stands in a text, in order; hits may overlap.
+
+        Args:
+            text: where it is looked for.
+            covered: 1 for each character that does not count, else 0: what stands
+                among such characters alone is left out.
+        """
         if not self._known:
             return []
         if self._automaton is None:
@@ -219,6 +225,8 @@ class Spellings:
         found = (
             _placed(text, self._known[index], places[low:high])
             for index, low, high in hits
+            if not covered
+            or covered.find(0, int(places[low]), int(places[high - 1]) + 1) >= 0
         )
         real = {(f.start, f.end, f.entity_type): f for f in found if f is not None}
         return sorted(real.values(), key=lambda f: (f.start, -f.end, f.entity_type))
@@ -371,6 +379,14 @@ def spellings_of(
                     capital=capital,
                     written=known.value if is_whole else written,
                 )
+
+
+@lru_cache(maxsize=16_384)
+def _remembered(
+    known: KnownValue, *, is_ordinary: Callable[[str], bool], parts: bool
+) -> tuple[_Spelling, ...]:
+    """Return the ways to write a value, which many records hold."""
+    return tuple(spellings_of(known, is_ordinary=is_ordinary, parts=parts))
 
 
 def _without_umlauts(written: str) -> str:

@@ -176,8 +176,8 @@ def redact_dataset(
             "dataset must have the column spans, got columns "
             f"{', '.join(dataset.column_names)}. Run detection first."
         )
-    units = dataset["unit_id"] if "unit_id" in dataset.column_names else repeat(None)
-    rows = zip(dataset["text"], dataset["spans"], units, strict=False)
+    units = dataset["unit_id"][:] if "unit_id" in dataset.column_names else repeat(None)
+    rows = zip(dataset["text"][:], dataset["spans"][:], units, strict=False)
     texts = [
         redact_text(
             text,

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import datasets
-import numpy as np
-import numpy.typing as npt
 
 from dptune.conversation import contents_only
 from dptune.errors import DetectionError
@@ -84,9 +82,9 @@ def residual_spellings(
         is_ordinary: tells whether a lower-case word is one of the language too; such
             parts of names count only with a capital.
     """
-    covered = np.zeros(len(text) + 1, dtype=bool)
+    covered = bytearray(len(text) + 1)
     for span in spans:
-        covered[span.start : span.end] = True
+        covered[span.start : span.end] = b"\1" * (span.end - span.start)
     halves = Counter(s.entity_type for s in spans if _is_cut(text, s, covered))
     values = {(s.entity_type, text[s.start : s.end]) for s in spans}
     known = [
@@ -99,7 +97,8 @@ def residual_spellings(
     parts: Counter[str] = Counter()
     spellings: Counter[str] = Counter()
     same = {(kind, value.casefold()) for kind, value in values}
-    for found in Spellings(known, is_ordinary=is_ordinary).find(contents_only(text)):
+    finder = Spellings(known, is_ordinary=is_ordinary)
+    for found in finder.find(contents_only(text), covered=covered):
         start, end, kind = found.start, found.end, found.entity_type
         said = [i for i in range(start, end) if text[i].isalnum()]
         open_places = sum(not covered[i] for i in said)
@@ -117,7 +116,7 @@ def residual_spellings(
     return Residual(parts=dict(parts), spellings=dict(spellings), halves=dict(halves))
 
 
-def _is_cut(text: str, span: Span, covered: npt.NDArray[np.bool_]) -> bool:
+def _is_cut(text: str, span: Span, covered: bytearray) -> bool:
     """Whether a mark begins or ends inside a word of a script that has blanks."""
     return any(
         0 < at < len(text)

@@ -140,7 +140,7 @@ def pseudonyms_of(
 
 def _num_learnt(dataset: Dataset) -> int:
     """Turns of conversations that are learnt."""
-    return sum(turn.trained for text in dataset["text"] for turn in turns_of(text))
+    return sum(turn.trained for text in dataset["text"][:] for turn in turns_of(text))
 
 
 def _redacted_texts(
@@ -241,7 +241,7 @@ class _PartRedactor:
         (batch,) = part.select_columns(["spans"]).with_format("arrow").iter(len(part))
         sizes = {
             "masked": int(marked_characters(batch["spans"].combine_chunks()).sum()),
-            "said": sum(map(num_said, part["text"])),
+            "said": sum(map(num_said, part["text"][:])),
             "emptied_turns": _num_learnt(part) - _num_learnt(redacted),
         }
         facts: dict[str, Mapping[str, int]] = {

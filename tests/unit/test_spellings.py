@@ -97,3 +97,14 @@ def test_time_grows_with_the_text_not_with_its_square():
     hostile = ("na00" * 3000, "a" * 12_000, "\u0301" * 12_000, "na 0000 fa " * 1000)
     for text in hostile:
         assert all(hit.end <= len(text) for hit in finder.find(text))
+
+
+@pytest.mark.parametrize("size", range(8))
+def test_find_leaves_out_only_what_is_covered_whole(size):
+    finder = Spellings([KnownValue(value="Ann Lee", entity_type="PERSON")])
+    text = "Ann Lee, Ann Lee"
+    hits = finder.find(text)
+    covered = b"\1" * size + bytes(len(text) - size)
+    left = [hit for hit in hits if hit.end > size]
+    assert finder.find(text, covered=covered) == left
+    assert len(left) == len(hits) - (size >= 3) - 2 * (size >= 7)
