@@ -122,9 +122,11 @@ def count(
     asked = {"number": 1, "noise_multiplier": noise_multiplier}
     validate(ReleasedUnits, asked)  # before anything is read or spent
     workspace = current_workspace()
+    with workspace.work() as folder:
+        corpus = read_corpus(settings.data, data_root=data_root(), folder=folder)
     found = release_units(
         settings,
-        read_corpus(settings.data, data_root=data_root(), folder=workspace.work),
+        corpus,
         noise_multiplier=noise_multiplier,
         folder=workspace.runs,
         url=workspace.budget_url,
@@ -150,19 +152,20 @@ def reserve(config: ConfigPath, overrides: Overrides = None) -> None:
 
     settings, _ = with_review(read_config(config, overrides or []))
     workspace = current_workspace()
-    checked = check_run(
-        settings,
-        data_root=data_root(),
-        budget=budget_place(),
-        access=llm_access(),
-        folder=workspace.work,
-    )
-    corpus = read_corpus(
-        settings.data,
-        data_root=data_root(),
-        expected=checked.fingerprint,
-        folder=workspace.work,
-    )
+    with workspace.work() as folder:
+        checked = check_run(
+            settings,
+            data_root=data_root(),
+            budget=budget_place(),
+            access=llm_access(),
+            folder=folder,
+        )
+        corpus = read_corpus(
+            settings.data,
+            data_root=data_root(),
+            expected=checked.fingerprint,
+            folder=folder,
+        )
     held = reserve_budget(
         settings,
         corpus,

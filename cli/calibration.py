@@ -93,13 +93,14 @@ def _check(
     try:
         config = read_config(path, overrides)
         config, digest = with_review(config)
-        checked = check_run(
-            config,
-            data_root=data_root(),
-            access=llm_access(),
-            lists=read_lists(digest),
-            folder=current_workspace().work,
-        )
+        with current_workspace().work() as folder:
+            checked = check_run(
+                config,
+                data_root=data_root(),
+                access=llm_access(),
+                lists=read_lists(digest),
+                folder=folder,
+            )
         show_warnings(checked)
     except ProblemsError as error:
         if not problems:

@@ -129,13 +129,14 @@ def _checked(path: Path, overrides: Sequence[str], *, retrain: bool) -> _Job:
     for cell in comparison.cells:
         config, digest = with_review(profile.applied_to(cell.config))
         cells.append(replace(cell, config=config))
-    checked = check_comparison(
-        {cell.name: cell.config for cell in cells},
-        data_root=data_root(),
-        budget=budget_place(again=retrain),
-        access=llm_access(),
-        folder=current_workspace().work,
-    )
+    with current_workspace().work() as folder:
+        checked = check_comparison(
+            {cell.name: cell.config for cell in cells},
+            data_root=data_root(),
+            budget=budget_place(again=retrain),
+            access=llm_access(),
+            folder=folder,
+        )
     return _Job(
         path=path,
         comparison=replace(comparison, cells=tuple(cells)),

@@ -236,12 +236,10 @@ def _marked(names: dict[str, str | Path], engine: DetectionEngine) -> Iterator[_
 
 def _marked_corpus(config: TrainConfig, engine: DetectionEngine) -> Iterator[_Read]:
     """Read and mark the corpus of a configuration; known values of units included."""
-    corpus = read_corpus(
-        config.data,
-        data_root=data_root(),
-        validate=False,
-        folder=current_workspace().work,
-    )
+    with current_workspace().work() as folder:
+        corpus = read_corpus(
+            config.data, data_root=data_root(), validate=False, folder=folder
+        )
     labelled = detect_dataset(
         corpus.dataset, engine, num_proc=config.detection.num_processes
     )

@@ -107,7 +107,8 @@ def export(  # noqa: PLR0917 - typer passes them by name
     settings = read_config(config, overrides or [])
     workspace = current_workspace()
     workspace.root.mkdir(parents=True, exist_ok=True)
-    with Console(stderr=True).status("marking personal data, drawing sentences"):
+    spinner = Console(stderr=True).status("marking personal data, drawing sentences")
+    with spinner, workspace.work() as folder:
         record, drawn = export_sample(
             settings,
             data_root=data_root(),
@@ -118,7 +119,7 @@ def export(  # noqa: PLR0917 - typer passes them by name
             size=size,
             screened=screened,
             access=llm_access(),
-            folder=workspace.work,
+            folder=folder,
         )
     opinions = _ask(endpoint, drawn.excerpts, Tier(record.tier)) if endpoint else {}
     if html is not None:
@@ -161,14 +162,15 @@ def import_(
             "nothing was exported for review in this project. Run `dptune "
             "review export CONFIG --html review.html` first."
         )
-    with Console(stderr=True).status("checking the decisions"):
+    spinner = Console(stderr=True).status("checking the decisions")
+    with spinner, workspace.work() as folder:
         done = import_decisions(
             file.read_bytes(),
             data_root=data_root(),
             store=ReviewStore(workspace.review),
             key=key,
             public=public,
-            folder=workspace.work,
+            folder=folder,
         )
     _print_imported(speaker(), done, public=public)
 

@@ -63,12 +63,13 @@ def train_command(path: Path, overrides: Sequence[str] = ()) -> str:
 @contextmanager
 def _without_kept_corpus() -> Iterator[None]:
     """Remove the corpus that the preflight kept for the first step, at any end."""
-    try:
-        yield
-    finally:
-        from dptune.workflow.kept import drop_corpus
+    with current_workspace().work() as folder:
+        try:
+            yield
+        finally:
+            from dptune.workflow.kept import drop_corpus
 
-        drop_corpus(current_workspace().work)
+            drop_corpus(folder)
 
 
 @_without_kept_corpus()
@@ -101,7 +102,7 @@ def run_training(
     chosen = read_profile(profile or default_profile())
     config, digest = with_review(chosen.applied_to(config))
     place = budget_place(again=retrain)
-    with progress_of_many() as tell:
+    with progress_of_many() as tell, current_workspace().work() as folder:
         checked = check_run(
             config,
             data_root=data_root(),
@@ -110,7 +111,7 @@ def run_training(
             validate=chosen.stack is None,  # elsewhere the first pod's libraries do
             gated=True,
             lists=read_lists(digest),
-            folder=current_workspace().work,
+            folder=folder,
             keep=chosen.stack is None,  # the first pod reads on another disk
             on_progress=tell,
         )

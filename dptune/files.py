@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -50,14 +50,12 @@ def private_folder(parent: Path, *, purpose: str) -> Iterator[Path]:
         parent: folder that it is made in; made if absent.
         purpose: how its name begins.
     """
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(parent / f".{purpose}.lock"):  # nobody sweeps what is being made
-        for left in parent.glob(f"{purpose}-*"):
-            _remove_unlocked(left)
+    handle = None
+    while handle is None:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = parent / f"{purpose}-{secrets.token_hex(8)}"
-        folder.mkdir(mode=0o700)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):  # who found the parent empty removed it
+            handle = _made_and_locked(folder, purpose)
     try:
         yield folder
     finally:
@@ -76,6 +74,21 @@ def owner_only() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def _made_and_locked(folder: Path, purpose: str) -> int:
+    """Make a folder beside others, of which those go that nobody holds; lock it."""
+    with_all = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(with_all, fcntl.LOCK_EX)  # nobody sweeps what is being made
+        for left in folder.parent.glob(f"{purpose}-*"):
+            _remove_unlocked(left)
+        folder.mkdir(mode=0o700)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    finally:
+        os.close(with_all)
+    return handle
 
 
 def _remove_unlocked(folder: Path) -> None:

@@ -7,6 +7,8 @@ container). Deleting that forgets every run, including the record of spent budge
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -57,10 +59,24 @@ class Workspace:
         """Temporary copies of weights and records; a folder for each process."""
         return self.root / "tmp"
 
-    @property
-    def work(self) -> Path | None:
-        """Records while they are read; nothing stays. None where no project is."""
-        return self.root / "work" if self.root.is_dir() else None
+    @contextmanager
+    def work(self) -> Iterator[Path | None]:
+        """Lend a folder for records while they are read; nothing stays.
+
+        Where no project was none is afterwards. What a killed process leaves goes when
+        the next one reads records. None where no folder can be made.
+        """
+        is_there, folder = self.root.is_dir(), self.root / "work"
+        with suppress(OSError):
+            self.root.mkdir(mode=0o700, exist_ok=True)
+        try:
+            yield folder if self.root.is_dir() else None
+        finally:
+            with suppress(OSError):  # others work in it
+                folder.rmdir()
+            if not is_there:
+                with suppress(OSError):  # likewise
+                    self.root.rmdir()
 
     @property
     def budget_url(self) -> str:

@@ -30,12 +30,12 @@ def ingest(
     """
     from dptune.workflow.ingest import read_corpus
 
-    with progress_of_many() as tell:
+    with progress_of_many() as tell, current_workspace().work() as folder:
         corpus = read_corpus(
             data,
             data_root=data_root(),
             expected=fingerprint or None,
-            folder=current_workspace().work,
+            folder=folder,
             on_progress=tell,
         )
     if scheduled:

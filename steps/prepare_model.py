@@ -20,13 +20,14 @@ def prepare_model(
     from steps._training_progress import TrainingProgress
 
     workspace = current_workspace()
-    with TrainingProgress("pre-train on public text") as on_step:
+    progress = TrainingProgress("pre-train on public text")
+    with progress as on_step, workspace.work() as work:
         base = prepare_base(
             model,
             performance,
             data_root=data_root(),
             folder=workspace.cache,
-            work=workspace.work,
+            work=work,
             on_step=on_step,
         )
     return with_canary_tokens(base, canaries, folder=workspace.cache)

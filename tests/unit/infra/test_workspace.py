@@ -1,11 +1,18 @@
 """The secret that names privacy units: made once, readable by its owner only."""
 
+import json
+import os
+import signal
 import stat
+import subprocess
+import sys
 
 import pytest
 
 from dptune.errors import ConfigError
+from dptune.files import private_folder
 from infra.workspace import (
+    REPOSITORY,
     Workspace,
     configs_folder,
     current_workspace,
@@ -107,3 +114,83 @@ def test_clone_is_the_project_inside_of_it_and_where_there_is_no_other(
     for folder in (clone, clone / "docs", wheel):
         monkeypatch.chdir(folder)
         assert project_folder() == clone
+
+
+_READS = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from dptune.config import DataSettings
+from dptune.data import building
+from dptune.workflow.ingest import read_corpus
+from infra.workspace import Workspace
+home, file = map(Path, sys.argv[1:3])
+plain = building.corpus_fingerprint
+def look(*arguments, **settings):
+    held = [path for path in home.rglob("*") if path.is_file()]
+    assert any(b"Quartermain" in path.read_bytes() for path in held)
+    assert not any(path.stat().st_mode & 0o077 for path in (home, *home.rglob("*")))
+    if len(sys.argv) > 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(*arguments, **settings)
+building.corpus_fingerprint = look
+source = {"kind": "jsonl", "path": str(file), "id_column": "id"}
+data = DataSettings.model_validate({"source": source, "privacy_unit": "record"})
+os.umask(0)
+with Workspace(root=home).work() as folder:
+    read = read_corpus(data, data_root=file.parent, folder=folder, validate=False)
+assert "Quartermain" in read.dataset[0]["text"]
+"""
+
+
+@pytest.fixture
+def reads(tmp_path):
+    """Read records where no project is, in a process that may be killed meanwhile."""
+    home, file, temporary = tmp_path / "home", tmp_path / "a.jsonl", tmp_path / "tmp"
+    temporary.mkdir()
+    rows = [{"id": f"{i}", "text": f"Quartermain's line {i}"} for i in range(300)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def read(*killed):
+        done = subprocess.run(
+            [*(sys.executable, "-c", _READS, home, file, REPOSITORY), *killed],
+            check=False,
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        assert not list(temporary.iterdir())
+        return done.returncode, home
+
+    return read
+
+
+def test_records_lie_on_disk_where_no_project_is_and_nothing_stays(reads):
+    code, home = reads()
+    assert code == 0
+    assert not home.exists()
+
+
+def test_records_that_a_kill_left_go_when_the_next_are_read(reads):
+    code, home = reads("killed")
+    assert code == -signal.SIGKILL
+    held = b"".join(p.read_bytes() for p in home.rglob("*") if p.is_file())
+    assert b"Quartermain" in held
+    assert reads() == (0, home)
+    assert not list(home.iterdir())
+
+
+def test_records_are_read_into_memory_where_no_folder_can_be_made(tmp_path):
+    with Workspace(root=tmp_path / "gone" / "home").work() as folder:
+        assert folder is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_of_a_project_and_what_others_do_in_it_stay(tmp_path):
+    with Workspace(root=tmp_path).work() as folder:
+        assert folder == tmp_path / "work"
+    assert tmp_path.is_dir()
+    made = Workspace(root=tmp_path / "made")
+    with made.work() as folder, private_folder(folder, purpose="corpus") as others:
+        with made.work():
+            pass
+        assert others.is_dir()
+    assert not made.root.exists()
