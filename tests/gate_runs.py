@@ -6,6 +6,7 @@ baseline and a champion.
 """
 
 import collections
+import contextlib
 import functools
 import math
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from scipy import stats
 
 from dptune.attacks.roc import RocSettings, membership_signal
 from dptune.audits.canary_audit import AuditedClaim, audit_canaries
+from dptune.audits.tails import guess_tail, hit_tail
 from dptune.gates.decision import decide
 from dptune.gates.evidence import (
     AttemptsEvidence,
@@ -277,21 +279,36 @@ def evidence(shape, generator, planted, others):
     )
 
 
-_upper = functools.cache(paired_bootstrap_upper)
+_KEPT = {
+    "dptune.gates.utility.paired_bootstrap_upper": functools.cache(
+        paired_bootstrap_upper
+    ),
+    "dptune.audits.canary_audit.guess_tail": functools.cache(guess_tail),
+    "dptune.audits.canary_audit.hit_tail": functools.cache(hit_tail),
+}
 
 
-def outcomes(shape, draw_planted, draws, *, seed=0):
-    """Shares of outcomes, and the mean exposure of all planted canaries.
+@contextlib.contextmanager
+def figured_once():
+    """Work out once what follows from the same numbers in many runs.
 
-    Draws are used again with other canaries: a bootstrap of the same losses is made
-    once.
+    Draws are used again with other canaries, so that a bootstrap of the same losses
+    comes again; tails are of counts, of which there are few.
     """
+    with contextlib.ExitStack() as stack:
+        for name, kept in _KEPT.items():
+            stack.enter_context(mock.patch(name, kept))
+        yield
+
+
+@figured_once()
+def outcomes(shape, draw_planted, draws, *, seed=0):
+    """Shares of outcomes, and the mean exposure of all planted canaries."""
     generator = np.random.default_rng(seed)
     found, means = collections.Counter(), []
     for others in draws:
         planted = draw_planted(shape, generator)
         means.append(np.log2(shape.size / planted).mean())
         given = evidence(shape, generator, planted, others)
-        with mock.patch("dptune.gates.utility.paired_bootstrap_upper", _upper):
-            found[decide(given, POLICY).outcome.value] += 1
+        found[decide(given, POLICY).outcome.value] += 1
     return {name: count / len(draws) for name, count in found.items()}, np.mean(means)
