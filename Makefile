@@ -26,7 +26,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 types: $(STAMP)
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
