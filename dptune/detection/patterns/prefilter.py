@@ -136,7 +136,7 @@ def widened(pattern: re.Pattern[str]) -> str:
 
     >>> wide = widened(re.compile(r"(?<!a)b(?=c)"))
     >>> [re.search(wide, text) is not None for text in ("b", "ab", "é", "bc")]
-    [True, False, False, True]
+    [True, True, False, True]
     """
     tree = _parser.parse(pattern.pattern, pattern.flags)
     return _Widening().sequence(tree, tree.state.flags, leads=True)
