@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from rich.table import Table
+from rich.text import Text
 
 from cli.account import STARTED
 from cli.printing import speaker
@@ -146,7 +147,7 @@ def _print_checks(audits: list[StepAudit], *, title: str) -> None:
             table.add_row(
                 audit.stage,
                 words(check.name),
-                "pass" if check.passed else "[bold red]FAIL[/]",
+                "pass" if check.passed else Text("FAIL", "bold red"),
                 number(check.measured),
                 number(check.limit),
                 check.detail,

@@ -285,7 +285,7 @@ def verify(
         f"{found.num_figures} figures computed again"
     )
     for finding in found.findings:
-        console.print(f"[bold red]wrong[/] {finding.message}", soft_wrap=True)
+        console.print(f"wrong {finding.message}", style="bold red", soft_wrap=True)
     if not found.success:
         say_next(console, "restore the store from a backup; grant nothing until then")
         raise typer.Exit(1)
@@ -305,7 +305,8 @@ def show_budgets(console: Console, *, delta: float = _DELTA) -> None:
     console.print(_budget_table(reports))
     lost = _lost()
     for problem in lost:
-        console.print(f"[bold red]lost[/] {problem}: see `budget verify`, and restore")
+        words = f"lost {problem}: see `budget verify`, and restore"
+        console.print(words, style="bold red")
     if not reports and not lost:
         console.print("nothing was spent or granted yet", style="dim")
     for report, counted in zip(reports, attempts, strict=True):

@@ -148,12 +148,12 @@ def _write(output: Path, found: Calibration, page: Page) -> None:
 
 def _print_page(console: Console, page: Page) -> None:
     """Print what the page says, without its figures."""
-    console.print(f"[bold]{page.title}[/]")
+    console.print(page.title, style="bold")
     console.print(page.subtitle, style="dim")
     for section in page.sections:
         if any(isinstance(block, blocks.Plots) for block in section.blocks):
             continue
-        console.print(f"\n[bold]{section.title}[/]")
+        console.print(f"\n{section.title}", style="bold")
         for block in section.blocks:
             _print_block(console, block)
 

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 import yaml
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cli.printing import say_next, speaker
@@ -46,7 +45,7 @@ def check(overlay: Overlay) -> None:
         table = Table("object", "what is wrong", "policy")
         for finding in found:
             cells = (finding.name, finding.message, finding.policy)
-            table.add_row(*map(escape, cells))
+            table.add_row(*cells)
         console.print(table)
         say_next(
             console,
@@ -72,13 +71,13 @@ def secrets(overlay: Overlay) -> None:
     from infra.cluster.references import external_secrets
     from infra.cluster.secrets import SECRETS, secret_commands, wanted_secrets
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     manifests = _render(overlay)
     wanted = wanted_secrets(manifests)
     table = Table("secret", "key", "value")
     for name, keys in sorted(wanted.items()):
         for key in sorted(keys):
-            table.add_row(name, key, escape(SECRETS[name][key]))
+            table.add_row(name, key, SECRETS[name][key])
     console.print(table)
     if external_secrets(manifests):
         console.print(
@@ -92,7 +91,7 @@ def secrets(overlay: Overlay) -> None:
         "end (printf %s VALUE), then:"
     )
     for line in secret_commands(wanted, namespace["metadata"]["name"]):
-        console.print(line, markup=False)
+        console.print(line)
     say_next(console, "rm -r secrets")
 
 

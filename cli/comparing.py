@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cli import account
 from cli.faults import write_trace
@@ -190,18 +191,19 @@ def _run(console: Console, job: _Job, known: Mapping[int, str]) -> ComparisonRep
     runs, broken = dict(known), {}
     clock = _Clock(left=len(job.cells) - len(known))
     for number_, cell in enumerate(job.cells):
-        place = f"[bold]cell {number_ + 1} of {len(job.cells)}[/] {cell.name}"
+        place = (f"cell {number_ + 1} of {len(job.cells)}", "bold")
         if number_ in runs:
-            console.print(f"{place}: finished before")
+            console.print(Text.assemble(place, f" {cell.name}: finished before"))
             continue
-        console.print(f"{place}{clock.note()}")
+        console.print(Text.assemble(place, f" {cell.name}{clock.note()}"))
         try:
             run = _run_cell(job, cell, parent)
         except RunInterruptedException:
             raise
         except Exception as error:  # noqa: BLE001 - the others go on
             broken[number_] = _reason(error)
-            console.print(f"  [bold red]failed[/] {broken[number_]}", markup=True)
+            reason = Text.assemble(("  failed ", "bold red"), broken[number_])
+            console.print(reason)
         else:
             runs[number_] = str(run.response.id)
             console.print(f"  {_spent(run)}", style="dim")
@@ -337,7 +339,7 @@ def _planned(job: _Job, failures: Mapping[int, str]) -> ComparisonReport:
 def _print_plan(console: Console, job: _Job, *, done: int) -> None:
     """Print what will be trained and what it costs, one line for recipe and budget."""
     config = job.comparison.config
-    console.print(f"[bold]{config.title}[/]")
+    console.print(config.title, style="bold")
     table = Table(title="plan", title_justify="left")
     for name in ("recipe", "target ε", "stage", "steps", "noise / C"):
         table.add_column(name)

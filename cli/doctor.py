@@ -11,8 +11,8 @@ import typer
 import yaml
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from transformers.utils import logging as hf_logging
 
 from cli.printing import say_next, speaker
@@ -303,15 +303,15 @@ def _print(console: Console, found: Diagnosis) -> None:
     """Print the verdict, what was measured, and what to write."""
     can = [stage for stage in found.stages if stage.can]
     ways = " or ".join(stage.way for stage in found.stages if not stage.can)
-    verdict = f"[bold red]cannot be trained privately and exactly {ways}[/]"
+    verdict = Text(f"cannot be trained privately and exactly {ways}", "bold red")
     if can:
         named = " and ".join(stage.way for stage in can)
-        verdict = f"[bold green]can be trained privately and exactly {named}[/]"
-        verdict += f", but not {ways}" if ways else ""
+        verdict = Text(f"can be trained privately and exactly {named}", "bold green")
+        verdict.append(f", but not {ways}" if ways else "", "default not bold")
     room = f", which has {found.memory / _GB:.1f} GB" if found.memory else ""
     console.print(verdict, soft_wrap=True)
     console.print(
-        f"{escape(found.name)}: {found.family}, {found.num_weights / 1e6:,.1f} million "
+        f"{found.name}: {found.family}, {found.num_weights / 1e6:,.1f} million "
         f"weights in {', '.join(found.stored)}, as {found.task}, in {found.dtype} on "
         f"{found.device}{room}",
         style="dim",
@@ -321,10 +321,10 @@ def _print(console: Console, found: Diagnosis) -> None:
         return
     for stage in found.stages:
         for refusal in stage.refusals:
-            console.print(f"not {stage.way}: {escape(refusal)}", soft_wrap=True)
+            console.print(f"not {stage.way}: {refusal}", soft_wrap=True)
         for reason in stage.instead_of:
             chosen = "one row at a time" if stage.batch == 1 else "in fixed shapes"
-            line = f"{stage.way} {chosen}: {escape(reason)}"
+            line = f"{stage.way} {chosen}: {reason}"
             console.print(line, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(f"rows of {found.length} tokens")
@@ -399,7 +399,7 @@ def _print_settings(console: Console, found: Diagnosis, best: Examined) -> None:
         width=100,
         allow_unicode=True,
     )
-    console.print(f"\n{text}", markup=False, soft_wrap=True, end="")
+    console.print(f"\n{text}", soft_wrap=True, end="")
     command, notes = f"dptune calibrate {found.name}", []
     if "model" in found.settings:
         command = "paste this over the same keys of a copy of configs/train/own_text"
@@ -412,4 +412,4 @@ def _print_settings(console: Console, found: Diagnosis, best: Examined) -> None:
             notes.append(f"No target_modules are all linear layers: {layers}.")
     for note in notes:
         console.print(note, style="dim", soft_wrap=True)
-    say_next(console, escape(command))
+    say_next(console, command)

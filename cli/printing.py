@@ -5,8 +5,8 @@ from rich.table import Table
 
 
 def speaker() -> Console:
-    """Return what prints results."""
-    return Console(highlight=False)
+    """Return what prints results as they are: names and settings may hold brackets."""
+    return Console(highlight=False, markup=False)
 
 
 def say_next(console: Console, *lines: str) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cli import account
@@ -190,7 +189,7 @@ def _print_look(console: Console, name: str, *, weights: bool) -> None:
         return
     wrong, unchecked = look_at_champion(name, champion, weights=weights)
     if wrong:
-        console.print(f"[bold red]champion[/] {escape(wrong)}", soft_wrap=True)
+        console.print(f"champion {wrong}", style="bold red", soft_wrap=True)
         return
     rest = "; ".join(unchecked) or "nothing"
     console.print(

@@ -265,7 +265,7 @@ def _print_sample(
     console = speaker()
     marked = sum(bool(sentence.marks) for sentence in record.sentences)
     console.print(
-        f"review [bold]{record.id}[/]: {len(record.sentences):,} of "
+        f"review {record.id}: {len(record.sentences):,} of "
         f"{sum(record.sizes.values()):,} sentences, {marked:,} with a mark"
     )
     best = best_upper_bound(record.sentences, record.sizes)
@@ -277,8 +277,9 @@ def _print_sample(
         if file is not None:
             console.print(f"{name:<7} {file}", soft_wrap=True)
     console.print(
-        "[bold]restricted[/] they quote personal text: keep them where the corpus may "
-        "be, and delete them after the import"
+        "restricted: they quote personal text. Keep them where the corpus may be, and "
+        "delete them after the import",
+        style="bold",
     )
     say_next(
         console,
@@ -292,9 +293,7 @@ def _print_imported(console: Console, done: "Imported", *, public: bool) -> None
     from dptune.reports.formatting import interval, percent
 
     total = len(done.sample.sentences)
-    console.print(
-        f"review [bold]{done.sample.id}[/]: {done.num_decided:,} of {total:,} decided"
-    )
+    console.print(f"review {done.sample.id}: {done.num_decided:,} of {total:,} decided")
     found = done.found
     if found is None:
         left = total - done.num_decided

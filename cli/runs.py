@@ -167,7 +167,7 @@ def _failed_elsewhere(error: Exception) -> DptuneError:
 def show_warnings(checked: "Checked") -> None:
     """Tell whoever sits here what the data ask for; a log may go elsewhere."""
     for warning in checked.warnings:
-        Console(stderr=True).print(warning, style="yellow")
+        Console(stderr=True, markup=False).print(warning, style="yellow")
 
 
 def budget_place(*, again: bool = False) -> "BudgetPlace":

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import typer
+from rich.text import Text
 
 from cli.options import ProfileName
 from cli.printing import folding_table, say_next, speaker
@@ -66,7 +67,7 @@ def check(profile: ProfileName = None) -> None:
     table = folding_table(f"stack {stack.name}", *columns)
     colors = {State.OK: "green", State.MISSING: "red", State.UNKNOWN: "yellow"}
     for line in found:
-        state = f"[{colors[line.state]}]{line.state}[/]"
+        state = Text(line.state, colors[line.state])
         table.add_row(line.name, state, line.found, line.how)
     console.print(table)
     missing = sum(line.state is State.MISSING for line in found)

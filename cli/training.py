@@ -42,7 +42,7 @@ def train_and_report(
     """
     console = speaker()
     config = read_config(path, overrides)
-    console.print(f"[bold]{config.name}[/] with recipe {config.recipe.title}")
+    console.print(f"{config.name} with recipe {config.recipe.title}", style="bold")
     try:
         run = run_training(
             config, retrain=retrain, profile=profile, if_changed=if_changed
@@ -197,7 +197,7 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
     for cell in cells:
         failed = cell.decision.failed() if cell.decision else ()
         why = f"({', '.join(c.name for c in failed)})" if failed else ""
-        console.print(f"{cell.label}: [bold]{cell.outcome}[/] {why}")
+        console.print(f"{cell.label}: {cell.outcome} {why}", style="bold")
     console.print(f"\nreport  {write_page(report.name, report, commands)}")
     say_next(console, *commands)
     console.print(f"took    {time.monotonic() - started:.0f} s", style="dim")
@@ -214,5 +214,5 @@ def _run(console: Console, recipe: str, *, seed: int, retrain: bool) -> Finished
         CONFIGS / "train" / "quickstart.yaml",
         [f"recipe={recipe}", f"data.source.seed={seed}"],
     )
-    console.print(f"\n[bold]{config.recipe.title}[/] ({recipe})")
+    console.print(f"\n{config.recipe.title} ({recipe})", style="bold")
     return run_training(config, retrain=retrain)

@@ -67,4 +67,4 @@ class StepWitness:
         """A block has ended; where there are checkpoints, it is on disk."""
 
 
-UNWATCHED = StepWitness()
+UNWATCHED: StepWitness = StepWitness()
