@@ -149,8 +149,8 @@ def _print_crash(errors: Console, error: BaseException) -> None:
         errors.print(f"[bold red]crash[/] {name}. Its trace could not be written.")
         return
     errors.print(
-        f"[bold red]crash[/] {name}. The trace is in {log}; it stays on this machine. "
-        "Finished stages are kept: run the same command again."
+        f"[bold red]crash[/] {name}. The trace is in {escape(str(log))}; it stays on "
+        "this machine. Finished stages are kept: run the same command again."
     )
 
 

@@ -194,7 +194,7 @@ class Spellings:
     ) -> None:
         known: dict[tuple[str, str], _Spelling] = {}
         for value in sorted(set(values)):
-            for made in _remembered(value, is_ordinary=is_ordinary, parts=parts):
+            for made in spellings_of(value, is_ordinary=is_ordinary, parts=parts):
                 key = made.folded, made.entity_type
                 known[key] = _wider(known[key], made) if key in known else made
         self._known = tuple(known.values())
@@ -347,13 +347,13 @@ def _is_unspaced(character: str) -> bool:
     )
 
 
+@lru_cache(maxsize=16_384)
 def spellings_of(
-    known: KnownValue,
-    *,
-    is_ordinary: Callable[[str], bool] = _never,
-    parts: bool = True,
-) -> Iterator[_Spelling]:
-    """Yield every way to write a value that is looked for.
+    known: KnownValue, *, is_ordinary: Callable[[str], bool], parts: bool
+) -> tuple[_Spelling, ...]:
+    """Return every way to write a value that is looked for.
+
+    They are kept, since many records hold the same values.
 
     Args:
         known: a value; that of a name gives orders, initials and parts.
@@ -366,12 +366,13 @@ def spellings_of(
         ways = _ways_of_name(value, is_ordinary=is_ordinary, parts=parts)
     else:
         ways = ((way, True, False) for way in _ways_of_value(value, known.entity_type))
+    made: list[_Spelling] = []
     for way, is_whole, capital in ways:
         for written in dict.fromkeys((way, _without_umlauts(way))):
             form, places = folded(written)
             if _says_something(form):
                 steps = np.flatnonzero(np.diff(places) > 1) + 1
-                yield _Spelling(
+                spelling = _Spelling(
                     folded=form,
                     breaks=_breaks(form, steps, is_number=is_number),
                     entity_type=known.entity_type,
@@ -379,14 +380,8 @@ def spellings_of(
                     capital=capital,
                     written=known.value if is_whole else written,
                 )
-
-
-@lru_cache(maxsize=16_384)
-def _remembered(
-    known: KnownValue, *, is_ordinary: Callable[[str], bool], parts: bool
-) -> tuple[_Spelling, ...]:
-    """Return the ways to write a value, which many records hold."""
-    return tuple(spellings_of(known, is_ordinary=is_ordinary, parts=parts))
+                made.append(spelling)
+    return tuple(made)
 
 
 def _without_umlauts(written: str) -> str:

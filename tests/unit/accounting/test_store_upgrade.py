@@ -95,7 +95,7 @@ def test_store_of_before_is_the_same_and_goes_on(old, known):
             assert said == {name: then[name] for name in said}
             for line, was in lines:
                 assert line == {
-                    name: pytest.approx(value, rel=1e-9)
+                    name: pytest.approx(value, rel=1e-10)
                     if isinstance(value, float)
                     else value
                     for name, value in was.items()
