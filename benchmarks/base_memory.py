@@ -64,7 +64,7 @@ def load(model: Path, case: str) -> LoadedModel:
     return LoadedModel(model=adapted.train(), tokenizer=loaded.tokenizer)
 
 
-def feed_of(args: argparse.Namespace, *, autocast: bool) -> Feed:
+def feed_of(args: argparse.Namespace, *, autocast: bool, device: str = "cpu") -> Feed:
     """Make records of one length."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(10, 4000, (args.batch, args.tokens), generator=generator)
@@ -79,7 +79,7 @@ def feed_of(args: argparse.Namespace, *, autocast: bool) -> Feed:
         record_loss=CausalLoss(loss_normalizer=float(args.tokens)),
         physical_batch_size=args.batch,
         pad_token_id=0,
-        device=torch.device("cpu"),
+        device=torch.device(device),
         autocast=autocast,
         max_tokens=args.tokens,
     )
@@ -109,14 +109,15 @@ def our_step(
         [p for p in model.parameters() if p.requires_grad]
     )
     indices = torch.arange(batch).numpy()
+    stack.enter_context(modes_of(model, feed, recomputes=recomputes))
+    source = stack.enter_context(
+        gradient_source(model, plan=plan, feed=feed, seed=0, attempt=0)
+    )
 
     def step() -> None:
-        opened = gradient_source(model, plan=plan, feed=feed, seed=0, attempt=0)
-        with opened as source:
-            source.compute(indices, step=0)
-            optimizer.step()
+        source.compute(indices, step=0)
+        optimizer.step()
 
-    stack.enter_context(modes_of(model, feed, recomputes=recomputes))
     return partial(step)
 
 
@@ -166,10 +167,16 @@ def plain_step(_stack: ExitStack, model: nn.Module, feed: Feed) -> Callable[[], 
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.0)
     tokens = torch.stack([torch.from_numpy(s) for s in feed.data.sequences])
+    tokens = tokens.to(feed.device)
+    precision = partial(
+        torch.autocast, feed.device.type, torch.bfloat16, enabled=feed.autocast
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        model(input_ids=tokens, labels=tokens).loss.backward()
+        with precision():
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
         optimizer.step()
 
     return step

@@ -232,9 +232,9 @@ class ReplicatedSums:
 
     def clear(self) -> None:
         """Start a step: no gradient, all sums zero."""
-        for name, parameter in self._parameters.items():
+        for parameter in self._parameters.values():
             parameter.grad = None
-            self.lent[name].zero_()
+        torch._foreach_zero_(list(self.lent.values()))
 
     def combine(self) -> None:
         """Reduce every sum to the first rank."""

@@ -84,8 +84,8 @@ def add_gaussian_noise(
     _check_stddev(noise_stddev)
     for name, value in sums.items():
         _check_float32(name, value)
-        if noise_stddev > 0:
-            stream.add_to(value, stddev=noise_stddev)
+    if noise_stddev > 0:
+        stream.add_to(*sums.values(), stddev=noise_stddev)
 
 
 class IndependentNoise:

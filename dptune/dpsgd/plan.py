@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import dp_accounting
+import torch
 from torch import Tensor
 
 from dptune.dpsgd.adaptive_clipping import MovingClip, SteeredClip, shares
@@ -309,8 +310,8 @@ class GradientPlan(PlanNumbers):
             noise: of this plan and this process, see `noise`.
         """
         noise.add(sums, step=step)
-        for value in sums.values():
-            value.div_(self.expected_batch_size)
+        if sums:  # one rank owns all of them
+            torch._foreach_div_(list(sums.values()), self.expected_batch_size)
 
     def _step(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Describe one step of a unit in parts, each with a coin of its own."""

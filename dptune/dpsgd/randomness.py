@@ -27,7 +27,7 @@ References:
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import NamedTuple
@@ -199,27 +199,35 @@ class GaussianStream:
         self._cosines = torch.empty(_HALF, dtype=_EXACT, device="cpu")
         self._unused = self._numbers[:0]
 
-    def add_to(self, values: Tensor, *, stddev: float) -> None:
+    def add_to(self, *tensors: Tensor, stddev: float) -> None:
         """Add independent N(0, stddev^2) to every entry, in place.
 
         Args:
-            values: float32, contiguous, on the stream's device.
+            tensors: float32, contiguous, on the stream's device.
             stddev: at least 0 and finite.
         """
-        flat = values.view(-1)
-        if self.listener is not None:
-            self.listener(len(flat), stddev)
+        flats = [values.view(-1) for values in tensors]
+        for flat in flats:
+            if self.listener is not None:
+                self.listener(len(flat), stddev)
         if self._device.type != "cpu":
-            for piece in torch.split(flat, _DOUBLE_PIECE):
-                noise = torch.empty_like(piece, dtype=torch.float64)
-                noise.normal_(generator=self._generator)  # float32 would end at 6.7
-                piece.add_(noise.float(), alpha=stddev)
+            for pieces in _runs(flats, _DOUBLE_PIECE):
+                self._add_at_once(pieces, stddev)
             return
-        done = 0
-        while done < len(flat):
-            noise = self._take(len(flat) - done)
-            flat[done : done + len(noise)].add_(noise, alpha=stddev)
-            done += len(noise)
+        for flat in flats:
+            done = 0
+            while done < len(flat):
+                noise = self._take(len(flat) - done)
+                flat[done : done + len(noise)].add_(noise, alpha=stddev)
+                done += len(noise)
+
+    def _add_at_once(self, pieces: list[Tensor], stddev: float) -> None:
+        """Draw for several tensors together: an accelerator starts three kernels."""
+        lengths = [len(piece) for piece in pieces]
+        noise = pieces[0].new_empty(sum(lengths), dtype=torch.float64)
+        noise.normal_(generator=self._generator)  # float32 would end at 6.7
+        numbers = noise.float().split(lengths)
+        torch._foreach_add_(pieces, list(numbers), alpha=stddev)
 
     def _take(self, at_most: int) -> Tensor:
         """Return at least one number that was never returned before."""
@@ -252,3 +260,21 @@ class GaussianStream:
         fresh = self._encryptor.update(bytes(8 * len(small)))
         fraction = (np.frombuffer(fresh, np.uint64) + 0.5) * 2.0**-64
         radius[small] = (whole + torch.from_numpy(fraction)).float()
+
+
+def _runs(flats: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
+    """Cut vectors into pieces, and yield as many together as have so many entries.
+
+    >>> [[len(one) for one in run] for run in _runs([torch.ones(3), torch.ones(5)], 4)]
+    [[3], [4, 1]]
+    """
+    run: list[Tensor] = []
+    room = most
+    for piece in (piece for flat in flats for piece in torch.split(flat, most)):
+        if run and len(piece) > room:
+            yield run
+            run, room = [], most
+        run.append(piece)
+        room -= len(piece)
+    if run:
+        yield run

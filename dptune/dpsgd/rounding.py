@@ -32,7 +32,7 @@ kernel adds together.
 |---|---|---|---|
 | `Dense` | squares in runs of 256, runs in float64 | 260 | 259 |
 | `Outer`, Gram | 16 x 64 columns, these sums in float64 | 164 | 324 |
-| `Outer`, one unit written down | as `Dense` | 260 | 648 |
+| `Outer`, some units written down | as `Dense` | 260 | 648 |
 | `Scatter` | float64 | 1e-5 | 4 |
 | up to 16,384 entries | float64 | 1e-5 | 4 |
 

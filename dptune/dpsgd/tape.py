@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dptune.dpsgd.rounding import LARGEST_NORM, full_precision, rounded_up
+from dptune.dpsgd.stacks import Stack, stack
 from dptune.dpsgd.terms import Dense, Outer, Term, merge, norm_of_sum
 from dptune.errors import PrivacyError
 
@@ -27,13 +29,18 @@ class DenseBudget:
         self._left = limit_bytes
 
     def densify(self, term: Outer) -> Term:
-        """Write gradients down if Gram matrices cost more and memory is left."""
+        """Write gradients down if Gram matrices cost more and memory is left.
+
+        What takes less than the factors that it follows from, as of adapters, takes
+        none.
+        """
         m, n = term.left.shape[2], term.right.shape[2]
         cost = _LARGE_PASS_COST if m * n > _LARGE_ENTRIES else _DENSE_PASS_COST
         needed = _FLOAT32_BYTES * math.prod(term.shape)
-        if term.ghost_cost < cost * m * n or needed > self._left:
+        held = term.left.nbytes + term.right.nbytes
+        if term.ghost_cost < cost * m * n or needed > max(self._left, held):
             return term
-        self._left -= needed
+        self._left -= needed if needed > held else 0
         return term.dense()
 
 
@@ -89,6 +96,7 @@ class Tape:
         self._rows_of_part = None if plain else rows_of_part.to(device)
         self._terms: dict[str, list[Term]] = {}
         self._num_parts = len(rows_of_part)
+        self._stacks: list[Stack] = []
         self._bounds: dict[str, list[Tensor]] = {}
         self._nonfinite = torch.zeros(self._num_units, dtype=torch.bool, device=device)
         self._spoilt: Tensor | None = None
@@ -131,9 +139,16 @@ class Tape:
         with full_precision(self._device):
             for name, bounds in self._bounds.items():
                 squares[self._group_of[name]] += torch.stack(bounds).sum(0).square()
-            for name, terms in self._terms.items():
+            for terms in self._terms.values():
                 terms[:] = merge(terms)
-                squares[self._group_of[name]] += norm_of_sum(terms).square()
+            self._stacks = stack(self._terms)
+            for some in self._stacks:
+                sharers = functional.one_hot(self._groups(some), self._num_groups)
+                squares += sharers.t().double() @ some.norms().square()
+            stacked = {name for some in self._stacks for name in some.names}
+            for name in (n for n in self._terms if n not in stacked):
+                bound = norm_of_sum(self._terms[name])
+                squares[self._group_of[name]] += bound.square()
         norms = rounded_up(squares.sqrt()).view(-1, self._num_units)
         nonfinite = ~(norms <= LARGEST_NORM).all(0)
         self._nonfinite = nonfinite
@@ -221,8 +236,22 @@ class Tape:
 
     def _add_kept(self, factors: Tensor, sums: Mapping[str, Tensor]) -> None:
         """Add what was held."""
-        for name, terms in self._terms.items():
-            self._add_weighted(name, terms, factors, sums)
+        found: dict[str, Tensor] = {}
+        with full_precision(self._device):
+            for some in self._stacks:
+                clean = some if self._spoilt is None else some.without(self._spoilt)
+                found |= clean.weighted_sums(factors[self._groups(some)])
+        for name, terms in self._terms.items():  # in one order on all ranks
+            if name in found:
+                total = sums[name]
+                total.add_(found.pop(name).view_as(total))
+            else:
+                self._add_weighted(name, terms, factors, sums)
+
+    def _groups(self, some: Stack) -> Tensor:
+        """Return the group of each parameter of a stack."""
+        groups = [self._group_of[name] for name in some.names]
+        return torch.tensor(groups, device=self._device)
 
     def _add_again(
         self, name: str, term: Term, factors: Tensor, sums: Mapping[str, Tensor]

@@ -37,13 +37,15 @@ from dptune.dpsgd.rounding import (
 _RUN = 256
 _SMALL = 4096
 _LARGE_COPY = 1 << 22
+_WRITTEN = 1 << 24
+_WRITTEN_CPU = 1  # one unit at a time: what fits into the cache
 _COLUMNS = 4096
 _GRAM_COLUMNS = 64
 _GRAM_PIECES = 16
 _ROWS = 256
 _FEWEST_PIECES = 64
 _MOST_UNITS = 256
-_FEW_ENTRIES = 1 << 14
+FEW_ENTRIES = 1 << 14
 
 
 class Term(Protocol):
@@ -106,17 +108,7 @@ class Dense:
 
     def size(self) -> Size:
         """Sum of squares; what is measured is what is added."""
-        square = _sum_of_squares(self.values)
-        few = self.values.shape[1:].numel() <= _FEW_ENTRIES
-        return Size(
-            square=square,
-            spread=square.sqrt(),
-            doubt=_doubt_of_squares(self.values),
-            rounding=4 * UNIT_ROUNDOFF
-            if few
-            else (max(len(self.values), _MOST_UNITS) + 3) * UNIT_ROUNDOFF,
-            allowance=0.0 if few else ALLOWANCE,
-        )
+        return size_of_dense(self.values, num_units=len(self.values))
 
     def add_into(self, dense: Tensor) -> None:
         """Add entry by entry."""
@@ -125,7 +117,7 @@ class Dense:
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """One matrix-vector product."""
         flat = self.values.flatten(1)
-        if total.numel() <= _FEW_ENTRIES:
+        if total.numel() <= FEW_ENTRIES:
             total.add_((factors.double() @ flat.double()).float().view_as(total))
         else:
             total.view(-1).addmv_(flat.float().t(), factors)
@@ -175,25 +167,27 @@ class Outer:
         )
 
     def size(self) -> Size:
-        """Use Gram matrices or one unit's dense form at a time, the cheaper."""
+        """Use Gram matrices or the dense form of a few units at a time, the cheaper."""
         units, time, m = self.left.shape
         n = self.right.shape[2]
         rounding = _addition_depth(units * time, m * n) * UNIT_ROUNDOFF
-        if m * n <= _FEW_ENTRIES:
+        if m * n <= FEW_ENTRIES:
             return self._size_by_gram(rounding, width=None)
         if self.ghost_cost <= time * m * n:
             return self._size_by_gram(rounding, width=_GRAM_COLUMNS)
         spread = spread_of(_row_norms(self.left), _row_norms(self.right))
-        left, right = self.left.float(), self.right.float()
-        scratch = left.new_empty(m, n)
+        most = _WRITTEN_CPU if self.left.is_cpu else _WRITTEN
+        few = max(1, most // (m * n))
+        scratch = self.left.new_empty(min(few, units), m, n, dtype=torch.float32)
         squares = []
-        for x, y in zip(left, right, strict=True):
-            _add_products(x, y, scratch.zero_())
-            squares.append(_sum_of_squares(scratch[None]))
+        for x, y in zip(self.left.split(few), self.right.split(few), strict=True):
+            some = scratch[: len(x)].zero_()
+            _add_batched_products(x.float(), y.float(), some)
+            squares.append(_sum_of_squares(some))
         return Size(
             square=torch.cat(squares),
             spread=spread,
-            doubt=_doubt_of_squares(scratch[None]),
+            doubt=_doubt_of_squares(scratch),
             rounding=rounding + _addition_depth(time, m * n) * UNIT_ROUNDOFF,
             allowance=ALLOWANCE,
         )
@@ -227,7 +221,7 @@ class Outer:
         wide, narrow, entries = self.left, self.right, total
         if self.left.shape[2] <= self.right.shape[2]:
             wide, narrow, entries = self.right, self.left, total.t()
-        if total.numel() <= _FEW_ENTRIES:
+        if total.numel() <= FEW_ENTRIES:
             scaled = narrow.double() * factors.double()[:, None, None]
             product = wide.double().flatten(0, 1).t() @ scaled.flatten(0, 1)
             entries.add_(product.float())
@@ -325,6 +319,26 @@ class Scatter:
         return (units[:, None] * self.num_rows + self.ids).flatten()
 
 
+def size_of_dense(values: Tensor, *, num_units: int) -> Size:
+    """Measure gradients that are written down.
+
+    Args:
+        values: `(rows, *shape)`, one gradient each.
+        num_units: how many of the rows are added up together.
+    """
+    square = _sum_of_squares(values)
+    few = values.shape[1:].numel() <= FEW_ENTRIES
+    return Size(
+        square=square,
+        spread=square.sqrt(),
+        doubt=_doubt_of_squares(values),
+        rounding=4 * UNIT_ROUNDOFF
+        if few
+        else (max(num_units, _MOST_UNITS) + 3) * UNIT_ROUNDOFF,
+        allowance=0.0 if few else ALLOWANCE,
+    )
+
+
 def merge(terms: Sequence[Term]) -> list[Term]:
     """Join terms of one kind; what remains is at most one `Outer` and one `Scatter`.
 
@@ -385,7 +399,7 @@ def inner_product(outer: Outer, scatter: Scatter) -> Tensor:
     Returns:
         `(units,)`, float64; off by no more than E times both spreads.
     """
-    few = outer.left.shape[2] * outer.right.shape[2] <= _FEW_ENTRIES
+    few = outer.left.shape[2] * outer.right.shape[2] <= FEW_ENTRIES
     width = None if few else _GRAM_COLUMNS
     similarity = _products(outer.right, scatter.values, width=width)  # (units, S, T)
     ids = scatter.ids[:, None, :].expand_as(similarity)
@@ -435,7 +449,7 @@ def _addition_depth(num_rows: int, num_entries: int) -> int:
 
     It is the same for all batches of up to 16,384 rows and time steps.
     """
-    if num_entries <= _FEW_ENTRIES:
+    if num_entries <= FEW_ENTRIES:
         return 4
     return _ROWS + max(_FEWEST_PIECES, math.ceil(num_rows / _ROWS)) + 4
 
@@ -444,6 +458,13 @@ def _add_products(left: Tensor, right: Tensor, total: Tensor) -> None:
     """Add left^T right, `(m, n)`, a few rows at a time, for rounding to stay small."""
     for x, y in zip(torch.split(left, _ROWS), torch.split(right, _ROWS), strict=True):
         total.addmm_(x.t(), y)
+
+
+def _add_batched_products(left: Tensor, right: Tensor, totals: Tensor) -> None:
+    """Add left^T right of every unit, `(units, m, n)`, as `_add_products` does."""
+    pieces = torch.split(left, _ROWS, dim=1), torch.split(right, _ROWS, dim=1)
+    for x, y in zip(*pieces, strict=True):
+        totals.baddbmm_(x.transpose(1, 2), y)
 
 
 def _row_norms(values: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from scipy import stats
 
 from dptune.dpsgd import randomness
-from dptune.dpsgd.randomness import GaussianStream
+from dptune.dpsgd.randomness import GaussianStream, _runs
 
 
 def draw(seed, *sizes):
@@ -73,3 +73,41 @@ class _Stuck:
 
     def update(self, data):
         return self._behind(len(data))
+
+
+def accelerated(seed):
+    """A stream that draws as on an accelerator, on the CPU."""
+    stream = GaussianStream(np.random.SeedSequence(seed))
+    stream._device = torch.device("meta")
+    stream._generator = torch.Generator().manual_seed(seed)
+    return stream
+
+
+def test_numbers_of_an_accelerator_are_independent_over_tensors(monkeypatch):
+    monkeypatch.setattr("dptune.dpsgd.randomness._DOUBLE_PIECE", 5000)
+    tensors = [torch.ones(4000), torch.ones(2, 1000), torch.ones(7000)]
+    told = []
+    stream = accelerated(0)
+    stream.listener = lambda number, stddev: told.append((number, stddev))
+    stream.add_to(*tensors, stddev=3.0)
+    numbers = torch.cat([(one.flatten() - 1) / 3 for one in tensors])
+    assert told == [(4000, 3.0), (2000, 3.0), (7000, 3.0)]
+    assert len(numbers.unique()) > 12_500
+    assert abs(float(numbers.mean())) < 4 / len(numbers) ** 0.5
+    assert abs(float(numbers.var()) - 1) < 4 * (2 / len(numbers)) ** 0.5
+    first, second = numbers[:2000], numbers[4000:6000]
+    assert abs(float((first * second).mean())) < 4 / 2000**0.5
+
+
+@pytest.mark.parametrize("lengths", [[], [3], [4], [9], [3, 1, 1], [2, 9, 1, 4]])
+def test_runs_hold_every_entry_once_and_no_more_than_they_may(lengths):
+    flats = [torch.full((n,), float(i)) for i, n in enumerate(lengths)]
+    runs = list(_runs(flats, 4))
+    assert all(0 < sum(map(len, run)) <= 4 for run in runs)
+    pieces = [piece for run in runs for piece in run]
+    assert torch.equal(
+        torch.cat([*pieces, torch.empty(0)]), torch.cat([*flats, torch.empty(0)])
+    )
+    for piece in pieces:
+        piece.add_(1)
+    assert all(bool((flat == i + 1).all()) for i, flat in enumerate(flats))
