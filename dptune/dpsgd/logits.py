@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 NO_TARGET = -100
-_PIECE_ENTRIES = (1 << 26, 1 << 18)
+_PIECE_ENTRIES = (1 << 24, 1 << 18)
 _HELD_ENTRIES = (1 << 26, 1 << 23)
 _PART_ENTRIES = 1 << 21
 
