@@ -226,7 +226,7 @@ class GaussianStream:
         lengths = [len(piece) for piece in pieces]
         noise = pieces[0].new_empty(sum(lengths), dtype=torch.float64)
         noise.normal_(generator=self._generator)  # float32 would end at 6.7
-        numbers = noise.float().split(lengths)
+        numbers = torch.split(noise.float(), lengths)
         torch._foreach_add_(pieces, list(numbers), alpha=stddev)
 
     def _take(self, at_most: int) -> Tensor:

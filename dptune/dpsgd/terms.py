@@ -180,7 +180,9 @@ class Outer:
         few = max(1, most // (m * n))
         scratch = self.left.new_empty(min(few, units), m, n, dtype=torch.float32)
         squares = []
-        for x, y in zip(self.left.split(few), self.right.split(few), strict=True):
+        for x, y in zip(
+            torch.split(self.left, few), torch.split(self.right, few), strict=True
+        ):
             some = scratch[: len(x)].zero_()
             _add_batched_products(x.float(), y.float(), some)
             squares.append(_sum_of_squares(some))
