@@ -141,8 +141,9 @@ class PerUnitGradients:
     Args:
         model: parameters with `requires_grad` are trained; they must be float32.
         parameter_groups: group of each parameter by name, from 0. One group by default.
-        materialize_bytes: memory for gradients that are written down; beyond it norms
-            come from Gram matrices. Never changes results beyond rounding.
+        materialize_bytes: memory for gradients that are written down and take more
+            than what they follow from; beyond it norms come from Gram matrices. Never
+            changes results beyond rounding.
         alone: every recording has one row, whose gradient is that of autograd. Modules
             need no rule then; memory, one more copy of what is trained.
 
@@ -320,7 +321,7 @@ class PerUnitGradients:
         if tape is None or not args or not isinstance(args[0], Tensor):
             return args
         first = args[0]
-        if len(first) == 1 and tape.num_rows > 1:
+        if tape.num_rows > 1 and first.shape[:1] == (1,):
             first = first.expand(tape.num_rows, *first.shape[1:])
         return (first, *args[1:])
 

@@ -84,7 +84,7 @@ def accelerated(seed):
 
 
 def test_numbers_of_an_accelerator_are_independent_over_tensors(monkeypatch):
-    monkeypatch.setattr("dptune.dpsgd.randomness._DOUBLE_PIECE", 5000)
+    monkeypatch.setattr("dptune.dpsgd.randomness._DOUBLE_PIECE", 6500)
     tensors = [torch.ones(4000), torch.ones(2, 1000), torch.ones(7000)]
     told = []
     stream = accelerated(0)
