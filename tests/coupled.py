@@ -238,14 +238,15 @@ class _Coupled:
 
     # -- noise --------------------------------------------------------------------
 
-    def add_to(self, stream: GaussianStream, values: Tensor, *, stddev: float) -> None:
-        """Add noise to a sum, or what the first run released of it."""
+    def add_to(self, stream: GaussianStream, *sums: Tensor, stddev: float) -> None:
+        """Add noise to sums, or what the first run released of them."""
         if self._in_bands:
-            _ADD_TO(stream, values, stddev=stddev)
+            _ADD_TO(stream, *sums, stddev=stddev)
             return
-        private = values.detach().clone()
-        _ADD_TO(stream, values, stddev=stddev)
-        self._note(private, stddev, [values])
+        private = [values.detach().clone() for values in sums]
+        _ADD_TO(stream, *sums, stddev=stddev)
+        for before, values in zip(private, sums, strict=True):
+            self._note(before, stddev, [values])
 
     def add_banded(
         self, noise: BandedNoise, sums: Mapping[str, Tensor], *, step: int

@@ -86,9 +86,10 @@ def test_run_is_audited_by_what_was_seen_while_it_trained(
     assert (sound.failed, sound.num_recorded) == ((), 5)
     real = randomness.GaussianStream.add_to
 
-    def smaller(self, values, *, stddev):
-        real(self, values, stddev=stddev)
-        values.mul_(0.7)
+    def smaller(self, *sums, stddev):
+        real(self, *sums, stddev=stddev)
+        for values in sums:
+            values.mul_(0.7)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(randomness.GaussianStream, "add_to", smaller)
