@@ -139,13 +139,14 @@ def kept_noise(lag):
     """Planted: what was drawn `lag` asks ago is drawn again."""
     past = []
 
-    def add_to(self, values, *, stddev):
-        before = values.clone()
-        HONEST(self, values, stddev=stddev)
-        past.append(((values - before) / stddev).clone())
-        if len(past) > lag and len(past[-lag - 1]) == len(values):
-            values.copy_(before + stddev * past[-lag - 1].view_as(values))
-            past[-1] = past[-lag - 1]
+    def add_to(self, *sums, stddev):
+        for values in sums:
+            before = values.clone()
+            HONEST(self, values, stddev=stddev)
+            past.append(((values - before) / stddev).clone())
+            if len(past) > lag and len(past[-lag - 1]) == len(values):
+                values.copy_(before + stddev * past[-lag - 1].view_as(values))
+                past[-1] = past[-lag - 1]
 
     return add_to
 
