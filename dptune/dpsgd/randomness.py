@@ -265,8 +265,9 @@ class GaussianStream:
 def _runs(flats: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
     """Cut vectors into pieces, and yield as many together as have so many entries.
 
-    >>> [[len(one) for one in run] for run in _runs([torch.ones(3), torch.ones(5)], 4)]
-    [[3], [4, 1]]
+    >>> flats = [torch.ones(3), torch.ones(1), torch.ones(5)]
+    >>> [[len(one) for one in run] for run in _runs(flats, 4)]
+    [[3, 1], [4], [1]]
     """
     run: list[Tensor] = []
     room = most
