@@ -146,9 +146,9 @@ class Tape:
                 sharers = functional.one_hot(self._groups(some), self._num_groups)
                 squares += sharers.t().double() @ some.norms().square()
             stacked = {name for some in self._stacks for name in some.names}
-            for name in (n for n in self._terms if n not in stacked):
-                bound = norm_of_sum(self._terms[name])
-                squares[self._group_of[name]] += bound.square()
+            for name, terms in self._terms.items():
+                if name not in stacked:
+                    squares[self._group_of[name]] += norm_of_sum(terms).square()
         norms = rounded_up(squares.sqrt()).view(-1, self._num_units)
         nonfinite = ~(norms <= LARGEST_NORM).all(0)
         self._nonfinite = nonfinite
