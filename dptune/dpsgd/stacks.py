@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dptune.dpsgd.rounding import norm_bound
-from dptune.dpsgd.terms import FEW_ENTRIES, Dense, Term, size_of_dense
+from dptune.dpsgd.rounding import FEW_ENTRIES, norm_bound, size_of_dense
+from dptune.dpsgd.terms import Dense, Term
 
 _MOST_ENTRIES = 1 << 24
 _MOST_ENTRIES_CPU = 1 << 18  # as much as is copied faster than it is asked for

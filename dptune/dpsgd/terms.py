@@ -25,17 +25,19 @@ from torch import Tensor
 
 from dptune.dpsgd.rounding import (
     ALLOWANCE,
-    SMALLEST_NORMAL,
+    FEW_ENTRIES,
     UNIT_ROUNDOFF,
     UNIT_ROUNDOFF_64,
     Size,
+    doubt_64,
+    doubt_of_squares,
     floor,
     norm_bound,
+    size_of_dense,
     spread_of,
+    sum_of_squares,
 )
 
-_RUN = 256
-_SMALL = 4096
 _LARGE_COPY = 1 << 22
 _WRITTEN = 1 << 24
 _WRITTEN_CPU = 1  # one unit at a time: what fits into the cache
@@ -44,8 +46,6 @@ _GRAM_COLUMNS = 64
 _GRAM_PIECES = 16
 _ROWS = 256
 _FEWEST_PIECES = 64
-_MOST_UNITS = 256
-FEW_ENTRIES = 1 << 14
 
 
 class Term(Protocol):
@@ -185,11 +185,11 @@ class Outer:
         ):
             some = scratch[: len(x)].zero_()
             _add_batched_products(x.float(), y.float(), some)
-            squares.append(_sum_of_squares(some))
+            squares.append(sum_of_squares(some))
         return Size(
             square=torch.cat(squares),
             spread=spread,
-            doubt=_doubt_of_squares(scratch),
+            doubt=doubt_of_squares(scratch),
             rounding=rounding + _addition_depth(time, m * n) * UNIT_ROUNDOFF,
             allowance=ALLOWANCE,
         )
@@ -289,7 +289,7 @@ class Scatter:
         return Size(
             square=square,
             spread=spread,
-            doubt=_doubt_64(self.values),
+            doubt=doubt_64(self.values),
             rounding=4 * UNIT_ROUNDOFF,
             allowance=0.0,
         )
@@ -319,26 +319,6 @@ class Scatter:
         """Number of the pair (unit, id), `(units * T,)`."""
         units = torch.arange(len(self.ids), device=self.ids.device)
         return (units[:, None] * self.num_rows + self.ids).flatten()
-
-
-def size_of_dense(values: Tensor, *, num_units: int) -> Size:
-    """Measure gradients that are written down.
-
-    Args:
-        values: `(rows, *shape)`, one gradient each.
-        num_units: how many of the rows are added up together.
-    """
-    square = _sum_of_squares(values)
-    few = values.shape[1:].numel() <= FEW_ENTRIES
-    return Size(
-        square=square,
-        spread=square.sqrt(),
-        doubt=_doubt_of_squares(values),
-        rounding=4 * UNIT_ROUNDOFF
-        if few
-        else (max(num_units, _MOST_UNITS) + 3) * UNIT_ROUNDOFF,
-        allowance=0.0 if few else ALLOWANCE,
-    )
 
 
 def merge(terms: Sequence[Term]) -> list[Term]:
@@ -409,41 +389,13 @@ def inner_product(outer: Outer, scatter: Scatter) -> Tensor:
     return similarity.mul_(picked).sum((1, 2))
 
 
-def _sum_of_squares(values: Tensor) -> Tensor:
-    """Return sums over all but the first dimension, `(units,)`, float64.
-
-    torch's vector norm adds up one by one: over eight million entries it lost 2e-4 of
-    the norm. Short runs of it lose 8e-6 at worst, and float64 adds them up. What is
-    lost where a square underflows is added.
-    """
-    flat = values.flatten(1)
-    if flat.shape[1] <= _SMALL:
-        return flat.double().square().sum(1)
-    num_runs = flat.shape[1] // _RUN
-    even, rest = flat[:, : num_runs * _RUN].float(), flat[:, num_runs * _RUN :]
-    runs = torch.linalg.vector_norm(even.view(len(flat), num_runs, _RUN), dim=2)
-    total: Tensor = runs.double().square().sum(1) + rest.double().square().sum(1)
-    return total + flat.shape[1] * SMALLEST_NORMAL
-
-
-def _doubt_of_squares(values: Tensor) -> float:
-    """Return E of `_sum_of_squares`."""
-    runs = (_RUN + 4) * UNIT_ROUNDOFF if values.shape[1:].numel() > _SMALL else 0.0
-    return runs + _doubt_64(values)
-
-
-def _doubt_64(values: Tensor) -> float:
-    """Return E of sums over the entries of a unit in float64, twice over."""
-    return (2 * values.shape[1:].numel() + 8) * UNIT_ROUNDOFF_64
-
-
 def _doubt_of_products(left: Tensor, right: Tensor, *, width: int | None) -> float:
     """Return E of a norm from two of `_products`, and of an inner product from one."""
     products = 0.0
     if width is not None:
         products = 2 * (width + _GRAM_PIECES + 2) * UNIT_ROUNDOFF
     square = left.shape[1] ** 2 * UNIT_ROUNDOFF_64
-    return products + square + _doubt_64(left) + _doubt_64(right)
+    return products + square + doubt_64(left) + doubt_64(right)
 
 
 def _addition_depth(num_rows: int, num_entries: int) -> int:
