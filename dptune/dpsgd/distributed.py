@@ -225,7 +225,7 @@ class ReplicatedSums:
         self._parameters = parameters
         self._ranks = ranks
         self.lent: Mapping[str, Tensor] = {
-            name: torch.zeros_like(value, dtype=torch.float32)
+            name: torch.zeros(value.shape, dtype=torch.float32, device=value.device)
             for name, value in parameters.items()
         }
         self.owned: Mapping[str, Tensor] = self.lent if ranks.is_first else {}

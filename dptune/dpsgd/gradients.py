@@ -214,7 +214,7 @@ class PerUnitGradients:
     def zeros(self) -> dict[str, Tensor]:
         """Return a float32 zero tensor for each trainable parameter."""
         return {
-            name: torch.zeros_like(value, dtype=torch.float32)
+            name: torch.zeros(value.shape, dtype=torch.float32, device=value.device)
             for name, value in self.parameters.items()
         }
 

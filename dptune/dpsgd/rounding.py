@@ -123,6 +123,11 @@ def size_of_dense(values: Tensor, *, num_units: int) -> Size:
     )
 
 
+def by_unit(values: Tensor) -> Tensor:
+    """Lay out the entries of every unit in a row, `(units, entries)`; scalars too."""
+    return values.reshape(len(values), values.shape[1:].numel())
+
+
 def sum_of_squares(values: Tensor) -> Tensor:
     """Return sums over all but the first dimension, `(units,)`, float64.
 
@@ -130,7 +135,7 @@ def sum_of_squares(values: Tensor) -> Tensor:
     the norm. Short runs of it lose 8e-6 at worst, and float64 adds them up. What is
     lost where a square underflows is added.
     """
-    flat = values.flatten(1)
+    flat = by_unit(values)
     if flat.shape[1] <= _SMALL:
         return flat.double().square().sum(1)
     num_runs = flat.shape[1] // _RUN

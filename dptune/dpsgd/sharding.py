@@ -4,9 +4,9 @@ Every rank holds some rows of each parameter. FSDP2 gathers the weights of a blo
 its forward and backward pass and drops them again, so that the hooks of
 `PerUnitGradients` see what they would see in one process: full weights, and whole
 gradients of the units of this rank. Norms and factors need no communication. Clipped
-sums leave parameter by parameter: a rank never holds more than one of full size. Ranks
-must run the same number of passes, since each of them gathers weights: see
-`Feed.batches`.
+sums leave parameter by parameter: a rank never holds more than one of full size, beside
+those of small parameters that are added up together. Ranks must run the same number of
+passes, since each of them gathers weights: see `Feed.batches`.
 
 Over several nodes (HSDP) a model is sharded inside of each, where talk is cheap, and
 copied from one to another: weights are gathered inside a node, and once in a step the
@@ -150,7 +150,7 @@ class ShardedSums(Mapping[str, Tensor]):
         self._open: str | None = None
         self._buffer = torch.empty(0)
         self._parts: Mapping[str, Tensor] = {
-            name: torch.zeros_like(held(value.detach()), dtype=torch.float32)
+            name: held(value.detach()).new_zeros(held(value).shape, dtype=torch.float32)
             for name, value in self._parameters.items()
         }
         mesh = next(iter(self._parameters.values())).device_mesh

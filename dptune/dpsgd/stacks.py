@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dptune.dpsgd.rounding import FEW_ENTRIES, norm_bound, size_of_dense
+from dptune.dpsgd.rounding import FEW_ENTRIES, by_unit, norm_bound, size_of_dense
 from dptune.dpsgd.terms import Dense, Term
 
 _MOST_ENTRIES = 1 << 24
@@ -91,7 +91,7 @@ def _stacked(names: list[str], terms: Mapping[str, list[Term]]) -> Stack:
     held = [
         term.values for name in names for term in terms[name] if isinstance(term, Dense)
     ]
-    values = torch.stack([one.flatten(1).float() for one in held])
+    values = torch.stack([by_unit(one).float() for one in held])
     for name, one, now in zip(names, held, values, strict=True):
         terms[name][:] = [Dense(now.view(one.shape))]
     return Stack(tuple(names), values)

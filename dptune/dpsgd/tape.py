@@ -95,6 +95,7 @@ class Tape:
         plain = largest == 1 and bool((rows_of_part[:-1] < rows_of_part[1:]).all())
         self._rows_of_part = None if plain else rows_of_part.to(device)
         self._terms: dict[str, list[Term]] = {}
+        self._own: set[str] = set()
         self._num_parts = len(rows_of_part)
         self._stacks: list[Stack] = []
         self._bounds: dict[str, list[Tensor]] = {}
@@ -218,11 +219,16 @@ class Tape:
         """Hold a term until the factors are known."""
         terms = self._terms.setdefault(name, [])
         if terms and isinstance(terms[0], Dense):
+            if name not in self._own:
+                # It may be autograd's tensor, and a factor of another gradient.
+                terms[0] = Dense(terms[0].values.clone())
+                self._own.add(name)
             term.add_into(terms[0].values)
-        else:
-            terms.append(
-                self._budget.densify(term) if isinstance(term, Outer) else term
-            )
+            return
+        held = self._budget.densify(term) if isinstance(term, Outer) else term
+        if held is not term:
+            self._own.add(name)
+        terms.append(held)
 
     def _checked(self, factors: Tensor) -> Tensor:
         """Return factors by part, zero where a gradient is not finite."""

@@ -29,6 +29,7 @@ from dptune.dpsgd.rounding import (
     UNIT_ROUNDOFF,
     UNIT_ROUNDOFF_64,
     Size,
+    by_unit,
     doubt_64,
     doubt_of_squares,
     floor,
@@ -116,7 +117,7 @@ class Dense:
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """One matrix-vector product."""
-        flat = self.values.flatten(1)
+        flat = by_unit(self.values)
         if total.numel() <= FEW_ENTRIES:
             total.add_((factors.double() @ flat.double()).float().view_as(total))
         else:

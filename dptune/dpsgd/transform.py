@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from dptune.dpsgd.parameters import DEFAULT_MATERIALIZE_BYTES, trainable_parameters
-from dptune.dpsgd.rounding import rounded_up
+from dptune.dpsgd.rounding import by_unit, rounded_up
 from dptune.dpsgd.tape import Tape
 from dptune.dpsgd.terms import Dense, norm_of_sum
 from dptune.errors import ConfigError, Problem
@@ -153,7 +153,7 @@ class TransformedSums:
         """Return every unit's gradient, `(units, parameters)`; zero where spoilt."""
         found = tape.unit_gradients()
         columns = [
-            found[name].flatten(1)
+            by_unit(found[name])
             if name in found
             else torch.zeros(len(spoilt), value.numel(), device=spoilt.device)
             for name, value in self._parameters.items()

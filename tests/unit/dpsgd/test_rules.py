@@ -111,6 +111,54 @@ def test_module_called_twice_sums_its_uses():
     check(Twice(), inputs(3, 5, 4))
 
 
+def test_linear_called_twice_without_time_sums_its_uses():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.inner(self.inner(x).tanh())
+
+    check(Twice(), inputs(3, 4))
+
+
+def test_rule_that_returns_the_gradient_it_was_given_sums_its_uses(monkeypatch):
+    class Shift(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Parameter(torch.ones(4))
+            self.second = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return x + self.first + self.second
+
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+    register_gradient_rule(Shift)(
+        lambda _module, _inputs, grad: {"first": grad, "second": grad}
+    )
+    shift = Shift()
+    check(nn.Sequential(shift, nn.Tanh(), shift), inputs(3, 4))
+
+
+@pytest.mark.parametrize("num_gates", [1, 2], ids=["alone", "stacked"])
+def test_scalars_are_trained(num_gates, monkeypatch):
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x):
+            return x * self.gate
+
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+    register_gradient_rule(Gate)(
+        lambda _module, inputs, grad: {"gate": (inputs * grad).sum((1, 2))}
+    )
+    gates = [Gate() for _ in range(num_gates)]
+    check(nn.Sequential(nn.Linear(4, 4), *gates), inputs(3, 5, 4))
+
+
 def test_unknown_module_has_no_rule():
     assert find_gradient_rule(nn.Conv2d(1, 1, 1)) is None
 

@@ -79,6 +79,18 @@ def test_attempts_under_one_seed_draw_noise_of_their_own():
     assert not any(torch.equal(first[name], resumed[name]) for name in first)
 
 
+def test_weight_that_is_not_contiguous_is_trained_like_one_that_is():
+    """Adding noise once failed there, after the step was paid for."""
+    plan = replace(PLAN, noise_multiplier=1.0)
+    expected, _ = gradients(plan, model=models.tiny_llama())
+    turned = models.tiny_llama()
+    for parameter in turned.parameters():
+        parameter.data = parameter.data.t().contiguous().t()
+    found, _ = gradients(plan, model=turned)
+    assert not turned.lm_head.weight.is_contiguous()
+    assert oracles.distance(expected, found) <= 1e-5 * oracles.norm(expected)
+
+
 def test_empty_batch_is_noise_only():
     plan = GradientPlan(
         noise_multiplier=2.0,
