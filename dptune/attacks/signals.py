@@ -26,6 +26,10 @@ from dptune.results import UtilityReport
 
 Floats = NDArray[np.float64]
 
+_LEAST_LOG = -200.0
+_PIECE_ENTRIES = 1 << 18
+"""Logits whose moments are taken at once: what fits into the cache."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSignals:
@@ -126,18 +130,22 @@ def _statistics(
     logits: Tensor, targets: Tensor, *, moments: bool
 ) -> tuple[Floats, Floats, Floats]:
     """Log probability of each target, and the moments of its distribution."""
-    normalizer = torch.logsumexp(logits, dim=-1)
+    normalizer, means, squares = logits.new_zeros(3, *targets.shape)
+    few = max(1, _PIECE_ENTRIES // logits.shape[-1])
+    rows = (values.flatten() for values in (normalizer, means, squares))
+    pieces = (torch.split(values, few) for values in (logits.flatten(0, 1), *rows))
+    for some, its_normalizer, its_mean, its_square in zip(*pieces, strict=True):
+        torch.logsumexp(some, -1, out=its_normalizer)
+        if moments:
+            # Below it a probability is 0 in float32, and 0 * -inf would be NaN.
+            log_probs = (some - its_normalizer[:, None]).clamp_min_(_LEAST_LOG)
+            weighted = log_probs.exp().mul_(log_probs)
+            torch.sum(weighted, -1, out=its_mean)
+            torch.sum(weighted.mul_(log_probs), -1, out=its_square)
     chosen = logits.gather(-1, targets[..., None])[..., 0] - normalizer
-    if not moments:
-        empty = np.empty((len(logits), 0))
-        return chosen.double().cpu().numpy(), empty, empty
-    log_probs = logits - normalizer[..., None]
-    probs = log_probs.exp()
-    # 0 * -inf would be NaN where a model rules tokens out
-    weighted = torch.where(probs > 0, probs * log_probs, 0.0)
-    means = weighted.sum(-1)
-    squares = torch.where(probs > 0, weighted * log_probs, 0.0).sum(-1)
     stddevs = (squares - means.square()).clamp_min(0.0).sqrt()
+    if not moments:
+        means = stddevs = chosen.new_empty(len(chosen), 0)
     return (
         chosen.double().cpu().numpy(),
         means.double().cpu().numpy(),

@@ -10,6 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from dptune.attacks import roc as blind
+from dptune.attacks import signals as signals_module
 from dptune.attacks.membership import membership_report, membership_scores
 from dptune.attacks.roc import RocSettings, blind_signal, membership_signal
 from dptune.attacks.signals import token_signals
@@ -98,8 +99,12 @@ def test_signal_of_nan_or_nothing_raises():
         membership_signal("x", np.zeros(0), np.zeros(3))
 
 
+@pytest.mark.parametrize("piece", [1 << 18, 150], ids=["whole", "pieces"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_token_signals_equal_one_record_at_a_time(kind, make_model):
+def test_token_signals_equal_one_record_at_a_time(
+    kind, piece, make_model, monkeypatch
+):
+    monkeypatch.setattr(signals_module, "_PIECE_ENTRIES", piece)
     model = make_model(kind, vocab_size=50)
     generator = np.random.default_rng(0)
     sequences = [generator.integers(0, 50, n).tolist() for n in (7, 2, 12, 1, 5)]
@@ -117,6 +122,17 @@ def test_token_signals_equal_one_record_at_a_time(kind, make_model):
         np.testing.assert_allclose(signals.stddevs, np.sqrt(var), atol=1e-3)
         assert signals.nll == pytest.approx(-chosen.sum(), abs=1e-4)
         assert "array" not in repr(signals)
+
+
+def test_moments_are_those_of_the_tokens_that_are_not_ruled_out():
+    logits = torch.tensor([[[0.0, 1.0, -torch.inf, 2.0], [0.0, 0.0, 0.0, 300.0]]])
+    targets = torch.tensor([[1, 0]])
+    _, means, stddevs = signals_module._statistics(logits, targets, moments=True)
+    logp = torch.tensor([0.0, 1.0, 2.0]).double().log_softmax(0).numpy()
+    mean = (np.exp(logp) * logp).sum()
+    variance = (np.exp(logp) * (logp - mean) ** 2).sum()
+    np.testing.assert_allclose(means, [[mean, 0]], atol=1e-6)
+    np.testing.assert_allclose(stddevs, [[np.sqrt(variance), 0]], atol=1e-6)
 
 
 def test_token_signals_of_an_empty_record_raise(make_model):
