@@ -101,9 +101,7 @@ def test_signal_of_nan_or_nothing_raises():
 
 @pytest.mark.parametrize("piece", [1 << 18, 150], ids=["whole", "pieces"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_token_signals_equal_one_record_at_a_time(
-    kind, piece, make_model, monkeypatch
-):
+def test_token_signals_equal_one_record_at_a_time(kind, piece, make_model, monkeypatch):
     monkeypatch.setattr(signals_module, "_PIECE_ENTRIES", piece)
     model = make_model(kind, vocab_size=50)
     generator = np.random.default_rng(0)
