@@ -21,6 +21,7 @@ def measure_champion(
 ) -> Annotated[ChampionReport, "champion"]:
     """Return the champion's loss, so that the gate compares like with like."""
     from dptune.workflow.attack import measure_utility
+    from infra.workspace import current_workspace
     from steps._champions import champion
     from steps._files import fetched_bundle
     from steps._tracking import connect
@@ -36,5 +37,6 @@ def measure_champion(
             corpus,
             max_tokens=settings.max_tokens,
             performance=performance,
+            cache=current_workspace().cache,
         )
     return ChampionReport(model_digest=bundle.digest, utility=utility)

@@ -1,9 +1,8 @@
 """One pass of a causal language model: token losses, and what it is good for."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Self
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from dptune.attacks.inference import (
     OnProgress,
-    Tell,
     batches,
     evaluating,
     padded,
@@ -153,32 +151,59 @@ def _statistics(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """What a model makes of held-out records. Private.
+
+    Args:
+        nll: total negative log likelihood of each record, nats.
+        hits: tokens that were the model's first choice.
+    """
+
+    nll: tuple[float, ...] = field(repr=False)
+    hits: int
+
+
+def held_out_losses(
+    model: nn.Module,
+    sequences: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 32,
+    device: str | None = None,
+    on_progress: OnProgress = unwatched,
+) -> HeldOut:
+    """Forward held-out records once; arguments are those of `token_signals`."""
+    found = token_signals(
+        model,
+        sequences,
+        batch_size=batch_size,
+        device=device,
+        on_progress=on_progress,
+    )
+    return HeldOut(
+        nll=tuple(signals.nll for signals in found),
+        hits=sum(int(signals.hits.sum()) for signals in found),
+    )
+
+
 def utility_report(
     sequences: Sequence[Sequence[int]],
     *,
-    model: nn.Module,
-    base_model: nn.Module,
+    measure: Callable[[], HeldOut],
+    measure_base: Callable[[], HeldOut],
     model_digest: str,
     corpus_fingerprint: str,
     split: str,
-    batch_size: int = 32,
-    device: str | None = None,
-    tell: Tell = unwatched,
 ) -> UtilityReport:
     """Loss, perplexity and next-token accuracy of a model and of its base.
 
-    Both forward the same held-out records once.
-
     Args:
         sequences: token ids of each held-out record, as in training.
-        model: the fine-tuned model.
-        base_model: the model before fine-tuning.
+        measure: forwards them through the fine-tuned model.
+        measure_base: through the model before fine-tuning, or reads what was measured.
         model_digest: digest of the model's weights.
         corpus_fingerprint: of the corpus that the records belong to.
         split: the records' split.
-        batch_size: records forwarded at once, at most.
-        device: where to run; None is where each model is.
-        tell: told how many records were forwarded.
 
     Returns:
         Losses in nats. Perplexity is `exp(total nats / total predicted tokens)`, so
@@ -201,37 +226,22 @@ def utility_report(
             f"split {split} must have a token to predict, got none in "
             f"{len(sequences)} records."
         )
-    found, base = (
-        token_signals(
-            one,
-            sequences,
-            batch_size=batch_size,
-            device=device,
-            on_progress=partial(tell, f"losses of held-out records, {name}"),
-        )
-        for name, one in (("model", model), ("base", base_model))
-    )
-    losses = tuple(signals.nll for signals in found)
+    found, base = measure(), measure_base()
     return UtilityReport(
         model_digest=model_digest,
         corpus_fingerprint=corpus_fingerprint,
         split=split,
         num_records=len(sequences),
         num_tokens=total,
-        nll_per_token=sum(losses) / total,
-        perplexity=_perplexity(losses, total),
-        base_perplexity=_perplexity([signals.nll for signals in base], total),
-        record_nll=losses,
+        nll_per_token=sum(found.nll) / total,
+        perplexity=_perplexity(found.nll, total),
+        base_perplexity=_perplexity(base.nll, total),
+        record_nll=found.nll,
         record_tokens=tokens,
-        token_accuracy=_accuracy(found, total),
-        base_token_accuracy=_accuracy(base, total),
-        base_record_nll=tuple(signals.nll for signals in base),
+        token_accuracy=found.hits / total,
+        base_token_accuracy=base.hits / total,
+        base_record_nll=base.nll,
     )
-
-
-def _accuracy(signals: Sequence[TokenSignals], total: int) -> float:
-    """Share of the tokens that were the model's first choice."""
-    return sum(int(one.hits.sum()) for one in signals) / total
 
 
 def _perplexity(losses: Sequence[float], total: int) -> float:

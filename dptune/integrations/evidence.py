@@ -34,7 +34,7 @@ from dptune.attacks.inference import Tell, unwatched
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import planted_count
 from dptune.attacks.settings import AttackSettings
-from dptune.attacks.signals import utility_report
+from dptune.attacks.signals import HeldOut, held_out_losses, utility_report
 from dptune.config import PerformanceSettings
 from dptune.conversation import ScoredTokens
 from dptune.data.collated import Rows
@@ -385,16 +385,23 @@ def _utility(
     digest: str = "",
 ) -> UtilityReport:
     """Loss on rows that were not trained on, of the model or of another."""
+
+    def measured(name: str, one: LoadedModel) -> HeldOut:
+        return held_out_losses(
+            one.model,
+            subject.others,
+            batch_size=subject.performance.evaluation_batch_size,
+            device=subject.device,
+            on_progress=partial(tell, f"losses of held-out records, {name}"),
+        )
+
     return utility_report(
         subject.others,
-        model=(of or subject.model).model,
-        base_model=subject.base.model,
+        measure=partial(measured, "model", of or subject.model),
+        measure_base=partial(measured, "base", subject.base),
         model_digest=digest or subject.digest,
         corpus_fingerprint=fingerprint,
         split=HELD_OUT,
-        batch_size=subject.performance.evaluation_batch_size,
-        device=subject.device,
-        tell=tell,
     )
 
 

@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Self, TypedDict
+from typing import Any, Self, TypedDict
 
+import numpy as np
 from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
@@ -22,10 +23,10 @@ from dptune.attacks.large_spaces import (
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import canary_rows, planted_count
 from dptune.attacks.settings import AttackSettings
-from dptune.attacks.signals import utility_report
+from dptune.attacks.signals import HeldOut, held_out_losses, utility_report
 from dptune.attacks.trie import load_or_build, trie_key
 from dptune.config import DetectionSettings, PerformanceSettings
-from dptune.conversation import contents_only
+from dptune.conversation import contents_only, scored
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import DataError
@@ -187,7 +188,7 @@ def attack_model(
             *of_both, outsiders, masker, **cut, attacks=attacks, tell=tell
         )
     say("perplexity on held-out records")
-    utility = _utility((model, loaded), loaded_base, corpus, **cut, tell=tell)
+    utility = _utility(*of_both, corpus, **cut, cache=cache, tell=tell)
     return Leakage(
         exposure=exposure,
         membership=membership,
@@ -315,7 +316,12 @@ def _attack_classifier(
             model_digest=model[0].digest, base_model_digest=base[0].digest
         ),
         utility=_utility(
-            model, base[1], corpus, max_tokens=max_tokens, performance=performance
+            model,
+            base,
+            corpus,
+            max_tokens=max_tokens,
+            performance=performance,
+            cache=None,
         ),
         samples=SamplesReport(
             model_digest=model[0].digest, base_model_digest=base[0].digest
@@ -330,42 +336,93 @@ def measure_utility(
     *,
     max_tokens: int,
     performance: PerformanceSettings,
+    cache: Path | None = None,
 ) -> UtilityReport:
-    """Measure the loss of any model on this corpus's held-out records."""
+    """Measure the loss of any model on this corpus's held-out records.
+
+    Args:
+        model: to measure.
+        base: before fine-tuning, beside it.
+        corpus: whose test split is read.
+        max_tokens: longest sequence.
+        performance: memory and speed.
+        cache: folder for what base models lose; None for none.
+    """
     return _utility(
         (model, load_saved(model.path)),
-        load_saved(base.path),
+        (base, load_saved(base.path)),
         corpus,
         max_tokens=max_tokens,
         performance=performance,
+        cache=cache,
     )
 
 
 def _utility(
     model: tuple[ModelBundle, LoadedModel],
-    base: LoadedModel,
+    base: tuple[ModelBundle, LoadedModel],
     corpus: Corpus,
     *,
     max_tokens: int,
     performance: PerformanceSettings,
+    cache: Path | None,
     tell: Tell = unwatched,
 ) -> UtilityReport:
-    """Measure the loss on the held-out split, base beside it."""
+    """Measure the loss on the held-out split, base beside it (once per base)."""
     if model[1].class_names:
         return measure_accuracy(
-            model, base, corpus, max_tokens=max_tokens, speed=performance
+            model, base[1], corpus, max_tokens=max_tokens, speed=performance
         )
+    sequences = _encode(corpus.split(HELD_OUT), model[1], max_tokens)
+
+    def measured(name: str, one: LoadedModel) -> HeldOut:
+        return held_out_losses(
+            one.model,
+            sequences,
+            batch_size=performance.evaluation_batch_size,
+            device=pick_device(performance.device),
+            on_progress=partial(tell, f"losses of held-out records, {name}"),
+        )
+
+    def measured_base() -> HeldOut:
+        of = base[0].digest, _digest(sequences)
+        of_base = partial(measured, "base", base[1])
+        nll, hits = _once(cache, "base-losses", of, lambda: astuple(of_base()))
+        return HeldOut(nll=tuple(nll), hits=hits)
+
     return utility_report(
-        _encode(corpus.split(HELD_OUT), model[1], max_tokens),
-        model=model[1].model,
-        base_model=base.model,
+        sequences,
+        measure=partial(measured, "model", model[1]),
+        measure_base=measured_base,
         model_digest=model[0].digest,
         corpus_fingerprint=corpus.fingerprint,
         split=HELD_OUT,
-        batch_size=performance.evaluation_batch_size,
-        device=pick_device(performance.device),
-        tell=tell,
     )
+
+
+def _digest(sequences: Sequence[Sequence[int]]) -> str:
+    """Hash token ids, and which of them have a loss."""
+    found = hashlib.sha256()
+    for sequence in sequences:
+        row = np.array([len(sequence), *sequence, *scored(sequence)], np.int64)
+        found.update(row.tobytes())
+    return found.hexdigest()
+
+
+def _once(
+    cache: Path | None, kind: str, of: Sequence[str], measure: Callable[[], Any]
+) -> Any:  # noqa: ANN401 - JSON
+    """Measure something of a base model, or read what was measured before."""
+    if cache is None:
+        return measure()
+    digest = hashlib.sha256("\n".join(of).encode()).hexdigest()[:24]
+    file = cache / f"{kind}-{digest}.json"
+    if file.is_file():
+        return json.loads(file.read_text(encoding="utf-8"))
+    found = measure()
+    with replacing(file) as half:
+        half.write_text(json.dumps(found), encoding="utf-8")
+    return found
 
 
 def _exposure(
@@ -466,18 +523,18 @@ class CanaryRanking:
         how = f"{settings.scoring} {settings.max_candidates} {settings.max_nodes}"
         if settings.sampled_candidates:
             how += f" {settings.sampled_candidates}"
-        name = "\n".join((bundle.digest, key, self.canaries.digest, how))
-        digest = hashlib.sha256(name.encode()).hexdigest()[:24]
-        file = self.cache / f"base-exposure-{digest}.json"
-        if file.is_file():
-            rows = json.loads(file.read_text(encoding="utf-8"))
-            known = tuple(CanaryExposure.model_validate(row) for row in rows)
-            return Measured(canaries=known, num_token_forwards=0)
-        found = self.measure(loaded, on_progress)
-        rows = [one.model_dump(mode="json") for one in found.canaries]
-        with replacing(file) as half:
-            half.write_text(json.dumps(rows), encoding="utf-8")
-        return found
+        of = bundle.digest, key, self.canaries.digest, how
+        forwards = 0  # those that were made before are not made again
+
+        def measured() -> list[dict[str, Any]]:
+            nonlocal forwards
+            found = self.measure(loaded, on_progress)
+            forwards = found.num_token_forwards
+            return [one.model_dump(mode="json") for one in found.canaries]
+
+        rows = _once(self.cache, "base-exposure", of, measured)
+        known = tuple(CanaryExposure.model_validate(row) for row in rows)
+        return Measured(canaries=known, num_token_forwards=forwards)
 
 
 def _encode(rows: Dataset, loaded: LoadedModel, max_tokens: int) -> list[list[int]]:

@@ -1,11 +1,12 @@
 """Loss on held-out records."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from dptune.attacks.signals import utility_report
+from dptune.attacks.signals import held_out_losses, utility_report
 from dptune.errors import DataError
 
 
@@ -13,7 +14,12 @@ def report_of(make_model, sequences, **models):
     model = make_model("gpt2", vocab_size=9)
     models = {"model": model, "base_model": model, **models}
     return utility_report(
-        sequences, model_digest="m", corpus_fingerprint="c", split="test", **models
+        sequences,
+        measure=partial(held_out_losses, models["model"], sequences),
+        measure_base=partial(held_out_losses, models["base_model"], sequences),
+        model_digest="m",
+        corpus_fingerprint="c",
+        split="test",
     )
 
 

@@ -1,6 +1,7 @@
 """Canaries and attacks of conversations: in the template, where a loss is."""
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from dptune.attacks.inference import Decoding, sample_continuations
 from dptune.attacks.membership import membership_scores
 from dptune.attacks.planting import plant, planted_count, secret_place
 from dptune.attacks.settings import AttackSettings
-from dptune.attacks.signals import token_signals, utility_report
+from dptune.attacks.signals import held_out_losses, token_signals, utility_report
 from dptune.conversation import (
     ROLES,
     ScoredTokens,
@@ -388,8 +389,8 @@ def test_signals_of_a_conversation_are_those_of_what_is_learnt():
     assert all(np.isfinite(values).all() for values in scores.values())
     report = utility_report(
         sequences,
-        model=one.model,
-        base_model=one.model,
+        measure=partial(held_out_losses, one.model, sequences),
+        measure_base=partial(held_out_losses, one.model, sequences),
         model_digest="m",
         corpus_fingerprint="c",
         split="test",
