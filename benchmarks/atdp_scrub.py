@@ -64,7 +64,7 @@ from dptune.planning import RunPlan
 from dptune.privacy import Notion
 from dptune.reports.figures import canvas as fig
 from dptune.reports.figures.canvas import plain_ticks, series_style
-from dptune.workflow.attack import CanaryRanking
+from dptune.workflow.canary_ranking import CanaryRanking
 from dptune.workflow.tracing import Tracer
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "atdp_scrub.json"

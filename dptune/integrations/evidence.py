@@ -68,8 +68,8 @@ from dptune.results import (
     ValidationReport,
 )
 from dptune.workflow.assess import contradictions, unpaid
-from dptune.workflow.attack import CanaryRanking
 from dptune.workflow.attempts import attempts_on, is_recorded, record_evaluation
+from dptune.workflow.canary_ranking import CanaryRanking
 from dptune.workflow.device import pick_device
 from dptune.workflow.dossier import Dossier, RunResults
 from dptune.workflow.shadows import shadow_training

@@ -1,41 +1,32 @@
 """Attack a trained model and its base: exposure, membership, extraction, utility."""
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Self, TypedDict
 
 import numpy as np
 from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
-from dptune.attacks.exposure import Measured, exposure_report, measure_exposure
-from dptune.attacks.inference import OnProgress, Tell, unwatched
-from dptune.attacks.large_spaces import (
-    LargeSpaceSettings,
-    measure_large_space,
-    measure_with_intervals,
-)
+from dptune.attacks.exposure import exposure_report
+from dptune.attacks.inference import Tell, unwatched
 from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import canary_rows, planted_count
 from dptune.attacks.settings import AttackSettings
 from dptune.attacks.signals import HeldOut, held_out_losses, utility_report
-from dptune.attacks.trie import load_or_build, trie_key
 from dptune.config import DetectionSettings, PerformanceSettings
 from dptune.conversation import contents_only, scored
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import DataError
-from dptune.files import replacing
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.source import ModelBundle
 from dptune.results import (
-    CanaryExposure,
     ExposureReport,
     ExtractionReport,
     MembershipReport,
@@ -44,7 +35,7 @@ from dptune.results import (
     TrainedCanaries,
     UtilityReport,
 )
-from dptune.workflow.chats import WrittenCanaries, written_canaries
+from dptune.workflow.canary_ranking import CanaryRanking, once
 from dptune.workflow.detect import engine_of
 from dptune.workflow.device import pick_device
 from dptune.workflow.extracting import Extracting, nothing_to_extract
@@ -387,7 +378,7 @@ def _utility(
     def measured_base() -> HeldOut:
         of = base[0].digest, _digest(sequences)
         of_base = partial(measured, "base", base[1])
-        nll, hits = _once(cache, "base-losses", of, lambda: astuple(of_base()))
+        nll, hits = once(cache, "base-losses", of, lambda: astuple(of_base()))
         return HeldOut(nll=tuple(nll), hits=hits)
 
     return utility_report(
@@ -407,22 +398,6 @@ def _digest(sequences: Sequence[Sequence[int]]) -> str:
         row = np.array([len(sequence), *sequence, *scored(sequence)], np.int64)
         found.update(row.tobytes())
     return found.hexdigest()
-
-
-def _once(
-    cache: Path | None, kind: str, of: Sequence[str], measure: Callable[[], Any]
-) -> Any:  # noqa: ANN401 - JSON
-    """Measure something of a base model, or read what was measured before."""
-    if cache is None:
-        return measure()
-    digest = hashlib.sha256("\n".join(of).encode()).hexdigest()[:24]
-    file = cache / f"{kind}-{digest}.json"
-    if file.is_file():
-        return json.loads(file.read_text(encoding="utf-8"))
-    found = measure()
-    with replacing(file) as half:
-        half.write_text(json.dumps(found), encoding="utf-8")
-    return found
 
 
 def _exposure(
@@ -451,90 +426,6 @@ def _exposure(
         trained=most_trained(trained, num=len(canaries.planted)),
         scoring=attacks.scoring,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CanaryRanking:
-    """How canaries are ranked, whatever the model.
-
-    Args:
-        canaries: what was planted, and controls.
-        attacks: how they are ranked.
-        device: where.
-        cache: folder for candidate tries and exposures of base models; None for none.
-        opened: whether records open with the tokenizer's BOS, as training encodes text.
-    """
-
-    canaries: CanarySet
-    attacks: AttackSettings
-    device: str
-    cache: Path | None
-    opened: bool = True
-
-    def measure(
-        self: Self, loaded: LoadedModel, on_progress: OnProgress = unwatched
-    ) -> Measured:
-        """Rank among all candidates, or search where they are too many."""
-        if not self.canaries.planted and not self.canaries.held_out:
-            return Measured(canaries=(), num_token_forwards=0)
-        asked = self._written(loaded)
-        if self.canaries.spec.space_size > self.attacks.max_candidates:
-            return measure_large_space(
-                loaded.model,
-                asked.tokenizer,
-                asked.canaries,
-                bos=asked.bos,
-                scoring=self.attacks.scoring,
-                settings=LargeSpaceSettings(max_nodes=self.attacks.max_nodes),
-                device=self.device,
-                on_progress=on_progress,
-            )
-        trie = load_or_build(
-            asked.canaries.spec, asked.tokenizer, bos=asked.bos, folder=self.cache
-        )
-        measure = measure_exposure
-        if sampled := self.attacks.sampled_candidates:
-            measure = partial(measure_with_intervals, num_sampled=sampled)
-        return measure(
-            loaded.model,
-            trie,
-            asked.canaries,
-            device=self.device,
-            scoring=self.attacks.scoring,
-            on_progress=on_progress,
-        )
-
-    def _written(self: Self, loaded: LoadedModel) -> WrittenCanaries:
-        """Write canaries as training did."""
-        asked = written_canaries(self.canaries, loaded.tokenizer)
-        return asked if self.opened else replace(asked, bos=None)
-
-    def measure_once(
-        self: Self,
-        bundle: ModelBundle,
-        loaded: LoadedModel,
-        on_progress: OnProgress = unwatched,
-    ) -> Measured:
-        """Rank under a base model, or read the ranks measured before."""
-        if self.cache is None:
-            return self.measure(loaded, on_progress)
-        settings, asked = self.attacks, self._written(loaded)
-        key = trie_key(asked.canaries.spec, asked.tokenizer, bos=asked.bos)
-        how = f"{settings.scoring} {settings.max_candidates} {settings.max_nodes}"
-        if settings.sampled_candidates:
-            how += f" {settings.sampled_candidates}"
-        of = bundle.digest, key, self.canaries.digest, how
-        forwards = 0  # those that were made before are not made again
-
-        def measured() -> list[dict[str, Any]]:
-            nonlocal forwards
-            found = self.measure(loaded, on_progress)
-            forwards = found.num_token_forwards
-            return [one.model_dump(mode="json") for one in found.canaries]
-
-        rows = _once(self.cache, "base-exposure", of, measured)
-        known = tuple(CanaryExposure.model_validate(row) for row in rows)
-        return Measured(canaries=known, num_token_forwards=forwards)
 
 
 def _encode(rows: Dataset, loaded: LoadedModel, max_tokens: int) -> list[list[int]]:

@@ -23,7 +23,7 @@ from dptune.models.loading import LoadedModel, load_model
 from dptune.models.source import ModelBundle
 from dptune.results import ExposureReport, MembershipReport
 from dptune.settings import Settings
-from dptune.workflow.attack import CanaryRanking
+from dptune.workflow.canary_ranking import CanaryRanking
 from dptune.workflow.device import pick_device
 from dptune.workflow.shadows import shadow_training
 

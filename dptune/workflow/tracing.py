@@ -26,7 +26,7 @@ from dptune.models.loading import LoadedModel, load_saved, save_model
 from dptune.results import CanaryExposure, TracePoint
 from dptune.stages import StagePlan
 from dptune.text import Span
-from dptune.workflow.attack import CanaryRanking
+from dptune.workflow.canary_ranking import CanaryRanking
 from dptune.workflow.device import pick_device, place_processes
 from dptune.workflow.shadows import HELD_OUT, labelled, sample_rows
 

@@ -37,7 +37,7 @@ from dptune.models.source import PathSource
 from dptune.recipes import View
 from dptune.redaction.engine import redact_text
 from dptune.redaction.operators import Operator, RedactionSettings
-from dptune.workflow.attack import CanaryRanking
+from dptune.workflow.canary_ranking import CanaryRanking
 from dptune.workflow.chats import check_chats, written_canaries
 from dptune.workflow.extracting import Extracting, _marked
 from dptune.workflow.trained import refuse_untrained, trained_canaries

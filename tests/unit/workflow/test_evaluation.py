@@ -8,7 +8,8 @@ from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.exposure import Measured
 from dptune.attacks.settings import AttackSettings
 from dptune.workflow import attack
-from dptune.workflow.attack import CanaryRanking, measure_utility
+from dptune.workflow.attack import measure_utility
+from dptune.workflow.canary_ranking import CanaryRanking
 
 from .conftest import PERFORMANCE
 

@@ -10,8 +10,8 @@ from dptune.audits.step_report import StepAudit
 from dptune.config import AttackSettings, PerformanceSettings
 from dptune.models.loading import load_saved
 from dptune.results import TracePoint
-from dptune.workflow import attack, device, whitebox
-from dptune.workflow.attack import CanaryRanking
+from dptune.workflow import canary_ranking, device, whitebox
+from dptune.workflow.canary_ranking import CanaryRanking
 from dptune.workflow.tracing import Tracer
 from tests.full_disk import files_of_at_most
 
@@ -46,7 +46,7 @@ def ranks(bundle, folder, monkeypatch):
         cache=folder,
     )
     ranking.measure_once(bundle, load_saved(bundle.path))
-    return attack, next(folder.glob("base-exposure-*"), None)
+    return canary_ranking, next(folder.glob("base-exposure-*"), None)
 
 
 KEPT = (peak, audit, ranks)
