@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dptune.dpsgd.distributed import Ranks
+from dptune.dpsgd.optimizer import needs_more
 from dptune.dpsgd.parameters import hooked_parameters, trainable_parameters
 from dptune.errors import ConfigError, Problem
 
@@ -86,11 +87,10 @@ def _optimizer_problems(
             "that of another: two steps would act on one release.",
             next_step=f"Use {kind.__mro__[1].__name__} itself, or write the step out.",
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if more := needs_more(optimizer):
         yield Problem(
             path="optimizer",
-            message="must need one gradient for a step, got LBFGS, which asks for more "
-            "than was paid for.",
+            message=f"must need one gradient for a step, {more}.",
             next_step="Use AdamW or SGD.",
         )
     trained = {id(parameter) for parameter in parameters.values()}

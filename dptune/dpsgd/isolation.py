@@ -30,6 +30,7 @@ _COMPANIES = (
     (_SHORT, _LONG, _ODD),
     (_SEVERAL, _OTHER, _ODD, _PADS, _SHORT),
 )
+_CLASS = (0, 1, 0, 1, 0, -1)  # of each: somebody in company shares it, others do not
 COMPARED = (_LONG, _ODD, _PADS, _SEVERAL, _SHORT)  # the longest first, see `isolation`
 
 
@@ -83,7 +84,8 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
 
     Lengths are odd or far apart, up to `LONGEST` tokens; one sequence has padding
     tokens inside and one token again and again; one unit has two sequences, if units
-    may. No more rows are put together than the run will.
+    may. Some share a class, some their first token, as records do. No more rows are put
+    together than the run will.
 
     Args:
         model: on the device that it is to be checked on.
@@ -100,6 +102,8 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
     pads = sequences[-4]
     pads[len(pads) // 2 :] = pads[-1]
     pads[2::5] = feed.pad_token_id
+    for sequence in (sequences[0], *sequences[-4:-1]):
+        sequence[0] = tokens[0]
     ends = [1, len(sequences) - 4, *range(len(sequences) - 3, len(sequences) + 1)]
     classes = int(getattr(getattr(model, "config", None), "num_labels", 1) or 1)
     data = UnitDataset(
@@ -108,7 +112,7 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
             [np.linspace(0.5, 1, len(s)) for s in sequences], np.float32
         ),
         units=Ragged.cut(np.arange(len(sequences)), np.diff([0, *ends])),
-        labels=np.arange(len(sequences), dtype=np.int64) % classes,
+        labels=np.repeat(np.array(_CLASS, np.int64), np.diff([0, *ends])) % classes,
         max_sequences_per_unit=2,
     )
     rows = min(feed.physical_batch_size, _MOST_ROWS)

@@ -1,5 +1,6 @@
 """Optimizers and learning-rate schedules, which see released gradients only."""
 
+import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -92,3 +93,18 @@ class OptimizerSettings:
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
+
+
+def needs_more(optimizer: torch.optim.Optimizer) -> str:
+    """Say what an optimizer needs that a private step has not; empty if nothing."""
+    kind = type(optimizer)
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return f"got {kind.__name__}, whose gradients are sparse: noise is dense"
+    _, *asked = inspect.signature(inspect.unwrap(kind.step)).parameters.values()
+    free = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    if any(p.default is p.empty and p.kind not in free for p in asked):
+        return (
+            f"got {kind.__name__}, whose step asks for more gradients than were paid "
+            "for, by a closure"
+        )
+    return ""

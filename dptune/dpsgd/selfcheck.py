@@ -73,13 +73,13 @@ def check_model(
         loss, and no dropout has one mask for several rows. A layer that is left out for
         a whole batch is no such thing: who shares the coin depends on who is there.
     3. A unit's gradient over its norm is the same alone and in company, to 1e-5 in
-        float32: beside rows of up to `max_tokens` (at most 1,024), beside others, in
-        another order, after other batches; with the weights as they are and with four
-        times as large ones (twice, or not at all, where that is all rounding). Dropout
-        is off for that. What is further apart is computed again in float64: unless it
-        stays apart it is rounding, and may be 1e-4 (1e-3 where weights are larger).
-        What runs in bfloat16 is compared in float32, and then again in bfloat16 to
-        2e-2.
+        float32: beside rows of up to `max_tokens` (at most 1,024), beside others, of
+        which some share its class and its first token and some do not, in another
+        order, after other batches; with the weights as they are and with four times as
+        large ones (twice, or not at all, where that is all rounding). Dropout is off
+        for that. What is further apart is computed again in float64: unless it stays
+        apart it is rounding, and may be 1e-4 (1e-3 where weights are larger). What runs
+        in bfloat16 is compared in float32, and then again in bfloat16 to 2e-2.
     4. Norms and weighted sums of recorded gradients equal those of autograd, unit by
         unit, of short rows and of the longest, to 1e-3 (in bfloat16 to 5e-2).
     5. No buffer changes: nothing of a record stays in the model but by the optimizer.
@@ -90,8 +90,9 @@ def check_model(
     are found, where they show on such rows at one of the two points. It is a test and
     no proof. Not found: what begins beyond 1,024 tokens, with more than five rows side
     by side (six where units have several), or with tokens other than the first 64; ties
-    that rounding breaks; in bfloat16 what only a kernel of that precision does, below
-    2e-2; and what appears on the way of training alone.
+    that rounding breaks; what only equal rows do to each other; in bfloat16 what only a
+    kernel of that precision does, below 2e-2; and what appears on the way of training
+    alone.
 
     The model is left as it was, bit for bit, weights, buffers, attributes,
     configuration and randomness included, even if it is refused.

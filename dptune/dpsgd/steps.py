@@ -5,6 +5,7 @@ this order: a block that begins is charged, units are drawn, and their clipped g
 are summed and noised.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -61,6 +62,7 @@ class ChargedSteps:
         witness: StepWitness = UNWATCHED,
     ) -> None:
         self.source = source
+        self._process = os.getpid()
         self.block_end = first_step
         """Steps up to here are paid for."""
         self._feed = feed
@@ -85,8 +87,15 @@ class ChargedSteps:
         """Pay if a block begins, then draw who joins; None if a budget has ended.
 
         Raises:
-            PrivacyError: no such step was planned, or it is not the next one.
+            PrivacyError: no such step was planned, it is not the next one, or this
+                process is a fork of the one that pays.
         """
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                "steps must be drawn in the process that pays for them, got a fork: it "
+                "would draw the same noise once more, on another sum. Fork before "
+                "training, or after it."
+            )
         if step != self._next:
             raise PrivacyError(
                 f"steps must come one after another, got step {step} where step "

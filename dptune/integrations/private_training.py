@@ -52,6 +52,7 @@ from dptune.integrations.ranks import (
 )
 from dptune.integrations.refusals import (
     accelerator_problems,
+    changed_arguments,
     model_problems,
     no_search,
     optimizer_problems,
@@ -140,6 +141,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         _raise_all(self._static_problems(given))
         given["args"] = self._taken_over(args)
         super().__init__(**given)
+        self._agreed = dict(vars(self.args))
 
     def _static_problems(self, given: dict[str, Any]) -> list[Problem]:
         """Say what can be refused without a look at the data."""
@@ -214,6 +216,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
             check_alike(ranks, {"output_dir": run.id})
             self.script_run = run
             self.args.max_steps = run.stage.num_steps
+            self._agreed["max_steps"] = run.stage.num_steps
             if checkpoint and checkpoint.name == f"checkpoint-{run.stage.num_steps}":
                 return self._end(run, checkpoint)
             with ExitStack() as stack:
@@ -259,6 +262,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
                 "train_dataset": self.train_dataset,
             }
         )
+        problems += changed_arguments(self._agreed, vars(self.args))
         if trial is not None:
             problems.append(no_search())
         problems += accelerator_problems(self.accelerator)
@@ -408,6 +412,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         if self._steps is None:
             self._steps = self._open()
         self._guard.check(self.optimizer)
+        self._check_rate()
         model.train()
         step = int(self.state.global_step)
         indices = self._steps.draw(step)
@@ -416,6 +421,24 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         totals = self._steps.compute(indices, step=step)
         self._guard.note_release()
         return torch.tensor(totals.loss, device=self.args.device)
+
+    def _check_rate(self) -> None:
+        """Refuse a rate that is not the schedule's, before the step is paid.
+
+        Raises:
+            PrivacyError: something has set another one.
+        """
+        planned = getattr(self.lr_scheduler, "get_last_lr", None)
+        if planned is None:
+            return
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if rates != [float(rate) for rate in planned()]:
+            raise PrivacyError(
+                "the learning rate must be that of the schedule, but something, such "
+                "as a callback, has set another one: weights tell a rate, and one that "
+                "follows the training loss tells that loss, which no noise protects. "
+                "Give the trainer a schedule of steps in `optimizers`."
+            )
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: object = None) -> object:
         """Measure the released gradient as the loop does, which scales it by one."""

@@ -6,6 +6,7 @@ Each with the way out; all are told at once, before anything is charged.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import torch
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -13,19 +14,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.optimization import GreedyLR
 
 from dptune.dpsgd.gradients import check_modules
+from dptune.dpsgd.optimizer import needs_more
 from dptune.dpsgd.parameters import hooked_parameters, trainable_parameters
 from dptune.errors import ModelError, Problem
 from dptune.integrations.arguments import PrivacyArguments
-from dptune.integrations.refused_arguments import IF_PUBLIC
+from dptune.integrations.refused_arguments import IF_PUBLIC, REPORTS_INSIDE
 
 _KINDS: Final = (
     DistributedType.NO,
     DistributedType.MULTI_CPU,
     DistributedType.MULTI_GPU,
 )
+_TRACKERS: Final = tuple(INTEGRATION_TO_CALLBACK.values())
 _OVERRIDES: Final = (
     "compute_loss",
     "training_step",
@@ -78,6 +82,11 @@ def part_problems(
         or (isinstance(c, type) and issubclass(c, EarlyStoppingCallback))
         for c in callbacks
     )
+    trackers = sorted(
+        kind.__name__
+        for kind in (c if isinstance(c, type) else type(c) for c in callbacks)
+        if issubclass(kind, _TRACKERS)
+    )
     columns, owner = getattr(train_dataset, "column_names", None), privacy.unit_column
     checks = {
         "compute_loss_func": (
@@ -97,6 +106,14 @@ def part_problems(
                 "records that no noise protects."
             ),
             IF_PUBLIC,
+        ),
+        "callbacks: trackers": (
+            not trackers or privacy.reports_stay_inside,
+            (
+                f"must not hold {', '.join(trackers)}: the training loss is private, "
+                "and would be kept there."
+            ),
+            REPORTS_INSIDE,
         ),
         "optimizers": (
             not isinstance(scheduler, ReduceLROnPlateau | GreedyLR)
@@ -125,7 +142,7 @@ def part_problems(
         ),
     }
     return [
-        Problem(path=name, message=message, next_step=next_step)
+        Problem(path=name.partition(":")[0], message=message, next_step=next_step)
         for name, (holds, message, next_step) in checks.items()
         if not holds
     ]
@@ -210,7 +227,21 @@ def sharding_problems(model: nn.Module, optimizers: object) -> list[Problem]:
 
 
 def optimizer_problems(model: nn.Module, optimizer: object) -> list[Problem]:
-    """Refuse an optimizer of parameters that are not the model's."""
+    """Refuse an optimizer of other parameters, or one that a release is not enough for.
+
+    Args:
+        model: that is trained.
+        optimizer: that was handed over, perhaps wrapped; None if none was.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if isinstance(inner, torch.optim.Optimizer) and (more := needs_more(inner)):
+        return [
+            Problem(
+                path="optimizers",
+                message=f"must need one gradient for a step, {more}.",
+                next_step="Use AdamW or SGD.",
+            )
+        ]
     groups = getattr(optimizer, "param_groups", ())
     known = {id(value) for value in model.parameters()}
     foreign = sum(id(p) not in known for group in groups for p in group["params"])
@@ -234,6 +265,26 @@ def seen_rows(name: str) -> Problem:
         "without noise.",
         next_step="Hold rows out, whose units are not in train_dataset.",
     )
+
+
+def changed_arguments(
+    agreed: Mapping[str, object], now: Mapping[str, object]
+) -> list[Problem]:
+    """Refuse arguments that were changed on the trainer: nobody has looked at them."""
+    names = [
+        name
+        for name in sorted(agreed.keys() | now.keys())
+        if name not in agreed or name not in now or agreed[name] != now[name]
+    ]
+    return [
+        Problem(
+            path=f"args.{name}",
+            message="must stay what the trainer was made with, but was changed since.",
+            next_step="Make a trainer with the arguments that you want.",
+        )
+        for name in names
+        if not name.startswith("_")
+    ]
 
 
 def no_search() -> Problem:

@@ -215,6 +215,10 @@ _ABOUT_CHOICE: Final = (
         reason="its rate follows what is measured on records that no noise protects",
     ),
 )
+REPORTS_INSIDE: Final = (
+    "Set privacy.reports_stay_inside if what is kept stays inside the trust boundary, "
+    "or report to none."
+)
 IF_PUBLIC: Final = (
     "Evaluate on public records and set privacy.evaluation_is_public, or drop it."
 )
@@ -352,10 +356,7 @@ def _value_problems(
                 f"must not name {', '.join(told)}: the training loss is private, and "
                 "would be kept there."
             ),
-            (
-                "Set privacy.reports_stay_inside if what is kept stays inside the "
-                "trust boundary, or report to none."
-            ),
+            REPORTS_INSIDE,
         ),
         "optim": (
             not layerwise,

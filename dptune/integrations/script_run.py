@@ -240,6 +240,12 @@ class ScriptRun:
                 f"output_dir was trained on, got {now}. Bring the same data, or choose "
                 "another output_dir: other data make another training."
             )
+        paid_for = {str(entry.privacy_unit) for entry in self.journal.read().entries}
+        if paid_for - {str(self.privacy.privacy_unit)}:
+            raise PrivacyError(
+                f"privacy.privacy_unit must stay {', '.join(sorted(paid_for))}, whose "
+                "steps were paid for here. Say so again, or choose another output_dir."
+            )
         if known["digest"] != self.digest:
             raise PrivacyError(
                 "output_dir must belong to this model, these data and these numbers, "

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from transformers import Gemma3TextConfig, GemmaConfig, VaultGemmaConfig
 
-from dptune.dpsgd import rules
+from dptune.dpsgd import isolation, rules
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.loss import CausalLoss, ClassificationLoss
 from dptune.dpsgd.rounding import norm_bound
 from dptune.dpsgd.rules import as_sequence, register_gradient_rule
 from dptune.dpsgd.selfcheck import check_model
@@ -57,6 +57,41 @@ def test_loss_over_its_own_targets_passes_and_over_those_of_the_batch_does_not()
     check(models.tiny_llama(), CausalLoss(loss_normalizer=None))
     with pytest.raises(ModelError, match="must not depend on the other records"):
         check(models.tiny_llama(), OfTheBatch(loss_normalizer=None))
+
+
+class OfItsClass(ClassificationLoss):
+    """Weighs a row by how many rows of its batch share its class."""
+
+    def __call__(self, model, batch):
+        shared = (batch.labels[:, None] == batch.labels).sum(1)
+        return super().__call__(model, batch) / shared
+
+
+class OfItsFirstToken(CausalLoss):
+    """Weighs a row by how many rows of its batch begin alike."""
+
+    def __call__(self, model, batch):
+        first = batch.input_ids[:, 0]
+        return super().__call__(model, batch) / (first[:, None] == first).sum(1)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("classes", [2, 3, 6, 20])
+def test_loss_that_mixes_rows_of_one_class_is_refused(classes, size):
+    model = models.tiny_bert_classifier(num_labels=classes)
+    check(model, ClassificationLoss(), physical_batch_size=size)
+    with pytest.raises(ModelError, match="must not depend on the other records"):
+        check(model, OfItsClass(), physical_batch_size=size)
+
+
+def test_loss_that_mixes_rows_with_one_first_token_is_refused():
+    with pytest.raises(ModelError, match="must not depend on the other records"):
+        check(models.tiny_gpt2(), OfItsFirstToken(loss_normalizer=4.0))
+
+
+def test_twin_with_a_class_for_every_row_takes_mixed_rows(monkeypatch):
+    monkeypatch.setattr(isolation, "_CLASS", tuple(range(6)))
+    check(models.tiny_bert_classifier(num_labels=20), OfItsClass())
 
 
 def test_batch_mean_loss_is_refused():

@@ -1,5 +1,6 @@
 """Misuses of a script: each is refused by name, and nothing is charged for it."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.integrations import MLflowCallback
 
 from dptune.errors import ConfigError, DptuneError, ModelError, PrivacyError
 from dptune.integrations import private_training, refused_arguments
@@ -226,6 +228,98 @@ def test_early_stopping_on_private_records_is_refused(script, paid, late):
     with pytest.raises(ConfigError, match="EarlyStopping"):
         trainer.train()
     assert paid() == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_tracker_that_is_passed_by_hand_is_refused(script, paid, late):
+    """`report_to` is not the only way in: the training loss would be kept there."""
+    if not late:
+        refused(script, paid, "MLflowCallback", parts={"callbacks": [MLflowCallback]})
+        return
+    trainer = script()
+    trainer.add_callback(MLflowCallback)
+    with pytest.raises(ConfigError, match="must not hold MLflowCallback"):
+        trainer.train()
+    assert paid() == []
+    inside = asked(reports_stay_inside=True)
+    script(privacy=inside, parts={"callbacks": [MLflowCallback]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_steps", 3),
+        ("gradient_accumulation_steps", 4),
+        ("max_grad_norm", 0.01),
+        ("load_best_model_at_end", True),
+        ("lr_scheduler_type", "reduce_lr_on_plateau"),
+    ],
+)
+def test_argument_that_is_changed_on_the_trainer_is_refused(script, paid, name, value):
+    trainer = script()
+    setattr(trainer.args, name, value)
+    with pytest.raises(ConfigError, match=rf"args\.{name}.*must stay"):
+        trainer.train()
+    assert paid() == []
+
+
+class RateOfLoss(TrainerCallback):
+    """Sets the learning rate to the training loss, which the weights then tell."""
+
+    def on_log(self, args, state, control, logs=None, optimizer=None, **kwargs):
+        self.rate = (logs or {}).get("loss")
+
+    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
+        if getattr(self, "rate", None) is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.rate
+
+
+def test_rate_that_follows_the_training_loss_is_refused(script, paid):
+    trainer = script(parts={"callbacks": [RateOfLoss()]})
+    with pytest.raises(PrivacyError, match="must be that of the schedule"):
+        trainer.train()
+    assert paid() == [4]
+    assert trainer.state.global_step == 1
+
+
+def test_twin_that_takes_any_rate_moves_weights_by_the_loss(script, paid, monkeypatch):
+    monkeypatch.setattr(DPTrainer, "_check_rate", lambda _: None)
+    trainer = script(parts={"callbacks": [RateOfLoss()]})
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] != trainer.lr_scheduler.get_last_lr()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_optimizer_that_a_release_is_not_enough_for_is_refused(script, paid, kind):
+    model = models.tiny_gpt2(num_layers=1)
+    parts = {"optimizers": (kind(list(model.parameters()), lr=1e-3), None)}
+    refused(script, paid, kind.__name__, model=model, parts=parts)
+
+
+class Fork(TrainerCallback):
+    """Goes on in two processes from the first step on."""
+
+    child = None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            self.child = os.fork()
+
+
+def test_fork_of_a_training_draws_nothing(script, paid):
+    fork = Fork()
+    code = 2
+    try:
+        script(parts={"callbacks": [fork]}).train()
+    except PrivacyError as error:
+        code = 0 if "got a fork" in str(error) else 1
+    finally:
+        if fork.child == 0:
+            os._exit(code)
+    _, status = os.waitpid(fork.child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert sum(paid()) == 15
 
 
 def test_evaluation_on_the_training_data_is_refused(script, paid):

@@ -112,6 +112,23 @@ def test_script_that_was_killed_before_a_checkpoint_pays_for_both_starts(script,
     assert paid() == [4, 4, 4, 4, 3]
 
 
+def test_restart_under_another_unit_is_refused_before_it_pays(script, paid):
+    """It once paid for steps of both, and no certificate could be made of them."""
+    rows = [row | {"who": f"person {i % 20}"} for i, row in enumerate(make_rows())]
+
+    def start(unit, **parts):
+        privacy = asked(privacy_unit=unit, unit_column="who", max_rows_per_unit=2)
+        script(rows=rows, privacy=privacy, max_steps=8, parts=parts).train()
+
+    with pytest.raises(Killed):
+        start("user", callbacks=[KillAt(2)])
+    with pytest.raises(PrivacyError, match="must stay user"):
+        start("document")
+    assert paid() == [4]
+    start("user")
+    assert paid() == [4, 4, 4]
+
+
 def draws(script, monkeypatch, *, kill, **changes):
     """Noise and units of every step of a script that is killed and resumed."""
     noise, units = [], []
