@@ -349,9 +349,13 @@ class PrivateTraining(RankedTraining, EvaluationApart):
 
     @contextmanager
     def _computing(self, feed: Feed) -> Iterator[None]:
-        """Switch on what the engine computes by."""
+        """Switch on what the engine computes by, whatever a script has around it."""
         recomputes = bool(self._asked.activation_checkpointing)
-        with modes_of(self.model, feed, recomputes=recomputes):
+        with (
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+            modes_of(self.model, feed, recomputes=recomputes),
+        ):
             yield
 
     def _digest(self, feed: Feed, stage: StagePlan) -> str:

@@ -112,6 +112,17 @@ def test_script_that_was_killed_before_a_checkpoint_pays_for_both_starts(script,
     assert paid() == [4, 4, 4, 4, 3]
 
 
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_training_computes_gradients_whatever_a_script_has_around_it(
+    script, paid, around
+):
+    trainer = script(max_steps=2)
+    with around():
+        trainer.train()
+    assert trainer.state.global_step == 2
+    assert paid() == [2]
+
+
 def test_restart_under_another_unit_is_refused_before_it_pays(script, paid):
     """It once paid for steps of both, and no certificate could be made of them."""
     rows = [row | {"who": f"person {i % 20}"} for i, row in enumerate(make_rows())]
