@@ -174,9 +174,10 @@ class PrivateLoop:
         """Refuse to go on where the loop has let go of model and optimizer."""
         if self._is_over:
             raise PrivacyError(
-                "a loop must run once: its steps are paid for once. The model keeps what "
-                "it has learnt: end the script's loop there and save it, plan more steps "
-                "in num_steps, or call make_private again, with the same journal."
+                "a loop must run once: its steps are paid for once. The model keeps "
+                "what it has learnt: end the script's loop there and save it. For more, "
+                "plan more steps in num_steps, or call make_private again, with the "
+                "same journal."
             )
 
     def _begun(self) -> ChargedSteps:
