@@ -175,8 +175,8 @@ class PrivateLoop:
         if self._is_over:
             raise PrivacyError(
                 "a loop must run once: its steps are paid for once. The model keeps "
-                "what it has learnt: end the script's loop there and save it. For more, "
-                "plan more steps in num_steps, or call make_private again, with the "
+                "what it has learnt: end the script's loop there and save it. More "
+                "steps are planned in num_steps, or by another make_private with the "
                 "same journal."
             )
 
