@@ -427,7 +427,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         return torch.tensor(totals.loss, device=self.args.device)
 
     def _check_rate(self) -> None:
-        """Refuse a rate that is not the schedule's, before the step is paid.
+        """Refuse a rate that is not the schedule's, before the step is drawn.
 
         Raises:
             PrivacyError: something has set another one.

@@ -82,11 +82,6 @@ def part_problems(
         or (isinstance(c, type) and issubclass(c, EarlyStoppingCallback))
         for c in callbacks
     )
-    trackers = sorted(
-        kind.__name__
-        for kind in (c if isinstance(c, type) else type(c) for c in callbacks)
-        if issubclass(kind, _TRACKERS)
-    )
     columns, owner = getattr(train_dataset, "column_names", None), privacy.unit_column
     checks = {
         "compute_loss_func": (
@@ -106,14 +101,6 @@ def part_problems(
                 "records that no noise protects."
             ),
             IF_PUBLIC,
-        ),
-        "callbacks: trackers": (
-            not trackers or privacy.reports_stay_inside,
-            (
-                f"must not hold {', '.join(trackers)}: the training loss is private, "
-                "and would be kept there."
-            ),
-            REPORTS_INSIDE,
         ),
         "optimizers": (
             not isinstance(scheduler, ReduceLROnPlateau | GreedyLR)
@@ -141,11 +128,23 @@ def part_problems(
             "Keep the column: the model never sees it.",
         ),
     }
-    return [
-        Problem(path=name.partition(":")[0], message=message, next_step=next_step)
+    found = [
+        Problem(path=name, message=message, next_step=next_step)
         for name, (holds, message, next_step) in checks.items()
         if not holds
     ]
+    kinds = [c if isinstance(c, type) else type(c) for c in callbacks]
+    trackers = sorted(k.__name__ for k in kinds if issubclass(k, _TRACKERS))
+    if trackers and not privacy.reports_stay_inside:
+        found.append(
+            Problem(
+                path="callbacks",
+                message=f"must not hold {', '.join(trackers)}: the training loss is "
+                "private, and would be kept there.",
+                next_step=REPORTS_INSIDE,
+            )
+        )
+    return found
 
 
 def model_problems(model: nn.Module) -> list[Problem]:

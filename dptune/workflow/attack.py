@@ -120,7 +120,7 @@ def attack_model(
         attacks: how many records, how many draws.
         detection: how texts that the model says are marked.
         performance: memory and speed.
-        cache: folder for candidate tries and exposures of base models.
+        cache: folder for candidate tries, and for exposures and losses of base models.
         access: of the recognizer `llm`.
         say: called with a line before each attack.
         tell: told how much of each piece of work is done, and how much there is.

@@ -88,8 +88,6 @@ class CanaryRanking:
         on_progress: OnProgress = unwatched,
     ) -> Measured:
         """Rank under a base model, or read the ranks measured before."""
-        if self.cache is None:
-            return self.measure(loaded, on_progress)
         settings, asked = self.attacks, self._written(loaded)
         key = trie_key(asked.canaries.spec, asked.tokenizer, bos=asked.bos)
         how = f"{settings.scoring} {settings.max_candidates} {settings.max_nodes}"
