@@ -111,12 +111,12 @@ def play(store: BudgetStore, run: str, corpus: Corpus, clock: "Clock") -> dict:
         terms = {"data_set": NAME, "notion": Notion.RECORD, "relation": add}
         store.grant(Grant(**terms, epsilon=50.0, delta=DELTA))
     named = corpus.dataset.num_rows and len(corpus.dataset[0]["text"]) > 0
+    with clock("name"):
+        units = UnitSet.of(corpus.source_units, key=KEY, data_set=NAME)
     if named:
         with clock("texts"):
             texts = texts_digest(corpus, key=KEY)
-            check_digest(store, NAME, texts)
-    with clock("name"):
-        units = UnitSet.of(corpus.source_units, key=KEY, data_set=NAME)
+            check_digest(store, units, texts)
     event = poisson_gaussian_event(
         sample_rate=0.001, noise_multiplier=1.0, num_steps=100
     )
@@ -133,7 +133,7 @@ def play(store: BudgetStore, run: str, corpus: Corpus, clock: "Clock") -> dict:
         held = store.reserve(asked)
     if named:
         with clock("texts"):
-            claim_digest(store, NAME, texts, reservation=held.id)
+            claim_digest(store, units, texts, reservation=held.id)
     with clock("spend"):
         store.spend(held.id, cost, stage="private", num_steps=100)
     with clock("settle"):

@@ -5,6 +5,7 @@ of the time. Every rank writes what it got to `<scenario>.<rank>.safetensors` or
 `.json`. A scenario is a function of `(folder, ranks)`, and twins are planted here.
 """
 
+import faulthandler
 import json
 import math
 import subprocess
@@ -605,6 +606,7 @@ def run_scenarios(folder: Path, scenarios) -> None:
 
 def _fork(folder: Path, names) -> None:
     """Fork ranks when all is imported, which takes longer than what they do."""
+    faulthandler.enable()  # one that dies in native code says where
     scenarios = {}
     for size, module, name in map(str.split, names):
         action = getattr(import_module(module), name)

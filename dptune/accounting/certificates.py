@@ -239,13 +239,14 @@ def issue_certificate(
         f"For secrets of tier {part.tier} alone epsilon is {part.epsilon:.3g}."
         for part in parts
     )
-    explained = _SEEDED if seeded else _explain(protected, epsilon, delta, status)
+    left = 0.0 if untouched else delta
+    explained = _SEEDED if seeded else _explain(protected, epsilon, left, status)
     return Certificate(
         notion=notion,
         relation=relation,
         privacy_unit=privacy_unit,
         epsilon=epsilon,
-        delta=0.0 if untouched else delta,
+        delta=left,
         status=status,
         assumptions=assumptions,
         accounted_epsilon=check.epsilon,
@@ -325,7 +326,8 @@ def _explain(
         else "Nobody"
     )
     if epsilon == 0.0:
-        return f"{condition} learns anything from the model about {protected}."
+        unless = f", except with probability {delta:.3g}" if delta else ""
+        return f"{condition} learns anything from the model about {protected}{unless}."
     odds = math.exp(epsilon) if epsilon < 700 else math.inf
     return (
         f"{condition} who sees the model can sharpen the odds about {protected} by "

@@ -120,7 +120,14 @@ def collated(row: Mapping[str, Any], collate: Collator) -> CollatedRow:
         raise RowFaultError(
             _cannot("pass the collator with the columns that the model takes", error)
         ) from None
-    return _read_row(batch)
+    try:
+        return _read_row(batch)
+    except RowFaultError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of a script's values; it may hold them
+        raise RowFaultError(
+            _cannot("come out of the collator as tensors of numbers", error)
+        ) from None
 
 
 def _cannot(what: str, error: Exception) -> str:
@@ -130,9 +137,15 @@ def _cannot(what: str, error: Exception) -> str:
 
 def _read_row(batch: Mapping[str, Any]) -> CollatedRow:
     """Take the padding off a batch of one row."""
+    if not isinstance(batch, Mapping):
+        raise RowFaultError(
+            f"must come out of the collator as a mapping, got {type(batch).__name__}"
+        )
     if "input_ids" not in batch or "labels" not in batch:
         raise RowFaultError("must have input_ids and labels behind the collator")
     ids = _one_row(batch["input_ids"])
+    if ids.is_floating_point():
+        raise RowFaultError("must have whole numbers as input_ids")
     mask = batch.get("attention_mask")
     kept = torch.ones_like(ids) if mask is None else _one_row(mask)
     where = torch.nonzero(kept).flatten()
@@ -205,8 +218,9 @@ def _mixing(rows: Rows, collate: Collator, names: Names) -> list[Problem]:
     except Exception as error:  # noqa: BLE001 - a script's; its message may hold rows
         return [_failing(error, names)]
     together = alone
-    if batch is not None and isinstance(batch["input_ids"], Tensor):
-        together = _apart(batch) if len(batch["input_ids"]) == len(few) else []
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if batch is not None and not isinstance(ids, list):
+        together = _apart(batch, len(few))
     if alone == again == together:
         return []
     return [
@@ -221,14 +235,17 @@ def _mixing(rows: Rows, collate: Collator, names: Names) -> list[Problem]:
     ]
 
 
-def _apart(batch: Mapping[str, Any]) -> list[CollatedRow]:
-    """Take a batch of the collator apart again."""
-    size = len(batch["input_ids"])
+def _apart(batch: object, size: int) -> list[CollatedRow]:
+    """Take a batch of the collator apart again; empty where it cannot be."""
+    if not isinstance(batch, Mapping):
+        return []
     tensors = {k: v for k, v in batch.items() if isinstance(v, Tensor)}
-    parts = [{k: v[i : i + 1] for k, v in tensors.items()} for i in range(size)]
     try:
-        return [_read_row(part) for part in parts]
-    except RowFaultError:
+        if {len(values) for values in tensors.values()} != {size}:
+            return []
+        rows = range(size)
+        return [_read_row({k: v[[i]] for k, v in tensors.items()}) for i in rows]
+    except Exception:  # noqa: BLE001 - of a script's values
         return []
 
 

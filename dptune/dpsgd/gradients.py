@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import torch
 from peft.tuners.lora.layer import ParamWrapper
@@ -48,10 +48,13 @@ from dptune.dpsgd.rules import (
 from dptune.dpsgd.tape import DenseBudget, Tape
 from dptune.errors import ModelError, PrivacyError
 
-_WITHOUT_RULES = (
-    "Set performance.physical_batch_size to 1, which needs no rule: every row is then "
-    "run by itself"
+ONE_ROW: Final = (
+    "physical_batch_size to 1 (performance.physical_batch_size of a configuration, "
+    "per_device_train_batch_size of a Trainer)"
 )
+"""How each kind of user runs every row by itself."""
+
+_WITHOUT_RULES = f"Set {ONE_ROW}, which needs no rule: every row is then run by itself"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dptune.dpsgd.dataset import PhysicalBatch
-from dptune.dpsgd.gradients import PerUnitGradients
+from dptune.dpsgd.gradients import ONE_ROW, PerUnitGradients
 from dptune.dpsgd.isolation import COMPARED, Isolation, Probe
 from dptune.dpsgd.untouched import Snapshot
 from dptune.errors import DptuneError, ModelError
@@ -57,7 +57,8 @@ def explained(
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ModelError(
             f"{model_name(model)} needs more memory than there is for made-up rows. "
-            "Lower performance.physical_batch_size or model.max_tokens."
+            "Lower physical_batch_size (per_device_train_batch_size of a Trainer) or "
+            "max_tokens."
         ) from error
     except Exception as error:  # code of a model can raise anything
         if short is not None and _needs_shapes(model, short):
@@ -73,6 +74,13 @@ def explained(
                 "stop a batch of others. Use a classifier that reads another position."
             ) from error
         message = " ".join(str(error).split())[:_LONGEST_MESSAGE]
+        config = getattr(model, "config", None)
+        positions = getattr(config, "max_position_embeddings", None)
+        if isinstance(error, IndexError) and positions:
+            next_step = (
+                f"Its configuration names {positions} positions: where rows or "
+                f"max_tokens are longer, shorten them. {next_step}"
+            )
         raise ModelError(
             f"{model_name(model)} cannot {what}: {type(error).__name__}: {message}. "
             f"{next_step}"
@@ -168,9 +176,7 @@ def _cure(
         between=snapshot.restore
     )
     if alone.distance <= allowed:
-        return (
-            "Set performance.physical_batch_size to 1: every row is then run by itself."
-        )
+        return f"Set {ONE_ROW}: every row is then run by itself."
     return "Fixed shapes do not help: use another model."
 
 

@@ -17,7 +17,12 @@ from torch import Tensor, nn
 
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.gradients import PerUnitGradients, check_modules, one_group
+from dptune.dpsgd.gradients import (
+    ONE_ROW,
+    PerUnitGradients,
+    check_modules,
+    one_group,
+)
 from dptune.dpsgd.isolation import COMPARED, Isolation, Probe, make_probe, same_length
 from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
@@ -44,9 +49,7 @@ _SAME_LOSS_DRAWN = 1e-6
 _EXPONENTS = (2, 1)
 
 _ALONE = "Train adapters, or use another model."
-_SIDE_BY_SIDE = (
-    "Set performance.physical_batch_size to 1: every row is then run by itself."
-)
+_SIDE_BY_SIDE = f"Set {ONE_ROW}: every row is then run by itself."
 
 _LENGTHS = (5, 4, 3)
 _UNITS = ((0,), (1, 2))
@@ -236,7 +239,7 @@ def _check_shared_masks(model: nn.Module, probe: Probe) -> None:
             f"{model_name(model)} must draw a dropout mask for every row, but "
             f"{', '.join(shared)} has one for all rows of a batch: who shares it "
             "depends on who is there. Set the rates of dropout to 0 in the model's "
-            "configuration, or performance.physical_batch_size to 1."
+            f"configuration, or {ONE_ROW}."
         )
 
 
@@ -407,8 +410,8 @@ def _compare_with_autograd(
             raise ModelError(
                 f"the per-unit gradient of {name} differs from autograd by "
                 f"{error:.2g} of {size:.2g}. Correct the gradient rule of its module, "
-                "set performance.physical_batch_size to 1, which needs none, or freeze "
-                "it with requires_grad_(False)."
+                f"set {ONE_ROW}, which needs none, or freeze it with "
+                "requires_grad_(False)."
             )
     if not torch.allclose(norms, expected, rtol=tolerance, atol=1e-12):
         raise ModelError(

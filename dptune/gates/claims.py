@@ -5,7 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from dptune.accounting.assumptions import ABOUT_REDACTION, Assumption, weakens
 from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
-from dptune.gates.evidence import AuditEvidence, ClaimEvidence, Evidence
+from dptune.gates.evidence import (
+    AuditEvidence,
+    BudgetEvidence,
+    ClaimEvidence,
+    Evidence,
+)
 from dptune.gates.null_law import contradiction_p_value
 from dptune.gates.policy import GatePolicy
 from dptune.gates.steps import step_audit
@@ -425,27 +430,42 @@ def _rate_and_upper(
 
 
 def _dataset_budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
-    """What all runs spent together must be within the data set's budget."""
-    name, budget = "dataset_budget", evidence.dataset_budget
-    if budget is None or budget.notion is not policy.notion:
-        if policy.require_dataset_budget:
-            return missing(name, f"{policy.notion} budget of the data set")
-        return Criterion(
-            name=name,
-            verdict=Verdict.NOT_APPLICABLE,
-            reason="The policy does not ask for the data set's budget.",
+    """What all runs spent together must be within the data set's budget.
+
+    A budget under another relation, or at a larger delta, bounds nothing here.
+    """
+    name, asked = "dataset_budget", (policy.notion, policy.neighboring_relation)
+    for budget in evidence.dataset_budgets:
+        if (budget.notion, budget.relation) != asked:
+            continue
+        if any_nan([budget.spent_epsilon, budget.budget_epsilon, budget.delta]):
+            return broken(name, "A figure of the data set's budget is NaN.")
+        within = math.isfinite(budget.spent_epsilon) and (
+            budget.spent_epsilon <= budget.budget_epsilon
         )
-    if any_nan([budget.spent_epsilon, budget.budget_epsilon, budget.delta]):
-        return broken(name, "A figure of the data set's budget is NaN.")
-    within = math.isfinite(budget.spent_epsilon) and (
-        budget.spent_epsilon <= budget.budget_epsilon
+        if not within or budget.delta <= policy.max_delta:
+            return _spent_of(name, budget, within=within)
+    if policy.require_dataset_budget:
+        return missing(
+            name,
+            f"{policy.notion} budget of the data set under "
+            f"{policy.neighboring_relation}, at delta <= {policy.max_delta:.3g}",
+        )
+    return Criterion(
+        name=name,
+        verdict=Verdict.NOT_APPLICABLE,
+        reason="The policy does not ask for the data set's budget.",
     )
+
+
+def _spent_of(name: str, budget: BudgetEvidence, *, within: bool) -> Criterion:
+    """Say what was spent of a grant."""
     return Criterion(
         name=name,
         verdict=Verdict.PASS if within else Verdict.BLOCK,
         measured=budget.spent_epsilon,
         threshold=budget.budget_epsilon,
-        reason=f"All runs on this data set spent {policy.notion} epsilon "
+        reason=f"All runs on this data set spent {budget.notion} epsilon "
         f"{budget.spent_epsilon:.4g} of {budget.budget_epsilon:.4g}.",
         what_would_change_it="" if within else "Collect new data.",
     )

@@ -28,6 +28,7 @@ from dptune.results import (
 from dptune.statistics import fewest_hits_for, hit_rate_interval, holm
 
 _LOW_FPR = 0.01
+_RANK_BY_SUM = "Rank by what a whole candidate costs: set attack.scoring to sum."
 _LEAST_EFFECT = 0.1
 
 
@@ -72,7 +73,8 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         return no_canaries("memorization", report, policy)
     low, high = mean_exposure_bounds(mean, max(1, len(trained)), level=0.025)
     verdict = Verdict.BLOCK if all_leak or one_leaks else Verdict.PASS
-    if verdict is Verdict.PASS and len(trained) < policy.min_canaries:
+    lacks = _weak_scores(report)
+    if verdict is Verdict.PASS and (lacks or len(trained) < policy.min_canaries):
         verdict = Verdict.INCONCLUSIVE
     return Criterion(
         name="memorization",
@@ -83,11 +85,13 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         reason=f"Mean exposure of {len(trained)} planted canaries is {mean:.2f} bits "
         f"(1.44 without a leak, Fisher p {p_values['all']:.2g}); the best is among "
         f"the first {share:.2g} of candidates (corrected p {p_values['single']:.2g})"
-        f"{at_worst(report)}.",
+        f"{at_worst(report)}.{' '.join(['', *lacks])}",
         what_would_change_it={
             Verdict.BLOCK: "Train with more noise, fewer steps, or on redacted text."
             + f" {RANK_EXACTLY}" * bool(report.doubt),
-            Verdict.INCONCLUSIVE: "Plant more canaries that are trained on.",
+            Verdict.INCONCLUSIVE: _RANK_BY_SUM
+            if lacks
+            else "Plant more canaries that are trained on.",
         }.get(verdict, ""),
     )
 
@@ -138,7 +142,18 @@ def _lacks(report: ExposureReport, policy: GatePolicy) -> list[str]:
     ]
     if not report.is_bounded:
         lacks.append("Ranks are extrapolated, not counted.")
-    return lacks
+    return lacks + _weak_scores(report)
+
+
+def _weak_scores(report: ExposureReport) -> list[str]:
+    """Say where candidates were scored in a way that hides a leak.
+
+    The mean over a candidate's tokens hangs on how many it has, for trained and unseen
+    secrets alike: ranks stay uniform without a leak, and show less of one.
+    """
+    if report.scoring == "sum":
+        return []
+    return [f"Candidates were ranked by the {report.scoring} over their tokens."]
 
 
 def needed_candidates(policy: GatePolicy, num_planted: int) -> int:

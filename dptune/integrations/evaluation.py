@@ -1,7 +1,8 @@
 """What a script may measure its model on: rows that were not trained on.
 
 What is measured on the training data is released without noise, so every way to do it
-is closed: `evaluate`, `predict`, and the evaluation sets of a trainer.
+is closed: `evaluate`, `predict`, and the evaluation sets of a trainer, after training
+and before: what a public model makes of private rows is private too.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ class EvaluationApart:
     eval_dataset: Any
     data_collator: Any
     _seen: list[tuple[object, float]]
+    _read: tuple[object, UnitRows] | None = None
 
     def evaluate(
         self, eval_dataset: object = None, *rest: object, **named: object
@@ -106,9 +108,33 @@ class EvaluationApart:
             rows = given.get(rows) if isinstance(given, dict) else given
         if rows is None or isinstance(rows, dict):
             return  # of a dictionary, each part is asked for by itself
-        known = self.script_run.rows if self.script_run is not None else None
         seen = rows is self.train_dataset
-        if not seen and known is not None:
+        if not seen and (known := self._private_rows()) is not None:
             seen = self._share_seen(cast("Rows", rows), known) > _MOST_SEEN
         if seen:
             raise PrivacyError(str(seen_rows(name)))
+
+    def _private_rows(self) -> UnitRows | None:
+        """Return what training reads, or has read; None where there is nothing."""
+        if self.script_run is not None:
+            return self.script_run.rows
+        given = self.train_dataset
+        if given is None:
+            return None
+        if self._read is None or self._read[0] is not given:
+            self._read = (given, self._train_rows())
+        return self._read[1]
+
+    def _train_rows(self) -> UnitRows:
+        """Read the training data by units.
+
+        Raises:
+            ConfigError: everything that is wrong with it.
+        """
+        return read_rows(
+            self.train_dataset,
+            self._collate,
+            unit_column=self.privacy.unit_column,
+            max_rows_per_unit=self.privacy.max_rows_per_unit,
+            rows_are_single_units=self.privacy.rows_are_single_units,
+        )

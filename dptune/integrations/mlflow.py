@@ -14,7 +14,8 @@ both kinds.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import mlflow
 from mlflow import MlflowClient
@@ -29,7 +30,11 @@ from transformers import (
 from dptune.accounting.certificates import Certificate
 from dptune.errors import ConfigError, Problem, of_other_kinds
 from dptune.integrations.claims import PayingRun, paying_here
+from dptune.privacy import PrivacyUnit
 from dptune.reports.card.statements import epsilon_words
+
+_UNITS: Final = tuple(unit.value for unit in PrivacyUnit)  # the finest first
+_BESIDE: Final = "; beside "
 
 
 def log_certificate(
@@ -41,10 +46,11 @@ def log_certificate(
 ) -> None:
     """Log a claim as metrics to search by, tags to read, and a file to check.
 
-    The run gets all three; where it was given a claim of the same name before, the one
-    with the larger epsilon stays. A logged model gets the metrics, a registered version
-    the tags, as versions of `dptune train` have them. No record text is in any of it,
-    and no training loss.
+    The run gets all three. Where it was given a claim of the same name before, it says
+    what holds for both: the larger epsilon, the larger delta, the finer unit, and the
+    words of each if they differ in more than epsilon; the file is that of the larger
+    epsilon. A logged model gets the metrics, a registered version the tags, as versions
+    of `dptune train` have them. No record text is in any of it, and no training loss.
 
     Args:
         certificate: such as `trainer.certificate` or `loop.certificate()`.
@@ -86,20 +92,17 @@ def log_certificate(
     if problems or run is None:
         raise ConfigError(problems)
     numbers, tags = claim_metrics(certificate), _tags(certificate)
-    before, last_step = _said(client, run, certificate)
     if model_id is not None:  # which says it on the run too
         mlflow.log_metrics(numbers, model_id=model_id, run_id=run)
     if model_version is not None:
         name, version = model_version
         for key, text in tags.items():
             client.set_model_version_tag(name, version, key, text)
-    largest, metric = max(before, certificate.epsilon), certificate.metric
-    if math.isfinite(largest) or client.get_metric_history(run, metric):
-        client.log_metric(run, metric, largest, step=last_step)
-    if before <= certificate.epsilon:
-        client.log_metric(run, "delta", certificate.delta)
-        for key, text in tags.items():
-            client.set_tag(run, key, text)
+    said = _Said.of(client, run, certificate)
+    said.log_numbers(client, run, certificate)
+    for key, text in said.tags(certificate).items():
+        client.set_tag(run, key, text)
+    if said.epsilon <= certificate.epsilon:
         text = certificate.model_dump_json(indent=1)
         client.log_text(run, text, "privacy/certificate.json")
 
@@ -113,17 +116,66 @@ def _is_there(look: Callable[[], object]) -> bool:
     return True
 
 
-def _said(client: MlflowClient, run: str, claim: Certificate) -> tuple[float, int]:
-    """Return the largest epsilon that a run was ever given, and the last step.
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    """What a run says of claims that it was given before, of one notion and relation.
 
-    An infinite one has a tag and no metric. What was logged at the last step is what a
-    search finds.
+    Args:
+        epsilon: the largest; an infinite one has a tag and no metric.
+        delta: the largest.
+        unit: the finest; empty where no claim was told to its end.
+        words: of all claims; empty likewise.
+        last_step: of the epsilon so far; a search finds what was logged there.
     """
-    points = client.get_metric_history(run, claim.metric)
-    if not points:
-        has_tag = f"dptune.epsilon.{_terms(claim)}" in client.get_run(run).data.tags
-        return math.inf if has_tag else 0.0, 0
-    return max(point.value for point in points), max(point.step for point in points)
+
+    epsilon: float
+    delta: float
+    unit: str
+    words: str
+    last_step: int
+
+    @classmethod
+    def of(cls, client: MlflowClient, run: str, claim: Certificate) -> Self:
+        """Read what a run says."""
+        tags = client.get_run(run).data.tags
+        words = tags.get(f"dptune.epsilon.{_terms(claim)}", "")
+        points = client.get_metric_history(run, claim.metric)
+        deltas = client.get_metric_history(run, "delta")
+        return cls(
+            epsilon=max(
+                (point.value for point in points), default=math.inf if words else 0.0
+            ),
+            delta=max((point.value for point in deltas), default=0.0),
+            unit=tags.get("dptune.privacy_unit", ""),
+            words=words,
+            last_step=max((point.step for point in points), default=0),
+        )
+
+    def log_numbers(
+        self, client: MlflowClient, run: str, claim: Certificate, *, step: int = 0
+    ) -> None:
+        """Log numbers that hold for a claim and for all before it."""
+        epsilon = max(self.epsilon, claim.epsilon)
+        if math.isfinite(epsilon) or client.get_metric_history(run, claim.metric):
+            last = max(step, self.last_step)
+            client.log_metric(run, claim.metric, epsilon, step=last)
+        client.log_metric(run, "delta", max(self.delta, claim.delta), step=step)
+
+    def tags(self, claim: Certificate) -> dict[str, str]:
+        """Say in words what holds for a claim and for all before it."""
+        new, unit = _tags(claim), claim.privacy_unit.value
+        if not self.words:
+            return new
+        key = f"dptune.epsilon.{_terms(claim)}"
+        alike = (self.delta, self.unit) == (claim.delta, unit)
+        if alike and self.epsilon <= claim.epsilon:
+            words = new[key]
+        elif new[key] in self.words or (alike and _BESIDE not in self.words):
+            words = self.words
+        else:
+            words = f"{self.words}{_BESIDE}{new[key]} for one {unit}"
+        finest = min((self.unit, unit), key=_UNITS.index)
+        return {key: words, "dptune.privacy_unit": finest}
 
 
 def claim_metrics(certificate: Certificate) -> dict[str, float]:
@@ -206,11 +258,9 @@ class CertificateCallback(TrainerCallback):
         if training is None or paid <= self._paid:
             return
         self._paid, claim, client = paid, training.certificate(), MlflowClient()
-        before, last_step = _said(client, self._run, claim)
-        if before <= claim.epsilon:
-            for key, value in claim_metrics(claim).items():
-                step = max(state.global_step, last_step)
-                client.log_metric(self._run, key, value, step=step)
+        said = _Said.of(client, self._run, claim)
+        if said.epsilon <= claim.epsilon:
+            said.log_numbers(client, self._run, claim, step=state.global_step)
 
     def on_train_end(
         self,

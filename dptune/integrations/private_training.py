@@ -24,7 +24,6 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput, sort_checkpoints
 
 from dptune.accounting.certificates import Certificate
-from dptune.data.collated import Rows
 from dptune.dpsgd.checkpoint import run_fingerprint
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.feed import Feed
@@ -65,7 +64,6 @@ from dptune.integrations.rows import (
     CountedUnits,
     UnitRows,
     collate_nothing,
-    read_rows,
 )
 from dptune.integrations.script_plan import plan_script
 from dptune.integrations.script_run import ScriptRun
@@ -316,13 +314,9 @@ class PrivateTraining(RankedTraining, EvaluationApart):
 
     def _rows(self) -> UnitRows:
         """Read the data set by units, and look for it in the evaluation sets."""
-        found = read_rows(
-            cast("Rows", self.train_dataset),
-            self._collate,
-            unit_column=self.privacy.unit_column,
-            max_rows_per_unit=self.privacy.max_rows_per_unit,
-            rows_are_single_units=self.privacy.rows_are_single_units,
-        )
+        found = self._train_rows()
+        self._read = None  # other rows may stand there now, and others were seen
+        self._seen = []
         faults = row_problems(found.data, self.model, path="train_dataset")
         _raise_all(faults + self._seen_problems(found))
         return found
@@ -451,9 +445,17 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         return found
 
     def get_train_dataloader(self) -> DataLoader[None]:
-        """Return as many empty batches as an epoch has steps, in expectation."""
-        run = cast("ScriptRun", self.script_run)
-        units = CountedUnits(run.stage.num_units)
+        """Return as many empty batches as an epoch has steps, in expectation.
+
+        Raises:
+            PrivacyError: there is no training: batches are drawn by the engine alone.
+        """
+        if self.script_run is None:
+            raise PrivacyError(
+                "get_train_dataloader must be left to train: rows are drawn there, by "
+                "a coin for each unit. Call train, or look at train_dataset."
+            )
+        units = CountedUnits(self.script_run.stage.num_units)
         size = min(self.expected_batch_size, len(units))
         return DataLoader(units, batch_size=size, collate_fn=collate_nothing)
 

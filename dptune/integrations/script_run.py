@@ -354,9 +354,10 @@ class ScriptRun:
         """Hold the cost of the whole training."""
         with BudgetStore.open(budget.url) as store:
             digest = records_digest(self.rows.records, key=budget.key)
-            check_digest(store, budget.data_set, digest)
-            held = store.reserve(self._request(budget))
-            claim_digest(store, budget.data_set, digest, reservation=held.id)
+            request = self._request(budget)
+            check_digest(store, request.units, digest)
+            held = store.reserve(request)
+            claim_digest(store, request.units, digest, reservation=held.id)
             head = store.head()
         return BudgetReservation(
             id=held.id,

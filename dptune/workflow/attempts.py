@@ -12,7 +12,7 @@ from dptune.accounting.store.attempts import (
     admit_loss,
     charges,
     count_attempts,
-    first_data_set,
+    first_attempt,
     losses,
     record_attempt,
 )
@@ -41,8 +41,8 @@ def record_evaluation(url: str, found: Sequence[Report], *, data_set: str) -> No
 def is_recorded(store: BudgetStore, found: Sequence[Report], *, data_set: str) -> bool:
     """Whether these very reports were entered when their model was attacked."""
     subject = _evaluation(found)
-    known = first_data_set(store, kind=Attempt.EVALUATION, subject=subject)
-    return known == data_set
+    known = first_attempt(store, kind=Attempt.EVALUATION, subject=subject)
+    return known is not None and known[0] == data_set
 
 
 def _evaluation(found: Sequence[Report]) -> str:

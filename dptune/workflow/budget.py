@@ -170,8 +170,9 @@ def check_budget(
     with store:
         other = key or secrets.token_bytes(KEY_BYTES)  # a lost key is refused below
         texts = texts_digest(corpus, key=other)
-        check_digest(store, config.budget.data_set, texts)
-        store.preview(budget_request(config, corpus, plan, key=other), again=again)
+        request = budget_request(config, corpus, plan, key=other)
+        check_digest(store, request.units, texts)
+        store.preview(request, again=again)
 
 
 def reserve_budget(
@@ -198,12 +199,12 @@ def reserve_budget(
         PrivacyError: the data set's units are known in another way, or the same
             texts were charged under another name.
     """
-    name = config.budget.data_set
     texts = texts_digest(corpus, key=key)
+    request = budget_request(config, corpus, plan, key=key)
     with BudgetStore.open(url) as store:
-        check_digest(store, name, texts)
-        held = store.reserve(budget_request(config, corpus, plan, key=key), again=again)
-        claim_digest(store, name, texts, reservation=held.id)
+        check_digest(store, request.units, texts)
+        held = store.reserve(request, again=again)
+        claim_digest(store, request.units, texts, reservation=held.id)
         head = store.head()
     return BudgetReservation(
         id=held.id,

@@ -5,6 +5,7 @@ another policy or beside another champion, without any training artifact.
 """
 
 import importlib.metadata
+import math
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Self, get_args
@@ -39,7 +40,12 @@ from dptune.gates.evidence import (
 )
 from dptune.gates.manifest import Manifest
 from dptune.planning import RunPlan
-from dptune.privacy import Notion, PrivacyUnit
+from dptune.privacy import (
+    CertificateStatus,
+    NeighboringRelation,
+    Notion,
+    PrivacyUnit,
+)
 from dptune.recipes import Recipe
 from dptune.reports.card.statements import (
     BudgetStatement,
@@ -243,7 +249,7 @@ class Dossier(RunResults):
             claims=tuple(self._claim(c) for c in self.certificates),
             champion_digest=other.model_digest if other else None,
             champion_utility=beside,
-            dataset_budget=self._dataset_budget(),
+            dataset_budgets=self._dataset_budgets(),
             audits=self.audits,
             step_audits=self._step_audits(),
             detection=self.detection,
@@ -383,26 +389,39 @@ class Dossier(RunResults):
             accountant=certificate.accountant,
         )
 
-    def _dataset_budget(self) -> BudgetEvidence | None:
-        """Restate what was granted for the run's notion, and what all runs spent."""
-        for line in self.budget.lines if self.budget else ():
-            usual = line.relation == self.plan.relation
-            if line.notion == self.plan.notion and usual and line.allowance is not None:
-                return BudgetEvidence(
-                    notion=self.plan.notion,
-                    spent_epsilon=line.spent,
-                    budget_epsilon=line.allowance,
-                    delta=line.delta,
-                )
-        return None
+    def _dataset_budgets(self) -> tuple[BudgetEvidence, ...]:
+        """Restate what was granted, and what all runs spent of it."""
+        return tuple(
+            BudgetEvidence(
+                notion=Notion(line.notion),
+                relation=NeighboringRelation(line.relation),
+                spent_epsilon=line.spent,
+                budget_epsilon=line.allowance,
+                delta=line.delta,
+            )
+            for line in (self.budget.lines if self.budget else ())
+            if line.allowance is not None
+        )
 
     def _canary_group_epsilon(self) -> float | None:
-        """Epsilon of a secret that sits in as many units as a canary does."""
-        copies = max((c.insertions for c in self.exposure.planted()), default=0)
-        if copies < 2:
+        """Epsilon of a secret that sits in as many units as a canary does.
+
+        None where its unit has no guarantee, or where that rests on secrets being found
+        and some canary's was not: it was trained on as it stands.
+        """
+        notion, planted = self.plan.notion, self.exposure.planted()
+        copies = max((c.insertions for c in planted), default=0)
+        claim = self.ledger.certificate(
+            notion, delta=self.plan.target_delta, relation=self.plan.relation
+        )
+        in_clear = self.exposure.setting != "not_missed" and any(
+            canary.marked is not True for canary in planted
+        )
+        rests_on_detector = claim.status is CertificateStatus.CONDITIONAL
+        if copies < 2 or math.isinf(claim.epsilon) or (rests_on_detector and in_clear):
             return None
         return group_epsilon(
-            self.ledger.event(self.plan.notion),
+            self.ledger.event(notion),
             group_size=copies,
             delta=self.plan.target_delta,
             relation=self.plan.relation,

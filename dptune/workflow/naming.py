@@ -1,7 +1,8 @@
 """One name for the same texts: a budget belongs to data, not to what they are called.
 
-The store's log notes under which data set the texts of a corpus were charged first; the
-same texts under another name are refused. Texts of which one differs are other texts:
+The store's log notes under which data set, and to which units, the texts of a corpus
+were charged first; the same texts under another name, or with other ids, are refused:
+each would buy a budget anew. Texts of which one differs are other texts:
 docs/THREATS.md says who is trusted with that.
 """
 
@@ -11,7 +12,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dptune.accounting.store.attempts import Attempt, first_data_set, record_attempt
+from dptune.accounting.store.attempts import Attempt, first_attempt, record_attempt
+from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore
 from dptune.conversation import without_training
 from dptune.data.records import Corpus
@@ -42,37 +44,55 @@ def records_digest(records: Iterable[bytes], *, key: bytes) -> str:
 
 
 def claim_digest(
-    store: BudgetStore, name: str, digest: str, *, reservation: str
+    store: BudgetStore, units: UnitSet, digest: str, *, reservation: str
 ) -> None:
     """Note whose records these are, before anything is drawn on them.
 
     Args:
         store: where it is noted.
-        name: of the data set.
+        units: of the data set, which they are charged to.
         digest: of its records.
         reservation: id; released where the records are another data set's.
 
     Raises:
         PrivacyError: another run gave the records another name at this moment.
     """
-    if first_data_set(store, kind=Attempt.READING, subject=digest) is None:
-        record_attempt(store, data_set=name, kind=Attempt.READING, subject=digest)
+    if first_attempt(store, kind=Attempt.READING, subject=digest) is None:
+        record_attempt(
+            store,
+            data_set=units.data_set,
+            kind=Attempt.READING,
+            subject=digest,
+            about=units.digest,
+        )
     try:
-        check_digest(store, name, digest)
+        check_digest(store, units, digest)
     except PrivacyError:
         store.release(reservation)
         raise
 
 
-def check_digest(store: BudgetStore, name: str, digest: str) -> None:
-    """Refuse records that another data set has paid for; writes nothing.
+def check_digest(store: BudgetStore, units: UnitSet, digest: str) -> None:
+    """Refuse records that another data set, or other units, have paid for.
+
+    Nothing is written.
 
     Raises:
-        PrivacyError: naming the data set.
+        PrivacyError: naming the data set, or that the ids are others.
     """
-    first = first_data_set(store, kind=Attempt.READING, subject=digest)
-    if first not in (None, name):
+    first = first_attempt(store, kind=Attempt.READING, subject=digest)
+    if first is None:
+        return
+    name, noted = first
+    if name != units.data_set:
         raise PrivacyError(
-            f"budget.data_set must be {first!r}, under which these texts were charged "
-            f"and counted before, got {name!r}. Change the name back."
+            f"budget.data_set must be {name!r}, under which these texts were charged "
+            f"and counted before, got {units.data_set!r}. Change the name back."
+        )
+    if noted not in ("", units.digest):  # stores from before noted no units
+        raise PrivacyError(
+            "the ids of these texts must be those that they were charged under before, "
+            "but they come with others, such as from a file or folder that was moved "
+            "below data_root, from renumbered rows, or by another privacy_unit: new "
+            "ids would buy a budget anew. Restore path and ids."
         )

@@ -178,11 +178,12 @@ def _charge(
     hashed = corpus.report.units_are_content_hashes
     cost, name = budget_cost(entry), config.budget.data_set
     texts = texts_digest(corpus, key=key)
+    units = UnitSet.of(corpus.source_units, key=key, data_set=name)
     with BudgetStore.open(url) as store:
-        check_digest(store, name, texts)
+        check_digest(store, units, texts)
         held = store.reserve(
             Request(
-                units=UnitSet.of(corpus.source_units, key=key, data_set=name),
+                units=units,
                 privacy_unit=PrivacyUnit(corpus.report.privacy_unit),
                 id_kind=IdKind.CONTENT_HASH if hashed else IdKind.SOURCE,
                 run_key=run_key,
@@ -191,7 +192,7 @@ def _charge(
                 required=config.budget.required,
             )
         )
-        claim_digest(store, name, texts, reservation=held.id)
+        claim_digest(store, units, texts, reservation=held.id)
         store.spend(held.id, cost, stage=entry.stage, num_steps=1)
         store.settle(held.id)
 

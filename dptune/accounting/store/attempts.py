@@ -57,7 +57,7 @@ def record_attempt(
         data_set: whose records were looked at.
         kind: of attempt.
         subject: digest of what the result depends on.
-        about: the model and version, where it has one.
+        about: the model and version, where it has one; the set of units of a reading.
     """
     with connecting(store.engine) as connection, writing(connection):
         found = _subjects(connection, data_set=data_set, kind=kind, about=about)
@@ -83,12 +83,14 @@ def last_attempt(
     return found[-1] if found else None
 
 
-def first_data_set(store: BudgetStore, *, kind: Attempt, subject: str) -> str | None:
-    """Name the data set that an attempt with this subject was first entered for."""
+def first_attempt(
+    store: BudgetStore, *, kind: Attempt, subject: str
+) -> tuple[str, str] | None:
+    """Name data set and `about` of the first attempt that has this subject."""
     with connecting(store.engine) as connection, reading(connection):
         return next(
             (
-                str(content["data_set"])
+                (str(content["data_set"]), str(content["about"]))
                 for content in _contents(connection, "attempt")
                 if (content["attempt"], content["subject"]) == (kind.value, subject)
             ),

@@ -158,8 +158,10 @@ def claim(**changes):
 
 
 def budget(**changes):
+    is_record = changes.get("notion", "record") == "record"
     values = {
         "notion": "record",
+        "relation": "add_or_remove_one" if is_record else "replace_one",
         "spent_epsilon": 4.0,
         "budget_epsilon": 8.0,
         "delta": 1e-6,
@@ -259,7 +261,7 @@ def evidence(**changes):
         "membership": membership(),
         "utility": utility(),
         "claims": (claim(),),
-        "dataset_budget": budget(),
+        "dataset_budgets": (budget(),),
         "audits": (audit(), audit(notion="selective", relation="replace_one")),
         "step_audits": (step_audit(),),
         "detection": detection(),

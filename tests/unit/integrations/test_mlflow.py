@@ -149,6 +149,28 @@ def test_run_of_several_trainings_says_the_least_guarantee(tracked, noises):
     assert least.status.value in logged.tags["dptune.epsilon.record.add_or_remove_one"]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_run_of_claims_that_differ_says_what_holds_for_each(tracked, first):
+    """An epsilon at another claim's delta or unit would hold for neither."""
+    given = {"sample_rate": 0.01, "num_steps": 1000}
+    claims = [
+        dptune.account(noise_multiplier=0.8, delta=1e-9, privacy_unit="user", **given),
+        dptune.account(noise_multiplier=0.65, delta=1e-2, **given),
+    ]
+    assert claims[0].epsilon > claims[1].epsilon
+    with mlflow.start_run() as run:
+        log_certificate(claims[first])
+        log_certificate(claims[1 - first])
+        log_certificate(claims[first])
+    logged = tracked.get_run(run.info.run_id).data
+    assert logged.metrics[METRIC] == claims[0].epsilon
+    assert logged.metrics["delta"] == 1e-2
+    assert logged.tags["dptune.privacy_unit"] == "record"
+    words = logged.tags["dptune.epsilon.record.add_or_remove_one"]
+    assert words.count("beside") == 1
+    assert words.count("certified") == 2
+
+
 def test_what_is_no_certificate_is_not_logged(tracked):
     with pytest.raises(ConfigError) as caught:
         log_certificate(None, run_id="none", model_id="no", model_version=("a", "1"))

@@ -334,12 +334,24 @@ def test_measuring_on_the_training_data_by_hand_is_refused(script):
     trainer = script(max_steps=1)
     with pytest.raises(PrivacyError, match="must not be the training data"):
         trainer.evaluate(trainer.train_dataset)
+    with pytest.raises(PrivacyError, match="must not be the training data"):
+        trainer.evaluate(Dataset.from_list(make_rows()))
+    others = Dataset.from_list(make_rows(30)[25:])
+    trainer.train_dataset = Dataset.from_list(make_rows()[:5])
+    assert trainer.evaluate(Dataset.from_list(make_rows()[10:]))["eval_loss"] > 0
+    assert trainer.evaluate(others)["eval_loss"] > 0
+    trainer.train_dataset = Dataset.from_list(make_rows())
     trainer.train()
     with pytest.raises(PrivacyError, match="test_dataset"):
         trainer.predict(Dataset.from_list(make_rows()))
     trainer.eval_dataset = {"known": trainer.train_dataset}
     with pytest.raises(PrivacyError, match="eval_dataset"):
         trainer.evaluate()
+
+
+def test_batches_are_left_to_training(script):
+    with pytest.raises(PrivacyError, match="must be left to train"):
+        script(max_steps=1).get_train_dataloader()
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -406,6 +418,30 @@ class Buffering:
             "token_type_ids",
         ),
         (lambda rows: {"input_ids": pad(rows)["input_ids"]}, "input_ids and labels"),
+        (lambda rows: rows, "as a mapping, got list"),
+        (lambda rows: pad(rows) if len(rows) == 1 else [], "treat each row by itself"),
+        (
+            lambda rows: pad(rows) if len(rows) == 1 else {"labels": 0},
+            "treat each row by itself",
+        ),
+        (
+            lambda rows: (
+                pad(rows) | {"labels": [row["input_ids"] for row in rows] + [[1]]}
+            ),
+            "tensors of numbers, which raised ValueError",
+        ),
+        (
+            lambda rows: pad(rows) | {"input_ids": [["who", "knows"]]},
+            "tensors of numbers, which raised ValueError",
+        ),
+        (
+            lambda rows: pad(rows) | {"input_ids": pad(rows)["input_ids"].float()},
+            "whole numbers as input_ids",
+        ),
+        (
+            lambda rows: pad(rows) | {"attention_mask": None, "note": "a word"},
+            "tensors of numbers, which raised TypeError",
+        ),
     ],
 )
 def test_collator_is_refused(script, paid, collator, match):

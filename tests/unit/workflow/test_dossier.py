@@ -205,6 +205,40 @@ def test_copies_of_a_secret_in_other_groups_have_no_mixture_bound(make_dossier):
     assert group > mixture
 
 
+def group_of(make_dossier, ledger, *, setting="not_missed", **plan):
+    """What the card says of a canary in several units."""
+    exposure = samples.exposure_report(setting=setting)
+    run = samples.run_plan().model_copy(update=plan)
+    return make_dossier(
+        ledger=ledger, exposure=exposure, plan=run
+    )._canary_group_epsilon()
+
+
+def test_group_of_a_training_without_a_guarantee_has_none(make_dossier):
+    record = {
+        "notion": Notion.RECORD,
+        "relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    }
+    entry = samples.ledger_entry()
+    known = entry.model_copy(update={"fixed_seed": True})
+    assert group_of(make_dossier, PrivacyLedger(entries=(entry,)), **record) > 0
+    assert group_of(make_dossier, PrivacyLedger(entries=(known,)), **record) is None
+
+
+@pytest.mark.parametrize("setting", ["missed", "partly_missed", "as_detected"])
+def test_group_of_a_canary_that_was_trained_on_as_it_stands_has_none(
+    make_dossier, setting
+):
+    """A stage on the redacted view read the secrets that were not found."""
+    ledger = PrivacyLedger(entries=(samples.redacted_entry(),))
+    notion = {
+        "notion": Notion.SELECTIVE,
+        "relation": NeighboringRelation.REPLACE_ONE,
+    }
+    assert group_of(make_dossier, ledger, **notion) == 0.0
+    assert group_of(make_dossier, ledger, setting=setting, **notion) is None
+
+
 def test_every_conditional_certificate_quotes_the_missing_rate(make_dossier):
     detection = samples.detection_report(missing_rate_source="a reviewed sample")
     dossier = make_dossier(detection=detection)

@@ -6,7 +6,11 @@ import hmac
 import pytest
 
 from dptune.accounting.store.allowances import Cost
-from dptune.accounting.store.attempts import Attempt, count_attempts
+from dptune.accounting.store.attempts import (
+    Attempt,
+    count_attempts,
+    record_attempt,
+)
 from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import history
@@ -14,7 +18,7 @@ from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
 from dptune.conversation import Turn, join_turns
 from dptune.data.building import build_corpus
-from dptune.data.source import SyntheticSource
+from dptune.data.source import SyntheticSource, TextSource
 from dptune.errors import PrivacyError
 from dptune.privacy import PrivacyUnit
 from dptune.workflow import naming
@@ -31,9 +35,13 @@ def store(sqlite_budget):
     made.engine.dispose()
 
 
+def units_of(name, corpus):
+    return UnitSet.of(corpus.source_units, key=KEY, data_set=name)
+
+
 def hold(store, name, corpus):
     request = Request(
-        units=UnitSet.of(corpus.source_units, key=KEY, data_set=name),
+        units=units_of(name, corpus),
         privacy_unit=PrivacyUnit.RECORD,
         id_kind=IdKind.SOURCE,
         run_key="run",
@@ -44,7 +52,7 @@ def hold(store, name, corpus):
 
 
 def check(store, name, corpus):
-    naming.check_digest(store, name, texts_digest(corpus, key=KEY))
+    naming.check_digest(store, units_of(name, corpus), texts_digest(corpus, key=KEY))
 
 
 def claim(store, name, corpus):
@@ -54,7 +62,7 @@ def claim(store, name, corpus):
 
 def note(store, name, corpus, held):
     digest = texts_digest(corpus, key=KEY)
-    naming.claim_digest(store, name, digest, reservation=held)
+    naming.claim_digest(store, units_of(name, corpus), digest, reservation=held)
 
 
 def test_same_texts_under_another_name_are_refused(store, corpus):
@@ -63,6 +71,51 @@ def test_same_texts_under_another_name_are_refused(store, corpus):
     with pytest.raises(PrivacyError, match=r"budget\.data_set must be 'people'"):
         check(store, "fresh", corpus)
     assert count_attempts(store, data_set="fresh", kind=Attempt.READING) == 0
+
+
+@pytest.mark.parametrize("way", ["a folder down", "one line's name"])
+def test_same_texts_with_other_ids_buy_no_budget(store, tmp_path, way):
+    """A file that moves below the data root names its lines anew."""
+    lines = [f"note {i} about person {i * 7}" for i in range(30)]
+    place = tmp_path / "letters" / "notes.txt"
+    place.parent.mkdir()
+    place.write_text("\n".join(lines))
+    down = build_corpus(
+        TextSource(path="notes.txt", position_ids=True),
+        privacy_unit=PrivacyUnit.RECORD,
+        data_root=place.parent,
+    )
+    claim(store, "letters", down)
+    claim(store, "letters", down)
+    if way == "a folder down":
+        up = build_corpus(
+            TextSource(path="letters/notes.txt", position_ids=True),
+            privacy_unit=PrivacyUnit.RECORD,
+            data_root=tmp_path,
+        )
+    else:
+        (first, *_) = down.source_units
+        names = {first: "another"}
+        up = down.with_dataset(
+            down.dataset.map(
+                lambda row: {"unit_id": names.get(row["unit_id"], row["unit_id"])}
+            )
+        )
+    assert texts_digest(up, key=KEY) == texts_digest(down, key=KEY)
+    with pytest.raises(PrivacyError, match="ids of these texts"):
+        check(store, "letters", up)
+    held = hold(store, "letters", up)
+    with pytest.raises(PrivacyError, match="ids of these texts"):
+        note(store, "letters", up, held)
+    assert [run.status.value for run in history(store, data_set="letters")].count(
+        "released"
+    ) == 1
+
+
+def test_store_that_noted_no_units_goes_on(store, corpus):
+    digest = texts_digest(corpus, key=KEY)
+    record_attempt(store, data_set="people", kind=Attempt.READING, subject=digest)
+    claim(store, "people", corpus)
 
 
 def test_names_of_ids_splits_and_order_make_no_other_texts(store, corpus):
@@ -124,8 +177,8 @@ def test_two_names_at_once_keep_the_first_and_hold_nothing_of_the_second(
 
     claim(store, "people", corpus)
     held = hold(store, "fresh", corpus)
-    found = naming.first_data_set
-    monkeypatch.setattr(naming, "first_data_set", first_of_two)
+    found = naming.first_attempt
+    monkeypatch.setattr(naming, "first_attempt", first_of_two)
     with pytest.raises(PrivacyError):
         note(store, "fresh", corpus, held)
     (run,) = history(store, data_set="fresh")
