@@ -60,6 +60,7 @@ def attack(
             canaries,
             trained=trained,
             max_tokens=settings.max_tokens,
+            max_sequences_per_unit=settings.max_sequences_per_unit,
             attacks=attacks,
             detection=detection,
             performance=performance,

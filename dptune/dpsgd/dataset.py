@@ -199,10 +199,7 @@ class UnitDataset:
                 f"len(input_ids)={len(input_ids)}, len(loss_weights)="
                 f"{len(loss_weights)}, len(unit_ids)={len(unit_ids)}."
             )
-        rows = _rows_of_units(unit_ids)
-        kept = Ragged(
-            rows.values, rows.starts, np.minimum(rows.lengths, max_sequences_per_unit)
-        )
+        kept = kept_rows(unit_ids, max_sequences_per_unit)
         order = kept.flat()
         return cls(
             sequences=Ragged.of(input_ids, np.int64).select(order),
@@ -213,7 +210,7 @@ class UnitDataset:
             num_dropped_sequences=len(input_ids) - len(order),
             kinds=None
             if kinds is None
-            else np.asarray(kinds, np.int64)[rows.values[rows.starts]],
+            else np.asarray(kinds, np.int64)[kept.values[kept.starts]],
             unnoised=unnoised,
         )
 
@@ -449,6 +446,23 @@ class UnitDataset:
                 Problem(path="kinds", message="must have one kind for each unit.")
             )
         return problems
+
+
+def kept_rows(
+    unit_ids: Sequence[str | int] | pa.ChunkedArray, max_sequences_per_unit: int
+) -> Ragged[np.int64]:
+    """Return the rows of each unit that its bound keeps: the first ones.
+
+    Args:
+        unit_ids: owner of each row.
+        max_sequences_per_unit: at least 1.
+
+    >>> [rows.tolist() for rows in kept_rows(["grace", "alan", "grace"], 1)]
+    [[0], [1]]
+    """
+    rows = _rows_of_units(unit_ids)
+    sizes = np.minimum(rows.lengths, max_sequences_per_unit)
+    return Ragged(rows.values, rows.starts, sizes)
 
 
 def _rows_of_units(unit_ids: Sequence[str | int] | pa.ChunkedArray) -> Ragged[np.int64]:

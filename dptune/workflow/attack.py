@@ -15,14 +15,13 @@ from dptune.attacks.canaries import CanarySet
 from dptune.attacks.exposure import exposure_report
 from dptune.attacks.inference import Tell, unwatched
 from dptune.attacks.membership import membership_report
-from dptune.attacks.planting import canary_rows, planted_count
+from dptune.attacks.planting import planted_count
 from dptune.attacks.settings import AttackSettings
 from dptune.attacks.signals import HeldOut, held_out_losses, utility_report
 from dptune.config import DetectionSettings, PerformanceSettings
 from dptune.conversation import contents_only, scored
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
-from dptune.errors import DataError
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_saved
 from dptune.models.source import ModelBundle
@@ -39,12 +38,11 @@ from dptune.workflow.canary_ranking import CanaryRanking, once
 from dptune.workflow.detect import engine_of
 from dptune.workflow.device import pick_device
 from dptune.workflow.extracting import Extracting, nothing_to_extract
+from dptune.workflow.members import HELD_OUT, TrainedRows, members_and_others
 from dptune.workflow.samples import Masker, samples_report
 from dptune.workflow.shadows import (
-    HELD_OUT,
     attack_membership,
     measure_accuracy,
-    sample_rows,
     shadow_training,
     unmeasurable_exposure,
 )
@@ -93,6 +91,7 @@ def attack_model(
     *,
     trained: Sequence[TrainedCanaries],
     max_tokens: int,
+    max_sequences_per_unit: int,
     attacks: AttackSettings,
     detection: DetectionSettings,
     performance: PerformanceSettings,
@@ -105,8 +104,9 @@ def attack_model(
 
     Every report says when this began, and keeps saying so from a cache.
 
-    Members are records of the training split without the canaries, non-members the test
-    split; both are cut to `max_tokens`, as training saw their first sequence.
+    Members are training records without canaries whose first sequence was trained on,
+    non-members records of the test split whose text no training record has; both are
+    cut to `max_tokens`, as training saw their first sequence.
 
     **Privacy**: a function of private records, outside any epsilon; the card says so.
 
@@ -117,6 +117,7 @@ def attack_model(
         canaries: what was planted, and controls.
         trained: which of them every stage trained on.
         max_tokens: longest sequence.
+        max_sequences_per_unit: contribution bound that the stages were trained with.
         attacks: how many records, how many draws.
         detection: how texts that the model says are marked.
         performance: memory and speed.
@@ -126,7 +127,7 @@ def attack_model(
         tell: told how much of each piece of work is done, and how much there is.
 
     Raises:
-        DataError: there is no test split to compare with.
+        DataError: there are no held-out records to compare with.
     """
     began, device = datetime.now(tz=UTC), pick_device(performance.device)
     loaded, loaded_base = load_saved(model.path), load_saved(base.path)
@@ -134,7 +135,14 @@ def attack_model(
     cut = _Cut(max_tokens=max_tokens, performance=performance)
     if loaded.class_names:
         return _attack_classifier(
-            *of_both, corpus, canaries, **cut, attacks=attacks, say=say, tell=tell
+            *of_both,
+            corpus,
+            canaries,
+            **cut,
+            max_sequences_per_unit=max_sequences_per_unit,
+            attacks=attacks,
+            say=say,
+            tell=tell,
         ).stamped(began)
     say("exposure of every canary among all candidates")
     exposure = _exposure(
@@ -147,8 +155,16 @@ def attack_model(
         cache=cache,
         tell=tell,
     )
-    members, outsiders = _members_and_others(
-        corpus, canaries, count=attacks.num_members
+    members, outsiders = members_and_others(
+        corpus,
+        canaries,
+        trained=TrainedRows(
+            loaded=loaded,
+            max_tokens=max_tokens,
+            max_sequences_per_unit=max_sequences_per_unit,
+            folder=cache if cache.is_dir() else None,
+        ),
+        count=attacks.num_members,
     )
     say("membership of records, by losses, shadow models and a blind baseline")
     membership = _membership(
@@ -187,25 +203,6 @@ def attack_model(
         utility=utility,
         samples=samples,
     ).stamped(began)
-
-
-def _members_and_others(
-    corpus: Corpus, canaries: CanarySet, *, count: int
-) -> tuple[Dataset, Dataset]:
-    """Draw records that were trained on, without canaries, and records that were not.
-
-    Raises:
-        DataError: there are no others.
-    """
-    rows, planted = corpus.split("train"), canary_rows(corpus.dataset, canaries)
-    members = rows.select([i for i, own in enumerate(rows["id"]) if own not in planted])
-    outsiders = corpus.split(HELD_OUT)
-    if len(outsiders) == 0:
-        raise DataError(
-            "the corpus must have a test split: without records that were not trained "
-            "on, no attack has a control. Set data.splits.test."
-        )
-    return sample_rows(members, count), sample_rows(outsiders, count)
 
 
 def _membership(
@@ -282,6 +279,7 @@ def _attack_classifier(
     canaries: CanarySet,
     *,
     max_tokens: int,
+    max_sequences_per_unit: int,
     attacks: AttackSettings,
     performance: PerformanceSettings,
     say: Callable[[str], None],
@@ -293,7 +291,9 @@ def _attack_classifier(
         model,
         base,
         corpus,
+        canaries,
         max_tokens=max_tokens,
+        max_sequences_per_unit=max_sequences_per_unit,
         attacks=attacks,
         speed=performance,
         say=say,

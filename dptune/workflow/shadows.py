@@ -25,19 +25,19 @@ from dptune.attacks.roc import RocSettings
 from dptune.attacks.settings import AttackSettings, ShadowSettings
 from dptune.config import PerformanceSettings
 from dptune.conversation import scored
-from dptune.data.records import Corpus, seeded_fraction
+from dptune.data.records import Corpus
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.loss import ClassificationLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
-from dptune.errors import DataError
 from dptune.models.build import add_lora
 from dptune.models.encode import class_numbers, encode_classes
 from dptune.models.loading import LoadedModel
 from dptune.models.source import ModelBundle
 from dptune.results import ExposureReport, MembershipReport, UtilityReport
 from dptune.workflow.device import pick_device
+from dptune.workflow.members import HELD_OUT, TrainedRows, members_and_others
 
 LARGEST_WHOLE = 50_000_000
 """Parameters up to which shadows train the whole model; above, adapters."""
@@ -191,8 +191,6 @@ def shadow_training(
     )
 
 
-HELD_OUT = "test"
-
 NO_EXPOSURE = (
     "A classifier writes no text, so that no secret can be ranked among its "
     "candidates: exposure is not measurable, and membership is the only attack."
@@ -224,31 +222,31 @@ def attack_membership(
     model: tuple[ModelBundle, LoadedModel],
     base: tuple[ModelBundle, LoadedModel],
     corpus: Corpus,
+    canaries: CanarySet,
     *,
     max_tokens: int,
+    max_sequences_per_unit: int,
     attacks: AttackSettings,
     speed: PerformanceSettings,
     say: Callable[[str], None] = lambda _: None,
     tell: Tell = unwatched,
 ) -> MembershipReport:
-    """Tell records of the training split from held-out ones by class losses.
+    """Tell records that were trained on from held-out ones by class losses.
 
     Raises:
-        DataError: there is no test split to compare with.
+        DataError: there are no held-out records to compare with.
     """
+    trained = TrainedRows(
+        loaded=model[1],
+        max_tokens=max_tokens,
+        max_sequences_per_unit=max_sequences_per_unit,
+    )
     groups = [
-        labelled(
-            sample_rows(corpus.split(split), attacks.num_members),
-            model[1],
-            max_tokens=max_tokens,
+        labelled(rows, model[1], max_tokens=max_tokens)
+        for rows in members_and_others(
+            corpus, canaries, trained=trained, count=attacks.num_members
         )
-        for split in ("train", HELD_OUT)
     ]
-    if not groups[1].tokens:
-        raise DataError(
-            "the corpus must have a test split: without records that were not trained "
-            "on, no attack has a control. Set data.splits.test."
-        )
     shadows = shadow_training(
         base[1],
         attacks,
@@ -307,15 +305,3 @@ def labelled(
         labels=list(encoded["labels"]),
         texts=list(rows["text"]),
     )
-
-
-def sample_rows(rows: Dataset, count: int) -> Dataset:
-    """Take `count` rows, chosen by a hash of their ids."""
-    if len(rows) <= count:
-        return rows
-    ids = rows["id"]
-    order = sorted(
-        range(len(rows)),
-        key=lambda i: seeded_fraction(ids[i], seed=0, purpose="attack"),
-    )
-    return rows.select(sorted(order[:count]))

@@ -28,7 +28,8 @@ from dptune.stages import StagePlan
 from dptune.text import Span
 from dptune.workflow.canary_ranking import CanaryRanking
 from dptune.workflow.device import pick_device, place_processes
-from dptune.workflow.shadows import HELD_OUT, labelled, sample_rows
+from dptune.workflow.members import HELD_OUT, sample_rows
+from dptune.workflow.shadows import labelled
 
 _MOST_RECORDS = 256
 _SCRUB_CHECKPOINTS = 3

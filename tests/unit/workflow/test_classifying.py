@@ -105,6 +105,7 @@ def attacked(reviews, base, model, folder):
         draw_canaries(spec, seed=1),
         trained=(),
         max_tokens=MAX_TOKENS,
+        max_sequences_per_unit=1,
         attacks=AttackSettings(num_members=50, num_bootstrap=100),
         detection=DetectionSettings(),
         performance=PERFORMANCE,
@@ -130,6 +131,19 @@ def test_classifier_learns_its_labels_and_is_measured_beside_them(
         performance=PERFORMANCE,
     )
     assert again == found.utility.model_copy(update={"measured_at": None})
+
+
+def test_classifier_is_attacked_on_what_training_kept(reviews, base, tmp_path):
+    of_users = reviews.dataset.map(
+        lambda row: {"unit_id": f"{row['split']} {int(row['id']) % 7}"},
+        load_from_cache_file=False,
+    )
+    rows = reviews.with_dataset(of_users)
+    seen, test = set(rows.split("train")["text"]), rows.split("test")["text"]
+    found = attacked(rows, base, base, tmp_path).membership
+    assert found.num_members == 7 < len(rows.split("train"))
+    fresh = sum(text not in seen for text in test)
+    assert found.num_non_members == fresh < len(test)
 
 
 def test_classifier_trains_privately_and_keeps_its_class_names(reviews, base, tmp_path):

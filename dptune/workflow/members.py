@@ -1,0 +1,140 @@
+"""Whom attacks tell apart: records that were trained on, and records that were not."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from datasets import Dataset
+
+from dptune.attacks.canaries import CanarySet
+from dptune.attacks.planting import canary_rows
+from dptune.conversation import without_training
+from dptune.data.records import Corpus, seeded_fraction
+from dptune.dpsgd.dataset import IntArray, kept_rows
+from dptune.errors import DataError
+from dptune.models.encode import encode_corpus
+from dptune.models.loading import LoadedModel
+from dptune.parts import values_of
+
+HELD_OUT = "test"
+
+_COLUMNS = ["id", "text", "unit_id"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRows:
+    """Which training records a model saw: those that its bound of sequences kept.
+
+    Args:
+        loaded: the model, with its tokenizer.
+        max_tokens: longest sequence.
+        max_sequences_per_unit: public contribution bound.
+        folder: private folder for tokens while they are counted; None keeps to memory.
+    """
+
+    loaded: LoadedModel
+    max_tokens: int
+    max_sequences_per_unit: int
+    folder: Path | None = None
+
+    def of(self: Self, rows: Dataset) -> IntArray:
+        """Return the places of records whose first sequence was trained on.
+
+        A later sequence of a record alone counts for nothing: attacks see the first.
+
+        Args:
+            rows: the training split as it was encoded, canaries included.
+        """
+        units = list(values_of(rows, "unit_id"))
+        reached = self._kept(units)  # each record has at least one sequence
+        if self.loaded.class_names or not len(reached):
+            return reached
+        encoded = encode_corpus(
+            rows.select_columns(_COLUMNS).select(reached),
+            self.loaded.tokenizer,
+            max_tokens=self.max_tokens,
+            folder=self.folder,
+        )
+        kept = self._kept(list(values_of(encoded, "unit_id")))
+        owners = list(values_of(encoded, "id"))
+        is_first = np.array([a != b for a, b in pairwise([None, *owners])])
+        is_kept = np.isin(np.flatnonzero(is_first), kept)
+        found: IntArray = reached[is_kept]
+        return found
+
+    def _kept(self: Self, units: list[str]) -> IntArray:
+        """Return what training keeps of rows that these units own, in their order."""
+        return np.sort(kept_rows(units, self.max_sequences_per_unit).flat())
+
+
+def members_and_others(
+    corpus: Corpus, canaries: CanarySet, *, trained: TrainedRows, count: int
+) -> tuple[Dataset, Dataset]:
+    """Draw records that were trained on, without canaries, and records that were not.
+
+    Members are records whose first sequence the bound of their unit kept. A held-out
+    record with the text of a training record is no non-member: the model saw it.
+
+    Args:
+        corpus: the original view with canaries in its training split.
+        canaries: what was planted.
+        trained: tells which training records the model saw.
+        count: of each side, at most.
+
+    Raises:
+        DataError: there is nothing on a side.
+    """
+    rows, planted = corpus.split("train"), canary_rows(corpus.dataset, canaries)
+    ids = list(values_of(rows, "id"))
+    members = rows.select([i for i in trained.of(rows) if ids[i] not in planted])
+    held_out = corpus.split(HELD_OUT)
+    if len(held_out) == 0:
+        raise DataError(
+            "the corpus must have a test split: without records that were not trained "
+            "on, no attack has a control. Set data.splits.test."
+        )
+    others = without_copies(held_out, rows, canaries, planted)
+    if len(others) == 0:
+        raise DataError(
+            "the test split must hold texts that are not in the training split, got "
+            f"{len(held_out)} copies: no attack has a control. Deduplicate the data."
+        )
+    return sample_rows(members, count), sample_rows(others, count)
+
+
+def without_copies(
+    held_out: Dataset, rows: Dataset, canaries: CanarySet, planted: dict[str, str]
+) -> Dataset:
+    """Leave out held-out records whose text is that of a training record.
+
+    Which turns of a conversation are learnt is no part of its text, nor is a canary on
+    the last line of its host.
+
+    Args:
+        held_out: to choose from.
+        rows: the training split.
+        canaries: what was planted in it.
+        planted: secrets by the ids of rows that hold one.
+    """
+    texts = list(map(without_training, values_of(held_out, "text")))
+    wanted, copied = set(texts), set()
+    for own, text in zip(values_of(rows, "id"), values_of(rows, "text"), strict=True):
+        end = f"\n{canaries.spec.record(planted[own])}" if own in planted else ""
+        known = without_training(text.removesuffix(end))
+        if known in wanted:
+            copied.add(known)
+    return held_out.select([i for i, text in enumerate(texts) if text not in copied])
+
+
+def sample_rows(rows: Dataset, count: int) -> Dataset:
+    """Take `count` rows, chosen by a hash of their ids."""
+    if len(rows) <= count:
+        return rows
+    ids = list(values_of(rows, "id"))
+    order = sorted(
+        range(len(rows)),
+        key=lambda i: seeded_fraction(ids[i], seed=0, purpose="attack"),
+    )
+    return rows.select(sorted(order[:count]))

@@ -1,0 +1,220 @@
+"""Whom attacks tell apart: no record that no stage trained on is a member."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from dptune.attacks.canaries import CanarySpec, draw_canaries
+from dptune.attacks.planting import plant
+from dptune.attacks.settings import AttackSettings
+from dptune.config import DetectionSettings
+from dptune.conversation import Turn, join_turns
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.errors import DataError
+from dptune.models.encode import encode_corpus, record_tokens
+from dptune.models.loading import load_saved
+from dptune.workflow import members as module
+from dptune.workflow.attack import attack_model
+from dptune.workflow.members import TrainedRows, members_and_others
+
+from .conftest import PERFORMANCE
+
+MAX_TOKENS, BOUND = 24, 4
+NONE = CanarySpec(num_planted=0, num_held_out=0)
+WORDS = ("amber", "brook", "cedar", "delta", "ember", "fjord", "grove", "heath")
+
+
+def text_of(number, words=3):
+    return " ".join([str(number), *(WORDS[(number + i) % 8] for i in range(words))])
+
+
+def row_of(number, *, split="train", unit=None, text=None):
+    return {
+        "id": str(number),
+        "text": text or text_of(number),
+        "unit_id": unit or str(number),
+        "split": split,
+    }
+
+
+@pytest.fixture
+def of_rows(corpus):
+    """Corpora of rows."""
+    return lambda rows: corpus.with_dataset(
+        Dataset.from_list([{"spans": None, **row} for row in rows])
+    )
+
+
+@pytest.fixture
+def users(of_rows):
+    """Records of ten users of which the bound keeps some; every third is long."""
+    rows = [
+        row_of(n, unit=f"user {n % 10}", text=text_of(n, 20 if n % 3 == 0 else 3))
+        for n in range(120)
+    ]
+    return of_rows(rows + [row_of(n, split="test") for n in range(120, 180)])
+
+
+@pytest.fixture
+def trained(bundle):
+    loaded = load_saved(bundle.path)
+    return TrainedRows(
+        loaded=loaded, max_tokens=MAX_TOKENS, max_sequences_per_unit=BOUND
+    )
+
+
+def drawn(corpus, trained, *, canaries=None, count=1000):
+    canaries = canaries or draw_canaries(NONE, seed=1)
+    return members_and_others(corpus, canaries, trained=trained, count=count)
+
+
+def num_untrained(corpus, trained, rows):
+    """Count members whose first sequence is none that a stage trains on."""
+    tokenizer = trained.loaded.tokenizer
+    data = UnitDataset.from_encoded(
+        encode_corpus(corpus.split("train"), tokenizer, max_tokens=MAX_TOKENS),
+        max_sequences_per_unit=BOUND,
+        folder=None,
+    )
+    seen = {tuple(tokens.tolist()) for tokens in data.sequences}
+    firsts = [record_tokens(t, tokenizer)[:MAX_TOKENS] for t in rows["text"]]
+    return sum(tuple(first) not in seen for first in firsts)
+
+
+class EveryRow(TrainedRows):
+    """Takes every training record for one that was trained on."""
+
+    def of(self, rows):
+        return np.arange(len(rows))
+
+
+class WholeRecords(TrainedRows):
+    """Counts records against the bound, which is of sequences."""
+
+    def of(self, rows):
+        return self._kept(rows["unit_id"])
+
+
+def twin(kind, trained):
+    return kind(
+        loaded=trained.loaded, max_tokens=MAX_TOKENS, max_sequences_per_unit=BOUND
+    )
+
+
+def test_members_are_exactly_the_records_that_training_keeps(users, trained):
+    members, _ = drawn(users, trained)
+    assert num_untrained(users, trained, members) == 0
+    everything = users.split("train")
+    kept = len(everything) - num_untrained(users, trained, everything)
+    assert len(members) == kept < len(everything)
+    assert set(members["unit_id"]) == {f"user {n}" for n in range(10)}
+
+
+@pytest.mark.parametrize("kind", [EveryRow, WholeRecords])
+def test_twins_that_draw_untrained_members_are_caught(users, trained, kind):
+    members, _ = drawn(users, twin(kind, trained))
+    assert num_untrained(users, trained, members) > 0
+
+
+def test_tokens_on_disk_keep_the_same_records(users, trained, tmp_path):
+    rows = users.split("train")
+    on_disk = replace(trained, folder=tmp_path).of(rows)
+    np.testing.assert_array_equal(on_disk, trained.of(rows))
+    assert not list(tmp_path.iterdir())
+
+
+def test_canaries_use_up_their_units_bound_and_are_no_members(of_rows, trained):
+    few = replace(trained, max_sequences_per_unit=1)
+    spec = CanarySpec(num_planted=4, num_held_out=4, insertions=1)
+    canaries = draw_canaries(spec, seed=1)
+    plain = [row_of(n) for n in range(30)] + [row_of(30, split="test")]
+    corpus = of_rows(plain)
+    members, _ = drawn(
+        corpus.with_dataset(plant(corpus.dataset, canaries)), few, canaries=canaries
+    )
+    assert members["id"] == [str(n) for n in range(30)]
+
+
+@pytest.fixture
+def copied(of_rows):
+    """Records of which some held-out ones are copies of trained ones."""
+    rows = [row_of(n) for n in range(40)]
+    rows += [row_of(n, split="test", text=text_of(n % 40)) for n in range(40, 50)]
+    return of_rows(rows + [row_of(n, split="test") for n in range(50, 70)])
+
+
+def num_copies(corpus, rows):
+    return sum(text in set(corpus.split("train")["text"]) for text in rows["text"])
+
+
+def test_copies_of_trained_texts_are_no_non_members(copied, trained):
+    _, others = drawn(copied, trained)
+    assert num_copies(copied, others) == 0
+    assert others["id"] == [str(n) for n in range(50, 70)]
+
+
+def test_twin_that_lets_copies_stay_is_caught(copied, trained, monkeypatch):
+    monkeypatch.setattr(module, "without_copies", lambda held_out, *_: held_out)
+    _, others = drawn(copied, trained)
+    assert num_copies(copied, others) == 10
+
+
+def test_copies_of_conversations_are_known_whatever_is_learnt(of_rows, bundle):
+    def said(number, *, learnt):
+        asked = Turn(role="user", content=text_of(number))
+        return join_turns(
+            [asked, Turn(role="assistant", content="Yes", trained=learnt)]
+        )
+
+    held_out = [row_of(n, split="test", text=said(n - 1, learnt=False)) for n in (2, 9)]
+    corpus = of_rows([row_of(1, text=said(1, learnt=True)), *held_out])
+    canaries = draw_canaries(NONE, seed=1)
+    others = module.without_copies(
+        corpus.split("test"), corpus.split("train"), canaries, {}
+    )
+    assert others["id"] == ["9"]
+
+
+def test_copies_of_hosts_of_canaries_are_copies(of_rows, trained):
+    spec = CanarySpec(num_planted=4, num_held_out=4, placement="appended")
+    canaries = draw_canaries(spec, seed=1)
+    rows = [row_of(n) for n in range(5 * spec.insertions)]
+    rows += [{**row, "id": f"copy {row['id']}", "split": "test"} for row in rows]
+    corpus = of_rows([*rows, row_of("own", split="test", text="of nobody else")])
+    planted = corpus.with_dataset(plant(corpus.dataset, canaries))
+    _, others = drawn(planted, trained, canaries=canaries)
+    assert others["id"] == ["own"]
+
+
+def test_held_out_records_that_are_all_copies_are_refused(of_rows, trained):
+    corpus = of_rows([row_of(1), row_of(2, split="test", text=text_of(1))])
+    with pytest.raises(DataError, match="got 1 copies"):
+        drawn(corpus, trained)
+    with pytest.raises(DataError, match="must have a test split"):
+        drawn(of_rows([row_of(1)]), trained)
+
+
+def test_report_counts_records_that_were_trained_on(users, trained, bundle, tmp_path):
+    found = attack_model(
+        bundle,
+        bundle,
+        users,
+        draw_canaries(NONE, seed=1),
+        trained=(),
+        max_tokens=MAX_TOKENS,
+        max_sequences_per_unit=BOUND,
+        attacks=AttackSettings(
+            num_bootstrap=100, shadows=None, samples={"num_prompts": 0}
+        ),
+        detection=DetectionSettings(),
+        performance=PERFORMANCE,
+        cache=tmp_path,
+    )
+    members, others = drawn(users, trained)
+    counts = len(members), len(others)
+    of_membership = found.membership.num_members, found.membership.num_non_members
+    of_endings = found.extraction.num_members, found.extraction.num_non_members
+    assert of_membership == of_endings == counts
+    assert len(members) < len(users.split("train")) / 2
