@@ -75,7 +75,9 @@ def members_and_others(
     """Draw records that were trained on, without canaries, and records that were not.
 
     Members are records whose first sequence the bound of their unit kept. A held-out
-    record with the text of a training record is no non-member: the model saw it.
+    record with the text of a training record is no non-member: the model saw it. Nor is
+    the training record a member: its text is no secret of its unit, and a text that one
+    side alone has by construction would tell the sides apart without any model.
 
     Args:
         corpus: the original view with canaries in its training split.
@@ -95,37 +97,44 @@ def members_and_others(
             "the corpus must have a test split: without records that were not trained "
             "on, no attack has a control. Set data.splits.test."
         )
-    others = without_copies(held_out, rows, canaries, planted)
-    if len(others) == 0:
+    shared = shared_texts(held_out, rows, canaries, planted)
+    sides = without_texts(members, shared), without_texts(held_out, shared)
+    if not all(map(len, sides)):
         raise DataError(
-            "the test split must hold texts that are not in the training split, got "
-            f"{len(held_out)} copies: no attack has a control. Deduplicate the data."
+            "the training and the test split must each hold texts that the other has "
+            f"not, got {len(sides[0])} and {len(sides[1])} to attack: no attack has a "
+            "control. Deduplicate the data."
         )
-    return sample_rows(members, count), sample_rows(others, count)
+    return sample_rows(sides[0], count), sample_rows(sides[1], count)
 
 
-def without_copies(
+def shared_texts(
     held_out: Dataset, rows: Dataset, canaries: CanarySet, planted: dict[str, str]
-) -> Dataset:
-    """Leave out held-out records whose text is that of a training record.
+) -> set[str]:
+    """Return the texts of held-out records that training records have too.
 
     Which turns of a conversation are learnt is no part of its text, nor is a canary on
     the last line of its host.
 
     Args:
-        held_out: to choose from.
+        held_out: the test split.
         rows: the training split.
         canaries: what was planted in it.
         planted: secrets by the ids of rows that hold one.
     """
-    texts = list(map(without_training, values_of(held_out, "text")))
-    wanted, copied = set(texts), set()
+    wanted, shared = set(map(without_training, values_of(held_out, "text"))), set()
     for own, text in zip(values_of(rows, "id"), values_of(rows, "text"), strict=True):
         end = f"\n{canaries.spec.record(planted[own])}" if own in planted else ""
         known = without_training(text.removesuffix(end))
         if known in wanted:
-            copied.add(known)
-    return held_out.select([i for i, text in enumerate(texts) if text not in copied])
+            shared.add(known)
+    return shared
+
+
+def without_texts(rows: Dataset, texts: set[str]) -> Dataset:
+    """Leave out records that have one of some texts, as `shared_texts` names them."""
+    known = map(without_training, values_of(rows, "text"))
+    return rows.select([i for i, text in enumerate(known) if text not in texts])
 
 
 def sample_rows(rows: Dataset, count: int) -> Dataset:

@@ -138,11 +138,12 @@ def test_classifier_is_attacked_on_what_training_kept(reviews, base, tmp_path):
         lambda row: {"unit_id": f"{row['split']} {int(row['id']) % 7}"},
         load_from_cache_file=False,
     )
-    rows = reviews.with_dataset(of_users)
-    seen, test = set(rows.split("train")["text"]), rows.split("test")["text"]
-    found = attacked(rows, base, base, tmp_path).membership
-    assert found.num_members == 7 < len(rows.split("train"))
-    fresh = sum(text not in seen for text in test)
+    corpus = reviews.with_dataset(of_users)
+    rows, test = corpus.split("train"), corpus.split("test")["text"]
+    first = dict(zip(rows["unit_id"][::-1], rows["text"][::-1], strict=True))
+    found = attacked(corpus, base, base, tmp_path).membership
+    assert found.num_members == sum(t not in test for t in first.values()) <= 7
+    fresh = sum(text not in rows["text"] for text in test)
     assert found.num_non_members == fresh < len(test)
 
 

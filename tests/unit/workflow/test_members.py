@@ -8,6 +8,7 @@ from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.planting import plant
+from dptune.attacks.roc import RocSettings, blind_signal
 from dptune.attacks.settings import AttackSettings
 from dptune.config import DetectionSettings
 from dptune.conversation import Turn, join_turns
@@ -145,8 +146,8 @@ def copied(of_rows):
     return of_rows(rows + [row_of(n, split="test") for n in range(50, 70)])
 
 
-def num_copies(corpus, rows):
-    return sum(text in set(corpus.split("train")["text"]) for text in rows["text"])
+def num_copies(corpus, rows, *, of="train"):
+    return sum(text in set(corpus.split(of)["text"]) for text in rows["text"])
 
 
 def test_copies_of_trained_texts_are_no_non_members(copied, trained):
@@ -155,10 +156,41 @@ def test_copies_of_trained_texts_are_no_non_members(copied, trained):
     assert others["id"] == [str(n) for n in range(50, 70)]
 
 
+def test_texts_of_both_sides_are_no_members(copied, trained):
+    members, _ = drawn(copied, trained)
+    assert num_copies(copied, members, of="test") == 0
+    assert members["id"] == [str(n) for n in range(10, 40)]
+
+
 def test_twin_that_lets_copies_stay_is_caught(copied, trained, monkeypatch):
-    monkeypatch.setattr(module, "without_copies", lambda held_out, *_: held_out)
-    _, others = drawn(copied, trained)
+    monkeypatch.setattr(module, "shared_texts", lambda *_: set())
+    members, others = drawn(copied, trained)
     assert num_copies(copied, others) == 10
+    assert num_copies(copied, members, of="test") == 10
+
+
+@pytest.fixture
+def phrased(of_rows):
+    """Records of which every fifth says the same."""
+    said = ["we answer within two days" if n % 5 == 0 else None for n in range(400)]
+    rows = [row_of(n, text=text) for n, text in enumerate(said)]
+    return of_rows(
+        [{**r, "split": "train" if int(r["id"]) % 3 else "test"} for r in rows]
+    )
+
+
+def blind_p_value(members, others):
+    settings = RocSettings(num_resamples=100)
+    return blind_signal(members["text"], others["text"], settings=settings).p_value
+
+
+def test_phrase_of_many_does_not_tell_the_sides_apart_by_itself(phrased, trained):
+    assert blind_p_value(*drawn(phrased, trained)) > 0.05
+
+
+def test_twin_that_drops_shared_texts_on_one_side_is_told_apart(phrased, trained):
+    _, others = drawn(phrased, trained)
+    assert blind_p_value(phrased.split("train"), others) < 0.001
 
 
 def test_copies_of_conversations_are_known_whatever_is_learnt(of_rows, bundle):
@@ -170,11 +202,10 @@ def test_copies_of_conversations_are_known_whatever_is_learnt(of_rows, bundle):
 
     held_out = [row_of(n, split="test", text=said(n - 1, learnt=False)) for n in (2, 9)]
     corpus = of_rows([row_of(1, text=said(1, learnt=True)), *held_out])
-    canaries = draw_canaries(NONE, seed=1)
-    others = module.without_copies(
-        corpus.split("test"), corpus.split("train"), canaries, {}
-    )
-    assert others["id"] == ["9"]
+    canaries, test = draw_canaries(NONE, seed=1), corpus.split("test")
+    shared = module.shared_texts(test, corpus.split("train"), canaries, {})
+    assert module.without_texts(test, shared)["id"] == ["9"]
+    assert not len(module.without_texts(corpus.split("train"), shared))
 
 
 def test_copies_of_hosts_of_canaries_are_copies(of_rows, trained):
@@ -182,15 +213,18 @@ def test_copies_of_hosts_of_canaries_are_copies(of_rows, trained):
     canaries = draw_canaries(spec, seed=1)
     rows = [row_of(n) for n in range(5 * spec.insertions)]
     rows += [{**row, "id": f"copy {row['id']}", "split": "test"} for row in rows]
-    corpus = of_rows([*rows, row_of("own", split="test", text="of nobody else")])
+    own = [
+        row_of(split, split=split, text=f"own {split}") for split in ("train", "test")
+    ]
+    corpus = of_rows([*rows, *own])
     planted = corpus.with_dataset(plant(corpus.dataset, canaries))
     _, others = drawn(planted, trained, canaries=canaries)
-    assert others["id"] == ["own"]
+    assert others["id"] == ["test"]
 
 
 def test_held_out_records_that_are_all_copies_are_refused(of_rows, trained):
     corpus = of_rows([row_of(1), row_of(2, split="test", text=text_of(1))])
-    with pytest.raises(DataError, match="got 1 copies"):
+    with pytest.raises(DataError, match="got 0 and 0 to attack"):
         drawn(corpus, trained)
     with pytest.raises(DataError, match="must have a test split"):
         drawn(of_rows([row_of(1)]), trained)
