@@ -122,7 +122,8 @@ def shared_texts(
         canaries: what was planted in it.
         planted: secrets by the ids of rows that hold one.
     """
-    wanted, shared = set(map(without_training, values_of(held_out, "text"))), set()
+    wanted = set(map(without_training, values_of(held_out, "text")))
+    shared: set[str] = set()
     for own, text in zip(values_of(rows, "id"), values_of(rows, "text"), strict=True):
         end = f"\n{canaries.spec.record(planted[own])}" if own in planted else ""
         known = without_training(text.removesuffix(end))
