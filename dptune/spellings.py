@@ -9,6 +9,7 @@ begins and ends where words do, and is broken only where words may be.
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from ahocorasick_rs import AhoCorasick
 
+from dptune.letters import is_accent, is_unspaced
+from dptune.value_ways import ways_of_value
+
 Offsets = npt.NDArray[np.int64]
+_Layout = tuple[tuple[int, str], ...]
 
 MAX_CHARACTERS: Final = 300
 """Longest value; a longer one is a text, not a name or a number."""
@@ -28,7 +33,6 @@ MAX_CHARACTERS: Final = 300
 _LONGEST_GAP: Final = 3
 _LEAST_GLUED: Final = 6
 _LEAST_DIGITS: Final = 4
-_LEAST_PHONE: Final = 7
 _NAMES: Final = frozenset(["PERSON", "ENTITY"])
 
 
@@ -64,11 +68,13 @@ class _Spelling:
 
     Args:
         breaks: places of the folded form where a separator may stand; None for any.
+        layouts: separators as they were given, whatever their signs.
         capital: counts only where it is written with a capital letter.
     """
 
     folded: str
     breaks: frozenset[int] | None
+    layouts: frozenset[_Layout]
     entity_type: str
     is_whole: bool
     capital: bool
@@ -88,8 +94,9 @@ def _source(name: str) -> str:
 @lru_cache(maxsize=1)
 def source_digest() -> str:
     """Digest the code and the data of this module, so that a changed rule shows."""
-    written = _source("spellings.py") + _source("spellings.json")
-    return hashlib.sha256((unicodedata.unidata_version + written).encode()).hexdigest()
+    names = "spellings.py", "letters.py", "value_ways.py", "spellings.json"
+    written = unicodedata.unidata_version + "".join(map(_source, names))
+    return hashlib.sha256(written.encode()).hexdigest()
 
 
 def is_title(word: str) -> bool:
@@ -119,20 +126,7 @@ def _fold(character: str) -> str:
         low = character.casefold()
         return "".join(_data()["odd_letters"].get(c, c) for c in low if c.isalnum())
     is_mark = unicodedata.category(character) in {"Mn", "Mc"}
-    return character if is_mark and not _is_accent(character) else ""
-
-
-def _is_accent(mark: str) -> bool:
-    """Whether a mark may be left out: Latin accents, Hebrew and Arabic vowel points."""
-    code = ord(mark)
-    return (
-        0x300 <= code <= 0x36F
-        or 0x591 <= code <= 0x5C7
-        or 0x610 <= code <= 0x61A
-        or 0x64B <= code <= 0x65F
-        or code == 0x670
-        or 0xFE00 <= code <= 0xFE0F
-    )
+    return character if is_mark and not is_accent(character) else ""
 
 
 _FOLDS: Final = _Folds()
@@ -241,6 +235,7 @@ def _wider(one: _Spelling, other: _Spelling) -> _Spelling:
     return _Spelling(
         folded=one.folded,
         breaks=breaks,
+        layouts=one.layouts | other.layouts,
         entity_type=one.entity_type,
         is_whole=best.is_whole,
         capital=one.capital and other.capital,
@@ -255,19 +250,11 @@ def _placed(text: str, known: _Spelling, places: Offsets) -> Found | None:
         end += 1
     if not (_begins(text, start, known.folded) and _ends(text, end, known.folded)):
         return None
-    steps = np.diff(places)
-    gaps = [int(at) + 1 for at in np.flatnonzero(steps > 1)]
-    between = [text[int(places[at - 1]) + 1 : int(places[at])] for at in gaps]
-    open_gaps = [
-        at for at, gap in zip(gaps, between, strict=True) if not all(map(_is_part, gap))
-    ]
-    if any(not _may_part(gap, known) for gap in between):
-        return None
-    if known.breaks is None:
-        if open_gaps and len(known.folded) < _LEAST_GLUED:
-            return None
-    elif not set(open_gaps) <= known.breaks or (
-        known.breaks and not open_gaps and not _is_glued(text[start:end], known.folded)
+    gaps = _gaps(text, places)
+    open_gaps = {at for at, gap in gaps.items() if not all(map(_is_part, gap))}
+    if not (
+        _is_well_broken(text[start:end], gaps, open_gaps, known)
+        or _layout(gaps) in known.layouts
     ):
         return None
     written = text[start:end]
@@ -284,12 +271,49 @@ def _placed(text: str, known: _Spelling, places: Offsets) -> Found | None:
     )
 
 
+def _gaps(written: str, places: Offsets) -> dict[int, str]:
+    """Return what stands between letters, by its place in the folded form."""
+    return {
+        int(at) + 1: written[int(places[at]) + 1 : int(places[at + 1])]
+        for at in np.flatnonzero(np.diff(places) > 1)
+    }
+
+
+def _layout(gaps: Mapping[int, str]) -> _Layout:
+    """Return separators so that a value and a copy of it have the same."""
+    return tuple((at, signs) for at, gap in gaps.items() if (signs := _signs(gap)))
+
+
+@lru_cache(maxsize=4096)
+def _signs(gap: str) -> str:
+    """Return a separator in canonical form, a few blanks as one."""
+    plain = unicodedata.normalize("NFKC", gap)
+    visible = "".join(c for c in plain if not _is_part(c))
+    return re.sub(rf"\s{{1,{_LONGEST_GAP}}}", " ", visible)
+
+
+def _is_well_broken(
+    written: str, gaps: Mapping[int, str], open_gaps: set[int], known: _Spelling
+) -> bool:
+    """Whether a value is broken where it may be, by signs that may stand there."""
+    for at, gap in gaps.items():
+        if not _may_part(gap, known):
+            own = at, _signs(gap)
+            if not any(own in layout for layout in known.layouts):
+                return False
+    if known.breaks is None:
+        return not open_gaps or len(known.folded) >= _LEAST_GLUED
+    if open_gaps or not known.breaks:
+        return open_gaps <= known.breaks
+    return _is_glued(written, known.folded)
+
+
 def _is_glued(written: str, form: str) -> bool:
     """Whether words without a separator are still a name: `annlee`, `AlEx`."""
     return (
         len(form) >= _LEAST_GLUED
         or any(map(str.isupper, written[1:]))
-        or _is_unspaced(form[0])
+        or is_unspaced(form[0])
     )
 
 
@@ -324,27 +348,13 @@ def is_border(one: str, other: str) -> bool:
     """
     if not _FOLDS[one] or not _FOLDS[other]:
         return True
-    return _is_unspaced(one) or _is_unspaced(other)
+    return is_unspaced(one) or is_unspaced(other)
 
 
 def _turns(one: str, other: str, form: str) -> bool:
     """Whether a long name ends where digits begin, as in user names."""
     turns = one.isdecimal() != other.isdecimal()
     return turns and len(form) >= _LEAST_GLUED and not any(map(str.isdecimal, form))
-
-
-def _is_unspaced(character: str) -> bool:
-    """Whether a script has no blanks: Han, kana, Thai, Lao, Khmer, Burmese."""
-    code = ord(character)
-    return (
-        0x0E00 <= code <= 0x0EFF
-        or 0x1000 <= code <= 0x109F
-        or 0x1780 <= code <= 0x17FF
-        or 0x3040 <= code <= 0x30FF
-        or 0x3400 <= code <= 0x9FFF
-        or 0xF900 <= code <= 0xFAFF
-        or 0x20000 <= code <= 0x3FFFF
-    )
 
 
 @lru_cache(maxsize=16_384)
@@ -365,16 +375,20 @@ def spellings_of(
     if known.entity_type in _NAMES and not is_number:
         ways = _ways_of_name(value, is_ordinary=is_ordinary, parts=parts)
     else:
-        ways = ((way, True, False) for way in _ways_of_value(value, known.entity_type))
+        ways = ((way, True, False) for way in ways_of_value(value, known.entity_type))
     made: list[_Spelling] = []
     for way, is_whole, capital in ways:
         for written in dict.fromkeys((way, _without_umlauts(way))):
             form, places = folded(written)
             if _says_something(form):
-                steps = np.flatnonzero(np.diff(places) > 1) + 1
+                gaps = _gaps(written, places)
+                layouts = {_layout(gaps)}
+                if way == value != known.value and written == way:  # its own blanks
+                    layouts.add(_layout(_gaps(known.value, folded(known.value)[1])))
                 spelling = _Spelling(
                     folded=form,
-                    breaks=_breaks(form, steps, is_number=is_number),
+                    breaks=_breaks(form, gaps, is_number=is_number),
+                    layouts=frozenset(layouts),
                     entity_type=known.entity_type,
                     is_whole=is_whole,
                     capital=capital,
@@ -390,13 +404,15 @@ def _without_umlauts(written: str) -> str:
     return "".join(umlauts.get(character, character) for character in written)
 
 
-def _breaks(form: str, steps: Offsets, *, is_number: bool) -> frozenset[int] | None:
+def _breaks(
+    form: str, steps: Iterable[int], *, is_number: bool
+) -> frozenset[int] | None:
     """Return where a separator may stand; anywhere in scripts that have no blanks."""
     if is_number:
         return None
-    if _is_unspaced(form[0]):
+    if is_unspaced(form[0]):
         return frozenset(range(len(form)))
-    return frozenset(map(int, steps))
+    return frozenset(steps)
 
 
 def _says_something(form: str) -> bool:
@@ -404,31 +420,6 @@ def _says_something(form: str) -> bool:
     if digits == len(form):
         return digits >= _LEAST_DIGITS
     return len(form) >= 2
-
-
-def _ways_of_value(value: str, entity_type: str) -> Iterator[str]:
-    """Yield the ways to write what is no name."""
-    yield value
-    if "@" in value:
-        yield value.replace("@", " at ").replace(".", " dot ")
-        yield value.replace("@", " at ")
-    digits = "".join(filter(str.isdecimal, value))
-    if entity_type == "PHONE" and len(digits) > _LEAST_PHONE:
-        yield from _ways_of_phone(value.strip(), digits)
-
-
-def _ways_of_phone(value: str, digits: str) -> Iterator[str]:
-    """Yield a number with and without the code of its country."""
-    if value.startswith(("+", "00")):
-        bare = digits[2:] if value.startswith("00") else digits
-        yield bare
-        yield f"00{bare}"
-        for size in (1, 2, 3):
-            if len(bare) - size >= _LEAST_PHONE:
-                yield bare[size:]
-                yield f"0{bare[size:]}"
-    elif digits.startswith("0"):
-        yield digits[1:]
 
 
 def _ways_of_name(

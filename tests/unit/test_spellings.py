@@ -1,5 +1,6 @@
 """Known values are found however they are written, and nothing else is."""
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -108,3 +109,68 @@ def test_find_leaves_out_only_what_is_covered_whole(size):
     left = [hit for hit in hits if hit.end > size]
     assert finder.find(text, covered=covered) == left
     assert len(left) == len(hits) - (size >= 3) - 2 * (size >= 7)
+
+
+AS_GIVEN = (
+    *(("ACCOUNT_ID", v) for v in ("11,345,678", "12-34", "4711;22", "1.2.3.4")),
+    *(("ID", v) for v in ("KX;4711;QB", "[4711-22]/Q", "ref<90210>z", "QZ....1234")),
+    ("ADDRESS", "742 Evergreen Terrace, Springfield, IL 62704"),
+    ("ADDRESS", "Flat 3 - - 1204 Rowan"),
+    ("ADDRESS", "Unit 7        Rowan Court"),
+    ("DATE", "March 3, 1985"),
+    *(("ENTITY", v) for v in ("Yahoo! Holdings", "Guess? Inc", "Müller! Söhne")),
+    *(("PERSON", v) for v in ("P!nk", "Ann {Annie} Lee", "Lee; Ann", "Moore ??? Ann")),
+    *(("PASSWORD", v) for v in ("correct horse, battery 2024", "hunter2!Zq;7")),
+)
+
+
+@pytest.mark.parametrize(("kind", "value"), AS_GIVEN)
+def test_value_is_found_as_it_was_given_whatever_its_signs(kind, value):
+    finder = Spellings([KnownValue(value=value, entity_type=kind)])
+    for text in (value, value.upper(), value.lower(), value.replace(" ", "\n")):
+        whole = f"We write about {text} as agreed."
+        covering = [h for h in finder.find(whole) if h.is_whole]
+        assert letters(text, [_moved(h, -15) for h in covering]) == []
+    if value[0].isalnum():
+        assert any(h.is_exact for h in finder.find(f"({value})"))
+
+
+def _moved(hit, by):
+    return dataclasses.replace(hit, start=hit.start + by, end=hit.end + by)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("ACCOUNT_ID", "11,345,678", "11, 345, 678"),  # a list
+        ("ACCOUNT_ID", "11,345,678", "11;345;678"),
+        ("ACCOUNT_ID", "11 345 678", "11,345,678"),
+        ("ACCOUNT_ID", "12-34", "12.34"),
+        ("ACCOUNT_ID", "12-34", "112-34"),
+        ("ORG", "Guess? Inc", "Guess! Inc"),
+        ("ORG", "Blue Harbor", "blue? Harbor"),
+        ("ORG", "Blue Harbor", "blue     Harbor"),
+        ("PERSON", "P!nk", "pnk"),
+    ],
+)
+def test_signs_of_one_value_do_not_count_for_another(kind, value, text):
+    assert found(value, kind, text) == []
+
+
+def test_values_of_one_form_keep_the_signs_of_each():
+    values = ("11,345,678", "11;345;678")
+    finder = Spellings([KnownValue(value=v, entity_type="ID") for v in values])
+    assert all(finder.find(f"it is {value} here") for value in values)
+    assert finder.find("it is 11!345!678 here") == []
+
+
+def test_twin_without_own_separators_misses_what_stands_there_verbatim(monkeypatch):
+    ways = spellings.spellings_of
+
+    def without(known, **how):
+        none = frozenset()
+        return [dataclasses.replace(w, layouts=none) for w in ways(known, **how)]
+
+    monkeypatch.setattr(spellings, "spellings_of", without)
+    missed = [value for kind, value in AS_GIVEN if not found(value, kind, value)]
+    assert len(missed) >= 12
