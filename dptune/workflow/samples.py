@@ -25,11 +25,14 @@ from dptune.models.loading import LoadedModel
 from dptune.redaction.engine import redact_text
 from dptune.redaction.operators import Operator
 from dptune.results import Completions, SamplesReport
+from dptune.spellings import folded
 from dptune.text import Span
 
 _PROMPT_TOKENS = 32
 _LONGEST_PROMPT = 400
 _SHORTEST_VALUE = 3
+_UNSEEN = frozenset(["Mn", "Mc", "Me", "Cf"])
+"""Categories of characters that belong to the letter before, or to none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class Masker:
 
     Args:
         engine: the run's detector.
-        values: what it marked anywhere in the corpus, in lower case.
+        values: what it marked anywhere in the corpus, as `_plain` writes it.
         secrets: of canaries, planted or not.
     """
 
@@ -52,7 +55,7 @@ class Masker:
     ) -> Self:
         """Collect the values of a corpus with spans, and the secrets of a set."""
         values = {
-            row["text"][span["start"] : span["end"]].casefold()
+            _plain(row["text"][span["start"] : span["end"]])[0]
             for row in corpus.select_columns(["text", "spans"])
             for span in row["spans"] or ()
         }
@@ -82,14 +85,15 @@ class Masker:
 
     def _known(self: Self, text: str) -> Iterator[tuple[int, int]]:
         """Where values stand that the detector marked elsewhere."""
-        lower = text.casefold()
-        if len(lower) != len(text):  # places differ: look where they do not
-            lower = text.lower() if len(text.lower()) == len(text) else text
+        plain, places = _plain(text)
         for value in self.values:
-            start = lower.find(value)
+            start = plain.find(value)
             while start >= 0:
-                yield start, start + len(value)
-                start = lower.find(value, start + 1)
+                end = places[start + len(value) - 1] + 1
+                while end < len(text) and not _plain(text[end])[0]:
+                    end += 1  # what belongs to the last letter
+                yield places[start], end
+                start = plain.find(value, start + 1)
 
     def _of_canaries(self: Self, text: str) -> Iterator[tuple[int, int]]:
         """Where half of a secret stands, however it is spelled or cut."""
@@ -112,6 +116,19 @@ class Masker:
             while start >= 0:
                 yield places[start][0], places[start + len(window) - 1][0] + 1
                 start = plain.find(window, start + 1)
+
+
+def _plain(text: str) -> tuple[str, list[int]]:
+    """Write text and values alike, without case and accents, and the place of each.
+
+    Letters may become several (`ß`), which all stand where the one stood.
+    """
+    pieces = [
+        folded(one)[0] or ("" if unicodedata.category(one) in _UNSEEN else one)
+        for one in text
+    ]
+    places = [place for place, piece in enumerate(pieces) for _ in piece]
+    return "".join(pieces), places
 
 
 def _runs(hidden: np.ndarray) -> list[Span]:

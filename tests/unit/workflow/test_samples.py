@@ -89,6 +89,36 @@ def test_value_of_the_corpus_is_masked_though_the_detector_misses_it_here():
     assert "zanzibar" in twin[0].casefold()
 
 
+VALUES = (
+    ("Weiß", "Weiß", "WEISS", "weiẞ"),
+    ("Strauß GmbH", "Strauß GmbH", "STRAUSS GMBH"),
+    ("İpek", "İpek", "IPEK", "ipek"),
+    ("Jose\u0301 Ruiz", "Jose\u0301 Ruiz", "José Ruiz", "JOSE RUIZ"),
+    ("Zoë", "Zoe\u0308", "Zo\u200bë"),
+    ("a+b=c", "A+b=c"),
+    ("ﬁnn", "Finn"),
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(v, text) for v, *texts in VALUES for text in texts]
+)
+@pytest.mark.parametrize("before", ["Heute kam ", "Groß, İ und ﬃ: ", "e\u0301 "])
+def test_value_is_masked_whatever_its_letters_become_without_case(value, text, before):
+    (shown,) = masker(values=(value,)).masked([f"{before}{text} noch"])
+    assert shown == f"{before}<mask> noch"
+
+
+def test_twin_that_lowers_case_alone_shows_values(monkeypatch):
+    monkeypatch.setattr(
+        samples, "_plain", lambda text: (text.lower(), list(range(len(text) * 3)))
+    )
+    shown = [
+        masker(values=(v,)).masked([f"Groß: {t}."]) for v, *ts in VALUES for t in ts
+    ]
+    assert sum("<mask>" not in text for (text,) in shown) >= 6
+
+
 def report_of(loaded, texts, said, monkeypatch, **changes):
     """Completions by a model that says what we want."""
     encoded = loaded.tokenizer(said, add_special_tokens=False)["input_ids"]
