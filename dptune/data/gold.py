@@ -3,7 +3,9 @@
 * `{"text": "...", "spans": [{"start": 0, "end": 3, "entity_type": "PERSON"}]}`
 * `{"text": "...", "entities": [[0, 3, "PERSON"]]}`; also under `label` or `labels`
 * `{"full_text": "...", "spans": [{"start_position": 0, "end_position": 3}]}` (Presidio)
-* IOB2 (`.iob2`, `.conll`): blocks of `number TAB word TAB tag` with `# text = ...`
+* IOB2 (`.iob2`, `.conll`, `.bio`): blocks of `number TAB word TAB tag` with
+  `# text = ...`; words stand there in order, with signs at most between them. Words of
+  one (`S-`) and last words (`E-`) may be told apart.
 
 The first three may be JSON lines or one JSON list; all may be `.gz`. Ranges are
 half-open, in code points of the text. A type may be called `entity_type`, `type` or
@@ -49,7 +51,7 @@ def read_gold(path: Path) -> list[GoldText]:
     content = _content(path)
     name = path.name.removesuffix(".gz")
     if name.endswith((".iob2", ".conll", ".bio")):
-        found, problems = list(_read_iob2(content)), list[Problem]()
+        found, problems = _read_iob2(content)
     else:
         found, problems = _read_rows(content)
     if not found and not problems:
@@ -68,7 +70,7 @@ def _content(path: Path) -> str:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             raw = read_up_to(stream, _MAX_BYTES)
         if raw is not None:
-            return raw.decode("utf-8")
+            return raw.decode("utf-8-sig")
         message = f"must hold at most {_MAX_BYTES:,} bytes when unpacked, got more."
     except (OSError, EOFError, zlib.error, UnicodeDecodeError):
         message = "must be a readable file of UTF-8 text, plain or .gz, but is not."
@@ -103,7 +105,7 @@ def _rows(content: str) -> Iterator[Any]:
             whole = [None]
         yield from whole
         return
-    for line in content.splitlines():
+    for line in content.split("\n"):
         if line.strip():
             try:
                 yield json.loads(line)
@@ -116,9 +118,13 @@ def _gold_text(row: Any) -> GoldText:  # noqa: ANN401 - whatever a file holds
     text = row[_first(row, _TEXTS)]
     if not isinstance(text, str):
         raise TypeError("text")
-    named = [name for name in _SPANS if isinstance(row.get(name), list)]
-    spans = tuple(_span(raw, len(text)) for raw in row[named[0]])
-    return GoldText(text=text, spans=spans)
+    lists = [row[name] for name in _SPANS if isinstance(row.get(name), list)]
+    if len(lists) > 1:  # labels of the whole text are no spans
+        lists = [x for x in lists if not all(isinstance(y, str) for y in x)] or [[]]
+    found = [tuple(_span(raw, len(text)) for raw in given) for given in lists]
+    if any({*spans} != {*found[0]} for spans in found):
+        raise ValueError("spans")
+    return GoldText(text=text, spans=found[0])
 
 
 def _span(raw: Any, length: int) -> Span:  # noqa: ANN401 - whatever a file holds
@@ -140,29 +146,76 @@ def _first(row: Any, names: tuple[str, ...]) -> str:  # noqa: ANN401
     return next((name for name in names if name in row), names[0])
 
 
-def _read_iob2(content: str) -> Iterator[GoldText]:
+@dataclass(frozen=True, kw_only=True)
+class _Word:
+    """A word with its tag, and the number of its line."""
+
+    line: int
+    word: str = field(repr=False)
+    mark: str
+    kind: str
+
+
+def _read_iob2(content: str) -> tuple[list[GoldText], list[Problem]]:
     """Read blocks of words; a block without `# text` is joined by blanks."""
-    for block in content.replace("\r\n", "\n").split("\n\n"):
-        lines = block.split("\n")
-        rows = [x.split("\t") for x in lines if x and not x.startswith("#")]
-        words = [(row[1], row[2]) for row in rows if len(row) > 2]
-        if words:
-            given = next((x[9:] for x in lines if x.startswith("# text = ")), None)
-            yield _aligned(given or " ".join(word for word, _ in words), words)
+    problems: list[Problem] = []
+    found: list[GoldText] = []
+    given, words = "", list[_Word]()
+    lines = [line.removesuffix("\r") for line in content.split("\n")]
+    for number, line in enumerate([*lines, ""], 1):
+        if not line.strip():
+            if words:
+                text = given or " ".join(word.word for word in words)
+                found.append(_aligned(text, words, problems))
+            given, words = "", []
+        elif line.startswith("#"):
+            given = given or line.partition("# text = ")[2]
+        else:
+            word = _word(line.split("\t"), number)
+            if word is None:
+                problems.append(_bad_word(number, "a number, a word and a known tag"))
+            else:
+                words.append(word)
+    return found, problems
 
 
-def _aligned(text: str, words: list[tuple[str, str]]) -> GoldText:
-    """Find words in their text; neighbors of one entity become one span."""
+def _word(columns: list[str], line: int) -> _Word | None:
+    """Read the columns of a word; None if one is absent or its tag says nothing."""
+    word, tag = (*columns[1:3], "", "")[:2]
+    mark, hyphen, kind = tag.partition("-")
+    known = tag == "O" or (mark in {*"BISE"} and bool(kind or not hyphen))
+    if not known or not word.strip():
+        return None
+    return _Word(line=line, word=word, mark=mark, kind=kind or _UNTYPED)
+
+
+def _bad_word(line: int, wanted: str) -> Problem:
+    return Problem(
+        path=f"row {line}",
+        message=f"must hold {wanted}, but does not.",
+        next_step="docs/REVIEW.md has the formats.",
+    )
+
+
+def _aligned(text: str, words: list[_Word], problems: list[Problem]) -> GoldText:
+    """Find words in their text; neighbors of one entity become one span.
+
+    A word that does not come next is a problem, and those behind it are not looked for.
+    """
     spans: list[Span] = []
-    position = 0
-    for word, tag in words:
-        start = text.find(word, position)
-        if start < 0:
-            continue
-        position = start + len(word)
-        mark, _, kind = tag.partition("-")
-        if mark == "I" and spans and not text[spans[-1].end : start].strip():
-            start = spans.pop().start
-        if mark in {"B", "I"}:
-            spans.append(Span(start=start, end=position, entity_type=kind or _UNTYPED))
+    position, is_open = 0, False
+    for one in words:
+        start = text.find(one.word, position)
+        if start < 0 or any(map(str.isalnum, text[position:start])):
+            wanted = "the next word of its `# text`"
+            problems.append(_bad_word(one.line, wanted))
+            break
+        position = end = start + len(one.word)
+        goes_on = is_open and one.mark in {"I", "E"}
+        if goes_on and spans[-1].entity_type == one.kind:
+            is_near = not text[spans[-1].end : start].strip()
+            start = spans.pop().start if is_near else start
+        if one.mark != "O":
+            spans.append(Span(start=start, end=end, entity_type=one.kind))
+        is_open = one.mark in {"B", "I"}
     return GoldText(text=text, spans=tuple(spans))

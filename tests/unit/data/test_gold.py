@@ -51,6 +51,87 @@ def test_iob2_joins_the_words_of_an_entity(tmp_path):
     assert second.text == "no text"
 
 
+def spans_of(content, tmp_path, name="gold.iob2"):
+    path = tmp_path / name
+    path.write_text(content)
+    return [
+        [(row.text[s.start : s.end], s.entity_type) for s in row.spans]
+        for row in read_gold(path)
+    ]
+
+
+def rows_refused(content, tmp_path, name="gold.iob2"):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(DataError) as refused:
+        read_gold(path)
+    assert not {"Ann", "Bob", "Lee"} & {*str(refused.value).split()}
+    return [problem.path for problem in refused.value.problems]
+
+
+@pytest.mark.parametrize("name", ["gold.iob2", "gold.bio", "gold.conll"])
+def test_tags_of_single_and_last_words_are_read(name, tmp_path):
+    content = (
+        "1\tAnn\tS-PER\n2\tsaw\tO\n3\tBob\tB-PER\n4\tvan\tI-PER\n5\tLee\tE-PER\n"
+        "6\tRome\tE-LOC\n7\tKim\tI-PER\n8\tJo\tI-PER\n9\tit\tB\n"
+    )
+    assert spans_of(content, tmp_path, name) == [
+        [
+            ("Ann", "PER"),
+            ("Bob van Lee", "PER"),
+            ("Rome", "LOC"),
+            ("Kim Jo", "PER"),
+            ("it", "SENSITIVE"),
+        ]
+    ]
+
+
+def test_signs_between_words_and_ends_of_lines_are_passed_over(tmp_path):
+    content = (
+        '\ufeff# text = "Ann" (Lee), ok\r\n1\tAnn\tB-PER\t-\tx\r\n2\tLee\tB-PER\r\n'
+        "3\tok\tO\r\n\r\n\r\n1\tBob\tB-PER\r\n"
+    )
+    first, second = spans_of(content, tmp_path)
+    assert first == [("Ann", "PER"), ("Lee", "PER")]
+    assert second == [("Bob", "PER")]
+
+
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        # a word that is written otherwise, with what follows it
+        ("# text = Ann’s Bob\n1\tAnn's\tB-PER\n2\tBob\tB-PER\n", [2]),
+        # one that stands further on only
+        ("# text = Ann met Bob at a\n1\tAnn\tB-P\n2\ta\tO\n3\tBob\tB-P\n", [3]),
+        ("# text = Ann\n1\tAnn\tB-P\n2\tLee\tB-P\n\n# text = Bob\n1\tLee\tO\n", [3, 6]),
+        ("1\tAnn\tann\tPROPN\tB-PER\n2\tsaw\tsee\tVERB\tO\n", [1, 2]),
+        ("Ann\tB-PER\nsaw\tO\n", [1, 2]),
+        ("Ann NNP B-NP B-PER\n", [1]),
+        ("1\tAnn\tB-PER\n2\tBob\tX-PER\n3\tLee\tB-\n4\t \tO\n5\tso\t_\n", [2, 3, 4, 5]),
+    ],
+)
+def test_words_that_are_not_found_and_unknown_tags_are_named(content, rows, tmp_path):
+    assert rows_refused(content, tmp_path) == [f"row {row}" for row in rows]
+
+
+def test_second_list_of_spans_is_not_passed_over(tmp_path):
+    row = {"text": "I am Ann", "spans": [], "entities": [[5, 8, "PERSON"]]}
+    assert spans_of(json.dumps(row), tmp_path, "gold.jsonl") == [[("Ann", "PERSON")]]
+    row["spans"] = [[0, 1, "PERSON"]]
+    assert rows_refused(json.dumps(row), tmp_path, "gold.jsonl") == ["row 1"]
+    row["spans"] = [{"start": 5, "end": 8, "type": "PERSON"}]
+    row["label"] = ["letter"]
+    assert spans_of(json.dumps(row), tmp_path, "gold.jsonl") == [[("Ann", "PERSON")]]
+    row = {"text": "I am", "spans": [], "labels": ["letter"]}
+    assert spans_of(json.dumps(row), tmp_path, "gold.jsonl") == [[]]
+
+
+def test_rows_end_where_json_lines_do(tmp_path):
+    row = ROWS["spacy"] | {"text": "I am Ann\u2028\x85ok"}
+    content = "\ufeff" + json.dumps(row, ensure_ascii=False) + "\r\n"
+    assert spans_of(content, tmp_path, "gold.jsonl") == [[("Ann", "PERSON")]]
+
+
 @pytest.mark.parametrize(
     "content",
     [
