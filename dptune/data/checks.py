@@ -226,7 +226,7 @@ def _text_fault(text: object, max_characters: int | None) -> _Fault | None:
     kind = type(text).__name__
     return _null_fault("text", text, "Remove the row or fill it.") or (
         f"text must be a string, got {kind}.",
-        "Choose another text_column, or write a text_template.",
+        "Name a column of text, or columns of text and numbers in a text_template.",
     )
 
 

@@ -310,7 +310,10 @@ def _is_id(value: object) -> bool:
 def _compose(
     values: Mapping[str, object], source: TabularFileSource | HubSource
 ) -> object:
-    """Take the text column, or fill the template; null if any part of it is null."""
+    """Take the text column, or fill the template.
+
+    A part that is null, or neither text nor a number, stands for all: it is refused.
+    """
     if source.is_chat:
         given = [values[column] for column in source.text_columns()]
         return read_conversation(*given, learnt=learnt_roles(source))
@@ -321,5 +324,7 @@ def _compose(
         value = "" if column is None else values[column]
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return None
+        if not isinstance(value, str | int | float):  # how Python writes it is no text
+            return value
         text += f"{literal}{value}"
     return text

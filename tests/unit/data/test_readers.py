@@ -106,6 +106,22 @@ def test_read_source_template_joins_columns(tmp_path):
     assert result["text"] == ["a/{0}: one, two", 'b/{1}: say "hi"']
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(b"hello", "bytes"), (["hello"], "list"), ({"a": "hello"}, "dict")],
+)
+def test_read_source_template_takes_text_and_numbers_only(value, kind, tmp_path):
+    rows = {"id": list(range(30)), "n": [1.5] * 30, "body": [value] * 30}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    settings = {"kind": "parquet", "path": "a.parquet", "id_column": "id"}
+    assert read(tmp_path, **settings, text_template="{id}: {n}")["text"][3] == "3: 1.5"
+    with pytest.raises(DataError) as refused:
+        read(tmp_path, **settings, text_template="{id}: {body}")
+    assert f"text must be a string, got {kind}" in str(refused.value)
+    assert "a.parquet row 1" in str(refused.value)
+    assert "hello" not in str(refused.value)
+
+
 def test_read_source_template_does_not_format_values(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": "{b} {a.x}", "b": "!"}\n')
     result = read(tmp_path, kind="jsonl", path="a.jsonl", text_template="{a}{b}")
