@@ -1,6 +1,6 @@
 """A private training step for a loop of one's own."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -103,7 +103,7 @@ def make_private(
     pad_token_id: int | None = None,
     journal: str | Path | None = None,
     loss: Loss | None = None,
-    owners: Sequence[Hashable] | None = None,
+    owners: Sequence[str | int] | None = None,
     max_rows_per_unit: int = 1,
     public_units: int | None = None,
     relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -169,7 +169,8 @@ def make_private(
         loss: takes the model and a batch (`input_ids`, `attention_mask`, `labels`) and
             returns one value for each row, `(rows,)`. By default cross-entropy: of
             targets over `max_tokens`, or of the class.
-        owners: the unit that owns each row; None makes each row a unit.
+        owners: the unit that owns each row, as text or a whole number: `17` and `"17"`
+            are one. None makes each row a unit.
         max_rows_per_unit: contribution bound; further rows of an owner are left out.
         public_units: number of units as the public knows it, to two digits. None takes
             the exact number for public, and the certificate says so.

@@ -1,6 +1,6 @@
 """Rows of a script's data set, as transformers has them, by privacy unit."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.utils.data import (
 
 from dptune.api.arguments import is_list
 from dptune.data.collated import IGNORED, Names, Rows, read_collated
+from dptune.data.records import MAX_ROWS_NAMED
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.logits import NO_TARGET
 from dptune.dpsgd.prechecks import row_problems
@@ -27,7 +28,7 @@ _MOST_PROBLEMS = 20
 def units_of(
     data: Rows,
     *,
-    owners: Sequence[Hashable] | None,
+    owners: Sequence[str | int] | None,
     max_rows_per_unit: int,
     max_tokens: int,
 ) -> UnitDataset:
@@ -35,12 +36,13 @@ def units_of(
 
     Args:
         data: rows; see `dptune.make_private`.
-        owners: of each row; None makes every row a unit of its own.
+        owners: of each row, as text or whole numbers; None makes every row a unit of
+            its own.
         max_rows_per_unit: contribution bound: further rows of a unit are left out.
         max_tokens: public length that no row may exceed.
 
     Raises:
-        ConfigError: it is no data set of known length.
+        ConfigError: it is no data set of known length, or owners name no unit.
         DataError: rows that cannot be trained on; names them by number, all at once.
     """
     check_kind(data, owners)
@@ -75,8 +77,8 @@ def check_kind(data: object, owners: object) -> None:
     """Refuse what cannot be sampled from by chance of each unit.
 
     Raises:
-        ConfigError: rows have no length or number, or owners are not one for each row;
-            all at once.
+        ConfigError: rows have no length or number, or owners do not name one unit for
+            each row; all at once.
     """
     problems = []
     if isinstance(data, DataLoader):
@@ -102,6 +104,8 @@ def check_kind(data: object, owners: object) -> None:
         got = len(owners) if isinstance(owners, Sized) else type(owners).__name__
         message = f"must name the unit of every row, got {got} for {len(data)} rows."
         problems.append(Problem(path="owners", message=message))
+    elif owners is not None:
+        problems += _owner_problems(cast("Iterable[object]", owners))
     if problems:
         raise ConfigError(problems)
 
@@ -276,18 +280,41 @@ def _flat(values: Any) -> np.ndarray[Any, Any] | None:  # noqa: ANN401 - of a ro
     return array if array.ndim == 1 and array.dtype.kind in "iub" else None
 
 
-def _numbered(owners: Iterable[Hashable]) -> list[int]:
-    """Number owners in the order of their first rows."""
-    numbers: dict[Hashable, int] = {}
-    found = []
-    for index, owner in enumerate(owners):
-        name: Any = owner
-        if getattr(owner, "ndim", None) == 0 and hasattr(owner, "item"):
-            name = owner.item()  # tensors are equal to none but themselves
-        if not isinstance(name, Hashable) or name != name:  # noqa: PLR0124 - NaN
-            raise ConfigError(
-                f"owners must be values that name a unit, got {type(name).__name__} "
-                f"at row {index}, which equals no other. Use text or numbers."
-            )
-        found.append(numbers.setdefault(name, len(numbers)))
-    return found
+def _numbered(owners: Iterable[object]) -> list[int]:
+    """Number owners in the order of their first rows.
+
+    `17` and `"17"` are one owner, as in a pipeline and in `DPTrainer`: columns of mixed
+    types would make two units of one user.
+    """
+    given = list(owners)  # what is read twice may not say the same twice
+    if problems := _owner_problems(given):
+        raise ConfigError(problems)
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(str(_bare(owner)), len(numbers)) for owner in given]
+
+
+def _owner_problems(owners: Iterable[object]) -> list[Problem]:
+    """Refuse owners that name no unit; no message holds one of them."""
+    refused = [row for row, owner in enumerate(owners) if not _is_name(_bare(owner))]
+    if not refused:
+        return []
+    rows = ", ".join(map(str, refused[:MAX_ROWS_NAMED]))
+    more = len(refused) - MAX_ROWS_NAMED
+    message = (
+        "must name the unit of every row, as text or a whole number, got something "
+        f"else or nothing in row {rows}{f' and {more:,} more' if more > 0 else ''}."
+    )
+    step = "Write ids as text, and give rows without an owner one each, or drop them."
+    return [Problem(path="owners", message=message, next_step=step)]
+
+
+def _bare(owner: Any) -> object:  # noqa: ANN401 - whatever a caller has
+    """Take a name out of a scalar of numpy or torch."""
+    is_scalar = isinstance(owner, np.generic | np.ndarray | torch.Tensor)
+    return owner.item() if is_scalar and owner.ndim == 0 else owner
+
+
+def _is_name(owner: object) -> bool:
+    """Whether it names a unit: a unit that nothing names may be many."""
+    is_kind = isinstance(owner, str | int) and not isinstance(owner, bool)
+    return is_kind and owner != ""

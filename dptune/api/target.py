@@ -1,6 +1,6 @@
 """What a script asks for in privacy, and the plan, charges and claim that follow."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +158,7 @@ class Sizes:
     def units(
         self,
         data: Rows,
-        owners: Sequence[Hashable] | None,
+        owners: Sequence[str | int] | None,
         *,
         model: nn.Module,
         own_loss: bool,

@@ -1,6 +1,6 @@
 """Train a model privately, block by block, so that a kill costs little."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -60,7 +60,7 @@ def train(
     optimizer: Literal["adamw", "sgd"] = "adamw",
     schedule: Literal["constant", "linear", "cosine"] = "linear",
     loss: Loss | None = None,
-    owners: Sequence[Hashable] | None = None,
+    owners: Sequence[str | int] | None = None,
     max_rows_per_unit: int = 1,
     public_units: int | None = None,
     relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,

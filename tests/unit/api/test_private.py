@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 
 import datasets
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -646,9 +648,57 @@ def test_two_loops_do_not_share_an_optimizer(make, model, journal, unchecked):
         next(iter(make(optimizer=optimizer)))
 
 
-def test_owners_of_equal_value_are_one_unit_whatever_holds_them():
-    """Mutant: a unit for each tensor or NaN, which are equal to none but themselves."""
-    assert rows._numbered(torch.arange(6) // 2) == [0, 0, 1, 1, 2, 2]
-    for faulty in (float("nan"), [1]):
-        with pytest.raises(ConfigError, match="owners must be values that name"):
-            rows._numbered([1, faulty])
+class Tag:
+    """An owner that equals none but itself."""
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        torch.arange(6) // 2,
+        np.arange(6) // 2,
+        [0, "0", 1, "1", np.int64(2), np.str_("2")],
+        [torch.tensor(0), np.array(0), "1", torch.tensor(1), 2, "2"],
+    ],
+)
+def test_owners_of_one_name_are_one_unit_whatever_holds_them(owners):
+    assert rows._numbered(owners) == [0, 0, 1, 1, 2, 2]
+
+
+def test_twin_that_compares_owners_makes_two_users_of_one():
+    """What was the rule before: mixed columns hold an id as a number and as text."""
+    owners = [n // 4 if n % 2 else str(n // 4) for n in range(40)]
+
+    def twin(given):
+        numbers = {}
+        return [numbers.setdefault(owner, len(numbers)) for owner in given]
+
+    assert len(set(twin(owners))) == 20
+    assert len(set(rows._numbered(owners))) == 10
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        None,
+        float("nan"),
+        1.0,
+        True,
+        np.True_,
+        "",
+        b"ann",
+        [1],
+        ("ann", float("nan")),
+        Tag(),
+        pd.NA,
+        pd.NaT,
+        torch.tensor([1]),
+    ],
+    ids=repr,
+)
+def test_owner_that_names_no_unit_is_refused_by_row(make, owner, unchecked):
+    """A null is no unit: it may be many users, of whom only one would be hidden."""
+    with pytest.raises(ConfigError, match=r"row 1, 2, 3, 4, 5 and 34 more\.") as caught:
+        make(owners=["SECRET"] + 39 * [owner], max_rows_per_unit=3)
+    assert [problem.path for problem in caught.value.problems] == ["owners"]
+    assert "SECRET" not in str(caught.value)
