@@ -3,7 +3,7 @@
 ```
 DptuneError                     one of ours: the message says what to do next
 ├── ConfigError                 a configuration cannot be used (holds every problem)
-├── DataError                   a corpus cannot be used (rows are named by id)
+├── DataError                   a corpus cannot be used (rows are named by number)
 ├── DependencyError             an optional package, pipeline or model is not installed
 ├── PrivacyError                a claim could not be kept
 │   ├── InfeasibleBudgetError   no noise reaches the target epsilon
@@ -16,13 +16,34 @@ DptuneError                     one of ours: the message says what to do next
 └── GateFailedError             the gate refused a version (a verdict, not a fault)
 ```
 
-No message may hold record text, canaries or tokens: only ids, offsets, types, counts.
+No message may hold record text, canaries or tokens: only offsets, types, counts,
+numbers of rows, and ids as `id_suffix` shows them.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Self, get_args
+from typing import Final, Self, get_args
+
+_SHORT_NUMBER: Final = re.compile(r"[0-9]{1,8}")
+_MAX_NAMED_ID: Final = 10**8
+
+
+def id_suffix(identifier: object) -> str:
+    """Add an id to the number of a row where it tells nothing else.
+
+    An id may be a person's name, so only whole numbers below 100 million, too short for
+    a phone or social security number, are shown.
+
+    >>> id_suffix("4711"), id_suffix("ann@example.org")
+    (' (id 4711)', '')
+    """
+    number = identifier
+    if isinstance(number, str) and _SHORT_NUMBER.fullmatch(number):
+        number = int(number)
+    is_shown = type(number) is int and 0 <= number < _MAX_NAMED_ID
+    return f" (id {number})" if is_shown else ""
 
 
 class DptuneError(Exception):

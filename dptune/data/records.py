@@ -1,7 +1,6 @@
 """Records from a file to a corpus, what is wrong with them, and the corpus itself."""
 
 import hashlib
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import CoreSchema, core_schema
 
-from dptune.errors import DataError, Problem
+from dptune.errors import DataError, Problem, id_suffix
 from dptune.results import CorpusReport
 
 if TYPE_CHECKING:  # so that those who only name a corpus need no library of tables
@@ -26,8 +25,6 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-_SHORT_NUMBER = re.compile(r"[0-9]{1,8}")
-_MAX_NAMED_ID = 10**8
 _ROWS_AT_ONCE: Final = 10_000
 
 
@@ -58,17 +55,8 @@ class RawRecord:
     known: tuple[tuple[str, object], ...] = ()
 
     def location(self) -> str:
-        """Name the row by file and number, and by id where that tells nothing else.
-
-        An id may be a person's name, so only whole numbers below 100 million, too short
-        for a phone or social security number, are shown.
-        """
-        number = self.id
-        if isinstance(number, str) and _SHORT_NUMBER.fullmatch(number):
-            number = int(number)
-        is_shown = type(number) is int and 0 <= number < _MAX_NAMED_ID
-        suffix = f" (id {number})" if is_shown else ""
-        return f"{self.file} row {self.row}{suffix}"
+        """Name the row by file and number, and by id as `id_suffix` shows it."""
+        return f"{self.file} row {self.row}{id_suffix(self.id)}"
 
 
 MAX_ROWS_NAMED: Final = 5

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from dptune.conversation import ScoredTokens, is_conversation, turns_of
-from dptune.errors import DataError, ModelError, Problem
+from dptune.errors import DataError, ModelError, Problem, id_suffix
 from dptune.models.chat import ChatFormat
 from dptune.parts import batches, fresh_name, map_table
 from dptune.results import CutTurns
@@ -184,9 +184,14 @@ def _schema(*, with_offsets: bool) -> pa.Schema:
 
 
 def _batches(dataset: Dataset) -> Iterator[dict[str, list[str]]]:
-    """Rows of the corpus, a thousand at a time."""
+    """Rows of the corpus, a thousand at a time, and their names in messages."""
+    seen = 0
     for batch in batches(dataset, ["id", "text", "unit_id"], rows=_BATCH_SIZE):
-        yield batch.to_pydict()
+        rows = batch.to_pydict()
+        numbers = enumerate(rows["id"], start=seen + 1)
+        rows["name"] = [f"{number}{id_suffix(one)}" for number, one in numbers]
+        seen += batch.num_rows
+        yield rows
 
 
 def _frame(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
@@ -245,7 +250,7 @@ def _chunks(
             raise DataError(
                 [
                     Problem(
-                        path=f"record {rows['id'][record]}",
+                        path=f"record {rows['name'][record]}",
                         message="must give at least one token, got none.",
                         next_step="Leave empty records out.",
                     )
@@ -261,7 +266,7 @@ class _Refused:
     """Conversations that the template does not write, by what is wrong with them."""
 
     def __init__(self) -> None:
-        self._ids: dict[str, list[str]] = {}
+        self._names: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
 
     @contextmanager
@@ -272,16 +277,16 @@ class _Refused:
         except ModelError as error:
             message = str(error)
             self._counts[message] += 1
-            if len(known := self._ids.setdefault(message, [])) < _MOST_NAMED:
+            if len(known := self._names.setdefault(message, [])) < _MOST_NAMED:
                 known.append(record)
 
     def raise_if_any(self) -> None:
         """Raise one error with every fault and some of the records that have it."""
         named, lines = self._counts.most_common(_MOST_NAMED), []
         for message, count in named:
-            ids = self._ids[message]
-            more = f" and {count - len(ids):,} more" if count > len(ids) else ""
-            lines.append(f"record {', '.join(ids)}{more}: {message}")
+            names = self._names[message]
+            more = f" and {count - len(names):,} more" if count > len(names) else ""
+            lines.append(f"record {', '.join(names)}{more}: {message}")
         if rest := self._counts.total() - sum(count for _, count in named):
             lines.append(f"and {rest:,} records more, for other orders of roles.")
         if lines:
@@ -301,7 +306,7 @@ def _chat_chunks(
         if not is_conversation(text):
             continue
         template = ChatFormat.of(tokenizer)
-        with refused.collecting(rows["id"][record]):
+        with refused.collecting(rows["name"][record]):
             chat = template.encode(text)
             chunks.append(
                 _Chunk(
@@ -325,10 +330,11 @@ def check_conversations(dataset: Dataset, tokenizer: PreTrainedTokenizerFast) ->
         ModelError: with every fault, and some of the records that have it.
     """
     refused = _Refused()
-    for record, text in zip(dataset["id"], dataset["text"], strict=True):
+    pairs = zip(dataset["id"], dataset["text"], strict=True)
+    for number, (one, text) in enumerate(pairs, start=1):
         if is_conversation(text):
             template = ChatFormat.of(tokenizer)
-            with refused.collecting(record):
+            with refused.collecting(f"{number}{id_suffix(one)}"):
                 template.encode(text)
     refused.raise_if_any()
 
@@ -431,7 +437,7 @@ def encode_classes(
 
     Raises:
         DataError: there is no label column, or a label is none of the names. Rows are
-            named by id.
+            named by number.
         ModelError: `max_tokens` is out of range.
     """
     if max_tokens < 3:
@@ -480,7 +486,7 @@ def class_numbers(dataset: Dataset, *, class_names: Sequence[str]) -> list[int]:
         raise DataError(
             [
                 Problem(
-                    path=f"record {ids[row]}",
+                    path=f"record {row + 1}{id_suffix(ids[row])}",
                     message=f"must have one of the {len(numbers)} labels of "
                     "model.labels, got another.",
                     next_step="Name every label, as it stands in the corpus.",

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dptune.errors import DataError, ModelError
+from dptune.models import encode
 from dptune.models.encode import encode_corpus, record_tokens
 from dptune.models.loading import load_tokenizer
 from dptune.models.tokens import add_mask_token
@@ -124,9 +125,20 @@ def test_encode_without_special_tokens_works(bare):
     assert record_tokens("a b", bare) == [1, 2]
 
 
-def test_encode_record_without_any_token_is_refused_by_id(bare):
-    with pytest.raises(DataError, match="record r1: must give at least one token"):
-        encode_corpus(_corpus(["a", ""]), bare, max_tokens=8)
+@pytest.mark.parametrize(
+    ("identifier", "name"),
+    [("4711", r"record 2 \(id 4711\): "), ("ann@example.org", "record 2: ")],
+)
+def test_encode_record_without_any_token_is_refused_by_number(bare, identifier, name):
+    corpus = _corpus(["a", ""]).remove_columns("id").add_column("id", ["x", identifier])
+    with pytest.raises(DataError, match=f"{name}must give at least one token"):
+        encode_corpus(corpus, bare, max_tokens=8)
+
+
+def test_encode_counts_records_on_from_batch_to_batch(bare, monkeypatch):
+    monkeypatch.setattr(encode, "_BATCH_SIZE", 2)
+    with pytest.raises(DataError, match="record 4: must give at least one token"):
+        encode_corpus(_corpus(["a", "b", "c", "", "d"]), bare, max_tokens=8)
 
 
 def test_encode_empty_text_is_its_frame(tokenizer):
