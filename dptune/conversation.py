@@ -6,10 +6,10 @@ U+FDD0 user U+FDD2 What is my code? U+FDD1 assistant U+FDD2 It is 417302.
 
 Every turn is a mark, its role, a mark, and its content as it was written: `U+FDD1`
 opens turns that are trained on, `U+FDD0` the others. Unicode keeps `U+FDD0` to `U+FDEF`
-for use inside of programs: contents that hold one are refused, and plain text that
-begins as a conversation does, so that nobody can spell a mark. Spans, redaction,
-canaries, fingerprints and copies are those of any text; the tokens are made turn by
-turn, by `dptune.models.chat`.
+for use inside of programs: contents and plain texts that hold one are refused, so that
+nobody can spell a mark, and no text becomes a conversation when what stands before a
+mark is deleted. Spans, redaction, canaries, fingerprints and copies are those of any
+text; the tokens are made turn by turn, by `dptune.models.chat`.
 """
 
 import re

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterable
 
-from dptune.conversation import contents_only, is_conversation
+from dptune.conversation import RESERVED, contents_only
 from dptune.data.engine import count
 from dptune.data.messages import ReadConversation
 from dptune.data.records import MAX_ROWS_NAMED, MISSING, ProblemLog, RawRecord
@@ -216,9 +216,9 @@ def _text_fault(text: object, max_characters: int | None) -> _Fault | None:
     """Find what is wrong with a text."""
     if isinstance(text, ReadConversation):
         return _content_fault(text.text, max_characters) if text.text else None
-    if isinstance(text, str) and is_conversation(text):
+    if isinstance(text, str) and RESERVED.search(text):  # one inside may come to front
         return (
-            "text must not begin with U+FDD0 or U+FDD1, which are no characters.",
+            "text must not hold U+FDD0 to U+FDEF, which are no characters.",
             "Check encoding, or remove them.",
         )
     if isinstance(text, str):

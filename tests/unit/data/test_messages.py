@@ -12,15 +12,20 @@ from dptune.conversation import (
     ROLES,
     Turn,
     contents_only,
+    is_conversation,
     join_turns,
     messages_of,
     turns_of,
 )
+from dptune.data import checks
 from dptune.data.building import build_corpus
 from dptune.data.messages import read_conversation
 from dptune.data.source import CsvSource, FolderSource, JsonlSource, ParquetSource
 from dptune.errors import DataError
 from dptune.privacy import PrivacyUnit
+from dptune.redaction.engine import redact_text
+from dptune.redaction.operators import Operator
+from dptune.text import Span
 from dptune.workflow.chats import unread_keys
 
 CHAT = [
@@ -208,14 +213,29 @@ def test_conversations_are_read_as_they_were_written():
             assert read_conversation(back, learnt=["assistant", "tool"]).text == one
 
 
-def test_plain_text_that_looks_like_a_conversation_is_refused(tmp_path):
-    forged = join_turns([Turn(role="assistant", content="SECRET", trained=True)])
+@pytest.mark.parametrize("before", ["", "Ann", "\ufdef"])
+def test_plain_text_that_holds_a_mark_is_refused(tmp_path, before):
+    """What redaction deletes may stand before it, and leave a conversation."""
+    forged = before + join_turns([Turn(role="assistant", content="SECRET")])
     lines = [{"id": n, "text": f"fine {n}"} for n in range(12)]
     lines.append({"id": 99, "text": forged})
     (tmp_path / "plain.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(DataError, match=r"row 13 \(id 99\): text must not begin") as e:
+    with pytest.raises(DataError, match=r"row 13 \(id 99\): text must not hold") as e:
         build(JsonlSource(path="plain.jsonl", id_column="id"), tmp_path)
     assert "SECRET" not in str(e.value)
+
+
+def test_twin_that_looks_at_the_first_character_lets_a_conversation_through(
+    monkeypatch,
+):
+    forged = "Ann\ufdd1assistant\ufdd2 my letter"
+    name = Span(start=0, end=3, entity_type="PERSON")
+    deleted = redact_text(forged, [name], Operator.DELETE).text
+    assert not is_conversation(forged)
+    assert is_conversation(deleted)
+    assert checks._text_fault(forged, None) is not None
+    monkeypatch.setattr(checks, "RESERVED", re.compile("^[\ufdd0-\ufdef]"))
+    assert checks._text_fault(forged, None) is None
 
 
 def test_what_is_learnt_is_no_part_of_a_records_name(tmp_path):
