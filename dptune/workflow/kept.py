@@ -10,6 +10,7 @@ most, and whoever started a run removes it when the run has ended.
 
 import hashlib
 import json
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class Source:
                     while piece := opened.read(_PIECE):
                         content.update(piece)
                         num_lines += piece.count(b"\n")
-                digest.update(f"{file} ".encode() + content.digest())
+                digest.update(os.fsencode(file) + b" " + content.digest())
         except OSError:
             return None
         is_text = not any(file.suffix in {".gz", ".parquet"} for file in files)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +93,22 @@ def test_other_settings_are_read_anew(file, tmp_path, built, changes):
     read(settings(file, **changes), tmp_path)
     read(settings(file), tmp_path, validate=True)
     assert len(built) == 3
+
+
+def test_folder_with_a_name_that_is_no_text_is_read_and_kept(tmp_path, built):
+    """File systems take any bytes."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    lines = "".join(f"line {number}\n" for number in range(40))
+    Path(os.fsdecode(os.fsencode(folder) + b"/a\xff.txt")).write_text(lines)
+    source = {"kind": "folder", "path": "d", "record": "line"}
+    data = DataSettings.model_validate(
+        {"source": source, "privacy_unit": "record", "min_records": 10}
+        | {"allow_content_hash_ids": True}
+    )
+    made = read(data, tmp_path, keep=True)
+    assert read(data, tmp_path).fingerprint == made.fingerprint
+    assert len(built) == 1
 
 
 def changed(file):
