@@ -5,8 +5,11 @@ Faults become problems with row numbers and byte offsets, never text.
 
 import csv
 import difflib
+import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -229,10 +232,21 @@ def read_hub(
     Raises:
         DependencyError: the data set cannot be fetched, here or now.
     """
-    if not _stays_inside(source, data_root, log):
-        return
+    local, cache = _directory(source, data_root), None
+    if local is not None:
+        files = _files_inside(source, local, data_root=data_root, log=log)
+        if files is None:
+            return
+        cache = _cache_of(files)
     for split, name in source.splits():
-        dataset = _load(source, split=name, data_root=data_root)
+        with _explained(source, split=name):
+            dataset = datasets.load_dataset(
+                source.name if local is None else str(local),
+                name=source.config,
+                revision=source.revision,
+                split=name,
+                cache_dir=cache,
+            )
         location = f"{describe_source(source)} split {name}"
         wanted = source.columns()
         if not check_columns(dataset.column_names, wanted, name=location, log=log):
@@ -246,25 +260,58 @@ def read_hub(
                 yield split, number, dict(zip(wanted, values, strict=True))
 
 
-def _stays_inside(source: HubSource, data_root: Path | None, log: ProblemLog) -> bool:
-    """Whether a data set's name is no directory outside the data root."""
+def _directory(source: HubSource, data_root: Path | None) -> Path | None:
+    """Return the local directory that a data set's name is, None for one of the hub."""
     local = Path(source.name) if data_root is None else data_root / source.name
-    if not local.is_dir():
-        return True
+    return local if local.is_dir() else None
+
+
+def _files_inside(
+    source: HubSource, local: Path, *, data_root: Path | None, log: ProblemLog
+) -> list[str] | None:
+    """List the files that a local data set is read from, None where one lies outside.
+
+    Links lead to files, and a README may name some.
+    """
     name = describe_source(source)
-    return locate(Path(source.name), data_root, name=name, log=log) is not None
-
-
-def _load(source: HubSource, *, split: str, data_root: Path | None) -> datasets.Dataset:
-    """Load one split; the cause of a failure is dropped since it may quote rows."""
-    local = Path(source.name) if data_root is None else data_root / source.name
-    try:
-        return datasets.load_dataset(
-            str(local) if local.is_dir() else source.name,
-            name=source.config,
-            revision=source.revision,
-            split=split,
+    if locate(Path(source.name), data_root, name=name, log=log) is None:
+        return None
+    with _explained(source, split=source.splits()[0][1]):
+        builder = datasets.load_dataset_builder(
+            str(local), name=source.config, revision=source.revision
         )
+    listed = (builder.config.data_files or {}).values()
+    files = sorted({str(file) for named in listed for file in named})
+    root = Path("/")  # an address is nowhere here
+    places = [
+        locate(root if "://" in file else Path(file), data_root, name=name, log=log)
+        for file in files
+    ]
+    return None if None in places else files
+
+
+def _cache_of(files: Sequence[str]) -> str:
+    """Name the cache of a local data set by what its files hold.
+
+    `datasets` knows files by their times, and unpacked ones by their names alone: what
+    was written since under the same would never be read.
+    """
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(os.fsencode(file) + b"\0")
+        if Path(file).is_file():
+            with Path(file).open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    return str(cache / "local" / digest.hexdigest()[:32])
+
+
+@contextmanager
+def _explained(source: HubSource, *, split: str) -> Iterator[None]:
+    """Say what to do; the cause of a failure is dropped since it may quote rows."""
+    try:
+        yield
+        return
     except _FAILURES as error:
         failure = type(error).__name__
     raise DependencyError(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from dptune.data.checks import SPLIT_NAMES
 from dptune.data.messages import read_conversation
 from dptune.data.parsers import (
     check_columns,
@@ -287,7 +288,7 @@ def _to_record(
         chosen = MISSING if value is None else value
     identifier = pick(source.id_column)
     if source.ids_are_per_split and isinstance(chosen, str) and _is_id(identifier):
-        identifier = f"{chosen}/{identifier}"
+        identifier = f"{SPLIT_NAMES.get(chosen, chosen)}/{identifier}"
     return RawRecord(
         file=file,
         row=row,

@@ -4,6 +4,7 @@ import gzip
 import json
 import resource
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -120,6 +121,27 @@ def by_hub_name(root):
     return {"kind": "hub", "name": "..", "split": "train"}
 
 
+def by_link_in_a_hub_folder(root):
+    (root / "d").mkdir()
+    (root / "d" / "train.txt").symlink_to(root.parent / "secret.txt")
+    return {"kind": "hub", "name": "d", "split": "train"}
+
+
+def by_readme_of_a_hub_folder(root, path="../../secret.txt"):
+    (root / "d").mkdir()
+    named = f"configs:\n- config_name: default\n  data_files: '{path}'"
+    (root / "d" / "README.md").write_text(f"---\n{named}\n---\n")
+    return {"kind": "hub", "name": "d", "split": "train"}
+
+
+def by_absolute_path_of_a_readme(root):
+    return by_readme_of_a_hub_folder(root, root.parent / "secret.txt")
+
+
+def by_address_of_a_readme(root):
+    return by_readme_of_a_hub_folder(root, f"file://{root.parent / 'secret.txt'}")
+
+
 def by_loop(root):
     (root / "a.txt").symlink_to(root / "a.txt")
     return {"kind": "text", "path": "a.txt"}
@@ -129,9 +151,13 @@ WAYS = [
     *(by_dots, by_absolute_path, by_link, by_linked_folder, by_folder),
     *(by_link_in_a_folder, by_split, by_hub_name, by_loop),
 ]
+HUB_WAYS = [
+    *(by_link_in_a_hub_folder, by_readme_of_a_hub_folder),
+    *(by_absolute_path_of_a_readme, by_address_of_a_readme),
+]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *HUB_WAYS])
 def test_path_that_leaves_the_data_root_is_refused(way, root):
     with pytest.raises(DataError, match=r"inside the data root|must exist") as refusal:
         read(way(root), root)
@@ -144,6 +170,25 @@ def test_twin_that_anchors_a_path_and_looks_no_further_is_caught(root, monkeypat
         "dptune.data.readers.locate", lambda path, data_root, **_: data_root / path
     )
     assert read(by_link(root), root)["text"] == ["root:x:0:0"]
+
+
+@pytest.mark.parametrize("way", HUB_WAYS)
+def test_twin_that_looks_at_a_hub_folder_alone_is_caught(
+    way, root, tmp_path, monkeypatch
+):
+    """What was the rule before: the files in it may be links, or named by a README."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("dptune.data.parsers.locate", lambda path, *_, **__: path)
+    assert read(way(root), root)["text"] == ["root:x:0:0"]
+
+
+def test_link_of_a_hub_folder_that_stays_inside_is_read(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (root / "a.txt").write_text("a\n")
+    (root / "d").mkdir()
+    (root / "d" / "train.txt").symlink_to("../a.txt")
+    source = {"kind": "hub", "name": "d", "split": "train"}
+    assert read(source, root)["text"] == ["a"]
 
 
 def test_paths_that_stay_inside_are_read(root):

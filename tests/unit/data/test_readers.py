@@ -2,14 +2,18 @@
 
 import gzip
 import json
+import os
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dptune.data import parsers
+from dptune.data.building import build_corpus
 from dptune.data.records import RawRecord
 from dptune.errors import DataError
+from dptune.privacy import PrivacyUnit
 from tests.support.sources import parse_source, read_source
 
 ROWS = [
@@ -178,6 +182,23 @@ def test_read_source_with_split_column_knows_aliases(tmp_path):
     assert result["split"] == ["train", *["validation"] * 3, "test"]
 
 
+def test_ids_per_split_are_those_of_the_split_however_it_is_spelt(tmp_path):
+    """Mutant: an id for each spelling, so that one record is two units."""
+    rows = [{"id": 40, "text": name, "split": name} for name in ("val", "validation")]
+    (tmp_path / "a").write_text("\n".join(json.dumps(row) for row in rows))
+    columns = {"id_column": "id", "split_column": "split", "ids_are_per_split": True}
+    with pytest.raises(DataError, match="must be unique"):
+        build_corpus(
+            parse_source({"kind": "jsonl", "path": "a", **columns}),
+            privacy_unit=PrivacyUnit.RECORD,
+            data_root=tmp_path,
+            min_records=1,
+            validate=False,
+        )
+    (tmp_path / "a").write_text(json.dumps(rows[0]))
+    assert read(tmp_path, kind="jsonl", path="a", **columns)["id"] == ["validation/40"]
+
+
 @pytest.fixture
 def folder(tmp_path):
     for name, text in {
@@ -230,6 +251,26 @@ def test_read_source_of_hub_directory(tmp_path, monkeypatch):
     assert result["split"] == ["train", "train"]
     with pytest.raises(DataError, match="Did you mean 'text'"):
         read(tmp_path, kind="hub", name="d", split="train", text_column="text_")
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
+@pytest.mark.parametrize("is_twin", [False, True])
+def test_hub_directory_is_read_anew_when_its_files_change(
+    name, is_twin, tmp_path, monkeypatch
+):
+    """Its twin leaves it to `datasets`, which knows files by their times."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    if is_twin:
+        monkeypatch.setattr(parsers, "_cache_of", lambda _: str(tmp_path / "cache"))
+    file = tmp_path / "d" / name
+    file.parent.mkdir()
+    found = []
+    for word in ("old", "new"):
+        line = json.dumps({"text": word}).encode()
+        file.write_bytes(gzip.compress(line) if file.suffix == ".gz" else line)
+        os.utime(file, (1e9, 1e9))
+        found += read(tmp_path, kind="hub", name="d", split="train")["text"]
+    assert found == ["old", "old" if is_twin else "new"]
 
 
 def test_read_source_of_synthetic_needs_no_file():
