@@ -8,10 +8,11 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import datasets
 import pyarrow as pa
@@ -212,6 +213,7 @@ def _parse_paragraphs(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             block = []
 
 
+T = TypeVar("T")
 _FAILURES = (
     OSError,  # ConnectionError, FileNotFoundError, hub HTTP errors
     ValueError,  # unknown configuration or split
@@ -239,14 +241,8 @@ def read_hub(
             return
         cache = _cache_of(files)
     for split, name in source.splits():
-        with _explained(source, split=name):
-            dataset = datasets.load_dataset(
-                source.name if local is None else str(local),
-                name=source.config,
-                revision=source.revision,
-                split=name,
-                cache_dir=cache,
-            )
+        load = partial(datasets.load_dataset, split=name, cache_dir=cache)
+        dataset = _tried(load, source, local, split=name)
         location = f"{describe_source(source)} split {name}"
         wanted = source.columns()
         if not check_columns(dataset.column_names, wanted, name=location, log=log):
@@ -276,10 +272,8 @@ def _files_inside(
     name = describe_source(source)
     if locate(Path(source.name), data_root, name=name, log=log) is None:
         return None
-    with _explained(source, split=source.splits()[0][1]):
-        builder = datasets.load_dataset_builder(
-            str(local), name=source.config, revision=source.revision
-        )
+    split = source.splits()[0][1]
+    builder = _tried(datasets.load_dataset_builder, source, local, split=split)
     listed = (builder.config.data_files or {}).values()
     files = sorted({str(file) for named in listed for file in named})
     root = Path("/")  # an address is nowhere here
@@ -306,12 +300,13 @@ def _cache_of(files: Sequence[str]) -> str:
     return str(cache / "local" / digest.hexdigest()[:32])
 
 
-@contextmanager
-def _explained(source: HubSource, *, split: str) -> Iterator[None]:
-    """Say what to do; the cause of a failure is dropped since it may quote rows."""
+def _tried(
+    load: Callable[..., T], source: HubSource, local: Path | None, *, split: str
+) -> T:
+    """Load something; the cause of a failure is dropped since it may quote rows."""
+    name = source.name if local is None else str(local)
     try:
-        yield
-        return
+        return load(name, name=source.config, revision=source.revision)
     except _FAILURES as error:
         failure = type(error).__name__
     raise DependencyError(
