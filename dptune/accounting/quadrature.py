@@ -311,6 +311,8 @@ def _spread(steps: tuple[_Step, ...], c: float) -> float:
 
 def _log_moment(step: _Step, c: float) -> float:
     """Compute ln M(c) of one use of a step for real c."""
+    if len(step.pairs) == 1 and step.pairs[0][0] == 1.0:
+        return log_moment_of_pair(step.pairs[0][1], c)
     return float(
         special.logsumexp(
             [log_moment_of_pair(pair, c) for _, pair in step.pairs],
@@ -327,7 +329,17 @@ def log_moment_of_pair(pair: GaussianPair, c: float) -> float:
     """
     spacing = pair.noise_multiplier / 16
     log_weights, _ = _tilted(pair, c, spacing)
-    return float(special.logsumexp(log_weights))
+    return _log_sum(log_weights)
+
+
+def _log_sum(values: NDArray[np.float64]) -> float:
+    """Compute ln of the sum of exp, to the bit as scipy does, without its overhead."""
+    largest = values.max()
+    is_largest = values == largest
+    terms = np.exp(values - largest)
+    terms[is_largest] = 0.0
+    count = float(np.count_nonzero(is_largest))
+    return float(np.log1p(terms.sum() / count) + np.log(count) + largest)
 
 
 def _moment_ratio(
@@ -356,8 +368,9 @@ def _tilted(
     if last - first > _MAX_NODES * spacing:
         raise QuadratureError("the quadrature did not settle for so few steps.")
     x = np.arange(first, last, spacing)
-    losses = pair.loss(x)
-    log_density = pair.log_p(x) - math.log(s) - 0.5 * math.log(2 * math.pi)
+    log_p = pair.log_p(x)
+    losses = log_p - pair.log_q(x)
+    log_density = log_p - math.log(s) - 0.5 * math.log(2 * math.pi)
     return log_density + c * losses + math.log(spacing), losses
 
 
