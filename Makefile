@@ -32,9 +32,10 @@ layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 # One thread for each worker: two that wait for one core spin, and take three times as long.
+# Compiled files are kept, or each process that a test starts compiles the library again.
 # Which tests share a process: tests/conftest.py.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m "not slow and not gpu"
 
 cluster: $(STAMP)
 	$(BIN)/python -m pytest tests/cluster -q
