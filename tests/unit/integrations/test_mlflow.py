@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import mlflow
@@ -28,10 +29,22 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 METRIC = "epsilon_record_add_or_remove_one"
 
 
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory):
+    """The file of an empty store, whose tables take seconds to make."""
+    file = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{file}")
+    mlflow.search_experiments()
+    mlflow.set_tracking_uri(before)
+    return file
+
+
 @pytest.fixture
-def tracked(tmp_path):
+def tracked(tmp_path, empty_store):
     """An empty store of MLflow, for one test."""
     before = mlflow.get_tracking_uri()
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_experiment(
         experiment_id=mlflow.create_experiment(
