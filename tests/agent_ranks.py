@@ -3,8 +3,8 @@
     torchrun --nnodes 2 --nproc-per-node 1 ... -m tests.agent_ranks FOLDER
 
 Every rank runs the job in `FOLDER/honest` as it is, and those of twins in the process
-group that is there already: importing takes most of the time. What the optimizer was
-given is kept for each step, and on the first rank the sum before its noise.
+group that is there already. `tests.forked_agents` forks agents and ranks. What the
+optimizer was given is kept for each step, and on the first rank the sum before noise.
 """
 
 import os

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 2 -m tests.script_ranks OUT
 
-Processes are started once, for all scenarios together: importing torch and transformers
-takes most of the time. In the first start the second rank is killed while it trains,
+Processes are started once, for all scenarios together, and forked, see
+`tests.forked_agents`. In the first start the second rank is killed while it trains,
 and the agent starts both again. Every rank writes what it got to
 `<scenario>.<rank>.safetensors` or `.json`. Twins are planted here.
 """
@@ -46,6 +46,7 @@ from tests.unit.integrations.conftest import (
     word_tokenizer,
 )
 
+LATER = ("trl", "dptune.integrations.trl")  # takes seconds, and few need it
 UNITS = 20
 STDDEV = 0.5 / 8  # noise multiplier 1, C 0.5, divided by the expected batch size 8
 KNOWN = {"seed": 3, "block_size": 4}

@@ -25,7 +25,7 @@ from tests.support.statistics import (
 from tests.unit.integrations.conftest import asked, make_rows
 
 LAUNCH = (
-    "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 "
+    "-m tests.forked_agents 1 --standalone --nproc-per-node 2 --max-restarts 2 "
     "-m tests.script_ranks"
 )
 

@@ -76,35 +76,40 @@ def inputs(make_inputs):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, inputs):
-    """What two agents with a rank each left."""
+    """What two agents with a rank each left; all are forked from one process."""
     folder = tmp_path_factory.mktemp("agents")
     for name in ("honest", *scenarios.TWINS):
         write(folder / name, inputs, processes=2)
-    codes, ends = run_agents("tests.agent_ranks", folder)
-    assert codes == [0, 0], ends
+    both = "-m tests.forked_agents 2"
+    agents = start(both, "tests.agent_ranks", folder, ranks=1, port=free_port())
+    told = agents.communicate(timeout=300)[1]
+    assert agents.returncode == 0, told[-4000:]
     return folder
 
 
-def run_agents(program, folder, *, ranks=(1, 1)):
-    """Start two agents of so many ranks, which meet over TCP; return how they end."""
+def start(launcher, program, folder, *, ranks, port):
+    """Start an agent of so many ranks, which meets another one over TCP."""
     command = (
-        "-m torch.distributed.run --nnodes 2 --rdzv-backend c10d "
-        f"--rdzv-id job --rdzv-endpoint 127.0.0.1:{free_port()} "
-        f"--local-addr 127.0.0.1 --log-dir {folder / 'logs'}"
+        f"{launcher} --nnodes 2 --nproc-per-node {ranks} --rdzv-backend c10d "
+        f"--rdzv-id job --rdzv-endpoint 127.0.0.1:{port} "
+        f"--local-addr 127.0.0.1 --log-dir {folder / 'logs'} -m {program}"
     )
+    return subprocess.Popen(
+        [sys.executable, *command.split(), str(folder)],
+        cwd=REPOSITORY,
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_agents(program, folder, *, ranks):
+    """Run two agents of so many ranks each; return how they end."""
+    port = free_port()
     agents = [
-        subprocess.Popen(
-            [
-                *(sys.executable, *command.split(), "--nproc-per-node", str(count)),
-                *("-m", program, str(folder)),
-            ],
-            cwd=REPOSITORY,
-            env=os.environ
-            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-            | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        start("-m torch.distributed.run", program, folder, ranks=count, port=port)
         for count in ranks
     ]
     ends = [agent.communicate(timeout=300)[1] for agent in agents]
