@@ -64,7 +64,7 @@ def running_s3(*buckets: str) -> Iterator[S3]:
     server = make_server(
         "127.0.0.1", 0, watched, threaded=True, request_handler=_Silent
     )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     made = S3(url=f"http://127.0.0.1:{server.server_port}", keys=keys)
     try:

@@ -33,7 +33,7 @@ def webhook(monkeypatch):
             pass
 
     served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=served.serve_forever, daemon=True).start()
+    threading.Thread(target=served.serve_forever, args=(0.02,), daemon=True).start()
     served.received, served.statuses = [], []
     served.url = f"http://127.0.0.1:{served.server_port}"
     monkeypatch.setenv("DPTUNE_ALERT_URL", f"{served.url}/hook")

@@ -43,7 +43,7 @@ def server():
             pass
 
     served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=served.serve_forever, daemon=True).start()
+    threading.Thread(target=served.serve_forever, args=(0.02,), daemon=True).start()
     served.answers = answers
     served.url = f"http://127.0.0.1:{served.server_port}"
     yield served
