@@ -2,10 +2,8 @@
 
 import pytest
 from datasets import Dataset
-from trl import SFTConfig
 
 from dptune.errors import ConfigError
-from dptune.integrations.trl import DPSFTTrainer
 from tests.support import models
 from tests.unit.integrations.conftest import WORDS, asked, make_prompts, word_tokenizer
 
@@ -14,6 +12,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 @pytest.fixture
 def chat_script(tmp_path):
+    from trl import SFTConfig  # noqa: PLC0415 - seconds of each worker
+
+    from dptune.integrations.trl import DPSFTTrainer  # noqa: PLC0415
+
     def make(rows=None, *, privacy=None, **changes):
         fields = {
             "output_dir": str(tmp_path / "out"),

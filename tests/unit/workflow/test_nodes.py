@@ -9,7 +9,6 @@ import time
 
 import pytest
 import yaml
-from kubeflow_trainer_api import models
 from kubernetes.config import kube_config
 
 from dptune.errors import (
@@ -424,6 +423,8 @@ def objects(tmp_path, kind, **changes):
 
 def rejected(manifest):
     """Say what Trainer's own models do not know of an object."""
+    from kubeflow_trainer_api import models  # noqa: PLC0415 - seconds of each worker
+
     model = getattr(models, f"TrainerV1alpha1{manifest['kind']}")
     return list(_lost(manifest, model.from_dict(manifest).to_dict(), ""))
 
