@@ -30,7 +30,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import optimize
 
 from dptune.accounting.events import is_non_private, mechanism_counts
 from dptune.accounting.pairs import (
@@ -313,12 +313,8 @@ def _log_moment(step: _Step, c: float) -> float:
     """Compute ln M(c) of one use of a step for real c."""
     if len(step.pairs) == 1 and step.pairs[0][0] == 1.0:
         return log_moment_of_pair(step.pairs[0][1], c)
-    return float(
-        special.logsumexp(
-            [log_moment_of_pair(pair, c) for _, pair in step.pairs],
-            b=[weight for weight, _ in step.pairs],
-        )
-    )
+    moments = np.array([log_moment_of_pair(pair, c) for _, pair in step.pairs])
+    return _log_sum(moments, np.array([weight for weight, _ in step.pairs]))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -332,14 +328,17 @@ def log_moment_of_pair(pair: GaussianPair, c: float) -> float:
     return _log_sum(log_weights)
 
 
-def _log_sum(values: NDArray[np.float64]) -> float:
-    """Compute ln of the sum of exp, to the bit as scipy does, without its overhead."""
+def _log_sum(
+    values: NDArray[np.float64], weights: NDArray[np.float64] | float = 1.0
+) -> float:
+    """Compute ln of a weighted sum of exp; scipy does too, to the bit, and slowly."""
+    values = np.where(weights, values, -np.inf)
     largest = values.max()
     is_largest = values == largest
-    terms = np.exp(values - largest)
+    terms = weights * np.exp(values - largest)
     terms[is_largest] = 0.0
-    count = float(np.count_nonzero(is_largest))
-    return float(np.log1p(terms.sum() / count) + np.log(count) + largest)
+    weight = (weights * is_largest).sum()
+    return float(np.log1p(terms.sum() / weight) + np.log(weight) + largest)
 
 
 def _moment_ratio(
