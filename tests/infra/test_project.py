@@ -139,7 +139,9 @@ def unsafe(path):
             names = {(node.module or "").split(".")[0]}
         else:
             names = set()
-        if names & UNSAFE or ast.unparse(node) in ("torch.load", "torch.save"):
+        is_attribute = isinstance(node, ast.Attribute)
+        of_torch = is_attribute and ast.unparse(node) in ("torch.load", "torch.save")
+        if names & UNSAFE or of_torch:
             yield f"{path.name}:{node.lineno}"
         remote = isinstance(node, ast.keyword) and node.arg == "trust_remote_code"
         if remote and ast.unparse(node.value) != "False":
