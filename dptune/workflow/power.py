@@ -33,7 +33,7 @@ def planned_power(
         policy=f"{config.gate.name}, version {config.gate.version}",
         lines=(
             *_canary_lines(config),
-            *_membership_lines(config, num_records),
+            *_membership_lines(config, plan, num_records),
             *_claim_lines(config, plan),
         ),
     )
@@ -93,11 +93,13 @@ def _canary_lines(config: TrainConfig) -> Iterator[PowerLine]:
 
 
 def _membership_lines(
-    config: TrainConfig, num_records: Mapping[str, int]
+    config: TrainConfig, plan: RunPlan, num_records: Mapping[str, int]
 ) -> Iterator[PowerLine]:
-    """Records to attack, on both sides."""
+    """Records to attack, on both sides; of the training split those that are kept."""
+    most = {"train": plan.num_units * config.model.max_sequences_per_unit}
     for name, split in (("members", "train"), ("non-members", "test")):
-        planned = min(config.attack.num_members, num_records.get(split, 0))
+        there = min(num_records.get(split, 0), most.get(split, math.inf))
+        planned = min(config.attack.num_members, there)
         needed = config.gate.min_membership_records
         yield _line(name, planned, needed, f"records of the {split} split to attack")
     shadows, count = config.attack.shadows, config.attack.num_members

@@ -1,5 +1,7 @@
 """What the gate will be able to decide, known before training."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from dptune.attacks.canaries import CanarySpec
@@ -23,6 +25,7 @@ class Config:
         self.canaries = CanarySpec(**spec)
         self.gate = POLICY.model_copy(update={"min_audit_capacity": 3.0})
         self.attack = AttackSettings(num_members=1000)
+        self.model = SimpleNamespace(max_sequences_per_unit=8)
 
 
 def lines(config, **records):
@@ -42,6 +45,17 @@ def test_leak_of_four_bits_is_blocked_more_often_with_more_canaries():
     chances = [leak_block_probability(POLICY, num) for num in (0, 5, 20, 50)]
     assert chances == sorted(chances)
     assert (chances[0], chances[-1] > 0.97) == (0.0, True)
+
+
+def test_members_are_at_most_what_the_bound_of_each_unit_keeps():
+    config = Config()
+    config.model = SimpleNamespace(max_sequences_per_unit=1)
+    num_units = samples.run_plan().num_units
+    _, told = lines(config, train=100 * num_units)
+    assert told["members"].planned == min(num_units, config.attack.num_members)
+    config.attack = AttackSettings(num_members=100_000)
+    _, told = lines(config, train=100 * num_units)
+    assert told["members"].planned == num_units
 
 
 def test_power_names_what_is_too_little_before_training():
