@@ -178,7 +178,7 @@ def measure(
             [
                 tokens
                 for tokens, text in zip(trained, texts, strict=True)
-                if not planted_count([text], drawn)
+                if not planted_count([text], drawn) and not held_out.holds(tokens)
             ],
             attacks.num_members,
         ),

@@ -265,11 +265,17 @@ def test_training_rows_are_no_others(made, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_rows_that_were_trained_on_are_left_out_of_others(made, tmp_path):
+def test_rows_of_both_sides_are_on_neither(made, tmp_path):
     known = made.script.trainer.train_dataset.select(range(5))
     others = concatenate_datasets([made.script.others, known])
-    dossier = measured(made.script, tmp_path / "model", others=others)
+    sides = evidence.membership_report
+    with mock.patch.object(evidence, "membership_report", side_effect=sides) as told:
+        dossier = measured(made.script, tmp_path / "model", others=others)
     assert dossier.utility.num_records == len(made.script.others)
+    members, non_members = map(list, told.call_args.args[:2])
+    assert len(members) == dossier.membership.num_members
+    for rows in (members, non_members):
+        assert not {tuple(row) for row in known["input_ids"]} & set(map(tuple, rows))
 
 
 @pytest.mark.parametrize("base", ["trained", "other"])
