@@ -694,7 +694,7 @@ def test_twin_that_compares_owners_makes_two_users_of_one():
         pd.NaT,
         torch.tensor([1]),
     ],
-    ids=repr,
+    ids=lambda owner: type(owner).__name__,
 )
 def test_owner_that_names_no_unit_is_refused_by_row(make, owner, unchecked):
     """A null is no unit: it may be many users, of whom only one would be hidden."""
