@@ -262,14 +262,12 @@ def evidence(shape, generator, planted, others):
                 status="certified",
             ),
         ),
-        dataset_budgets=(
-            BudgetEvidence(
-                notion="record",
-                relation="add_or_remove_one",
-                spent_epsilon=8.0,
-                budget_epsilon=8.0,
-                delta=1e-6,
-            ),
+        dataset_budget=BudgetEvidence(
+            notion="record",
+            relation="add_or_remove_one",
+            spent_epsilon=8.0,
+            budget_epsilon=8.0,
+            delta=1e-6,
         ),
         audits=audit_canaries(report, [AUDITED]),
         step_audits=(STEPS_AUDITED,),

@@ -435,9 +435,8 @@ def _dataset_budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
     A budget under another relation, or at a larger delta, bounds nothing here.
     """
     name, asked = "dataset_budget", (policy.notion, policy.neighboring_relation)
-    for budget in evidence.dataset_budgets:
-        if (budget.notion, budget.relation) != asked:
-            continue
+    budget = evidence.dataset_budget
+    if budget is not None and (budget.notion, budget.relation) == asked:
         if any_nan([budget.spent_epsilon, budget.budget_epsilon, budget.delta]):
             return broken(name, "A figure of the data set's budget is NaN.")
         within = math.isfinite(budget.spent_epsilon) and (

@@ -59,14 +59,15 @@ class BudgetEvidence(Report):
 
     Args:
         notion: of both epsilons.
-        relation: of both epsilons: a grant under one says nothing of the other.
+        relation: of both epsilons: a grant under one says nothing of the other. None in
+            evidence from before it was noted, which satisfies no policy.
         spent_epsilon: of the worst cohort of privacy units, over all runs.
         budget_epsilon: what the data set may spend.
         delta: of both.
     """
 
     notion: Notion
-    relation: NeighboringRelation
+    relation: NeighboringRelation | None = None
     spent_epsilon: float
     budget_epsilon: float
     delta: float
@@ -220,7 +221,8 @@ class Evidence(Report):
         claims: one per certificate: notion, relation, tier.
         champion_digest: the version in production; None says that there is none.
         champion_utility: its loss on the same held-out records.
-        dataset_budgets: what the data set has spent of each of its grants.
+        dataset_budget: what the data set has spent, by the notion and relation that the
+            run was planned for.
         audits: lower bounds of epsilon.
         step_audits: of every stage; empty in evidence from before they were made.
         detection: of the corpus; its missing rate stands in where a claim has none.
@@ -241,7 +243,7 @@ class Evidence(Report):
     claims: tuple[ClaimEvidence, ...] = ()
     champion_digest: str | None = None
     champion_utility: UtilityReport | None = None
-    dataset_budgets: tuple[BudgetEvidence, ...] = ()
+    dataset_budget: BudgetEvidence | None = None
     audits: tuple[AuditEvidence, ...] = ()
     step_audits: tuple[StepAuditEvidence, ...] = ()
     detection: DetectionReport | None = None

@@ -42,7 +42,6 @@ from dptune.gates.manifest import Manifest
 from dptune.planning import RunPlan
 from dptune.privacy import (
     CertificateStatus,
-    NeighboringRelation,
     Notion,
     PrivacyUnit,
 )
@@ -249,7 +248,7 @@ class Dossier(RunResults):
             claims=tuple(self._claim(c) for c in self.certificates),
             champion_digest=other.model_digest if other else None,
             champion_utility=beside,
-            dataset_budgets=self._dataset_budgets(),
+            dataset_budget=self._dataset_budget(),
             audits=self.audits,
             step_audits=self._step_audits(),
             detection=self.detection,
@@ -389,19 +388,20 @@ class Dossier(RunResults):
             accountant=certificate.accountant,
         )
 
-    def _dataset_budgets(self) -> tuple[BudgetEvidence, ...]:
-        """Restate what was granted, and what all runs spent of it."""
-        return tuple(
-            BudgetEvidence(
-                notion=Notion(line.notion),
-                relation=NeighboringRelation(line.relation),
-                spent_epsilon=line.spent,
-                budget_epsilon=line.allowance,
-                delta=line.delta,
-            )
-            for line in (self.budget.lines if self.budget else ())
-            if line.allowance is not None
-        )
+    def _dataset_budget(self) -> BudgetEvidence | None:
+        """Restate what was granted for the run's notion, and what all runs spent."""
+        plan = self.plan
+        for line in self.budget.lines if self.budget else ():
+            usual = (line.notion, line.relation) == (plan.notion, plan.relation)
+            if usual and line.allowance is not None:
+                return BudgetEvidence(
+                    notion=plan.notion,
+                    relation=plan.relation,
+                    spent_epsilon=line.spent,
+                    budget_epsilon=line.allowance,
+                    delta=line.delta,
+                )
+        return None
 
     def _canary_group_epsilon(self) -> float | None:
         """Epsilon of a secret that sits in as many units as a canary does.

@@ -261,7 +261,7 @@ def evidence(**changes):
         "membership": membership(),
         "utility": utility(),
         "claims": (claim(),),
-        "dataset_budgets": (budget(),),
+        "dataset_budget": budget(),
         "audits": (audit(), audit(notion="selective", relation="replace_one")),
         "step_audits": (step_audit(),),
         "detection": detection(),

@@ -98,7 +98,7 @@ def validity(make):
                 "measured_at": None,
                 "decided_at": None,
                 "step_audits": (),
-                "dataset_budgets": (),
+                "dataset_budget": None,
             },
             {},
         ),
@@ -237,7 +237,7 @@ def claims(make):
         return {"audits": tuple(audit(**one) for one in audits), **changes}
 
     def spent(**changes):
-        return {"dataset_budgets": (make.budget(**changes),)}
+        return {"dataset_budget": make.budget(**changes)}
 
     hidden = make.exposure(planted=[1] * 60, setting="missed")
     partly = make.exposure(planted=[1] * 60, setting="partly_missed")
@@ -317,7 +317,7 @@ def claims(make):
         "local": (
             {
                 "claims": (claim(**LOCAL),),
-                "dataset_budgets": (make.budget(notion="local"),),
+                "dataset_budget": make.budget(notion="local"),
                 **bound(SELECTIVE),
             },
             {"notion": "local"},
@@ -368,10 +368,10 @@ def claims(make):
         "budget is no number": (spent(delta=NAN), {}),
         "budget of another notion": (spent(notion="local"), {}),
         "budget waived": (
-            {"dataset_budgets": ()},
+            {"dataset_budget": None},
             {"require_dataset_budget": False},
         ),
-        "no budget": ({"dataset_budgets": ()}, {}),
+        "no budget": ({"dataset_budget": None}, {}),
     }
 
 
@@ -382,7 +382,7 @@ def rates(make):
         recall = {"status": "conditional", "assumptions": ("detector_recall_is_one",)}
         return {
             "claims": (make.claim(**SELECTIVE, **recall, **claim),),
-            "dataset_budgets": (make.budget(notion="selective"),),
+            "dataset_budget": make.budget(notion="selective"),
             "detection": make.detection(**(detection or {})),
         }
 

@@ -43,7 +43,7 @@ def full(make):
     )
     return make.evidence(
         claims=(claim,),
-        dataset_budgets=(make.budget(notion="selective"),),
+        dataset_budget=make.budget(notion="selective"),
         champion_digest="old",
         champion_utility=make.utility(model_digest="old"),
         detection=make.detection(languages=(ENGLISH,)),

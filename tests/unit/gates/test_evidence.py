@@ -25,7 +25,7 @@ def test_evidence_left_out_is_none_or_empty_and_nothing_else(make):
     assert audit.detail == ""
     nothing = Evidence(model_digest="m")
     empty = {"schema_version": 1, "model_digest": "m"}
-    empty |= {"claims": [], "audits": [], "step_audits": [], "dataset_budgets": []}
+    empty |= {"claims": [], "audits": [], "step_audits": []}
     assert {
         name: value
         for name, value in nothing.model_dump(mode="json").items()

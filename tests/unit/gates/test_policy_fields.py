@@ -64,7 +64,7 @@ def conditional(make, **changes):
 def selective(make, **changes):
     return {
         "claims": conditional(make),
-        "dataset_budgets": (make.budget(notion="selective"),),
+        "dataset_budget": make.budget(notion="selective"),
         "detection": make.detection(**changes),
     }
 
@@ -272,7 +272,7 @@ ROWS: dict[str, Row] = {
         outside=True,
         criterion="dataset_budget",
         says=(NONE, UNSURE),
-        evidence=lambda _: {"dataset_budgets": ()},
+        evidence=lambda _: {"dataset_budget": None},
     ),
     "require_canaries": Row(
         inside=False,
