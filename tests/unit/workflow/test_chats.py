@@ -223,7 +223,7 @@ def test_template_that_drops_what_deletion_empties_is_refused_before_a_run(
     )
     rows = SimpleNamespace(dataset=corpus())
     if is_refused:
-        with pytest.raises(ModelError, match=r"emptied: .* drops or changes"):
+        with pytest.raises(ModelError, match=r"record 8: .* drops or changes"):
             check_chats(rows, config, data_root=tmp_path)
     else:
         check_chats(rows, config, data_root=tmp_path)
