@@ -61,7 +61,12 @@ from numpy.typing import NDArray
 from scipy import fft, signal
 
 from dptune.accounting.events import event_to_json
-from dptune.accounting.pairs import Floats, LossAtoms, mechanism_distribution
+from dptune.accounting.pairs import (
+    Floats,
+    LossAtoms,
+    log_sum_exp,
+    mechanism_distribution,
+)
 from dptune.privacy import NeighboringRelation
 
 K = TypeVar("K", bound=Hashable)
@@ -257,21 +262,11 @@ def _profile(event_json: str, where: _Where, scale: float) -> _Profile:
     losses, log_mass = atoms.index[keep] * interval, np.log(atoms.mass[keep])
     exponents = np.outer(_orders(scale), losses) + log_mass
     return _Profile(
-        log_moments=_log_sums(exponents),
+        log_moments=log_sum_exp(exponents),
         bottom=float(losses.min()),
         top=float(losses.max()),
         infinity=atoms.infinity,
     )
-
-
-def _log_sums(exponents: Floats) -> Floats:
-    """Compute ln of the sum of exp of each row; scipy does too, to the bit, slowly."""
-    largest = exponents.max(axis=1)
-    is_largest = exponents == largest[:, None]
-    terms = np.exp(exponents - largest[:, None])
-    terms[is_largest] = 0.0
-    counts = is_largest.sum(axis=1)
-    return np.asarray(np.log1p(terms.sum(axis=1) / counts) + np.log(counts) + largest)
 
 
 def _composed_mass(levels: Sequence[Level], window: _Window, where: _Where) -> Floats:

@@ -60,6 +60,30 @@ _LOWER_Z: Final = 7.5
 _UPPER_Z: Final = 9.5
 
 
+def log_sum_exp(exponents: Floats, weights: Floats | float = 1.0) -> Floats:
+    """Compute ln of the weighted sum of exp over the last axis, `(..., n)` to `(...,)`.
+
+    `scipy.special.logsumexp` does too, to the last bit, in several times the time.
+
+    Args:
+        exponents: of which one is finite in each sum.
+        weights: not negative, `(n,)`, or one for all.
+
+    >>> float(log_sum_exp(np.array([0.0, 0.0]), np.array([1.0, 3.0])).round(4))
+    1.3863
+    """
+    values = exponents
+    if isinstance(weights, np.ndarray):
+        values = np.where(weights, exponents, -np.inf)
+    largest = values.max(axis=-1, keepdims=True)
+    is_largest = values == largest
+    terms = weights * np.exp(values - largest)
+    terms[is_largest] = 0.0
+    weight = (weights * is_largest).sum(axis=-1)
+    found = np.log1p(terms.sum(axis=-1) / weight) + np.log(weight) + largest[..., 0]
+    return np.asarray(found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GaussianPair:
     """One Poisson-sampled Gaussian mechanism seen in one direction.

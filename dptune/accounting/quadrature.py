@@ -36,6 +36,7 @@ from dptune.accounting.events import is_non_private, mechanism_counts
 from dptune.accounting.pairs import (
     GaussianPair,
     gaussian_pairs,
+    log_sum_exp,
     truncation_parts,
 )
 from dptune.errors import PrivacyError, UnsupportedEventError
@@ -314,7 +315,8 @@ def _log_moment(step: _Step, c: float) -> float:
     if len(step.pairs) == 1 and step.pairs[0][0] == 1.0:
         return log_moment_of_pair(step.pairs[0][1], c)
     moments = np.array([log_moment_of_pair(pair, c) for _, pair in step.pairs])
-    return _log_sum(moments, np.array([weight for weight, _ in step.pairs]))
+    weights = np.array([weight for weight, _ in step.pairs])
+    return float(log_sum_exp(moments, weights))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -325,20 +327,7 @@ def log_moment_of_pair(pair: GaussianPair, c: float) -> float:
     """
     spacing = pair.noise_multiplier / 16
     log_weights, _ = _tilted(pair, c, spacing)
-    return _log_sum(log_weights)
-
-
-def _log_sum(
-    values: NDArray[np.float64], weights: NDArray[np.float64] | float = 1.0
-) -> float:
-    """Compute ln of a weighted sum of exp; scipy does too, to the bit, and slowly."""
-    values = np.where(weights, values, -np.inf)
-    largest = values.max()
-    is_largest = values == largest
-    terms = weights * np.exp(values - largest)
-    terms[is_largest] = 0.0
-    weight = (weights * is_largest).sum()
-    return float(np.log1p(terms.sum() / weight) + np.log(weight) + largest)
+    return float(log_sum_exp(log_weights))
 
 
 def _moment_ratio(
