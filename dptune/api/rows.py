@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from dptune.api.arguments import is_list
-from dptune.data.collated import IGNORED, Names, Rows, read_collated
+from dptune.data.collated import IGNORED, Names, Rows, read_collated, unit_name
 from dptune.data.records import MAX_ROWS_NAMED
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.logits import NO_TARGET
@@ -281,21 +281,17 @@ def _flat(values: Any) -> np.ndarray[Any, Any] | None:  # noqa: ANN401 - of a ro
 
 
 def _numbered(owners: Iterable[object]) -> list[int]:
-    """Number owners in the order of their first rows.
-
-    `17` and `"17"` are one owner, as in a pipeline and in `DPTrainer`: columns of mixed
-    types would make two units of one user.
-    """
+    """Number owners in the order of their first rows."""
     given = list(owners)  # what is read twice may not say the same twice
     if problems := _owner_problems(given):
         raise ConfigError(problems)
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(str(_bare(owner)), len(numbers)) for owner in given]
+    numbers: dict[str | None, int] = {}
+    return [numbers.setdefault(unit_name(owner), len(numbers)) for owner in given]
 
 
 def _owner_problems(owners: Iterable[object]) -> list[Problem]:
     """Refuse owners that name no unit; no message holds one of them."""
-    refused = [row for row, owner in enumerate(owners) if not _is_name(_bare(owner))]
+    refused = [row for row, owner in enumerate(owners) if unit_name(owner) is None]
     if not refused:
         return []
     rows = ", ".join(map(str, refused[:MAX_ROWS_NAMED]))
@@ -306,15 +302,3 @@ def _owner_problems(owners: Iterable[object]) -> list[Problem]:
     )
     step = "Write ids as text, and give rows without an owner one each, or drop them."
     return [Problem(path="owners", message=message, next_step=step)]
-
-
-def _bare(owner: Any) -> object:  # noqa: ANN401 - whatever a caller has
-    """Take a name out of a scalar of numpy or torch."""
-    is_scalar = isinstance(owner, np.generic | np.ndarray | torch.Tensor)
-    return owner.item() if is_scalar and owner.ndim == 0 else owner
-
-
-def _is_name(owner: object) -> bool:
-    """Whether it names a unit: a unit that nothing names may be many."""
-    is_kind = isinstance(owner, str | int) and not isinstance(owner, bool)
-    return is_kind and owner != ""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,6 +100,25 @@ def read_collated(
     if not _stay_alike(rows, collate, found):
         raise ConfigError([_changing_rows(names)])
     return found, told
+
+
+def unit_name(owner: object) -> str | None:
+    """Name the unit that owns a row as text, None where nothing is named.
+
+    `17` and `"17"` are one: columns of mixed types would make two units of one user. A
+    null, or an object that is like no other, names none: whose rows they are nobody
+    knows.
+
+    Args:
+        owner: text, a whole number, or a scalar of numpy or torch that is one.
+
+    >>> unit_name(17), unit_name("17"), unit_name(None)
+    ('17', '17', None)
+    """
+    is_scalar = isinstance(owner, np.generic | np.ndarray | Tensor) and owner.ndim == 0
+    name = owner.item() if is_scalar else owner  # type: ignore[attr-defined]
+    is_kind = isinstance(name, str | int) and not isinstance(name, bool)
+    return str(name) if is_kind and name != "" else None
 
 
 def row_of(rows: Rows, index: int) -> Mapping[str, Any]:

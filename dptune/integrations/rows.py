@@ -19,6 +19,7 @@ from dptune.data.collated import (
     collated,
     read_collated,
     row_of,
+    unit_name,
 )
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import ConfigError, Problem
@@ -170,14 +171,12 @@ def _owner(unit_column: str | None, row: Mapping[str, Any], index: int) -> str:
     """Name the unit of a row."""
     if unit_column is None:
         return str(index)
-    owner = row.get(unit_column)
-    if isinstance(owner, np.generic | Tensor) and owner.ndim == 0:
-        owner = owner.item()
-    if isinstance(owner, bool) or not isinstance(owner, str | int) or owner == "":
+    name = unit_name(row.get(unit_column))
+    if name is None:
         raise RowFaultError(
             f"must name an owner in column {unit_column!r}, as text or number"
         )
-    return str(owner)
+    return name
 
 
 def _look_packed(found: Sequence[CollatedRow]) -> bool:
