@@ -52,11 +52,20 @@ class Notion(StrEnum):
 
 
 class PrivacyUnit(StrEnum):
-    """What one neighbor changes."""
+    """What one neighbor changes, the finest first."""
 
     RECORD = "record"
     DOCUMENT = "document"
     USER = "user"
+
+    @property
+    def coarseness(self) -> int:
+        """Place in that order: a claim for a unit holds for finer ones.
+
+        >>> PrivacyUnit.USER.coarseness > PrivacyUnit.RECORD.coarseness
+        True
+        """
+        return list(PrivacyUnit).index(self)
 
 
 class CertificateStatus(StrEnum):

@@ -24,12 +24,10 @@ from dptune.privacy import (
     CertificateStatus,
     NeighboringRelation,
     Notion,
-    PrivacyUnit,
 )
 from dptune.results import ExposureReport
 
 _PROVEN = (CertificateStatus.CERTIFIED, CertificateStatus.CONDITIONAL)
-_COARSENESS = {PrivacyUnit.RECORD: 0, PrivacyUnit.DOCUMENT: 1, PrivacyUnit.USER: 2}
 
 
 def claims(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
@@ -245,7 +243,7 @@ def _selected(evidence: Evidence, policy: GatePolicy) -> list[ClaimEvidence]:
         for claim in evidence.claims
         if claim.notion is policy.notion
         and claim.relation is policy.neighboring_relation
-        and _COARSENESS[claim.privacy_unit] >= _COARSENESS[policy.privacy_unit]
+        and claim.privacy_unit.coarseness >= policy.privacy_unit.coarseness
     ]
 
 

@@ -33,7 +33,6 @@ from dptune.integrations.claims import PayingRun, paying_here
 from dptune.privacy import PrivacyUnit
 from dptune.reports.card.statements import epsilon_words
 
-_UNITS: Final = tuple(unit.value for unit in PrivacyUnit)  # the finest first
 _BESIDE: Final = "; beside "
 
 
@@ -174,7 +173,8 @@ class _Said:
             words = self.words
         else:
             words = f"{self.words}{_BESIDE}{new[key]} for one {unit}"
-        finest = min((self.unit, unit), key=_UNITS.index)
+        units = map(PrivacyUnit, (self.unit, unit))
+        finest = min(units, key=lambda one: one.coarseness).value
         return {key: words, "dptune.privacy_unit": finest}
 
 
