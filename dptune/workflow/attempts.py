@@ -10,9 +10,9 @@ from dptune.accounting.store.attempts import (
     Attempt,
     Loss,
     admit_loss,
+    attempts_with,
     charges,
     count_attempts,
-    first_attempt,
     losses,
     record_attempt,
 )
@@ -41,8 +41,8 @@ def record_evaluation(url: str, found: Sequence[Report], *, data_set: str) -> No
 def is_recorded(store: BudgetStore, found: Sequence[Report], *, data_set: str) -> bool:
     """Whether these very reports were entered when their model was attacked."""
     subject = _evaluation(found)
-    known = first_attempt(store, kind=Attempt.EVALUATION, subject=subject)
-    return known is not None and known[0] == data_set
+    known = attempts_with(store, kind=Attempt.EVALUATION, subject=subject)
+    return [name for name, _ in known[:1]] == [data_set]
 
 
 def _evaluation(found: Sequence[Report]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dptune.accounting.store.attempts import Attempt, first_attempt, record_attempt
+from dptune.accounting.store.attempts import Attempt, attempts_with, record_attempt
 from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore
 from dptune.conversation import without_training
@@ -52,12 +52,14 @@ def claim_digest(
         store: where it is noted.
         units: of the data set, which they are charged to.
         digest: of its records.
-        reservation: id; released where the records are another data set's.
+        reservation: id; released where the records are those of others.
 
     Raises:
-        PrivacyError: another run gave the records another name at this moment.
+        PrivacyError: another run gave the records another name, or other ids, at this
+            moment.
     """
-    if first_attempt(store, kind=Attempt.READING, subject=digest) is None:
+    known = attempts_with(store, kind=Attempt.READING, subject=digest)
+    if not any(noted for _, noted in known):  # stores from before noted no units
         record_attempt(
             store,
             data_set=units.data_set,
@@ -80,16 +82,17 @@ def check_digest(store: BudgetStore, units: UnitSet, digest: str) -> None:
     Raises:
         PrivacyError: naming the data set, or that the ids are others.
     """
-    first = first_attempt(store, kind=Attempt.READING, subject=digest)
-    if first is None:
+    known = attempts_with(store, kind=Attempt.READING, subject=digest)
+    if not known:
         return
-    name, noted = first
+    name = known[0][0]
     if name != units.data_set:
         raise PrivacyError(
             f"budget.data_set must be {name!r}, under which these texts were charged "
             f"and counted before, got {units.data_set!r}. Change the name back."
         )
-    if noted not in ("", units.digest):  # stores from before noted no units
+    noted = next((noted for _, noted in known if noted), units.digest)
+    if noted != units.digest:
         raise PrivacyError(
             "the ids of these texts must be those that they were charged under before, "
             "but they come with others, such as from a file or folder that was moved "

@@ -83,19 +83,16 @@ def last_attempt(
     return found[-1] if found else None
 
 
-def first_attempt(
+def attempts_with(
     store: BudgetStore, *, kind: Attempt, subject: str
-) -> tuple[str, str] | None:
-    """Name data set and `about` of the first attempt that has this subject."""
+) -> list[tuple[str, str]]:
+    """List data set and `about` of all attempts that have this subject, in order."""
     with connecting(store.engine) as connection, reading(connection):
-        return next(
-            (
-                (str(content["data_set"]), str(content["about"]))
-                for content in _contents(connection, "attempt")
-                if (content["attempt"], content["subject"]) == (kind.value, subject)
-            ),
-            None,
-        )
+        return [
+            (str(content["data_set"]), str(content["about"]))
+            for content in _contents(connection, "attempt")
+            if (content["attempt"], content["subject"]) == (kind.value, subject)
+        ]
 
 
 def attempts_about(store: BudgetStore, about: str) -> list[tuple[Attempt, str]]:

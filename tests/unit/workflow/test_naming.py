@@ -112,10 +112,14 @@ def test_same_texts_with_other_ids_buy_no_budget(store, tmp_path, way):
     ) == 1
 
 
-def test_store_that_noted_no_units_goes_on(store, corpus):
+def test_store_that_noted_no_units_notes_those_of_the_next_run(store, corpus):
     digest = texts_digest(corpus, key=KEY)
     record_attempt(store, data_set="people", kind=Attempt.READING, subject=digest)
     claim(store, "people", corpus)
+    claim(store, "people", corpus)
+    moved = corpus.dataset.map(lambda row: {"unit_id": f"up/{row['unit_id']}"})
+    with pytest.raises(PrivacyError, match="ids of these texts"):
+        check(store, "people", corpus.with_dataset(moved))
 
 
 def test_names_of_ids_splits_and_order_make_no_other_texts(store, corpus):
@@ -173,12 +177,12 @@ def test_two_names_at_once_keep_the_first_and_hold_nothing_of_the_second(
 
     def first_of_two(*arguments, **keywords):
         seen.append(keywords)
-        return None if len(seen) == 1 else found(*arguments, **keywords)
+        return [] if len(seen) == 1 else found(*arguments, **keywords)
 
     claim(store, "people", corpus)
     held = hold(store, "fresh", corpus)
-    found = naming.first_attempt
-    monkeypatch.setattr(naming, "first_attempt", first_of_two)
+    found = naming.attempts_with
+    monkeypatch.setattr(naming, "attempts_with", first_of_two)
     with pytest.raises(PrivacyError):
         note(store, "fresh", corpus, held)
     (run,) = history(store, data_set="fresh")
