@@ -28,8 +28,8 @@ from dptune.results import (
 from dptune.statistics import fewest_hits_for, hit_rate_interval, holm
 
 _LOW_FPR = 0.01
-_RANK_BY_SUM = "Rank by what a whole candidate costs: set attack.scoring to sum."
 _LEAST_EFFECT = 0.1
+_RANK_BY_SUM = "Rank by what a whole candidate costs: set attack.scoring to sum."
 
 
 def leakage(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
@@ -85,7 +85,7 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         reason=f"Mean exposure of {len(trained)} planted canaries is {mean:.2f} bits "
         f"(1.44 without a leak, Fisher p {p_values['all']:.2g}); the best is among "
         f"the first {share:.2g} of candidates (corrected p {p_values['single']:.2g})"
-        f"{at_worst(report)}.{' '.join(['', *lacks])}",
+        f"{at_worst(report)}." + "".join(f" {lack}" for lack in lacks),
         what_would_change_it={
             Verdict.BLOCK: "Train with more noise, fewer steps, or on redacted text."
             + f" {RANK_EXACTLY}" * bool(report.doubt),

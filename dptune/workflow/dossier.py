@@ -40,11 +40,7 @@ from dptune.gates.evidence import (
 )
 from dptune.gates.manifest import Manifest
 from dptune.planning import RunPlan
-from dptune.privacy import (
-    CertificateStatus,
-    Notion,
-    PrivacyUnit,
-)
+from dptune.privacy import CertificateStatus, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.reports.card.statements import (
     BudgetStatement,

@@ -214,6 +214,16 @@ def flat(value, path=()):
         yield path, value
 
 
+def test_nothing_is_learnt_for_certain_at_delta_zero_alone():
+    """One step of noise multiplier 1 has epsilon 0 at delta .5, and tells something."""
+    found = certificate(dpa.GaussianDpEvent(1.0), delta=0.5)
+    assert (found.epsilon, found.delta) == (0.0, 0.5)
+    assert found.explanation.endswith(", except with probability 0.5.")
+    nothing = certificate(dpa.NoOpDpEvent(), delta=0.5)
+    assert (nothing.epsilon, nothing.delta) == (0.0, 0.0)
+    assert "except" not in nothing.explanation
+
+
 def test_claims_are_what_they_were():
     golden = dict(flat(json.loads(FILE.read_text(encoding="utf-8"))))
     found = dict(flat(written()))
