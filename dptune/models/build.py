@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -23,9 +23,13 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 
 @contextmanager
 def without_peft_warning() -> Iterator[None]:
-    """Ignore that peft 0.21 reads a property that transformers 5.23 has renamed."""
+    """Ignore a property that transformers 5.23 has renamed, and ranks of experts.
+
+    peft 0.21 reads the one, and overlooks that the other are those of parameters.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern")
         yield
 
 
@@ -177,7 +181,8 @@ def add_lora(
         rank: of the adapters, at least 1.
         alpha: scale, positive.
         target_modules: endings of layer names (Linear or Conv1D); by default all such
-            layers below the head, but those that kernels of state spaces read past.
+            layers below the head, but those whose weights state spaces take bare. Of a
+            name that experts have too, peft adapts their parameters.
         last_layers: keep the targets in the last so many numbered layers only.
         dropout: on the adapters' input, in [0, 1).
         use_rslora: rank-stabilised scaling.
@@ -185,8 +190,8 @@ def add_lora(
 
     Raises:
         ModelError: a value is out of range, there is no such layer, a target matches
-            none, a target shares its weight with another layer, or there are fewer than
-            `last_layers`.
+            none, a target shares its weight with another layer, the model takes a
+            target's weight bare, or there are fewer than `last_layers`.
 
     References:
         Hu et al. (2021), "LoRA", section 4.1, https://arxiv.org/abs/2106.09685;
@@ -250,9 +255,21 @@ def _default_targets(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _is_read_past(model: PreTrainedModel, name: str) -> bool:
-    """Whether a fused kernel takes the weight, and would leave an adapter out."""
+    """Whether a state space takes the bare weight, and would leave an adapter out."""
     parent, _, own = name.rpartition(".")
-    return own == "out_proj" and "A_log" in model.get_submodule(parent)._parameters
+    is_taken = own in {"out_proj", "dt_proj"}
+    return is_taken and "A_log" in model.get_submodule(parent)._parameters
+
+
+def _refuse_read_past(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """A merged adapter would change a model that trained without it."""
+    for name in names:
+        if _is_read_past(model, name):
+            raise ModelError(
+                f"target_modules must be layers that are called, but "
+                f"{type(model).__name__} takes the weight of {name} by itself, and no "
+                "adapter on it would train. Leave it out."
+            )
 
 
 def _matching(model: PreTrainedModel, targets: Sequence[str]) -> dict[str, nn.Module]:
@@ -287,7 +304,8 @@ def _is_transposed(model: PreTrainedModel, targets: tuple[str, ...]) -> bool:
     """Whether the targets keep their weight as (in, out), as GPT-2's Conv1D does."""
     kinds = set()
     for target in targets:
-        layers = list(_matching(model, [target]).values())
+        matching = _matching(model, [target])
+        layers = list(matching.values())
         if not layers:
             raise ModelError(
                 f"target_modules must name layers of the model, got {target!r}, which "
@@ -295,6 +313,7 @@ def _is_transposed(model: PreTrainedModel, targets: tuple[str, ...]) -> bool:
             )
         kinds |= {_kind(layer, target) for layer in layers}
         _refuse_tied(model, layers, target)
+        _refuse_read_past(model, matching)
     if len(kinds) > 1:
         raise ModelError(
             "target_modules must be all Linear or all Conv1D, got both. "

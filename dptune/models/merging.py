@@ -8,6 +8,7 @@ piece that is being written counts twice: the file's pages are resident too.
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -34,6 +36,8 @@ PIECE_BYTES = 1 << 26
 MOST_PIECES = 64
 
 _Weight = Callable[[], Tensor]
+_Adapter = LoraLinear | ParamWrapper
+_WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")  # wrappers of parameters are nested
 
 
 def save_merged(model: PeftModel, directory: Path, *, dtype: torch.dtype) -> None:
@@ -83,7 +87,7 @@ def _added(key: str) -> bool:
 
 def _plain(key: str) -> str:
     """Name a weight as the model without adapters does."""
-    return key.replace(".base_layer.", ".").replace(".modules_to_save.default", "")
+    return _WRAPPED.sub("", key).replace(".modules_to_save.default", "")
 
 
 def _merged(base: PreTrainedModel, *, dtype: torch.dtype) -> dict[str, _Weight]:
@@ -97,21 +101,27 @@ def _merged(base: PreTrainedModel, *, dtype: torch.dtype) -> dict[str, _Weight]:
             continue
         name = _plain(key)
         tensors[name] = tensor
-        layer = base.get_submodule(place.removesuffix(".base_layer"))
-        adapter = layer if isinstance(layer, LoraLinear) else None
-        weights[name] = partial(
-            _weight, tensor, owner, adapter if last == "weight" else None, dtype, name
-        )
+        adapter = _adapter(base.get_submodule(_WRAPPED.sub("", place)), last)
+        weights[name] = partial(_weight, tensor, owner, adapter, dtype, name)
     for ignored in base._keys_to_ignore_on_save or ():
         tensors.pop(ignored, None)
     kept = remove_tied_weights_from_state_dict(tensors, base)
     return {name: weights[name] for name in kept}
 
 
+def _adapter(layer: nn.Module, name: str) -> _Adapter | None:
+    """Return the adapter of a weight: of a layer, or of one parameter of experts."""
+    while isinstance(layer, ParamWrapper):
+        if layer.parameter_name == name:
+            return layer
+        layer = layer.base_layer
+    return layer if isinstance(layer, LoraLinear) and name == "weight" else None
+
+
 def _weight(
     tensor: Tensor,
     owner: nn.Module,
-    adapter: LoraLinear | None,
+    adapter: _Adapter | None,
     dtype: torch.dtype,
     name: str,
 ) -> Tensor:

@@ -5,7 +5,16 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
 from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
 from dptune.errors import ArtifactError, ModelError
@@ -142,6 +151,67 @@ def test_merged_experts_are_stored_as_their_architecture_stores_them(
     targets = ["q_proj", "v_proj"]
     model = add_lora(model, rank=2, alpha=4, target_modules=targets).eval()
     freeze_base(model)
+    save_model(model, tokenizer, tmp_path / "m")
+    merged = load_model(tmp_path / "m").model
+    torch.testing.assert_close(logits(merged), logits(model), atol=1e-5, rtol=1e-5)
+
+
+EXPERTS = {
+    **SIZES,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+HEADS = {
+    **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8},
+    **{"v_head_dim": 8, "qk_nope_head_dim": 8, "num_key_value_heads": 2},
+}
+
+
+def experts(kind, size):
+    """Models of which peft adapts the experts' parameters, unasked."""
+    if kind == "deepseek":
+        return DeepseekV2ForCausalLM(
+            DeepseekV2Config(vocab_size=size, **EXPERTS | HEADS)
+        )
+    return Glm4MoeForCausalLM(Glm4MoeConfig(vocab_size=size, head_dim=8, **EXPERTS))
+
+
+@pytest.mark.parametrize("kind", ["deepseek", "glm"])
+def test_adapters_of_experts_are_merged_and_stored(tokenizer, tmp_path, kind):
+    with seeded(0):
+        base = experts(kind, len(tokenizer))
+    before = merging.base_digest(base)
+    model = adapted(base)
+    wrapped = [m for m in model.modules() if isinstance(m, merging.ParamWrapper)]
+    assert len(wrapped) == 2
+    assert merging.base_digest(model) == before
+    wanted = logits(model)
+    digest = save_model(model, tokenizer, tmp_path / "m")
+    merged = load_model(tmp_path / "m").model
+    torch.testing.assert_close(logits(merged), wanted, atol=1e-5, rtol=1e-5)
+    save_adapter(model, tokenizer, tmp_path / "adapter")
+    with seeded(0):
+        save_model(experts(kind, len(tokenizer)), tokenizer, tmp_path / "base")
+    place = tmp_path / "base", tmp_path / "adapter", tmp_path / "again"
+    assert merge_adapter(*place) == digest
+    with torch.no_grad():
+        for wrapper in wrapped:
+            wrapper.lora_B["default"].weight.zero_()
+    assert (logits(model) - wanted).abs().max() > 1e-3  # they do something
+
+
+def test_merged_state_space_computes_what_was_trained(tokenizer, tmp_path):
+    config = MambaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, state_size=4, num_hidden_layers=1
+    )
+    with seeded(0):
+        model = MambaForCausalLM(config)
+    model = adapted(model)
     save_model(model, tokenizer, tmp_path / "m")
     merged = load_model(tmp_path / "m").model
     torch.testing.assert_close(logits(merged), logits(model), atol=1e-5, rtol=1e-5)
