@@ -167,8 +167,12 @@ EXPERTS = {
     "topk_group": 1,
 }
 HEADS = {
-    **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8},
-    **{"v_head_dim": 8, "qk_nope_head_dim": 8, "num_key_value_heads": 2},
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "num_key_value_heads": 2,
 }
 
 
