@@ -135,12 +135,14 @@ def _vocabulary_size(model: nn.Module) -> int:
     return int(getattr(text, "vocab_size", None) or _VOCABULARY)
 
 
-def same_length(probe: Probe, *, num_rows: int) -> PhysicalBatch:
-    """Return rows of one length, to see what grows with their number."""
+def same_length(
+    probe: Probe, *, num_rows: int, num_tokens: int | None = None
+) -> PhysicalBatch:
+    """Return rows of one length, by default a few tokens."""
     draws = np.random.default_rng(1)  # public constants
     sequences = probe.feed.data.sequences
     tokens = np.unique(np.concatenate([sequences[0], sequences[-1]]))
-    num_tokens = min(_SAME_LENGTH, probe.feed.longest)
+    num_tokens = num_tokens or min(_SAME_LENGTH, probe.feed.longest)
     ids = torch.from_numpy(draws.choice(tokens, (num_rows, num_tokens)))
     return PhysicalBatch(
         input_ids=ids,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from dptune.dpsgd.untouched import (
     widened,
 )
 from dptune.errors import ModelError
+from dptune.positions import limits_of_company
 
 _APART = 1e-5
 _APART_LOW_PRECISION = 2e-2
@@ -71,7 +73,8 @@ def check_model(
     With the run's loss, precision, padding, attention, adapters, checkpointing and
     training mode, on the run's device:
 
-    1. One row, and rows of unequal length, can be computed.
+    1. One row, also of `max_tokens`, and rows of unequal length can be computed, and
+        no rotary frequencies go by the longest row of a batch.
     2. Chance acts on each row by itself: beside dropout nothing that is drawn moves a
         loss, and no dropout has one mask for several rows. A layer that is left out for
         a whole batch is no such thing: who shares the coin depends on who is there.
@@ -111,9 +114,10 @@ def check_model(
         ModelError: a check failed; names what, and the way out.
     """
     check_modules(model)
+    _check_positions(model, feed)
     probe = make_probe(model, feed)
     with untouched(model) as snapshot:
-        _check_rows(model, probe)
+        _check_rows(model, probe, longest=feed.longest)
         engine = PerUnitGradients(
             model, parameter_groups=parameter_groups, alone=feed.rows_are_alone
         )
@@ -135,7 +139,29 @@ def check_model(
         _check_buffers(model, snapshot)
 
 
-def _check_rows(model: nn.Module, probe: Probe) -> None:
+def _check_positions(model: nn.Module, feed: Feed) -> None:
+    """Refuse rows beyond which the longest one of a batch turns all others.
+
+    Made-up rows are too short to tell. Fixed shapes are no way out: some models number
+    the tokens of a row without its padding.
+    """
+    for module in model.modules():
+        if not hasattr(module, "rope_type"):
+            continue
+        config: Any = getattr(module, "config", None)
+        for kind, limit in limits_of_company(config):
+            by_row = kind == "longrope"
+            if feed.longest <= limit or (by_row and feed.rows_are_alone):
+                continue
+            raise ModelError(
+                f"{model_name(model)} has rotary frequencies of kind {kind}: beyond "
+                f"{limit} tokens the longest row of a batch decides those of all "
+                f"others, but rows may have {feed.longest}. Set max_tokens to at most "
+                f"{limit} and cut longer rows" + (f", or {ONE_ROW}." if by_row else ".")
+            )
+
+
+def _check_rows(model: nn.Module, probe: Probe, *, longest: int) -> None:
     """Refuse a model that cannot compute made-up rows, alone or together."""
     changed = changed_weights(model)
     with torch.no_grad():
@@ -143,15 +169,19 @@ def _check_rows(model: nn.Module, probe: Probe) -> None:
             first = probe.batch((COMPARED[-1],))
             probe.feed.losses(model, first)
         shapes = {first.input_ids.shape}
-        longest = f"compute a row of {probe.feed.longest} tokens"
+        long = f"compute a row of {probe.feed.longest} tokens"
         together = "compute rows of unequal length together"
-        others = ((longest, (COMPARED[0],)), *((together, c) for c in probe.companies))
+        others = ((long, (COMPARED[0],)), *((together, c) for c in probe.companies))
         for what, units in others:
             batch = probe.batch(units)
             if batch.input_ids.shape not in shapes:
                 shapes.add(batch.input_ids.shape)
                 with explained(model, what):
                     probe.feed.losses(model, batch)
+        if longest > probe.feed.longest:  # a model may have no positions for it
+            batch = same_length(probe, num_rows=1, num_tokens=longest)
+            with explained(model, f"compute a row of {longest} tokens"):
+                probe.feed.losses(model, batch)
     _refuse_changed(changed)
 
 

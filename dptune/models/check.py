@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from dptune.errors import ModelError
 from dptune.models.source import ArchitectureSource, ModelSource, TrainedTokenizer
+from dptune.positions import limits_of_company
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-_BY_LONGEST_OF_BATCH = frozenset({"dynamic", "longrope"})
 
 
 def check_source(
@@ -66,18 +65,11 @@ def check_positions(config: "PreTrainedConfig", *, max_tokens: int) -> None:
 def _positions(config: "PreTrainedConfig") -> int | None:
     """Return how long a sequence may be, None if there is no limit.
 
-    Where rotary frequencies are of type `dynamic` or `longrope`, the longest sequence
-    of a batch decides those of all others as soon as it exceeds the length of the first
-    training: one record then moves the gradients of the rest, which no clip bounds.
+    Models for text and pictures say so in the part that is for text.
     """
-    limits = [getattr(config, "max_position_embeddings", None)]
-    ropes = getattr(config, "rope_parameters", None) or {}
-    by_layer = [value for value in ropes.values() if isinstance(value, dict)]
-    limits += [
-        rope.get("original_max_position_embeddings")
-        for rope in by_layer or [ropes]
-        if rope.get("rope_type") in _BY_LONGEST_OF_BATCH
-    ]
+    texts = {id(part): part for part in (config, config.get_text_config())}.values()
+    limits = [getattr(part, "max_position_embeddings", None) for part in texts]
+    limits += [limit for part in texts for _, limit in limits_of_company(part)]
     return min((limit for limit in limits if limit and limit > 0), default=None)
 
 

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, Phi3Config, Phi3ForCausalLM
+from transformers import LlamaConfig, LlavaConfig, Phi3Config, Phi3ForCausalLM
 
 from dptune.errors import ModelError
 from dptune.models import loading
@@ -76,3 +76,11 @@ def test_longest_record_moves_the_others_beyond_the_limit_only(longest, is_moved
         together = model(input_ids=ids, attention_mask=mask).logits[0, :12]
         alone = model(input_ids=ids[:1, :12]).logits[0]
     assert torch.allclose(together, alone, atol=1e-4) != is_moved
+
+
+def test_positions_of_a_model_for_text_and_pictures_are_those_of_its_text(accepts):
+    text = LONG | {"model_type": "llama"}
+    config = LlavaConfig(text_config=text, vision_config={"num_hidden_layers": 1})
+    accepts(config, FIRST_TRAINING)
+    with pytest.raises(ModelError, match=f"at most {FIRST_TRAINING}"):
+        accepts(config, FIRST_TRAINING + 1)
