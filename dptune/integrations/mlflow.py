@@ -13,7 +13,7 @@ both kinds.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -45,11 +45,13 @@ def log_certificate(
 ) -> None:
     """Log a claim as metrics to search by, tags to read, and a file to check.
 
-    The run gets all three. Where it was given a claim of the same name before, it says
-    what holds for both: the larger epsilon, the larger delta, the finer unit, and the
-    words of each if they differ in more than epsilon; the file is that of the larger
-    epsilon. A logged model gets the metrics, a registered version the tags, as versions
-    of `dptune train` have them. No record text is in any of it, and no training loss.
+    The run gets all three, a logged model metrics and tags, a registered version the
+    tags, as versions of `dptune train` have them. What was given a claim of the same
+    name before says what holds for both: the larger epsilon, the larger delta, the
+    finer unit, and the words of each if they differ in more than epsilon (a version,
+    which has no numbers, those of each); the file is that of the larger epsilon. MLflow
+    finds logged models by any number that they were ever given: the tag says what
+    holds. No record text is in any of it, and no training loss.
 
     Args:
         certificate: such as `trainer.certificate` or `loop.certificate()`.
@@ -90,14 +92,17 @@ def log_certificate(
             problems.append(Problem(path=name, message=f"must exist, got {given!r}."))
     if problems or run is None:
         raise ConfigError(problems)
-    numbers, tags = claim_metrics(certificate), _tags(certificate)
     if model_id is not None:  # which says it on the run too
+        said = _Said.of_model(client, model_id, certificate)
+        numbers = said.numbers(certificate)
         mlflow.log_metrics(numbers, model_id=model_id, run_id=run)
+        client.set_logged_model_tags(model_id, said.tags(certificate))
     if model_version is not None:
         name, version = model_version
-        for key, text in tags.items():
+        tags = client.get_model_version(name, version).tags
+        for key, text in _Said.in_tags(tags, certificate).tags(certificate).items():
             client.set_model_version_tag(name, version, key, text)
-    said = _Said.of(client, run, certificate)
+    said = _Said.of_run(client, run, certificate)
     said.log_numbers(client, run, certificate)
     for key, text in said.tags(certificate).items():
         client.set_tag(run, key, text)
@@ -117,48 +122,88 @@ def _is_there(look: Callable[[], object]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Said:
-    """What a run says of claims that it was given before, of one notion and relation.
+    """What a run, a model or a version says of claims that it was given before.
+
+    They are of one notion and relation.
 
     Args:
-        epsilon: the largest; an infinite one has a tag and no metric.
-        delta: the largest.
+        epsilon: the largest; an infinite one has a tag and no number by itself.
+        has_number: whether a number was logged for it.
+        delta: the largest; 0 where there are no numbers.
         unit: the finest; empty where no claim was told to its end.
         words: of all claims; empty likewise.
         last_step: of the epsilon so far; a search finds what was logged there.
     """
 
     epsilon: float
+    has_number: bool
     delta: float
     unit: str
     words: str
     last_step: int
 
     @classmethod
-    def of(cls, client: MlflowClient, run: str, claim: Certificate) -> Self:
+    def of_run(cls, client: MlflowClient, run: str, claim: Certificate) -> Self:
         """Read what a run says."""
-        tags = client.get_run(run).data.tags
-        words = tags.get(f"dptune.epsilon.{_terms(claim)}", "")
         points = client.get_metric_history(run, claim.metric)
-        deltas = client.get_metric_history(run, "delta")
-        return cls(
-            epsilon=max(
-                (point.value for point in points), default=math.inf if words else 0.0
-            ),
-            delta=max((point.value for point in deltas), default=0.0),
-            unit=tags.get("dptune.privacy_unit", ""),
-            words=words,
+        return cls.in_tags(
+            client.get_run(run).data.tags,
+            claim,
+            epsilons=[point.value for point in points],
+            deltas=[point.value for point in client.get_metric_history(run, "delta")],
             last_step=max((point.step for point in points), default=0),
         )
+
+    @classmethod
+    def of_model(cls, client: MlflowClient, model_id: str, claim: Certificate) -> Self:
+        """Read what a logged model says."""
+        model = client.get_logged_model(model_id)
+        values: dict[str, list[float]] = {claim.metric: [], "delta": []}
+        for metric in model.metrics or []:
+            values.setdefault(metric.key, []).append(metric.value)
+        return cls.in_tags(
+            model.tags,
+            claim,
+            epsilons=values[claim.metric],
+            deltas=values["delta"],
+        )
+
+    @classmethod
+    def in_tags(
+        cls,
+        tags: Mapping[str, str],
+        claim: Certificate,
+        *,
+        epsilons: Sequence[float] = (),
+        deltas: Sequence[float] = (),
+        last_step: int = 0,
+    ) -> Self:
+        """Read tags, beside the numbers that were logged."""
+        words = tags.get(f"dptune.epsilon.{_terms(claim)}", "")
+        return cls(
+            epsilon=max(epsilons, default=math.inf if words else 0.0),
+            has_number=bool(epsilons),
+            delta=max(deltas, default=0.0),
+            unit=tags.get("dptune.privacy_unit", ""),
+            words=words,
+            last_step=last_step,
+        )
+
+    def numbers(self, claim: Certificate) -> dict[str, float]:
+        """Return numbers that hold for a claim and for all before it."""
+        epsilon = max(self.epsilon, claim.epsilon)
+        found = {"delta": max(self.delta, claim.delta)}
+        if math.isfinite(epsilon) or self.has_number:
+            found[claim.metric] = epsilon
+        return found
 
     def log_numbers(
         self, client: MlflowClient, run: str, claim: Certificate, *, step: int = 0
     ) -> None:
-        """Log numbers that hold for a claim and for all before it."""
-        epsilon = max(self.epsilon, claim.epsilon)
-        if math.isfinite(epsilon) or client.get_metric_history(run, claim.metric):
-            last = max(step, self.last_step)
-            client.log_metric(run, claim.metric, epsilon, step=last)
-        client.log_metric(run, "delta", max(self.delta, claim.delta), step=step)
+        """Log them on a run."""
+        steps = {claim.metric: max(step, self.last_step)}
+        for name, value in self.numbers(claim).items():
+            client.log_metric(run, name, value, step=steps.get(name, step))
 
     def tags(self, claim: Certificate) -> dict[str, str]:
         """Say in words what holds for a claim and for all before it."""
@@ -258,7 +303,7 @@ class CertificateCallback(TrainerCallback):
         if training is None or paid <= self._paid:
             return
         self._paid, claim, client = paid, training.certificate(), MlflowClient()
-        said = _Said.of(client, self._run, claim)
+        said = _Said.of_run(client, self._run, claim)
         if said.epsilon <= claim.epsilon:
             said.log_numbers(client, self._run, claim, step=state.global_step)
 

@@ -22,6 +22,7 @@ from dptune.integrations.mlflow import (
     claim_metrics,
     log_certificate,
 )
+from dptune.reports.card.statements import epsilon_words
 from dptune.testing import tiny_model, tiny_tokenizer
 from tests.support.scripts import encoded, trained_script
 
@@ -97,6 +98,26 @@ def test_models_and_versions_are_searched_by_the_claim(tracked):
     assert [one.model_id for one in found] == [model.model_id]
     tags = tracked.get_model_version("notes", version.version).tags
     assert "dptune.epsilon.record.add_or_remove_one" in tags
+
+
+@pytest.mark.parametrize("noises", [(1.0, 9.0), (9.0, 1.0), (0.0, 1.0)], ids=str)
+def test_model_of_several_claims_says_the_least_guarantee(tracked, noises):
+    """A model that learnt twice has what both trainings cost."""
+    least = min(noises)
+    with mlflow.start_run():
+        model = mlflow.initialize_logged_model(name="model")
+        mlflow.finalize_logged_model(model.model_id, "READY")
+        tracked.create_registered_model("notes")
+        version = tracked.create_model_version("notes", f"models:/{model.model_id}")
+        place = ("notes", version.version)
+        for one in map(claim, noises):
+            log_certificate(one, model_id=model.model_id, model_version=place)
+    logged = tracked.get_logged_model(model.model_id)
+    says = {m.key: m.value for m in logged.metrics}.get(METRIC, math.inf)
+    assert says == (claim(least).epsilon if least else math.inf)
+    for tags in (logged.tags, tracked.get_model_version(*place).tags):
+        words = tags["dptune.epsilon.record.add_or_remove_one"]
+        assert epsilon_words(claim(least)) in words
 
 
 def test_nowhere_to_log_is_an_error(tracked):
