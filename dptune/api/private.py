@@ -188,7 +188,8 @@ def make_private(
         ConfigError: numbers, model and optimizer do not fit; all at once.
         DataError: rows that cannot be trained on.
         ModelError: model or loss mix records, or cannot be trained privately.
-        PrivacyError: the journal is about other data, or torch computes below float32.
+        PrivacyError: the journal is about other data, the model has learnt from these
+            rows under another one, or torch computes below float32.
         InfeasibleBudgetError: no noise is enough.
 
     >>> import tempfile, torch
@@ -256,7 +257,7 @@ def make_private(
         data, columns = rows_of(data)
         batches = Batches(length=length, columns=columns, has_own_loss=own_loss)
     units = sizes.units(data, owners, model=model, own_loss=own_loss)
-    account, _ = Account.opened(path, units, target, sizes, spend=spend)
+    account, _ = Account.opened(path, units, target, sizes, model=model, spend=spend)
     check_shapes(account.plan, dtype=precision, max_tokens=sizes.max_tokens)
     feed = _feed(
         model, units, sizes, loss=loss, dtype=precision, fixed_shapes=fixed_shapes

@@ -14,6 +14,7 @@ from dptune.api.arguments import Arguments
 from dptune.api.rows import check_rows, units_of
 from dptune.data.collated import Rows
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.learnt import Learning
 from dptune.dpsgd.plan import GradientPlan
 from dptune.errors import ArtifactError, ConfigError, PrivacyError, Problem
 from dptune.privacy import (
@@ -29,6 +30,10 @@ Spend = Callable[[LedgerEntry], None]
 _OF_TARGET = (
     *("target_epsilon", "target_delta", "num_steps", "expected_batch_size"),
     *("max_grad_norm", "relation", "public_units"),
+)
+_ADD_UP = (
+    "Plan all steps at once, go on with the journal or folder of that training, begin "
+    "with the model as it was before, or let `spend` charge both to one BudgetStore."
 )
 
 
@@ -200,6 +205,7 @@ class Account:
         target: what was asked.
         plan: that trains; the events are its own.
         journal: where charges are kept.
+        learning: the model and its rows.
         fingerprint: of the data.
         spend: charges each block elsewhere too, before the journal; raises to refuse.
         fixed_seed: whether randomness is known, which voids every claim.
@@ -209,6 +215,7 @@ class Account:
     target: PrivacyTarget
     plan: GradientPlan
     journal: LedgerJournal
+    learning: Learning
     fingerprint: str
     spend: Spend | None
     fixed_seed: bool
@@ -222,6 +229,7 @@ class Account:
         target: PrivacyTarget,
         sizes: Sizes,
         *,
+        model: nn.Module,
         spend: Spend | None,
         stage: str | None = None,
     ) -> tuple["Account", PrivacyLedger]:
@@ -232,6 +240,7 @@ class Account:
             units: that are trained on.
             target: what is asked for.
             sizes: with the seed, if the randomness is known.
+            model: that is trained.
             spend: see `Account`.
             stage: of the one training that the journal is of, which may go on. None
                 begins another, that has what earlier ones left.
@@ -240,16 +249,22 @@ class Account:
             The account, and what the journal holds.
 
         Raises:
-            PrivacyError, ArtifactError: see `open_journal`.
+            PrivacyError, ArtifactError: see `open_journal` and `Learning.check`.
             ConfigError, InfeasibleBudgetError: see `PrivacyTarget.plan`.
         """
         fingerprint = units.digest()
         journal, before = open_journal(path, fingerprint=fingerprint, target=target)
+        learning = Learning(
+            model=model, data=units, journal=journal, adds_up=spend is not None
+        )
+        if sizes.seed is None:  # else nothing is claimed
+            learning.check(way_out=_ADD_UP)
         spent = before if stage is None else PrivacyLedger()
         account = cls(
             target=target,
             plan=target.plan(units, before=spent),
             journal=journal,
+            learning=learning,
             fingerprint=fingerprint,
             spend=spend,
             fixed_seed=sizes.seed is not None,
@@ -279,6 +294,7 @@ class Account:
         if self.spend is not None:
             self.spend(entry)
         self.journal.charge(entry)
+        self.learning.note()
 
     def certificate(self) -> Certificate:
         """State what all that the journal holds guarantees."""

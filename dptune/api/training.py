@@ -170,10 +170,13 @@ def train(
     given.check()
     units = sizes.units(data, owners, model=model, own_loss=loss is not None)
     account, before = Account.opened(
-        home / JOURNAL, units, target, sizes, spend=spend, stage="train"
+        home / JOURNAL, units, target, sizes, model=model, spend=spend, stage="train"
     )
     checkpoint = home / "checkpoint"
-    refuse_lost_charges(account, before, steps_taken(checkpoint))
+    taken = steps_taken(checkpoint)
+    refuse_lost_charges(account, before, taken)
+    if taken:
+        account.learning.note()  # the checkpoint's weights come into the model
     outcome = train_stage(
         model,
         units,

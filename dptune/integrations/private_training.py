@@ -218,7 +218,8 @@ class PrivateTraining(RankedTraining, EvaluationApart):
             if checkpoint and checkpoint.name == f"checkpoint-{run.stage.num_steps}":
                 return self._end(run, checkpoint)
             with ExitStack() as stack:
-                charge = stack.enter_context(first_rank_pays(ranks, run.charging()))
+                paying = run.charging(self.model)
+                charge = stack.enter_context(first_rank_pays(ranks, paying))
                 stack.enter_context(self._computing(feed))
                 self._open = partial(self._opened, stack, feed, charge, attempt)
                 try:
@@ -234,7 +235,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
 
     def _end(self, run: ScriptRun, checkpoint: Path) -> TrainOutput:
         """End a training that has taken its last step, and may have been cut off."""
-        with first_rank_pays(self.ranks, run.charging()):
+        with first_rank_pays(self.ranks, run.charging(self.model)):
             self._load_from_checkpoint(str(checkpoint))  # type: ignore[attr-defined]
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self.state = state

@@ -38,6 +38,7 @@ from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.tables import IdKind
 from dptune.dpsgd.checkpoint import claim_attempt
+from dptune.dpsgd.learnt import Learning
 from dptune.errors import ArtifactError, PrivacyError
 from dptune.files import locked, replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
@@ -62,6 +63,10 @@ from dptune.workflow.naming import check_digest, claim_digest, records_digest
 
 NOTE: Final = "privacy.json"
 _NOTED: Final = ("digest", "num_units")
+_ADD_UP: Final = (
+    "Train for all steps at once, resume in the output_dir of that training, begin "
+    "with the model as it was before, or charge both to one ScriptBudget."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +207,8 @@ class ScriptRun:
         Raises:
             ArtifactError: the checkpoint is no part of this training, or the journal
                 is not the one that it was written with, or was tampered with.
-            PrivacyError: the folder holds another training, or one that has ended.
+            PrivacyError: the folder holds another training, or one that has ended, or
+                the model has learnt from the rows where this journal does not count it.
         """
         known = _read(self.folder / "run.json", *_NOTED)
         started = known.get("digest") == self.digest
@@ -212,7 +218,11 @@ class ScriptRun:
         if checkpoint is not None:
             note = _read(checkpoint / NOTE, "run", "num_entries", "paid")
             self._check_checkpoint(known, note)
-        self.journal.read()
+        learning = self._learning(model)
+        if self.privacy.seed is None:  # else nothing is claimed
+            learning.check(way_out=_ADD_UP)
+        if checkpoint is not None:
+            learning.note()  # its weights come into the model
         if not known:
             run = {
                 "run": secrets.token_hex(16),
@@ -223,6 +233,15 @@ class ScriptRun:
             _write(self.folder / "run.json", json.dumps(run))
             _write(self.folder / "plan.json", self.plan.model_dump_json(indent=1))
         return claim_attempt(self.folder)
+
+    def _learning(self, model: nn.Module) -> Learning:
+        """Return what notes, and tells, which rows the model has learnt from."""
+        return Learning(
+            model=model,
+            data=self.rows.data,
+            journal=self.journal,
+            adds_up=self.budget is not None,
+        )
 
     def _check_folder(self, known: dict[str, Any], *, resumes: bool) -> None:
         """Refuse a folder of another training, or of one that has ended."""
@@ -287,26 +306,30 @@ class ScriptRun:
         _write(checkpoint / NOTE, json.dumps(note))
 
     @contextmanager
-    def charging(self) -> Iterator[Callable[[int, int], None]]:
+    def charging(self, model: nn.Module) -> Iterator[Callable[[int, int], None]]:
         """Hold the budget, and hand out what charges a block before its noise.
+
+        Args:
+            model: that notes what it learns.
 
         Raises:
             BudgetExceededError: the data set cannot pay for the whole training.
         """
+        learning = self._learning(model)
         if self.budget is None:
             with paying(self):
-                yield self._charge_to(None)
+                yield self._charge_to(None, learning)
             return
         held = self._reserve(self.budget)
         with release_held(self.budget.url, held), paying(self):
-            yield self._charge_to(spender(self.budget.url, held))
+            yield self._charge_to(spender(self.budget.url, held), learning)
             spent = settle_budget(
                 self.budget.url, held, delta=self.privacy.target_delta
             )
             _write(self.folder / "budget.json", spent.model_dump_json(indent=1))
 
     def _charge_to(
-        self, spend: Callable[[LedgerEntry], None] | None
+        self, spend: Callable[[LedgerEntry], None] | None, learning: Learning
     ) -> Callable[[int, int], None]:
         """Charge blocks to the budget, then to the journal."""
         journal, corpus = self.journal, self.corpus
@@ -323,6 +346,7 @@ class ScriptRun:
             if spend is not None:
                 spend(entry)
             journal.charge(entry)
+            learning.note()
 
         return charge
 

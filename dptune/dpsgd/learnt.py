@@ -1,0 +1,104 @@
+"""What a model has learnt in this process: a certificate counts one journal.
+
+Two trainings of one model on the same rows, each with a journal of its own, make two
+certificates of which neither counts the other's steps. That is found out here for as
+long as the model, or a copy of it, lives. What was saved and loaded again is a base
+model like any other: the assumption `base_model_is_public` speaks of it.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch import nn
+
+from dptune.accounting.chain import LedgerJournal
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.errors import PrivacyError
+
+_Lesson = tuple[frozenset[bytes], int, bool]
+"""Rows, how many charges their journal held, and whether a budget adds them up."""
+
+_NOTED: Final = "_dptune_has_learnt"
+_KEY: Final = secrets.token_bytes(16)
+"""Whoever pickles a model writes nothing down that tells its rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """A model that learns from rows, and where that is charged.
+
+    Args:
+        model: copies of it have learnt what it has.
+        data: that it is trained on.
+        journal: that is charged; what it holds already, its certificate counts.
+        adds_up: whether a budget is charged too. Where all trainings on the rows do
+            that, it counts them all.
+    """
+
+    model: nn.Module
+    data: UnitDataset = field(repr=False)
+    journal: LedgerJournal
+    adds_up: bool
+
+    def check(self, *, way_out: str) -> None:
+        """Refuse rows that the model has learnt from, where that is not counted.
+
+        Args:
+            way_out: what a script can do, a sentence or more.
+
+        Raises:
+            PrivacyError: some of the rows were trained on under another journal, or
+                under this one before it lost charges.
+            ArtifactError: the journal was tampered with.
+        """
+        paid = len(self.journal.read().entries)
+        others: set[bytes] = set()
+        for name, (rows, num_charges, added_up) in self._lessons():
+            is_counted = name == self._name and num_charges <= paid
+            if not is_counted and not (self.adds_up and added_up):
+                others |= rows
+        known = sum(row in others for row in self._rows()) if others else 0
+        if known:
+            raise PrivacyError(
+                f"model must not have learnt from these rows before, but has from "
+                f"{known} of {len(self.data.sequences)}, for which another journal was "
+                f"charged: a certificate of this one would not count that. {way_out}"
+            )
+
+    def note(self) -> None:
+        """Note that the model learns what the journal was charged for.
+
+        Every module that trains something notes it: where adapters are merged, or the
+        model is wrapped, those around the trained layers stay.
+        """
+        paid = len(self.journal.read().entries)
+        rows: frozenset[bytes] | None = None
+        for module in self.model.modules():
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                continue
+            held: dict[str, Any] = module.__dict__
+            lessons: dict[bytes, _Lesson] = held.setdefault(_NOTED, {})
+            known, _, added_up = lessons.get(self._name, (rows, 0, self.adds_up))
+            rows = known or frozenset(self._rows())
+            lessons[self._name] = (rows, paid, added_up and self.adds_up)
+
+    @property
+    def _name(self) -> bytes:
+        """Tells the journal from others, in this process."""
+        return _digest(str(self.journal.path.resolve()).encode())
+
+    def _lessons(self) -> Iterator[tuple[bytes, _Lesson]]:
+        """Yield what the modules have noted, by the names of journals."""
+        for module in self.model.modules():
+            yield from module.__dict__.get(_NOTED, {}).items()
+
+    def _rows(self) -> Iterator[bytes]:
+        """Digest the tokens of each row, under the key of this process."""
+        return (_digest(r.astype("<i8").tobytes()) for r in self.data.sequences)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, key=_KEY, digest_size=8).digest()

@@ -1,0 +1,187 @@
+"""A model that has learnt from rows: a certificate of another journal is refused."""
+
+import copy
+
+import peft
+import pytest
+import torch
+
+from dptune.api import target
+from dptune.api.private import make_private
+from dptune.api.training import train
+from dptune.dpsgd import learnt
+from dptune.errors import ConfigError, PrivacyError
+from dptune.integrations.transformers import DPTrainer, PrivacyArguments
+from dptune.testing import tiny_model
+from tests.unit.integrations.conftest import TrainingArguments, pad
+
+WANTED = {
+    "target_epsilon": 8.0,
+    "target_delta": 1e-3,
+    "num_steps": 2,
+    "expected_batch_size": 8,
+    "max_grad_norm": 0.5,
+    "max_tokens": 4,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def noise(monkeypatch):
+    """Search for no multiplier: this is about what is charged to which journal."""
+    monkeypatch.setattr(target, "calibrate_noise_multiplier", lambda *_, **__: 2.0)
+
+
+def rows(first, last):
+    """Rows of four tokens, no two of which are alike."""
+    return [
+        {"input_ids": [1, 2 + n // 49, n // 7 % 7, n % 7]} for n in range(first, last)
+    ]
+
+
+def trained(model, folder, data=None, **changes):
+    """Train for two steps."""
+    data = rows(0, 40) if data is None else data
+    return train(model, data, folder=folder, learning_rate=0.1, **(WANTED | changes))
+
+
+def looped(model, journal, data=None, **changes):
+    """Take two steps of a loop."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    data = rows(0, 40) if data is None else data
+    loop = make_private(model, optimizer, data, journal=journal, **(WANTED | changes))
+    assert len(list(loop)) == 2
+    return loop
+
+
+def by_trainer(model, folder):
+    """Train by `DPTrainer`."""
+    extra = {"attention_mask": [1] * 4}
+    data = [row | extra | {"labels": row["input_ids"]} for row in rows(0, 40)]
+    arguments = TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=8, report_to=[]
+    )
+    privacy = PrivacyArguments(
+        noise_multiplier=1.0,
+        target_delta=1e-3,
+        max_grad_norm=0.5,
+        block_size=2,
+        rows_are_single_units=True,
+    )
+    trainer = DPTrainer(
+        model, arguments, train_dataset=data, data_collator=pad, privacy=privacy
+    )
+    trainer.train()
+    return trainer
+
+
+def adapted():
+    """A tiny model with adapters, whose model is found below them."""
+    settings = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    return peft.get_peft_model(tiny_model(num_tokens=8), settings)
+
+
+def itself(model):
+    return model
+
+
+def merged(model):
+    return model.merge_and_unload().requires_grad_(True)
+
+
+def wrapped_anew(model):
+    return peft.get_peft_model(model.unload(), model.peft_config["default"])
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+@pytest.mark.parametrize("later", [itself, copy.deepcopy, merged, wrapped_anew])
+def test_rows_are_not_learnt_again_under_another_journal(tmp_path, later):
+    model = adapted()
+    trained(model, tmp_path / "first")
+    for again in (trained, looped, by_trainer):
+        with pytest.raises(PrivacyError, match="from 40 of 40, for which another"):
+            again(later(copy.deepcopy(model)), tmp_path / again.__name__)
+        assert not list((tmp_path / again.__name__).rglob("ledger.jsonl"))
+
+
+@pytest.mark.parametrize("first", [looped, by_trainer])
+def test_loops_and_trainers_note_what_a_model_learns(tmp_path, first):
+    model = tiny_model(num_tokens=8)
+    first(model, tmp_path / "first")
+    with pytest.raises(PrivacyError, match="from 40 of 40"):
+        trained(model, tmp_path / "second")
+
+
+def test_some_rows_are_enough_and_others_are_free(tmp_path):
+    model = tiny_model(num_tokens=8)
+    trained(model, tmp_path / "first")
+    with pytest.raises(PrivacyError, match="from 3 of 30"):
+        trained(model, tmp_path / "second", rows(37, 67))
+    trained(model, tmp_path / "second", rows(40, 80))
+    with pytest.raises(PrivacyError, match="from 80 of 90"):
+        trained(model, tmp_path / "third", rows(0, 90))
+
+
+def test_one_journal_counts_all_that_it_was_charged_for(tmp_path):
+    model, journal = tiny_model(num_tokens=8), tmp_path / "ledger.jsonl"
+    first, second = (looped(model, journal).certificate() for _ in range(2))
+    assert first.epsilon < second.epsilon
+    done = trained(model := tiny_model(num_tokens=8), tmp_path / "folder")
+    assert trained(model, tmp_path / "folder").certificate == done.certificate
+
+
+def test_journal_that_lost_its_charges_counts_nothing(tmp_path):
+    model, journal = tiny_model(num_tokens=8), tmp_path / "ledger.jsonl"
+    looped(model, journal)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(PrivacyError, match="from 40 of 40"):
+        looped(model, journal)
+
+
+def test_checkpoint_brings_what_was_learnt_into_a_model(tmp_path):
+    trained(tiny_model(num_tokens=8), tmp_path / "first")
+    trained(model := tiny_model(num_tokens=8), tmp_path / "first")
+    with pytest.raises(PrivacyError, match="from 40 of 40"):
+        trained(model, tmp_path / "second")
+
+
+def test_budget_counts_both_where_both_are_charged_to_it(tmp_path):
+    spent = []
+    model = tiny_model(num_tokens=8)
+    trained(model, tmp_path / "first", spend=spent.append)
+    trained(model, tmp_path / "second", spend=spent.append)
+    assert sum(entry.num_steps for entry in spent) == 4
+    with pytest.raises(PrivacyError, match="from 40 of 40"):
+        trained(model, tmp_path / "third")
+    model = tiny_model(num_tokens=8)
+    trained(model, tmp_path / "alone")
+    with pytest.raises(PrivacyError, match="from 40 of 40"):
+        trained(model, tmp_path / "later", spend=spent.append)
+
+
+def test_nothing_is_noted_before_it_is_paid(tmp_path):
+    def refuse(entry):
+        raise ConfigError("no.")
+
+    model = tiny_model(num_tokens=8)
+    with pytest.raises(ConfigError):
+        trained(model, tmp_path / "first", spend=refuse)
+    trained(model, tmp_path / "second")
+
+
+def test_known_randomness_claims_nothing_that_could_be_wrong(tmp_path):
+    model = tiny_model(num_tokens=8)
+    trained(model, tmp_path / "first", seed=1)
+    trained(model, tmp_path / "second", seed=2)
+    with pytest.raises(PrivacyError, match="from 40 of 40"):
+        trained(model, tmp_path / "third")
+
+
+def test_twin_that_forgets_certifies_half_of_what_was_paid(tmp_path, monkeypatch):
+    monkeypatch.setattr(learnt.Learning, "note", lambda self: None)
+    model, paid = tiny_model(num_tokens=8), []
+    claims = [trained(model, tmp_path / n, spend=paid.append) for n in "ab"]
+    assert all(one.certificate.epsilon <= 8.0 for one in claims)
+    assert [len(one.ledger.entries) for one in claims] == [1, 1]
+    assert len(paid) == 2
