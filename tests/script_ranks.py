@@ -355,7 +355,7 @@ def _frozen(rank):
 
 
 def _empty_budget(patch):
-    def reserve(self):
+    def reserve(self, model):
         raise BudgetExceededError("no budget left")
         yield
 

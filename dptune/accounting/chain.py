@@ -33,7 +33,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,6 +101,20 @@ class Chain:
         """
         entries, self._seen = _read(self._path, self._seen)
         return entries
+
+    @property
+    def end(self) -> tuple[int, int, str]:
+        """Where it ended when this process last wrote or read it."""
+        return astuple(self._seen)
+
+    def goes_on_from(self, end: tuple[int, int, str]) -> bool:
+        """Whether all that lay before an `end` is still there, as it was."""
+        size, count, digest = end
+        try:
+            _read(self._path, _Tip(size=size, count=count, digest=digest))
+        except ArtifactError:
+            return False
+        return True
 
     def _tip(self) -> _Tip:
         """Where the next line goes; reads the file again if another process wrote.
@@ -266,6 +280,15 @@ class LedgerJournal:
     def path(self) -> Path:
         """Where the journal lies."""
         return self._chain.path
+
+    @property
+    def end(self) -> tuple[int, int, str]:
+        """Where it ended when this process last charged or read it."""
+        return self._chain.end
+
+    def goes_on_from(self, end: tuple[int, int, str]) -> bool:
+        """Whether it holds all that it held at an `end`."""
+        return self._chain.goes_on_from(end)
 
     def charge(self, entry: LedgerEntry) -> None:
         """Write one entry to durable storage, before its noise is drawn.

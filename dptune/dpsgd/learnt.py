@@ -10,6 +10,7 @@ import hashlib
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from torch import nn
@@ -18,8 +19,8 @@ from dptune.accounting.chain import LedgerJournal
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import PrivacyError
 
-_Lesson = tuple[frozenset[bytes], int, bool]
-"""Rows, how many charges their journal held, and whether a budget adds them up."""
+_Lesson = tuple[frozenset[bytes], tuple[int, int, str], bool]
+"""Rows, where their journal ended then, and whether a budget adds them up."""
 
 _NOTED: Final = "_dptune_has_learnt"
 _KEY: Final = secrets.token_bytes(16)
@@ -52,20 +53,18 @@ class Learning:
         Raises:
             PrivacyError: some of the rows were trained on under another journal, or
                 under this one before it lost charges.
-            ArtifactError: the journal was tampered with.
         """
-        paid = len(self.journal.read().entries)
         others: set[bytes] = set()
-        for name, (rows, num_charges, added_up) in self._lessons():
-            is_counted = name == self._name and num_charges <= paid
+        for name, (rows, end, added_up) in set(self._lessons()):
+            is_counted = name == self._name and self.journal.goes_on_from(end)
             if not is_counted and not (self.adds_up and added_up):
                 others |= rows
-        known = sum(row in others for row in self._rows()) if others else 0
+        known = len(self._rows & others) if others else 0
         if known:
             raise PrivacyError(
                 f"model must not have learnt from these rows before, but has from "
-                f"{known} of {len(self.data.sequences)}, for which another journal was "
-                f"charged: a certificate of this one would not count that. {way_out}"
+                f"{known} of {len(self._rows)}, for which another journal was charged: "
+                f"a certificate of this one would not count that. {way_out}"
             )
 
     def note(self) -> None:
@@ -74,30 +73,32 @@ class Learning:
         Every module that trains something notes it: where adapters are merged, or the
         model is wrapped, those around the trained layers stay.
         """
-        paid = len(self.journal.read().entries)
-        rows: frozenset[bytes] | None = None
         for module in self.model.modules():
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 continue
             held: dict[str, Any] = module.__dict__
             lessons: dict[bytes, _Lesson] = held.setdefault(_NOTED, {})
-            known, _, added_up = lessons.get(self._name, (rows, 0, self.adds_up))
-            rows = known or frozenset(self._rows())
-            lessons[self._name] = (rows, paid, added_up and self.adds_up)
+            added_up = self._name not in lessons or lessons[self._name][2]
+            end = self.journal.end
+            lessons[self._name] = (self._rows, end, added_up and self.adds_up)
 
-    @property
+    @cached_property
     def _name(self) -> bytes:
-        """Tells the journal from others, in this process."""
-        return _digest(str(self.journal.path.resolve()).encode())
+        """Tells journals and their data from others, in this process."""
+        path = self.journal.path.resolve()
+        return _digest(f"{path} {self.data.digest()}".encode())
+
+    @cached_property
+    def _rows(self) -> frozenset[bytes]:
+        """Digests of the rows' tokens, under the key of this process."""
+        return frozenset(
+            _digest(row.astype("<i8").tobytes()) for row in self.data.sequences
+        )
 
     def _lessons(self) -> Iterator[tuple[bytes, _Lesson]]:
         """Yield what the modules have noted, by the names of journals."""
         for module in self.model.modules():
             yield from module.__dict__.get(_NOTED, {}).items()
-
-    def _rows(self) -> Iterator[bytes]:
-        """Digest the tokens of each row, under the key of this process."""
-        return (_digest(r.astype("<i8").tobytes()) for r in self.data.sequences)
 
 
 def _digest(content: bytes) -> bytes:

@@ -270,7 +270,8 @@ def test_journal_counts_against_the_target(make, journal, unchecked):
     first = make(target_epsilon=4.0)
     assert run(first).epsilon <= 4.0
     second = make(target_epsilon=8.0)
-    alone = make(target_epsilon=8.0, journal=journal.with_name("other.jsonl"))
+    other = {"model": tiny_model(num_tokens=8), "journal": journal.with_name("other")}
+    alone = make(target_epsilon=8.0, **other)
     assert second.plan.noise_multiplier > alone.plan.noise_multiplier
     assert 7.5 < run(second).epsilon <= 8.0
     with pytest.raises(InfeasibleBudgetError):
