@@ -45,7 +45,9 @@ def show_calibration(
             checked.plan,
             config=config.name,
             ledger=checked.ledger,
-            power=planned_power(config, checked.plan, num_records=checked.num_records),
+            power=planned_power(
+                config, checked.plan, units_by_split=checked.units_by_split
+            ),
             on_progress=status.update,
         )
         status.update("timing what attacks will do")

@@ -200,7 +200,8 @@ def membership(
         model: the fine-tuned model.
         base_model: the model before fine-tuning.
         tokenizer: of both.
-        members: texts that were trained on, at least ten; leave canaries out.
+        members: texts that were trained on, at least ten; leave canaries out, and take
+            one text of each person: intervals hold for independent ones.
         non_members: of the same law, that were not.
         max_tokens: where texts were cut in training.
         batch_size: records forwarded at once.

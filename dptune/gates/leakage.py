@@ -213,7 +213,8 @@ def _membership(
         verdict = Verdict.INCONCLUSIVE
         change = (
             f"Attack at least {policy.min_membership_records} members and "
-            f"non-members, at a false-positive rate of {_LOW_FPR}."
+            "non-members, each of a unit of its own, at a false-positive rate of "
+            f"{_LOW_FPR}."
         )
     elif upper > limit:
         verdict = Verdict.INCONCLUSIVE

@@ -92,7 +92,7 @@ class GatePolicy(Settings):
         membership_level: family-wise, two-sided level of the bounds of all attacks.
         min_shadow_models: behind the strongest membership attack, which must have run
             if this is not 0.
-        min_membership_records: members and non-members each.
+        min_membership_records: members and non-members each, one of every unit.
         blind_level: level of the test that texts alone do not tell members.
         max_nll_increase: nats per token over the champion, or over the base model where
             there is none; ln 1.02 is 2 % perplexity.

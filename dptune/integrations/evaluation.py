@@ -12,7 +12,7 @@ from dptune.data.collated import Rows
 from dptune.errors import PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments
 from dptune.integrations.refusals import seen_rows
-from dptune.integrations.rows import UnitRows, read_rows, share_seen
+from dptune.integrations.rows import UnitRows, name_owners, read_rows, share_seen
 from dptune.integrations.script_run import ScriptRun
 
 _MOST_SEEN: Final = 0.1
@@ -53,17 +53,20 @@ class EvaluationApart:
         return super().predict(test_dataset, *rest, **named)  # type: ignore[misc]
 
     def read_held_out(self, rows: Rows) -> UnitRows:
-        """Read rows that were not trained on, one unit each.
+        """Read rows that were not trained on.
+
+        Where they do not name their owners, each is a unit.
 
         Raises:
             ConfigError, PrivacyError: they cannot be read, or were trained on.
         """
         self._refuse_seen(rows, "others")
+        column = self.privacy.unit_column
         return read_rows(
             rows,
             self._collate,
-            unit_column=None,
-            max_rows_per_unit=1,
+            unit_column=column if name_owners(rows, column) else None,
+            max_rows_per_unit=max(1, len(rows)),
             rows_are_single_units=True,
         )
 

@@ -87,8 +87,9 @@ class _Subject:
         model: as it was saved.
         digest: of its folder.
         base: before training.
-        members: sequences that were trained on, canaries left out.
-        others: sequences that were not.
+        members: sequences that were trained on, canaries left out, one of each unit.
+        non_members: sequences that were not, one of each unit.
+        others: all of those.
         longest: tokens.
     """
 
@@ -96,6 +97,7 @@ class _Subject:
     digest: str
     base: LoadedModel
     members: list[ScoredTokens]
+    non_members: list[ScoredTokens]
     others: list[ScoredTokens]
     longest: int
     attacks: AttackSettings
@@ -128,8 +130,9 @@ def measure(
 ) -> Dossier:
     """Save what a script trained, attack it every way, and say what it promises.
 
-    Members are drawn from the rows that were trained on; where a row has tokens without
-    a loss, no attack looks at them. `others` that were trained on too are left out.
+    Members are drawn from the rows that were trained on, one of each unit; where a row
+    has tokens without a loss, no attack looks at them. `others` that were trained on
+    too are left out.
     Canaries count as planted where their tokens were trained on. With a `ScriptBudget`,
     the whole dossier is noted in its store, by its digest.
 
@@ -141,7 +144,9 @@ def measure(
         trainer: that has trained a causal language model.
         folder: absent or empty; gets the model, adapters merged, and its tokenizer.
         base_model: loaded again, as it was before training; its weights are compared.
-        others: rows of the same law that were not trained on.
+        others: rows of the same law that were not trained on, of which one of each
+            unit is a non-member. Without the column that names owners, each row counts
+            for a unit of its own.
         policy: that this is measured for.
         canaries: drawn by `dptune.canaries`; those planted are rows of `train_dataset`.
         champion: folder of the version in production, measured beside it.
@@ -164,7 +169,7 @@ def measure(
     drawn = canaries or draw_canaries(CanarySpec(num_planted=0, num_held_out=0))
     opened = opens_with_bos(run.rows.data, drawn, tokenizer)
     held_out = trainer.read_held_out(others)
-    trained = _scored(run.rows.data)
+    trained, untrained = _scored(run.rows.data), _scored(held_out.data)
     texts = _decoded(trained, tokenizer)
     refuse_trained_controls(texts, drawn)
     began = datetime.now(tz=UTC)
@@ -174,15 +179,22 @@ def measure(
         model=load_saved(folder),
         digest=digest,
         base=LoadedModel(model=base_model.train(mode=False), tokenizer=tokenizer),
-        members=_sample(
-            [
-                tokens
-                for tokens, text in zip(trained, texts, strict=True)
-                if not planted_count([text], drawn) and not held_out.holds(tokens)
-            ],
+        members=_one_of_each_unit(
+            run.rows.data,
+            trained,
             attacks.num_members,
+            fits=lambda row: (
+                not planted_count([texts[row]], drawn)
+                and not held_out.holds(trained[row])
+            ),
         ),
-        others=[one for one in _scored(held_out.data) if not run.rows.holds(one)],
+        non_members=_one_of_each_unit(
+            held_out.data,
+            untrained,
+            attacks.num_members,
+            fits=lambda row: not run.rows.holds(untrained[row]),
+        ),
+        others=[one for one in untrained if not run.rows.holds(one)],
         longest=max(map(len, trained)),
         attacks=attacks,
         performance=performance or PerformanceSettings(),
@@ -293,12 +305,20 @@ def _scored(data: UnitDataset) -> list[ScoredTokens]:
     ]
 
 
-def _sample(sequences: list[ScoredTokens], count: int) -> list[ScoredTokens]:
-    """Draw sequences for an attack, always the same ones."""
-    if len(sequences) <= count:
-        return sequences
-    chosen = np.random.default_rng(0).choice(len(sequences), count, replace=False)
-    return [sequences[index] for index in sorted(chosen)]
+def _one_of_each_unit(
+    data: UnitDataset,
+    sequences: Sequence[ScoredTokens],
+    count: int,
+    *,
+    fits: Callable[[int], bool],
+) -> list[ScoredTokens]:
+    """Draw sequences that fit for an attack, one of each unit, always the same ones."""
+    source = np.random.default_rng(0)
+    own = [[int(row) for row in unit if fits(int(row))] for unit in data.units]
+    chosen = [rows[source.integers(len(rows))] for rows in own if rows]
+    if len(chosen) > count:
+        chosen = source.choice(chosen, count, replace=False).tolist()
+    return [sequences[row] for row in sorted(chosen)]
 
 
 def _decoded(
@@ -356,7 +376,7 @@ def _membership(
         say=say,
         tell=tell,
     )
-    others = _sample(subject.others, subject.attacks.num_members)
+    others = subject.non_members
     model_digest, base_digest = subject.digests
     return membership_report(
         subject.members,

@@ -136,6 +136,14 @@ def _grouped(
     )
 
 
+def name_owners(rows: Rows, unit_column: str | None) -> bool:
+    """Whether rows have the column that names owners; what cannot be read has not."""
+    try:
+        return len(rows) > 0 and unit_column in row_of(rows, 0)
+    except RowFaultError:
+        return False
+
+
 def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:
     """Return the share of rows whose tokens are those of a row of the training data.
 

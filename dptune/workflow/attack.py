@@ -105,7 +105,8 @@ def attack_model(
     Every report says when this began, and keeps saying so from a cache.
 
     Members are training records without canaries whose first sequence was trained on,
-    non-members records of the test split whose text no training record has; both are
+    non-members records of the test split whose text no training record has, one of each
+    unit; both are
     cut to `max_tokens`, as training saw their first sequence.
 
     **Privacy**: a function of private records, outside any epsilon; the card says so.

@@ -79,11 +79,15 @@ def members_and_others(
     the training record a member: its text is no secret of its unit, and a text that one
     side alone has by construction would tell the sides apart without any model.
 
+    Of every unit one record is taken. Records of one are alike, and all on one side: as
+    if each had been drawn by itself, they would tell the sides apart without any model,
+    and intervals of rates would be as narrow as those of so many units.
+
     Args:
         corpus: the original view with canaries in its training split.
         canaries: what was planted.
         trained: tells which training records the model saw.
-        count: of each side, at most.
+        count: of each side, at most; units whose records are attacked.
 
     Raises:
         DataError: there is nothing on a side.
@@ -105,7 +109,8 @@ def members_and_others(
             f"not, got {len(sides[0])} and {len(sides[1])} to attack: no attack has a "
             "control. Deduplicate the data."
         )
-    return sample_rows(sides[0], count), sample_rows(sides[1], count)
+    members, others = map(one_of_each_unit, sides)
+    return sample_rows(members, count), sample_rows(others, count)
 
 
 def shared_texts(
@@ -138,13 +143,26 @@ def without_texts(rows: Dataset, texts: set[str]) -> Dataset:
     return rows.select([i for i, text in enumerate(known) if text not in texts])
 
 
+def one_of_each_unit(rows: Dataset) -> Dataset:
+    """Take a row of every unit, chosen by a hash of its id."""
+    units = list(values_of(rows, "unit_id"))
+    if len(set(units)) == len(units):
+        return rows
+    chosen: dict[str, int] = {}
+    for row in _by_hash(rows):
+        chosen.setdefault(units[row], row)
+    return rows.select(sorted(chosen.values()))
+
+
 def sample_rows(rows: Dataset, count: int) -> Dataset:
     """Take `count` rows, chosen by a hash of their ids."""
-    if len(rows) <= count:
-        return rows
+    return rows if len(rows) <= count else rows.select(sorted(_by_hash(rows)[:count]))
+
+
+def _by_hash(rows: Dataset) -> list[int]:
+    """Put rows into an order that their ids alone decide."""
     ids = list(values_of(rows, "id"))
-    order = sorted(
-        range(len(rows)),
+    return sorted(
+        range(len(ids)),
         key=lambda i: seeded_fraction(ids[i], seed=0, purpose="attack"),
     )
-    return rows.select(sorted(order[:count]))

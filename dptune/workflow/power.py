@@ -20,20 +20,20 @@ _LEAK_BITS: Final = 4.0
 
 
 def planned_power(
-    config: TrainConfig, plan: RunPlan, *, num_records: Mapping[str, int]
+    config: TrainConfig, plan: RunPlan, *, units_by_split: Mapping[str, int]
 ) -> AuditPower:
     """Hold what a configuration plans against what its policy will ask for.
 
     Args:
         config: canaries, attacks and policy.
         plan: predicted epsilon.
-        num_records: of the corpus, by split.
+        units_by_split: of the corpus; of each one record is attacked.
     """
     return AuditPower(
         policy=f"{config.gate.name}, version {config.gate.version}",
         lines=(
             *_canary_lines(config),
-            *_membership_lines(config, plan, num_records),
+            *_membership_lines(config, units_by_split),
             *_claim_lines(config, plan),
         ),
     )
@@ -93,17 +93,20 @@ def _canary_lines(config: TrainConfig) -> Iterator[PowerLine]:
 
 
 def _membership_lines(
-    config: TrainConfig, plan: RunPlan, num_records: Mapping[str, int]
+    config: TrainConfig, units_by_split: Mapping[str, int]
 ) -> Iterator[PowerLine]:
-    """Records to attack, on both sides; of the training split those that are kept."""
-    most = {"train": plan.num_units * config.model.max_sequences_per_unit}
+    """Records to attack on both sides, one of every unit."""
+    attacked = 0
     for name, split in (("members", "train"), ("non-members", "test")):
-        there = min(num_records.get(split, 0), most.get(split, math.inf))
-        planned = min(config.attack.num_members, there)
-        needed = config.gate.min_membership_records
-        yield _line(name, planned, needed, f"records of the {split} split to attack")
-    shadows, count = config.attack.shadows, config.attack.num_members
-    attacked = sum(min(count, num_records.get(s, 0)) for s in ("train", "test"))
+        planned = min(config.attack.num_members, units_by_split.get(split, 0))
+        attacked += planned
+        yield _line(
+            name,
+            planned,
+            config.gate.min_membership_records,
+            f"records of the {split} split to attack, one of each unit",
+        )
+    shadows = config.attack.shadows
     steps = shadows.num_models * shadows.num_steps(attacked) if shadows else 0
     size = shadows.batch_size if shadows else 0
     yield _line(

@@ -74,7 +74,7 @@ class Checked:
         num_units: privacy units that the run is planned for, canaries included.
         plan: noise and cost of every stage.
         ledger: that the run leaves if all goes as planned.
-        num_records: by split.
+        num_records, units_by_split: of the corpus.
         warnings: for whoever runs it, about private figures: they leave no machine.
     """
 
@@ -83,6 +83,7 @@ class Checked:
     plan: RunPlan
     ledger: PrivacyLedger
     num_records: dict[str, int] = field(default_factory=dict)
+    units_by_split: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -172,6 +173,7 @@ def check_run(
         plan=plan,
         ledger=ledger,
         num_records=corpus.report.num_records,
+        units_by_split=corpus.report.num_units,
         warnings=(
             *far_off(config, corpus.report),
             *unread_keys(corpus.report),

@@ -54,19 +54,23 @@ class Script:
     base: Any
 
 
-def encoded(texts: list[str]) -> Dataset:
-    """Tokenize texts as scripts do: no BOS, no padding."""
+def encoded(texts: list[str], owners: list[str] | None = None) -> Dataset:
+    """Tokenize texts as scripts do: no BOS, no padding; name owners if there are."""
     tokenizer = tiny_tokenizer()
-    return Dataset.from_list([{"input_ids": tokenizer(t)["input_ids"]} for t in texts])
+    rows = Dataset.from_list([{"input_ids": tokenizer(t)["input_ids"]} for t in texts])
+    return rows if owners is None else rows.add_column("who", owners)
 
 
-def trained_script(folder: Path, *, texts: int = 120, seed: int = 0, **more) -> Script:
+def trained_script(
+    folder: Path, *, texts: int = 120, seed: int = 0, owners: int = 0, **more
+) -> Script:
     """Train a tiny script on made-up notes with canaries among them.
 
     Args:
         folder: its output_dir.
         texts: how many notes on each side.
         seed: of the model.
+        owners: of the notes of each side; 0 makes every note a unit.
         more: of the trainer, such as `budget` or `callbacks`.
     """
     notes = [f"note {n}: call room {n * 7 % 50}" for n in range(2 * texts)]
@@ -79,7 +83,11 @@ def trained_script(folder: Path, *, texts: int = 120, seed: int = 0, **more) -> 
         max_grad_norm=1.0,
         num_units=130,
         max_tokens=40,
+        **({"privacy_unit": "user", "unit_column": "who"} if owners else {}),
+        **({"max_rows_per_unit": texts} if owners else {}),
     )
+    names = [f"user {n % (2 * owners)}" for n in range(2 * texts)] if owners else None
+    sides = (sorted(names)[:texts], sorted(names)[texts:]) if names else (None, None)
     tokenizer = tiny_tokenizer()
     trainer = DPTrainer(
         model=tiny_model(seed=seed),
@@ -93,7 +101,7 @@ def trained_script(folder: Path, *, texts: int = 120, seed: int = 0, **more) -> 
             disable_tqdm=True,
             save_strategy="no",
         ),
-        train_dataset=encoded(notes[:texts] + planted),
+        train_dataset=encoded(notes[:texts] + planted, sides[0] and sides[0] + planted),
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         processing_class=tokenizer,
         **({"privacy": privacy} | more),
@@ -102,7 +110,7 @@ def trained_script(folder: Path, *, texts: int = 120, seed: int = 0, **more) -> 
     return Script(
         trainer=trainer,
         drawn=drawn,
-        others=encoded(notes[texts:]),
+        others=encoded(notes[texts:], sides[1]),
         base=tiny_model(seed=seed),
     )
 

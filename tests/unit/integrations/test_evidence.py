@@ -278,6 +278,31 @@ def test_rows_of_both_sides_are_on_neither(made, tmp_path):
         assert not {tuple(row) for row in known["input_ids"]} & set(map(tuple, rows))
 
 
+@pytest.fixture(scope="module")
+def owned(tmp_path_factory):
+    """A script of 20 users with six notes each, and as many others."""
+    return trained_script(tmp_path_factory.mktemp("owned"), owners=20)
+
+
+def test_one_row_of_each_owner_is_attacked(owned, tmp_path):
+    dossier = measured(owned, tmp_path / "model")
+    found = dossier.membership
+    assert (found.num_members, found.num_non_members) == (20, 20)
+    assert dossier.utility.num_records == 120
+    nameless = owned.others.remove_columns("who")
+    again = measured(owned, tmp_path / "again", others=nameless).membership
+    assert (again.num_members, again.num_non_members) == (20, 100)
+
+
+def test_twin_that_attacks_all_rows_of_an_owner_counts_more(owned, tmp_path):
+    def all_rows(data, sequences, count, *, fits):
+        return [one for row, one in enumerate(sequences) if fits(row)][:count]
+
+    with mock.patch.object(evidence, "_one_of_each_unit", all_rows):
+        found = measured(owned, tmp_path / "model").membership
+    assert (found.num_members, found.num_non_members) == (100, 100)
+
+
 @pytest.mark.parametrize("base", ["trained", "other"])
 def test_base_is_what_training_began_with(made, tmp_path, base):
     model = made.script.trainer.model if base == "trained" else tiny_model(seed=9)

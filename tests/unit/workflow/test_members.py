@@ -104,13 +104,13 @@ def twin(kind, trained):
     )
 
 
-def test_members_are_exactly_the_records_that_training_keeps(users, trained):
+def test_members_are_of_exactly_the_records_that_training_keeps(users, trained):
     members, _ = drawn(users, trained)
     assert num_untrained(users, trained, members) == 0
     everything = users.split("train")
     kept = len(everything) - num_untrained(users, trained, everything)
-    assert len(members) == kept < len(everything)
-    assert set(members["unit_id"]) == {f"user {n}" for n in range(10)}
+    assert len(trained.of(everything)) == kept < len(everything)
+    assert sorted(members["unit_id"]) == sorted(f"user {n}" for n in range(10))
 
 
 @pytest.mark.parametrize("kind", [EveryRow, WholeRecords])
@@ -191,6 +191,45 @@ def test_phrase_of_many_does_not_tell_the_sides_apart_by_itself(phrased, trained
 def test_twin_that_drops_shared_texts_on_one_side_is_told_apart(phrased, trained):
     _, others = drawn(phrased, trained)
     assert blind_p_value(phrased.split("train"), others) < 0.001
+
+
+@pytest.fixture
+def habits(of_rows):
+    """Ten records of each of 100 users, who begin half of them in their own way."""
+    rows = [
+        row_of(
+            10 * user + n,
+            unit=f"user {user}",
+            split="test" if user % 2 else "train",
+            text=f"{f'hi{user} ' * (n % 2)}{text_of(10 * user + n)}",
+        )
+        for user in range(100)
+        for n in range(10)
+    ]
+    return of_rows(rows)
+
+
+def test_habits_of_users_do_not_tell_the_sides_apart(habits, trained):
+    sides = drawn(habits, replace(trained, max_sequences_per_unit=10))
+    assert [len(set(rows["unit_id"])) for rows in sides] == [50, 50]
+    assert [len(rows) for rows in sides] == [50, 50]
+    assert blind_p_value(*sides) > 0.01
+
+
+def test_twin_that_takes_all_records_of_a_user_is_told_apart(
+    habits, trained, monkeypatch
+):
+    monkeypatch.setattr(module, "one_of_each_unit", lambda rows: rows)
+    sides = drawn(habits, replace(trained, max_sequences_per_unit=10))
+    assert blind_p_value(*sides) < 0.0005
+
+
+def test_record_of_a_unit_is_drawn_by_ids_alone(habits):
+    rows = habits.split("train")
+    known = module.one_of_each_unit(rows)["id"]
+    fewer = rows.select([i for i, u in enumerate(rows["unit_id"]) if u != "user 0"])
+    assert module.one_of_each_unit(fewer)["id"] == known[1:]
+    assert len({int(number) % 10 for number in known}) > 5
 
 
 def test_copies_of_conversations_are_known_whatever_is_learnt(of_rows, bundle):

@@ -1,7 +1,5 @@
 """What the gate will be able to decide, known before training."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from dptune.attacks.canaries import CanarySpec
@@ -25,12 +23,11 @@ class Config:
         self.canaries = CanarySpec(**spec)
         self.gate = POLICY.model_copy(update={"min_audit_capacity": 3.0})
         self.attack = AttackSettings(num_members=1000)
-        self.model = SimpleNamespace(max_sequences_per_unit=8)
 
 
-def lines(config, **records):
+def lines(config, **units):
     found = planned_power(
-        config, samples.run_plan(), num_records={"train": 900, "test": 600} | records
+        config, samples.run_plan(), units_by_split={"train": 900, "test": 600} | units
     )
     return found, {line.name: line for line in found.lines}
 
@@ -47,15 +44,13 @@ def test_leak_of_four_bits_is_blocked_more_often_with_more_canaries():
     assert (chances[0], chances[-1] > 0.97) == (0.0, True)
 
 
-def test_members_are_at_most_what_the_bound_of_each_unit_keeps():
+def test_members_are_at_most_as_many_as_units():
     config = Config()
-    config.model = SimpleNamespace(max_sequences_per_unit=1)
-    num_units = samples.run_plan().num_units
-    _, told = lines(config, train=100 * num_units)
-    assert told["members"].planned == min(num_units, config.attack.num_members)
-    config.attack = AttackSettings(num_members=100_000)
-    _, told = lines(config, train=100 * num_units)
-    assert told["members"].planned == num_units
+    _, told = lines(config, train=700)
+    assert (told["members"].planned, told["non-members"].planned) == (700, 600)
+    assert "one of each unit" in told["members"].meaning
+    _, told = lines(config, train=100_000)
+    assert told["members"].planned == config.attack.num_members
 
 
 def test_power_names_what_is_too_little_before_training():
