@@ -135,7 +135,11 @@ def test_classifier_learns_its_labels_and_is_measured_beside_them(
 
 def test_classifier_is_attacked_on_what_training_kept(reviews, base, tmp_path):
     of_users = reviews.dataset.map(
-        lambda row: {"unit_id": f"{row['split']} {int(row['id']) % 7}"},
+        lambda row: {
+            "unit_id": f"user {int(row['id']) % 7}"
+            if row["split"] == "train"
+            else row["id"]
+        },
         load_from_cache_file=False,
     )
     corpus = reviews.with_dataset(of_users)
