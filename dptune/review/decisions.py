@@ -304,9 +304,9 @@ def findings(
         missed += own.missed
         charged += both.missed - own.missed
         counts[excerpt.sentence.stratum].append(both)
+    strata = _strata([e.sentence for e in excerpts], counts, sizes)
     rate, interval = stratified_missing_rate(
-        [Stratum(counts=tuple(counts[name]), size=sizes[name]) for name in sizes],
-        confidence=confidence,
+        list(strata.values()), confidence=confidence
     )
     deny, too_long = _denied(excerpts, verdicts, key)
     return Findings(
@@ -318,23 +318,38 @@ def findings(
         deny=deny,
         allow=tuple(sorted(takers)),
         num_too_long=too_long,
-        by_language=_by_language(counts, sizes, confidence),
+        by_language=_by_language(strata, confidence),
     )
 
 
-def _by_language(
+def _strata(
+    sentences: Sequence[SampledSentence],
     counts: Mapping[str, Sequence[MissCounts]],
     sizes: Mapping[str, int],
-    confidence: float,
+) -> dict[str, Stratum]:
+    """Put counts together with what each sentence stands for, in the same order."""
+    weights: dict[str, list[float]] = {name: [] for name in sizes}
+    for sentence in sentences:
+        if sentence.stands_for is not None:
+            weights[sentence.stratum].append(sentence.stands_for)
+    return {
+        name: Stratum(
+            counts=tuple(counts[name]), size=size, weights=tuple(weights[name])
+        )
+        for name, size in sizes.items()
+    }
+
+
+def _by_language(
+    strata: Mapping[str, Stratum], confidence: float
 ) -> dict[str, tuple[float, Interval, int]]:
     """Estimate the rate in each language, where the sample has several."""
-    languages = sorted({name.partition(":")[2] for name in sizes} - {""})
+    languages = sorted({name.partition(":")[2] for name in strata} - {""})
     found = {}
     for language in languages:
-        own = [name for name in sizes if name.partition(":")[2] == language]
-        strata = [Stratum(counts=tuple(counts[n]), size=sizes[n]) for n in own]
-        rate, interval = stratified_missing_rate(strata, confidence=confidence)
-        found[language] = rate, interval, sum(len(counts[name]) for name in own)
+        own = [s for name, s in strata.items() if name.partition(":")[2] == language]
+        rate, interval = stratified_missing_rate(own, confidence=confidence)
+        found[language] = rate, interval, sum(len(s.counts) for s in own)
     return found
 
 
@@ -342,18 +357,12 @@ def best_upper_bound(
     sentences: Sequence[SampledSentence], sizes: Mapping[str, int]
 ) -> float:
     """Return the upper bound of the missing rate that a sample shows without a miss."""
-    strata = [
-        Stratum(
-            counts=tuple(
-                MissCounts(missed=0, words=s.num_words)
-                for s in sentences
-                if s.stratum == name
-            ),
-            size=sizes[name],
-        )
-        for name in sizes
-    ]
-    return stratified_missing_rate(strata)[1].high
+    counts: dict[str, list[MissCounts]] = {name: [] for name in sizes}
+    for sentence in sentences:
+        none = MissCounts(missed=0, words=sentence.num_words)
+        counts[sentence.stratum].append(none)
+    strata = _strata(sentences, counts, sizes)
+    return stratified_missing_rate(list(strata.values()))[1].high
 
 
 def misses_of_open(

@@ -63,10 +63,13 @@ class Stratum:
     Args:
         counts: of each sampled cluster.
         size: clusters of this kind that there are, sampled or not.
+        weights: how many clusters each sampled one stands for; empty where all were as
+            likely to be drawn.
     """
 
     counts: tuple[MissCounts, ...]
     size: int
+    weights: tuple[float, ...] = ()
 
 
 def missing_rate(
@@ -85,14 +88,17 @@ def stratified_missing_rate(
     Each stratum is weighted back to its size. The interval is Clopper-Pearson on the
     effective sample size n / deff, where deff is the variance of the weighted ratio
     over clusters divided by that of independent words. Two corrections keep it honest
-    where few clusters miss anything: the degrees of freedom are those of the clusters
-    that contribute, `(sum e^2)^2 / sum e^4`, and the upper bound is never below the one
-    that a sample without any miss would have, which counts clusters, not words.
+    where few clusters miss anything, or few miss nothing: the degrees of freedom are
+    those of the clusters that contribute, `(sum e^2)^2 / sum e^4`, and no bound is
+    nearer to 0 or 1 than that of a sample without any miss, or with nothing else. That
+    one counts clusters, not words, and of unequal ones fewer (Kish 1965):
+    `(sum w)^2 / sum w^2` for the words w that each stands for.
 
     | case | interval |
     |---|---|
     | no word at all, or a stratum of which nothing was sampled | [0, 1] |
     | no miss | upper bound 1 - tail^(1/n), n clusters of the thinnest stratum |
+    | nothing but misses | lower bound tail^(1/n) |
 
     Args:
         strata: at least one; those of size 0 count for nothing.
@@ -108,6 +114,7 @@ def stratified_missing_rate(
 
     References:
         Korn and Graubard (1998), Survey Methodology 24 (2), 193-201.
+        Kish (1965), Survey Sampling, 11.7.
     """
     held = [stratum for stratum in strata if stratum.size > 0]
     unknown = Interval(low=0.0, high=1.0, confidence=confidence)
@@ -119,11 +126,13 @@ def stratified_missing_rate(
         return 0.0, unknown
     rate = float(sample.missed.sum()) / total
     tail = (1 - confidence) / 2
-    floor = 1.0 - tail ** (1.0 / sample.thinnest())
+    least = tail ** (1.0 / sample.thinnest())
     size = _effective_size(sample, rate, confidence)
     hits = rate * size
     low, high = clopper_pearson(hits, size, confidence=confidence)
-    return rate, Interval(low=low, high=max(high, floor), confidence=confidence)
+    return rate, Interval(
+        low=min(low, least), high=max(high, 1.0 - least), confidence=confidence
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,17 +155,19 @@ class _Sample:
 
     def thinnest(self) -> float:
         """Clusters that would carry as much if every stratum were as thin as one is."""
-        shares = [float(part.sum()) for part in self.parts(self.words)]
-        whole = sum(shares)
+        parts = [part for part in self.parts(self.words) if part.any()]
+        equal = [float(part.sum()) ** 2 / float((part**2).sum()) for part in parts]
+        whole = float(self.words.sum())
         return 1.0 / max(
-            share / whole / size for share, size in zip(shares, self.sizes, strict=True)
+            float(part.sum()) / whole / size
+            for part, size in zip(parts, equal, strict=True)
         )
 
 
 def _weigh(strata: Sequence[Stratum]) -> _Sample:
     """Weigh every sampled cluster by how many it stands for."""
     weights = np.concatenate(
-        [np.full(len(s.counts), s.size / len(s.counts)) for s in strata]
+        [s.weights or np.full(len(s.counts), s.size / len(s.counts)) for s in strata]
     )
     counts = [count for stratum in strata for count in stratum.counts]
     return _Sample(
@@ -183,7 +194,7 @@ def _effective_size(sample: _Sample, rate: float, confidence: float) -> float:
     variance = spread / sample.words.sum() ** 2
     size = min(rate * (1 - rate) / max(variance, 1e-300), float(sample.num_words))
     squares = residuals**2
-    contributing = squares.sum() ** 2 / (squares**2).sum()
+    contributing = squares.sum() ** 2 / max((squares**2).sum(), 1e-300)
     degrees = min(clusters - 1.0, max(contributing, _FEWEST_DEGREES))
     tail = (1 + confidence) / 2
     shrink = stats.norm.ppf(tail) / stats.t.ppf(tail, degrees)

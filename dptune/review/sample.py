@@ -1,18 +1,22 @@
 """A stratified sample of sentences for people to read.
 
 Half of the sample are sentences in which the detector marked something, half are
-sentences in which it marked nothing; weights carry both back to the corpus. Masked
-sentences have a placeholder for each mark, and places in them are carried back.
+sentences in which it marked nothing. What is measured is a share of words, so that each
+is drawn with a chance that grows with its words: few long ones may hold most of what is
+missed, and a sample of sentences would hardly see them. Weights carry all of it back to
+the corpus. Masked sentences have a placeholder for each mark, and places in them are
+carried back.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import datasets
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from dptune.conversation import contents_only
@@ -29,6 +33,7 @@ from dptune.text import Span
 
 STRATA: Final = ("flagged", "unflagged")
 FEWEST_SENTENCES: Final = 20
+_PLACE: Final = 3
 LEAST_LANGUAGE_SHARE: Final = 0.01
 
 
@@ -52,6 +57,8 @@ class SampledSentence(Report):
         num_words: of the sentence.
         marks: what the detector marked; `firm` ones have a checksum.
         language: of its record, where the corpus has several.
+        stands_for: sentences of its stratum, by the chance that it was drawn with;
+            empty in samples of before, in which all had the same.
     """
 
     id: str = Field(pattern=r"^[0-9a-f]{32}$")
@@ -61,6 +68,7 @@ class SampledSentence(Report):
     num_words: int = Field(ge=0)
     marks: tuple[Mark, ...] = ()
     language: str = ""
+    stands_for: float | None = Field(default=None, ge=1)
 
     @property
     def stratum(self) -> str:
@@ -159,19 +167,20 @@ def draw_sample(
     labelled = only_contents(labelled)
     languages = strata_languages(labelled["text"])
     places = _places(labelled, rows, languages)
-    sizes = {name: len(found) // 2 for name, found in places.items()}
+    sizes = {name: len(found) // _PLACE for name, found in places.items()}
     total = sum(sizes.values())
     if total == 0:
         raise ConfigError(
             "the corpus must have a sentence with letters, got none. Check its text."
         )
     wanted = size or max(FEWEST_SENTENCES, round(share * total))
-    chosen = _choose(sizes, min(wanted, total), generator)
-    drawn: dict[int, list[int]] = {}
-    for name in places:
-        for index in chosen[name]:
-            row, number = places[name][2 * index], places[name][2 * index + 1]
-            drawn.setdefault(row, []).append(number)
+    counts = _counts(sizes, min(wanted, total))
+    drawn: dict[int, dict[int, float]] = {}
+    for name, found in places.items():
+        table = np.asarray(found, dtype=np.int64).reshape(-1, _PLACE)
+        chosen, weights = by_words(table[:, 2], counts[name], generator)
+        for (row, number, _), weight in zip(table[chosen], weights, strict=True):
+            drawn.setdefault(int(row), {})[int(number)] = float(weight)
     excerpts = [
         e
         for row in sorted(drawn)
@@ -190,7 +199,7 @@ def misses_of(excerpt: Excerpt, missed: Sequence[tuple[int, int]]) -> MissCounts
 def _places(
     labelled: datasets.Dataset, rows: Collection[int] | None, languages: Sequence[str]
 ) -> dict[str, "array[int]"]:
-    """Find the sentences: row and number in the row, one behind the other."""
+    """Find the sentences: row, number in the row and words, one behind the other."""
     places = {
         stratum_of(language, is_flagged=flagged): array("q")
         for language in sorted(set(languages))
@@ -204,15 +213,13 @@ def _places(
             for number, (start, end) in enumerate(found):
                 flagged = any(s.start < end and s.end > start for s in spans)
                 name = stratum_of(languages[row], is_flagged=flagged)
-                places[name].extend((row, number))
+                places[name].extend((row, number, len(text[start:end].split())))
             row += 1
     return places
 
 
-def _choose(
-    sizes: dict[str, int], wanted: int, generator: np.random.Generator
-) -> dict[str, list[int]]:
-    """Draw from each language by its size, at least some, and half of it flagged."""
+def _counts(sizes: dict[str, int], wanted: int) -> dict[str, int]:
+    """Part the sample: each language by its size, at least some, and half flagged."""
     counts: dict[str, int] = {}
     languages = sorted({name.partition(":")[2] for name in sizes})
     total = sum(sizes.values())
@@ -225,22 +232,58 @@ def _choose(
         half = min(share // 2, sizes[names[1]])
         counts[names[0]] = min(share - half, sizes[names[0]])
         counts[names[1]] = min(share - counts[names[0]], sizes[names[1]])
-    return {
-        name: [
-            int(i) for i in generator.choice(sizes[name], counts[name], replace=False)
-        ]
-        for name in sizes
-    }
+    return counts
+
+
+def by_words(
+    words: NDArray[np.int64], count: int, generator: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Draw different sentences, each with a chance that is proportional to its words.
+
+    Those so long that they would be drawn more than once are taken for certain. The
+    rest are put in random order, and one is taken every so many words.
+
+    Args:
+        words: of each sentence, at least 1, `(sentences,)`.
+        count: how many to draw, at most all.
+        generator: draws.
+
+    Returns:
+        numbers of the sentences, and how many each stands for: 1 / its chance.
+
+    References:
+        Hartley and Rao (1962), Annals of Mathematical Statistics 33 (2), 350-374.
+    """
+    lengths = np.asarray(words, dtype=np.float64)
+    left = np.arange(len(lengths))
+    certain = np.zeros(0, dtype=np.int64)
+    while (open_ones := count - len(certain)) > 0:
+        step = lengths[left].sum() / open_ones
+        is_long = lengths[left] >= step
+        if not is_long.any():
+            break
+        certain = np.concatenate([certain, left[is_long]])
+        left = left[~is_long]
+    if open_ones <= 0:
+        return certain, np.ones(len(certain))
+    order = generator.permutation(left)
+    ends = np.cumsum(lengths[order])
+    step = ends[-1] / open_ones
+    at = step * (generator.random() + np.arange(open_ones))
+    places = np.searchsorted(ends, at, side="right")
+    drawn = order[np.minimum(places, len(order) - 1)]  # where a sum was rounded
+    weights = np.concatenate([np.ones(len(certain)), step / lengths[drawn]])
+    return np.concatenate([certain, drawn]), weights
 
 
 def _read(
     labelled: datasets.Dataset,
     row: int,
-    numbers: Sequence[int],
+    numbers: Mapping[int, float],
     key: ListKey,
     language: str,
 ) -> Iterator[Excerpt]:
-    """Read the sampled sentences of one record."""
+    """Read the sampled sentences of one record, by what each stands for."""
     record: dict[str, Any] = labelled[row]
     text, spans = record["text"], spans_of(record["spans"])
     ranges = list(sentences_of(text, spans))
@@ -269,6 +312,7 @@ def _read(
                 num_words=len(own.split()),
                 marks=marks,
                 language=language,
+                stands_for=numbers[number],
             ),
             text=own,
             before=text[slice(*before)].strip(),

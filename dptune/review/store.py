@@ -105,8 +105,14 @@ class SampleRecord(_Sealed):
         newest: dict[str, Any] = {
             name: True for name in ("screened", "data_set") if not getattr(self, name)
         }
-        if not any(sentence.language for sentence in self.sentences):
-            newest["sentences"] = {"__all__": {"language"}}
+        unset = {"language": "", "stands_for": None}
+        missing = {
+            name
+            for name, empty in unset.items()
+            if all(getattr(one, name) == empty for one in self.sentences)
+        }
+        if missing:
+            newest["sentences"] = {"__all__": missing}
         return self.model_dump_json(exclude=newest)
 
 

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dptune.review.quality import MissCounts, Stratum, stratified_missing_rate
+from dptune.review.quality import (
+    MissCounts,
+    Stratum,
+    missing_rate,
+    stratified_missing_rate,
+)
+from dptune.review.sample import by_words
 
 REPLICATES = 800
 SHARES = (0.4, 0.6)  # of flagged and unflagged sentences
@@ -102,3 +108,111 @@ def test_unweighted_sample_is_caught():
 
     assert coverage(law, ours) >= 0.93
     assert coverage(law, forget_sizes) < 0.6
+
+
+NUM_SENTENCES = 20_000
+
+
+def chats(rng):
+    """Short answers, and one long one in twenty."""
+    is_long = rng.random(NUM_SENTENCES) < 0.05
+    return np.where(
+        is_long, rng.integers(40, 120, NUM_SENTENCES), rng.integers(1, 6, NUM_SENTENCES)
+    )
+
+
+def tables(rng):
+    """Prose, and one sentence in a hundred that is a table or a log."""
+    is_long = rng.random(NUM_SENTENCES) < 0.01
+    long = rng.integers(200, 400, NUM_SENTENCES)
+    return np.where(is_long, long, rng.integers(4, 20, NUM_SENTENCES))
+
+
+def drawn_by_words(rng, words, size):
+    return by_words(words, size, rng)
+
+
+def drawn_alike(rng, words, size):
+    """The broken twin: every sentence with the same chance."""
+    chosen = rng.choice(len(words), size, replace=False)
+    return chosen, np.full(size, len(words) / size)
+
+
+def coverage_of_long(draw_words, corpus, size, replicates=400):
+    """How often the upper bound holds where nothing but long sentences is missed."""
+    rng = np.random.default_rng(11)
+    words = corpus(rng)
+    is_hard = (words > np.quantile(words, 0.97)) & (rng.random(NUM_SENTENCES) < 0.3)
+    missed = np.where(is_hard, words, 0)
+    true = missed.sum() / words.sum()
+    held = 0
+    for _ in range(replicates):
+        chosen, weights = draw_words(rng, words, size)
+        counts = tuple(
+            MissCounts(missed=int(missed[i]), words=int(words[i])) for i in chosen
+        )
+        stratum = Stratum(
+            counts=counts, size=NUM_SENTENCES, weights=tuple(map(float, weights))
+        )
+        held += true <= stratified_missing_rate([stratum])[1].high
+    return held / replicates
+
+
+@pytest.mark.parametrize("corpus", [chats, tables])
+@pytest.mark.parametrize("size", [20, 60, 200])
+def test_upper_bound_holds_where_few_long_sentences_are_missed(corpus, size):
+    assert coverage_of_long(drawn_by_words, corpus, size) >= 0.95
+
+
+@pytest.mark.parametrize(("corpus", "size"), [(tables, 60), (tables, 200)])
+def test_sentences_that_are_all_as_likely_are_caught(corpus, size):
+    assert coverage_of_long(drawn_alike, corpus, size) < 0.85
+
+
+def test_chances_follow_words_and_weights_carry_the_words_back():
+    rng = np.random.default_rng(5)
+    words = np.array([1, 1, 2, 4, 4, 8, 400])
+    times = np.zeros(len(words))
+    for _ in range(4_000):
+        chosen, weights = by_words(words, 3, rng)
+        assert len(set(chosen.tolist())) == 3
+        assert np.isclose((weights * words[chosen]).sum(), words.sum())
+        times[chosen] += 1
+    expected = np.append(words[:-1] * 2 / 20, 1.0)
+    assert np.abs(times / 4_000 - expected).max() < 0.04
+
+
+def test_whole_corpus_is_drawn_once():
+    chosen, weights = by_words(np.array([3, 1, 900, 1]), 4, np.random.default_rng(0))
+    assert sorted(chosen.tolist()) == [0, 1, 2, 3]
+    assert weights.tolist() == [1.0] * 4
+
+
+def texts_of_unequal_length(rng, size):
+    """Texts that are mostly missed, of which few are read to the end."""
+    words = np.maximum(1, rng.lognormal(4, 1, size)).astype(int)
+    kept = rng.binomial(words, rng.beta(0.06, 2.94, size))
+    return [
+        MissCounts(missed=int(w - k), words=int(w))
+        for w, k in zip(words, kept, strict=True)
+    ]
+
+
+def test_lower_bound_holds_where_almost_everything_is_missed():
+    """A detector of a rare type, or a share of words that is almost one."""
+    rng = np.random.default_rng(2)
+    lows = [missing_rate(texts_of_unequal_length(rng, 15))[1].low for _ in range(800)]
+    assert np.mean(np.array(lows) <= 0.98) >= 0.95
+
+
+def test_texts_of_unequal_length_say_less_than_as_many_equal_ones():
+    equal = [MissCounts(missed=0, words=20)] * 40
+    unequal = [MissCounts(missed=0, words=20)] * 39 + [MissCounts(missed=0, words=800)]
+    assert missing_rate(equal)[1].high == pytest.approx(1 - 0.025 ** (1 / 40))
+    assert missing_rate(unequal)[1].high > 0.5
+
+
+def test_texts_that_all_miss_the_same_share_give_an_interval():
+    rate, found = missing_rate([MissCounts(missed=1, words=2)] * 6)
+    assert rate == 0.5
+    assert found.low < 0.5 < found.high
