@@ -1,6 +1,7 @@
 """Recognizer of personal data that has a form: regular expressions and checksums.
 
-Rules see one spelling of a text (`plain`), and spans are those of the text as it is.
+Rules see one spelling of a text (`plain`), and where signs touch a value that may be no
+part of it, a second one without them. Spans are those of the text as it is.
 """
 
 import re
@@ -10,7 +11,7 @@ from functools import cached_property, lru_cache
 from importlib import resources
 
 from dptune.detection.patterns.fields import field_values
-from dptune.detection.patterns.plain import apart, canonical
+from dptune.detection.patterns.plain import apart, canonical, without_glue
 from dptune.detection.patterns.prefilter import Prefilter
 from dptune.detection.patterns.rules import Rule, read_families, rule_texts
 from dptune.detection.patterns.validators import is_isbn
@@ -123,14 +124,25 @@ class PatternRecognizer:
         """Return the spans of each text; spans of different rules may overlap."""
         return [list(self._spans(text)) for text in texts]
 
-    def _spans(self, text: str) -> Iterator[Span]:
-        text, origin = canonical(text)
+    def _spans(self, written: str) -> Iterator[Span]:
+        text, origin = canonical(written)
         text = apart(text)
+        yield from self._of_fields(text, origin)
+        yield from self._of_rules(text, origin)
+        if (parted := without_glue(written)) != written:
+            text, origin = canonical(parted)
+            yield from self._of_rules(apart(text), origin)
+
+    def _of_fields(self, text: str, origin: list[int] | None) -> Iterator[Span]:
+        """Yield the values that stand behind the names of fields."""
         for start, end, entity_type in field_values(text):
             if entity_type in self._kept and (
                 trimmed := _without_edges(text, start, end)
             ):
                 yield self._span(trimmed, origin, entity_type, _OF_FIELD)
+
+    def _of_rules(self, text: str, origin: list[int] | None) -> Iterator[Span]:
+        """Yield what the rules find in one reading of a text."""
         lowered = lower_in_place(text)
         places = _Places(text, lowered)
         public: list[tuple[int, int, bool]] | None = None

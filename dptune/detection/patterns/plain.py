@@ -29,6 +29,17 @@ _UNPARTED = f"[{_UNSPACED}\uac00-\ud7a3]"
 _BEFORE_NUMBER = re.compile(
     rf"{_UNPARTED}(?=[0-9A-Za-z+(])|(?<=[0-9A-Za-z]){_UNPARTED}"
 )
+# Signs that touch a value and are no part of it: emphasis and names of files (`_1_`),
+# dashes of sentences and ranges, commas of tables, stops without a blank.
+_GLUE = re.compile(
+    r"(?<=[\d)])_+|_+(?=[\d(+])|(?<!\w)_+(?=\w)|(?<=\w)_+(?!\w)"
+    r"|(?<=[:-][0-9a-f]{2})_+|(?<=-[0-9a-f]{12})_+|_+(?=[0-9a-f]{2,8}[:-])"
+    r"|(?<=[\d)])(?:[–—―]|--+)|(?:[–—―]|--+)(?=[\d(+])"
+    r"|(?<=[./]\d\d)-(?=\d{1,2}[./]\d)"
+    r"|(?<=[^\W\d_])[,;](?=[(+]|0\d|\d{1,6} )"
+    r"|(?<=[^\W\d_])\.(?=\d{1,4}[./-]\d{1,2}[./-]\d)|(?<!\d)·(?=[\d(+])|(?<=[\d)])·(?!\d)",
+    re.IGNORECASE,
+)
 _FEWEST_IN_DISGUISE = 5
 
 
@@ -124,3 +135,14 @@ def apart(plain: str) -> str:
     '电 13800138000 '
     """
     return plain if plain.isascii() else _BEFORE_NUMBER.sub(" ", plain)
+
+
+def without_glue(text: str) -> str:
+    """Return a text with blanks for signs that may be no part of the value they touch.
+
+    They may be one as well, so that a text must be read both ways.
+
+    >>> without_glue("scan_123-45-6789_v2, born 14/02/1979—in Hull")
+    'scan 123-45-6789 v2, born 14/02/1979 in Hull'
+    """
+    return _GLUE.sub(lambda match: " " * len(match.group()), text)

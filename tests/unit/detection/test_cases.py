@@ -104,3 +104,11 @@ def test_twin_that_reads_no_fields_misses_values(monkeypatch):
     assert missed(ENGINE, "fields") == 0
     monkeypatch.setattr(patterns, "field_values", lambda _text: iter(()))
     assert missed(ENGINE, "fields") > 20
+
+
+def test_twin_that_reads_signs_as_a_part_misses_values(monkeypatch):
+    """Every text read once, as it is written."""
+    engine = build_engine(tier=Tier.LOW_ENTITY)
+    assert missed(engine, "touching") == 0
+    monkeypatch.setattr(patterns, "without_glue", lambda text: text)
+    assert missed(engine, "touching") >= len(TABLES["touching"]["masked"]) / 3
