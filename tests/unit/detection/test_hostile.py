@@ -172,6 +172,7 @@ def test_detect_law_catches_a_union_that_leaves_halves(monkeypatch):
             "^a",
         ),
         *("user a ", "12.3456 ", "name\n", "a-mac-", "insert into a (b) values ('c'),"),
+        *("_", "-", "a__", "_1", "·1", "a,1 "),
     ],
 )
 def test_detect_ten_times_the_text_takes_about_ten_times_as_long(piece):
