@@ -35,6 +35,9 @@ _KINDS = ("PERSON", "GPE", "UNKNOWN")
 _LONGEST_LABEL = 5
 _MAY_BE_NAME = w.PLACE | w.PROPER_ONLY
 """Without these, a word that English knows is no name unless it has a capital."""
+_NAMES_TOO = w.word_set("will may")
+"""Auxiliaries that are given names as well, where a capital or the text says so."""
+_DETERMINERS = w.word_set("the a an my your his her our their this that there")
 _NO_LABEL = w.PROPER_ONLY | w.PROPER_TOO | w.GIVEN_NAME | w.PLACE | w.TITLE
 
 INTRODUCED = 0.8
@@ -79,6 +82,7 @@ def find_names(
     if judge is not None:
         judge(words)
         _mark_introduced(text, words)  # a second mark may introduce further ones
+    _mark_auxiliaries(text, words)
     _propagate(words)
     _mark_particles(text, words)
     return list(_join(text, words))
@@ -262,7 +266,68 @@ def _mark_introduced(text: str, words: list[Word]) -> None:
             continue
         if following.entity_type or following.capital:
             word.entity_type = "PERSON"
+            if _is_closed_name(word, following, words[max(0, position - 1)]):
+                following.entity_type, following.confidence = "PERSON", INTRODUCED
             _mark_person(text, words[position + 1 : position + 3], is_certain=False)
+
+
+def _is_closed_name(title: Word, word: Word, before: Word) -> bool:
+    """Tell whether a function word behind a title is a name: `Mr Do`, `Ms So`."""
+    is_said = word.capital and not word.shout and title.capital
+    reading = word.reading
+    return (
+        is_said
+        and bool(reading & w.CLOSED)
+        and not reading & (w.PRONOUN | w.PERSONAL)
+        and before.lower not in _DETERMINERS
+    )
+
+
+def _mark_auxiliaries(text: str, words: list[Word]) -> None:
+    """Mark `Will` and `May` where they are no auxiliaries.
+
+    An auxiliary has a capital at the start of a sentence and in headings alone, and
+    something to say behind it there: in `Regards, Will` and `Will: yes` it is a name.
+    What is a name in one place is one wherever no subject stands behind it.
+    """
+    found = [
+        (position, word)
+        for position, word in enumerate(words)
+        if word.lower in _NAMES_TOO and word.capital and not word.shout
+    ]
+    named = {word.lower for _, word in found if word.confidence >= INTRODUCED}
+    for position, word in found:
+        if _is_no_auxiliary(text, words, position):
+            word.entity_type, word.confidence = "PERSON", INTRODUCED
+            named.add(word.lower)
+    for position, word in found:
+        if word.lower in named and not _has_subject(words, position):
+            word.entity_type, word.confidence = "PERSON", INTRODUCED
+
+
+def _is_no_auxiliary(text: str, words: list[Word], position: int) -> bool:
+    """Tell whether a capital stands where no auxiliary has one."""
+    word = words[position]
+    behind = text[word.end : word.end + 3].lstrip(" \t")[:1]
+    if behind.isdigit():
+        return False
+    if word.starts_sentence:
+        return not behind.isalnum()
+    before = words[position - 1]
+    in_heading = before.capital and not before.entity_type and behind.isupper()
+    return not in_heading
+
+
+def _has_subject(words: list[Word], position: int) -> bool:
+    """Tell whether a word behind may be what an auxiliary at the start speaks of."""
+    if not words[position].starts_sentence or position + 1 == len(words):
+        return False
+    following = words[position + 1]
+    return (
+        following.capital
+        or following.lower in _DETERMINERS
+        or bool(following.reading & (w.PRONOUN | w.PERSONAL))
+    )
 
 
 def _says_what_a_name_is(text: str, start: int, word: Word) -> bool:
@@ -276,7 +341,10 @@ def _says_what_a_name_is(text: str, start: int, word: Word) -> bool:
 def _mark_person(text: str, words: list[Word], *, is_certain: bool) -> None:
     """Mark consecutive words; words that are no name by form only if it is certain."""
     for word in words:
-        if word.reading & w.CLOSED or not (is_certain or word.entity_type):
+        is_closed = word.reading & w.CLOSED and word.confidence < INTRODUCED
+        if is_certain and word is words[0] and word.lower in _NAMES_TOO:
+            is_closed = text[word.end : word.end + 4].lower() in (" be ", " not")
+        if is_closed or not (is_certain or word.entity_type):
             return
         if word.reading & w.PEOPLE and not is_certain:
             return

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from dptune.detection import words
+from dptune.detection import names, words
 from dptune.detection.lexicon import LexiconRecognizer
 from dptune.detection.recognizer import Tier
 from dptune.errors import DependencyError
@@ -175,3 +175,63 @@ def test_recognize_what_a_name_is_stays(text):
 
 def test_recognize_introduced_adjective_is_a_name():
     assert found("my name is sunny") == [("PERSON", "sunny")]
+
+
+AUXILIARIES = [
+    "Please call.\nBest regards,\n⟦Will⟧",
+    "Thanks again!\n⟦Will⟧\nSent from my phone",
+    "Let me know. - ⟦Will⟧",
+    "My name is ⟦Will⟧ and I live here",
+    "my name is ⟦will⟧ and i live here",
+    "This is ⟦Will⟧ calling about my bill",
+    "I'm ⟦Will⟧, a plumber",
+    "Hi ⟦Will⟧, thanks",
+    "Dear ⟦May⟧,",
+    "⟦Will⟧: did you get it?\n⟦May⟧: yes I did",
+    "cc: ⟦Will⟧, ⟦May⟧, Art",
+    "Ask ⟦Will⟧. ⟦Will⟧ said yes.",
+    "Mr ⟦Will⟧ called",
+    "please ask Mr ⟦Do⟧ or Ms ⟦So⟧",
+    "Dr. ⟦An⟧ can see you",
+]
+
+
+def parted(line):
+    """Return a text without its brackets, and its values."""
+    return line.replace("⟦", "").replace("⟧", ""), {
+        part.partition("⟧")[0] for part in line.split("⟦")[1:]
+    }
+
+
+def unmarked(line):
+    text, wanted = parted(line)
+    marked = {word for _, value in found(text) for word in value.split()}
+    return wanted - {word.strip(".") for word in marked}
+
+
+@pytest.mark.parametrize("line", AUXILIARIES)
+def test_names_that_are_auxiliaries_are_found(line):
+    assert not unmarked(line)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Will you come? May I?",
+        "1. Will this work?",
+        "How It Will Work",
+        "WILL YOU COME NOW PLEASE",
+        "it will be; you may go",
+        "the name is will be changed",
+        "Will the shop open?",
+        "i saw it. An hour later it was gone",
+    ],
+)
+def test_auxiliaries_are_no_names(text):
+    marked = " ".join(value for _, value in found(text)).lower().split()
+    assert not {"will", "may", "an"} & {*marked}
+
+
+def test_twin_that_takes_will_for_an_auxiliary_misses_names(monkeypatch):
+    monkeypatch.setattr(names, "_mark_auxiliaries", lambda _text, _words: None)
+    assert sum(bool(unmarked(line)) for line in AUXILIARIES) >= len(AUXILIARIES) / 2
