@@ -26,6 +26,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
+OTHER_TEMPLATES = "additional_chat_templates"
 
 _VOLATILE = frozenset(
     {
@@ -61,6 +62,9 @@ def model_digest(directory: Path) -> str:
             _add_json(digest, path)
         else:
             _add(digest, path.name.encode(), path.read_bytes())
+    for path in sorted((directory / OTHER_TEMPLATES).glob("*.jinja")):
+        name = f"{OTHER_TEMPLATES}/{path.name}"  # one may be named default
+        _add(digest, name.encode(), path.read_bytes())
     for name, shard in sorted(_tensors(directory).items()):
         _add_tensor(digest, name=name, shard=shard)
     return digest.hexdigest()
@@ -96,10 +100,11 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     index = directory / WEIGHTS_INDEX
     if not index.is_file():
         return ()
-    names = set(read_json(index).get("weight_map", {}).values())
-    if any(Path(name).name != name for name in names):
+    places = read_json(index).get("weight_map", {})
+    names = list(places.values()) if isinstance(places, dict) else [None]
+    if not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise ArtifactError(f"{index} must name files beside it. Export it again.")
-    return tuple(directory / name for name in sorted(names))
+    return tuple(directory / name for name in sorted(set(names)))
 
 
 def read_json(path: Path) -> dict[str, Any]:

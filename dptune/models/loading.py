@@ -300,6 +300,18 @@ def check_folder(folder: Path) -> None:
             f"{folder} needs Python code of its own (auto_map), which is never run. "
             "Use an architecture that transformers has."
         )
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if not isinstance(getattr(torch, str(dtype), None), torch.dtype):
+        raise ModelError(
+            f"{folder}/config.json must name a type of torch as its dtype, got "
+            f"{str(dtype)[:40]!r}. Write float32, bfloat16 or float16."
+        )
+    if "transformers_weights" in config:
+        raise ModelError(
+            f"{folder}/config.json names a file of weights (transformers_weights), but "
+            "the digest of a model is that of model.safetensors. Take the entry out, "
+            "and give the file that name."
+        )
     if weights:
         return
     if any(any(folder.glob(pattern)) for pattern in _PICKLED):
@@ -337,6 +349,12 @@ def _read(
         raise ModelError(
             f"{folder} must hold a model that transformers can load "
             f"({type(error).__name__}). Check config.json and the weights."
+        ) from error
+    except ImportError as error:
+        raise ModelError(
+            f"{folder} holds a model that needs a package which is not installed, as "
+            "quantised weights do. Use the model as it was before it was quantised: "
+            "model.quantization holds it in 4 or 8 bits."
         ) from error
     return model.eval(), sorted(info["missing_keys"])
 
@@ -448,11 +466,15 @@ def save_model(
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
     """Write a copy that remembers no padding or truncation of the last call.
 
+    Of several chat templates it has the one that conversations are written by.
+
     Args:
         tokenizer: not changed.
         directory: that the model is written to.
     """
     clean = copy.deepcopy(tokenizer)
+    if isinstance(clean.chat_template, dict):
+        clean.chat_template = clean.chat_template.get("default")
     clean.backend_tokenizer.no_padding()
     clean.backend_tokenizer.no_truncation()
     clean.save_pretrained(directory)

@@ -121,6 +121,27 @@ def test_load_model_that_writes_another_text_is_refused_by_name(saved):
         load_model(saved)
 
 
+def test_load_weights_past_those_that_are_compared_are_refused(saved):
+    _edit(saved / "config.json", transformers_weights="other.safetensors")
+    with pytest.raises(ModelError, match=r"config\.json names a file of weights"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float17"}, "must name a type of torch as its dtype, got 'float17'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "not installed"),
+    ],
+)
+def test_load_what_transformers_cannot_is_refused_with_the_way_out(
+    saved, changes, message
+):
+    _edit(saved / "config.json", **changes)
+    with pytest.raises(ModelError, match=message):
+        load_model(saved)
+
+
 def test_load_truncated_weights_are_refused(saved):
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:500])

@@ -68,6 +68,25 @@ def test_digest_changed_setting_changes_it(saved, name):
     assert model_digest(saved) != before
 
 
+def test_digest_of_another_template_under_the_usual_name_is_another(saved):
+    before = model_digest(saved)
+    (saved / "additional_chat_templates").mkdir()
+    place = saved / "additional_chat_templates" / "default.jinja"
+    place.write_text("{{ messages[0].content }}")
+    assert load_model(saved).tokenizer.chat_template == place.read_text()
+    assert model_digest(saved) != before
+
+
+def test_saved_tokenizer_has_the_template_that_conversations_are_written_by(
+    make_gpt2, tokenizer, tmp_path
+):
+    tokenizer.chat_template = {"default": "usual", "tool_use": "other"}
+    save_model(make_gpt2(), tokenizer, tmp_path / "m")
+    assert load_model(tmp_path / "m").tokenizer.chat_template == "usual"
+    assert all(path.is_file() for path in (tmp_path / "m").iterdir())
+    assert "tool_use" in tokenizer.chat_template
+
+
 def test_digest_ignores_where_a_model_was_loaded(saved):
     before = model_digest(saved)
     path = saved / "config.json"
@@ -96,9 +115,10 @@ def test_digest_of_truncated_weights_is_refused(saved):
         model_digest(saved)
 
 
-def test_digest_of_an_index_that_points_elsewhere_is_refused(saved):
+@pytest.mark.parametrize("places", [{"a": "../other.safetensors"}, {"a": 1}, ["a"]])
+def test_digest_of_an_index_that_points_elsewhere_is_refused(saved, places):
     (saved / "model.safetensors").unlink()
-    index = {"weight_map": {"a": "../other.safetensors"}}
+    index = {"weight_map": places}
     (saved / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ArtifactError, match="beside it"):
         model_digest(saved)
