@@ -20,6 +20,12 @@ from dptune.errors import ModelError
 
 _NUMBER = re.compile(r"\.(\d+)\.")
 
+_TAKEN_BARE = {
+    "LongcatFlashTopkRouter": ("classifier",),
+    "LayoutLMv3Encoder": ("rel_pos_bias", "rel_pos_x_bias", "rel_pos_y_bias"),
+}
+"""Layers that are never called, by the module that takes their weight."""
+
 
 @contextmanager
 def without_peft_warning() -> Iterator[None]:
@@ -181,7 +187,7 @@ def add_lora(
         rank: of the adapters, at least 1.
         alpha: scale, positive.
         target_modules: endings of layer names (Linear or Conv1D); by default all such
-            layers below the head, but those whose weights state spaces take bare. Of a
+            layers below the head, but those whose weights a model takes bare. Of a
             name that experts have too, peft adapts their parameters.
         last_layers: keep the targets in the last so many numbered layers only.
         dropout: on the adapters' input, in [0, 1).
@@ -255,10 +261,12 @@ def _default_targets(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _is_read_past(model: PreTrainedModel, name: str) -> bool:
-    """Whether a state space takes the bare weight, and would leave an adapter out."""
+    """Whether the model takes the bare weight, and would leave an adapter out."""
     parent, _, own = name.rpartition(".")
-    is_taken = own in {"out_proj", "dt_proj"}
-    return is_taken and "A_log" in model.get_submodule(parent)._parameters
+    owner = model.get_submodule(parent)
+    if own in {"out_proj", "dt_proj"} and "A_log" in owner._parameters:
+        return True  # of a state space
+    return own in _TAKEN_BARE.get(type(owner).__name__, ())
 
 
 def _refuse_read_past(model: PreTrainedModel, names: Iterable[str]) -> None:

@@ -3,11 +3,15 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import MambaConfig, MambaForCausalLM
 
-from dptune.dpsgd import adapters
+from dptune.dpsgd import adapters, selfcheck
 from dptune.dpsgd.adapters import narrow_scales
+from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.loss import CausalLoss
+from dptune.dpsgd.prechecks import check_private
+from dptune.errors import ModelError
 from dptune.models.build import add_lora
 from tests.support import models, oracles
 
@@ -129,3 +133,50 @@ def test_who_has_replaced_a_layers_forward_keeps_it():
     with narrow_scales(model):
         assert layer.forward is own
     assert layer.forward is own
+
+
+def state_space(*targets):
+    config = MambaConfig(
+        vocab_size=29, hidden_size=16, state_size=4, num_hidden_layers=1
+    )
+    lora = LoraConfig(r=2, lora_alpha=5, target_modules=list(targets))
+    return get_peft_model(MambaForCausalLM(config), lora)
+
+
+def check(model):
+    feed = Feed(
+        data=oracles.random_data(),
+        record_loss=LOSS,
+        physical_batch_size=4,
+        pad_token_id=0,
+        device=torch.device("cpu"),
+        autocast=False,
+    )
+    before = [parameter.requires_grad for parameter in model.parameters()]
+    try:
+        check_private(model, feed, seed=0)
+    finally:
+        assert [p.requires_grad for p in model.parameters()] == before
+
+
+@pytest.mark.parametrize("targets", [["dt_proj"], ["in_proj", "dt_proj"]])
+def test_adapter_that_the_model_reads_past_is_refused(targets):
+    with pytest.raises(ModelError, match=r"takes the weight of .*mixer\.dt_proj by"):
+        check(state_space(*targets))
+
+
+def test_adapter_that_is_read_past_changes_the_merged_model(monkeypatch):
+    """The twin trains it: what is stored is not what was trained."""
+    check(state_space("in_proj"))
+    monkeypatch.setattr(selfcheck, "_check_adapters", lambda *_: None)
+    model = state_space("in_proj", "dt_proj")
+    check(model)
+    model = drawn(model).eval()
+    for name, parameter in model.named_parameters():
+        if "dt_proj.lora" in name:
+            parameter.data.mul_(10)
+    tokens = torch.tensor([[3, 5, 7, 9]])
+    with torch.no_grad():
+        trained = model(tokens).logits
+        merged = model.merge_and_unload()(tokens).logits
+    assert (trained - merged).abs().max() > 1e-3
