@@ -101,10 +101,12 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     if not index.is_file():
         return ()
     places = read_json(index).get("weight_map", {})
-    names = list(places.values()) if isinstance(places, dict) else [None]
-    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+    given = list(places.values()) if isinstance(places, dict) else [places]
+    names = {name for name in given if isinstance(name, str)}
+    are_names = all(isinstance(name, str) for name in given)
+    if not are_names or any(Path(name).name != name for name in names):
         raise ArtifactError(f"{index} must name files beside it. Export it again.")
-    return tuple(directory / name for name in sorted(set(names)))
+    return tuple(directory / name for name in sorted(names))
 
 
 def read_json(path: Path) -> dict[str, Any]:
