@@ -111,6 +111,23 @@ class NormRule(Protocol):
         ...
 
 
+def moved_norm(
+    rule: NormRule, counts: Sequence[float], figures: StepFigures, *, initial: float
+) -> float:
+    """Return the next C by a rule, within what float32 clips can enforce.
+
+    Args:
+        rule: of the plan.
+        counts: as they were released.
+        figures: of the step.
+        initial: C of the first step of the process.
+    """
+    smallest = max(SMALLEST_MAX_GRAD_NORM, initial / _LARGEST_FACTOR)
+    return min(
+        max(rule.next_norm(counts, figures), smallest), initial * _LARGEST_FACTOR
+    )
+
+
 class MovingClip:
     """C of a run, from step to step.
 
@@ -141,9 +158,10 @@ class MovingClip:
         self._ranks = ranks
         self._stream = stream
         self._counts = torch.zeros(rule.num_counts, device=device)
-        self._smallest = max(SMALLEST_MAX_GRAD_NORM, initial / _LARGEST_FACTOR)
-        self._largest = initial * _LARGEST_FACTOR
+        self._initial = initial
         self.max_grad_norm = initial
+        self.released: tuple[float, ...] = ()
+        """Counts of the last release, where this rank adds the noise."""
 
     def count(self, norms: Tensor) -> Tensor:
         """Add the counts of some units; private until they are released.
@@ -183,8 +201,8 @@ class MovingClip:
             add_gaussian_noise(
                 {"counts": noisy}, noise_stddev=stddev, stream=self._stream
             )
-            wanted = self._rule.next_norm(noisy.tolist(), figures)
-            return min(max(wanted, self._smallest), self._largest)
+            self.released = tuple(noisy.tolist())
+            return moved_norm(self._rule, self.released, figures, initial=self._initial)
 
         self.max_grad_norm = self._ranks.once(move)
         self._counts.zero_()
@@ -308,6 +326,8 @@ class SteeredClip:
         self._stream = stream
         self._device = device
         self._now: _Step | None = None
+        self.released: tuple[float, ...] = ()
+        """Counts of the last release; none in a raw run."""
 
     def open(self, step: int) -> BoundedGroups:
         """Ask the controller for the step, freeze what it says, return the clip."""
@@ -377,13 +397,13 @@ class SteeredClip:
         if now.noise_multiplier is None:
             raise PrivacyError("a step must be released before it is looked at.")
         scale = math.sqrt(len(now.thresholds)) / size
-        noisy = tuple(0.5 + 0.5 * scale * x for x in now.counts.tolist())
+        self.released = tuple(now.counts.tolist()) if self._share else ()
         figures = SteeredStep(
             step=now.step,
             noise_multiplier=now.noise_multiplier,
             clip_norms=now.clip_norms,
             noise_stddevs=tuple(s / size for s in now.noise_stddevs),
-            shares=noisy if self._share else (),
+            shares=tuple(0.5 + 0.5 * scale * x for x in self.released),
         )
         self._controller.observe_step(figures)
         if not self._share:

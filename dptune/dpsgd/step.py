@@ -128,8 +128,10 @@ class PrivateGradients:
             gradients, counts = self._plan.noise_shares(step)
             self._moving.release(gradient_multiplier=gradients, stddev=counts)
             self._clip = self._clip_now()
+            self._witness.moved(self._moving.released, max_grad_norm=self.max_grad_norm)
         if self._steered is not None:
             self._steered.close(loss=totals.loss)
+            self._witness.moved(self._steered.released, max_grad_norm=None)
         return totals.over(self._feed.ranks)
 
     def _add(self, batch: PhysicalBatch) -> StepTotals:

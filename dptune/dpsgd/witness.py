@@ -4,7 +4,7 @@ The engine calls a witness at the points where its claim is made or kept. What a
 is shown is private, noise before all; it may keep verdicts, never values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -56,6 +56,14 @@ class StepWitness:
 
     def released(self, means: Mapping[str, Tensor]) -> None:
         """The same tensors after noise and divisor."""
+
+    def moved(self, counts: Sequence[float], *, max_grad_norm: float | None) -> None:
+        """What moves the clip has seen these counts, after their noise.
+
+        Args:
+            counts: of the step.
+            max_grad_norm: C of the next step, where one C moves by a rule.
+        """
 
     def offered(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """The optimizer is about to look at `grad`."""

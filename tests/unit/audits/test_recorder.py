@@ -230,6 +230,31 @@ COUNT, LOSSES = adaptive_clipping.MovingClip.count, Feed.losses
 FACTORS = clipping.FlatClip.factors
 
 
+def moved_by_raw_counts(self, *, gradient_multiplier, stddev):
+    """Planted: counts are noised, and C moves by what they were before."""
+    raw, norm = self._counts.tolist(), self.max_grad_norm
+    MOVE(self, gradient_multiplier=gradient_multiplier, stddev=stddev)
+    figures = adaptive_clipping.StepFigures(
+        max_grad_norm=norm,
+        expected_batch_size=self._expected_batch_size,
+        gradient_multiplier=gradient_multiplier,
+        num_parameters=self._num_parameters,
+    )
+    self.max_grad_norm = self._rule.next_norm(raw, figures)
+
+
+def told_raw_counts(self, noise_multiplier):
+    """Planted: counts are noised, and the controller sees what they were before."""
+    raw = self._opened().counts.clone()
+    stddevs = DRAW(self, noise_multiplier)
+    self._opened().counts.copy_(raw)
+    return stddevs
+
+
+MOVE = adaptive_clipping.MovingClip.release
+DRAW = adaptive_clipping.SteeredClip.draw
+
+
 def also_decays_by_loss(self, state, source, indices):
     """Planted: weights are moved by what was not released."""
     done = STEP(self, state, source, indices)
@@ -264,6 +289,20 @@ STEP = trainer._Run._step
             MOVING,
             "noise_as_planned",
         ),
+        (
+            adaptive_clipping.MovingClip,
+            "release",
+            moved_by_raw_counts,
+            MOVING,
+            "clip_follows_counts",
+        ),
+        (
+            adaptive_clipping.SteeredClip,
+            "draw",
+            told_raw_counts,
+            STEERED,
+            "noise_variance_of_counts",
+        ),
         (trainer._Run, "_step", also_decays_by_loss, {}, "weights_follow_releases"),
         (
             noise,
@@ -276,7 +315,8 @@ STEP = trainer._Run._step
     ids=[
         *("no noise when empty", "empty step skipped", "divided by the batch"),
         *("one raw gradient", "noise of the next step", "noise of the next C"),
-        *("C that stays", "weights by something else", "guessable seed"),
+        *("C that stays", "C by raw counts", "a controller sees raw counts"),
+        *("weights by something else", "guessable seed"),
     ],
 )
 def test_planted_bug_shows_in_a_rehearsal(
