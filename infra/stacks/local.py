@@ -5,9 +5,13 @@ first time in a process; `ensure_local_stack` is idempotent.
 """
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+import yaml
+
+from dptune.errors import ArtifactError
 from infra.locks import made_whole, never_made_twice
 from infra.private import write_for_owner_only
 from infra.workspace import Workspace
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 STACK = "dptune-local"
 TRACKER = "dptune-mlflow"
+_SQLITE: Final = "sqlite:///"
 
 
 def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
@@ -55,7 +60,11 @@ def ensure_local_stack(workspace: Workspace) -> None:
 
     Args:
         workspace: where all state goes; made if absent.
+
+    Raises:
+        ArtifactError: the project folder was made elsewhere, and moved or copied.
     """
+    _refuse_moved(workspace)
     workspace.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     workspace.zenml.mkdir(parents=True, exist_ok=True)
     workspace.stores.mkdir(parents=True, exist_ok=True)
@@ -64,13 +73,48 @@ def ensure_local_stack(workspace: Workspace) -> None:
         GlobalConfiguration,
     )
 
-    with made_whole(workspace.stores / "default_zen_store" / "zenml.db"):
+    with made_whole(_database(workspace)):
         GlobalConfiguration().analytics_opt_in = False  # on disk too, not only here
         client = Client()
         client.zen_store  # noqa: B018 - opens it, and makes it where there is none
     if client.active_stack_model.name != STACK:
         client.activate_stack(_stack(client))
         _dismiss_survey(client)
+
+
+def _refuse_moved(workspace: Workspace) -> None:
+    """Refuse a project folder whose databases would be looked for elsewhere.
+
+    ZenML and MLflow name their files by absolute paths: of a folder that was moved, all
+    versions would be gone, and a copy would read and promote those of its original.
+
+    Raises:
+        ArtifactError: names both places.
+    """
+    file = workspace.zenml / "config.yaml"
+    if not file.is_file():
+        return
+    store = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("store") or {}
+    url = str(store.get("url"))
+    if not url.startswith(_SQLITE):
+        return
+    there = Path(url.removeprefix(_SQLITE))
+    if there.resolve() == _database(workspace).resolve():
+        return
+    made = there.parent.parent.parent
+    raise ArtifactError(
+        f"the project folder must lie where it was made, at {made}, got "
+        f"{workspace.root}: its databases name their files by that path, so that a "
+        "moved one would show no version, and a copy would change those of its "
+        "original. Move it back, or leave a link to it there: "
+        f"`ln -s {workspace.root} {made}`. A copy is restored to that place; for a "
+        "project of its own, let DPTUNE_HOME name a new folder."
+    )
+
+
+def _database(workspace: Workspace) -> Path:
+    """Where ZenML's database lies in a project folder."""
+    return workspace.stores / "default_zen_store" / "zenml.db"
 
 
 def _stack(client: "Client") -> UUID:
