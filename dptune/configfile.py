@@ -160,10 +160,15 @@ def train_config_of(values: Mapping[str, Any], *, configs: Path) -> TrainConfig:
     """
     values = dict(values)
     stages = values.pop("stages", {})
+    unknown: list[Problem] = []
     for key, folder in (("recipe", "recipes"), ("gate", "gates")):
         if isinstance(values.get(key), str):
-            values[key] = read_yaml(named_file(configs / folder, values[key], key))
-    problems = _override_stages(values, stages, configs / "recipes")
+            try:
+                values[key] = read_yaml(named_file(configs / folder, values[key], key))
+            except ConfigError as error:  # told with all the rest
+                unknown += error.problems
+                values.pop(key)
+    problems = [*unknown, *_override_stages(values, stages, configs / "recipes")]
     config = validate(TrainConfig, values, problems=problems)
     _refuse_borrowed_name(config.gate, configs / "gates", key="gate.name")
     return config
@@ -335,10 +340,13 @@ def validate(
 ) -> SettingsT:
     """Build `schema` from plain values, or raise one `ConfigError` with all of it."""
     found = list(problems)
+    told = {problem.path for problem in problems}
     try:
         result = schema.model_validate(values)
     except ValidationError as error:
-        found += [_problem(e, schema, values) for e in error.errors(include_url=False)]
+        errors = _without_followers(error.errors(include_url=False), values)
+        made = [_problem(e, schema, values) for e in errors]
+        found += [problem for problem in made if problem.path not in told]
     except ConfigError as error:
         found += error.problems
     if found:
@@ -348,6 +356,28 @@ def validate(
 
 _SUBJECT = re.compile(r"^\w+ should ")
 _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
+
+
+def _without_followers(
+    errors: Sequence[ErrorDetails], values: Mapping[str, Any]
+) -> list[ErrorDetails]:
+    """Leave out what follows from other errors there.
+
+    That a list lacks the item that is wrong, and what other kinds of a value would say.
+    """
+    paths = [tuple(_keys(error["loc"], values)) for error in errors]
+
+    def follows(number: int) -> bool:
+        here, kind = paths[number], errors[number]["type"]
+        if kind == "too_short":
+            return any(path[: len(here)] == here != path for path in paths)
+        return kind.endswith("_type") and any(
+            path[: len(here)] == here
+            and (path != here or not errors[other]["type"].endswith("_type"))
+            for other, path in enumerate(paths)
+        )
+
+    return [error for number, error in enumerate(errors) if not follows(number)]
 
 
 def _problem(
@@ -360,7 +390,7 @@ def _problem(
         return Problem(
             path=path,
             message="must not be set: no such key.",
-            next_step=_suggest(str(error["loc"][-1]), schema),
+            next_step=_suggest(path.split("."), schema),
         )
     if kind == "missing":
         return Problem(
@@ -384,15 +414,24 @@ def _keys(location: Sequence[str | int], values: Mapping[str, Any]) -> list[str]
     keys = []
     here: Any = values
     for part in location:
-        inside = isinstance(here, Mapping)
-        if inside and part not in here and here.get("kind") == part:
+        if _names_kind(part, here):
             continue
         keys.append(str(part))
-        if inside:
+        if isinstance(here, Mapping):
             here = here.get(part)
         elif isinstance(here, list | tuple) and isinstance(part, int):
             here = here[part]
     return keys
+
+
+def _names_kind(part: str | int, here: object) -> bool:
+    """Whether a part of a location is a kind of value and no key of the file."""
+    if here is None or isinstance(part, int):
+        return False
+    if not isinstance(here, Mapping):
+        return True
+    is_class = not part.isidentifier() or part[0].isupper()
+    return part not in here and (is_class or here.get("kind") == part)
 
 
 def _tag_problem(path: str, error: ErrorDetails) -> Problem:
@@ -405,25 +444,37 @@ def _tag_problem(path: str, error: ErrorDetails) -> Problem:
     return Problem(path=f"{path}.{key}", message=f"{message}.")
 
 
-def _suggest(key: str, schema: type[BaseModel]) -> str:
-    """Name the closest key anywhere in the schema, if one is close."""
+def _suggest(keys: Sequence[str], schema: type[BaseModel]) -> str:
+    """Name the closest key beside a wrong one, or anywhere, if one is close."""
     import difflib  # noqa: PLC0415 - only on the way to an error
 
-    names = sorted(_all_keys(schema, set()))
-    close = difflib.get_close_matches(key, names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else "Delete it."
+    *folder, wrong = (key for key in keys if not key.isdecimal())
+    known = _all_paths(schema, (), ()) - {(*folder, wrong)}  # of another kind
+    beside = {path[-1] for path in known if path[:-1] == tuple(folder)}
+    if close := difflib.get_close_matches(wrong, sorted(beside), n=1):
+        return f"Did you mean {close[0]!r}?"
+    close = difflib.get_close_matches(wrong, sorted({path[-1] for path in known}), n=1)
+    if not close:
+        return "Delete it."
+
+    def nearness(path: tuple[str, ...]) -> tuple[int, int]:
+        return len({*path} & {*folder}), -len(path)
+
+    path = max((p for p in sorted(known) if p[-1] == close[0]), key=nearness)
+    return f"Did you mean {'.'.join(path)!r}?"
 
 
-def _all_keys(schema: type[BaseModel], seen: set[type[BaseModel]]) -> set[str]:
-    """Collect field names of a schema and the schemas inside it."""
-    if schema in seen:
+def _all_paths(
+    schema: type[BaseModel], folder: tuple[str, ...], above: tuple[type[BaseModel], ...]
+) -> set[tuple[str, ...]]:
+    """Collect where every field of a schema stands, and of the schemas inside it."""
+    if schema in above:
         return set()
-    seen.add(schema)
-    names = set(schema.model_fields)
-    for field in schema.model_fields.values():
+    paths = {(*folder, name) for name in schema.model_fields}
+    for name, field in schema.model_fields.items():
         for inner in _models_in(field.annotation):
-            names |= _all_keys(inner, seen)
-    return names
+            paths |= _all_paths(inner, (*folder, name), (*above, schema))
+    return paths
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

@@ -93,7 +93,10 @@ BROKEN = {
     "unknown model key": unknown("model.max_token", "'max_tokens'"),
     "unknown architecture key": unknown("model.source.num_layer"),
     "unknown pretraining key": unknown("model.pretraining.epoch", "'epochs'"),
-    "unknown privacy key": unknown("privacy.epsilon"),
+    "unknown privacy key": unknown("privacy.epsilon", "'target_epsilon'"),
+    "key of another place": unknown(
+        "physical_batch_size", "'performance.physical_batch_size'"
+    ),
     "unknown attack key": unknown("attack.members"),
     "unknown gate key": unknown("gate.max_epsilons", "'max_epsilon'"),
     "unknown registry key": unknown("registry.model_names", "'model_name'"),
@@ -402,6 +405,38 @@ def test_calibrate_with_a_broken_config_creates_nothing(
     case = BROKEN[name]
     outcome = run_cli("calibrate", write_config(broken(values, case.edit)))
     outcome.assert_refused(*case.says)
+
+
+def test_unknown_recipe_and_gate_are_told_with_every_other_problem(
+    values, write_config, run_cli
+):
+    edit = {"recipe": "jtf", "gate": "defualt", "privacy.target_epsilon": -1}
+    outcome = run_cli("train", write_config(broken(values, edit | {"stages": {}})))
+    outcome.assert_refused("3 problems", "'jtf'", "'defualt'", "target_epsilon")
+
+
+@pytest.mark.parametrize(
+    ("units", "says"),
+    [
+        (4123, "data.public_units must have at most two significant digits"),
+        ("many", "data.public_units must be a valid integer"),
+        ({"number": 41}, "data.public_units.noise_multiplier must be set"),
+    ],
+)
+def test_number_of_units_that_is_wrong_is_one_problem(
+    units, says, values, write_config, run_cli
+):
+    outcome = run_cli(
+        "train", write_config(broken(values, {"data.public_units": units}))
+    )
+    outcome.assert_refused("1 problem", says)
+    assert "valid dictionary" not in outcome.err
+
+
+def test_stage_that_is_wrong_is_not_called_missing(values, write_config, run_cli):
+    edit = {"stages.jft.private_finetune.epochs": 0}
+    outcome = run_cli("train", write_config(broken(values, edit)))
+    outcome.assert_refused("1 problem", "recipe.stages.1.epochs")
 
 
 def test_every_problem_is_told_at_once(values, write_config, run_cli):
