@@ -41,6 +41,7 @@ from infra.workspace import (
 
 _MOST_CHARACTERS = 5_000_000
 _MOST_PROBLEMS = 20
+_TEXT_FILES = {".txt", ".json", ".jsonl", ".csv", ".tsv", ".log", ".gz"}
 _OF_CONFIG = "config"
 
 
@@ -386,8 +387,14 @@ def _read_text(source: str) -> str:
     """Read a text as it is given, from a file, or from standard input.
 
     Raises:
-        ConfigError: it is empty, too long, or no UTF-8.
+        ConfigError: it is empty, too long, no UTF-8, or names a file that is not there.
     """
+    if _names_absent_file(source):
+        raise ConfigError.at(
+            "TEXT",
+            "must be a file that exists, got a path that leads nowhere.",
+            "If this is the text itself, give it on standard input: -",
+        )
     try:
         if source == "-":
             text = sys.stdin.buffer.read(_MOST_CHARACTERS * 4).decode("utf-8")
@@ -410,6 +417,20 @@ def _read_text(source: str) -> str:
 def _is_file(source: str) -> bool:
     try:
         return Path(source).is_file()
+    except (OSError, ValueError):  # a long text is no file name
+        return False
+
+
+def _names_absent_file(source: str) -> bool:
+    """Whether it reads as a path and leads nowhere: "0 spans" would clear that file."""
+    if any(sign.isspace() for sign in source) or "@" in source or "://" in source:
+        return False
+    path = Path(source)
+    try:
+        is_path = path.suffix.lower() in _TEXT_FILES or (
+            len(path.parts) > 1 and path.parent.is_dir()
+        )
+        return is_path and not path.exists()
     except (OSError, ValueError):  # a long text is no file name
         return False
 

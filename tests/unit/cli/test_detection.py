@@ -35,6 +35,19 @@ def test_detect_without_text_is_refused(text, run_cli):
     run_cli("detect", text).assert_refused("must hold some text")
 
 
+@pytest.mark.parametrize("words", [(), ("--json",), ("--redact", "mask")])
+def test_detect_refuses_a_path_that_leads_nowhere(words, run_cli, tmp_path):
+    for name in ("lettres.jsonl", tmp_path / "lettres"):
+        run_cli("detect", name, *words).assert_refused("file that exists", "input: -")
+
+
+@pytest.mark.parametrize(
+    "text", ["and/or", "ann.lee@example.org", "https://example.org/a.json", "Ann.Lee"]
+)
+def test_detect_takes_a_word_as_text(text, run_cli):
+    assert run_cli("detect", text).code == 0
+
+
 def test_detect_takes_markup_as_text(run_cli):
     outcome = run_cli("detect", "[bold]Ann Lee[/bold] said hi")
     assert "[bold]" in outcome.out
