@@ -69,7 +69,7 @@ def statement(*, started: bool) -> str:
         )
     if is_project_open():
         return (
-            "No budget was spent. What was recorded so far stays, and "
+            "No budget was spent. What was recorded so far stays; the cause mended, "
             f"{_completes[-1] if _completes else _AGAIN} completes it."
         )
     return "Nothing was created and no budget was spent."

@@ -38,7 +38,8 @@ The budget belongs to the data set, over all runs: scheduled ones, repeated ones
 of a sweep. A run holds its whole cost before it starts, pays for every block before its
 noise is drawn, and gives back the rest. Epsilons are composed, never added.
 
-Begin with `dptune budget grant <data set> --epsilon 8 --delta 1e-6`.
+Begin with `dptune budget grant <data set> --epsilon 9 --delta 1e-5`, which pays for one
+run of `own_text.yaml`: epsilon 8, and a spare block in case it is killed.
 """
 
 
@@ -228,7 +229,10 @@ def history(
     )
     with _find() or nullcontext() as store:
         runs = runs_on(store, data_set=data_set) if store else []
+        if data_set is not None and not runs:
+            _refuse_unknown(store, data_set)
     for held in runs:
+        drawn = held.spent.count(Notion.RECORD)
         table.add_row(
             held.id,
             held.data_set,
@@ -236,12 +240,26 @@ def history(
             f"{held.purpose} {held.sweep}".strip(),
             f"{held.num_units:,}",
             held.status,
-            str(held.spent.count(Notion.RECORD)),
-            str(held.committed.count(Notion.RECORD)),
+            str(drawn),
+            str(held.committed.count(Notion.RECORD) - drawn),
         )
     console = speaker()
     console.print(table)
     say_next(console, "dptune budget verify")
+
+
+def _refuse_unknown(store: "BudgetStore | None", data_set: str) -> None:
+    """Refuse a name that nothing was granted to or spent of: an empty table would lie.
+
+    Raises:
+        ConfigError: lists the names there are.
+    """
+    from dptune.accounting.store.summaries import budgets
+
+    known = [r.data_set for r in budgets(store, delta=_DELTA)] if store else []
+    if data_set not in known:
+        message = f"must be one of {', '.join(known) or 'none yet'}, got {data_set!r}."
+        raise ConfigError.at("data_set", message)
 
 
 def export(

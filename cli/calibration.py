@@ -1,6 +1,7 @@
 """The `calibrate` command: what a run costs, before it trains."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -9,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.printing import say_next, speaker
-from cli.runs import read_config, show_warnings, train_command
+from cli.runs import budget_place, read_config, show_warnings, train_command
 from dptune.config import TrainConfig
-from dptune.errors import ConfigError, Problem, ProblemsError
+from dptune.errors import BudgetExceededError, ConfigError, Problem, ProblemsError
 from dptune.reports import blocks
 from dptune.reports.blocks import Block, Chip, Page
 from dptune.reports.render import page_html
@@ -37,10 +38,12 @@ def show_calibration(
     folder's reports; with `as_json` it prints JSON and writes only what was asked for.
 
     Raises:
-        DptuneError: something cannot be used; nothing was written.
+        BudgetExceededError: the data set cannot pay for the run; after the tables,
+            which show what would cost less.
+        DptuneError: something cannot be used. Either way nothing was written.
     """
     with Console(stderr=True).status("checking text, model and budget") as status:
-        config, checked = _check(path, overrides, output)
+        config, checked, refusal = _check(path, overrides, output)
         found = calibration(
             checked.plan,
             config=config.name,
@@ -55,12 +58,15 @@ def show_calibration(
         page = _page(found)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
+    else:
+        _print_page(speaker(), page)
+    if refusal is not None:
+        raise refusal
+    if as_json:
         if output is not None:
             _write(output, found, page)
         return
-    console = speaker()
-    _print_page(console, page)
-    target = output or _default_output(found)
+    console, target = speaker(), output or _default_output(found)
     _write(target, found, page)
     console.print(f"report  {target}", soft_wrap=True)
     command = train_command(path, overrides)
@@ -89,20 +95,25 @@ def _attacks(config: TrainConfig, checked: Checked) -> tuple[AttackCost, ...]:
 
 def _check(
     path: Path, overrides: Sequence[str], output: Path | None
-) -> tuple[TrainConfig, Checked]:
+) -> tuple[TrainConfig, Checked, BudgetExceededError | None]:
     """Check the output, the configuration and the run; tell all problems at once."""
-    problems = _output_problems(output)
+    problems, refusal = _output_problems(output), None
     try:
         config = read_config(path, overrides)
         config, digest = with_review(config)
         with current_workspace().work() as folder:
-            checked = check_run(
+            check = partial(
+                check_run,
                 config,
                 data_root=data_root(),
                 access=llm_access(),
                 lists=read_lists(digest),
                 folder=folder,
             )
+            try:
+                checked = check(budget=budget_place())
+            except BudgetExceededError as error:  # the only problem there is
+                checked, refusal = check(), error
         show_warnings(checked)
     except ProblemsError as error:
         if not problems:
@@ -110,7 +121,7 @@ def _check(
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    return config, checked
+    return config, checked, refusal
 
 
 def _output_problems(output: Path | None) -> list[Problem]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cli.printing import say_next, speaker
 from infra.cluster.manifests import Manifest, find_objects, render_overlay
+from infra.workspace import REPOSITORY
 
 Overlay = Annotated[
     str,
@@ -102,5 +103,9 @@ def _render(overlay: str) -> list[Manifest]:
 
 
 def _shown(overlay: str) -> str:
-    """Write the folder of an overlay as a user would."""
-    return overlay if Path(overlay).is_dir() else f"infra/k8s/overlays/{overlay}"
+    """Write the folder of an overlay so that a command finds it from here."""
+    if Path(overlay).is_dir():
+        return overlay
+    folder = REPOSITORY / "infra" / "k8s" / "overlays" / overlay
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

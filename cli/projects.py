@@ -1,6 +1,7 @@
 """The commands `init`, `configs` and `invent`: what a project begins with."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -77,11 +78,13 @@ def init(
     console = speaker()
     console.print(f"project {folder.resolve()}", soft_wrap=True)
     console.print(f"{len(made)} files made, {kept} were there and stay as they are")
+    if folder.resolve() != Path.cwd():
+        say_next(console, f"cd {shlex.quote(str(folder))}")
     say_next(console, "dptune quickstart")
-    console.print(
-        "        cp configs/train/own_text.yaml configs/train/mine.yaml  (edit, train)",
-        style="dim",
-    )
+    start = Path("configs", "train", "own_text.yaml")
+    mine = start.with_name("mine.yaml")
+    if not (folder / mine).exists():  # it would overwrite what was edited
+        say_next(console, f"cp {start} {mine}  (edit, train)")
 
 
 def configs() -> None:

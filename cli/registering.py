@@ -63,7 +63,7 @@ def register_measured_model(
         version = response.steps["register_measured"].outputs["version"][0].load()
         decision = response.steps["gate"].outputs["decision"][0].load()
         print_decision(decision, title=f"{model_name} version {version.version}")
-        say_next(speaker(), *next_steps(model_name)[:2])
+        say_next(speaker(), *next_steps(model_name, policy=policy.name)[:2])
         if decision.outcome is not GateOutcome.PASS:
             raise GateFailedError(
                 f"version {version.version} of {model_name}: {decision.outcome}. The "

@@ -60,7 +60,7 @@ def train_and_report(
 
     cell = cell_of(run, label=config.recipe.title)
     model_name = config.registry.model_name
-    commands = next_steps(model_name)
+    commands = next_steps(model_name, policy=config.gate.name)
     report = ComparisonReport(
         name=f"{config.name}-{config.recipe.name}-v{cell.version}",
         title=f"{config.name}: {config.recipe.title}",
@@ -146,17 +146,25 @@ def print_tables(console: Console, report: "ComparisonReport") -> None:
         console.print(table)
 
 
-def next_steps(model_name: str) -> list[str]:
-    """List the commands that a user will want now."""
+def next_steps(model_name: str, *, policy: str | None = None) -> list[str]:
+    """List the commands that a user will want now.
+
+    Args:
+        model_name: that was registered.
+        policy: that decided; `default` is offered where it was another.
+    """
     start = Path("configs/train/own_text.yaml")
+    mine = start.with_name("mine.yaml")
+    stricter = f"dptune gate {model_name} --policy default  (decide again, stricter)"
+    copy = f"cp {start} {mine}  (edit, train)"
+    if not start.is_file():
+        copy = f"dptune init  (makes {start}, to copy, edit and train)"
     return [
         "dptune status  (champion, challengers, what was spent)",
-        f"dptune gate {model_name} --policy default  (decide again, stricter)",
+        *([] if policy == "default" else [stricter]),
         "dptune dashboard  (ZenML: every step, its artifacts and metadata)",
         "dptune mlflow  (MLflow: runs, models, epsilon as a metric)",
-        f"cp {start} {start.with_name('mine.yaml')}  (edit, train)"
-        if start.is_file()
-        else f"dptune init  (makes {start}, to copy, edit and train)",
+        *([] if mine.exists() else [copy]),  # it would overwrite what was edited
     ]
 
 
@@ -184,7 +192,8 @@ def run_quickstart(*, seed: int, retrain: bool) -> None:
     from dptune.reports.comparison import ComparisonReport
 
     cells = tuple(cell_of(run, label=run.config.recipe.title) for run in runs)
-    commands = next_steps(runs[-1].config.registry.model_name)
+    last = runs[-1].config
+    commands = next_steps(last.registry.model_name, policy=last.gate.name)
     report = ComparisonReport(
         name="quickstart" if seed == 0 else f"quickstart-seed-{seed}",
         title="One corpus, two recipes",

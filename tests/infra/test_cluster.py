@@ -2,6 +2,7 @@
 
 import copy
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from infra.cluster.schemas import VERSIONS, round_trip_problems, schema_problems
 from infra.cluster.secrets import SECRETS, secret_commands
 from infra.nodes.objects import node_objects
 from infra.nodes.settings import JOB, LAUNCHES
+from infra.workspace import REPOSITORY
 from tests.cluster.node_cluster import node_job
 from tests.infra.clusters import DIGEST, filled_overlay, find
 
@@ -636,6 +638,17 @@ def test_secrets_command_prints_commands_or_names_the_vault(cluster):
     assert "vault" in output
     assert "store-url" in output
     assert "dptune-postgres" not in output
+
+
+@pytest.mark.parametrize("is_clone", [True, False])
+def test_next_step_names_a_folder_that_is_there(
+    cluster, tmp_path, monkeypatch, is_clone
+):
+    monkeypatch.chdir(REPOSITORY if is_clone else tmp_path)
+    _, output = cluster("secrets", "production")
+    folder = output.split("kubectl apply -k ")[1]
+    assert (Path(folder) / "kustomization.yaml").is_file()
+    assert Path(folder).is_absolute() is not is_clone
 
 
 def test_render_command_prints_every_object(cluster):

@@ -325,9 +325,10 @@ def _refusal(claim: Claim, alone: Mapping[Notion, Tally]) -> str:
     return (
         f"data set {grant.data_set!r} must stay within epsilon {grant.epsilon:g}, "
         f"{grant.label}: {claim.before:.4g} is spent or reserved, {left:.4g} is left; "
-        f"this asks for {asked:.4g} by itself and would bring the worst cohort "
-        f"({claim.num_units:,} units) to {claim.after:.4g}. Ask for less, wait for "
-        "other runs to settle (`dptune budget show`), or have more granted."
+        f"this asks for {asked:.4g} by itself, with one spare block for a kill, and "
+        f"would bring the worst cohort ({claim.num_units:,} units) to "
+        f"{claim.after:.4g}. Ask for less (a smaller target, or smaller blocks), wait "
+        "for other runs to settle (`dptune budget show`), or have more granted."
     )
 
 

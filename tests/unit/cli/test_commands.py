@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli import main as entry
+from cli.training import next_steps
+from dptune.accounting.store.store import BudgetStore
 from dptune.errors import DataError, GateFailedError, Problem
+from tests.budgets import cost, grant, request
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = (
@@ -151,6 +155,74 @@ def test_calibrate_prints_json_and_nothing_else(values, write_config, run_cli):
     }
     assert len(found["what_if"]["by_batch"]["epsilon"]) >= 3
     assert not outcome.home.exists()
+
+
+def test_no_next_step_overwrites_a_configuration_that_was_edited(
+    run_cli, tmp_path, monkeypatch
+):
+    copy = "cp configs/train/own_text.yaml configs/train/mine.yaml"
+    monkeypatch.chdir(tmp_path)
+    made = run_cli("init", "a project")
+    assert "next cd 'a project'" in " ".join(made.out.split())
+    monkeypatch.chdir(tmp_path / "a project")
+    assert any(copy in step for step in next_steps("m"))
+    again = run_cli("init")
+    assert copy in again.out
+    assert "next cd" not in " ".join(again.out.split())
+    Path("configs/train/mine.yaml").write_text("name: mine\n")
+    assert not any(copy in step for step in next_steps("m"))
+    assert copy not in run_cli("init").out
+
+
+def test_next_step_calls_another_policy_stricter_and_not_the_same():
+    stricter = "dptune gate m --policy default  (decide again, stricter)"
+    assert stricter in next_steps("m", policy="selective")
+    assert stricter not in next_steps("m", policy="default")
+
+
+def test_history_says_what_is_held_beside_what_was_drawn(run_cli, store):
+    held = store.reserve(request(["a"], "first", cost(5), spare=cost(2)))
+    for drawn, left in ((0, 7), (3, 4)):
+        row = run_cli("budget", "history", "people").out
+        assert re.search(rf"open +│ {drawn} +│ {left} +│", row), row
+        store.spend(held.id, cost(3), stage="private", num_steps=3)
+    store.settle(held.id)
+    row = run_cli("budget", "history").out
+    assert re.search(r"settled +│ 6 +│ 0 +│", row), row
+
+
+def test_history_of_an_unknown_data_set_is_refused(run_cli, store):
+    store.grant(grant(8.0), reason="")
+    assert run_cli("budget", "history", "people").code == 0
+    outcome = run_cli("budget", "history", "poeple")
+    assert outcome.code == 2
+    assert "one of people, got 'poeple'" in outcome.err
+
+
+@pytest.fixture
+def store(tmp_path):
+    """The budget store of the project folder that `run_cli` works in."""
+    (tmp_path / "home").mkdir()
+    with BudgetStore.open(f"sqlite:///{tmp_path / 'home' / 'budget.db'}") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_calibrate_refuses_what_the_data_set_cannot_pay_for_after_its_tables(
+    options, values, write_config, run_cli
+):
+    values["budget"] = {"data_set": "letters"}
+    path, words = write_config(values), ("--notion", "selective", "--delta", "1e-4")
+    assert run_cli("budget", "grant", "letters", "--epsilon", "8", *words).code == 0
+    outcome = run_cli("calibrate", path, *options)
+    assert outcome.code == 2
+    assert "spare block" in outcome.err
+    assert "Nothing was created and no budget was spent." in outcome.err
+    assert ("what_if" if options else "What if the target were") in outcome.out
+    assert "next" not in outcome.out.splitlines()[-1]
+    assert not (outcome.home / "reports").exists()
+    assert run_cli("budget", "grant", "letters", "--epsilon", "20", *words).code == 0
+    assert run_cli("calibrate", path, *options).code == 0
 
 
 def test_calibrate_tells_a_wrong_output_with_all_other_problems(

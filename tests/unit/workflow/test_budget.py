@@ -1,20 +1,32 @@
 """A run is charged to its data set before its noise, block by block, and never less."""
 
+import re
+
 import pytest
 
+from dptune.accounting.accountants import epsilon
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
-from dptune.accounting.store.allowances import NON_PRIVATE, Cost
+from dptune.accounting.store.allowances import NON_PRIVATE, Cost, tally_event
 from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.summaries import history
+from dptune.configfile import load_train_config
 from dptune.data.building import build_corpus
 from dptune.data.source import JsonlSource
 from dptune.dpsgd import step as dpsgd_step
 from dptune.errors import BudgetExceededError
 from dptune.privacy import Notion, PrivacyUnit
-from dptune.workflow.budget import budget_cost, release_held, spender
+from dptune.workflow.budget import (
+    budget_cost,
+    planned_costs,
+    release_held,
+    spender,
+)
 from dptune.workflow.charging import stage_entry
+from dptune.workflow.planned_units import units_for
+from dptune.workflow.preflight import plan_for
 from dptune.workflow.train_stage import run_stage
+from infra.workspace import REPOSITORY
 
 from .conftest import KEY, PERFORMANCE, costs, run_plan, spent_steps, stage
 
@@ -48,6 +60,34 @@ def test_whole_plan_is_the_sum_of_its_blocks_and_one_block_is_spare(corpus):
 
 NOISY = (Notion.RECORD, Notion.SELECTIVE)
 LOCAL = Cost(tallies={Notion.LOCAL: {NON_PRIVATE: 1}})
+
+
+GRANTED = re.compile(r"budget grant \S+(?: set>)? --epsilon (\S+) --delta ([\w.-]+\w)")
+
+
+@pytest.mark.parametrize("place", ["docs/BUDGET.md", "cli/budget.py"])
+def test_grant_that_is_printed_pays_for_the_configuration_to_copy(place, corpus):
+    text = (REPOSITORY / place).read_text(encoding="utf-8")
+    granted, delta = map(float, GRANTED.search(text).groups())
+    asked = asked_by_own_text(corpus, delta=delta)
+    assert 8 < asked <= granted
+    assert f"asks for {asked:.1f}:" in (REPOSITORY / "docs" / "BUDGET.md").read_text()
+
+
+def asked_by_own_text(corpus, *, delta):
+    """What the first run of own_text.yaml asks of a grant at this delta."""
+    configs = REPOSITORY / "configs"
+    config = load_train_config(configs / "train" / "own_text.yaml", configs=configs)
+    units = units_for(config.data, config.canaries, corpus.report)
+    planned, spare = planned_costs(
+        plan_for(config.recipe, config.privacy, units=units),
+        corpus.report,
+        redaction=config.redaction.name,
+        block_size=config.performance.block_size,
+        seeded=False,
+    )
+    event = tally_event(planned.plus(spare).tally(Notion.RECORD))
+    return epsilon(event, delta=delta, relation=config.privacy.relation)
 
 
 def test_stage_without_noise_is_infinite_once(corpus):
