@@ -7,6 +7,7 @@ from zenml import pipeline
 from zenml.config.schedule import Schedule
 
 from dptune.config import TrainConfig
+from dptune.models.source import reads_files
 from dptune.recipes import View
 from materializers import failures
 from steps._alerting import alert_failure
@@ -111,7 +112,7 @@ def train_and_attack(
         seed=run.seed,
         retrain=retrain,
     )
-    base = prepare_model(
+    base = prepare_model.with_options(enable_cache=not reads_files(run.model.source))(
         model=run.model,
         performance=run.performance,
         canaries=run.canaries,

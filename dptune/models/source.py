@@ -167,6 +167,16 @@ ModelSource = Annotated[
 """Tagged union on `kind`: `hub`, `path`, `package` or `architecture`."""
 
 
+def reads_files(source: ModelSource) -> bool:
+    """Whether a model follows from files that may change under the same name."""
+    if isinstance(source, ArchitectureSource):
+        tokenizer = source.tokenizer
+        if isinstance(tokenizer, TrainedTokenizer):
+            return bool(tokenizer.public_text)
+        return isinstance(tokenizer, PathSource)
+    return isinstance(source, PathSource | PackageSource)
+
+
 class Base(Settings):
     """How the weights of a base model are held under adapters, which are float32.
 

@@ -17,12 +17,19 @@ from dptune.errors import ConfigError, Problem
 from dptune.models.build import build_gpt2
 from dptune.models.digest import model_digest
 from dptune.models.encode import encode_corpus
-from dptune.models.loading import LoadedModel, load_model, load_source, save_model
+from dptune.models.loading import (
+    LoadedModel,
+    folder_of,
+    load_model,
+    load_source,
+    save_model,
+)
 from dptune.models.source import (
     ArchitectureSource,
     ModelBundle,
     ModelSource,
     TrainedTokenizer,
+    reads_files,
 )
 from dptune.models.tokenizer import train_tokenizer
 from dptune.models.tokens import add_new_tokens
@@ -106,11 +113,14 @@ def load_base(
     Args:
         source: where the weights come from.
         data_root: folder that relative paths start from.
-        folder: where the bundle is kept; an existing one is used again.
+        folder: where the bundle is kept; an existing one is used again, if it was made
+            of the same files.
         class_names: what a classifier tells apart; none for a language model.
     """
     known: object = source.model_dump(mode="json")
-    target = folder / f"base-{_key([known, *class_names] if class_names else known)}"
+    found = _files_digest(source, data_root=data_root)
+    more = [*class_names, *([found] if found else [])]
+    target = folder / f"base-{_key([known, *more] if more else known)}"
     if not target.is_dir():
         loaded = load_source(
             source, data_root=data_root, class_names=class_names, dtype=None
@@ -154,6 +164,8 @@ def pretrain(
         "numbers": [max_tokens, settings.epochs, settings.batch_size],
         "learning_rate": settings.learning_rate,
     }
+    if found := _files_digest(source, data_root=data_root):
+        recipe["files"] = found
     target = folder / f"pretrained-{_key(recipe)}"
     if target.is_dir():
         return ModelBundle(path=target, digest=model_digest(target))
@@ -222,6 +234,32 @@ def _store(loaded: LoadedModel, target: Path) -> None:
     half.parent.mkdir(parents=True, exist_ok=True)
     save_model(loaded.model, loaded.tokenizer, half)
     half.rename(target)
+
+
+def _files_digest(source: ModelSource, *, data_root: Path | None) -> str:
+    """Hash the files that a model follows from by their names; "" if there are none.
+
+    Another model may be saved under the name of the first.
+    """
+    if not reads_files(source):
+        return ""
+    digest = hashlib.sha256()
+    for file in _files(source, data_root=data_root):
+        digest.update(f"{file.name}\n".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _files(source: ModelSource, *, data_root: Path | None) -> list[Path]:
+    """List the files that a model, or its tokenizer, is read from."""
+    if isinstance(source, ArchitectureSource):
+        tokenizer = source.tokenizer
+        if not isinstance(tokenizer, TrainedTokenizer):
+            return _files(tokenizer, data_root=data_root)
+        return [(data_root or Path()) / name for name in tokenizer.public_text]
+    folder = folder_of(source, data_root=data_root)
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def _key(values: object) -> str:

@@ -1,0 +1,98 @@
+"""A base model is made once, and again if what it is made of has changed."""
+
+import shutil
+
+import pytest
+
+from dptune.config import ModelSettings, PerformanceSettings
+from dptune.models.build import build_gpt2
+from dptune.models.loading import save_model
+from dptune.models.source import reads_files
+from dptune.models.tokenizer import train_tokenizer
+from dptune.workflow.prepare_model import prepare_base
+
+TINY = {"num_layers": 1, "num_heads": 1, "hidden_size": 8, "max_tokens": 16}
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Save a tiny model, or its tokenizer, under one name; the last one stays."""
+    tokenizer = train_tokenizer(["some words of a text"] * 9, vocab_size=260)
+
+    def write(seed):
+        shutil.rmtree(tmp_path / "mine", ignore_errors=True)
+        model = build_gpt2(tokenizer, **TINY, seed=seed)
+        save_model(model, tokenizer, tmp_path / "mine")
+
+    return write
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Prepare the base model of a source, as a run does."""
+
+    def prepare(source):
+        return prepare_base(
+            ModelSettings.model_validate({"source": source, "max_tokens": 16}),
+            PerformanceSettings(device="cpu"),
+            data_root=tmp_path,
+            folder=tmp_path / "cache",
+        )
+
+    return prepare
+
+
+BY_PATH = {"kind": "path", "path": "mine"}
+
+
+def test_model_that_was_replaced_under_its_name_is_read_again(save, prepared):
+    digests = []
+    for seed in (0, 1, 0):
+        save(seed)
+        digests.append(prepared(BY_PATH).digest)
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_model_that_stays_is_loaded_once(save, prepared, tmp_path):
+    save(0)
+    places = {prepared(BY_PATH).path for _ in range(2)}
+    assert [path.name for path in places] == [
+        path.name for path in (tmp_path / "cache").iterdir()
+    ]
+
+
+def test_text_of_a_tokenizer_that_was_edited_is_read_again(prepared, tmp_path):
+    source = {
+        "kind": "architecture",
+        **TINY,
+        "vocab_size": 270,
+        "tokenizer": {"kind": "trained", "public_text": ["words.txt"]},
+    }
+    digests = set()
+    for words in ("the cat sat there", "no dog ran home"):
+        (tmp_path / "words.txt").write_text(f"{words}\n" * 50)
+        digests.add(prepared(source).digest)
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        (BY_PATH, True),
+        ({"kind": "package", "package": "a_model"}, True),
+        ({"kind": "hub", "id": "openai-community/gpt2"}, False),
+        ({"kind": "architecture", **TINY, "tokenizer": BY_PATH}, True),
+        (
+            {
+                "kind": "architecture",
+                **TINY,
+                "vocab_size": 270,
+                "tokenizer": {"kind": "trained"},
+            },
+            False,
+        ),
+    ],
+)
+def test_step_is_answered_from_the_cache_only_where_no_file_decides(source, reads):
+    settings = ModelSettings.model_validate({"source": source, "max_tokens": 16})
+    assert reads_files(settings.source) is reads
