@@ -7,6 +7,7 @@ from zenml import pipeline
 from zenml.config.schedule import Schedule
 
 from dptune.config import TrainConfig
+from dptune.detection.recognizer import OWN_RECOGNIZERS
 from dptune.models.source import reads_files
 from dptune.recipes import View
 from materializers import failures
@@ -188,7 +189,8 @@ def _detected(
 ) -> tuple[Any, Any]:
     """Wire detection, in parts where the profile asks for them, and its report."""
     planted, canaries = artifacts
-    asks = "llm" in run.detection.recognizers  # another run asks about what failed
+    # Another run asks about what failed, and other packages and models may change.
+    asks = not {*run.detection.recognizers} <= OWN_RECOGNIZERS
     names = _shards(run)
     shards = [
         detect_shard.with_options(enable_cache=not asks)(

@@ -15,6 +15,12 @@ from zenml.config.cache_policy import CachePolicy
 import dptune
 from infra.workspace import REPOSITORY
 
+_DECIDES = {
+    *(".py", ".json", ".toml", ".gz", ".safetensors"),
+    *(".j2", ".css", ".js"),
+}
+"""Code, rules, words and weights that answers follow from, and pages."""
+
 
 @cache
 def library_digest() -> str:
@@ -27,8 +33,7 @@ def library_digest() -> str:
     for folder in (library, REPOSITORY / "steps", REPOSITORY / "materializers"):
         for file in sorted(folder.rglob("*")):
             name = file.relative_to(folder.parent)
-            is_source = file.suffix in {".py", ".json", ".j2", ".css"}
-            if is_source and "_application" not in name.parts:
+            if file.suffix in _DECIDES and "_application" not in name.parts:
                 digest.update(str(name).encode())
                 digest.update(file.read_bytes())
     return digest.hexdigest()

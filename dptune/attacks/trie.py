@@ -14,6 +14,7 @@ every node is scored.
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -186,9 +187,10 @@ def load_or_build(
     key = trie_key(spec, tokenizer, bos=bos)
     path = folder / f"trie-{key}.safetensors"
     if path.exists():
-        trie = CandidateTrie.load(path)
-        if trie.key == key:
-            return trie
+        with suppress(ArtifactError):  # a damaged one is built anew
+            trie = CandidateTrie.load(path)
+            if trie.key == key:
+                return trie
     trie = CandidateTrie.build(spec, tokenizer, bos=bos)
     trie.save(path)
     return trie

@@ -74,6 +74,8 @@ STRUCTURED_TYPES = frozenset(
 )
 """Personal data with a form of its own. It counts in every tier."""
 
+OWN_RECOGNIZERS = frozenset({"patterns", "lexicon", "tagger", "languages"})
+"""Those that change with this library alone, and with no other package or model."""
 DEFAULT_RECOGNIZERS = ("patterns", "tagger", "languages")
 """What reads a text where a configuration does not say. This is the only such list."""
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -123,7 +124,8 @@ def once(
     digest = hashlib.sha256("\n".join(of).encode()).hexdigest()[:24]
     file = cache / f"{kind}-{digest}.json"
     if file.is_file():
-        return json.loads(file.read_text(encoding="utf-8"))
+        with suppress(ValueError):  # a damaged one is measured anew
+            return json.loads(file.read_text(encoding="utf-8"))
     found = measure()
     with replacing(file) as half:
         half.write_text(json.dumps(found), encoding="utf-8")

@@ -97,6 +97,18 @@ def test_load_or_build_reads_what_it_left(digit_tokenizer, tmp_path, monkeypatch
     assert again.key == first.key
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_load_or_build_builds_a_damaged_trie_anew(digit_tokenizer, tmp_path, share):
+    spec = spec_of(length=2)
+    first = load_or_build(spec, digit_tokenizer, bos=0, folder=tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    again = load_or_build(spec, digit_tokenizer, bos=0, folder=tmp_path)
+    assert again.key == first.key
+    assert CandidateTrie.load(file).key == first.key
+
+
 @pytest.mark.parametrize("content", [None, b"no trie"])
 def test_trie_load_of_another_file_raises(content, tmp_path):
     path = tmp_path / "x.safetensors"
