@@ -35,8 +35,6 @@ _KINDS = ("PERSON", "GPE", "UNKNOWN")
 _LONGEST_LABEL = 5
 _MAY_BE_NAME = w.PLACE | w.PROPER_ONLY
 """Without these, a word that English knows is no name unless it has a capital."""
-_NAMES_TOO = w.word_set("will may")
-"""Auxiliaries that are given names as well, where a capital or the text says so."""
 _DETERMINERS = w.word_set("the a an my your his her our their this that there")
 _NO_LABEL = w.PROPER_ONLY | w.PROPER_TOO | w.GIVEN_NAME | w.PLACE | w.TITLE
 
@@ -293,7 +291,7 @@ def _mark_auxiliaries(text: str, words: list[Word]) -> None:
     found = [
         (position, word)
         for position, word in enumerate(words)
-        if word.lower in _NAMES_TOO and word.capital and not word.shout
+        if word.lower in w.NAMES_TOO and word.capital and not word.shout
     ]
     named = {word.lower for _, word in found if word.confidence >= INTRODUCED}
     for position, word in found:
@@ -342,7 +340,7 @@ def _mark_person(text: str, words: list[Word], *, is_certain: bool) -> None:
     """Mark consecutive words; words that are no name by form only if it is certain."""
     for word in words:
         is_closed = word.reading & w.CLOSED and word.confidence < INTRODUCED
-        if is_certain and word is words[0] and word.lower in _NAMES_TOO:
+        if is_certain and word is words[0] and word.lower in w.NAMES_TOO:
             is_closed = text[word.end : word.end + 4].lower() in (" be ", " not")
         if is_closed or not (is_certain or word.entity_type):
             return

@@ -231,6 +231,8 @@ def read_tagger(data: bytes) -> Tagger:
 
 _BATCH = 64
 _PART = re.compile(r"[A-Z][a-z]+|[A-Z]+(?![a-z])|[a-z]+")
+_INITIAL = re.compile(r"(?<!\w)[^\W\d_a-z]\. $")
+_AFTER_INITIAL = re.compile(r"\. (?:[^\W\d_a-z]\. ){0,2}([^\W\d_a-z][^\W\d_]{1,30})")
 _NAMES = w.GIVEN_NAME | w.PERSONAL
 _KINDS = {"PERSON": "PERSON", "PLACE": "GPE", "ORG": "ORG", "NORP": "NORP"}
 
@@ -328,14 +330,15 @@ def _whole_names(
 ) -> list[int]:
     """Return the doubted words that stand in no run of capitals that is a name.
 
-    A name is not halved: one word that the network sees, or one that names a company's
-    kind, keeps the run.
+    A name is not halved: one word that the network sees or a given name that it does
+    not doubt keeps the run, and so does one that names a company's kind.
     """
     taken: list[int] = []
     left = set(doubted)
     for run in _runs(text, words, doubted):
         is_company = any(words[n].reading & w.ORGANIZATION for n in run)
-        if seen.isdisjoint(run) and (len(run) == 1 or not is_company):
+        is_given = any(words[n].reading & _NAMES and n not in left for n in run)
+        if seen.isdisjoint(run) and not (is_given or (len(run) > 1 and is_company)):
             taken += left.intersection(run)
     return taken
 
@@ -390,10 +393,20 @@ def _is_certain(text: str, words: Sequence[Word], position: int) -> bool:
     ):
         return True
     before = words[position - 1].lower if position else ""
-    if word.capital and before in PARTICLES:
+    if word.capital and (before in PARTICLES or _has_initial(text, word)):
         return True
     parts = _PART.findall(text, word.start, word.end)
     return len(parts) > 1 and any(w.reading_of(p.lower()) & _NAMES for p in parts)
+
+
+def _has_initial(text: str, word: Word) -> bool:
+    """Tell whether an initial and a word that English does not know are one name."""
+    if len(word.lower) == 1:
+        after = _AFTER_INITIAL.match(text, word.end)
+        return after is not None and not w.reading_of(after[1].lower()) & w.LEXICAL
+    if word.reading & w.LEXICAL:
+        return False
+    return _INITIAL.search(text, max(0, word.start - 6), word.start) is not None
 
 
 def _limit_to_add(word: Word) -> str:

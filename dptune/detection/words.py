@@ -110,6 +110,10 @@ def word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
+NAMES_TOO = word_set("will may")
+"""Auxiliaries that are given names as well, where a capital or the text says so."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lexicon:
     """Readings of lower-cased forms, and a digest of the tables."""

@@ -145,7 +145,7 @@ def _may_be_full_name(piece: str) -> bool:
     """Tell whether a value is two or three words that are no grammar."""
     words = piece.lower().split()
     is_name = NAME_LIKE.fullmatch(piece) is not None and 1 < len(words) < MOST_WORDS
-    return is_name and not any(w.reading_of(word) & NEVER for word in words)
+    return is_name and not any(map(_is_grammar, words))
 
 
 def may_be_words(piece: str) -> bool:
@@ -161,6 +161,11 @@ NAMES = w.GIVEN_NAME | w.PERSONAL
 NEVER = w.CLOSED | w.AUXILIARY
 
 
+def _is_grammar(word: str) -> bool:
+    """Tell whether a lower-case word is none of a name."""
+    return bool(w.reading_of(word) & NEVER) and word not in w.NAMES_TOO
+
+
 def looks_like_name(piece: str) -> bool:
     """Tell whether a value looks like the name of a person, in any case.
 
@@ -170,12 +175,16 @@ def looks_like_name(piece: str) -> bool:
     if not NAME_LIKE.fullmatch(piece):
         return False
     words = WORD.findall(piece)
-    readings = [w.reading_of(word.lower().rstrip(".")) for word in words]
-    if any(r & NEVER and not r & (NAMES | w.CONNECTOR) for r in readings):
+    lowered = [word.lower().rstrip(".") for word in words]
+    readings = [w.reading_of(word) for word in lowered]
+    if any(
+        _is_grammar(word) and not r & (NAMES | w.CONNECTOR)
+        for word, r in zip(lowered, readings, strict=True)
+    ):
         return False
     if len(words) > 1 and all(word[0].isupper() for word in words):
         return True
-    has_name = any(r & NAMES for r in readings)
+    has_name = any(r & NAMES for r in readings) or lowered[0] in w.NAMES_TOO
     if len(words) == 1:
         return has_name
     unknown = sum(not r & w.LEXICAL for r in readings)

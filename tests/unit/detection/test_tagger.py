@@ -305,3 +305,22 @@ def test_no_texts_give_no_spans():
 def test_speakers_stay(speaker):
     text = f"{speaker}: it does not fit\n{speaker}: ok"
     assert TaggerRecognizer(tier=Tier.LOW_ENTITY).recognize([text]) == [[]]
+
+
+INITIALS = "**J. P. Hallstrom**"
+
+
+def test_initials_and_the_word_behind_them_stay_one_name():
+    assert covered_words(INITIALS) == {"J", "P", "Hallstrom"}
+
+
+def test_twin_without_initials_halves_the_name(monkeypatch):
+    monkeypatch.setattr(tagger, "_has_initial", lambda _text, _word: False)
+    assert covered_words(INITIALS) < {"J", "P", "Hallstrom"}
+
+
+def covered_words(text):
+    """Return the words of a text that the recognizer marks."""
+    spans = TaggerRecognizer(tier=Tier.LOW_ENTITY).recognize([text])[0]
+    marked = " ".join(text[span.start : span.end] for span in spans)
+    return set(marked.replace(".", " ").split())
