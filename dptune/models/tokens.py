@@ -1,6 +1,7 @@
 """Give a model tokens of its own: the mask of everything redacted, and canaries'."""
 
 import json
+from collections.abc import Mapping, Sequence
 
 import torch
 from peft import PeftModel
@@ -35,7 +36,8 @@ def add_mask_token(
         tokenizer: its tokenizer.
 
     Raises:
-        ModelError: the model has adapters already; add the token before them.
+        ModelError: the model has adapters already; add the token before them. Or the
+            tokenizer's numbers have gaps.
     """
     if isinstance(model, PeftModel):
         raise ModelError(
@@ -57,6 +59,7 @@ def _vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
 
 def _register(tokenizer: PreTrainedTokenizerFast) -> int:
     """Name the mask token in the tokenizer and return its id."""
+    known = tokenizer.get_vocab()
     if tokenizer.mask_token_id is None:
         token = AddedToken(
             MASK,
@@ -69,7 +72,23 @@ def _register(tokenizer: PreTrainedTokenizerFast) -> int:
     mask_id = tokenizer.mask_token_id
     if not isinstance(mask_id, int):
         raise ModelError("the tokenizer took no mask token. Use a fast tokenizer.")
+    if MASK not in known and tokenizer.mask_token == MASK:
+        _refuse_shared([mask_id], known)
     return mask_id
+
+
+def _refuse_shared(added: Sequence[int], known: Mapping[str, int]) -> None:
+    """Refuse new tokens that do not follow all known ones: two might have one number.
+
+    Tokenizers number a new token by how many there are, whatever numbers are taken.
+    """
+    first = max(known.values()) + 1
+    if sorted(added) != list(range(first, first + len(added))):
+        raise ModelError(
+            f"the tokenizer must number its tokens without gaps, got {len(known)} "
+            f"tokens with numbers up to {first - 1}: a new one would take the number "
+            "of another. Renumber its vocabulary, or use another model."
+        )
 
 
 def _prepends_space(tokenizer: PreTrainedTokenizerFast) -> bool:
@@ -116,18 +135,24 @@ def add_new_tokens(
         tokenizer: its tokenizer.
         texts: characters that no vocabulary entry has, such as private-use ones.
         seed: public; of the new rows.
+
+    Raises:
+        ModelError: the tokenizer's numbers have gaps.
     """
-    before = max(tokenizer.get_vocab().values()) + 1
+    known = tokenizer.get_vocab()
+    before = max(known.values()) + 1
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in texts])
+    numbers = tokenizer.get_vocab()
+    _refuse_shared([numbers[t] for t in set(texts) - known.keys()], known)
     after = max(tokenizer.get_vocab().values()) + 1
     rows = input_weight(model).shape[0]
     if after > rows:
         with seeded(0):
             model.resize_token_embeddings(after, mean_resizing=False)
     generator = torch.Generator().manual_seed(seed)
-    known = min(before, rows)
+    first = min(before, rows)
     for parameter in (input_weight(model), *output_parameters(model)):
-        _draw_rows(parameter, num_known=known, last=after, generator=generator)
+        _draw_rows(parameter, num_known=first, last=after, generator=generator)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 from dptune.errors import ModelError
 from dptune.models.build import add_lora
 from dptune.models.loading import load_model, load_tokenizer, save_model
-from dptune.models.tokens import add_mask_token
+from dptune.models.tokens import add_mask_token, add_new_tokens
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -137,3 +137,25 @@ def test_mask_after_lora_is_refused(make_gpt2, tokenizer):
     adapted = add_lora(make_gpt2(), rank=2, alpha=4)
     with pytest.raises(ModelError, match="before LoRA"):
         add_mask_token(adapted, tokenizer)
+
+
+def with_a_gap(last):
+    vocabulary = {"a": 0, "b": 1, "[U]": 2, "c": last}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[U]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[U]")
+
+
+@pytest.mark.parametrize("last", [4, 5], ids=["taken", "free"])
+def test_new_tokens_of_a_vocabulary_with_gaps_are_refused(make_gpt2, last):
+    with pytest.raises(ModelError, match="number its tokens without gaps, got 4"):
+        add_mask_token(make_gpt2(), with_a_gap(last))
+    with pytest.raises(ModelError, match="number its tokens without gaps"):
+        add_new_tokens(make_gpt2(), with_a_gap(last), "\ue000\ue001")
+
+
+def test_mask_takes_the_number_of_a_word_where_there_is_a_gap():
+    """What is refused: the word would be read as a mask."""
+    tokenizer = with_a_gap(4)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    assert tokenizer("a c <mask>")["input_ids"] == [0, 4, 4]
