@@ -117,8 +117,8 @@ def score_candidates(
     """Score every candidate of the trie, or some of them, exactly, in fp32.
 
     Args:
-        model: any causal language model of transformers with a key-value cache, with or
-            without LoRA, its weights in float32.
+        model: any causal language model of transformers, with or without LoRA, its
+            weights in float32; slower without a key-value cache.
         trie: candidates tokenized for this model's tokenizer.
         only: candidates that are scored; None for all.
         below: with `only`, all that have a smaller loss than this are scored too.
@@ -132,7 +132,7 @@ def score_candidates(
         asked for, but for some.
 
     Raises:
-        ModelError: the weights are not float32, the model has no key-value cache, the
+        ModelError: the weights are not float32, the model is not causal, the
             tokenizer has more tokens than the model, or a score is NaN.
 
     Privacy:

@@ -16,6 +16,8 @@ from dptune.errors import ModelError
 
 _MAX_LOGITS = 1 << 25
 _ASSUMED_VOCABULARY = 50_257
+_SAME = 1e-3
+_SAME_IN_HALF = 5e-2
 
 
 KeyValues = list[tuple[Tensor, Tensor]]
@@ -69,8 +71,11 @@ def next_logits(
 ) -> tuple[Tensor, KeyValues]:
     """Logits behind the last token, and keys and values of all tokens so far.
 
+    Where a model has none, or they do not lead to the logits of a fresh pass, all that
+    is held are the tokens, and every call is such a pass: exact, and slower.
+
     Args:
-        model: any causal language model with a key-value cache.
+        model: any causal language model.
         tokens: `(batch, tokens)` that follow what `key_values` holds.
         key_values: of each layer, `(batch, ...)`; empty for a fresh start.
         past: tokens that `key_values` holds.
@@ -79,21 +84,85 @@ def next_logits(
             they are the same rows.
 
     Raises:
-        ModelError: the architecture keeps no keys and values.
+        ModelError: what follows a token changes its logits.
     """
+    tokens = tokens.to(device)
+    is_held = bool(key_values) and key_values[0][0].is_floating_point()
+    if is_held or (not key_values and _leads_to_the_same(model, tokens[:1])):
+        return _continued(model, tokens, key_values, past=past, rows=rows)
+    if key_values:
+        before = key_values[0][0][:, 0, :, 0]
+        before = before if rows is None else before.index_select(0, rows)
+        tokens = torch.cat([before, tokens], dim=1)
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    row = tokens.shape[1] * (vocabulary or _ASSUMED_VOCABULARY)
+    parts = tokens.split(max(1, _MAX_LOGITS // row))
+    logits = torch.cat([_fresh(model, part)[:, -1] for part in parts])
+    held = tokens[:, None, :, None]
+    return logits, [(held, held)]
+
+
+def _fresh(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Logits of a pass over whole rows, as in training."""
+    mask = torch.ones_like(tokens)
+    output = model(input_ids=tokens, attention_mask=mask, use_cache=False)
+    logits: Tensor = output.logits.float()
+    return logits
+
+
+def _continued(
+    model: nn.Module,
+    tokens: Tensor,
+    key_values: KeyValues,
+    *,
+    past: int,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, KeyValues]:
+    """Logits behind tokens that follow keys and values."""
     cache, (num, length) = DynamicCache(), tokens.shape
     cache.layers.extend(
         _Held(_with_room(key, rows, length), _with_room(value, rows, length), held=past)
         for key, value in key_values
     )
-    positions = torch.arange(past, past + length, device=device)
+    positions = torch.arange(past, past + length, device=tokens.device)
     output = model(
-        input_ids=tokens.to(device),
+        input_ids=tokens,
         position_ids=positions.expand(num, length),
         past_key_values=cache,
         use_cache=True,
     )
     return output.logits[:, -1].float(), _layers(output.past_key_values)
+
+
+def _leads_to_the_same(model: nn.Module, context: Tensor) -> bool:
+    """Whether keys and values of a context, `(1, tokens)`, lead to a pass's logits.
+
+    Raises:
+        ModelError: what follows a token changes its logits.
+    """
+    length = max(4, context.shape[1])
+    tokens = context.repeat(1, 4)[:, :length]
+    half = length // 2
+    whole = _fresh(model, tokens)[0]
+    exact = all(p.dtype.itemsize >= 4 for p in model.parameters())
+    allowed = (_SAME if exact else _SAME_IN_HALF) * float(whole.abs().max())
+
+    def is_same(found: Tensor, place: int) -> bool:
+        return not float((found[0] - whole[place]).abs().max()) > allowed  # NaN: later
+
+    if not is_same(_fresh(model, tokens[:, :half])[:, -1], half - 1):
+        raise ModelError(
+            "the model must be causal to say what comes next, but what follows a token "
+            "changes its logits. Use a language model, not an encoder."
+        )
+    try:
+        _, held = _continued(model, tokens[:, :half], [], past=0)
+        logits, _ = _continued(model, tokens[:, half:], held, past=half)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - code of models can raise anything
+        return False
+    return is_same(logits, -1)
 
 
 class _Held(DynamicLayer):
@@ -138,13 +207,10 @@ def _with_room(past: Tensor, rows: Tensor | None, length: int) -> Tensor:
 
 
 def _layers(cache: object) -> KeyValues:
-    """Keys and values of every layer."""
+    """Keys and values of every layer, if all have them."""
     layers = getattr(cache, "layers", None)
     if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
-        raise ModelError(
-            "model must keep keys and values of every layer, which this architecture "
-            "does not. Exact exposure needs a transformer with a key-value cache."
-        )
+        raise ModelError("not every layer keeps keys and values.")
     return [(layer.keys, layer.values) for layer in layers]
 
 
@@ -240,7 +306,7 @@ def sample_continuations(
     """Draw continuations of one context.
 
     Args:
-        model: a causal language model with a key-value cache.
+        model: a causal language model.
         context: at least one token.
         count: how many to draw.
         max_new_tokens: longest continuation.
@@ -326,11 +392,9 @@ def ending_log_probs(
         for rows, tokens, mask in padded_batches(
             model, sequences, batch_size, on_progress
         ):
-            positions = torch.arange(tokens.shape[1], device=target)
             logits = model(
                 input_ids=tokens.to(target),
                 attention_mask=mask.to(target),
-                position_ids=positions.expand(*tokens.shape),
                 use_cache=False,
             ).logits
             for place_in_batch, row in enumerate(rows):

@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer
 
 from dptune.attacks import exposure as module
+from dptune.attacks import inference
 from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.attacks.candidates import encode_secrets, plain_tokenizer
 from dptune.attacks.exposure import (
@@ -265,12 +266,16 @@ def test_scores_broken_position_ids_twin_is_caught(
     expected = brute_force(model, spec, digit_tokenizer, bos=0)
     forward = model.forward
 
-    def shifted(*, position_ids, **arguments):
-        past = arguments["past_key_values"].get_seq_length()
-        position_ids = position_ids if past == 0 else torch.zeros_like(position_ids)
+    def shifted(*, position_ids=None, **arguments):
+        cache = arguments.get("past_key_values")
+        if cache is not None and cache.get_seq_length() > 0:
+            position_ids = torch.zeros_like(position_ids)
         return forward(position_ids=position_ids, **arguments)
 
     monkeypatch.setattr(model, "forward", shifted)
+    found = score_candidates(model, trie).nll  # by passes over all tokens
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    monkeypatch.setattr(inference, "_leads_to_the_same", lambda *_: True)
     found = score_candidates(model, trie).nll
     assert np.abs(found - expected).max() > 1e-3
 

@@ -1,0 +1,131 @@
+"""What comes next, token by token, is what a pass over all tokens says."""
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RobertaConfig,
+    RobertaForCausalLM,
+)
+
+from dptune.attacks import inference
+from dptune.attacks.inference import Decoding, ending_log_probs, next_logits
+from dptune.errors import ModelError
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 40,
+}
+
+
+def mamba():
+    sizes = {"vocab_size": 40, "hidden_size": 16, "state_size": 4}
+    return MambaForCausalLM(MambaConfig(**sizes, num_hidden_layers=2))
+
+
+def openai_gpt():
+    sizes = {"n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    return OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=40, **sizes))
+
+
+def hybrid():
+    mixer = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8}
+    config = FalconH1Config(
+        **SIZES, **mixer, mamba_n_groups=1, mamba_d_state=4, num_key_value_heads=2
+    )
+    return FalconH1ForCausalLM(config)
+
+
+def roberta():
+    return RobertaForCausalLM(RobertaConfig(**SIZES, is_decoder=True))
+
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+def encoder():
+    return BertLMHeadModel(BertConfig(**SIZES))
+
+
+MODELS = {f.__name__: f for f in (mamba, openai_gpt, hybrid, roberta, llama)}
+
+
+def made(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = (MODELS | {"encoder": encoder})[name]()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3)
+    return model.eval()
+
+
+def rows():
+    tokens = torch.randint(3, 40, (1, 16), generator=torch.Generator().manual_seed(1))
+    tokens = tokens.repeat(3, 1)
+    tokens[1, 8:], tokens[2, 8:] = 7, tokens[2, 8:].flip(0)
+    return tokens
+
+
+@torch.no_grad()
+def apart(model):
+    """How far logits token by token are from those of whole rows."""
+    tokens = rows()
+    whole = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
+    found, held = next_logits(model, tokens[:1, :8], [], past=0, device=CPU)
+    worst = float((found - whole[:1, 7]).abs().max())
+    for place in range(8, 16):
+        found, held = next_logits(
+            model,
+            tokens[:, place : place + 1],
+            held,
+            past=place,
+            device=CPU,
+            rows=torch.zeros(3, dtype=torch.long) if place == 8 else None,
+        )
+        worst = max(worst, float((found - whole[:, place]).abs().max()))
+    return worst / float(whole.abs().max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_next_logits_are_those_of_a_pass_with_keys_and_values_or_without(name):
+    assert apart(made(name)) < 1e-4
+
+
+def test_keys_and_values_that_count_positions_otherwise_are_seen(monkeypatch):
+    """The twin trusts whatever a model keeps."""
+    monkeypatch.setattr(inference, "_leads_to_the_same", lambda *_: True)
+    assert apart(made("llama")) < 1e-4
+    assert apart(made("roberta")) > 1e-2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_endings_are_as_likely_as_a_pass_says(name):
+    model, tokens = made(name), rows()
+    every = Decoding(temperature=1.0, top_k=0, top_p=1.0)
+    found = ending_log_probs(model, tokens.tolist(), [8] * 3, decoding=every)
+    with torch.no_grad():
+        logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
+    chances = logits[:, 7:-1].log_softmax(-1).gather(2, tokens[:, 8:, None])
+    assert found.tolist() == pytest.approx(chances.sum((1, 2)).tolist(), rel=1e-4)
+
+
+@torch.no_grad()
+def test_model_that_sees_what_follows_is_refused():
+    with pytest.raises(ModelError, match="must be causal to say what comes next"):
+        next_logits(made("encoder"), rows()[:1], [], past=0, device=CPU)
