@@ -96,7 +96,7 @@ def next_logits(
         tokens = torch.cat([before, tokens], dim=1)
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     row = tokens.shape[1] * (vocabulary or _ASSUMED_VOCABULARY)
-    parts = tokens.split(max(1, _MAX_LOGITS // row))
+    parts = torch.split(tokens, max(1, _MAX_LOGITS // row))
     logits = torch.cat([_fresh(model, part)[:, -1] for part in parts])
     held = tokens[:, None, :, None]
     return logits, [(held, held)]
