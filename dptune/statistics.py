@@ -1,7 +1,7 @@
 """Small statistics that attacks and gates share: intervals, tests, corrections."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,18 +146,21 @@ def paired_bootstrap_upper(
     candidate_nll: Sequence[float],
     tokens: Sequence[int],
     *,
+    units: Sequence[int] = (),
     confidence: float = 0.95,
     num_resamples: int = 2000,
     seed: int = 0,
 ) -> float:
     """Upper bound of the change in nats per token from champion to candidate.
 
-    Records are resampled in pairs, so that what is hard for both cancels.
+    Records are resampled in pairs, so that what is hard for both cancels, and all of a
+    unit together: they are alike.
 
     Args:
         champion_nll: total nats of each held-out record under the champion.
         candidate_nll: of the same records under the candidate.
         tokens: predicted tokens of each record.
+        units: number of the unit of each record, see `unit_numbers`.
         confidence: of the one-sided bound.
         num_resamples: bootstrap draws.
         seed: fixed, so that a decision can be repeated.
@@ -180,6 +183,9 @@ def paired_bootstrap_upper(
         raise DataError("paired losses need at least one predicted token, got none.")
     generator = np.random.default_rng(seed)
     change = candidate - champion
+    if len(units):
+        change = np.bincount(units, change).astype(np.float64)
+        weight = np.bincount(units, weight).astype(np.float64)
     draws = resampled_indices(
         len(change), num_resamples=num_resamples, generator=generator
     )
@@ -189,6 +195,18 @@ def paired_bootstrap_upper(
     if np.isnan(values).any():
         return float("nan")
     return float(np.quantile(values, confidence, method="higher"))
+
+
+def unit_numbers(names: Sequence[Hashable]) -> tuple[int, ...]:
+    """Number units in the order in which they come; empty where no two are alike.
+
+    >>> unit_numbers(["ann", "bob", "ann"]), unit_numbers(["ann", "bob"])
+    ((0, 1, 0), ())
+    """
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    if len(numbers) == len(names):
+        return ()
+    return tuple(numbers[name] for name in names)
 
 
 def holm(p_values: Mapping[str, float], *, level: float) -> frozenset[str]:

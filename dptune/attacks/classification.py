@@ -9,7 +9,7 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, Self
@@ -30,7 +30,7 @@ from dptune.attacks.membership import Attacked, attack_with_shadows
 from dptune.attacks.roc import RocSettings, blind_signal, membership_signal
 from dptune.errors import DataError
 from dptune.results import Interval, MembershipReport, UtilityReport
-from dptune.statistics import clopper_pearson
+from dptune.statistics import clopper_pearson, unit_numbers
 
 Floats = NDArray[np.float64]
 
@@ -268,6 +268,7 @@ def classification_utility(
     corpus_fingerprint: str,
     split: str,
     majority_class: int,
+    units: Sequence[Hashable] = (),
     batch_size: int = 32,
     device: str | None = None,
 ) -> UtilityReport:
@@ -282,6 +283,7 @@ def classification_utility(
         split: the records' split.
         majority_class: most frequent class of the *training* split; its share here is
             what a model without any input reaches.
+        units: whose each record is; by default each of its own.
         batch_size: records forwarded at once.
         device: where to run; None is where each model is.
 
@@ -316,4 +318,5 @@ def classification_utility(
         base_accuracy=float((base.argmax(1) == labels).mean()),
         majority_accuracy=float((labels == majority_class).mean()),
         base_record_nll=tuple(base_losses.tolist()),
+        record_units=unit_numbers(units),
     )

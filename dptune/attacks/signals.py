@@ -1,7 +1,7 @@
 """One pass of a causal language model: token losses, and what it is good for."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -21,6 +21,7 @@ from dptune.attacks.inference import (
 from dptune.conversation import scored
 from dptune.errors import DataError
 from dptune.results import UtilityReport
+from dptune.statistics import unit_numbers
 
 Floats = NDArray[np.float64]
 
@@ -194,6 +195,7 @@ def utility_report(
     model_digest: str,
     corpus_fingerprint: str,
     split: str,
+    units: Sequence[Hashable] = (),
 ) -> UtilityReport:
     """Loss, perplexity and next-token accuracy of a model and of its base.
 
@@ -204,6 +206,7 @@ def utility_report(
         model_digest: digest of the model's weights.
         corpus_fingerprint: of the corpus that the records belong to.
         split: the records' split.
+        units: whose each record is; by default each of its own.
 
     Returns:
         Losses in nats. Perplexity is `exp(total nats / total predicted tokens)`, so
@@ -241,6 +244,7 @@ def utility_report(
         token_accuracy=found.hits / total,
         base_token_accuracy=base.hits / total,
         base_record_nll=base.nll,
+        record_units=unit_numbers(units),
     )
 
 

@@ -88,6 +88,7 @@ def _compare(
         other,
         report.record_nll,
         report.record_tokens,
+        units=report.record_units,
         confidence=confidence,
         num_resamples=_RESAMPLES * min(looks, _MOST_LOOKS),
     )
@@ -106,14 +107,16 @@ def _compare(
 
 
 def _is_finite(report: UtilityReport) -> bool:
-    """Whether every loss is a number, and there is one for each record."""
+    """Whether every loss is a number, and there is one for each record, as of units."""
     values = (report.nll_per_token, report.perplexity, *report.record_nll)
     sizes = {report.num_records, len(report.record_nll), len(report.record_tokens)}
-    tokens = sum(report.record_tokens)
+    tokens, units = sum(report.record_tokens), report.record_units
     return (
         all(map(math.isfinite, values))
         and _is_base_finite(report)
         and len(sizes) == 1
+        and len(units) in {0, report.num_records}
+        and min(units, default=0) >= 0
         and tokens == report.num_tokens > 0
         and math.isclose(
             sum(report.record_nll), report.nll_per_token * tokens, rel_tol=1e-6

@@ -90,6 +90,7 @@ class _Subject:
         members: sequences that were trained on, canaries left out, one of each unit.
         non_members: sequences that were not, one of each unit.
         others: all of those.
+        owners: the number of the unit of each of them.
         longest: tokens.
     """
 
@@ -99,6 +100,7 @@ class _Subject:
     members: list[ScoredTokens]
     non_members: list[ScoredTokens]
     others: list[ScoredTokens]
+    owners: list[int]
     longest: int
     attacks: AttackSettings
     performance: PerformanceSettings
@@ -170,6 +172,12 @@ def measure(
     opened = opens_with_bos(run.rows.data, drawn, tokenizer)
     held_out = trainer.read_held_out(others)
     trained, untrained = _scored(run.rows.data), _scored(held_out.data)
+    unseen = [
+        (untrained[row], number)
+        for number, unit in enumerate(held_out.data.units)
+        for row in unit
+        if not run.rows.holds(untrained[row])
+    ]
     texts = _decoded(trained, tokenizer)
     refuse_trained_controls(texts, drawn)
     began = datetime.now(tz=UTC)
@@ -194,7 +202,8 @@ def measure(
             attacks.num_members,
             fits=lambda row: not run.rows.holds(untrained[row]),
         ),
-        others=[one for one in untrained if not run.rows.holds(one)],
+        others=[one for one, _ in unseen],
+        owners=[unit for _, unit in unseen],
         longest=max(map(len, trained)),
         attacks=attacks,
         performance=performance or PerformanceSettings(),
@@ -422,6 +431,7 @@ def _utility(
         model_digest=digest or subject.digest,
         corpus_fingerprint=fingerprint,
         split=HELD_OUT,
+        units=subject.owners,
     )
 
 

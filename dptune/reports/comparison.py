@@ -418,7 +418,7 @@ def _paired(
     if change is None:
         return None
     sides = list(zip(*shared, strict=True))
-    tokens = shared[0][0].record_tokens
+    tokens, units = shared[0][0].record_tokens, shared[0][0].record_units
     a, b = (  # each record's loss, averaged over seeds
         [fmean(one) for one in zip(*(u.record_nll for u in side), strict=True)]
         for side in sides
@@ -431,8 +431,8 @@ def _paired(
         target_epsilon=budget,
         change=change,
         interval=Interval(
-            low=-paired_bootstrap_upper(a, b, tokens, confidence=0.975),
-            high=paired_bootstrap_upper(b, a, tokens, confidence=0.975),
+            low=-paired_bootstrap_upper(a, b, tokens, units=units, confidence=0.975),
+            high=paired_bootstrap_upper(b, a, tokens, units=units, confidence=0.975),
             confidence=0.95,
         ),
         beyond_spread=abs(change.mean) > sum(known) if len(known) == 2 else None,

@@ -11,7 +11,8 @@ class UtilityReport(Report):
     A classifier has one token to predict per record, its class, and accuracies: its
     own, its base's, and that of always answering the most frequent training class. A
     language model has token accuracies: how often the next token is its first choice.
-    `base_record_nll` is empty in reports from before it was kept.
+    `record_units` numbers the units that records are of, where one has several; it and
+    `base_record_nll` are empty in reports from before they were kept.
     """
 
     model_digest: str
@@ -31,6 +32,7 @@ class UtilityReport(Report):
     token_accuracy: float | None = None
     base_token_accuracy: float | None = None
     base_record_nll: tuple[float, ...] = ()
+    record_units: tuple[int, ...] = ()
     measured_at: AwareDatetime | None = None
 
 

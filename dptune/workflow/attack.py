@@ -389,6 +389,7 @@ def _utility(
         model_digest=model[0].digest,
         corpus_fingerprint=corpus.fingerprint,
         split=HELD_OUT,
+        units=corpus.split(HELD_OUT)["unit_id"][:],
     )
 
 

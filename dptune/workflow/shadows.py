@@ -288,6 +288,7 @@ def measure_accuracy(
         corpus_fingerprint=corpus.fingerprint,
         split=HELD_OUT,
         majority_class=Counter(training).most_common(1)[0][0],
+        units=corpus.split(HELD_OUT)["unit_id"][:],
         batch_size=speed.evaluation_batch_size,
         device=pick_device(speed.device),
     )

@@ -122,6 +122,36 @@ def test_paired_bootstrap_upper_grows_with_confidence_and_is_repeatable():
     assert again == high
 
 
+def changes_of_users(generator, *, users=50, records=10):
+    """Losses of two models whose difference goes by the user, and whose record is."""
+    units = np.repeat(np.arange(users), records)
+    change = generator.normal(0, 0.1, users)[units]
+    champion = generator.uniform(10, 30, len(units))
+    noise = generator.normal(0, 0.02, len(units))
+    return champion, champion + change + noise, np.ones(len(units)), units
+
+
+def share_below_the_truth(*, told):
+    generator = np.random.default_rng(0)
+    below = 0
+    for _ in range(300):
+        champion, candidate, tokens, units = changes_of_users(generator)
+        known = {"units": units} if told else {}
+        upper = paired_bootstrap_upper(
+            champion, candidate, tokens, num_resamples=400, **known
+        )
+        below += upper < 0  # the true change
+    return below / 300
+
+
+def test_paired_bootstrap_upper_holds_for_records_of_users():
+    assert share_below_the_truth(told=True) < 0.1
+
+
+def test_twin_that_takes_records_of_users_for_independent_is_caught():
+    assert share_below_the_truth(told=False) > 0.2
+
+
 def test_paired_bootstrap_upper_nan_stays_nan():
     assert math.isnan(paired_bootstrap_upper([1.0, math.nan], [1.0, 1.0], [1, 1]))
 

@@ -10,7 +10,7 @@ from dptune.attacks.signals import held_out_losses, utility_report
 from dptune.errors import DataError
 
 
-def report_of(make_model, sequences, **models):
+def report_of(make_model, sequences, *, units=(), **models):
     model = make_model("gpt2", vocab_size=9)
     models = {"model": model, "base_model": model, **models}
     return utility_report(
@@ -20,7 +20,14 @@ def report_of(make_model, sequences, **models):
         model_digest="m",
         corpus_fingerprint="c",
         split="test",
+        units=units,
     )
+
+
+def test_utility_report_numbers_units_that_have_several_records(make_model):
+    sequences = [[1, 2], [3, 4], [5, 6]]
+    assert report_of(make_model, sequences, units="abc").record_units == ()
+    assert report_of(make_model, sequences, units="aba").record_units == (0, 1, 0)
 
 
 def test_utility_report_weighs_records_by_tokens(make_model):

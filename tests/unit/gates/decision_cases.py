@@ -557,6 +557,7 @@ def rest(make):
         "one loss infinite": (useful(record_nll=(INF, *(1.0,) * 99)), {}),
         "losses of fewer": (useful(num_records=99), {}),
         "tokens of fewer": (useful(record_tokens=(10,) * 99), {}),
+        "units of fewer": (useful(record_units=(0,) * 99), {}),
         "no tokens": (useful(num_tokens=0, record_tokens=(0,) * 100), {}),
         "loss off by a hair": (
             useful(nll_per_token=utility().nll_per_token * 1.00001),

@@ -187,6 +187,7 @@ HARMLESS = {
     "base_token_accuracy": "a figure of the card, the losses decide",
     "majority_accuracy": "a figure of the card, the losses decide",
     "base_record_nll": "the base stands in only where there is no champion",
+    "record_units": "empty where each record is a unit, and in reports from before",
     "remarks": "words of the decision",
     "run": "a name",
 }

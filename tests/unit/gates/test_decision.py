@@ -705,6 +705,19 @@ def test_decide_champion_on_other_records_is_inconclusive(changes, make):
     assert_decides(evidence, make.policy(), "INCONCLUSIVE", utility="INCONCLUSIVE")
 
 
+def test_decide_utility_counts_units_not_their_records(make):
+    """Ten users, of whom three got much worse: their hundred records are no hundred."""
+    own = {"base_record_nll": (20.0,) * 100, "base_perplexity": math.exp(2.0)}
+    losses = tuple(20.5 if record % 10 < 3 else 19.9 for record in range(100))
+    mean = sum(losses) / 1000
+    own |= {"record_nll": losses, "nll_per_token": mean, "perplexity": math.exp(mean)}
+    of_users = tuple(record % 10 for record in range(100))
+    policy = make.policy(max_nll_increase=0.015)
+    assert_decides(make.evidence(utility=make.utility(**own)), policy, "PASS")
+    of_ten = make.utility(**own, record_units=of_users)
+    assert_decides(make.evidence(utility=of_ten), policy, "BLOCK", utility="BLOCK")
+
+
 def test_decide_champion_without_its_losses_is_inconclusive(make):
     evidence = make.evidence(champion_digest="old")
     assert_decides(evidence, make.policy(), "INCONCLUSIVE", utility="INCONCLUSIVE")
