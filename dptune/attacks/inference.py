@@ -140,21 +140,9 @@ def _leads_to_the_same(model: nn.Module, context: Tensor) -> bool:
     Raises:
         ModelError: what follows a token changes its logits.
     """
-    length = max(4, context.shape[1])
-    tokens = context.repeat(1, 4)[:, :length]
-    half = length // 2
-    whole = _fresh(model, tokens)[0]
-    exact = all(p.dtype.itemsize >= 4 for p in model.parameters())
-    allowed = (_SAME if exact else _SAME_IN_HALF) * float(whole.abs().max())
-
-    def is_same(found: Tensor, place: int) -> bool:
-        return not float((found[0] - whole[place]).abs().max()) > allowed  # NaN: later
-
-    if not is_same(_fresh(model, tokens[:, :half])[:, -1], half - 1):
-        raise ModelError(
-            "the model must be causal to say what comes next, but what follows a token "
-            "changes its logits. Use a language model, not an encoder."
-        )
+    tokens = context.repeat(1, 4)[:, : max(4, context.shape[1])]
+    half = tokens.shape[1] // 2
+    whole = check_causal(model, tokens)
     try:
         _, held = _continued(model, tokens[:, :half], [], past=0)
         logits, _ = _continued(model, tokens[:, half:], held, past=half)
@@ -162,7 +150,38 @@ def _leads_to_the_same(model: nn.Module, context: Tensor) -> bool:
         raise
     except Exception:  # noqa: BLE001 - code of models can raise anything
         return False
-    return is_same(logits, -1)
+    return _is_same(model, logits[0], whole[-1], of=whole)
+
+
+def check_causal(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Refuse a model that looks ahead, and return its logits of one row.
+
+    Args:
+        model: of language, in evaluation mode.
+        tokens: `(1, tokens)`, at least two.
+
+    Returns:
+        `(tokens, vocabulary)`.
+
+    Raises:
+        ModelError: what follows a token changes its logits.
+    """
+    half = tokens.shape[1] // 2
+    whole = _fresh(model, tokens)[0]
+    alone = _fresh(model, tokens[:, :half])[0, -1]
+    if not _is_same(model, alone, whole[half - 1], of=whole):
+        raise ModelError(
+            "the model must be causal to say what comes next, but what follows a token "
+            "changes its logits. Use a language model, not an encoder."
+        )
+    return whole
+
+
+def _is_same(model: nn.Module, found: Tensor, wanted: Tensor, *, of: Tensor) -> bool:
+    """Whether logits agree but for rounding; NaN do."""
+    exact = all(p.dtype.itemsize >= 4 for p in model.parameters())
+    allowed = (_SAME if exact else _SAME_IN_HALF) * float(of.abs().max())
+    return not float((found - wanted).abs().max()) > allowed
 
 
 class _Held(DynamicLayer):

@@ -6,7 +6,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from dptune.attacks.canaries import CanarySpec
+from dptune.attacks.inference import check_causal
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
 from dptune.data.records import Corpus
 from dptune.dpsgd.dataset import UnitDataset
@@ -116,6 +119,9 @@ def load_base(
         folder: where the bundle is kept; an existing one is used again, if it was made
             of the same files.
         class_names: what a classifier tells apart; none for a language model.
+
+    Raises:
+        ModelError: it cannot be loaded, or a language model looks ahead.
     """
     known: object = source.model_dump(mode="json")
     found = _files_digest(source, data_root=data_root)
@@ -125,6 +131,9 @@ def load_base(
         loaded = load_source(
             source, data_root=data_root, class_names=class_names, dtype=None
         )
+        if not class_names:
+            with torch.inference_mode():
+                check_causal(loaded.model, torch.tensor([[0, 1, 2, 3]]))
         _store(loaded, target)
     return ModelBundle(path=target, digest=model_digest(target))
 

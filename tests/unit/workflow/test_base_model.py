@@ -3,12 +3,16 @@
 import shutil
 
 import pytest
+import torch
+from transformers import BertConfig, BertLMHeadModel
 
 from dptune.config import ModelSettings, PerformanceSettings
+from dptune.errors import ModelError
 from dptune.models.build import build_gpt2
 from dptune.models.loading import save_model
 from dptune.models.source import reads_files
 from dptune.models.tokenizer import train_tokenizer
+from dptune.workflow import prepare_model
 from dptune.workflow.prepare_model import prepare_base
 
 TINY = {"num_layers": 1, "num_heads": 1, "hidden_size": 8, "max_tokens": 16}
@@ -96,3 +100,32 @@ def test_text_of_a_tokenizer_that_was_edited_is_read_again(prepared, tmp_path):
 def test_step_is_answered_from_the_cache_only_where_no_file_decides(source, reads):
     settings = ModelSettings.model_validate({"source": source, "max_tokens": 16})
     assert reads_files(settings.source) is reads
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    """Save an encoder that looks ahead, under the name of a language model."""
+    tokenizer = train_tokenizer(["some words of a text"] * 9, vocab_size=260)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        max_position_embeddings=16,
+        is_decoder=False,
+    )
+    save_model(BertLMHeadModel(config), tokenizer, tmp_path / "mine")
+
+
+def test_model_that_looks_ahead_is_refused_before_it_is_trained(encoder, prepared):
+    with pytest.raises(ModelError, match="must be causal"):
+        prepared(BY_PATH)
+
+
+def test_twin_that_does_not_ask_trains_a_model_that_looks_ahead(
+    encoder, prepared, monkeypatch
+):
+    monkeypatch.setattr(prepare_model, "check_causal", lambda *_: None)
+    assert prepared(BY_PATH).path.is_dir()
