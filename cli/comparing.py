@@ -45,6 +45,7 @@ from dptune.workflow.compare import CheckedComparison, check_comparison
 from dptune.workflow.preflight import Checked
 from infra.pods import run_options
 from infra.profiles import Profile, default_profile, read_profile
+from infra.source import library_digest
 from infra.workspace import current_workspace, data_root, llm_access
 
 
@@ -77,8 +78,6 @@ class _Job:
 
     def key_of(self, cell: Cell) -> str:
         """Name a cell's result."""
-        from steps._caching import library_digest
-
         return cell.key(
             self.plan_of(cell).fingerprint, self.review, cell.label, library_digest()
         )

@@ -7,8 +7,8 @@ import pytest
 import dptune
 from dptune.detection import engine
 from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, OWN_RECOGNIZERS
+from infra.source import library_digest
 from infra.workspace import REPOSITORY
-from steps import _caching
 
 LEFT_OUT = {".md", ".pyi", ".typed", ".pyc"}
 LIBRARY = REPOSITORY / "dptune"
@@ -35,10 +35,10 @@ def copy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("file", examples(), ids=lambda file: file.suffix)
 def test_change_of_any_kind_of_file_makes_answers_anew(copy, file):
-    before = _caching.library_digest.__wrapped__()
+    before = library_digest.__wrapped__()
     with (copy / file).open("ab") as stream:
         stream.write(b"\n")
-    assert _caching.library_digest.__wrapped__() != before
+    assert library_digest.__wrapped__() != before
 
 
 def test_rules_words_and_weights_of_the_detector_are_among_them():
