@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dptune.accounting.adaptive import AdaptiveBudget
+from dptune.audits.count_checks import ROUNDING, CountTally
 from dptune.audits.noise_checks import (
     generator_identity,
     multiplier_of,
@@ -31,7 +32,6 @@ from dptune.audits.noise_checks import (
 )
 from dptune.audits.sampling_checks import SamplingTally
 from dptune.audits.step_report import Segment, StepCheck, read_segments
-from dptune.dpsgd.adaptive_clipping import StepFigures, moved_norm
 from dptune.dpsgd.checkpoint import TrainingState
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.parameters import group_parameters, trainable_parameters
@@ -46,7 +46,6 @@ from dptune.errors import BudgetExceededError
 _ENTRIES: Final = 8192
 _MOST, _FEWEST = 512, 4
 _REMEMBERED: Final = 128
-_ROUNDING: Final = 1e-5
 _ORDER: Final = ("drawn", "summed", "released", "offered", "stepped")
 _WHAT: Final = {
     "every_step": "each step is charged, drawn, noised and followed, in order",
@@ -108,12 +107,7 @@ class StepRecorder(StepWitness):
         self._sizes: list[int] = []
         self._stddevs: list[float] | None = None
         self._counts_asked: list[float] = []
-        self._counted = 1.0
-        self._counts_before: Tensor | float = 0.0
-        self._counts_after: Sequence[float] | None = None
-        self._norms: tuple[float, float | None] = (plan.max_grad_norm, None)
-        self._initial_norm = plan.max_grad_norm
-        self._count_squares, self._num_counts = 0.0, 0
+        self._released_counts = CountTally(plan)
         self._squares: NDArray[np.float64] | None = None
         self._grads: Tensor | None = None
         self._asked_before = self._num_drawn = 0
@@ -136,8 +130,7 @@ class StepRecorder(StepWitness):
         if self._is_off:
             return
         self._attempt = state.attempt
-        self._initial_norm = state.max_grad_norm or self._plan.max_grad_norm
-        self._norms = self._initial_norm, None
+        self._released_counts.start(state.max_grad_norm or self._plan.max_grad_norm)
         self._first = self._done = self._paid_until = state.step
         self._streams.append(generator_identity(generator))
         self._groups = group_parameters(parameters, self._plan.grouping)
@@ -187,8 +180,8 @@ class StepRecorder(StepWitness):
         if step != self._done or step >= self._paid_until or self._seen:
             self._faults["every_step"] += 1
         self._seen, self._units, self._heard = ["drawn"], [], []
-        self._stddevs = self._grads = self._counts_after = None
-        self._counted, self._counts_before = 1.0, 0.0
+        self._stddevs = self._grads = None
+        self._released_counts.open_step()
         self._num_drawn = len(indices)
         self._tally.see(np.asarray(indices))
 
@@ -201,12 +194,8 @@ class StepRecorder(StepWitness):
 
     def counted(self, counts: Tensor) -> None:
         """Keep what units add to counts until its noise is known."""
-        if self._is_off:
-            return
-        rows = counts.detach().double().cpu()
-        sizes = torch.linalg.vector_norm(rows, dim=1)
-        self._counted = max(self._counted, float(sizes.amax().nan_to_num(math.inf)))
-        self._counts_before = self._counts_before + rows.sum(0)
+        if not self._is_off:
+            self._released_counts.count(counts)
 
     def summed(self, sums: Mapping[str, Tensor]) -> None:
         """Remember the entries before their noise."""
@@ -244,8 +233,7 @@ class StepRecorder(StepWitness):
 
     def moved(self, counts: Sequence[float], *, max_grad_norm: float | None) -> None:
         """Keep released counts, and what C they made."""
-        self._counts_after = counts
-        self._norms = self._norms[0], max_grad_norm
+        self._released_counts.release(counts, max_grad_norm=max_grad_norm)
 
     def offered(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Compare what the optimizer is offered with what was released."""
@@ -323,9 +311,7 @@ class StepRecorder(StepWitness):
         known = [] if self._is_secret else self._streams
         known = [*known, *(StreamIdentity(d, 0) for d in earlier_streams)]
         found.append(streams_check(secret, known=known))
-        if self._num_counts:
-            squares, num = np.array([self._count_squares]), np.array([self._num_counts])
-            found.append(squares_check("noise_variance_of_counts", squares, num))
+        found += self._released_counts.checks()
         if self._squares is not None:
             counts = self._counts * (self._done - self._first)
             found += [
@@ -401,41 +387,21 @@ class StepRecorder(StepWitness):
         )
         of_counts = sum(s**-2 if s > 0 else math.inf for s in counts)
         if plan.count_share and len(counts) == 1:
-            self._compare_counts(counts[0])
-        cost = loudest + self._counted**2 * of_counts
-        if cost * step_multiplier**2 > 1 + _ROUNDING:
+            follows = self._released_counts.compare(
+                stddev=counts[0] if self._counts_units else None,
+                step=self._done,
+                num_parameters=sum(self._sizes),
+            )
+            self._faults["clip_follows_counts"] += not follows
+        cost = loudest + self._released_counts.largest**2 * of_counts
+        if cost * step_multiplier**2 > 1 + ROUNDING:
             self._faults["noise_covers_clip"] += 1
         if plan.norm_rule is None and not plan.steering:
             planned = step_multiplier * plan.max_grad_norm
-            if any(abs(s / planned - 1) > _ROUNDING for s in stddevs):
+            if any(abs(s / planned - 1) > ROUNDING for s in stddevs):
                 self._faults["noise_as_planned"] += 1
         elif plan.count_share and len(counts) != 1:
             self._faults["noise_as_planned"] += 1
-
-    def _compare_counts(self, stddev: float) -> None:
-        """Hold released counts to their noise, and C to what its rule makes of them."""
-        plan, after = self._plan, self._counts_after
-        norm, following = self._norms
-        if not after:
-            self._faults["clip_follows_counts"] += 1
-            return
-        if self._counts_units and stddev > 0:
-            noise = (torch.tensor(after).double() - self._counts_before) / stddev
-            self._count_squares += float(noise.square().sum())
-            self._num_counts += len(noise)
-        if plan.norm_rule is None or following is None:
-            return
-        figures = StepFigures(
-            max_grad_norm=norm,
-            expected_batch_size=plan.expected_batch_size,
-            gradient_multiplier=plan.noise_shares(self._done)[0],
-            num_parameters=sum(self._sizes),
-        )
-        initial = self._initial_norm
-        wanted = moved_norm(plan.norm_rule, after, figures, initial=initial)
-        if not math.isclose(following, wanted, rel_tol=_ROUNDING):
-            self._faults["clip_follows_counts"] += 1
-        self._norms = following, None
 
     def _follow(self, weights: Tensor) -> None:
         """Let the small optimizer take the step, and compare."""

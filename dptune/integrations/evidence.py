@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self, cast
 
-import numpy as np
 from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -38,7 +37,6 @@ from dptune.attacks.signals import HeldOut, held_out_losses, utility_report
 from dptune.config import PerformanceSettings
 from dptune.conversation import ScoredTokens
 from dptune.data.collated import Rows
-from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import (
     ArtifactError,
     ConfigError,
@@ -51,6 +49,7 @@ from dptune.gates.manifest import read_manifest
 from dptune.gates.policy import GatePolicy
 from dptune.integrations.measurable import measurable, refuse_trained_controls
 from dptune.integrations.private_training import PrivateTraining
+from dptune.integrations.rows import one_of_each_unit, owners_of_rows, scored_rows
 from dptune.integrations.script_plan import STAGE
 from dptune.integrations.script_run import ScriptRun
 from dptune.models.digest import model_digest, weights_digest
@@ -171,15 +170,18 @@ def measure(
     drawn = canaries or draw_canaries(CanarySpec(num_planted=0, num_held_out=0))
     opened = opens_with_bos(run.rows.data, drawn, tokenizer)
     held_out = trainer.read_held_out(others)
-    trained, untrained = _scored(run.rows.data), _scored(held_out.data)
-    unseen = [
-        (untrained[row], number)
-        for number, unit in enumerate(held_out.data.units)
-        for row in unit
-        if not run.rows.holds(untrained[row])
-    ]
+    trained, untrained = scored_rows(run.rows.data), scored_rows(held_out.data)
+    unseen = [row for row, one in enumerate(untrained) if not run.rows.holds(one)]
+    owners = owners_of_rows(held_out.data)
     texts = _decoded(trained, tokenizer)
     refuse_trained_controls(texts, drawn)
+    known = {
+        row
+        for row, tokens in enumerate(trained)
+        if not planted_count([texts[row]], drawn) and not held_out.holds(tokens)
+    }
+    members = one_of_each_unit(run.rows.data, known, attacks.num_members)
+    non_members = one_of_each_unit(held_out.data, {*unseen}, attacks.num_members)
     began = datetime.now(tz=UTC)
     digest = save_model(cast("PreTrainedModel", trainer.model), tokenizer, folder)
     manifest = read_manifest(folder)  # now: what is laid beside it later is no part
@@ -187,23 +189,10 @@ def measure(
         model=load_saved(folder),
         digest=digest,
         base=LoadedModel(model=base_model.train(mode=False), tokenizer=tokenizer),
-        members=_one_of_each_unit(
-            run.rows.data,
-            trained,
-            attacks.num_members,
-            fits=lambda row: (
-                not planted_count([texts[row]], drawn)
-                and not held_out.holds(trained[row])
-            ),
-        ),
-        non_members=_one_of_each_unit(
-            held_out.data,
-            untrained,
-            attacks.num_members,
-            fits=lambda row: not run.rows.holds(untrained[row]),
-        ),
-        others=[one for one, _ in unseen],
-        owners=[unit for _, unit in unseen],
+        members=[trained[row] for row in members],
+        non_members=[untrained[row] for row in non_members],
+        others=[untrained[row] for row in unseen],
+        owners=[owners[row] for row in unseen],
         longest=max(map(len, trained)),
         attacks=attacks,
         performance=performance or PerformanceSettings(),
@@ -304,30 +293,6 @@ def decide_on(
             "the dossier must be as `measure` made it, but its parts are not about one "
             "model and one privacy unit. Measure again."
         ) from None
-
-
-def _scored(data: UnitDataset) -> list[ScoredTokens]:
-    """Sequences with what of them was a target."""
-    return [
-        ScoredTokens(tokens.tolist(), [i > 0 and w > 0 for i, w in enumerate(weights)])
-        for tokens, weights in zip(data.sequences, data.loss_weights, strict=True)
-    ]
-
-
-def _one_of_each_unit(
-    data: UnitDataset,
-    sequences: Sequence[ScoredTokens],
-    count: int,
-    *,
-    fits: Callable[[int], bool],
-) -> list[ScoredTokens]:
-    """Draw sequences that fit for an attack, one of each unit, always the same ones."""
-    source = np.random.default_rng(0)
-    own = [[int(row) for row in unit if fits(int(row))] for unit in data.units]
-    chosen = [rows[source.integers(len(rows))] for rows in own if rows]
-    if len(chosen) > count:
-        chosen = source.choice(chosen, count, replace=False).tolist()
-    return [sequences[row] for row in sorted(chosen)]
 
 
 def _decoded(

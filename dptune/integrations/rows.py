@@ -1,7 +1,7 @@
 """Rows of a script's data set as sequences of privacy units."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dptune.conversation import ScoredTokens
 from dptune.data.collated import (
     CollatedRow,
     Collator,
@@ -142,6 +143,29 @@ def name_owners(rows: Rows, unit_column: str | None) -> bool:
         return len(rows) > 0 and unit_column in row_of(rows, 0)
     except RowFaultError:
         return False
+
+
+def scored_rows(data: UnitDataset) -> list[ScoredTokens]:
+    """Sequences with what of them was a target."""
+    return [
+        ScoredTokens(tokens.tolist(), [i > 0 and w > 0 for i, w in enumerate(weights)])
+        for tokens, weights in zip(data.sequences, data.loss_weights, strict=True)
+    ]
+
+
+def owners_of_rows(data: UnitDataset) -> dict[int, int]:
+    """Number of the unit that owns each row."""
+    return {int(row): unit for unit, own in enumerate(data.units) for row in own}
+
+
+def one_of_each_unit(data: UnitDataset, fitting: Set[int], count: int) -> list[int]:
+    """Draw rows that fit, at most one of a unit and `count` in all; always the same."""
+    source = np.random.default_rng(0)
+    own = [[int(row) for row in unit if int(row) in fitting] for unit in data.units]
+    chosen = [rows[source.integers(len(rows))] for rows in own if rows]
+    if len(chosen) > count:
+        chosen = source.choice(chosen, count, replace=False).tolist()
+    return sorted(chosen)
 
 
 def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:

@@ -1,0 +1,74 @@
+"""Adapters that a model bypasses: it takes the weight below them by itself.
+
+Such an adapter trains on nothing, so that what its steps release is noise, and merging
+it adds that noise to a weight that the model does read. State spaces do so with
+`dt_proj`, some routers of experts with their own weight.
+"""
+
+import torch
+from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+from torch import nn
+
+from dptune.dpsgd.isolation import COMPARED, Probe
+from dptune.dpsgd.refusals import explained, model_name
+from dptune.errors import ModelError
+
+
+def check_adapters(model: nn.Module, probe: Probe) -> None:
+    """Refuse adapters that a model reads past: merged, their noise alone would count.
+
+    An adapter without a gradient is one of them if its layer's weight has one. Others
+    are of experts that no made-up row reached.
+
+    Args:
+        model: with adapters, or without.
+        probe: its made-up rows.
+
+    Raises:
+        ModelError: the model takes the weight below an adapter by itself.
+    """
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer) and not isinstance(layer, ParamWrapper)
+    }
+    halves = {
+        name: [w for w in layer.lora_B.parameters() if w.requires_grad]
+        for name, layer in layers.items()
+    }
+    unread = _without_gradient(model, probe, {n: w[0] for n, w in halves.items() if w})
+    bare = {n: getattr(layers[n].get_base_layer(), "weight", None) for n in unread}
+    weights = {
+        name: weight
+        for name, weight in bare.items()
+        if isinstance(weight, nn.Parameter) and weight.is_floating_point()
+    }
+    frozen = [weight for weight in weights.values() if not weight.requires_grad]
+    try:
+        for weight in frozen:
+            weight.requires_grad = True
+        for name in weights.keys() - _without_gradient(model, probe, weights):
+            raise ModelError(
+                f"{model_name(model)} takes the weight of "
+                f"{name.removeprefix('base_model.model.')} by itself: an adapter on it "
+                "trains on nothing, and changes the model when it is merged. Leave it "
+                "out of target_modules."
+            )
+    finally:
+        for weight in frozen:
+            weight.requires_grad = False
+
+
+def _without_gradient(
+    model: nn.Module, probe: Probe, weights: dict[str, nn.Parameter]
+) -> set[str]:
+    """Name weights that no loss of the longest made-up row depends on."""
+    if not weights:
+        return set()
+    with explained(model, "be differentiated"):
+        loss = probe.feed.losses(model, probe.batch((COMPARED[0],))).sum()
+        if not loss.requires_grad:
+            return set(weights)
+        found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    pairs = zip(weights, found, strict=True)
+    return {name for name, gradient in pairs if gradient is None}
