@@ -2,8 +2,9 @@
 
 Two trainings of one model on the same rows, each with a journal of its own, make two
 certificates of which neither counts the other's steps. That is found out here for as
-long as the model, or a copy of it, lives. What was saved and loaded again is a base
-model like any other: the assumption `base_model_is_public` speaks of it.
+long as the model, or a copy of it, lives, and its rows have the same tokens. Weights
+that were saved and loaded again are a base model like any other: the assumption
+`base_model_is_public` speaks of it.
 """
 
 import hashlib
