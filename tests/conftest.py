@@ -3,8 +3,10 @@
 import gc
 import itertools
 import os
+import random
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +60,25 @@ def _few_objects_to_walk() -> None:
     """Leave what is loaded out of collections: `Trainer` asks for one a training."""
     gc.collect()
     gc.freeze()
+
+
+def _seed() -> None:
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _same_draws_in_every_module() -> None:
+    _seed()
+
+
+@pytest.fixture(autouse=True)
+def _same_draws_in_every_test() -> None:
+    """Draw the same weights in every run; noise and canaries stay secret."""
+    _seed()
 
 
 def pytest_sessionfinish() -> None:

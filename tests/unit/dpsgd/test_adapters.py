@@ -179,4 +179,5 @@ def test_adapter_that_is_read_past_changes_the_merged_model(monkeypatch):
     with torch.no_grad():
         trained = model(tokens).logits
         merged = model.merge_and_unload()(tokens).logits
-    assert (trained - merged).abs().max() > 1e-3
+    # In float32, a merge that is right differs by less than 1e-6.
+    assert (trained - merged).abs().max() > 1e-4
