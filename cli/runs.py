@@ -122,9 +122,9 @@ def run_training(
     refuse_lost_store()
     from pipelines.train import failures, step_names, train_pipeline
     from steps._observing import hooks
-    from steps._scheduling import config_digest, finished_run, work_tag
+    from steps._scheduling import finished_run, work_tag
 
-    tag = work_tag(config_digest(config), checked.fingerprint)
+    tag = work_tag(config, checked.fingerprint)
     if if_changed and (done := finished_run(tag)) is not None:
         raise NothingToDo(f"nothing changed since {done}; nothing was done or spent")
 

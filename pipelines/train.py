@@ -12,7 +12,6 @@ from dptune.models.source import reads_files
 from dptune.recipes import View
 from materializers import failures
 from steps._alerting import alert_failure
-from steps._scheduling import config_digest
 from steps.attack import attack
 from steps.calibrate import calibrate
 from steps.detect import detect
@@ -77,7 +76,7 @@ def train_and_attack(
     *,
     retrain: bool,
     review: str,
-    scheduled: str = "",
+    scheduled: bool = False,
 ) -> Measured:
     """Wire a run up to the attacks; every stage of the recipe is a step of its own.
 
@@ -86,10 +85,12 @@ def train_and_attack(
         fingerprint: of the corpus as the preflight saw it.
         retrain: train again although an identical run was finished before.
         review: digest of the project's reviews as they are now.
-        scheduled: digest of the configuration of a scheduled run; see `ingest`.
+        scheduled: whether the orchestrator's clock started it; see `ingest`.
     """
     corpus, counts = ingest.with_options(enable_cache=not scheduled)(
-        data=run.data, fingerprint=fingerprint, scheduled=scheduled
+        data=run.data,
+        fingerprint=fingerprint,
+        scheduled=run.model_dump(mode="json") if scheduled else None,
     )
     planted, canaries = plant_canaries(corpus, spec=run.canaries, seed=run.seed)
     labelled, detection = _detected((planted, canaries), run, review=review)
@@ -223,7 +224,7 @@ def train_pipeline(
     *,
     retrain: bool,
     review: str = "",
-    scheduled: str = "",
+    scheduled: bool = False,
 ) -> None:
     """Wire one run, from raw text to a gate decision.
 
@@ -232,7 +233,7 @@ def train_pipeline(
         fingerprint: of the corpus as the preflight saw it.
         retrain: train again although an identical run was finished before.
         review: digest of the project's reviews as they are now.
-        scheduled: digest of the configuration of a scheduled run; see `ingest`.
+        scheduled: whether the orchestrator's clock started it; see `ingest`.
     """
     run = TrainConfig.model_validate(config)
     done = train_and_attack(
@@ -270,5 +271,5 @@ def schedule_pipeline(
         config=config.model_dump(mode="json"),
         fingerprint="",  # whatever is there when it runs
         retrain=False,
-        scheduled=config_digest(config),
+        scheduled=True,
     )

@@ -10,29 +10,28 @@ from zenml.enums import ExecutionStatus
 from zenml.orchestrators.publish_utils import publish_pipeline_run_status_update
 
 from dptune.config import TrainConfig
-from infra.workspace import current_workspace, ensure_budget_key
+from infra.workspace import current_workspace, data_root, ensure_budget_key
 from steps._progress import say
 
 
-def config_digest(config: TrainConfig) -> str:
-    """Name what a run computes; performance settings decide nothing."""
-    values = config.model_dump(mode="json", exclude={"performance"})
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+def work_tag(config: TrainConfig, fingerprint: str) -> str:
+    """Tag of runs that do the same on the same data, from the same base model.
 
-
-def work_tag(digest: str, fingerprint: str) -> str:
-    """Tag of runs that do the same on the same data.
-
-    It is keyed with the project's secret: whoever knows all records but one could
-    compute a plain digest with and without it, and see in the tag which it was.
+    Performance settings decide nothing. The tag is keyed with the project's secret:
+    whoever knows all records but one could compute a plain digest with and without it,
+    and see in the tag which it was.
 
     Args:
-        digest: of the configuration, see `config_digest`.
+        config: of the run.
         fingerprint: of the corpus.
     """
+    from dptune.workflow.prepare_model import base_files_digest
+
+    values = config.model_dump(mode="json", exclude={"performance"})
+    files = base_files_digest(config.model, data_root=data_root())
+    text = json.dumps([values, fingerprint, files], sort_keys=True)
     key = ensure_budget_key(current_workspace())
-    both = hmac.new(key, f"{digest}:{fingerprint}".encode(), hashlib.sha256)
-    return f"work-{both.hexdigest()[:24]}"
+    return f"work-{hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:24]}"
 
 
 def finished_run(tag: str) -> str | None:
@@ -46,13 +45,13 @@ def finished_run(tag: str) -> str | None:
     return str(found.items[0].name) if found.items else None
 
 
-def stop_if_done(digest: str, fingerprint: str) -> None:
-    """Stop this run if a completed one did the same on the same data.
+def stop_if_done(config: TrainConfig, fingerprint: str) -> None:
+    """Stop this run if a completed one did the same, see `work_tag`.
 
     Called in the first step, on a CPU: the orchestrator then starts no other, and the
     server refuses steps of a run that is stopping.
     """
-    tag = work_tag(digest, fingerprint)
+    tag = work_tag(config, fingerprint)
     run = get_step_context().pipeline_run
     done = finished_run(tag)
     if done is None:

@@ -1,10 +1,10 @@
 """Step: read, check, deduplicate and split a corpus."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from zenml import step
 
-from dptune.config import DataSettings
+from dptune.config import DataSettings, TrainConfig
 from dptune.data.records import Corpus
 from dptune.results import CorpusReport
 from infra.workspace import current_workspace, data_root
@@ -17,7 +17,7 @@ from steps._scheduling import stop_if_done
 def ingest(
     data: DataSettings,
     fingerprint: str,
-    scheduled: str = "",
+    scheduled: dict[str, Any] | None = None,
 ) -> tuple[Annotated[Corpus, "corpus"], Annotated[CorpusReport, "corpus_report"]]:
     """Return the checked corpus and what was found in it.
 
@@ -25,8 +25,8 @@ def ingest(
         data: where the records are and what a privacy unit is.
         fingerprint: of the source as it is now, so that changed data miss the cache;
             empty where nobody could look before.
-        scheduled: digest of the configuration of a scheduled run, which stops here if
-            the data have not changed; empty for a run that somebody started.
+        scheduled: configuration of a scheduled run, which stops here if neither the
+            data nor the base model have changed; None for a run that somebody started.
     """
     from dptune.workflow.ingest import read_corpus
 
@@ -39,5 +39,5 @@ def ingest(
             on_progress=tell,
         )
     if scheduled:
-        stop_if_done(scheduled, corpus.fingerprint)
+        stop_if_done(TrainConfig.model_validate(scheduled), corpus.fingerprint)
     return corpus, corpus.report

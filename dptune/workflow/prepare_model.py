@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -11,12 +12,13 @@ import torch
 from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.inference import check_causal
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
+from dptune.data.readers import source_files
 from dptune.data.records import Corpus
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
-from dptune.errors import ConfigError, Problem
+from dptune.errors import ConfigError, DependencyError, ModelError, Problem
 from dptune.models.build import build_gpt2
 from dptune.models.digest import model_digest
 from dptune.models.encode import encode_corpus
@@ -245,6 +247,27 @@ def _store(loaded: LoadedModel, target: Path) -> None:
     half.rename(target)
 
 
+def base_files_digest(settings: ModelSettings, *, data_root: Path) -> str:
+    """Hash the files that the base model and its public text are read from.
+
+    A model that is not here, but in the cluster, is none: who loads it says so.
+
+    Args:
+        settings: where they are.
+        data_root: folder that relative paths start from.
+
+    Returns:
+        A name of what these files hold now; the same for all models without files.
+    """
+    found = ""
+    with suppress(ModelError, DependencyError):
+        found = _files_digest(settings.source, data_root=data_root)
+    if settings.pretraining is None:
+        return found
+    texts = source_files(settings.pretraining.source, data_root=data_root)
+    return _key([found, _digest_of(texts or [])])
+
+
 def _files_digest(source: ModelSource, *, data_root: Path | None) -> str:
     """Hash the files that a model follows from by their names; "" if there are none.
 
@@ -252,8 +275,13 @@ def _files_digest(source: ModelSource, *, data_root: Path | None) -> str:
     """
     if not reads_files(source):
         return ""
+    return _digest_of(_files(source, data_root=data_root))
+
+
+def _digest_of(files: Sequence[Path]) -> str:
+    """Hash names and contents of files."""
     digest = hashlib.sha256()
-    for file in _files(source, data_root=data_root):
+    for file in files:
         digest.update(f"{file.name}\n".encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())

@@ -13,7 +13,7 @@ from dptune.models.loading import save_model
 from dptune.models.source import reads_files
 from dptune.models.tokenizer import train_tokenizer
 from dptune.workflow import prepare_model
-from dptune.workflow.prepare_model import prepare_base
+from dptune.workflow.prepare_model import base_files_digest, prepare_base
 
 TINY = {"num_layers": 1, "num_heads": 1, "hidden_size": 8, "max_tokens": 16}
 
@@ -76,6 +76,40 @@ def test_text_of_a_tokenizer_that_was_edited_is_read_again(prepared, tmp_path):
     for words in ("the cat sat there", "no dog ran home"):
         (tmp_path / "words.txt").write_text(f"{words}\n" * 50)
         digests.add(prepared(source).digest)
+    assert len(digests) == 2
+
+
+def test_files_of_a_base_model_are_known_by_what_they_hold(save, tmp_path):
+    settings = ModelSettings.model_validate({"source": BY_PATH, "max_tokens": 16})
+    digests = [base_files_digest(settings, data_root=tmp_path)]  # nothing there yet
+    for seed in (0, 1, 0):
+        save(seed)
+        digests.append(base_files_digest(settings, data_root=tmp_path))
+    assert digests[1] == digests[3]
+    assert len(set(digests)) == 3
+
+
+def test_public_text_of_a_base_model_is_known_by_what_it_holds(tmp_path):
+    source = {"kind": "text", "path": "public.txt"}
+    pretraining = {
+        "source": source,
+        "epochs": 1,
+        "batch_size": 4,
+        "learning_rate": 0.1,
+    }
+    architecture = {
+        "kind": "architecture",
+        **TINY,
+        "vocab_size": 270,
+        "tokenizer": {"kind": "trained"},
+    }
+    settings = ModelSettings.model_validate(
+        {"source": architecture, "max_tokens": 16, "pretraining": pretraining}
+    )
+    digests = set()
+    for words in ("the cat sat there", "no dog ran home"):
+        (tmp_path / "public.txt").write_text(words)
+        digests.add(base_files_digest(settings, data_root=tmp_path))
     assert len(digests) == 2
 
 
