@@ -5,7 +5,7 @@
 * `{"full_text": "...", "spans": [{"start_position": 0, "end_position": 3}]}` (Presidio)
 * IOB2 (`.iob2`, `.conll`, `.bio`): blocks of `number TAB word TAB tag` with
   `# text = ...`; words stand there in order, with signs at most between them. Words of
-  one (`S-`) and last words (`E-`) may be told apart.
+  one (`S-`, `U-`) and last words (`E-`, `L-`) may be told apart.
 
 The first three may be JSON lines or one JSON list; all may be `.gz`. Ranges are
 half-open, in code points of the text. A type may be called `entity_type`, `type` or
@@ -13,7 +13,6 @@ half-open, in code points of the text. A type may be called `entity_type`, `type
 """
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from dptune.data.textfile import read_up_to
 from dptune.errors import DataError, DetectionError, Problem
+from dptune.jsons import parse_json
 from dptune.text import Span
 
 _MOST_PROBLEMS: Final = 20
@@ -97,10 +97,10 @@ def _read_rows(content: str) -> tuple[list[GoldText], list[Problem]]:
 
 
 def _rows(content: str) -> Iterator[Any]:
-    """Yield parsed rows; None for one that is no JSON."""
+    """Yield parsed rows; None for one that is no JSON, or names a key twice."""
     if content.lstrip().startswith("["):
         try:
-            whole = json.loads(content)
+            whole = parse_json(content)
         except ValueError:
             whole = [None]
         yield from whole
@@ -108,7 +108,7 @@ def _rows(content: str) -> Iterator[Any]:
     for line in content.split("\n"):
         if line.strip():
             try:
-                yield json.loads(line)
+                yield parse_json(line)
             except ValueError:
                 yield None
 
@@ -183,7 +183,7 @@ def _word(columns: list[str], line: int) -> _Word | None:
     """Read the columns of a word; None if one is absent or its tag says nothing."""
     word, tag = (*columns[1:3], "", "")[:2]
     mark, hyphen, kind = tag.partition("-")
-    known = tag == "O" or (mark in {*"BISE"} and bool(kind or not hyphen))
+    known = tag == "O" or (mark in {*"BISEUL"} and bool(kind or not hyphen))
     if not known or not word.strip():
         return None
     return _Word(line=line, word=word, mark=mark, kind=kind or _UNTYPED)
@@ -211,7 +211,7 @@ def _aligned(text: str, words: list[_Word], problems: list[Problem]) -> GoldText
             problems.append(_bad_word(one.line, wanted))
             break
         position = end = start + len(one.word)
-        goes_on = is_open and one.mark in {"I", "E"}
+        goes_on = is_open and one.mark in {*"IEL"}
         if goes_on and spans[-1].entity_type == one.kind:
             is_near = not text[spans[-1].end : start].strip()
             start = spans.pop().start if is_near else start

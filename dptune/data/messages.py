@@ -1,11 +1,11 @@
 """Conversations as sources give them, checked and written as one text each."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from dptune.conversation import RESERVED, ROLES, Turn, join_turns
+from dptune.jsons import RepeatedKeyError, parse_json
 from dptune.text import MASK
 
 ALIASES: Final[dict[str, str]] = {
@@ -101,8 +101,10 @@ def _messages(
     first = given[0]
     if isinstance(first, str):
         try:
-            first = json.loads(first)
-        except (ValueError, RecursionError):
+            first = parse_json(first)
+        except RepeatedKeyError:
+            return _bad("a message must name every key once, got one twice.", _LEAVE)
+        except ValueError:
             return _bad("messages must be a list or JSON of one, got text.", _USE_TEXT)
     if not isinstance(first, list) or not first:
         got = "an empty list" if isinstance(first, list) else _kind(first)
@@ -112,6 +114,7 @@ def _messages(
     return first
 
 
+_LEAVE = "Leave one of the two values."
 _USE_TEXT = "Choose another messages_column, or text_column for plain text."
 
 

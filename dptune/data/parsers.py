@@ -6,7 +6,6 @@ Faults become problems with row numbers and byte offsets, never text.
 import csv
 import difflib
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from dptune.data.records import ProblemLog
 from dptune.data.source import HubSource, TextUnit, describe_source
 from dptune.data.textfile import check_file, too_large
 from dptune.errors import DependencyError
+from dptune.jsons import RepeatedKeyError, parse_json
 
 
 def locate(
@@ -55,6 +55,8 @@ def locate(
 Row = tuple[int, Mapping[str, object]]
 _ROWS_AT_ONCE = 1024
 """A page of one long value, repeated, unpacks to this many of it before it is seen."""
+_LONGEST_FIELD = 1 << 26
+"""Characters; what a quote that is never closed may fill the memory with."""
 
 
 _OF_CHATS = frozenset(["tools", "functions", "documents"])
@@ -92,8 +94,15 @@ def parse_jsonl(lines: Iterable[str], *, name: str, log: ProblemLog) -> Iterator
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
+            value = parse_json(line)
+        except RepeatedKeyError:
+            log.add_row(
+                f"{name} row {number}",
+                "must name every key of an object once, got one twice.",
+                "Leave one of the two values.",
+            )
+            continue
+        except ValueError:
             log.add_row(
                 f"{name} row {number}",
                 "must be one JSON object, got malformed JSON.",
@@ -127,6 +136,7 @@ def parse_csv(
         quoting=csv.QUOTE_MINIMAL if quote_character else csv.QUOTE_NONE,
         strict=True,
     )
+    usual = csv.field_size_limit(_LONGEST_FIELD)  # of the process
     try:
         header = next(reader, [])
         if not check_columns(header, columns, name=name, log=log):
@@ -149,6 +159,8 @@ def parse_csv(
             f"longer than {csv.field_size_limit()} characters.",
             "Repair it, or set quote_character to null if the file does not quote.",
         )
+    finally:
+        csv.field_size_limit(usual)
 
 
 def parse_parquet(

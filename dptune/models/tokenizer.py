@@ -1,7 +1,6 @@
 """Train a byte-level BPE tokenizer on public text, and read that text."""
 
 import gzip
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from dptune.errors import ModelError
+from dptune.jsons import parse_json
 from dptune.models.source import BYTE_VOCAB_SIZE
 
 END_OF_TEXT = "<|endoftext|>"
@@ -102,4 +102,4 @@ def _texts(path: Path) -> Iterator[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
         for line in lines:
-            yield json.loads(line)["text"] if is_json else line
+            yield parse_json(line)["text"] if is_json else line

@@ -1,6 +1,5 @@
 """A model that this project did not train, and texts that its owner vouches for."""
 
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from dptune.attacks.planting import planted_count
 from dptune.attacks.settings import AttackSettings
 from dptune.config import PerformanceSettings
 from dptune.errors import ConfigError, DataError, Problem
+from dptune.jsons import parse_json
 from dptune.models.digest import model_digest
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_model
@@ -208,9 +208,12 @@ def _positions(loaded: LoadedModel) -> int:
 def _text(path: Path, number: int, line: str) -> str:
     """The text of one JSON line."""
     try:
-        return str(json.loads(line)["text"])
+        text = parse_json(line)["text"]
     except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
         problem = Problem(
             path=f"{path.name} line {number}", message="must be JSON with a key `text`."
         )
-        raise DataError([problem]) from None
+        raise DataError([problem])
+    return text

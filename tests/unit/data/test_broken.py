@@ -139,6 +139,11 @@ BROKEN = {
         says="got 0",
     ),
     # JSON lines
+    "key twice": Broken(
+        write=jsonl('{"id": "1", "text": "a", "text": "b"}'),
+        source=J,
+        says="row 41: must name every key",
+    ),
     "malformed JSON": Broken(
         write=jsonl(f'{{"id": 1, "text": "{SENTINEL}'), source=J, says="row 41"
     ),
@@ -179,7 +184,9 @@ BROKEN = {
         says="quote_character",
     ),
     "CSV field too long": Broken(
-        write=raw(f"{CSV_GOOD}1,{SENTINEL * 9000}\n", "a.csv"), source=C, says="131072"
+        write=raw(f"{CSV_GOOD}1,{SENTINEL * 9000}\n", "a.csv"),
+        source=C,
+        says="max_characters",
     ),
     "CSV header only": Broken(
         write=raw("id,text\n", "a.csv"), source=C, says="got 0 read"

@@ -86,6 +86,30 @@ def test_tags_of_single_and_last_words_are_read(name, tmp_path):
     ]
 
 
+def test_tags_of_bilou_are_read(tmp_path):
+    content = (
+        "1\tAnn\tU-PER\n2\tsaw\tO\n3\tBob\tB-PER\n4\tvan\tI-PER\n5\tLee\tL-PER\n"
+        "6\tJo\tU-PER\n7\tKim\tL-PER\n"
+    )
+    found = [("Ann", "PER"), ("Bob van Lee", "PER"), ("Jo", "PER"), ("Kim", "PER")]
+    assert spans_of(content, tmp_path) == [found]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"text": "I am Ann", "spans": [[5, 8]], "spans": []}',
+        '{"text": "I am Ann", "spans": [{"start": 5, "start": 7, "end": 8}]}',
+        "[" * 100_000,
+        '{"text": ' + "[" * 100_000,
+    ],
+    ids=lambda row: row[:40],
+)
+def test_row_that_says_two_things_or_is_too_deep_is_refused(row, tmp_path):
+    """The last of two lists was taken: no gold span, and a recall of 100 %."""
+    assert rows_refused(row, tmp_path, "gold.jsonl") == ["row 1"]
+
+
 def test_signs_between_words_and_ends_of_lines_are_passed_over(tmp_path):
     content = (
         '\ufeff# text = "Ann" (Lee), ok\r\n1\tAnn\tB-PER\t-\tx\r\n2\tLee\tB-PER\r\n'

@@ -1,5 +1,6 @@
 """Readers of every kind of source."""
 
+import csv
 import gzip
 import json
 import os
@@ -82,6 +83,16 @@ def test_read_source_of_every_table_gives_the_same(write, name, settings, tmp_pa
         "unit_id": ["a", "b"],
         "label": [0, 1],
     }
+
+
+def test_csv_field_may_be_as_long_as_a_text(tmp_path):
+    """Python's own limit is 131,072 characters."""
+    usual = csv.field_size_limit()
+    row = f"1,{'a b ' * 40_000},{'x' * 200_000}"
+    (tmp_path / "a.csv").write_text(f"id,text,note\n{row}\n")
+    found = read(tmp_path, kind="csv", path="a.csv", id_column="id")
+    assert [len(text) for text in found["text"]] == [160_000]
+    assert csv.field_size_limit() == usual
 
 
 def test_read_source_without_unit_column_owns_itself(tmp_path):
