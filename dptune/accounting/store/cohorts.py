@@ -8,7 +8,7 @@ units begin at zero. A million units are a handful of cohorts.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sqlalchemy import Connection, func, insert, literal, select, update
@@ -54,6 +54,13 @@ def touched_by(connection: Connection, units: UnitSet) -> Touched:
         places, known = locate(block.names, wanted)
         found.update(count_numbers(block.cohorts[places[known]]))
     return Touched(cohorts=dict(found), num_new=len(units) - found.total())
+
+
+def known_otherwise(connection: Connection, units: UnitSet) -> int:
+    """Count the ids that earlier runs were charged for in another form of Unicode."""
+    others = replace(units, names=units.other_forms)
+    blocks = read_blocks(connection, others)
+    return sum(int(locate(block.names, wanted)[1].sum()) for _, block, wanted in blocks)
 
 
 def _touched_by_known(connection: Connection, unit_set: str) -> Touched:

@@ -15,6 +15,7 @@ The units of a run are known to the store by keyed names only (`UnitSet`).
 
 import hashlib
 import hmac
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.accounting.store.allowances import Cost
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import Purpose
 
 
@@ -125,11 +126,15 @@ class UnitSet:
         names: sorted, each once; of type `NAME`.
         key_check: tells two keys apart and nothing else; a store refuses another key,
             under which every unit would look new.
+        other_forms: names that the same ids would have in the other forms of Unicode
+            (NFC, NFD), which look alike and are other bytes. A store that knows one
+            refuses the run: the unit would look new.
     """
 
     data_set: str
     names: Names = field(repr=False)
     key_check: str
+    other_forms: Names = field(default_factory=lambda: np.empty(0, NAME), repr=False)
 
     @classmethod
     def of(cls, unit_ids: Iterable[str], *, key: bytes, data_set: str) -> Self:
@@ -146,6 +151,7 @@ class UnitSet:
 
         Raises:
             ConfigError: the key is too short or too long.
+            PrivacyError: an id is there in two forms of Unicode, as two units.
 
         References:
             RFC 2104 (1997), HMAC; truncated to 128 bits as its section 5 allows.
@@ -157,16 +163,19 @@ class UnitSet:
             )
         check = hmac.digest(key, f"check\x1f{data_set}".encode(), "sha256")
         named = hmac.new(key, f"unit\x1f{data_set}\x1f".encode(), "sha256")
-        packed = bytearray()
+        packed, others = bytearray(), bytearray()
         for unit in unit_ids:
-            this = named.copy()
-            this.update(unit.encode())
-            packed += this.digest()[: NAME.itemsize]
-        return cls(
+            packed += _keyed(named, unit)
+            for form in () if unit.isascii() else _other_forms(unit):
+                others += _keyed(named, form)
+        found = cls(
             data_set=data_set,
             names=distinct(np.frombuffer(packed, NAME)),
             key_check=check[: NAME.itemsize].hex(),
+            other_forms=distinct(np.frombuffer(others, NAME)),
         )
+        refuse_other_forms(int(locate(found.names, found.other_forms)[1].sum()))
+        return found
 
     def __len__(self) -> int:
         """Count the units."""
@@ -176,6 +185,34 @@ class UnitSet:
     def digest(self) -> str:
         """SHA-256 of the names: equal sets have equal digests."""
         return hashlib.sha256(self.names.data).hexdigest()
+
+
+def _keyed(named: hmac.HMAC, unit: str) -> bytes:
+    """Name a unit."""
+    this = named.copy()
+    this.update(unit.encode())
+    return this.digest()[: NAME.itemsize]
+
+
+def _other_forms(unit: str) -> list[str]:
+    """Write an id in the forms of Unicode that it does not have."""
+    forms = (unicodedata.normalize("NFC", unit), unicodedata.normalize("NFD", unit))
+    return [form for form in forms if form != unit]
+
+
+def refuse_other_forms(number: int) -> None:
+    """Refuse units that are known in another form of Unicode.
+
+    Raises:
+        PrivacyError: there is one.
+    """
+    if number:
+        raise PrivacyError(
+            f"ids must keep one form of Unicode, but {number:,} are there, or were "
+            "charged before, in another one (NFC and NFD: they look alike): each "
+            "would be a unit of its own with a fresh budget. Write all ids in the "
+            "form that they were charged in first, or NFC."
+        )
 
 
 def distinct(names: Names) -> Names:

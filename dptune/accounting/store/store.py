@@ -38,7 +38,12 @@ from dptune.accounting.store.database import (
     writing,
 )
 from dptune.accounting.store.log import Head
-from dptune.accounting.store.reservations import Reservation, ReservationStatus, UnitSet
+from dptune.accounting.store.reservations import (
+    Reservation,
+    ReservationStatus,
+    UnitSet,
+    refuse_other_forms,
+)
 from dptune.accounting.store.tables import DataSet, IdKind
 from dptune.errors import BudgetExceededError, ConfigError
 from dptune.privacy import PrivacyUnit, Purpose
@@ -351,6 +356,7 @@ class BudgetStore:
         known = tables.read_data_set(connection, asked.name)
         if known is not None:
             tables.require_same(known, asked)
+        refuse_other_forms(cohorts.known_otherwise(connection, request.units))
         touched = cohorts.touched_by(connection, request.units)
         grants = tables.read_grants(connection, asked.name)
         if request.required and not grants:

@@ -412,3 +412,27 @@ def test_known_units_are_charged_after_others_were_read_in_between(store):
     run(store, HUNDRED, "c", cost(10))
     assert line(store).spent == pytest.approx(spent_epsilon(steps_event(20)))
     assert line(store).worst_cohort_units == 100
+
+
+NAMES = {"NFC": ["Jos\u00e9", "ann"], "NFD": ["Jose\u0301", "ann"]}
+"""One person, written twice: equal to the eye, and other bytes."""
+
+
+@pytest.mark.parametrize(("first", "second"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_ids_in_another_form_of_unicode_are_refused(store, first, second):
+    """They named units of their own, with a fresh budget."""
+    store.grant(grant(spent_epsilon(steps_event(150))))
+    run(store, NAMES[first], "a", cost(100))
+    before = store.head()
+    asked = request([*NAMES[second], "new"], "b", cost(10))
+    for ask in (store.preview, store.reserve):
+        with pytest.raises(PrivacyError, match="one form of Unicode, but 1 are"):
+            ask(asked)
+    assert store.head() == before
+    run(store, [*NAMES[first], "new"], "b", cost(10))  # the form of before
+
+
+def test_two_forms_of_one_id_in_a_run_are_refused():
+    with pytest.raises(PrivacyError, match="one form of Unicode") as refused:
+        request([*NAMES["NFC"], *NAMES["NFD"]], "a", cost(1))
+    assert "Jos" not in str(refused.value)
