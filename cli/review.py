@@ -249,7 +249,7 @@ def _check_outputs(html: Path | None, jsonl: Path | None) -> None:
         elif file.exists():
             message = f"must be a new file, got {str(file)!r}, which exists."
             problems.append(Problem(path=option, message=message))
-    if html is not None and html == jsonl:
+    if html is not None and jsonl is not None and html.resolve() == jsonl.resolve():
         problems.append(Problem(path="--jsonl", message="must not be the page's file."))
     if problems:
         raise ConfigError(problems)
@@ -294,6 +294,11 @@ def _print_imported(console: Console, done: "Imported", *, public: bool) -> None
 
     total = len(done.sample.sentences)
     console.print(f"review {done.sample.id}: {done.num_decided:,} of {total:,} decided")
+    if done.num_changed:
+        console.print(
+            f"{done.num_changed:,} of them said something else in an earlier import, "
+            "which this file takes the place of"
+        )
     found = done.found
     if found is None:
         left = total - done.num_decided

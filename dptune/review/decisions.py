@@ -1,6 +1,5 @@
 """What a reviewer decided, read from a file that nobody vouches for, and figures."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dptune.errors import ConfigError, DataError, Problem
+from dptune.jsons import RepeatedKeyError, parse_json
 from dptune.results import Interval, Report
 from dptune.review.lists import DenyEntry, ListKey
 from dptune.review.quality import MissCounts, Stratum, stratified_missing_rate
@@ -29,8 +29,8 @@ class Place(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    start: int = Field(ge=0, strict=True)
-    end: int = Field(ge=1, strict=True)
+    start: int = Field(ge=0, le=MOST_CHARACTERS, strict=True)
+    end: int = Field(ge=1, le=MOST_CHARACTERS, strict=True)
 
 
 class Decision(BaseModel):
@@ -88,8 +88,10 @@ def read_decisions(content: bytes) -> DecisionFile:
     if len(content) > MOST_CHARACTERS:
         raise _unusable(f"must be at most {MOST_CHARACTERS:,} bytes long.")
     try:
-        values = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError):
+        values = parse_json(content.decode("utf-8-sig"))
+    except RepeatedKeyError:
+        raise _unusable("must name every key of an object once.") from None
+    except ValueError:
         raise _unusable("must be JSON in UTF-8, but is not.") from None
     try:
         return DecisionFile.model_validate(values)
@@ -298,7 +300,7 @@ def findings(
     missed = charged = 0
     for excerpt in excerpts:
         verdict = verdicts[excerpt.sentence.id]
-        own = misses_of(excerpt, verdict.missed)
+        own = misses_of_open(excerpt, verdict, ())
         lost = _lost_to_others(excerpt, verdict, takers, key)
         both = misses_of_open(excerpt, verdict, lost)
         missed += own.missed
@@ -368,10 +370,15 @@ def best_upper_bound(
 def misses_of_open(
     excerpt: Excerpt, verdict: Verdict, lost: Sequence[int]
 ) -> MissCounts:
-    """Count missed words where some marks are lost as well."""
+    """Count missed words where some marks are lost, and false alarms taken back.
+
+    What a reviewer calls missed, under a mark that the same reviewer takes back, is
+    missed once the mark is gone.
+    """
     marks = excerpt.sentence.marks
     gold = [*verdict.missed, *((marks[i].start, marks[i].end) for i in lost)]
-    kept = tuple(mark for i, mark in enumerate(marks) if i not in lost)
+    gone = {*lost, *verdict.false_alarms}
+    kept = tuple(mark for i, mark in enumerate(marks) if i not in gone)
     sentence = excerpt.sentence.model_copy(update={"marks": kept})
     return misses_of(Excerpt(sentence=sentence, text=excerpt.text), gold)
 

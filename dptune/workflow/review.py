@@ -1,9 +1,9 @@
 """The review loop: draw a sample, take decisions back, and say what they mean."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +34,14 @@ class Imported:
 
     Args:
         num_decided: sentences of the sample with a verdict, earlier ones included.
+        num_changed: those of them whose earlier verdict was another one.
         found: what they say; None while sentences are open.
         new_deny, new_allow: entries that the lists gained.
     """
 
     sample: SampleRecord
     num_decided: int
+    num_changed: int = 0
     found: Findings | None = None
     new_deny: int = 0
     new_allow: int = 0
@@ -155,16 +157,19 @@ def import_decisions(
                 f"sample {sample.id} must say of which data set it is, but was drawn "
                 "before lists belonged to one. Export a new sample."
             )
-        earlier = state.review(sample.id)
-        verdicts = merged(
-            earlier.verdicts if earlier else {}, check_decisions(file, sample.sentences)
-        )
+        before = state.review(sample.id)
+        earlier = before.verdicts if before else {}
+        verdicts = merged(earlier, check_decisions(file, sample.sentences))
+        changed = sum(verdicts[name] != said for name, said in earlier.items())
+        imported = _after(review.imported for review in state.reviews)
         record = ReviewRecord(
-            sample=sample.id, verdicts=verdicts, imported=_now(), public=public
+            sample=sample.id, verdicts=verdicts, imported=imported, public=public
         )
         if len(verdicts) < len(sample.sentences):
             store.add_review(record, key, lists=state.lists)
-            return Imported(sample=sample, num_decided=len(verdicts))
+            return Imported(
+                sample=sample, num_decided=len(verdicts), num_changed=changed
+            )
         found = _findings(sample, record, data_root=data_root, key=key, folder=folder)
         lists = state.lists.extended(
             sample.data_set, key, public=public, allow=found.allow, deny=found.deny
@@ -182,13 +187,14 @@ def import_decisions(
             },
         }
         store.add_review(record.model_copy(update=measured), key, lists=lists)
-    before, after = (one.acting_on(sample.data_set) for one in (state.lists, lists))
+    then, after = (one.acting_on(sample.data_set) for one in (state.lists, lists))
     return Imported(
         sample=sample,
         num_decided=len(verdicts),
+        num_changed=changed,
         found=found,
-        new_deny=len(after.deny) - len(before.deny),
-        new_allow=len(after.allow) - len(before.allow),
+        new_deny=len(after.deny) - len(then.deny),
+        new_allow=len(after.allow) - len(then.allow),
     )
 
 
@@ -214,3 +220,15 @@ def _findings(
 
 def _now() -> str:
     return datetime.now(tz=UTC).isoformat(timespec="seconds")
+
+
+def _after(earlier: Iterable[str]) -> str:
+    """Return the time, or a second after the newest import: the newest one counts.
+
+    Clocks are set back, and two files may be imported within a second.
+    """
+    newest, now = max(earlier, default=""), _now()
+    if now > newest:
+        return now
+    later = datetime.fromisoformat(newest) + timedelta(seconds=1)
+    return later.isoformat(timespec="seconds")

@@ -78,6 +78,17 @@ def test_export_never_overwrites(config, run_cli, tmp_path):
     assert page.read_text() == "mine"
 
 
+def test_page_and_lines_are_two_files_however_they_are_written(
+    config, run_cli, tmp_path
+):
+    same = tmp_path / "data" / ".." / "page.html"
+    same.parent.parent.mkdir(exist_ok=True)
+    outcome = run_cli(
+        "review", "export", config, "--html", tmp_path / "page.html", "--jsonl", same
+    )
+    outcome.assert_refused("--jsonl", "must not be the page's file")
+
+
 def test_import_before_any_export_says_what_to_do(run_cli, tmp_path):
     file = tmp_path / "d.json"
     file.write_text("{}")

@@ -117,6 +117,8 @@ def test_checksum_marks_cannot_be_false_alarms(excerpts):
         written([{"id": "0" * 32, "Ann Lee": 1}]),
         written([{"id": "0" * 32, "missed": [{"start": -1, "end": "Ann Lee"}]}]),
         written([{"id": "0" * 32, "missed": [{"start": True, "end": 2.5}]}]),
+        written([{"id": "0" * 32, "missed": [{"start": 0, "end": 10**400}]}]),
+        written([]).replace(b"{", b'{"sample": "Ann Lee", ', 1),
     ],
     ids=lambda content: repr(content[:24]),
 )

@@ -73,6 +73,19 @@ def test_false_alarm_that_others_left_marked_counts_as_missed(drawn, key):
     assert everyone.rate == 0.0
 
 
+def test_missed_word_under_a_mark_that_is_taken_back_counts_as_missed(drawn, key):
+    """The mark goes with its false alarm: nothing covers the word any more."""
+    verdicts = {e.sentence.id: Verdict() for e in drawn.excerpts}
+    (one, *_) = (e for e in drawn.excerpts if "Ann Lee" in e.text)
+    (mark,) = one.sentence.marks
+    said = Verdict(missed=((mark.start, mark.end),), false_alarms=(0,))
+    verdicts[one.sentence.id] = said
+    others = [e for e in drawn.excerpts if "Ann Lee" in e.text and e is not one]
+    found = findings(drawn.excerpts, verdicts, sizes=drawn.sizes, key=key)
+    assert found.num_missed == 2
+    assert found.num_charged == 2 * len(others)
+
+
 def test_open_sentence_gives_no_rate(drawn, key):
     with pytest.raises(ConfigError, match="every sentence must be decided, got 79"):
         findings(

@@ -24,6 +24,7 @@ from dptune.review.store import (
     measured_rate,
 )
 from dptune.settings import ScreenedSettings
+from dptune.workflow import review as reviewing
 from dptune.workflow.detect import engine_of, label_corpus, marks_assume
 from dptune.workflow.ingest import read_corpus
 from dptune.workflow.review import export_sample, import_decisions
@@ -175,6 +176,30 @@ def test_unfinished_review_gives_no_rate_and_the_rest_completes_it(config, root,
     assert "not finished: 50 of 60 open" in report.missing_rate_refusal
     done = take(answers(record, drawn), root, store)
     assert done.found is not None
+
+
+def test_import_counts_what_it_says_otherwise_than_an_earlier_one(config, root, store):
+    record, drawn = export(config, root, store)
+    first = take(answers(record, drawn), root, store)
+    again = take(answers(record, drawn), root, store)
+    assert (first.num_changed, again.num_changed) == (0, 0)
+    other = take(answers(record, drawn, missed="no such name"), root, store)
+    missed = sum(bool(v.missed) for v in store.read(KEY).reviews[0].verdicts.values())
+    assert missed == 0
+    assert other.num_changed == sum("frank rose" in e.text for e in drawn.excerpts)
+
+
+def test_last_import_counts_whatever_the_clock_says(
+    config, root, store, monkeypatch, tmp_path
+):
+    """A clock that was set back left the rate of an earlier review in its place."""
+    good, drawn = export(config, root, store)
+    take(answers(good, drawn, missed="no such name"), root, store)
+    bad, drawn = export(config, root, store)
+    monkeypatch.setattr(reviewing, "_now", lambda: "2001-01-01T00:00:00+00:00")
+    done = take(answers(bad, drawn), root, store)
+    _, report = label(config, root, store.read(KEY))
+    assert (report.review, report.missing_rate) == (bad.id, done.found.rate)
 
 
 def test_rate_of_another_detector_is_refused(config, root, store):
