@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module
 
-from dptune.dpsgd.parameters import gradient_hooks
+from dptune.dpsgd.parameters import gradient_hooks, hooked_parameters
 from dptune.dpsgd.sharding import held
 from dptune.errors import PrivacyError
 
@@ -61,10 +61,17 @@ class StepGuard:
         """Refuse to begin with another model than the one that was checked.
 
         Raises:
-            PrivacyError: something was put around it, or is trained beside it.
+            PrivacyError: something was put around it, is trained beside it, or hooks
+                its gradients, as some optimizers do that are made after the check.
         """
         self.check_model(model)
         self.check_covered(optimizer)
+        if hooked := hooked_parameters(model):
+            raise PrivacyError(
+                f"the model must have no hooks on gradients, got {len(hooked)}, maybe "
+                "an optimizer's: they see them before they are clipped and noised. "
+                f"{self._way_out}"
+            )
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse another model than the one that was checked.

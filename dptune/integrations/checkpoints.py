@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from transformers.trainer_callback import TrainerState
+
 from dptune.errors import ConfigError
 
 _LAST_WRITTEN: Final = "trainer_state.json"
@@ -32,6 +34,18 @@ def checkpoint_to_resume(resume: object, output: Path) -> Path | None:
             "Say True for the newest whole one."
         )
     return folder
+
+
+def ended_with(checkpoint: Path, *, best: bool) -> tuple[TrainerState, Path]:
+    """Return how a training ended, and the checkpoint whose weights it ended with.
+
+    Args:
+        checkpoint: of its last step.
+        best: whether it took the best of its checkpoints at the end.
+    """
+    state = TrainerState.load_from_json(str(checkpoint / _LAST_WRITTEN))
+    chosen = (best and state.best_model_checkpoint) or checkpoint
+    return state, checkpoint.parent / Path(chosen).name  # a folder may have moved
 
 
 def _newest(output: Path) -> Path:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
-from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput, sort_checkpoints
 
 from dptune.accounting.certificates import Certificate
@@ -40,7 +39,7 @@ from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.steps import Charge, ChargedSteps
 from dptune.errors import ConfigError, PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
-from dptune.integrations.checkpoints import checkpoint_to_resume
+from dptune.integrations.checkpoints import checkpoint_to_resume, ended_with
 from dptune.integrations.claims import tell_issued
 from dptune.integrations.evaluation import EvaluationApart
 from dptune.integrations.ranks import (
@@ -235,9 +234,9 @@ class PrivateTraining(RankedTraining, EvaluationApart):
 
     def _end(self, run: ScriptRun, checkpoint: Path) -> TrainOutput:
         """End a training that has taken its last step, and may have been cut off."""
+        state, kept = ended_with(checkpoint, best=self.args.load_best_model_at_end)
         with first_rank_pays(self.ranks, run.charging(self.model)):
-            self._load_from_checkpoint(str(checkpoint))  # type: ignore[attr-defined]
-        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            self._load_from_checkpoint(str(kept))  # type: ignore[attr-defined]
         self.state = state
         self._finish(run)
         return TrainOutput(state.global_step, 0.0, {})
@@ -245,7 +244,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
     def _finish(self, run: ScriptRun) -> None:
         """Let the first rank write what may be said; tell listeners on all."""
         weights = tensors_digest(self.whole_state())
-        self.ranks.once(partial(run.finish, weights))
+        self.ranks.once(partial(run.finish, weights, self.state.global_step))
         tell_issued(run.certificate())
 
     def _prepared(

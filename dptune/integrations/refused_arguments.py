@@ -332,7 +332,8 @@ def _value_problems(
     recompute = given if isinstance(given, dict) else {}
     trackers = {args.report_to} if isinstance(args.report_to, str) else args.report_to
     told = sorted(set(trackers or ()) - {"none"})
-    layerwise = [mark for mark in ("lomo", "layerwise") if mark in str(args.optim)]
+    optimizer = str(getattr(args.optim, "value", args.optim))  # an enum, or its name
+    layerwise = [mark for mark in ("lomo", "layerwise") if mark in optimizer]
     checks = {
         "max_grad_norm": (
             clip in (None, 0, _DEFAULT_CLIP, privacy.max_grad_norm),
@@ -361,7 +362,7 @@ def _value_problems(
         "optim": (
             not layerwise,
             (
-                f"must not be {args.optim}: it sees gradients in the backward pass, "
+                f"must not be {optimizer}: it sees gradients in the backward pass, "
                 "before they are clipped and noised."
             ),
             "Use adamw_torch, or another one that steps at the end.",

@@ -62,6 +62,8 @@ from dptune.workflow.charging import stage_entry
 from dptune.workflow.naming import check_digest, claim_digest, records_digest
 
 NOTE: Final = "privacy.json"
+_CERTIFICATE: Final = "certificate.json"
+_CARD: Final = "CARD.md"
 _NOTED: Final = ("digest", "num_units")
 _ADD_UP: Final = (
     "Train for all steps at once, resume in the output_dir of that training, begin "
@@ -218,6 +220,7 @@ class ScriptRun:
         if checkpoint is not None:
             note = _read(checkpoint / NOTE, "run", "num_entries", "paid")
             self._check_checkpoint(known, note)
+            self._check_step(known, checkpoint)
         learning = self._learning(model)
         if self.privacy.seed is None:  # else nothing is claimed
             learning.check(way_out=_ADD_UP)
@@ -271,7 +274,7 @@ class ScriptRun:
                 "but another training has paid for steps in it. Choose another "
                 "output_dir."
             )
-        if not resumes and (self.folder / "certificate.json").exists():
+        if not resumes and (self.folder / _CERTIFICATE).exists():
             raise PrivacyError(
                 "output_dir must not hold a training that has ended: a second one "
                 "would spend as much again. Choose another output_dir, or resume from "
@@ -297,6 +300,21 @@ class ScriptRun:
                 f"the checkpoint was written, got {len(entries)} blocks, or others. "
                 "Restore the ledger."
             )
+
+    def _check_step(self, known: dict[str, Any], checkpoint: Path) -> None:
+        """Refuse to take steps again of a training that has taken all of them."""
+        last = self.stage.num_steps
+        if self._has_ended(known) and checkpoint.name != f"checkpoint-{last}":
+            raise PrivacyError(
+                f"output_dir must not hold a training that has ended: going on from "
+                f"{checkpoint.name} would draw, and pay for, steps again. Resume from "
+                f"checkpoint-{last}, which returns its model and its certificate."
+            )
+
+    def _has_ended(self, known: dict[str, Any]) -> bool:
+        """Whether a training has taken all steps, and was not stopped before."""
+        last = self.stage.num_steps
+        return bool(known.get("weights")) and known.get("steps", last) >= last
 
     def note_checkpoint(self, checkpoint: Path) -> None:
         """Tie a checkpoint to this training and to what it has paid so far."""
@@ -345,6 +363,8 @@ class ScriptRun:
             )
             if spend is not None:
                 spend(entry)
+            for name in (_CERTIFICATE, _CARD):  # of a training that was stopped before
+                (self.folder / name).unlink(missing_ok=True)
             journal.charge(entry)
             learning.note()
 
@@ -403,26 +423,30 @@ class ScriptRun:
             relation=NeighboringRelation(self.privacy.relation),
         )
 
-    def finish(self, weights: str) -> None:
+    def finish(self, weights: str, steps: int) -> None:
         """Write certificate, card, and whose weights they are about.
 
         Args:
             weights: digest of the weights that the training ended with.
+            steps: that it has taken; fewer than planned where something stopped it,
+                such as a callback. It may go on then.
 
         Raises:
             ArtifactError: the training ended before, with other weights.
         """
         found = self.certificate()
-        if self.weights not in {"", weights}:
+        known, paid = _read(self.folder / "run.json"), len(self.journal.read().entries)
+        went_on = not self._has_ended(known) and paid > known.get("num_entries", paid)
+        if not went_on and self.weights not in {"", weights}:
             raise ArtifactError(
                 "the last checkpoint must hold the weights that the training ended "
                 "with, but holds others. Restore it: the certificate is not about them."
             )
-        run = _read(self.folder / "run.json") | {"weights": weights}
-        _write(self.folder / "run.json", json.dumps(run))
+        known |= {"weights": weights, "steps": steps, "num_entries": paid}
+        _write(self.folder / "run.json", json.dumps(known))
         card = script_card(found, self.plan)
-        _write(self.folder / "certificate.json", found.model_dump_json(indent=1))
-        _write(self.folder / "CARD.md", card)
+        _write(self.folder / _CERTIFICATE, found.model_dump_json(indent=1))
+        _write(self.folder / _CARD, card)
 
 
 def _digest_of(entries: Sequence[LedgerEntry]) -> str:

@@ -103,6 +103,24 @@ def test_optimizer_that_steps_in_the_backward_pass_is_refused(script, paid):
     refused(script, paid, "before they are clipped", args_class=Lomo)
 
 
+@pytest.mark.parametrize("name", ["lomo", "adalomo", "galore_adamw_layerwise"])
+def test_optimizer_that_arguments_turn_into_an_enum_is_refused(script, paid, name):
+    refused(script, paid, f"args.optim: must not be {name}", optim=name)
+
+
+def test_optimizer_that_hooks_gradients_when_it_is_made_is_refused(script, paid):
+    class Hooking(DPTrainer):
+        def create_optimizer(self, *given):
+            made = super().create_optimizer(*given)
+            next(self.model.parameters()).register_hook(lambda gradient: None)
+            return made
+
+    trainer = script(cls=Hooking)
+    with pytest.raises(PrivacyError, match="no hooks on gradients, got 1"):
+        trainer.train()
+    assert not paid()
+
+
 @pytest.mark.parametrize("name", ["deepspeed", "deepspeed_plugin"])
 def test_foreign_sums_of_gradients_are_refused(script, paid, name):
     class Set(TrainingArguments):

@@ -1,5 +1,6 @@
 """Starts of one training: one at a time, after a kill, with a clock set back."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -8,11 +9,15 @@ import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
+from datasets import Dataset
 from transformers import TrainerCallback
 
+from dptune.accounting.certificates import Certificate
 from dptune.errors import ArtifactError, PrivacyError
 from dptune.integrations.script_run import ScriptRun
+from dptune.models.digest import weights_digest
 from infra.workspace import REPOSITORY
+from tests.unit.integrations.conftest import asked, make_rows
 
 ONE = "output_dir must be trained in by one process at a time"
 HOLD = """
@@ -104,3 +109,73 @@ def test_training_without_the_lock_would_be_seen(script, paid, monkeypatch):
     with pytest.raises(ArtifactError, match="ended with"):  # and with other weights
         script(parts={"callbacks": [TrainHere(script, None)]}).train()
     assert paid() == [4, 4, 4, 4, 4, 3, 4, 3]
+
+
+class EndAt(TrainerCallback):
+    """Ends a training in good order, as one does whose time is up."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= self.step:
+            control.should_training_stop = True
+
+
+def test_training_that_was_stopped_goes_on_and_ends(script, paid, tmp_path):
+    stopped = script(parts={"callbacks": [EndAt(5)]})
+    assert stopped.train().global_step == 5
+    assert paid() == [4, 4]
+    resumed = script()
+    assert resumed.train(resume_from_checkpoint=True).global_step == 15
+    assert paid() == [4, 4, 4, 4, 2]
+    stored = tmp_path / "out" / "privacy" / "certificate.json"
+    assert Certificate.model_validate_json(stored.read_bytes()) == resumed.certificate
+    again = script()
+    assert again.train(resume_from_checkpoint=True).global_step == 15
+    assert weights_digest(again.model) == again.script_run.weights
+    assert sum(paid()) == 18
+
+
+def test_certificate_of_a_stopped_training_is_gone_once_more_is_paid(
+    script, paid, tmp_path
+):
+    script(parts={"callbacks": [EndAt(5)]}).train()
+    stored = tmp_path / "out" / "privacy" / "certificate.json"
+    assert stored.exists()
+    with pytest.raises(KeyboardInterrupt):
+        script(parts={"callbacks": [StopAt(7)]}).train(resume_from_checkpoint=True)
+    assert sum(paid()) == 12
+    assert not stored.exists()
+
+
+def test_training_that_has_ended_goes_on_from_no_earlier_checkpoint(
+    script, paid, tmp_path
+):
+    script().train()
+    before = paid()
+    with pytest.raises(PrivacyError, match="going on from checkpoint-10 would draw"):
+        script().train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-10"))
+    assert paid() == before
+
+
+def test_resumed_training_that_took_its_best_model_returns_that(script, tmp_path):
+    changes = {
+        "privacy": asked(evaluation_is_public=True),
+        "load_best_model_at_end": True,
+        "eval_strategy": "steps",
+        "eval_steps": 5,
+        "metric_for_best_model": "later",
+        "greater_is_better": False,
+    }
+    counted = itertools.count()
+    parts = {
+        "eval_dataset": Dataset.from_list(make_rows(8, seed=5)),
+        "compute_metrics": lambda _: {"later": next(counted)},
+    }
+    first = script(parts=parts, **changes)
+    first.train()
+    assert first.state.best_model_checkpoint.endswith("checkpoint-5")
+    again = script(parts=parts, **changes)
+    assert again.train(resume_from_checkpoint=True).global_step == 15
+    assert weights_digest(again.model) == first.script_run.weights
