@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.accounting.certificates import Certificate
 from dptune.api.arguments import Arguments
+from dptune.api.rows import named_owners
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.exposure import exposure_report, measure_exposure
 from dptune.attacks.extraction import SamplingSettings, sample_canaries
@@ -20,6 +21,7 @@ from dptune.gates.evidence import AuditEvidence
 from dptune.models.digest import weights_digest
 from dptune.privacy import CertificateStatus
 from dptune.results import CanarySampling, ExposureReport, MembershipReport
+from dptune.workflow.sides import one_of_each
 
 MOST_CANARIES: Final = 1_000_000
 
@@ -188,6 +190,8 @@ def membership(
     members: Sequence[str],
     non_members: Sequence[str],
     max_tokens: int,
+    member_owners: Sequence[str | int] | None = None,
+    non_member_owners: Sequence[str | int] | None = None,
     batch_size: int = 32,
 ) -> MembershipReport:
     """Tell texts that were trained on from others, by the model's token losses.
@@ -196,19 +200,24 @@ def membership(
     sees no model: where that beats chance, the texts differ and the figures mean
     nothing.
 
+    Intervals hold for independent texts: one of each owner is attacked, a copy counts
+    once, and what both sides have is left out.
+
     Args:
         model: the fine-tuned model.
         base_model: the model before fine-tuning.
         tokenizer: of both.
-        members: texts that were trained on, at least ten; leave canaries out, and take
-            one text of each person: intervals hold for independent ones.
+        members: texts that were trained on, at least ten; leave canaries out.
         non_members: of the same law, that were not.
         max_tokens: where texts were cut in training.
+        member_owners: the person whose each of `members` is, as text or a whole number.
+            None where each is of another.
+        non_member_owners: likewise.
         batch_size: records forwarded at once.
 
     Raises:
         ConfigError: an argument is wrong; all at once.
-        DataError: a group is too small, or a loss is NaN.
+        DataError: a group is too small, an owner is on both sides, or a loss is NaN.
 
     Privacy:
         A function of private data outside any epsilon.
@@ -229,9 +238,16 @@ def membership(
     given = _of_models(model=model, base_model=base_model, tokenizer=tokenizer)
     given.texts("members", members)
     given.texts("non_members", non_members)
+    sides = {"member": (members, member_owners)}
+    sides["non_member"] = (non_members, non_member_owners)
+    owners = {
+        f"{side}_owners": named_owners(given, f"{side}_owners", own, texts)
+        for side, (texts, own) in sides.items()
+    }
     max_tokens = given.whole("max_tokens", max_tokens, least=1)
     batch_size = given.whole("batch_size", batch_size, least=1)
     given.check()
+    members, non_members = one_of_each(members, non_members, **owners)
 
     def encoded(texts: Sequence[str]) -> list[list[int]]:
         return [list(tokenizer(text)["input_ids"][:max_tokens]) for text in texts]

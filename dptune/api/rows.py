@@ -13,7 +13,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from dptune.api.arguments import is_list
+from dptune.api.arguments import Arguments, is_list
 from dptune.data.collated import IGNORED, Names, Rows, read_collated, unit_name
 from dptune.data.records import MAX_ROWS_NAMED
 from dptune.dpsgd.dataset import UnitDataset
@@ -287,6 +287,22 @@ def _numbered(owners: Iterable[object]) -> list[int]:
         raise ConfigError(problems)
     numbers: dict[str | None, int] = {}
     return [numbers.setdefault(unit_name(owner), len(numbers)) for owner in given]
+
+
+def named_owners(
+    given: Arguments, name: str, owners: object, texts: object
+) -> list[str] | None:
+    """Name the owner of every text; note in `given` where there is none."""
+    if owners is None:
+        return None
+    if not is_list(owners) or (is_list(texts) and len(owners) != len(texts)):
+        got = len(owners) if is_list(owners) else type(owners).__name__
+        given.refuse(name, f"must name an owner for each text, got {got}.")
+        return None
+    found = list(cast("Iterable[object]", owners))
+    for problem in _owner_problems(found):
+        given.refuse(name, problem.message, problem.next_step)
+    return [unit_name(owner) or "" for owner in found]
 
 
 def _owner_problems(owners: Iterable[object]) -> list[Problem]:

@@ -15,6 +15,7 @@ from dptune.attacks.membership import membership_report
 from dptune.attacks.planting import planted_count
 from dptune.attacks.settings import AttackSettings
 from dptune.config import PerformanceSettings
+from dptune.data.collated import unit_name
 from dptune.errors import ConfigError, DataError, Problem
 from dptune.jsons import parse_json
 from dptune.models.digest import model_digest
@@ -26,6 +27,7 @@ from dptune.settings import Settings
 from dptune.workflow.canary_ranking import CanaryRanking
 from dptune.workflow.device import pick_device
 from dptune.workflow.shadows import shadow_training
+from dptune.workflow.sides import one_of_each
 
 _LEAST = 50
 
@@ -36,7 +38,8 @@ class ForeignModel(Settings):
     Args:
         model: directory in the Hugging Face layout, safetensors only.
         base: likewise, what it was trained from.
-        members: texts that it was trained on: a line each, or JSON lines with `text`.
+        members: texts that it was trained on: a line each, or JSON lines with `text`,
+            and with `owner` where a person has several.
         non_members: texts of the same law that it was not.
         canaries: a canary set as JSON, if there is one.
         max_tokens: longest sequence, if the models can read it.
@@ -86,10 +89,7 @@ def attack_foreign(
     """
     model, base = foreign.bundle(), foreign.base_bundle()
     loaded, loaded_base = load_model(model.path), load_model(base.path)
-    groups = [
-        read_texts(path)[: attacks.num_members]
-        for path in (foreign.members, foreign.non_members)
-    ]
+    groups = [side[: attacks.num_members] for side in sides_of(foreign)]
     longest = min(foreign.max_tokens, *map(_positions, (loaded, loaded_base)))
     shadows = shadow_training(
         loaded_base,
@@ -118,6 +118,26 @@ def attack_foreign(
         num_shadows=shadows.settings.num_models if shadows else 0,
         tell=tell,
     )
+
+
+def sides_of(foreign: ForeignModel) -> tuple[list[str], list[str]]:
+    """Read one text of each owner, members and non-members.
+
+    Raises:
+        DataError: a file cannot be read, or has too few owners for an attack.
+    """
+    files = foreign.members, foreign.non_members
+    rows = [_read_rows(path) for path in files]
+    texts = [[text for text, _ in side] for side in rows]
+    owners = [[name for _, name in side if name is not None] or None for side in rows]
+    sides = one_of_each(*texts, member_owners=owners[0], non_member_owners=owners[1])
+    for path, side in zip(files, sides, strict=True):
+        if len(side) < _LEAST:
+            raise DataError(
+                f"{path.name} must hold texts of at least {_LEAST} owners, got "
+                f"{len(side)}. An attack on fewer says nothing."
+            )
+    return sides
 
 
 def rank_foreign(
@@ -168,21 +188,32 @@ def read_texts(path: Path) -> list[str]:
     Raises:
         DataError: the file cannot be read, or holds too few texts for an attack.
     """
+    return [text for text, _ in _read_rows(path)]
+
+
+def _read_rows(path: Path) -> list[tuple[str, str | None]]:
+    """Read texts, and who owns them; None where a file does not say."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
         raise DataError(f"{path.name} must be readable UTF-8 text.") from None
     filled = [(i, line) for i, line in enumerate(lines, start=1) if line.strip()]
     if path.suffix == ".jsonl":
-        texts = [_text(path, number, line) for number, line in filled]
+        rows = [_row(path, number, line) for number, line in filled]
     else:
-        texts = [line for _, line in filled]
-    if len(texts) < _LEAST:
+        rows = [(line, None) for _, line in filled]
+    if len(rows) < _LEAST:
         raise DataError(
-            f"{path.name} must hold at least {_LEAST} texts, got {len(texts)}. An "
+            f"{path.name} must hold at least {_LEAST} texts, got {len(rows)}. An "
             "attack on fewer says nothing."
         )
-    return texts
+    owned = sum(owner is not None for _, owner in rows)
+    if 0 < owned < len(rows):
+        raise DataError(
+            f"{path.name} must name an owner in every row or in none, got {owned} of "
+            f"{len(rows)}. Give rows without one an owner each."
+        )
+    return rows
 
 
 def read_canaries(path: Path | None) -> CanarySet:
@@ -205,15 +236,18 @@ def _positions(loaded: LoadedModel) -> int:
     return int(getattr(loaded.model.config, "max_position_embeddings", sys.maxsize))
 
 
-def _text(path: Path, number: int, line: str) -> str:
-    """The text of one JSON line."""
+def _row(path: Path, number: int, line: str) -> tuple[str, str | None]:
+    """Return the text of one JSON line, and its owner."""
     try:
-        text = parse_json(line)["text"]
+        row = parse_json(line)
+        text, owner = row["text"], row.get("owner")
     except (ValueError, KeyError, TypeError):
-        text = None
+        text, owner = None, None
+    name, where = unit_name(owner), f"{path.name} line {number}"
     if not isinstance(text, str):
-        problem = Problem(
-            path=f"{path.name} line {number}", message="must be JSON with a key `text`."
-        )
-        raise DataError([problem])
-    return text
+        message = "must be JSON with a key `text`."
+        raise DataError([Problem(path=where, message=message)])
+    if owner is not None and name is None:
+        message = "must have an owner that is text or a whole number."
+        raise DataError([Problem(path=where, message=message)])
+    return text, name

@@ -99,6 +99,8 @@ CASES = {
         "members": (["x"], ["x", 1, [None]]),
         "non_members": (["x"], ["x", 1, [None]]),
         "max_tokens": (8, [*WHOLE, 0]),
+        "member_owners": (["me"], ["me", 1, [None], [], ["me", "you"]]),
+        "non_member_owners": ([1], ["me", 1, [None], [], ["me", "you"]]),
         "batch_size": (8, [*WHOLE, 0]),
     },
     "audit": {

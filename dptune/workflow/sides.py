@@ -1,0 +1,76 @@
+"""Texts that an attack on membership may count as drawn independently.
+
+Several texts of one person are alike, and so are copies: as if each were drawn by
+itself, they make intervals too narrow, and what sees no model tells the sides apart.
+"""
+
+from collections.abc import Sequence
+
+from dptune.data.records import seeded_fraction
+from dptune.errors import DataError
+
+Owners = Sequence[str]
+
+
+def one_of_each(
+    members: Sequence[str],
+    non_members: Sequence[str],
+    *,
+    member_owners: Owners | None = None,
+    non_member_owners: Owners | None = None,
+) -> tuple[list[str], list[str]]:
+    """Take one text of each owner, and none that both sides have.
+
+    Which one, a hash of the texts decides, not their order. Without owners, texts that
+    are equal are one.
+
+    Args:
+        members: texts that were trained on.
+        non_members: texts that were not.
+        member_owners: whose each of `members` is; None where each is its own.
+        non_member_owners: likewise.
+
+    Returns:
+        Both sides, in the order of their texts.
+
+    Raises:
+        DataError: an owner is on both sides, or nothing is left of one.
+
+    >>> one_of_each(["a", "b", "a"], ["c", "d", "b"], non_member_owners=["x", "x", "y"])
+    (['a'], ['c'])
+    """
+    if shared := len(set(member_owners or ()) & set(non_member_owners or ())):
+        raise DataError(
+            f"owners must be on one side alone, got {shared} on both: what was learnt "
+            "from a member would tell of a non-member. Take their texts out of one."
+        )
+    both = set(members) & set(non_members)
+    kept = tuple(
+        _one_of_each(texts, owners or texts, without=both)
+        for texts, owners in (
+            (members, member_owners),
+            (non_members, non_member_owners),
+        )
+    )
+    if not all(kept):
+        raise DataError(
+            "members and non-members must each hold texts that the other has not, got "
+            f"{len(kept[0])} and {len(kept[1])} of them. Remove copies."
+        )
+    return kept[0], kept[1]
+
+
+def _one_of_each(
+    texts: Sequence[str], owners: Sequence[str], *, without: set[str]
+) -> list[str]:
+    """Take one text of each owner."""
+    left = [i for i, text in enumerate(texts) if text not in without]
+    chosen: dict[str, int] = {}
+    for i in sorted(left, key=lambda i: (_place(texts[i]), i)):
+        chosen.setdefault(owners[i], i)
+    return [texts[i] for i in sorted(chosen.values())]
+
+
+def _place(text: str) -> float:
+    """Where a text stands in an order that says nothing of it."""
+    return seeded_fraction(text, seed=0, purpose="attack")
