@@ -211,7 +211,9 @@ def _forward_entry(
     """Describe participations of a stage with forward noise.
 
     Labels are sent in the clear, so that a record has no guarantee. Selective neighbors
-    have equal labels, and all else that is learnt comes from the releases.
+    have equal labels, and all else that is learnt comes from the releases. The server
+    sees who sends, whatever number the run was planned for: a text that would not be
+    among those sent, had it other words, is not hidden.
     """
     forward = plan.forward_plan(plan.noise_multiplier or 0.0)
     event = forward.dp_event(entry.keywords["num_steps"], first_step=first_step)
@@ -230,6 +232,7 @@ def _forward_entry(
                 noisy=True,
                 sees_marks=sees_marks(plan.settings),
             ),
+            *_about_senders(corpus),
             Assumption.LABELS_ARE_SENT,
         ),
         fixed_seed=fixed_seed,
@@ -333,11 +336,21 @@ def _about_number(
     Neighbors of a replacement have equally many units, unless texts decide how many
     there are: another text may repeat one that is there, or fall into another split.
     """
-    drops_units = corpus.deduplicated and corpus.privacy_unit == PrivacyUnit.RECORD
-    is_exact = units_from is UnitsFrom.EXACT
-    if is_exact and (drops_units or corpus.units_are_content_hashes):
+    if units_from is UnitsFrom.EXACT and _texts_decide_units(corpus):
         return (*ABOUT_NUM_UNITS[units_from], Assumption.REPLACEMENT_KEEPS_NUM_UNITS)
     return ABOUT_NUM_UNITS[units_from]
+
+
+def _about_senders(corpus: CorpusReport) -> tuple[Assumption, ...]:
+    """Name what a server takes for granted that sees who sends, however many."""
+    decides = _texts_decide_units(corpus)
+    return (Assumption.REPLACEMENT_KEEPS_NUM_UNITS,) if decides else ()
+
+
+def _texts_decide_units(corpus: CorpusReport) -> bool:
+    """Whether another text of a unit may change who is trained on."""
+    drops_units = corpus.deduplicated and corpus.privacy_unit == PrivacyUnit.RECORD
+    return drops_units or corpus.units_are_content_hashes
 
 
 def assumptions_of(

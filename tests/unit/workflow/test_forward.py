@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dptune.accounting.assumptions import Assumption
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.data.source import TextSource
 from dptune.errors import ConfigError
@@ -14,9 +15,9 @@ from dptune.local import release as local_release
 from dptune.local import training as local_training
 from dptune.local.release import release as local_release_release
 from dptune.planning import plan_run
-from dptune.privacy import Mode, NeighboringRelation, Notion
+from dptune.privacy import Mode, NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
-from dptune.workflow.charging import planned_ledger
+from dptune.workflow.charging import planned_ledger, stage_entry
 from dptune.workflow.forward import PublicText
 from dptune.workflow.inputs import StageInputs
 from dptune.workflow.train_stage import run_stage
@@ -29,6 +30,7 @@ from .test_classifying import MAX_TOKENS, WORDS, base, reviews  # noqa: F401 - f
 
 RECIPES = Path(__file__).resolve().parents[3] / "configs" / "recipes"
 REPLACE = NeighboringRelation.REPLACE_ONE
+SELECTIVE = Notion.SELECTIVE
 SST2 = 67_349
 
 
@@ -41,10 +43,19 @@ def recipe(name, **local):
     return Recipe.model_validate(values)
 
 
-def plan(made, *, num_units=SST2, target=8.0, mode=Mode.SOUND, notion=Notion.LOCAL):
+def plan(
+    made,
+    *,
+    num_units=SST2,
+    target=8.0,
+    mode=Mode.SOUND,
+    notion=Notion.LOCAL,
+    units_from=UnitsFrom.EXACT,
+):
     return plan_run(
         made,
         num_units=num_units,
+        units_from=units_from,
         notion=notion,
         relation=REPLACE,
         target_epsilon=target,
@@ -79,6 +90,32 @@ def test_calibration_promises_the_local_notion_and_no_record():
     assert [p.notion for p in found.promises] == [Notion.LOCAL, Notion.SELECTIVE]
     assert found.promises[0].epsilon == found.epsilon <= 8.0
     assert found.what_if is None
+
+
+@pytest.mark.parametrize("units_from", UnitsFrom)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"units_are_content_hashes": True, "deduplicated": False},
+        {"deduplicated": True, "duplicates_are_free": True},
+    ],
+)
+def test_texts_that_decide_who_sends_are_named(units_from, changes):
+    """Another text falls into another split, and the server sees one user less."""
+    named = Assumption.REPLACEMENT_KEEPS_NUM_UNITS
+    (stage,) = plan(recipe("dp_forward"), units_from=units_from).stages
+
+    def claims(report):
+        entry = stage_entry(
+            report, stage, recipe="r", first_step=0, num_steps=3, fixed_seed=False
+        )
+        ledger = PrivacyLedger(entries=(entry,))
+        return [ledger.certificate(n, delta=1e-5) for n in (Notion.LOCAL, SELECTIVE)]
+
+    for claim in claims(corpus_report(deduplicated=False)):
+        assert (claim.status, named in claim.assumptions) == ("certified", False)
+    for claim in claims(corpus_report(**changes)):
+        assert (claim.status, named in claim.assumptions) == ("conditional", True)
 
 
 def test_small_target_has_a_sound_plan():
