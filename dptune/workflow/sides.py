@@ -37,7 +37,7 @@ def one_of_each(
         DataError: an owner is on both sides, or nothing is left of one.
 
     >>> one_of_each(["a", "b", "a"], ["c", "d", "b"], non_member_owners=["x", "x", "y"])
-    (['a'], ['c'])
+    (['a'], ['d'])
     """
     if shared := len(set(member_owners or ()) & set(non_member_owners or ())):
         raise DataError(
