@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -27,6 +27,7 @@ from transformers.utils import logging as hf_logging
 from dptune.errors import ArtifactError, DependencyError, ModelError
 from dptune.models.build import build_gpt2, input_weight, seeded
 from dptune.models.digest import model_digest, read_json, weight_files
+from dptune.models.fit import Reading, causal_reader, check_finite, check_fit
 from dptune.models.hub import fetch
 from dptune.models.merging import save_merged
 from dptune.models.source import (
@@ -108,7 +109,7 @@ def load_model(
             f"{folder} reads one text and writes another, but a record is one text. "
             "Use a decoder (GPT-2, Llama) or, to tell classes apart, an encoder (BERT)."
         )
-    reader = AutoModelForCausalLM.from_pretrained
+    reader = causal_reader(folder)
     model, missing = _read(reader, folder, dtype=dtype or "auto")
     if missing:
         raise ModelError(
@@ -203,16 +204,22 @@ def load_source(
         data_root: folder that relative paths start from.
         class_names: what a classifier tells apart; none for a language model.
         dtype: of the weights; None leaves them as they are stored.
+
+    Raises:
+        ModelError: as `load_model`, or weights are not finite.
     """
     if class_names and not isinstance(source, ArchitectureSource):
-        return load_classifier(
+        loaded = load_classifier(
             source,
             num_labels=len(class_names),
             class_names=class_names,
             data_root=data_root,
             dtype=dtype,
         )
-    return load_model(source, data_root=data_root, dtype=dtype)
+    else:
+        loaded = load_model(source, data_root=data_root, dtype=dtype)
+    check_finite(loaded.model)
+    return loaded
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -327,7 +334,11 @@ def check_folder(folder: Path) -> None:
 def _read(
     reader: Callable[..., Any], folder: Path, **options: torch.dtype | int | str
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Read a checked directory; also return the names of weights it lacks."""
+    """Read a checked directory; also return the names of weights it lacks.
+
+    Raises:
+        ModelError: it cannot be read, or says another model than its configuration.
+    """
     try:
         with silent_progress():
             model, info = reader(
@@ -336,6 +347,7 @@ def _read(
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told below, by name
                 **options,
             )
     except (
@@ -345,6 +357,7 @@ def _read(
         TypeError,
         RuntimeError,
         SafetensorError,
+        StrictDataclassError,
     ) as error:
         raise ModelError(
             f"{folder} must hold a model that transformers can load "
@@ -356,7 +369,9 @@ def _read(
             "quantised weights do. Use the model as it was before it was quantised: "
             "model.quantization holds it in 4 or 8 bits."
         ) from error
-    return model.eval(), sorted(info["missing_keys"])
+    reading = Reading.of(info)
+    check_fit(model, reading, folder=folder)
+    return model.eval(), list(reading.missing)
 
 
 def _is_encoder_weight(model: PreTrainedModel, name: str) -> bool:

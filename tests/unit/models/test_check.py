@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlavaConfig, Phi3Config, Phi3ForCausalLM
 
 from dptune.errors import ModelError
@@ -38,7 +39,9 @@ LONG = {
 @pytest.fixture
 def accepts(monkeypatch, tmp_path):
     def run(config, max_tokens):
-        loaded = SimpleNamespace(model=SimpleNamespace(config=config))
+        model = nn.Module()
+        model.config = config
+        loaded = SimpleNamespace(model=model)
         monkeypatch.setattr(loading, "load_model", lambda *_, **__: loaded)
         check_source(
             PathSource(kind="path", path="m"), data_root=tmp_path, max_tokens=max_tokens
