@@ -47,7 +47,7 @@ class SamplingSettings:
 
     Args:
         num_trials: continuations that are drawn.
-        max_new_tokens: of each.
+        max_new_tokens: of each; more where a secret has more.
         decoding: how tokens are drawn.
         confidence: of intervals.
         seed: None draws from the operating system's secure source.
@@ -86,6 +86,7 @@ def sample_canaries(
     (RLDP, section 3.3, step 1). Valid ones are compared with every planted and every
     held-out secret by n-grams of characters, since two random strings are alike too:
     only the difference says something, and its interval comes from resampling canaries.
+    A trial is as long as the longest secret at least: a shorter one can draw none.
 
     `hits` counts trials that begin with a whole secret, valid or not.
 
@@ -105,11 +106,13 @@ def sample_canaries(
     settings = settings or SamplingSettings()
     spec = canary_set.spec
     context, head = _prompt(tokenizer, canary_set, bos=bos)
+    endings = _endings(tokenizer, canary_set, bos=bos)
+    longest = max((len(one) for one in endings), default=0) - len(context)
     drawn = sample_continuations(
         model,
         context,
         count=settings.num_trials,
-        max_new_tokens=settings.max_new_tokens,
+        max_new_tokens=max(settings.max_new_tokens, longest),
         decoding=settings.decoding,
         generator=settings.generator(),
         stop=stops or tokenizer.eos_token_id,
@@ -252,27 +255,37 @@ def secret_chances(
 ) -> tuple[Floats, Floats]:
     """Log chance that one trial draws each planted, and each held-out, secret."""
     context, _ = _prompt(tokenizer, canary_set, bos=bos)
+    endings = _endings(tokenizer, canary_set, bos=bos)
+    if not endings:
+        return np.empty(0), np.empty(0)
+    found = ending_log_probs(
+        model,
+        endings,
+        [len(context)] * len(endings),
+        decoding=decoding or Decoding(),
+        device=device,
+    )
+    return found[: len(canary_set.planted)], found[len(canary_set.planted) :]
+
+
+def _endings(
+    tokenizer: PreTrainedTokenizerFast, canary_set: CanarySet, *, bos: int | None
+) -> list[list[int]]:
+    """Return tokens up to the last one of each secret, planted ones first."""
     opening = [] if bos is None else [bos]
     drawn = [*canary_set.planted, *canary_set.held_out]
     if not drawn:
-        return np.empty(0), np.empty(0)
+        return []
     encoded = encode_secrets(
         canary_set.spec,
         plain_tokenizer(tokenizer),
         drawn,
         prefix=canary_set.spec.prefix,
     )
-    found = ending_log_probs(
-        model,
-        [
-            [*opening, *encoded.tokens[i, : int(end)].tolist()]
-            for i, end in enumerate(encoded.last)
-        ],
-        [len(context)] * len(drawn),
-        decoding=decoding or Decoding(),
-        device=device,
-    )
-    return found[: len(canary_set.planted)], found[len(canary_set.planted) :]
+    return [
+        [*opening, *encoded.tokens[i, : int(end)].tolist()]
+        for i, end in enumerate(encoded.last)
+    ]
 
 
 def record_chances(

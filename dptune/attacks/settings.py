@@ -35,7 +35,7 @@ class ExtractionSettings(Settings):
 
     Args:
         num_trials: continuations of the canaries' template; 0 for none.
-        max_new_tokens: of each.
+        max_new_tokens: of each; more where a secret has more tokens.
         ending_tokens: longest ending of a record that is to be drawn.
         personal_data: null leaves this slow attack out.
     """

@@ -160,6 +160,16 @@ def test_sampling_finds_a_memorised_canary_and_no_control(leaky, digit_tokenizer
     assert not any(isinstance(value, str) for value in found.model_dump().values())
 
 
+def test_trial_is_long_enough_for_the_secret(leaky, digit_tokenizer):
+    """A trial of one token found nothing of a model that says four by heart."""
+    model, _, canaries = leaky
+    short, whole = (
+        sampled(model, digit_tokenizer, canaries, max_new_tokens=n) for n in (1, 4)
+    )
+    assert short == whole
+    assert short.planted_hits > 100
+
+
 def test_sampling_compares_valid_continuations_with_both_groups(leaky, digit_tokenizer):
     model, _, canaries = leaky
     tokenizer = copy.deepcopy(digit_tokenizer)
