@@ -24,6 +24,7 @@ References:
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 from dp_accounting import DpEvent, PoissonSampledDpEvent
@@ -128,15 +129,13 @@ def epoch_shape(
     """Return the list as multiples of its last entry, for a sound scalar to scale.
 
     At targets where algorithm 1 has no answer, the shape is that of the paper's epsilon
-    of 8.
+    of 8: at most 1, and so little above that no multiplier reaches epsilon - 1.
     """
-    target = target_epsilon if target_epsilon > 1 else _EXAMPLE_EPSILON
-    found = allocate(
-        cost,
-        target_epsilon=target,
-        num_epochs=num_epochs,
-        step_distance=step_distance,
-    )
+    shape = partial(allocate, cost, num_epochs=num_epochs, step_distance=step_distance)
+    try:
+        found = shape(target_epsilon=target_epsilon)
+    except ConfigError:
+        found = shape(target_epsilon=_EXAMPLE_EPSILON)
     return tuple(sigma / found[-1] for sigma in found)
 
 

@@ -61,10 +61,12 @@ def test_target_of_one_or_less_has_no_list(target):
         allocate(energy, target_epsilon=target, num_epochs=3, step_distance=2)
 
 
-def test_shape_of_a_small_target_is_that_of_the_papers_epsilon():
+@pytest.mark.parametrize("target", [0.5, 1.0, 1.0001, 1.01])
+def test_shape_of_a_small_target_is_that_of_the_papers_epsilon(target):
+    """So little above 1 no multiplier that is tried reaches epsilon - 1."""
     small, paper = (
         epoch_shape(energy, target_epsilon=e, num_epochs=3, step_distance=2)
-        for e in (0.5, 8.0)
+        for e in (target, 8.0)
     )
     assert small == paper
     assert paper[-1] == 1.0 < paper[0]
