@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from dptune.dpsgd.adaptive_clipping import SteeredStep
+from dptune.dpsgd.clipping import SMALLEST_MAX_GRAD_NORM
 from dptune.errors import PrivacyError
 from dptune.mechanisms.nominal import gdp_to_epsilon
 from dptune.mechanisms.rldp import (
@@ -165,7 +166,14 @@ class RldpController:
         return self._sigma
 
     def clip_norms(self, step: int) -> Sequence[float]:  # noqa: ARG002 - of the protocol
-        """Return C_i: equation 10, or the tracked median before the first action."""
+        """Return C_i: equation 10, or the tracked median before the first action.
+
+        None is below what a clip can enforce, which would end a stage that was paid.
+        """
+        return tuple(max(norm, SMALLEST_MAX_GRAD_NORM) for norm in self._named_norms())
+
+    def _named_norms(self) -> Sequence[float]:
+        """Return what the policy, or before it the median, names for every pair."""
         if self._action is None:
             return self._references
         actions = self._action[:-1].tolist()

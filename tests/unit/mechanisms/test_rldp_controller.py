@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dptune.dpsgd.adaptive_clipping import ClipController, SteeredStep
+from dptune.dpsgd.clipping import SMALLEST_MAX_GRAD_NORM
 from dptune.errors import PrivacyError
 from dptune.mechanisms.nominal import gdp_epsilon
 from dptune.mechanisms.rldp import deck, deck_terms, next_clip, reward
@@ -92,6 +93,16 @@ def test_equation_10_can_be_taken_as_it_is():
     play(made, range(5))
     actions = made._action[:-1].tolist()
     assert made.clip_norms(5) == tuple(next_clip(action) for action in actions)
+
+
+@pytest.mark.parametrize("span", [1000.0, None])
+def test_clip_stays_where_float32_can_enforce_it(span):
+    """A smaller one is refused in the middle of a stage whose deck was paid."""
+    made = controller(clip_span=span, start_norm=1e-13)
+    assert made.clip_norms(0) == (SMALLEST_MAX_GRAD_NORM,) * 2
+    play(made, range(5))
+    made._action = torch.tensor([-40.0, -40.0, 0.0])
+    assert made.clip_norms(5) == (SMALLEST_MAX_GRAD_NORM,) * 2
 
 
 def test_first_reward_by_hand():
