@@ -117,7 +117,9 @@ class StageInputs:
             "tokens": [self.max_tokens, self.max_sequences_per_unit],
             "seed": self.seed,
         }
-        if self.plan.settings.local is not None and self.public_text is not None:
+        settings = self.plan.settings
+        learns = settings.local is not None or settings.controller is not None
+        if learns and self.public_text is not None:
             values["public"] = self.public_text.source.model_dump(mode="json")
         if rests_on := self._rests_on():
             values["rests_on"] = rests_on

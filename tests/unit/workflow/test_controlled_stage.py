@@ -118,6 +118,7 @@ def test_public_text_rewards_and_earlier_controllers_stay(steered, tmp_path):
     inputs = replace(
         steered(), public_text=PublicText(source=source, data_root=tmp_path)
     )
+    assert inputs.key() != steered().key()
     first = run(inputs, tmp_path)
     assert first.report.controller.rewards_from == "public_text"
     settings = inputs.plan.settings.model_copy(update={"name": "again"})
