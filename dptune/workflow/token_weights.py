@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from dptune.detection.scoring import SensitivityTable
 from dptune.dpsgd.dataset import FloatArray, IntArray, UnitDataset
-from dptune.errors import ConfigError, PrivacyError, Problem
+from dptune.errors import ConfigError, DataError, PrivacyError, Problem
 from dptune.mechanisms.atdp import ordinary_weight, token_weights
 from dptune.mechanisms.sa_adp import (
     PROTECTED,
@@ -66,6 +66,9 @@ def in_tiers(
         tier_of: tier by type.
         mask: id of the token that hides other tiers; None for the paper's form.
         max_sequences_per_unit: public contribution bound.
+
+    Raises:
+        DataError: there is no secret to protect in any record.
     """
     rows: dict[Tier, list[_Row]] = {t: [] for t in Tier}
     seen: Counter[str] = Counter()
@@ -84,6 +87,12 @@ def in_tiers(
         max_sequences_per_unit=max_sequences_per_unit,
     )
     parts = [(kind, r) for kind, tier in enumerate(PROTECTED) for r in rows[tier]]
+    if not parts:
+        raise DataError(
+            "records must hold secrets for a stage with tiers, which clips and noises "
+            "nothing else, got none that a loss reaches. Check detection, or choose a "
+            "recipe without tiers."
+        )
     return UnitDataset.from_columns(
         [row.tokens.tolist() for _, row in parts],
         [row.weights.tolist() for _, row in parts],

@@ -8,7 +8,7 @@ import pytest
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.configfile import load_train_config
 from dptune.detection.scoring import public_counts, score_entity_types
-from dptune.errors import ConfigError, PrivacyError
+from dptune.errors import ConfigError, DataError, PrivacyError
 from dptune.mechanisms import sa_adp
 from dptune.models.encode import encode_corpus
 from dptune.models.loading import load_model
@@ -83,6 +83,20 @@ def test_stage_claims_secrets_and_says_what_a_tier_is_worth(inputs, bundle, tmp_
     for relation in NeighboringRelation:
         record = done.ledger.certificate(RECORD, delta=1e-3, relation=relation)
         assert (record.status, record.tiers) == ("none", ())
+
+
+def test_corpus_without_secrets_is_told_so(inputs, corpus, tmp_path):
+    """It was told that its training split was empty."""
+    bare = corpus.with_dataset(
+        corpus.dataset.add_column("spans", [[] for _ in corpus.dataset])
+    )
+    with pytest.raises(DataError, match="must hold secrets"):
+        run_stage(
+            replace(inputs, corpus=bare),
+            EMPTY,
+            folder=tmp_path,
+            performance=PERFORMANCE,
+        )
 
 
 def test_paper_form_trains_and_claims_nothing(inputs, make_inputs, labelled, tmp_path):
