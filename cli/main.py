@@ -12,6 +12,7 @@
 Every one but 0 and 1 says what was created and spent.
 """
 
+import io
 import logging
 import signal
 import sys
@@ -35,7 +36,7 @@ from cli.faults import (
     take_signals,
     write_trace,
 )
-from dptune.errors import DptuneError, GateFailedError, ProblemsError
+from dptune.errors import ConfigError, DptuneError, GateFailedError, ProblemsError
 from infra.private import drop_temporary_files
 from infra.workspace import current_workspace
 
@@ -57,9 +58,35 @@ def _command() -> None:
     """Do what the arguments say."""
     take_signals()
     _be_quiet()
+    _print_anywhere()
+    _refuse_bytes(sys.argv[1:])
     sys.argv[0] = "dptune"  # as usage calls it
     build_app()()
     sys.stdout.flush()
+
+
+def _print_anywhere() -> None:
+    """Write what a terminal's encoding lacks as escapes: an `ε` must end nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _refuse_bytes(arguments: Sequence[str]) -> None:
+    """Refuse arguments that no database, file or page of ours can hold.
+
+    Raises:
+        ConfigError: one is not in the encoding of the system.
+    """
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ConfigError.at(
+                f"argument {number}",
+                "must be text in the encoding of the system, but is other bytes.",
+                "Rename the file, or correct the locale (`LC_ALL=C.UTF-8`).",
+            ) from None
 
 
 def _answered(command: Callable[[], None], errors: Console) -> int:

@@ -1,6 +1,5 @@
 """What to show of a store: budgets, tuning, history, the whole log."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from dptune.accounting.store.log import Head
 from dptune.accounting.store.reservations import Reservation
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError
+from dptune.jsons import parse_json
 from dptune.privacy import NeighboringRelation, Notion, Purpose
 from dptune.results import BudgetLine, BudgetReport
 
@@ -121,9 +121,9 @@ def exported_head(text: str) -> Head:
         ArtifactError: it is no export.
     """
     try:
-        head = json.loads(text)["head"]
+        head = parse_json(text)["head"]
         return Head(sequence=int(head["sequence"]), hash=str(head["hash"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise ArtifactError(
             "the file must be what `budget export` wrote, got something else."
         ) from None

@@ -247,9 +247,12 @@ def test_database_refuses_to_change_the_record(store, table, verb):
     assert verify(store).success
 
 
-def test_file_that_is_no_export_is_refused():
+@pytest.mark.parametrize(
+    "text", ["[]", "[" * 100_000, '{"head": {"sequence": 1e400, "hash": "x"}}']
+)
+def test_file_that_is_no_export_is_refused(text):
     with pytest.raises(ArtifactError, match="budget export"):
-        exported_head("[]")
+        exported_head(text)
 
 
 def test_log_that_is_whole_is_not_broken(store):

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -455,6 +457,26 @@ def test_output_to_a_full_device_is_a_fault(run_cli, monkeypatch):
     assert outcome.code == 4
     assert "the disk is full" in outcome.err
     assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_a_terminal_cannot_write_ends_no_command(run_cli, monkeypatch, encoding):
+    """A gate that had passed ended in exit code 3, of an `ε`."""
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, encoding=encoding, write_through=True)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(
+        entry, "build_app", lambda: partial(out.write, "spent ε \udcff\n")
+    )
+    assert run_cli("status").code == 0
+    said = written.getvalue().decode(encoding)
+    assert said in {"spent ε \\udcff\n", "spent \\u03b5 \\udcff\n"}
+
+
+@pytest.mark.parametrize("command", [["budget", "history"], ["budget", "release"]])
+def test_argument_that_is_no_text_is_bad_input(run_cli, command):
+    outcome = run_cli(*command, os.fsdecode(b"c\xff"))
+    outcome.assert_refused("argument 3", "must be text")
 
 
 def test_output_that_nobody_reads_is_no_verdict(run_cli, monkeypatch):
