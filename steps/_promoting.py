@@ -113,7 +113,7 @@ def promote_by_hand(
         try:
             return promote_decided(model_name, version, policy=policy, action=action)
         except GateFailedError as refusal:
-            if not (override and override.strip()):
+            if not any(map(str.isalnum, override or "")):
                 raise GateFailedError(
                     f"{refusal} Or use --override 'reason' to promote it all the same; "
                     "the reason stays on record."

@@ -12,7 +12,7 @@ records lie in `evidence.json`, inside the trust boundary of the tracking server
 import io
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,10 +55,10 @@ def connect() -> MlflowClient:
             "`dptune status`, which mends the local stack."
         )
     tracker.configure_mlflow()  # type: ignore[attr-defined]
-    client = MlflowClient()
     scheme, _, file = str(mlflow.get_tracking_uri()).partition(":///")
-    if scheme == "sqlite":
-        with made_whole(Path(file)):
+    with made_whole(Path(file)) if scheme == "sqlite" else nullcontext():
+        client = MlflowClient()  # makes the tables
+        if scheme == "sqlite":
             client.search_registered_models(max_results=1)
     return client
 

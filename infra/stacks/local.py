@@ -77,9 +77,9 @@ def ensure_local_stack(workspace: Workspace) -> None:
         GlobalConfiguration().analytics_opt_in = False  # on disk too, not only here
         client = Client()
         client.zen_store  # noqa: B018 - opens it, and makes it where there is none
-    if client.active_stack_model.name != STACK:
-        client.activate_stack(_stack(client))
-        _dismiss_survey(client)
+        if client.active_stack_model.name != STACK:  # made once, by one of two commands
+            client.activate_stack(_stack(client))
+            _dismiss_survey(client)
 
 
 def _refuse_moved(workspace: Workspace) -> None:

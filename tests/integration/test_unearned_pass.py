@@ -505,6 +505,15 @@ def test_promotion_relies_on_no_tag_and_no_forged_decision(case, versions):
     assert _champions.alias(MODEL, "champion") == other.number
 
 
+@pytest.mark.parametrize("reason", ["", "  ", " \u200b\u2060 ", "..."])
+def test_reason_that_says_nothing_is_none(reason, versions):
+    other, stored = versions
+    refused(stored, None)
+    with pytest.raises(GateFailedError, match="--override 'reason'"):
+        stored.promote(override=reason)
+    assert _champions.alias(MODEL, "champion") == other.number
+
+
 def test_twin_that_believes_the_tag_promotes_a_refused_version(versions, monkeypatch):
     """What `promote` did before: the tag decided."""
     _, stored = versions
