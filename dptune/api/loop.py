@@ -166,6 +166,7 @@ class PrivateLoop:
                     yield turn.batch
                     turn.check_done()
         finally:
+            self._account.learning.note_weights()
             is_left = self.batches is None or self._taken == self.num_steps
             if number == self._passes and is_left:
                 self.close()

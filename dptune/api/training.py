@@ -197,6 +197,7 @@ def train(
         gradient_checkpointing=gradient_checkpointing,
         max_tokens=sizes.max_tokens,
     )
+    account.learning.note_weights()
     claim, ledger = account.certificate(), account.journal.read()
     return Trained(certificate=claim, ledger=ledger, outcome=outcome)
 

@@ -187,11 +187,11 @@ def _sums_of_bits(values: Iterable[Tensor | None]) -> Tensor:
     """Tell contents from others: what is written through `.data` leaves no mark."""
     with torch.no_grad():
         there = (held(value).detach() for value in values if value is not None)
-        sums = [_sum_of_bits(part.flatten()) for part in there]
+        sums = [sum_of_bits(part.flatten()) for part in there]
         return torch.stack(sums) if sums else torch.zeros(0)
 
 
-def _sum_of_bits(flat: Tensor) -> Tensor:
+def sum_of_bits(flat: Tensor) -> Tensor:
     """Add numbers up as whole ones, two at a time, which is as fast as memory."""
     if flat.storage_offset() % 2:
         flat = flat.clone()

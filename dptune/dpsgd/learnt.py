@@ -2,28 +2,42 @@
 
 Two trainings of one model on the same rows, each with a journal of its own, make two
 certificates of which neither counts the other's steps. That is found out here for as
-long as the model, or a copy of it, lives, and its rows have the same tokens. Weights
-that were saved and loaded again are a base model like any other: the assumption
-`base_model_is_public` speaks of it.
+long as the process lives: of the model, of its copies, and of models that the weights
+which a training ended with were loaded into, where rows have the same tokens. Weights
+of another process, or of the middle of a training, are a base model like any other: the
+assumption `base_model_is_public` speaks of it.
 """
 
 import hashlib
+import heapq
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.guard import sum_of_bits
+from dptune.dpsgd.sharding import held
 from dptune.errors import PrivacyError
 
 _Lesson = tuple[frozenset[bytes], tuple[int, int, str], bool]
 """Rows, where their journal ended then, and whether a budget adds them up."""
 
+_Weight = tuple[int, int]
+"""How many numbers a tensor has, and the sum of their bits."""
+
 _NOTED: Final = "_dptune_has_learnt"
+_MOST_TENSORS: Final = 8
+_ENDED_WITH: Final[dict[_Weight, dict[bytes, _Lesson]]] = {}
+"""What trainings of this process made of their largest tensors."""
+
+_ROWS: Final[WeakValueDictionary[str, frozenset[bytes]]] = WeakValueDictionary()
 _KEY: Final = secrets.token_bytes(16)
 """Whoever pickles a model writes nothing down that tells its rows."""
 
@@ -74,6 +88,7 @@ class Learning:
         Every module that trains something notes it: where adapters are merged, or the
         model is wrapped, those around the trained layers stay.
         """
+        _ = self._began_with
         for module in self.model.modules():
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 continue
@@ -83,6 +98,22 @@ class Learning:
             end = self.journal.end
             lessons[self._name] = (self._rows, end, added_up and self.adds_up)
 
+    def note_weights(self) -> None:
+        """Note what the training has made of the model, wherever that is loaded.
+
+        Weights that are as they were before the first charge have learnt nothing.
+        """
+        if "_began_with" not in vars(self):
+            return
+        lessons = dict(self._lessons())
+        for weight in _largest(self.model) - self._began_with:
+            _ENDED_WITH.setdefault(weight, {}).update(lessons)
+
+    @cached_property
+    def _began_with(self) -> frozenset[_Weight]:
+        """The largest of the trained tensors, when it is first asked for."""
+        return _largest(self.model)
+
     @cached_property
     def _name(self) -> bytes:
         """Tells journals and their data from others, in this process."""
@@ -91,15 +122,38 @@ class Learning:
 
     @cached_property
     def _rows(self) -> frozenset[bytes]:
-        """Digests of the rows' tokens, under the key of this process."""
-        return frozenset(
-            _digest(row.astype("<i8").tobytes()) for row in self.data.sequences
-        )
+        """Digests of the rows' tokens, under the key of this process; kept once."""
+        name = self.data.digest()
+        if (known := _ROWS.get(name)) is None:
+            rows = (_digest(row.astype("<i8").tobytes()) for row in self.data.sequences)
+            known = _ROWS[name] = frozenset(rows)
+        return known
 
     def _lessons(self) -> Iterator[tuple[bytes, _Lesson]]:
-        """Yield what the modules have noted, by the names of journals."""
+        """Yield what the modules have noted, or weights tell, by names of journals."""
         for module in self.model.modules():
             yield from module.__dict__.get(_NOTED, {}).items()
+        sizes = {size for size, _ in _ENDED_WITH}
+        known = (p for p in self.model.parameters() if p.numel() in sizes)
+        for weight in _weights(known) & _ENDED_WITH.keys():
+            yield from _ENDED_WITH[weight].items()
+
+
+def _largest(model: nn.Module) -> frozenset[_Weight]:
+    """Tell the largest tensors that a model trains from all others."""
+    trained = (p for p in model.parameters() if p.requires_grad)
+    return _weights(heapq.nlargest(_MOST_TENSORS, trained, key=Tensor.numel))
+
+
+def _weights(parameters: Iterable[Tensor]) -> frozenset[_Weight]:
+    """Tell tensors of float32 from others, by content."""
+    with torch.no_grad():
+        parts = [held(parameter).detach() for parameter in parameters]
+    return frozenset(
+        (part.numel(), int(sum_of_bits(part.flatten())))
+        for part in parts
+        if part.dtype is torch.float32
+    )
 
 
 def _digest(content: bytes) -> bytes:

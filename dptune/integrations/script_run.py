@@ -335,12 +335,13 @@ class ScriptRun:
         """
         learning = self._learning(model)
         if self.budget is None:
-            with paying(self):
+            with paying(self), _ending(learning):
                 yield self._charge_to(None, learning)
             return
         held = self._reserve(self.budget)
         with release_held(self.budget.url, held), paying(self):
-            yield self._charge_to(spender(self.budget.url, held), learning)
+            with _ending(learning):
+                yield self._charge_to(spender(self.budget.url, held), learning)
             spent = settle_budget(
                 self.budget.url, held, delta=self.privacy.target_delta
             )
@@ -447,6 +448,15 @@ class ScriptRun:
         card = script_card(found, self.plan)
         _write(self.folder / _CERTIFICATE, found.model_dump_json(indent=1))
         _write(self.folder / _CARD, card)
+
+
+@contextmanager
+def _ending(learning: Learning) -> Iterator[None]:
+    """Note the weights that a training leaves, however it ends."""
+    try:
+        yield
+    finally:
+        learning.note_weights()
 
 
 def _digest_of(entries: Sequence[LedgerEntry]) -> str:

@@ -5,11 +5,13 @@ import copy
 import peft
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from dptune.api import target
 from dptune.api.private import make_private
 from dptune.api.training import train
 from dptune.dpsgd import learnt
+from dptune.dpsgd.plan import GradientPlan
 from dptune.errors import ConfigError, PrivacyError
 from dptune.integrations.transformers import DPTrainer, PrivacyArguments
 from dptune.testing import tiny_model
@@ -91,6 +93,64 @@ def merged(model):
 
 def wrapped_anew(model):
     return peft.get_peft_model(model.unload(), model.peft_config["default"])
+
+
+def loaded_again(model, folder):
+    """Write a model, forget it, and read it as another script would."""
+    model.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("first", [trained, looped, by_trainer])
+def test_weights_that_a_training_ended_with_are_known_where_they_are_loaded(
+    tmp_path, first
+):
+    base = tiny_model(num_tokens=8)
+    model = copy.deepcopy(base)
+    first(model, tmp_path / "first")
+    again = loaded_again(model, tmp_path / "model")
+    del model
+    with pytest.raises(PrivacyError, match="from 40 of 40, for which another"):
+        trained(again, tmp_path / "second")
+    trained(loaded_again(base, tmp_path / "base"), tmp_path / "third")
+
+
+def test_loop_that_was_left_early_has_taught_what_it_charged(tmp_path):
+    model = tiny_model(num_tokens=8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    changes = WANTED | {"journal": tmp_path / "ledger.jsonl"}
+    for _ in make_private(model, optimizer, rows(0, 40), **changes):
+        break
+    again = loaded_again(model, tmp_path / "model")
+    with pytest.raises(PrivacyError, match="from 40 of 40"):
+        trained(again, tmp_path / "second")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_adapters_that_were_stored_alone_bring_what_they_have_learnt(tmp_path):
+    model = adapted()
+    trained(model, tmp_path / "first")
+    model.save_pretrained(tmp_path / "adapters")
+    fresh = tiny_model(num_tokens=8)
+    trained(copy.deepcopy(fresh), tmp_path / "second")
+    again = peft.PeftModel.from_pretrained(
+        fresh, tmp_path / "adapters", is_trainable=True
+    )
+    with pytest.raises(PrivacyError, match="from 40 of 40"):
+        trained(again, tmp_path / "third")
+
+
+def test_training_that_took_no_step_leaves_its_base_unknown(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    base = tiny_model(num_tokens=8)
+    with monkeypatch.context() as broken:
+        broken.setattr(GradientPlan, "release", fail)
+        with pytest.raises(MemoryError):
+            looped(copy.deepcopy(base), tmp_path / "ledger.jsonl")
+    assert (tmp_path / "ledger.jsonl").exists()
+    trained(base, tmp_path / "second")
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
