@@ -1,6 +1,7 @@
 """What a model has memorised: canaries, membership, and a lower bound of epsilon."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, Literal
 
 from pydantic import ValidationError
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from dptune.accounting.certificates import Certificate
 from dptune.api.arguments import Arguments
 from dptune.api.rows import named_owners
+from dptune.api.speaking import check_speaking
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.exposure import exposure_report, measure_exposure
 from dptune.attacks.extraction import SamplingSettings, sample_canaries
@@ -126,6 +128,12 @@ def exposure(
     bos_token_id = _bos(given, bos_token_id)
     batch_size = given.whole("batch_size", batch_size, least=1)
     given.check()
+    check_speaking(
+        {"model": model, "base_model": base_model},
+        tokenizer,
+        longest=_record_tokens(tokenizer, drawn),
+        bos_token_id=bos_token_id,
+    )
     trie = CandidateTrie.build(drawn.spec, tokenizer, bos=bos_token_id)
     measured, base = (
         measure_exposure(one, trie, drawn, batch_size=batch_size)
@@ -178,6 +186,12 @@ def extraction(
     num_trials = given.whole("num_trials", num_trials, least=1, most=10**9)
     max_new_tokens = given.whole("max_new_tokens", max_new_tokens, least=1)
     given.check()
+    check_speaking(
+        {"model": model},
+        tokenizer,
+        longest=_record_tokens(tokenizer, drawn) + max_new_tokens,
+        bos_token_id=bos_token_id,
+    )
     settings = SamplingSettings(num_trials=num_trials, max_new_tokens=max_new_tokens)
     return sample_canaries(model, tokenizer, drawn, bos=bos_token_id, settings=settings)
 
@@ -238,11 +252,13 @@ def membership(
     given = _of_models(model=model, base_model=base_model, tokenizer=tokenizer)
     given.texts("members", members)
     given.texts("non_members", non_members)
-    sides = {"member": (members, member_owners)}
-    sides["non_member"] = (non_members, non_member_owners)
+    given_owners = {
+        "member_owners": (members, member_owners),
+        "non_member_owners": (non_members, non_member_owners),
+    }
     owners = {
-        f"{side}_owners": named_owners(given, f"{side}_owners", own, texts)
-        for side, (texts, own) in sides.items()
+        name: named_owners(given, name, own, texts)
+        for name, (texts, own) in given_owners.items()
     }
     max_tokens = given.whole("max_tokens", max_tokens, least=1)
     batch_size = given.whole("batch_size", batch_size, least=1)
@@ -252,9 +268,14 @@ def membership(
     def encoded(texts: Sequence[str]) -> list[list[int]]:
         return [list(tokenizer(text)["input_ids"][:max_tokens]) for text in texts]
 
+    sides = encoded(members), encoded(non_members)
+    check_speaking(
+        {"model": model, "base_model": base_model},
+        tokenizer,
+        longest=max(map(len, chain(*sides))),
+    )
     return membership_report(
-        encoded(members),
-        encoded(non_members),
+        *sides,
         member_texts=members,
         non_member_texts=non_members,
         model=model,
@@ -324,6 +345,12 @@ def _of_models(**named: object) -> Arguments:
         kind = PreTrainedTokenizerFast if name == "tokenizer" else nn.Module
         given.kind(name, value, kind)
     return given
+
+
+def _record_tokens(tokenizer: PreTrainedTokenizerFast, drawn: CanarySet) -> int:
+    """Count the tokens of a canary's record, with what opens it."""
+    record = drawn.spec.record("0" * drawn.spec.length)
+    return 1 + len(tokenizer(record)["input_ids"])
 
 
 def _bos(given: Arguments, token: int | None) -> int | None:

@@ -107,11 +107,9 @@ def _forward(
 ) -> Iterator[TokenSignals]:
     """Signals of one padded batch."""
     tokens, mask = (t.to(device) for t in padded(batch))
-    width = tokens.shape[1]
-    positions = torch.arange(width, device=device).expand(len(batch), width)
-    logits = model(
-        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
-    ).logits[:, :-1]
+    # a model counts positions as in training: RoBERTa's kin do not from 0
+    logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+    logits = logits[:, :-1]
     logits, targets = logits.float(), tokens[:, 1:]
     hits = (logits.argmax(-1) == targets).cpu().numpy()
     chosen, means, stddevs = _statistics(logits, targets, moments=moments)

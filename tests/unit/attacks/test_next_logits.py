@@ -19,6 +19,7 @@ from transformers import (
 
 from dptune.attacks import inference
 from dptune.attacks.inference import Decoding, ending_log_probs, next_logits
+from dptune.attacks.signals import token_signals
 from dptune.errors import ModelError
 
 CPU = torch.device("cpu")
@@ -129,3 +130,22 @@ def test_endings_are_as_likely_as_a_pass_says(name):
 def test_model_that_sees_what_follows_is_refused():
     with pytest.raises(ModelError, match="must be causal to say what comes next"):
         next_logits(made("encoder"), rows()[:1], [], past=0, device=CPU)
+
+
+def test_losses_of_records_have_the_positions_of_training():
+    """RoBERTa counts from behind its padding token; who says 0 asks another model."""
+    torch.manual_seed(0)
+    config = RobertaConfig(**SIZES | {"max_position_embeddings": 30}, is_decoder=True)
+    model = RobertaForCausalLM(config).eval()
+    rows = [[5, 6, 7, 8, 9], [10, 11, 12]]
+    for row, found in zip(rows, token_signals(model, rows, batch_size=2), strict=True):
+        tokens = torch.tensor([row])
+        with torch.no_grad():
+            logits = model(tokens, attention_mask=torch.ones_like(tokens)).logits
+            twin = model(tokens, position_ids=torch.arange(len(row))[None]).logits
+        wanted, other = (
+            one[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].numpy()
+            for one in (logits, twin)
+        )
+        assert found.log_probs == pytest.approx(wanted, abs=1e-5)
+        assert abs(found.log_probs - other).max() > 1e-3
