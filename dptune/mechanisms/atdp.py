@@ -99,8 +99,9 @@ def rise_and_reset(
     ceiling.
 
     **Formal guarantee**: the values are drawn from `generator` alone, never from data,
-    and no value is below min(1, growth * jitter[0]); a run that has drawn them composes
-    exactly these.
+    and no value is below min(1, growth * jitter[0]) ** num_epochs: where the product
+    is below 1 the noise may fall, too. A run that has drawn them composes exactly
+    these.
 
     Args:
         num_epochs: at least 1.

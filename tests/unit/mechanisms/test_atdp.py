@@ -1,4 +1,4 @@
-"""Weights are the paper's; schedules are drawn in advance and never fall below."""
+"""Weights are the paper's; schedules are drawn in advance and keep to their bounds."""
 
 import numpy as np
 import pytest
@@ -58,6 +58,19 @@ def test_schedule_rises_resets_and_keeps_its_floor(seed, epochs):
     assert all(1.0 <= level <= 3.0 for level in levels)
     for before, after in zip((1.0, *levels), levels, strict=False):
         assert after == 1.0 or 1.3 * 0.9 <= after / before <= 1.3 * 1.1
+
+
+@given(seed=st.integers(0, 10_000), epochs=st.integers(1, 40))
+@settings(max_examples=50, deadline=None)
+def test_schedule_of_wide_jitter_falls_no_further_than_it_says(seed, epochs):
+    levels = rise_and_reset(
+        epochs,
+        growth=1.2,
+        jitter=(0.5, 1.5),
+        ceiling=3.0,
+        generator=np.random.default_rng(seed),
+    )
+    assert min(levels) >= (1.2 * 0.5) ** epochs
 
 
 def test_schedule_follows_algorithm_one():
