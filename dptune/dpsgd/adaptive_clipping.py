@@ -64,6 +64,8 @@ from dptune.dpsgd.schedule import Controller
 from dptune.errors import PrivacyError
 
 _LARGEST_FACTOR = 1e6
+# Leaves a share that can be enforced to each of a million groups.
+_SMALLEST_MOVED_NORM = 1e3 * SMALLEST_MAX_GRAD_NORM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ class NormRule(Protocol):
 def moved_norm(
     rule: NormRule, counts: Sequence[float], figures: StepFigures, *, initial: float
 ) -> float:
-    """Return the next C by a rule, within what float32 clips can enforce.
+    """Return the next C by a rule, within what float32 clips of groups can enforce.
 
     Args:
         rule: of the plan.
@@ -122,7 +124,7 @@ def moved_norm(
         figures: of the step.
         initial: C of the first step of the process.
     """
-    smallest = max(SMALLEST_MAX_GRAD_NORM, initial / _LARGEST_FACTOR)
+    smallest = max(min(_SMALLEST_MOVED_NORM, initial), initial / _LARGEST_FACTOR)
     return min(
         max(rule.next_norm(counts, figures), smallest), initial * _LARGEST_FACTOR
     )

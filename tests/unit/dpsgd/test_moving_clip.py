@@ -134,6 +134,17 @@ def test_groups_count_by_their_joint_norm():
     assert clip._counts.tolist() == [0.0]
 
 
+@pytest.mark.parametrize("initial", [1e-7, 1e-11])
+def test_norm_that_falls_leaves_every_group_a_share(initial):
+    """A share below what a clip can enforce ended a run whose block was paid."""
+    clip = moving(QuantileClip(quantile=0.001, rate=10.0), initial=initial)
+    for _ in range(5):
+        clip.count(torch.zeros(1, 4))
+        clip.release(gradient_multiplier=1.0, stddev=1e-6)
+    assert clip.max_grad_norm == min(1e-9, initial)
+    PLAN.clip_policy(num_groups=90, max_grad_norm=clip.max_grad_norm)
+
+
 def test_counts_get_the_noise_of_their_share():
     drawn = []
     for seed in range(4000):
