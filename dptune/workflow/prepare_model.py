@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.errors import ConfigError, DependencyError, ModelError, Problem
+from dptune.files import private_folder
 from dptune.models.build import build_gpt2
 from dptune.models.digest import model_digest
 from dptune.models.encode import encode_corpus
@@ -239,12 +239,18 @@ def _fresh_model(
 
 
 def _store(loaded: LoadedModel, target: Path) -> None:
-    """Write a model so that a killed process leaves no half of one."""
-    half = target.with_name(f"{target.name}.half")
-    shutil.rmtree(half, ignore_errors=True)
-    half.parent.mkdir(parents=True, exist_ok=True)
-    save_model(loaded.model, loaded.tokenizer, half)
-    half.rename(target)
+    """Write a model so that a killed process leaves no half of one.
+
+    Another run may make the same one meanwhile: the first to end is the one.
+    """
+    with private_folder(target.parent, purpose="half") as folder:
+        whole = folder / target.name
+        save_model(loaded.model, loaded.tokenizer, whole)
+        try:
+            whole.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
 
 
 def base_files_digest(settings: ModelSettings, *, data_root: Path) -> str:

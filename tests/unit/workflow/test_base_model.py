@@ -65,6 +65,25 @@ def test_model_that_stays_is_loaded_once(save, prepared, tmp_path):
     ]
 
 
+def test_model_that_another_run_makes_meanwhile_is_taken(
+    save, prepared, tmp_path, monkeypatch
+):
+    """Both wrote into one folder, and the second run crashed."""
+    save(0)
+    write, others = prepare_model.save_model, []
+
+    def meanwhile(*arguments):
+        if not others:
+            others.append(None)
+            others.append(prepared(BY_PATH))
+        write(*arguments)
+
+    monkeypatch.setattr(prepare_model, "save_model", meanwhile)
+    own = prepared(BY_PATH)
+    assert own == others[1]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [own.path.name]
+
+
 def test_text_of_a_tokenizer_that_was_edited_is_read_again(prepared, tmp_path):
     source = {
         "kind": "architecture",
