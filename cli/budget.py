@@ -97,7 +97,7 @@ def grant(  # noqa: PLR0917 - typer passes them by name
         delta=delta,
     )
     workspace = current_workspace()
-    workspace.root.mkdir(parents=True, exist_ok=True)
+    workspace.make()
     with BudgetStore.open(workspace.budget_url) as store:
         store.grant(made, reason=reason)
     console = speaker()

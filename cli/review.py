@@ -106,7 +106,7 @@ def export(  # noqa: PLR0917 - typer passes them by name
     endpoint = _endpoint(llm_url, llm_model)
     settings = read_config(config, overrides or [])
     workspace = current_workspace()
-    workspace.root.mkdir(parents=True, exist_ok=True)
+    workspace.make()
     spinner = Console(stderr=True).status("marking personal data, drawing sentences")
     with spinner, workspace.work() as folder:
         record, drawn = export_sample(

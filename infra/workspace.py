@@ -59,6 +59,21 @@ class Workspace:
         """Temporary copies of weights and records; a folder for each process."""
         return self.root / "tmp"
 
+    def make(self) -> None:
+        """Make the project folder, if it is absent.
+
+        Raises:
+            ConfigError: there is no place for it.
+        """
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError, FileNotFoundError):
+            raise ConfigError.at(
+                "DPTUNE_HOME",
+                f"must be a folder, or a place for one, got {self.root.name}.",
+                "Let it name another folder.",
+            ) from None
+
     @contextmanager
     def work(self) -> Iterator[Path | None]:
         """Lend a folder for records while they are read; nothing stays.

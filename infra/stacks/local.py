@@ -65,7 +65,7 @@ def ensure_local_stack(workspace: Workspace) -> None:
         ArtifactError: the project folder was made elsewhere, and moved or copied.
     """
     _refuse_moved(workspace)
-    workspace.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    workspace.make()
     workspace.zenml.mkdir(parents=True, exist_ok=True)
     workspace.stores.mkdir(parents=True, exist_ok=True)
     from zenml.client import Client  # noqa: PLC0415 - must follow `isolate`

@@ -200,7 +200,14 @@ def _parse(url: str) -> URL:
             "the budget store's URL must begin with sqlite:/// or postgresql://, got "
             "something else. It may hold a password, so it is not shown."
         )
-    return parsed.set(drivername="postgresql+psycopg") if kind != "sqlite" else parsed
+    if kind == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.database in {None, "", ":memory:"} or parsed.query:
+        raise ConfigError(
+            "the budget store's URL must name a file, as sqlite:///budget.db does, and "
+            "no options: a store in memory forgets what was spent."
+        )
+    return parsed
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

@@ -223,7 +223,21 @@ def test_store_says_whether_it_is_there_and_of_which_version(budget_url, tmp_pat
         connection.execute(text("CREATE TABLE alembic_version (version_num TEXT)"))
         assert version(connection) is None
     empty.dispose()
-    assert not exists(open_engine("sqlite://"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        "sqlite:///file:budget?mode=memory&uri=true",
+    ],
+)
+def test_store_in_memory_is_refused(url):
+    """A grant was said to be there, and gone with the command."""
+    with pytest.raises(ConfigError, match="must name a file"):
+        open_engine(url)
 
 
 @pytest.mark.parametrize("url", ["sqlite:///f.db", "postgresql://u@h/d"])

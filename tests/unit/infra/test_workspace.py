@@ -163,6 +163,16 @@ def reads(tmp_path):
     return read
 
 
+def test_project_that_no_folder_can_be_made_for_is_refused(tmp_path):
+    """The command crashed, with exit code 3."""
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "home"):
+        with pytest.raises(ConfigError, match="DPTUNE_HOME"):
+            Workspace(root=place).make()
+    Workspace(root=tmp_path / "a" / "b").make()
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
 def test_records_lie_on_disk_where_no_project_is_and_nothing_stays(reads):
     code, home = reads()
     assert code == 0
