@@ -428,6 +428,17 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _check_screened(self: Self) -> Self:
+        stages = self.recipe.stages
+        is_read = any(stage.screened and stage.screened.screened_by for stage in stages)
+        if is_read and not self.detection.use_review:
+            raise ValueError(
+                "detection.use_review must be true where screened_by names a reader: "
+                "what the reader put on the deny list would not be masked"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_units(self: Self) -> Self:
         released = isinstance(self.data.public_units, ReleasedUnits)
         if released and self.privacy.notion is Notion.LOCAL:

@@ -288,7 +288,7 @@ class ScreenedSettings(Settings):
     share: float = Field(gt=0, le=1)
     at_least: int = Field(default=10, ge=1)
     public_seed: int = Field(default=0, ge=0)
-    screened_by: str = Field(default="", max_length=200)
+    screened_by: str = Field(default="", max_length=200, pattern=r"^$|\w")
 
     def num_units(self: Self, num_units: int) -> int:
         """Return how many of `num_units` are drawn."""

@@ -235,6 +235,24 @@ def test_every_setting_is_frozen():
         config.privacy.target_epsilon = 100.0
 
 
+READER = "stages.jft_screened.redacted_finetune.screened.screened_by"
+
+
+@pytest.mark.parametrize("name", ["'  '", '"\\u200b"', "'...'"])
+def test_reader_of_a_screened_part_has_a_name(name):
+    """A blank one took the place of a detector that misses nothing."""
+    with pytest.raises(ConfigError, match="screened_by"):
+        load("recipe=jft_screened", f"{READER}={name}")
+
+
+def test_what_a_reader_of_a_screened_part_found_is_masked():
+    asked = ("recipe=jft_screened", f"{READER}='A. Reader'")
+    assert load(*asked)
+    with pytest.raises(ConfigError, match="use_review must be true"):
+        load(*asked, "detection.use_review=false")
+    assert load("recipe=jft_screened", "detection.use_review=false")
+
+
 def test_base_model_is_not_pretrained_on_the_private_source():
     values = load(path=CONFIGS / "train" / "quickstart.yaml").model_dump(mode="json")
     values["model"]["pretraining"]["source"] = values["data"]["source"]
