@@ -6,10 +6,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+
+from dptune.errors import PrivacyError
 
 
 @contextmanager
@@ -124,6 +126,31 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def alone_in(folder: Path, *, name: str) -> Iterator[None]:
+    """Keep others from training in a folder, until this process ends or is killed.
+
+    Two would both pay, and overwrite each other's checkpoints.
+
+    Args:
+        folder: made if absent.
+        name: what a script calls it.
+
+    Raises:
+        PrivacyError: another one trains there; nothing was charged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder / "running.lock", wait=False))
+        except BlockingIOError:
+            raise PrivacyError(
+                f"{name} must be trained in by one process at a time, but another one "
+                f"is at it. Wait for its end, or choose another {name}."
+            ) from None
+        yield
 
 
 @lru_cache(maxsize=1)

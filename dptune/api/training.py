@@ -1,7 +1,9 @@
 """Train a model privately, block by block, so that a kill costs little."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -16,8 +18,10 @@ from dptune.api.rows import check_kind
 from dptune.api.target import Account, Spend, asked, refuse_lost_charges
 from dptune.data.collated import Rows
 from dptune.dpsgd.checkpoint import steps_taken
+from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.trainer import StepProgress, TrainingOutcome, train_stage
+from dptune.files import alone_in
 from dptune.privacy import NeighboringRelation
 
 JOURNAL = "ledger.jsonl"
@@ -93,7 +97,7 @@ def train(
         max_tokens: public length that no row exceeds; the losses' public normalizer.
         pad_token_id: see `make_private`.
         folder: of this training alone: journal and last checkpoint. A finished one is
-            answered from it, and costs nothing.
+            answered from it, and costs nothing; one process trains in it at a time.
         learning_rate: peak, above 0.
         optimizer: `adamw` or `sgd`.
         schedule: course of the learning rate; `linear` and `cosine` end at 0.
@@ -169,37 +173,46 @@ def train(
         check_kind(data, owners)
     given.check()
     units = sizes.units(data, owners, model=model, own_loss=loss is not None)
-    account, before = Account.opened(
-        home / JOURNAL, units, target, sizes, model=model, spend=spend, stage="train"
-    )
-    checkpoint = home / "checkpoint"
-    taken = steps_taken(checkpoint)
-    refuse_lost_charges(account, before, taken)
-    if taken:
-        account.learning.note()  # the checkpoint's weights come into the model
-    outcome = train_stage(
-        model,
-        units,
-        plan=account.plan,
-        num_steps=target.num_steps,
-        optimizer=settings,
-        physical_batch_size=sizes.physical_batch_size,
-        pad_token_id=sizes.pad_token_id,
-        loss_normalizer=float(sizes.max_tokens),
-        checkpoint_dir=checkpoint,
-        block_size=sizes.block_size,
-        charge=account.charge,
-        on_step=on_step,
-        seed=sizes.seed,
-        device=device,
-        dtype=precision,
-        record_loss=loss_of(loss, units, max_tokens=sizes.max_tokens),
-        gradient_checkpointing=gradient_checkpointing,
-        max_tokens=sizes.max_tokens,
-    )
-    account.learning.note_weights()
-    claim, ledger = account.certificate(), account.journal.read()
-    return Trained(certificate=claim, ledger=ledger, outcome=outcome)
+    with ExitStack() as held:
+        first = partial(held.enter_context, alone_in(home, name="folder"))
+        Ranks.current().once(first)
+        account, before = Account.opened(
+            home / JOURNAL,
+            units,
+            target,
+            sizes,
+            model=model,
+            spend=spend,
+            stage="train",
+        )
+        checkpoint = home / "checkpoint"
+        taken = steps_taken(checkpoint)
+        refuse_lost_charges(account, before, taken)
+        if taken:
+            account.learning.note()  # the checkpoint's weights come into the model
+        outcome = train_stage(
+            model,
+            units,
+            plan=account.plan,
+            num_steps=target.num_steps,
+            optimizer=settings,
+            physical_batch_size=sizes.physical_batch_size,
+            pad_token_id=sizes.pad_token_id,
+            loss_normalizer=float(sizes.max_tokens),
+            checkpoint_dir=checkpoint,
+            block_size=sizes.block_size,
+            charge=account.charge,
+            on_step=on_step,
+            seed=sizes.seed,
+            device=device,
+            dtype=precision,
+            record_loss=loss_of(loss, units, max_tokens=sizes.max_tokens),
+            gradient_checkpointing=gradient_checkpointing,
+            max_tokens=sizes.max_tokens,
+        )
+        account.learning.note_weights()
+        claim, ledger = account.certificate(), account.journal.read()
+        return Trained(certificate=claim, ledger=ledger, outcome=outcome)
 
 
 def _check_device(given: Arguments, device: object) -> None:

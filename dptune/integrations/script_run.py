@@ -22,7 +22,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,7 @@ from dptune.accounting.store.tables import IdKind
 from dptune.dpsgd.checkpoint import claim_attempt
 from dptune.dpsgd.learnt import Learning
 from dptune.errors import ArtifactError, PrivacyError
-from dptune.files import locked, replacing
+from dptune.files import alone_in, replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
 from dptune.integrations.claims import paying
@@ -187,16 +187,7 @@ class ScriptRun:
         Raises:
             PrivacyError: another one trains here; nothing was charged.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            try:
-                held.enter_context(locked(self.folder / "running.lock", wait=False))
-            except BlockingIOError:
-                raise PrivacyError(
-                    "output_dir must be trained in by one process at a time, but "
-                    "another one is at it. Wait for its end, or choose another "
-                    "output_dir."
-                ) from None
+        with alone_in(self.folder, name="output_dir"):
             yield
 
     def begin(self, checkpoint: Path | None, model: nn.Module) -> int:

@@ -2,12 +2,14 @@
 
 import math
 import shutil
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
 
 import dptune
 from dptune.accounting.accountants import epsilon
+from dptune.accounting.chain import LedgerJournal
 from dptune.api import training
 from dptune.api.private import LossOfScript
 from dptune.dpsgd.plan import GradientPlan
@@ -75,6 +77,30 @@ def test_folder_of_another_training_is_refused_before_anything_is_charged(tmp_pa
         dptune.train(tiny_model(), ROWS[:30], folder=tmp_path, **WANTED)
     journal = (tmp_path / "ledger.jsonl").read_text().splitlines()
     assert len(journal) == len(done.ledger.entries)
+
+
+def test_second_training_in_a_folder_is_refused_before_it_pays(tmp_path):
+    def train_here(now):
+        if now.step == 3:
+            dptune.train(tiny_model(), ROWS, folder=tmp_path, **WANTED)
+
+    one = "folder must be trained in by one process at a time"
+    with pytest.raises(PrivacyError, match=one):
+        dptune.train(tiny_model(), ROWS, folder=tmp_path, on_step=train_here, **WANTED)
+    done = dptune.train(tiny_model(), ROWS, folder=tmp_path, **WANTED)  # it lets go
+    assert [entry.num_steps for entry in done.ledger.entries] == [2, 2, 2]
+
+
+def test_twin_without_the_lock_pays_for_both(tmp_path, monkeypatch):
+    def train_here(now):
+        if now.step == 3:
+            dptune.train(tiny_model(), ROWS, folder=tmp_path, **WANTED)
+
+    monkeypatch.setattr(training, "alone_in", lambda *_, **__: nullcontext())
+    with suppress(OSError):  # of a checkpoint that the other one has dropped
+        dptune.train(tiny_model(), ROWS, folder=tmp_path, on_step=train_here, **WANTED)
+    entries = LedgerJournal(tmp_path / training.JOURNAL).read().entries
+    assert sum(entry.num_steps for entry in entries) > WANTED["num_steps"]
 
 
 def without_its_journal(folder, *, other=None):
