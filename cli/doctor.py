@@ -34,7 +34,6 @@ from infra.allocator import freed_memory_kept
 from infra.workspace import data_root
 
 _RECIPES = {"full": "dp_default", "lora": "dp_lora"}
-_LABELS = (0, 1)
 _LENGTH, _BATCH, _BATCH_OF_LARGE = 64, 4, 2
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 _GB = 1e9
@@ -235,7 +234,8 @@ def _of_model(model: str, asked: Asked) -> Iterator[Examination]:
     if asked.batch is None and not examination.is_quick:
         examination = examination.with_performance(physical_batch_size=_BATCH_OF_LARGE)
     if (asked.task or examination.metadata.task) == "sequence_classification":
-        classes = {"task": "sequence_classification", "labels": _LABELS}
+        labels = tuple(range(examination.metadata.num_classes))
+        classes = {"task": "sequence_classification", "labels": labels}
         settings = examination.model.model_copy(update=classes)
         examination = replace(examination, model=settings)
     is_both = examination.is_quick and not asked.quantization

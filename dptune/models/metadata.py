@@ -26,6 +26,7 @@ class ModelMetadata:
         num_weights: in all.
         num_bytes: that they take as they are stored.
         types: that they are stored in.
+        num_classes: of its head; 2 where a head is still to come.
     """
 
     family: str
@@ -33,6 +34,7 @@ class ModelMetadata:
     num_weights: int
     num_bytes: int
     types: tuple[str, ...]
+    num_classes: int
 
 
 def read_metadata(
@@ -75,4 +77,5 @@ def read_metadata(
         num_weights=num_weights,
         num_bytes=sum(file.stat().st_size for file in weight_files(folder)),
         types=tuple(sorted(_TYPES.get(kind, kind) for kind in kinds)),
+        num_classes=max(2, len(config.get("id2label") or ())),
     )

@@ -101,6 +101,7 @@ class Examination:
         return ModelMetadata(
             family=model.config.model_type,
             task="causal_lm",
+            num_classes=2,
             num_weights=model.num_parameters(),
             num_bytes=4 * model.num_parameters(),
             types=("float32",),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import yaml
 from torch import nn
 from transformers import (
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
@@ -50,6 +52,7 @@ def saved(tmp_path_factory):
     for name, kind, config in (
         ("llama", LlamaForCausalLM, LlamaConfig),
         ("bert", BertModel, BertConfig),
+        ("three", BertForSequenceClassification, partial(BertConfig, num_labels=3)),
     ):
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -145,6 +148,12 @@ def test_encoder_is_taken_for_a_classifier(saved, run_cli):
     settings["gate"] = "classifier"
     settings["canaries"] = {"num_planted": 0, "num_held_out": 0}
     assert own_text(settings | {"model": model}).model.class_names == ("0", "1")
+
+
+def test_classifier_is_taken_with_the_classes_that_it_has(saved, run_cli):
+    outcome = run_cli("doctor", saved / "three", "--adapters", *SMALL)
+    assert outcome.code == 0, outcome.err
+    assert pasted(outcome)["model"]["labels"] == [0, 1, 2]
 
 
 def mixes_rows(self, x):
