@@ -16,6 +16,7 @@ from dptune.config import DataSettings, TrainConfig
 from dptune.data.public_units import ReleasedUnits, round_units
 from dptune.data.records import Corpus
 from dptune.errors import ConfigError, Problem
+from dptune.files import locked
 from dptune.planning import RunPlan
 from dptune.privacy import PrivacyUnit, UnitsFrom
 from dptune.results import CorpusReport
@@ -129,15 +130,17 @@ def release_units(
     name = _key(config, corpus, noise_multiplier)
     home = folder / f"units-{name[:24]}"
     found = home / "units.json"
-    if not found.is_file():
-        entry = _entry(corpus.report, noise_multiplier=noise_multiplier)
-        _charge(config, corpus, entry, url=url, key=key, run_key=name)
-        LedgerJournal(home / "ledger.jsonl").charge(entry)
-        draw = random.SystemRandom() if generator is None else generator
-        noisy = corpus.report.num_units["train"] + draw.gauss(0.0, noise_multiplier)
-        half = found.with_suffix(".half")
-        half.write_text(json.dumps(round_units(noisy)), encoding="utf-8")
-        half.rename(found)
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home / ".lock"):  # of two commands at once, one pays
+        if not found.is_file():
+            entry = _entry(corpus.report, noise_multiplier=noise_multiplier)
+            _charge(config, corpus, entry, url=url, key=key, run_key=name)
+            LedgerJournal(home / "ledger.jsonl").charge(entry)
+            draw = random.SystemRandom() if generator is None else generator
+            noisy = corpus.report.num_units["train"] + draw.gauss(0.0, noise_multiplier)
+            half = found.with_suffix(".half")
+            half.write_text(json.dumps(round_units(noisy)), encoding="utf-8")
+            half.rename(found)
     number = json.loads(found.read_text(encoding="utf-8"))
     return ReleasedUnits(number=number, noise_multiplier=noise_multiplier)
 

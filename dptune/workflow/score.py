@@ -34,6 +34,7 @@ from dptune.detection.scoring import (
     release_counts,
     score_entity_types,
 )
+from dptune.files import locked
 from dptune.parts import batches
 from dptune.workflow.charging import release_entry
 from dptune.workflow.retraining import start_again
@@ -102,15 +103,17 @@ def score_corpus(
         start_again(home, run=run)
     journal = LedgerJournal(home / "ledger.jsonl")
     found = home / "counts.json"
-    if not found.is_file():
-        entry = release_entry(
-            labelled.report,
-            recipe=recipe,
-            noise_multiplier=settings.noise_multiplier,
-            fixed_seed=seed is not None,
-            nominal_epsilon=nominal_epsilon,
-        )
-        _release(labelled, settings, entry, journal, found, seed=seed, spend=spend)
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home / ".lock"):  # of two runs at once, one pays
+        if not found.is_file():
+            entry = release_entry(
+                labelled.report,
+                recipe=recipe,
+                noise_multiplier=settings.noise_multiplier,
+                fixed_seed=seed is not None,
+                nominal_epsilon=nominal_epsilon,
+            )
+            _release(labelled, settings, entry, journal, found, seed=seed, spend=spend)
     counts: Mapping[str, int] = json.loads(found.read_text(encoding="utf8"))
     table = score_entity_types(
         counts,

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -481,6 +482,39 @@ def test_units_are_counted_once_charged_once_and_rounded(
     assert draws == [20.0, 5.0]  # another release, and paid for
     assert len(history(store)) == 2
     store.engine.dispose()
+
+
+def test_count_of_two_commands_at_once_is_drawn_and_paid_once(
+    config, corpus, tmp_path, sqlite_budget
+):
+    """Both drew and paid, and each told another number."""
+    url, found, draws = sqlite_budget(), [], []
+
+    def ask():
+        found.append(released(config, corpus, tmp_path, url, draws=draws))
+
+    other = threading.Thread(target=ask)
+
+    class Interrupted(random.Random):
+        def gauss(self, mu=0.0, sigma=1.0):
+            other.start()
+            other.join(0.5)  # it waits, or it has drawn by now
+            return super().gauss(mu, sigma)
+
+    own = release_units(
+        config,
+        corpus,
+        noise_multiplier=20.0,
+        folder=tmp_path,
+        url=url,
+        key=b"k" * 32,
+        generator=Interrupted(7),
+    )
+    other.join()
+    assert (found, draws) == ([own], [])
+    with BudgetStore.open(url) as store:
+        (held,) = history(store)
+    assert held.spent.count(Notion.RECORD) == 1
 
 
 def test_count_is_charged_before_its_noise_is_drawn(
