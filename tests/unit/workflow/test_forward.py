@@ -9,6 +9,7 @@ import yaml
 
 from dptune.accounting.assumptions import Assumption
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.configfile import load_train_config
 from dptune.data.source import TextSource
 from dptune.errors import ConfigError
 from dptune.local import release as local_release
@@ -18,6 +19,7 @@ from dptune.planning import plan_run
 from dptune.privacy import Mode, NeighboringRelation, Notion, UnitsFrom
 from dptune.recipes import Recipe
 from dptune.workflow.charging import planned_ledger, stage_entry
+from dptune.workflow.expectation import gate_doubts
 from dptune.workflow.forward import PublicText
 from dptune.workflow.inputs import StageInputs
 from dptune.workflow.train_stage import run_stage
@@ -116,6 +118,26 @@ def test_texts_that_decide_who_sends_are_named(units_from, changes):
         assert (claim.status, named in claim.assumptions) == ("certified", False)
     for claim in claims(corpus_report(**changes)):
         assert (claim.status, named in claim.assumptions) == ("conditional", True)
+
+
+@pytest.mark.parametrize("name", ["dp_forward", "ew_ft"])
+def test_example_of_texts_without_ids_can_pass_its_policy(name):
+    config = load_train_config(
+        RECIPES.parent / "train" / "sst2.yaml",
+        configs=RECIPES.parent,
+        overrides=(
+            f"recipe={name}",
+            "gate=classifier_local",
+            "privacy.notion=local",
+            "privacy.relation=replace_one",
+            "privacy.target_epsilon=8.0",
+        ),
+    )
+    report = corpus_report(units_are_content_hashes=True, deduplicated=False)
+    made = planned_ledger(
+        plan(config.recipe), report, redaction="mask", fixed_seed=False
+    )
+    assert gate_doubts(config, made) == ()
 
 
 @pytest.mark.parametrize("target", [0.5, 1.0001])
