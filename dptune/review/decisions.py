@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dptune.errors import ConfigError, DataError, Problem
 from dptune.jsons import RepeatedKeyError, parse_json
 from dptune.results import Interval, Report
-from dptune.review.lists import DenyEntry, ListKey
+from dptune.review.lists import DenyEntry, ListKey, is_of_a_word
 from dptune.review.quality import MissCounts, Stratum, stratified_missing_rate
 from dptune.review.sample import (
     Excerpt,
@@ -433,8 +433,8 @@ def _denied(
 
 def _whole_words(text: str, start: int, end: int) -> str:
     """Widen a range to whole words, which is what a deny list matches."""
-    while start > 0 and text[start - 1].isalnum() and text[start].isalnum():
+    while start > 0 and all(map(is_of_a_word, text[start - 1 : start + 1])):
         start -= 1
-    while end < len(text) and text[end].isalnum() and text[end - 1].isalnum():
+    while end < len(text) and all(map(is_of_a_word, text[end - 1 : end + 1])):
         end += 1
     return text[start:end]

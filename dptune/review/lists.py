@@ -25,7 +25,12 @@ from dptune.text import Span
 KEY_BYTES: Final = 32
 MAX_WORDS: Final = 12
 _KEY_SIZES: Final = range(16, 65)
-_WORD: Final = re.compile(r"\w+")
+_MARKS: Final = "\u0300-\u036f\u0653-\u0655\u3099\u309a"
+"""What NFD writes behind a letter, and NFC as one with it."""
+_WORD: Final = re.compile(rf"\w[\w{_MARKS}]*")
+_CUT_WORD: Final = re.compile(r"\w+")
+"""As words were taken before: a mark ended one."""
+_HAS_MARK: Final = re.compile(f"[{_MARKS}]")
 _LETTERS: Final = re.compile(r"[^\W_]")
 _DIGITS: Final = 32
 _MOST_REMEMBERED: Final = 500_000
@@ -179,16 +184,22 @@ class DenyRecognizer:
         self._types = {(e.name, e.num_words): e.entity_type for e in lists.deny}
         self._lengths: dict[str, tuple[int, ...]] = {}
         entries = (entry.model_dump_json() for entry in lists.deny)
-        self.fingerprint = fingerprint_of((key.check, *entries))
+        self.fingerprint = fingerprint_of((key.check, _WORD.pattern, *entries))
 
     def recognize(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return the spans of each text that are on the list."""
-        return [list(self._spans(text)) for text in texts]
+        return [list(self._found(text)) for text in texts]
 
-    def _spans(self, text: str) -> Iterator[Span]:
+    def _found(self, text: str) -> Iterator[Span]:
+        """Look for words with their marks, and for those of lists of before."""
+        yield from self._spans(text, _WORD)
+        if _HAS_MARK.search(text):
+            yield from self._spans(text, _CUT_WORD)
+
+    def _spans(self, text: str, word_of: re.Pattern[str]) -> Iterator[Span]:
         words = [
             (m.start(), m.end(), _normalized(m[0]))
-            for m in _WORD.finditer(text)
+            for m in word_of.finditer(text)
             if _LETTERS.search(m[0])
         ]
         for first, (start, _, word) in enumerate(words):
@@ -267,6 +278,11 @@ def with_lists(
         rules=engine.rules,
         num_allowed=engine.num_allowed + len(lists.allow),
     )
+
+
+def is_of_a_word(character: str) -> bool:
+    """Whether a word goes on with a character: a letter, a digit, or a mark on one."""
+    return character.isalnum() or _HAS_MARK.match(character) is not None
 
 
 def _normalized(value: str) -> str:

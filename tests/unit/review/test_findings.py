@@ -1,10 +1,17 @@
 """The rate is weighted back, and its lists never flatter it."""
 
+import unicodedata
+
 import numpy as np
 import pytest
 
 from dptune.errors import ConfigError
-from dptune.review.decisions import Verdict, best_upper_bound, findings
+from dptune.review.decisions import (
+    Verdict,
+    _whole_words,
+    best_upper_bound,
+    findings,
+)
 from dptune.review.lists import DenyRecognizer, ReviewLists, extended
 from dptune.review.sample import draw_sample
 
@@ -51,6 +58,15 @@ def test_missed_phrases_come_onto_the_deny_list_as_whole_words(drawn, key):
     lists = extended(ReviewLists(), key, deny=found.deny)
     (spans,) = DenyRecognizer(lists, key).recognize(["so Zed Quill it is"])
     assert [(s.start, s.end) for s in spans] == [(3, 12)]
+
+
+@pytest.mark.parametrize("part", ["Jose", "\u0301 Pen", "ose\u0301 P"])
+def test_missed_phrase_keeps_the_marks_of_its_letters(part, key):
+    text = unicodedata.normalize("NFD", "so José Peña came")
+    start = text.index(part)
+    entries = [key.deny_entry(_whole_words(text, start, start + len(part)))]
+    wanted = "José" if part == "Jose" else "José Peña"
+    assert entries == [key.deny_entry(wanted)]
 
 
 def test_deny_list_is_no_credit_to_the_rate_it_was_read_off(drawn, key):

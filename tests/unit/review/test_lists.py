@@ -1,6 +1,7 @@
 """Lists match phrases under a key, hold no text, and never unmask a checksum."""
 
 import json
+import unicodedata
 
 import pytest
 
@@ -9,6 +10,7 @@ from dptune.detection.recognizer import UNAVAILABLE
 from dptune.errors import ConfigError
 from dptune.review.lists import (
     AllowFilter,
+    DenyEntry,
     DenyRecognizer,
     ListKey,
     ReviewLists,
@@ -49,6 +51,31 @@ def test_denied_phrase_is_marked_however_it_is_written(text, marked, key):
     lists = lists_of(key, deny=["Zed Quill"])
     engine = engine_of(DenyRecognizer(lists, key))
     assert found(text, engine) == marked
+
+
+@pytest.mark.parametrize(
+    "name", ["José Peña", "Nguyễn Thị Ánh", "ΜΑΡΊΑ", "İpek", "ガガ", "أحمد"]
+)
+@pytest.mark.parametrize("read", ["NFC", "NFD"])
+@pytest.mark.parametrize("written", ["NFC", "NFD"])
+def test_denied_phrase_is_marked_in_every_form_of_unicode(name, read, written, key):
+    """A mark that stands by itself ended the word, so that no entry matched."""
+    lists = lists_of(key, deny=[unicodedata.normalize(read, name)])
+    there = unicodedata.normalize(written, name)
+    engine = engine_of(DenyRecognizer(lists, key))
+    assert found(f"so {there} called", engine) == [there]
+
+
+def test_entries_of_words_that_ended_at_a_mark_still_match(key):
+    parts = ("jose", "pen", "a")
+    old = DenyEntry(
+        name=key.name("deny", "".join(parts)),
+        head=key.name("head", parts[0]),
+        num_words=len(parts),
+    )
+    lists = extended(ReviewLists(), key, deny=[old])
+    there = unicodedata.normalize("NFD", "José Peña")
+    assert found(f"so {there}!", engine_of(DenyRecognizer(lists, key))) == [there]
 
 
 def test_denied_phrases_of_several_lengths_all_match(key):
