@@ -323,7 +323,7 @@ class LocalSettings(Settings):
     """
 
     layer: int = Field(ge=1, le=200)
-    max_norm: float = Field(default=1.0, gt=0, le=1e6)
+    max_norm: float = Field(default=1.0, ge=1e-12, le=1e6)
     step_distance: float | None = Field(default=None, gt=0, le=100)
     autoencoder: tuple[int, ...] = ()
     autoencoder_steps: int = Field(default=1500, ge=1, le=1_000_000)

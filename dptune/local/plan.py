@@ -11,6 +11,7 @@ References:
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import dp_accounting
 from dp_accounting.dp_event import (
@@ -22,6 +23,8 @@ from dp_accounting.dp_event import (
 
 from dptune.errors import ConfigError, Problem
 from dptune.privacy import NeighboringRelation
+
+SMALLEST_MAX_NORM: Final = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,8 @@ class ForwardPlan:
 
     Args:
         noise_multipliers: sigma_j, noise stddev / C, above 0, in the order of use.
-        max_norm: C, Frobenius norm of a sequence's hidden state, above 0.
+        max_norm: C, Frobenius norm of a sequence's hidden state, at least 1e-12: far
+            below, float32 rounds it up.
         num_users: sequences, each of them a unit.
         batch_size: sequences in a step of the server; no part of the claim.
 
@@ -64,12 +68,16 @@ class ForwardPlan:
         checks = {
             "noise_multipliers": bool(self.noise_multipliers)
             and all(0 < sigma < math.inf for sigma in self.noise_multipliers),
-            "max_norm": 0 < self.max_norm < math.inf,
+            "max_norm": SMALLEST_MAX_NORM <= self.max_norm < math.inf,
             "num_users": self.num_users >= 1,
             "batch_size": self.batch_size >= 1,
         }
         problems = [
-            Problem(path=name, message="must be above 0 and finite, and at least one.")
+            Problem(
+                path=name,
+                message="must be above 0 and finite, and at least one; "
+                f"max_norm at least {SMALLEST_MAX_NORM:g}.",
+            )
             for name, valid in checks.items()
             if not valid
         ]

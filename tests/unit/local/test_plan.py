@@ -68,6 +68,7 @@ def test_other_relations_have_no_sensitivity():
         ((0.0,), {}),
         ((math.inf,), {}),
         ((1.0,), {"max_norm": 0.0}),
+        ((1.0,), {"max_norm": 1e-43}),
         ((1.0,), {"num_users": 0}),
         ((1.0,), {"batch_size": 0}),
     ],

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dptune.errors import PrivacyError
+from dptune.local.plan import SMALLEST_MAX_NORM
 from dptune.local.release import normalize, release
 
 C, SIGMA = 2.0, 0.7
@@ -72,3 +73,11 @@ def test_noise_on_real_tokens_only_is_caught(stream):
 def test_release_without_noise_is_refused(stream, stddev):
     with pytest.raises(PrivacyError, match="above 0"):
         release(hidden(), max_norm=C, noise_stddev=stddev, stream=stream)
+
+
+@pytest.mark.parametrize(("norm", "holds"), [(SMALLEST_MAX_NORM, True), (1e-43, False)])
+def test_norm_holds_down_to_the_smallest_that_is_planned(norm, holds):
+    """Far below float32 rounds entries up to the next of its few numbers."""
+    states = torch.randn(50, 64, 384, generator=torch.Generator().manual_seed(0))
+    found = normalize(states, max_norm=norm).double().flatten(1).norm(dim=1)
+    assert bool(found.max() <= norm * (1 + 1e-6)) is holds
