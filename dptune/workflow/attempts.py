@@ -19,7 +19,7 @@ from dptune.accounting.store.attempts import (
 from dptune.accounting.store.log import Head
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import history
-from dptune.errors import ArtifactError
+from dptune.errors import ArtifactError, ConfigError
 from dptune.gates.evidence import AttemptsEvidence
 from dptune.results import Report
 from dptune.workflow.charging import RELEASED_UNITS
@@ -134,7 +134,13 @@ def admit_lost_store(
         runs: folder of all trainings.
         heads: that registered versions left and the store does not hold.
         reason: of whoever admits it.
+
+    Raises:
+        ConfigError: the reason says nothing.
     """
+    if not any(map(str.isalnum, reason)):
+        message = "must say why in words, since it stays on record."
+        raise ConfigError.at("--reason", message)
     loss = Loss(charges=unpaid_charges(store, runs), heads=heads, reason=reason)
     admit_loss(store, loss)
     return loss

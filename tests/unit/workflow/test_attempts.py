@@ -9,7 +9,7 @@ from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.store import store as store_module
 from dptune.accounting.store.attempts import Attempt, record_attempt
 from dptune.accounting.store.store import BudgetStore
-from dptune.errors import ArtifactError
+from dptune.errors import ArtifactError, ConfigError
 from dptune.workflow import preflight
 from dptune.workflow.attempts import (
     admit_lost_store,
@@ -67,6 +67,17 @@ def test_deleted_store_is_refused(place, file):
     BudgetStore.open(place.url).engine.dispose()  # an empty one in its place
     with pytest.raises(ArtifactError, match="admit-loss"):
         place.refuse_lost_store()
+
+
+@pytest.mark.parametrize("reason", ["", " \u200b", "-"])
+def test_loss_is_not_admitted_without_a_reason(place, file, reason):
+    spend(place)
+    lose(file)
+    with BudgetStore.open(place.url) as store:
+        with pytest.raises(ConfigError, match="--reason"):
+            admit_lost_store(store, runs=place.runs, heads=(), reason=reason)
+        admit_lost_store(store, runs=place.runs, heads=(), reason="the disk broke")
+    place.refuse_lost_store()
 
 
 def test_store_whose_file_has_gone_does_not_begin_anew(place, file):
