@@ -27,6 +27,20 @@ def model_name(model: nn.Module) -> str:
     return type(base).__name__
 
 
+def without_gradient(model: nn.Module) -> ModelError:
+    """Say that nothing which is trained moves the loss: noise alone would be paid for.
+
+    A copy of a model whose forward pass is bound to the first computes with the weights
+    of that, and leaves gradients of records on them that nobody has clipped.
+    """
+    return ModelError(
+        f"{model_name(model)} must have a gradient in what is trained, got none on "
+        "made-up rows: its loss is computed with other weights, as by a copy of a "
+        "model that something, such as TRL, has given another forward pass. Load the "
+        "model anew, or let the loss use what is trained."
+    )
+
+
 @contextmanager
 def explained(
     model: nn.Module,

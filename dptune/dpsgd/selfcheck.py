@@ -28,7 +28,12 @@ from dptune.dpsgd.gradients import (
 from dptune.dpsgd.isolation import COMPARED, Isolation, Probe, make_probe, same_length
 from dptune.dpsgd.ragged import Ragged
 from dptune.dpsgd.randomness import RandomStream, scoped_randomness, seed_sequence
-from dptune.dpsgd.refusals import company_error, explained, model_name
+from dptune.dpsgd.refusals import (
+    company_error,
+    explained,
+    model_name,
+    without_gradient,
+)
 from dptune.dpsgd.untouched import (
     LOW_PRECISION,
     Snapshot,
@@ -88,7 +93,8 @@ def check_model(
         apart it is rounding, and may be 1e-4 (1e-3 where weights are larger). What runs
         in bfloat16 is compared in float32, and then again in bfloat16 to 2e-2.
     4. Norms and weighted sums of recorded gradients equal those of autograd, unit by
-        unit, of short rows and of the longest, to 1e-3 (in bfloat16 to 5e-2).
+        unit, of short rows and of the longest, to 1e-3 (in bfloat16 to 5e-2), and are
+        not all zero.
     5. No adapter lies on a weight that the model takes by itself, past the adapter.
     6. No buffer changes: nothing of a record stays in the model but by the optimizer.
 
@@ -435,6 +441,8 @@ def _compare_with_autograd(
     expected = torch.stack([_norm(gradients) for gradients in references])
     tolerance = _LOW_PRECISION_TOLERANCE if _is_low(model, feed) else _TOLERANCE
     scale = float(expected.max())
+    if scale == 0:
+        raise without_gradient(model)
     for index, (name, total) in enumerate(sums.items()):
         wanted = sum(f * g[index] for f, g in zip(_FACTORS, references, strict=False))
         error = float(torch.linalg.vector_norm(total - wanted))

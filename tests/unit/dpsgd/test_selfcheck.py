@@ -1,3 +1,6 @@
+import copy
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -207,3 +210,39 @@ def test_buffer_that_keeps_what_it_saw_is_refused():
     model.transformer.drop = RunningMean()
     with pytest.raises(ModelError, match=r"transformer\.drop\.mean"):
         check(model.train())
+
+
+def copied_behind_another_forward():
+    """What a copy of a model is whose forward pass a trainer has bound to it."""
+    first = models.tiny_gpt2()
+    plain = first.forward
+
+    @functools.wraps(plain)
+    def forward(*args, **kwargs):
+        return plain(*args, **kwargs)
+
+    first.forward = forward  # a function, which a copy shares
+    return copy.deepcopy(first)
+
+
+def loss_of_another_model(model, batch):
+    return LOSS(OTHER, batch)
+
+
+OTHER = models.tiny_gpt2()
+NO_GRADIENT = "must have a gradient in what is trained, got none on made-up rows"
+
+
+def test_model_that_its_loss_does_not_reach_is_refused():
+    """Noise alone would be paid for, and records' gradients left on another model."""
+    with pytest.raises(ModelError, match=NO_GRADIENT):
+        check(copied_behind_another_forward())
+    with pytest.raises(ModelError, match=NO_GRADIENT):
+        check(models.tiny_gpt2(), loss_of_another_model)
+
+
+def test_model_of_which_one_weight_alone_has_a_gradient_passes():
+    model = models.tiny_gpt2()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("ln_f.bias" in name)
+    check(model)
