@@ -63,8 +63,9 @@ class Workspace:
         """Make the project folder, if it is absent.
 
         Raises:
-            ConfigError: there is no place for it.
+            ConfigError: there is no place for it, or databases in it have no URL.
         """
+        self._refuse_question_mark()
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError, FileNotFoundError):
@@ -73,6 +74,19 @@ class Workspace:
                 f"must be a folder, or a place for one, got {self.root.name}.",
                 "Let it name another folder.",
             ) from None
+
+    def _refuse_question_mark(self) -> None:
+        """Refuse a place that ends early in the URL of a database.
+
+        Raises:
+            ConfigError: what is behind the mark would be left out.
+        """
+        if "?" in str(self.root):
+            raise ConfigError.at(
+                "DPTUNE_HOME",
+                "must be a path without '?', where URLs of databases end.",
+                "Let it name another folder.",
+            )
 
     @contextmanager
     def work(self) -> Iterator[Path | None]:
@@ -97,6 +111,8 @@ class Workspace:
     def budget_url(self) -> str:
         """The budget store: `DPTUNE_BUDGET_URL`, or a file in the project folder."""
         given = os.environ.get("DPTUNE_BUDGET_URL")
+        if not given:
+            self._refuse_question_mark()
         return given or f"sqlite:///{self.root / 'budget.db'}"
 
     @property

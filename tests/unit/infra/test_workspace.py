@@ -173,6 +173,17 @@ def test_project_that_no_folder_can_be_made_for_is_refused(tmp_path):
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
 
 
+def test_project_whose_path_ends_early_in_a_url_is_refused(tmp_path, monkeypatch):
+    """Two of them shared a budget store, which lay outside of both."""
+    monkeypatch.delenv("DPTUNE_BUDGET_URL", raising=False)
+    asked = Workspace(root=tmp_path / "what?" / "home")
+    for use in (asked.make, lambda: asked.budget_url):
+        with pytest.raises(ConfigError, match="without '\\?'"):
+            use()
+    monkeypatch.setenv("DPTUNE_BUDGET_URL", "postgresql://u@h/d")
+    assert asked.budget_url == "postgresql://u@h/d"
+
+
 def test_records_lie_on_disk_where_no_project_is_and_nothing_stays(reads):
     code, home = reads()
     assert code == 0
