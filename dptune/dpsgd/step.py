@@ -179,9 +179,10 @@ class PrivateGradients:
         return factors
 
     def _clip_now(self) -> ClipPolicy:
-        """Return the clip of the next step."""
+        """Return the clip of the next step; where it is steered, until that opens."""
+        num_groups = 1 if self._steered is not None else self._engine.num_groups
         return self._plan.clip_policy(
-            num_groups=self._engine.num_groups, max_grad_norm=self.max_grad_norm
+            num_groups=num_groups, max_grad_norm=self.max_grad_norm
         )
 
 

@@ -338,6 +338,11 @@ def test_training_draws_what_was_granted_at_the_norms_of_the_step(drawn):
     assert controller.raw == []
 
 
+def test_share_of_a_small_start_does_not_end_a_stage_that_was_paid():
+    """The controller names what is clipped to; the plan's C is only where it starts."""
+    assert run(plan=plan(max_grad_norm=1e-12), num_steps=1).seen
+
+
 def test_twin_that_draws_less_than_was_granted_is_caught(drawn, monkeypatch):
     """The bug: sigma below what the deck granted."""
     take = AdaptiveNoise.take
