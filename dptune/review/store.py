@@ -392,7 +392,8 @@ def measured_rate(
 
     A rate holds if the corpus and the detector are the sample's, if no phrase was
     allowed since, and if every phrase that was denied then still is: more marking can
-    only lower it.
+    only lower it. Its source says how many finished reviews there are to choose from:
+    whoever draws samples until one looks good shows it.
 
     Args:
         state: all reviews.
@@ -411,11 +412,14 @@ def measured_rate(
             )
         if not refusal:
             size = len(sample.sentences)
+            others = _num_finished(state, sample)
+            newest = f", the newest of {others} of this corpus" if others > 1 else ""
             return MeasuredRate(
                 rate=review.rate,
                 interval=review.interval,
                 review=sample.id,
-                source=f"a reviewed sample of {size:,} sentences (review {sample.id})",
+                source=f"a reviewed sample of {size:,} sentences (review {sample.id}"
+                f"{newest})",
                 origin="review",
                 num_texts=size,
                 by_language=review.by_language,
@@ -452,6 +456,12 @@ def _refusal(
     if not _names(review.lists) <= _names(lists):
         return f"phrases were taken off the deny list since {name}"
     return ""
+
+
+def _num_finished(state: ReviewState, sample: SampleRecord) -> int:
+    """Count the finished reviews of a sample's corpus, under any lists."""
+    samples = [state.sample(r.sample) for r in state.reviews if r.rate is not None]
+    return sum(one.corpus == sample.corpus and not one.screened for one in samples)
 
 
 def _names(lists: ReviewLists) -> set[tuple[str, int]]:

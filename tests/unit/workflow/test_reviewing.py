@@ -202,6 +202,18 @@ def test_last_import_counts_whatever_the_clock_says(
     assert (report.review, report.missing_rate) == (bad.id, done.found.rate)
 
 
+def test_rate_says_how_many_reviews_it_was_chosen_from(config, root, store):
+    sources = []
+    for _ in range(2):
+        record, drawn = export(config, root, store)
+        take(answers(record, drawn), root, store)
+        _, report = label(config, root, store.read(KEY))
+        sources.append(report.missing_rate_source)
+        assert report.review == record.id
+    assert "newest" not in sources[0]
+    assert sources[1].endswith(f"(review {record.id}, the newest of 2 of this corpus)")
+
+
 def test_rate_of_another_detector_is_refused(config, root, store):
     record, drawn = export(config, root, store)
     take(answers(record, drawn), root, store)
