@@ -53,7 +53,7 @@ def check_positions(config: "PreTrainedConfig", *, max_tokens: int) -> None:
     Raises:
         ModelError: the model has fewer than `max_tokens`.
     """
-    positions = _positions(config)
+    positions = most_positions(config)
     if positions is not None and max_tokens > positions:
         raise ModelError(
             f"model.max_tokens must be at most {positions}, the positions of the "
@@ -62,7 +62,7 @@ def check_positions(config: "PreTrainedConfig", *, max_tokens: int) -> None:
         )
 
 
-def _positions(config: "PreTrainedConfig") -> int | None:
+def most_positions(config: "PreTrainedConfig") -> int | None:
     """Return how long a sequence may be, None if there is no limit.
 
     Models for text and pictures say so in the part that is for text.

@@ -26,6 +26,7 @@ from dptune.errors import ConfigError, PrivacyError
 from dptune.mechanisms.rldp_controller import RldpController
 from dptune.models.adapters import save_adapter
 from dptune.models.chat import note_training
+from dptune.models.check import most_positions
 from dptune.models.digest import model_digest
 from dptune.models.encode import count_cut
 from dptune.models.loading import LoadedModel, save_model
@@ -46,7 +47,11 @@ from dptune.workflow.job import TrainingJob, only_one, run_job, stored_dtype
 from dptune.workflow.ranks import train_on_ranks
 from dptune.workflow.retraining import start_again
 from dptune.workflow.shared_job import Launcher, SharedJob
-from dptune.workflow.trained import refuse_untrained, trained_canaries
+from dptune.workflow.trained import (
+    refuse_beyond_positions,
+    refuse_untrained,
+    trained_canaries,
+)
 
 _CURVE_POINTS = 200
 
@@ -182,6 +187,8 @@ def _trained_canaries(
     stage = inputs.plan.settings.name
     if canaries is None or loaded.class_names:
         return TrainedCanaries(stage=stage, copies=())
+    positions = most_positions(loaded.model.config)
+    refuse_beyond_positions(canaries, loaded.tokenizer, positions=positions)
     found = trained_canaries(data, canaries, loaded.tokenizer, stage=stage)
     refuse_untrained(found, inputs.plan, max_tokens=inputs.max_tokens)
     return found

@@ -128,6 +128,35 @@ def refuse_untrained(
     )
 
 
+def refuse_beyond_positions(
+    canaries: CanarySet, tokenizer: PreTrainedTokenizerFast, *, positions: int | None
+) -> None:
+    """Refuse canaries that the model cannot read whole: none could be ranked.
+
+    Args:
+        canaries: what was planted.
+        tokenizer: of the model.
+        positions: how many tokens the model can read; None if there is no limit.
+
+    Raises:
+        ConfigError: one is longer, with its BOS; nothing was charged yet.
+    """
+    if positions is None or not canaries.planted:
+        return
+    asked = written_canaries(canaries, tokenizer)
+    records = [asked.canaries.spec.record(secret) for secret in canaries.planted]
+    plain = plain_tokenizer(asked.tokenizer)
+    encoded = plain.encode_batch(records, add_special_tokens=False)
+    longest = (asked.bos is not None) + max(len(one.ids) for one in encoded)
+    if longest > positions:
+        raise ConfigError.at(
+            "canaries.template",
+            f"must leave a canary within the {positions} positions of the model, got "
+            f"{longest} tokens.",
+            "Shorten it.",
+        )
+
+
 def most_trained(stages: Sequence[TrainedCanaries], *, num: int) -> tuple[int, ...]:
     """Return the copies of each of `num` canaries in the stage that has the most."""
     counts = [stage.copies for stage in stages if len(stage.copies) == num]

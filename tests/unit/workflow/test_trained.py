@@ -18,7 +18,12 @@ from dptune.models.encode import encode_corpus
 from dptune.recipes import View
 from dptune.results import TrainedCanaries
 from dptune.workflow import trained
-from dptune.workflow.trained import most_trained, refuse_untrained, trained_canaries
+from dptune.workflow.trained import (
+    most_trained,
+    refuse_beyond_positions,
+    refuse_untrained,
+    trained_canaries,
+)
 from tests.unit.attacks.conftest import make_crossing_tokenizer, make_tokenizer
 
 TEMPLATE = "dear all, for the record, my access code is {secret}. so"
@@ -166,6 +171,21 @@ def test_stage_that_trains_on_no_canary_is_refused_unless_it_is_meant_to():
     refuse_untrained(some, Plan(), max_tokens=12)
     nobody = TrainedCanaries(stage="finetune", copies=())
     refuse_untrained(nobody, Plan(), max_tokens=12)
+
+
+def test_canaries_beyond_the_positions_of_a_model_are_refused(tokenizer):
+    """Attacks rank whole canaries: they ended in a traceback when all was paid."""
+    _, canaries = planted()
+    record = canaries.spec.record(canaries.planted[0])
+    longest = max(
+        len(tokenizer(canaries.spec.record(secret), add_special_tokens=False).input_ids)
+        for secret in canaries.planted
+    ) + (tokenizer.bos_token_id is not None)
+    for enough in (None, longest):
+        refuse_beyond_positions(canaries, tokenizer, positions=enough)
+    with pytest.raises(ConfigError, match=r"canaries\.template.*positions") as caught:
+        refuse_beyond_positions(canaries, tokenizer, positions=longest - 1)
+    assert record not in str(caught.value)
 
 
 def test_most_trained_takes_the_stage_that_saw_most():

@@ -6,8 +6,9 @@ import pytest
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import PrivacyLedger
+from dptune.attacks.canaries import CanarySpec, draw_canaries
 from dptune.dpsgd import step as dpsgd_step
-from dptune.errors import PrivacyError
+from dptune.errors import ConfigError, PrivacyError
 from dptune.models.adapters import merge_adapter
 from dptune.models.loading import load_model, model_digest
 from dptune.models.source import Base
@@ -53,6 +54,17 @@ def test_entries_are_those_of_the_plan(make_inputs, tmp_path):
         assert entry.max_grad_norm == 0.5
         assert entry.data_fingerprint == inputs.corpus.fingerprint
         assert not entry.fixed_seed
+
+
+def test_canary_that_the_model_cannot_read_is_refused_before_a_charge(
+    make_inputs, tmp_path
+):
+    spec = CanarySpec(
+        template="and so on " * 500 + "{secret}", num_planted=2, num_held_out=2
+    )
+    with pytest.raises(ConfigError, match="positions of the model"):
+        run(make_inputs(), tmp_path, canaries=draw_canaries(spec, seed=0))
+    assert not any(charged(tmp_path))
 
 
 def charged_before_noise(make_inputs, tmp_path, monkeypatch):
