@@ -57,9 +57,8 @@ class World:
 
 
 def quickstart_values(seed: int, num_records: int) -> dict[str, Any]:
-    """Read the quickstart's configuration, for another corpus and a larger model."""
+    """Read the quickstart's configuration, for another corpus of its generator."""
     values = read_yaml(REPOSITORY / "configs" / "train" / "quickstart.yaml")
-    values["model"]["source"] |= {"num_layers": 3, "num_heads": 4, "hidden_size": 96}
     values["data"]["source"] |= {"seed": seed, "num_records": num_records}
     return values
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/step_audit.py [--steps 2]
 
-A private stage of a few steps of 256 units on the quickstart's invented records and a
-model of three layers: training, the recorder's part of it, and the audit afterwards.
+A private stage of a few steps of 256 units on the quickstart's invented records and its
+small model: training, the recorder's part of it, and the audit afterwards.
 """
 
 import argparse
