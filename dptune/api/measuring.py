@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.accounting.certificates import Certificate
 from dptune.api.arguments import Arguments
+from dptune.api.language_models import check_language_models
 from dptune.api.rows import named_owners
-from dptune.api.speaking import check_speaking
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
+from dptune.attacks.candidates import longest_canary, plain_tokenizer
 from dptune.attacks.exposure import exposure_report, measure_exposure
 from dptune.attacks.extraction import SamplingSettings, sample_canaries
 from dptune.attacks.membership import membership_report
@@ -128,10 +129,10 @@ def exposure(
     bos_token_id = _bos(given, bos_token_id)
     batch_size = given.whole("batch_size", batch_size, least=1)
     given.check()
-    check_speaking(
+    check_language_models(
         {"model": model, "base_model": base_model},
         tokenizer,
-        longest=_record_tokens(tokenizer, drawn),
+        longest=_longest(tokenizer, drawn),
         bos_token_id=bos_token_id,
     )
     trie = CandidateTrie.build(drawn.spec, tokenizer, bos=bos_token_id)
@@ -186,10 +187,10 @@ def extraction(
     num_trials = given.whole("num_trials", num_trials, least=1, most=10**9)
     max_new_tokens = given.whole("max_new_tokens", max_new_tokens, least=1)
     given.check()
-    check_speaking(
+    check_language_models(
         {"model": model},
         tokenizer,
-        longest=_record_tokens(tokenizer, drawn) + max_new_tokens,
+        longest=_longest(tokenizer, drawn) + max_new_tokens,
         bos_token_id=bos_token_id,
     )
     settings = SamplingSettings(num_trials=num_trials, max_new_tokens=max_new_tokens)
@@ -269,7 +270,7 @@ def membership(
         return [list(tokenizer(text)["input_ids"][:max_tokens]) for text in texts]
 
     sides = encoded(members), encoded(non_members)
-    check_speaking(
+    check_language_models(
         {"model": model, "base_model": base_model},
         tokenizer,
         longest=max(map(len, chain(*sides))),
@@ -347,10 +348,10 @@ def _of_models(**named: object) -> Arguments:
     return given
 
 
-def _record_tokens(tokenizer: PreTrainedTokenizerFast, drawn: CanarySet) -> int:
-    """Count the tokens of a canary's record, with what opens it."""
-    record = drawn.spec.record("0" * drawn.spec.length)
-    return 1 + len(tokenizer(record)["input_ids"])
+def _longest(tokenizer: PreTrainedTokenizerFast, drawn: CanarySet) -> int:
+    """Count the tokens of the longest canary, with one that opens it."""
+    secrets = [*drawn.planted, *drawn.held_out]
+    return 1 + longest_canary(drawn.spec, plain_tokenizer(tokenizer), secrets)
 
 
 def _bos(given: Arguments, token: int | None) -> int | None:

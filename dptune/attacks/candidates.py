@@ -159,6 +159,23 @@ def _sample_indices(spec: CanarySpec) -> NDArray[np.int64]:
     return np.unique(np.append(drawn, (0, spec.space_size - 1)))
 
 
+def longest_canary(spec: CanarySpec, tokenizer: Tokenizer, drawn: Sequence[str]) -> int:
+    """Return the tokens of the longest canary, without a BOS.
+
+    Secrets of one length have other numbers of tokens where a tokenizer joins symbols:
+    those that were drawn are counted, and a spread of all candidates.
+
+    Args:
+        spec: template and candidate space.
+        tokenizer: from `plain_tokenizer`.
+        drawn: secrets that a model must be able to read.
+    """
+    secrets = [*drawn, *secrets_at(spec, _sample_indices(spec))]
+    records = [spec.record(secret) for secret in secrets]
+    encoded = tokenizer.encode_batch(records, add_special_tokens=False)
+    return max(len(one.ids) for one in encoded)
+
+
 def _encode(
     spec: CanarySpec, tokenizer: Tokenizer, indices: NDArray[np.int64], *, prefix: str
 ) -> Candidates:

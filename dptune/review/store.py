@@ -412,8 +412,8 @@ def measured_rate(
             )
         if not refusal:
             size = len(sample.sentences)
-            others = _num_finished(state, sample)
-            newest = f", the newest of {others} of this corpus" if others > 1 else ""
+            number = _num_finished(state, sample)
+            newest = f", the newest of {number} of this corpus" if number > 1 else ""
             return MeasuredRate(
                 rate=review.rate,
                 interval=review.interval,

@@ -1,6 +1,5 @@
 """A model that this project did not train, and texts that its owner vouches for."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,10 @@ from dptune.config import PerformanceSettings
 from dptune.data.collated import unit_name
 from dptune.errors import ConfigError, DataError, Problem
 from dptune.jsons import parse_json
+from dptune.models.check import most_positions
 from dptune.models.digest import model_digest
 from dptune.models.encode import record_tokens
-from dptune.models.loading import LoadedModel, load_model
+from dptune.models.loading import load_model
 from dptune.models.source import ModelBundle
 from dptune.results import ExposureReport, MembershipReport
 from dptune.settings import Settings
@@ -90,7 +90,8 @@ def attack_foreign(
     model, base = foreign.bundle(), foreign.base_bundle()
     loaded, loaded_base = load_model(model.path), load_model(base.path)
     groups = [side[: attacks.num_members] for side in sides_of(foreign)]
-    longest = min(foreign.max_tokens, *map(_positions, (loaded, loaded_base)))
+    limits = [most_positions(one.model.config) for one in (loaded, loaded_base)]
+    longest = min(foreign.max_tokens, *filter(None, limits))
     shadows = shadow_training(
         loaded_base,
         attacks,
@@ -229,11 +230,6 @@ def read_canaries(path: Path | None) -> CanarySet:
             "canaries must be a file that holds a canary set as JSON, as "
             "`plant_canaries` keeps it."
         ) from None
-
-
-def _positions(loaded: LoadedModel) -> int:
-    """Longest sequence that a model can read."""
-    return int(getattr(loaded.model.config, "max_position_embeddings", sys.maxsize))
 
 
 def _row(path: Path, number: int, line: str) -> tuple[str, str | None]:

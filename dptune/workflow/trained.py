@@ -7,7 +7,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySet
-from dptune.attacks.candidates import encode_secrets, plain_tokenizer, refuse_alike
+from dptune.attacks.candidates import (
+    encode_secrets,
+    longest_canary,
+    plain_tokenizer,
+    refuse_alike,
+)
 from dptune.dpsgd.dataset import FloatArray, IntArray, UnitDataset
 from dptune.errors import ConfigError, DataError, Problem
 from dptune.recipes import View
@@ -144,10 +149,9 @@ def refuse_beyond_positions(
     if positions is None or not canaries.planted:
         return
     asked = written_canaries(canaries, tokenizer)
-    records = [asked.canaries.spec.record(secret) for secret in canaries.planted]
-    plain = plain_tokenizer(asked.tokenizer)
-    encoded = plain.encode_batch(records, add_special_tokens=False)
-    longest = (asked.bos is not None) + max(len(one.ids) for one in encoded)
+    spec, plain = asked.canaries.spec, plain_tokenizer(asked.tokenizer)
+    longest = longest_canary(spec, plain, canaries.planted)
+    longest += asked.bos is not None
     if longest > positions:
         raise ConfigError.at(
             "canaries.template",

@@ -5,7 +5,12 @@ import pytest
 
 from dptune.attacks import candidates as module
 from dptune.attacks.canaries import CanarySpec
-from dptune.attacks.candidates import plain_tokenizer, secrets_at, tokenize_candidates
+from dptune.attacks.candidates import (
+    longest_canary,
+    plain_tokenizer,
+    secrets_at,
+    tokenize_candidates,
+)
 from dptune.attacks.trie import CandidateTrie, load_or_build, trie_key
 from dptune.errors import ArtifactError, ModelError
 
@@ -49,6 +54,14 @@ def test_secrets_at_equals_secret_at():
     spec = spec_of(length=3, alphabet="alphanumeric")
     indices = np.array([0, 1, 35, 36, 46655, 12345])
     assert secrets_at(spec, indices) == [spec.secret_at(int(i)) for i in indices]
+
+
+def test_longest_canary_is_the_longest_of_all_candidates(merging_tokenizer):
+    """Secrets of one length have other numbers of tokens: one alone does not say."""
+    plain, spec = plain_tokenizer(merging_tokenizer), spec_of(length=3)
+    every = [spec.record(one) for one in secrets_at(spec, np.arange(spec.space_size))]
+    lengths = [len(plain.encode(one, add_special_tokens=False).ids) for one in every]
+    assert longest_canary(spec, plain, ()) == max(lengths) > min(lengths)
 
 
 def test_trie_counts_nodes_of_single_digit_tokens(digit_tokenizer):

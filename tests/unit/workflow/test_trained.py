@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
+from dptune.attacks.candidates import longest_canary, plain_tokenizer
 from dptune.attacks.planting import plant, planted_count
 from dptune.attacks.trie import CandidateTrie
 from dptune.dpsgd.dataset import UnitDataset
@@ -177,9 +178,8 @@ def test_canaries_beyond_the_positions_of_a_model_are_refused(tokenizer):
     """Attacks rank whole canaries: they ended in a traceback when all was paid."""
     _, canaries = planted()
     record = canaries.spec.record(canaries.planted[0])
-    longest = max(
-        len(tokenizer(canaries.spec.record(secret), add_special_tokens=False).input_ids)
-        for secret in canaries.planted
+    longest = longest_canary(
+        canaries.spec, plain_tokenizer(tokenizer), canaries.planted
     ) + (tokenizer.bos_token_id is not None)
     for enough in (None, longest):
         refuse_beyond_positions(canaries, tokenizer, positions=enough)

@@ -13,7 +13,7 @@ _SHOWN = 4
 _USE = "Use a causal language model and the tokenizer that it was trained with."
 
 
-def check_speaking(
+def check_language_models(
     models: Mapping[str, nn.Module],
     tokenizer: PreTrainedTokenizerFast,
     *,
