@@ -12,7 +12,7 @@ from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.settings import AttackSettings
 from dptune.data.duplicates import Duplicates
 from dptune.data.public_units import ReleasedUnits, RoundedUnits
-from dptune.data.source import DataSource, learnt_roles, shares_data
+from dptune.data.source import DataSource, SyntheticSource, learnt_roles, shares_data
 from dptune.detection.endpoint import JudgeSettings, LlmSettings
 from dptune.detection.recognizer import DEFAULT_RECOGNIZERS, Tier
 from dptune.detection.settings import (
@@ -31,6 +31,7 @@ from dptune.models.source import (
     PackageSource,
     PathSource,
     Task,
+    reads_files,
 )
 from dptune.privacy import (
     Mode,
@@ -229,6 +230,16 @@ class ModelSettings(Base):
                 return f"{self.source.path} of the Python package {self.source.package}"
         public = "public text" if self.pretraining else "random weights"
         return f"GPT-2 architecture of {self.source.num_layers} layers, {public}"
+
+    @property
+    def reads_files(self: Self) -> bool:
+        """Whether the base model follows from files that may change under their names.
+
+        All public text counts but the one that is made of a seed.
+        """
+        shown = self.pretraining
+        is_made = shown is None or isinstance(shown.source, SyntheticSource)
+        return not is_made or reads_files(self.source)
 
     @property
     def class_names(self: Self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from importlib import resources
@@ -151,6 +151,16 @@ def alone_in(folder: Path, *, name: str) -> Iterator[None]:
                 f"is at it. Wait for its end, or choose another {name}."
             ) from None
         yield
+
+
+def contents_digest(files: Iterable[Path]) -> str:
+    """Digest names and contents of files, in their order."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\n".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,6 @@ from zenml.config.schedule import Schedule
 
 from dptune.config import TrainConfig
 from dptune.detection.recognizer import OWN_RECOGNIZERS
-from dptune.models.source import reads_files
 from dptune.recipes import View
 from materializers import failures
 from steps._alerting import alert_failure
@@ -114,7 +113,7 @@ def train_and_attack(
         seed=run.seed,
         retrain=retrain,
     )
-    base = prepare_model.with_options(enable_cache=not reads_files(run.model.source))(
+    base = prepare_model.with_options(enable_cache=not run.model.reads_files)(
         model=run.model,
         performance=run.performance,
         canaries=run.canaries,

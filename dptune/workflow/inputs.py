@@ -24,6 +24,7 @@ from dptune.stages import StagePlan
 from dptune.workflow.charging import sees_marks
 from dptune.workflow.forward import PublicText
 from dptune.workflow.job import TrainingJob, load_start
+from dptune.workflow.prepare_model import public_digest
 from dptune.workflow.token_weights import (
     count_leaks,
     in_tiers,
@@ -120,7 +121,9 @@ class StageInputs:
         settings = self.plan.settings
         learns = settings.local is not None or settings.controller is not None
         if learns and self.public_text is not None:
-            values["public"] = self.public_text.source.model_dump(mode="json")
+            public, root = self.public_text.source, self.public_text.data_root
+            digest = public_digest(public, data_root=root)
+            values["public"] = [public.model_dump(mode="json"), digest]
         if rests_on := self._rests_on():
             values["rests_on"] = rests_on
         if self.plan.settings.lora is not None and self.base != DEFAULT_BASE:

@@ -13,12 +13,13 @@ from dptune.attacks.inference import check_causal
 from dptune.config import ModelSettings, PerformanceSettings, PretrainingSettings
 from dptune.data.readers import source_files
 from dptune.data.records import Corpus
+from dptune.data.source import DataSource
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.errors import ConfigError, DependencyError, ModelError, Problem
-from dptune.files import private_folder
+from dptune.files import contents_digest, private_folder
 from dptune.models.build import build_gpt2
 from dptune.models.digest import model_digest
 from dptune.models.encode import encode_corpus
@@ -254,7 +255,7 @@ def _store(loaded: LoadedModel, target: Path) -> None:
 
 
 def base_files_digest(settings: ModelSettings, *, data_root: Path) -> str:
-    """Hash the files that the base model and its public text are read from.
+    """Hash the files that the base model and its public texts are read from.
 
     A model that is not here, but in the cluster, is none: who loads it says so.
 
@@ -268,10 +269,18 @@ def base_files_digest(settings: ModelSettings, *, data_root: Path) -> str:
     found = ""
     with suppress(ModelError, DependencyError):
         found = _files_digest(settings.source, data_root=data_root)
-    if settings.pretraining is None:
+    shown = settings.pretraining
+    texts = [] if shown is None else [shown.source]
+    if settings.public_text is not None:
+        texts.append(settings.public_text)
+    if not texts:
         return found
-    texts = source_files(settings.pretraining.source, data_root=data_root)
-    return _key([found, _digest_of(texts or [])])
+    return _key([found, *(public_digest(text, data_root=data_root) for text in texts)])
+
+
+def public_digest(source: DataSource, *, data_root: Path) -> str:
+    """Hash the files of a public text; the same for all texts without files here."""
+    return contents_digest(source_files(source, data_root=data_root) or [])
 
 
 def _files_digest(source: ModelSource, *, data_root: Path | None) -> str:
@@ -281,17 +290,7 @@ def _files_digest(source: ModelSource, *, data_root: Path | None) -> str:
     """
     if not reads_files(source):
         return ""
-    return _digest_of(_files(source, data_root=data_root))
-
-
-def _digest_of(files: Sequence[Path]) -> str:
-    """Hash names and contents of files."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}\n".encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    return contents_digest(_files(source, data_root=data_root))
 
 
 def _files(source: ModelSource, *, data_root: Path | None) -> list[Path]:

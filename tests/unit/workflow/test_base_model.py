@@ -10,7 +10,6 @@ from dptune.config import ModelSettings, PerformanceSettings
 from dptune.errors import ModelError
 from dptune.models.build import build_gpt2
 from dptune.models.loading import save_model
-from dptune.models.source import reads_files
 from dptune.models.tokenizer import train_tokenizer
 from dptune.workflow import prepare_model
 from dptune.workflow.prepare_model import base_files_digest, prepare_base
@@ -47,6 +46,13 @@ def prepared(tmp_path):
 
 
 BY_PATH = {"kind": "path", "path": "mine"}
+TRAINED = {
+    "kind": "architecture",
+    **TINY,
+    "vocab_size": 270,
+    "tokenizer": {"kind": "trained"},
+}
+PRETRAINING = {"epochs": 1, "batch_size": 4, "learning_rate": 0.1}
 
 
 def test_model_that_was_replaced_under_its_name_is_read_again(save, prepared):
@@ -108,22 +114,13 @@ def test_files_of_a_base_model_are_known_by_what_they_hold(save, tmp_path):
     assert len(set(digests)) == 3
 
 
-def test_public_text_of_a_base_model_is_known_by_what_it_holds(tmp_path):
+@pytest.mark.parametrize("place", ["pretraining", "public_text"])
+def test_public_text_is_known_by_what_it_holds(tmp_path, place):
     source = {"kind": "text", "path": "public.txt"}
-    pretraining = {
-        "source": source,
-        "epochs": 1,
-        "batch_size": 4,
-        "learning_rate": 0.1,
-    }
-    architecture = {
-        "kind": "architecture",
-        **TINY,
-        "vocab_size": 270,
-        "tokenizer": {"kind": "trained"},
-    }
+    pretraining = {"source": source, **PRETRAINING}
+    text = pretraining if place == "pretraining" else source
     settings = ModelSettings.model_validate(
-        {"source": architecture, "max_tokens": 16, "pretraining": pretraining}
+        {"source": TRAINED, "max_tokens": 16, place: text}
     )
     digests = set()
     for words in ("the cat sat there", "no dog ran home"):
@@ -139,20 +136,32 @@ def test_public_text_of_a_base_model_is_known_by_what_it_holds(tmp_path):
         ({"kind": "package", "package": "a_model"}, True),
         ({"kind": "hub", "id": "openai-community/gpt2"}, False),
         ({"kind": "architecture", **TINY, "tokenizer": BY_PATH}, True),
-        (
-            {
-                "kind": "architecture",
-                **TINY,
-                "vocab_size": 270,
-                "tokenizer": {"kind": "trained"},
-            },
-            False,
-        ),
+        (TRAINED, False),
     ],
 )
 def test_step_is_answered_from_the_cache_only_where_no_file_decides(source, reads):
     settings = ModelSettings.model_validate({"source": source, "max_tokens": 16})
-    assert reads_files(settings.source) is reads
+    assert settings.reads_files is reads
+
+
+@pytest.mark.parametrize(
+    ("public", "reads"),
+    [
+        ({"kind": "text", "path": "public.txt"}, True),
+        ({"kind": "synthetic", "num_records": 9, "private": False, "seed": 1}, False),
+    ],
+)
+def test_step_is_not_answered_from_the_cache_where_it_pretrains_on_a_file(
+    public, reads
+):
+    settings = ModelSettings.model_validate(
+        {
+            "source": TRAINED,
+            "max_tokens": 16,
+            "pretraining": {"source": public, **PRETRAINING},
+        }
+    )
+    assert settings.reads_files is reads
 
 
 @pytest.fixture

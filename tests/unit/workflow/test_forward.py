@@ -203,6 +203,12 @@ def claims(ledger):
     return {(c.notion, c.relation): c.epsilon for c in ledger.certificates(delta=1e-5)}
 
 
+def test_stage_is_another_once_its_public_text_holds_something_else(inputs, tmp_path):
+    before = inputs().key()
+    (tmp_path / "public.txt").write_text("another text that anybody may read\n")
+    assert inputs().key() != before
+
+
 @pytest.mark.parametrize("name", ["dp_forward", "ew_ft"])
 def test_stage_is_certified_locally_and_for_no_record(inputs, tmp_path, name):
     done = run(inputs(name), tmp_path / "runs")
