@@ -20,7 +20,7 @@ from dptune.accounting.assumptions import Assumption
 from dptune.detection.recognizer import fingerprint_of
 from dptune.errors import ArtifactError, ConfigError
 from dptune.files import replacing
-from dptune.results import Interval, MissingRateOrigin, Report
+from dptune.results import Interval, Report
 from dptune.review.decisions import Verdict
 from dptune.review.lists import (
     DenyEntry,
@@ -211,10 +211,16 @@ class ListsOfProject(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewState:
-    """All that was reviewed, oldest first, and the lists as they are now."""
+    """All that was reviewed, oldest first, and the lists as they are now.
+
+    Args:
+        finished: corpora of the samples whose reviews were finished, oldest first, also
+            of those that are not there any more; none of before this was noted.
+    """
 
     key: ListKey
     lists: ListsOfProject
+    finished: Mapping[str, str] = field(default_factory=dict)
     samples: tuple[SampleRecord, ...] = ()
     reviews: tuple[ReviewRecord, ...] = ()
 
@@ -261,7 +267,7 @@ class ReviewStore:
         """Read and check everything.
 
         Raises:
-            ArtifactError: a file is damaged, edited, or sealed with another key.
+            ArtifactError: a file is damaged, edited, gone, or sealed with another key.
             ConfigError: the lists were made with another key, or before lists belonged
                 to a data set.
         """
@@ -275,9 +281,15 @@ class ReviewStore:
             check_key(own, key)
         samples = self._all(SampleRecord, "samples", key)
         reviews = self._all(ReviewRecord, "reviews", key)
+        if reviews and not file.is_file():
+            raise ArtifactError(
+                "lists.json must be there beside reviews, but is not. Restore it, or "
+                "move the folder reviews away too, and review a new sample."
+            )
         return ReviewState(
             key=key,
             lists=lists.of_project,
+            finished=lists.finished,
             samples=tuple(sorted(samples, key=lambda sample: sample.created)),
             reviews=tuple(sorted(reviews, key=lambda review: review.imported)),
         )
@@ -287,14 +299,20 @@ class ReviewStore:
         self._write("samples", record.id, record.sealed(key))
 
     def add_review(
-        self, record: ReviewRecord, key: ListKey, *, lists: ListsOfProject
+        self,
+        record: ReviewRecord,
+        key: ListKey,
+        *,
+        lists: ListsOfProject,
+        finished: Mapping[str, str],
     ) -> None:
-        """Keep decisions and the lists as they are with them; the lists go first.
+        """Keep decisions and what goes with them, see `ReviewState`: that goes first.
 
         A crash between the two leaves more marked or less, and no rate: never a rate
         of lists that are not there.
         """
-        self._write("", "lists", _Lists(of_project=lists).sealed(key))
+        known = _Lists(of_project=lists, finished=dict(finished))
+        self._write("", "lists", known.sealed(key))
         self._write("reviews", record.sample, record.sealed(key))
 
     @contextmanager
@@ -328,10 +346,13 @@ class _Lists(_Sealed):
 
     lists: ReviewLists = ReviewLists()
     of_project: ListsOfProject = ListsOfProject()
+    finished: dict[str, str] = Field(default_factory=dict)
 
     def _body(self) -> str:
-        """Leave the newest field out where it is empty: older seals stay valid."""
+        """Leave newer fields out where they are empty: older seals stay valid."""
         newest = {"of_project"} if self.of_project == ListsOfProject() else set()
+        if not self.finished:
+            newest.add("finished")
         return self.model_dump_json(exclude=newest)
 
 
@@ -341,8 +362,8 @@ def _refuse_homeless(file: _Lists) -> None:
         raise ConfigError(
             "lists.json must say of which data set each list is, but was made before "
             "lists belonged to one: it acted on every corpus of the project. Move the "
-            "file away, export a new sample (`dptune review export`) and import "
-            "its decisions; or set detection.use_review: false."
+            "file and the folder reviews away, export a new sample (`dptune review "
+            "export`) and import its decisions; or set detection.use_review: false."
         )
 
 
@@ -362,114 +383,6 @@ def _load(kind: type[RecordT], file: Path) -> RecordT:
             f"{file.name} must be a {kind.__name__.strip('_')} of this version, but "
             "is not. Restore it, or export a new sample."
         ) from None
-
-
-class MeasuredRate(Report):
-    """A missing rate that holds for one corpus and one detector, or why none does.
-
-    Args:
-        review: id of the sample that it was measured on.
-        source: what a card says of it.
-        origin: what it was measured by.
-        num_texts: records or sentences that it was measured on.
-        refusal: why no imported rate holds; empty where none was imported.
-    """
-
-    rate: float | None = None
-    interval: Interval | None = None
-    review: str = ""
-    source: str = ""
-    origin: MissingRateOrigin = ""
-    num_texts: int = 0
-    by_language: Mapping[str, LanguageRate] = field(default_factory=dict)
-    refusal: str = ""
-
-
-def measured_rate(
-    state: ReviewState, *, corpus: str, detector: str, lists: ReviewLists
-) -> MeasuredRate:
-    """Find the newest review that speaks of this corpus and this detector.
-
-    A rate holds if the corpus and the detector are the sample's, if no phrase was
-    allowed since, and if every phrase that was denied then still is: more marking can
-    only lower it. Its source says how many finished reviews there are to choose from:
-    whoever draws samples until one looks good shows it.
-
-    Args:
-        state: all reviews.
-        corpus: fingerprint of the corpus.
-        detector: fingerprint of the detector without lists.
-        lists: that the detector runs with.
-    """
-    refusals = []
-    for review in reversed(state.reviews):
-        sample = state.sample(review.sample)
-        refusal = _refusal(sample, review, corpus, detector, lists)
-        if sample.screened and not refusal:
-            refusal = (
-                f"review {sample.id} is of the part that was read by hand, not of the "
-                "corpus"
-            )
-        if not refusal:
-            size = len(sample.sentences)
-            number = _num_finished(state, sample)
-            newest = f", the newest of {number} of this corpus" if number > 1 else ""
-            return MeasuredRate(
-                rate=review.rate,
-                interval=review.interval,
-                review=sample.id,
-                source=f"a reviewed sample of {size:,} sentences (review {sample.id}"
-                f"{newest})",
-                origin="review",
-                num_texts=size,
-                by_language=review.by_language,
-            )
-        refusals.append((sample.corpus == corpus, refusal))
-    own = [refusal for is_own, refusal in refusals if is_own]
-    return MeasuredRate(refusal=(own or [r for _, r in refusals] or [""])[0])
-
-
-def _refusal(
-    sample: SampleRecord,
-    review: ReviewRecord,
-    corpus: str,
-    detector: str,
-    lists: ReviewLists,
-) -> str:
-    """Say why a review does not speak of a corpus and a detector; empty if it does."""
-    name = f"review {sample.id}"
-    if sample.corpus != corpus:
-        return (
-            f"{name} is of another corpus ({_short(sample.corpus)}, this one is "
-            f"{_short(corpus)})"
-        )
-    if sample.detector != detector:
-        return (
-            f"{name} is of another detector ({_short(sample.detector)}, this one is "
-            f"{_short(detector)})"
-        )
-    if review.rate is None:
-        left = len(sample.sentences) - len(review.verdicts)
-        return f"{name} is not finished: {left:,} of {len(sample.sentences):,} open"
-    if not set(lists.allow) <= set(review.lists.allow):
-        return f"phrases were put on the allow list since {name}"
-    if not _names(review.lists) <= _names(lists):
-        return f"phrases were taken off the deny list since {name}"
-    return ""
-
-
-def _num_finished(state: ReviewState, sample: SampleRecord) -> int:
-    """Count the finished reviews of a sample's corpus, under any lists."""
-    samples = [state.sample(r.sample) for r in state.reviews if r.rate is not None]
-    return sum(one.corpus == sample.corpus and not one.screened for one in samples)
-
-
-def _names(lists: ReviewLists) -> set[tuple[str, int]]:
-    return {(entry.name, entry.num_words) for entry in lists.deny}
-
-
-def _short(fingerprint: str) -> str:
-    return fingerprint.rpartition(":")[2][:12]
 
 
 def open_sentences(sample: SampleRecord, review: ReviewRecord | None) -> Sequence[str]:

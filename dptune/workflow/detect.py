@@ -31,12 +31,11 @@ from dptune.parts import forget
 from dptune.results import DetectionReport, Interval, LanguageShare
 from dptune.review.lists import ReviewLists, with_lists
 from dptune.review.quality import MissCounts, count_misses, missing_rate
+from dptune.review.rates import MeasuredRate, measured_rate
 from dptune.review.store import (
     LanguageRate,
     ListsOfProject,
-    MeasuredRate,
     ReviewState,
-    measured_rate,
 )
 from dptune.workflow.auditing import count_detected
 from dptune.workflow.ingest import GOLD

@@ -166,7 +166,7 @@ def import_decisions(
             sample=sample.id, verdicts=verdicts, imported=imported, public=public
         )
         if len(verdicts) < len(sample.sentences):
-            store.add_review(record, key, lists=state.lists)
+            store.add_review(record, key, lists=state.lists, finished=state.finished)
             return Imported(
                 sample=sample, num_decided=len(verdicts), num_changed=changed
             )
@@ -186,7 +186,11 @@ def import_decisions(
                 for code, (rate, interval, number) in found.by_language.items()
             },
         }
-        store.add_review(record.model_copy(update=measured), key, lists=lists)
+        finished = {n: c for n, c in state.finished.items() if n != sample.id}
+        if not sample.screened:
+            finished[sample.id] = sample.corpus
+        record = record.model_copy(update=measured)
+        store.add_review(record, key, lists=lists, finished=finished)
     then, after = (one.acting_on(sample.data_set) for one in (state.lists, lists))
     return Imported(
         sample=sample,

@@ -21,7 +21,7 @@ from dptune.accounting.store.blocks import (
     read_blocks,
     write_block,
 )
-from dptune.accounting.store.reservations import UnitSet, locate
+from dptune.accounting.store.reservations import Names, UnitSet, locate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,9 @@ def touched_by(connection: Connection, units: UnitSet) -> Touched:
     return Touched(cohorts=dict(found), num_new=len(units) - found.total())
 
 
-def known_otherwise(connection: Connection, units: UnitSet) -> int:
-    """Count the ids that earlier runs were charged for in another form of Unicode."""
-    others = replace(units, names=units.other_forms)
-    blocks = read_blocks(connection, others)
+def count_known(connection: Connection, units: UnitSet, names: Names) -> int:
+    """Count those of some names of a data set that earlier runs were charged for."""
+    blocks = read_blocks(connection, replace(units, names=names))
     return sum(int(locate(block.names, wanted)[1].sum()) for _, block, wanted in blocks)
 
 

@@ -15,6 +15,7 @@ The units of a run are known to the store by keyed names only (`UnitSet`).
 
 import hashlib
 import hmac
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -112,6 +113,12 @@ KEY_BYTES: Final = 32
 NAME: Final = np.dtype("S16")
 """A keyed name: bytes that numpy orders and compares as bytes, all being as long."""
 _KEY_SIZES: Final = range(16, 65)
+_UNSEEN: Final = re.compile(
+    r"\A\s|\s\Z|[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5"
+    r"\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    r"\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Blanks around an id, and what shows nothing in it; joiners change letters' shapes."""
 
 Names = NDArray[np.bytes_]
 
@@ -129,12 +136,16 @@ class UnitSet:
         other_forms: names that the same ids would have in the other forms of Unicode
             (NFC, NFD), which look alike and are other bytes. A store that knows one
             refuses the run: the unit would look new.
+        unseen: names of ids with blanks around them or characters that do not show. A
+            store that does not know one refuses the run: the next source may come
+            without them, whose units would look new.
     """
 
     data_set: str
     names: Names = field(repr=False)
     key_check: str
     other_forms: Names = field(default_factory=lambda: np.empty(0, NAME), repr=False)
+    unseen: Names = field(default_factory=lambda: np.empty(0, NAME), repr=False)
 
     @classmethod
     def of(cls, unit_ids: Iterable[str], *, key: bytes, data_set: str) -> Self:
@@ -163,9 +174,11 @@ class UnitSet:
             )
         check = hmac.digest(key, f"check\x1f{data_set}".encode(), "sha256")
         named = hmac.new(key, f"unit\x1f{data_set}\x1f".encode(), "sha256")
-        packed, others = bytearray(), bytearray()
+        packed, others, unseen = bytearray(), bytearray(), bytearray()
         for unit in unit_ids:
-            packed += _keyed(named, unit)
+            packed += (name := _keyed(named, unit))
+            if _UNSEEN.search(unit):
+                unseen += name
             for form in () if unit.isascii() else _other_forms(unit):
                 others += _keyed(named, form)
         found = cls(
@@ -173,6 +186,7 @@ class UnitSet:
             names=distinct(np.frombuffer(packed, NAME)),
             key_check=check[: NAME.itemsize].hex(),
             other_forms=distinct(np.frombuffer(others, NAME)),
+            unseen=distinct(np.frombuffer(unseen, NAME)),
         )
         refuse_other_forms(int(locate(found.names, found.other_forms)[1].sum()))
         return found
@@ -212,6 +226,21 @@ def refuse_other_forms(number: int) -> None:
             "charged before, in another one (NFC and NFD: they look alike): each "
             "would be a unit of its own with a fresh budget. Write all ids in the "
             "form that they were charged in first, or NFC."
+        )
+
+
+def refuse_unseen(number: int) -> None:
+    """Refuse units whose ids are told apart by what nobody sees.
+
+    Raises:
+        PrivacyError: there is one.
+    """
+    if number:
+        raise PrivacyError(
+            f"ids must show all that they hold, but {number:,} that were not charged "
+            "before have blanks around them or characters that do not show: written "
+            "without those, each would be a unit of its own with a fresh budget. "
+            "Take them out of the ids, and leave them out in all later sources."
         )
 
 

@@ -43,6 +43,7 @@ from dptune.accounting.store.reservations import (
     ReservationStatus,
     UnitSet,
     refuse_other_forms,
+    refuse_unseen,
 )
 from dptune.accounting.store.tables import DataSet, IdKind
 from dptune.errors import BudgetExceededError, ConfigError
@@ -356,7 +357,7 @@ class BudgetStore:
         known = tables.read_data_set(connection, asked.name)
         if known is not None:
             tables.require_same(known, asked)
-        refuse_other_forms(cohorts.known_otherwise(connection, request.units))
+        _refuse_other_ids(connection, request.units)
         touched = cohorts.touched_by(connection, request.units)
         grants = tables.read_grants(connection, asked.name)
         if request.required and not grants:
@@ -398,6 +399,13 @@ class BudgetStore:
         tables.write_reservation(connection, wanted)
         log.append(connection, entries.extend_entry(wanted, found))
         return wanted
+
+
+def _refuse_other_ids(connection: Connection, units: UnitSet) -> None:
+    """Refuse units that a look-alike of their id would give a fresh budget."""
+    refuse_other_forms(cohorts.count_known(connection, units, units.other_forms))
+    known = cohorts.count_known(connection, units, units.unseen)
+    refuse_unseen(len(units.unseen) - known)
 
 
 def _histories(

@@ -432,6 +432,46 @@ def test_ids_in_another_form_of_unicode_are_refused(store, first, second):
     run(store, [*NAMES[first], "new"], "b", cost(10))  # the form of before
 
 
+UNSEEN = {
+    "blank": "u1 ",
+    "no_break": "\u00a0u1",
+    "return": "u1\r",
+    "byte_order": "\ufeffu1",
+    "no_width": "u\u200b1",
+    "hyphen": "u\u00ad1",
+    "direction": "u1\u200e",
+}
+
+
+@pytest.mark.parametrize("unit", UNSEEN.values(), ids=UNSEEN)
+def test_ids_told_apart_by_what_nobody_sees_are_refused(store, unit):
+    """`u1` and `u1 ` were two units, with a budget each."""
+    store.grant(grant(spent_epsilon(steps_event(150))))
+    run(store, ["u1", "u2"], "a", cost(10))
+    before = store.head()
+    for ask in (store.preview, store.reserve):
+        with pytest.raises(PrivacyError, match="show all that they hold, but 1 that"):
+            ask(request([unit, "u2"], "b", cost(10)))
+    assert store.head() == before
+
+
+@pytest.mark.parametrize(
+    "unit", ["u 1", "می\u200cخواهم", "❤\ufe0f", "José", "山田"], ids=ascii
+)
+def test_ids_that_show_all_that_they_hold_are_taken(store, unit):
+    run(store, [unit], "a", cost(10))
+
+
+def test_ids_that_were_charged_with_what_nobody_sees_go_on(store, monkeypatch):
+    """A store of before this rule keeps counting under the ids that it knows."""
+    asked = request(["u1 ", "u2"], "a", cost(10))
+    units = dataclasses.replace(asked.units, unseen=asked.units.unseen[:0])
+    store.reserve(dataclasses.replace(asked, units=units))
+    run(store, ["u1 ", "u2", "u3"], "b", cost(10))
+    with pytest.raises(PrivacyError, match="but 1 that"):
+        store.reserve(request(["u1 ", "u3 "], "c", cost(10)))
+
+
 def test_two_forms_of_one_id_in_a_run_are_refused():
     with pytest.raises(PrivacyError, match="one form of Unicode") as refused:
         request([*NAMES["NFC"], *NAMES["NFD"]], "a", cost(1))

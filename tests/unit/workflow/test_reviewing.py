@@ -16,12 +16,12 @@ from dptune.recipes import StageSettings
 from dptune.redaction.engine import redact_dataset
 from dptune.redaction.operators import Operator
 from dptune.review.lists import ListKey, ReviewLists, extended
+from dptune.review.rates import measured_rate
 from dptune.review.sample import reread
 from dptune.review.store import (
     ListsOfProject,
     ReviewRecord,
     ReviewStore,
-    measured_rate,
 )
 from dptune.settings import ScreenedSettings
 from dptune.workflow import review as reviewing
@@ -214,6 +214,32 @@ def test_rate_says_how_many_reviews_it_was_chosen_from(config, root, store):
     assert sources[1].endswith(f"(review {record.id}, the newest of 2 of this corpus)")
 
 
+def test_rate_of_before_a_deleted_review_is_refused(config, root, store, tmp_path):
+    """Deleting a bad review brought an older rate back to life without a word."""
+    names = []
+    for missed in ("no such name", "frank rose"):
+        record, drawn = export(config, root, store)
+        take(answers(record, drawn, missed=missed), root, store)
+        names.append(record.id)
+    (tmp_path / "review" / "reviews" / f"{names[1]}.json").unlink()
+    _, report = label(config, root, store.read(KEY))
+    assert report.missing_rate is None
+    assert f"review {names[1]} was finished later and is" in report.missing_rate_refusal
+    take(answers(record, drawn, upto=3), root, store)  # a part of it says nothing
+    _, report = label(config, root, store.read(KEY))
+    assert report.missing_rate is None
+    (tmp_path / "review" / "samples" / f"{names[1]}.json").unlink()
+    (tmp_path / "review" / "reviews" / f"{names[1]}.json").unlink()
+    third, drawn = export(config, root, store)
+    take(answers(third, drawn), root, store)
+    _, report = label(config, root, store.read(KEY))
+    assert report.review == third.id
+    assert "the newest of 3 of this corpus" in report.missing_rate_source
+    (tmp_path / "review" / "lists.json").unlink()
+    with pytest.raises(ArtifactError, match=r"lists\.json must be there"):
+        store.read(KEY)
+
+
 def test_rate_of_another_detector_is_refused(config, root, store):
     record, drawn = export(config, root, store)
     take(answers(record, drawn), root, store)
@@ -257,7 +283,7 @@ def test_rate_is_refused_once_more_is_allowed_and_stays_when_more_is_denied(
 def test_rate_that_ignores_the_detector_is_caught(config, root, store, monkeypatch):
     record, drawn = export(config, root, store)
     take(answers(record, drawn), root, store)
-    monkeypatch.setattr("dptune.review.store._refusal", lambda *_: "")
+    monkeypatch.setattr("dptune.review.rates._refusal", lambda *_: "")
     _, report = label(config, root, store.read(KEY), tier=Tier.HIGH_CONTEXTUAL)
     assert report.missing_rate is not None, "the broken twin would quote it"
 
@@ -429,12 +455,13 @@ def test_lists_of_before_they_belonged_to_a_data_set_are_refused(store, tmp_path
         ReviewRecord(sample="0" * 16, verdicts={}, imported="2026"),
         KEY,
         lists=ListsOfProject(),
+        finished={},
     )
     file = tmp_path / "review" / "lists.json"
     body = {"schema_version": 1, "seal": "", "lists": lists.model_dump(mode="json")}
     seal = KEY.name("seal _Lists", json.dumps(body, separators=(",", ":")))
     file.write_text(json.dumps(body | {"seal": seal}))
-    with pytest.raises(ConfigError, match="Move the file away"):
+    with pytest.raises(ConfigError, match="Move the file and"):
         store.read(KEY)
 
 
