@@ -6,10 +6,11 @@ ledger's events.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
-from dp_accounting import DpEvent, PoissonSampledDpEvent, rdp
-from dp_accounting.dp_event import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -56,13 +57,25 @@ def renyi_epsilon(
             "a nominal epsilon must have delta in (0, 1), sample_rate in (0, 1] and "
             f"orders above 1, got delta={delta}, sample_rate={sample_rate}."
         )
+    tried = tuple(orders)
+    spent = sum(
+        count * _renyi_divergences(sample_rate, noise_multiplier, tried)
+        for noise_multiplier, count in steps
+    )
+    bounds = spent + math.log(1 / delta) / (np.asarray(tried) - 1)
+    return float(np.nanmin(bounds))
+
+
+@lru_cache(maxsize=256)  # a plan is asked for its figure more than once
+def _renyi_divergences(
+    sample_rate: float, noise_multiplier: float, orders: tuple[float, ...]
+) -> NDArray[np.float64]:
+    """Return the Renyi divergence of one step at every order."""
     accountant = rdp.RdpAccountant(orders=list(orders))
     with no_warnings_of_skipped_orders():
-        for noise_multiplier, count in steps:
-            accountant.compose(_step(sample_rate, noise_multiplier), count)
-    tried = np.asarray(orders)
-    bounds = np.asarray(accountant.rdp) + math.log(1 / delta) / (tried - 1)
-    return float(np.nanmin(bounds))
+        gaussian = GaussianDpEvent(noise_multiplier)
+        accountant.compose(PoissonSampledDpEvent(sample_rate, gaussian))
+    return np.asarray(accountant.rdp)
 
 
 def gdp_epsilon(steps: Steps, *, sample_rate: float, delta: float) -> float:
@@ -112,9 +125,3 @@ def gdp_to_epsilon(mu: float, *, delta: float) -> float:
     if not math.isfinite(largest) or largest > 1e6:
         return math.inf
     return float(brentq(excess, 0.0, largest, xtol=1e-9))
-
-
-def _step(sample_rate: float, noise_multiplier: float) -> DpEvent:
-    """Describe one step."""
-    gaussian = GaussianDpEvent(noise_multiplier)
-    return SelfComposedDpEvent(PoissonSampledDpEvent(sample_rate, gaussian), 1)
