@@ -133,7 +133,7 @@ def play(store: BudgetStore, run: str, corpus: Corpus, clock: "Clock") -> dict:
         held = store.reserve(asked)
     if named:
         with clock("texts"):
-            claim_digest(store, units, texts, reservation=held.id)
+            claim_digest(store, units, texts, reservation=held)
     with clock("spend"):
         store.spend(held.id, cost, stage="private", num_steps=100)
     with clock("settle"):

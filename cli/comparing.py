@@ -21,6 +21,7 @@ from cli.runs import (
     budget_place,
     cause_of,
     finished,
+    holding,
     open_workspace,
 )
 from cli.training import print_tables, write_page
@@ -40,7 +41,6 @@ from dptune.reports.comparison import (
 )
 from dptune.reports.formatting import MISSING, duration, epsilon, number
 from dptune.reports.tables import cells_csv, rows_csv, trace_csv
-from dptune.workflow.budget import release_budget
 from dptune.workflow.compare import CheckedComparison, check_comparison
 from dptune.workflow.preflight import Checked
 from infra.pods import run_options
@@ -239,29 +239,28 @@ def _run_cell(job: _Job, cell: Cell, parent: str) -> FinishedRun:
         "tags": {"mlflow.parentRunId": parent},
     }
     key = job.key_of(cell)
-    account.begin(config, checked.fingerprint, url=budget_place().url)
     options = run_options(job.profile, step_names(config))
     options["settings"] = {
         **options.get("settings", {}),
         "experiment_tracker.mlflow": tracker,
     }
-    try:
-        response = cell_pipeline.with_options(
-            run_name=f"{config.name}-{config.recipe.name}-{key[:8]}-{{date}}-{{time}}",
-            tags=[config.name, config.recipe.name, _tag(key)],
-            **options,
-        )(
-            config=config.model_dump(mode="json"),
-            fingerprint=checked.fingerprint,
-            label=cell.label,
-            retrain=job.retrain,
-            review=job.review,
-        )
-    except Exception as error:  # noqa: BLE001 - it is raised again below
-        if job.profile.stack is None:  # elsewhere it may go on without this process
-            release_budget(budget_place().url, config, checked.fingerprint)
-        raise cause_of(error) from None
-    return FinishedRun(config=config, response=finished(response))
+    name = f"{config.name}-{config.recipe.name}-{key[:8]}-{{date}}-{{time}}"
+    with holding(config, checked.fingerprint, job.profile, url=budget_place().url):
+        try:
+            response = cell_pipeline.with_options(
+                run_name=name,
+                tags=[config.name, config.recipe.name, _tag(key)],
+                **options,
+            )(
+                config=config.model_dump(mode="json"),
+                fingerprint=checked.fingerprint,
+                label=cell.label,
+                retrain=job.retrain,
+                review=job.review,
+            )
+        except Exception as error:  # noqa: BLE001 - it is raised again below
+            raise cause_of(error) from None
+        return FinishedRun(config=config, response=finished(response))
 
 
 class _Clock:

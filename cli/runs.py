@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ from cli.faults import write_trace
 from cli.stack import open_profile
 from dptune.config import TrainConfig
 from dptune.configfile import load_train_config
-from dptune.errors import DptuneError
+from dptune.errors import DptuneError, PrivacyError
+from dptune.files import locked
 from infra.pods import run_options
-from infra.profiles import default_profile, read_profile
+from infra.profiles import Profile, default_profile, read_profile
 from infra.workspace import (
     Workspace,
     configs_folder,
@@ -93,7 +94,6 @@ def run_training(
         DptuneError: before anything is created, or from a step, then with the note
             `account.STARTED`.
     """
-    from dptune.workflow.budget import release_budget
     from dptune.workflow.preflight import check_run
     from infra.workspace import data_root, llm_access
     from steps._progress import progress_of_many
@@ -129,29 +129,69 @@ def run_training(
         raise NothingToDo(f"nothing changed since {done}; nothing was done or spent")
 
     failures.clear()
-    account.begin(config, checked.fingerprint, url=place.url)
-    try:
-        response = train_pipeline.with_options(
-            run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",
-            tags=[config.name, config.recipe.name, tag],
-            **hooks({**os.environ, **chosen.environment}),
-            **run_options(chosen, step_names(config)),
-        )(
-            config=config.model_dump(mode="json"),
-            fingerprint=checked.fingerprint,
-            retrain=retrain,
-            review=digest,
-        )
-    except Exception as error:  # noqa: BLE001 - it is raised again below
-        if chosen.stack is None:  # elsewhere the run may go on without this process
-            release_budget(place.url, config, checked.fingerprint)
-        cause = cause_of(error)
-        if chosen.stack is not None and not isinstance(cause, DptuneError):
-            cause = _failed_elsewhere(error)
-        cause.add_note(account.STARTED)
-    else:
-        return FinishedRun(config=config, response=finished(response))
-    raise cause  # outside of the handler, so that it keeps what it was raised from
+    with holding(config, checked.fingerprint, chosen, url=place.url):
+        try:
+            response = train_pipeline.with_options(
+                run_name=f"{config.name}-{config.recipe.name}-{{date}}-{{time}}",
+                tags=[config.name, config.recipe.name, tag],
+                **hooks({**os.environ, **chosen.environment}),
+                **run_options(chosen, step_names(config)),
+            )(
+                config=config.model_dump(mode="json"),
+                fingerprint=checked.fingerprint,
+                retrain=retrain,
+                review=digest,
+            )
+        except Exception as error:  # noqa: BLE001 - it is raised again below
+            cause = cause_of(error)
+            if chosen.stack is not None and not isinstance(cause, DptuneError):
+                cause = _failed_elsewhere(error)
+            cause.add_note(account.STARTED)
+        else:
+            return FinishedRun(config=config, response=finished(response))
+        raise cause  # outside of the handler, so that it keeps what it was raised from
+
+
+@contextmanager
+def holding(
+    config: TrainConfig, fingerprint: str, profile: Profile, *, url: str
+) -> Iterator[None]:
+    """Let one of equal runs be under way here, and give back what a failed one held.
+
+    Equal runs share what is held of the budget, and their stages' folders. Elsewhere a
+    run may go on without this process, whose steps give back what they held.
+
+    Args:
+        config: of the run.
+        fingerprint: of its corpus.
+        profile: where it runs.
+        url: of the budget store.
+
+    Raises:
+        PrivacyError: another process is at the same run; nothing was changed.
+    """
+    from dptune.workflow.budget import release_budget, run_key
+
+    if profile.stack is not None:
+        account.begin(config, fingerprint, url=url)
+        yield
+        return
+    file = current_workspace().runs / f"{run_key(config, fingerprint)[:24]}.lock"
+    file.parent.mkdir(exist_ok=True)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(file, wait=False))
+        except BlockingIOError:
+            raise PrivacyError(
+                "equal runs must follow one another, but another process is at this "
+                "one. Wait for its end, or set `repetition`."
+            ) from None
+        account.begin(config, fingerprint, url=url)
+        try:
+            yield
+        except Exception:
+            release_budget(url, config, fingerprint)
+            raise
 
 
 def _failed_elsewhere(error: Exception) -> DptuneError:

@@ -35,7 +35,7 @@ from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry
 from dptune.accounting.store.reservations import UnitSet
-from dptune.accounting.store.store import BudgetStore, Request
+from dptune.accounting.store.store import Request
 from dptune.accounting.store.tables import IdKind
 from dptune.dpsgd.checkpoint import claim_attempt
 from dptune.dpsgd.learnt import Learning
@@ -57,9 +57,15 @@ from dptune.results import (
     ValidationReport,
 )
 from dptune.stages import StagePlan
-from dptune.workflow.budget import planned_costs, release_held, settle_budget, spender
+from dptune.workflow.budget import (
+    hold,
+    planned_costs,
+    release_held,
+    settle_budget,
+    spender,
+)
 from dptune.workflow.charging import stage_entry
-from dptune.workflow.naming import check_digest, claim_digest, records_digest
+from dptune.workflow.naming import records_digest
 
 NOTE: Final = "privacy.json"
 _CERTIFICATE: Final = "certificate.json"
@@ -388,20 +394,8 @@ class ScriptRun:
 
     def _reserve(self, budget: ScriptBudget) -> BudgetReservation:
         """Hold the cost of the whole training."""
-        with BudgetStore.open(budget.url) as store:
-            digest = records_digest(self.rows.records, key=budget.key)
-            request = self._request(budget)
-            check_digest(store, request.units, digest)
-            held = store.reserve(request)
-            claim_digest(store, request.units, digest, reservation=held.id)
-            head = store.head()
-        return BudgetReservation(
-            id=held.id,
-            data_set=held.data_set,
-            num_units=held.num_units,
-            head_sequence=head.sequence,
-            head_hash=head.hash,
-        )
+        texts = records_digest(self.rows.records, key=budget.key)
+        return hold(budget.url, self._request(budget), texts=texts)
 
     def certificate(self) -> Certificate:
         """State what is guaranteed after all that was paid until now.

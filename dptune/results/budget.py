@@ -14,6 +14,7 @@ class BudgetReservation(Report):
         num_units: source units that the run reads; canaries are none.
         head_sequence: entries of the store's log after it was made.
         head_hash: of the last of them.
+        found_open: see `Reservation`.
     """
 
     id: str
@@ -21,6 +22,7 @@ class BudgetReservation(Report):
     num_units: int
     head_sequence: int
     head_hash: str
+    found_open: bool = False
 
 
 class BudgetLine(Report):

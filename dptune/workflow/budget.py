@@ -201,10 +201,27 @@ def reserve_budget(
     """
     texts = texts_digest(corpus, key=key)
     request = budget_request(config, corpus, plan, key=key)
+    return hold(url, request, texts=texts, again=again)
+
+
+def hold(
+    url: str, request: Request, *, texts: str, again: bool = False
+) -> BudgetReservation:
+    """Reserve what a run asks for, and note whose texts these are.
+
+    Args:
+        url: of the budget store, which is created if need be.
+        request: of the run.
+        texts: digest of its records.
+        again: see `BudgetStore.reserve`.
+
+    Raises:
+        BudgetExceededError, PrivacyError: as `reserve_budget`.
+    """
     with BudgetStore.open(url) as store:
         check_digest(store, request.units, texts)
         held = store.reserve(request, again=again)
-        claim_digest(store, request.units, texts, reservation=held.id)
+        claim_digest(store, request.units, texts, reservation=held)
         head = store.head()
     return BudgetReservation(
         id=held.id,
@@ -212,6 +229,7 @@ def reserve_budget(
         num_units=held.num_units,
         head_sequence=head.sequence,
         head_hash=head.hash,
+        found_open=held.found_open,
     )
 
 
@@ -269,18 +287,25 @@ def settle_budget(
 
 @contextmanager
 def release_held(url: str, reservation: BudgetReservation) -> Iterator[None]:
-    """Give back what a stage that fails has not drawn; a killed one keeps it."""
+    """Give back what a stage that fails has not drawn; a killed one keeps it.
+
+    What was open before this run asked stays: an equal run may be drawing from it.
+    """
     try:
         yield
     except Exception:
-        # A store that is gone keeps holding: that is safe.
-        with suppress(DptuneError), BudgetStore.open(url) as store:
-            store.release(reservation.id)
+        if not reservation.found_open:
+            # A store that is gone keeps holding: that is safe.
+            with suppress(DptuneError), BudgetStore.open(url) as store:
+                store.release(reservation.id)
         raise
 
 
 def release_budget(url: str, config: TrainConfig, fingerprint: str) -> None:
-    """Give back what a failed run never drew; what it has drawn stays spent."""
+    """Give back what a failed run never drew; what it has drawn stays spent.
+
+    Equal runs share it: no other may be under way.
+    """
     with suppress(DptuneError):  # a store that is gone keeps holding: that is safe
         store = BudgetStore.find(url)
         if store is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dptune.accounting.store.attempts import Attempt, attempts_with, record_attempt
-from dptune.accounting.store.reservations import UnitSet
+from dptune.accounting.store.reservations import Reservation, UnitSet
 from dptune.accounting.store.store import BudgetStore
 from dptune.conversation import without_training
 from dptune.data.records import Corpus
@@ -44,7 +44,7 @@ def records_digest(records: Iterable[bytes], *, key: bytes) -> str:
 
 
 def claim_digest(
-    store: BudgetStore, units: UnitSet, digest: str, *, reservation: str
+    store: BudgetStore, units: UnitSet, digest: str, *, reservation: Reservation
 ) -> None:
     """Note whose records these are, before anything is drawn on them.
 
@@ -52,7 +52,7 @@ def claim_digest(
         store: where it is noted.
         units: of the data set, which they are charged to.
         digest: of its records.
-        reservation: id; released where the records are those of others.
+        reservation: released where the records are those of others.
 
     Raises:
         PrivacyError: another run gave the records another name, or other ids, at this
@@ -70,7 +70,8 @@ def claim_digest(
     try:
         check_digest(store, units, digest)
     except PrivacyError:
-        store.release(reservation)
+        if not reservation.found_open:
+            store.release(reservation.id)
         raise
 
 

@@ -195,7 +195,7 @@ def _charge(
                 required=config.budget.required,
             )
         )
-        claim_digest(store, units, texts, reservation=held.id)
+        claim_digest(store, units, texts, reservation=held)
         store.spend(held.id, cost, stage=entry.stage, num_steps=1)
         store.settle(held.id)
 

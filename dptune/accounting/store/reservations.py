@@ -54,6 +54,8 @@ class Reservation:
         planned: cost of the whole run.
         spare: cost of the blocks that may be drawn twice.
         spent: cost of what was drawn, or may have been.
+        found_open: whoever asked for it found it open, and must not give it back: an
+            equal run may draw from it, or go on after a kill. Not stored.
     """
 
     id: str
@@ -68,6 +70,7 @@ class Reservation:
     spare: Cost
     spent: Cost = field(default_factory=Cost)
     status: ReservationStatus = ReservationStatus.OPEN
+    found_open: bool = field(default=False, compare=False)
 
     @property
     def is_open(self) -> bool:

@@ -238,7 +238,7 @@ class BudgetStore:
         | earlier reservation of the same `run_key` | answer |
         |---|---|
         | none | a new one |
-        | open | that one |
+        | open | that one, `found_open` |
         | closed, all of the plan drawn | that one: a finished run spends nothing |
         | closed before the end | that one, open again if the rest still fits |
         | any, with `again` | a new one; an open one is released |
@@ -335,7 +335,7 @@ class BudgetStore:
     def _take_up(self, connection: Connection, earlier: Reservation) -> Reservation:
         """Continue an earlier reservation."""
         if earlier.is_open or earlier.is_complete:
-            return earlier
+            return replace(earlier, found_open=earlier.is_open)
         reopened = replace(earlier, status=ReservationStatus.OPEN)
         return self._extend(connection, reopened)
 

@@ -1,6 +1,12 @@
-"""What a run on a cluster says to who started it."""
+"""What a run says to who started it, and what it holds meanwhile."""
 
-from cli.runs import _failed_elsewhere
+import pytest
+
+from cli import account
+from cli.runs import CONFIGS, _failed_elsewhere, holding, read_config
+from dptune.errors import PrivacyError
+from dptune.workflow import budget
+from infra.profiles import read_profile
 
 
 def test_failure_in_pods_is_named_by_kind_and_its_trace_kept_here(
@@ -12,3 +18,27 @@ def test_failure_in_pods_is_named_by_kind_and_its_trace_kept_here(
     assert "Maria" not in said
     (trace,) = (tmp_path / "logs").iterdir()
     assert trace.name in said
+
+
+def test_second_of_equal_runs_is_refused_and_gives_nothing_back(monkeypatch, tmp_path):
+    """It gave back what the first held, by the name of their computation."""
+    monkeypatch.setenv("DPTUNE_HOME", str(tmp_path))
+    config, local = (
+        read_config(CONFIGS / "train" / "own_text.yaml"),
+        read_profile("local"),
+    )
+    given_back = []
+    monkeypatch.setattr(budget, "release_budget", lambda *a: given_back.append(a[2]))
+
+    def held(fingerprint):
+        return holding(config, fingerprint, local, url="sqlite:///")
+
+    with held("one"):
+        with pytest.raises(PrivacyError, match="another process"), held("one"):
+            pytest.fail("two are under way")
+        with pytest.raises(RuntimeError), held("other"):
+            raise RuntimeError
+    assert given_back == ["other"]
+    with held("one"):
+        pass
+    account.forget()

@@ -168,7 +168,12 @@ def hold(store, corpus):
             )
         )
         return BudgetReservation(
-            id=held.id, data_set="people", num_units=1, head_sequence=0, head_hash=""
+            id=held.id,
+            data_set="people",
+            num_units=1,
+            head_sequence=0,
+            head_hash="",
+            found_open=held.found_open,
         )
 
     return reserve

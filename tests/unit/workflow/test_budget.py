@@ -14,8 +14,9 @@ from dptune.configfile import load_train_config
 from dptune.data.building import build_corpus
 from dptune.data.source import JsonlSource
 from dptune.dpsgd import step as dpsgd_step
-from dptune.errors import BudgetExceededError
+from dptune.errors import BudgetExceededError, PrivacyError
 from dptune.privacy import Notion, PrivacyUnit
+from dptune.workflow import job as training_job
 from dptune.workflow.budget import (
     budget_cost,
     planned_costs,
@@ -205,6 +206,31 @@ def test_stage_that_fails_gives_back_the_rest(make_inputs, hold, store, url):
     with pytest.raises(RuntimeError), release_held(url, reservation):
         raise RuntimeError
     assert not history(store)[0].is_open
+
+
+def test_second_of_equal_runs_that_is_refused_leaves_what_the_first_holds(
+    make_inputs, tmp_path, hold, store, url, monkeypatch
+):
+    """It gave back what both held, and the first had to ask for more."""
+    monkeypatch.setattr(training_job, "_TRIES", 1)
+    inputs = make_inputs()
+    first, second = hold(inputs), hold(inputs)
+    assert (first.id, first.found_open) == (second.id, False)
+    seen = []
+
+    def meanwhile(now):
+        if now.step == 2:
+            refused = pytest.raises(PrivacyError, match="one run at a time")
+            with refused, release_held(url, second):
+                run(inputs, tmp_path, spender(url, second))
+            seen.append(history(store)[0].is_open)
+
+    run(inputs, tmp_path, spender(url, first), on_step=meanwhile)
+    assert seen == [True]
+    assert spent_steps(store) == 5
+    with pytest.raises(RuntimeError), release_held(url, first):
+        raise RuntimeError
+    assert not hold(inputs).found_open  # opened anew, or finished
 
 
 def test_stage_that_is_killed_keeps_its_reservation(make_inputs, hold, store, url):

@@ -48,7 +48,7 @@ def hold(store, name, corpus):
         recipe="r",
         planned=Cost(),
     )
-    return store.reserve(request).id
+    return store.reserve(request)
 
 
 def check(store, name, corpus):
