@@ -66,6 +66,7 @@ from dptune.integrations.rows import (
 )
 from dptune.integrations.script_plan import plan_script
 from dptune.integrations.script_run import ScriptRun
+from dptune.integrations.steering import WatchedSchedule, check_same
 from dptune.models.digest import tensors_digest
 from dptune.stages import StagePlan
 from dptune.workflow.job import optimizer_of, record_loss_of
@@ -220,12 +221,14 @@ class PrivateTraining(RankedTraining, EvaluationApart):
                 paying = run.charging(self.model)
                 charge = stack.enter_context(first_rank_pays(ranks, paying))
                 stack.enter_context(self._computing(feed))
+                self._parts: dict[str, object] = {}
                 self._open = partial(self._opened, stack, feed, charge, attempt)
                 try:
                     done = super().train(  # type: ignore[misc]
                         resume_from_checkpoint=checkpoint and str(checkpoint),
                         ignore_keys_for_eval=ignore_keys_for_eval,
                     )
+                    check_same(self._parts, self._steered())
                 finally:
                     self._steps = None
             self._finish(run)
@@ -386,6 +389,10 @@ class PrivateTraining(RankedTraining, EvaluationApart):
                 attempt=attempt,
             )
         )
+        stack.callback(setattr, self, "lr_scheduler", self.lr_scheduler)
+        self.lr_scheduler = WatchedSchedule(self.lr_scheduler, self._steps_of)
+        stack.enter_context(self.lr_scheduler.watching())
+        self._parts = self._steered()
         stack.enter_context(self._guard.watching(self.optimizer))
         return ChargedSteps(
             plan=plan,
@@ -409,8 +416,9 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         self.close_weights()
         if self._steps is None:
             self._steps = self._open()
+        check_same(self._parts, self._steered())
         self._guard.check(self.optimizer)
-        self._check_rate()
+        self.lr_scheduler.check()
         model.train()
         step = int(self.state.global_step)
         indices = self._steps.draw(step)
@@ -420,23 +428,13 @@ class PrivateTraining(RankedTraining, EvaluationApart):
         self._guard.note_release()
         return torch.tensor(totals.loss, device=self.args.device)
 
-    def _check_rate(self) -> None:
-        """Refuse a rate that is not the schedule's, before the step is drawn.
-
-        Raises:
-            PrivacyError: something has set another one.
-        """
-        planned = getattr(self.lr_scheduler, "get_last_lr", None)
-        if planned is None:
-            return
-        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        if rates != [float(rate) for rate in planned()]:
-            raise PrivacyError(
-                "the learning rate must be that of the schedule, but something, such "
-                "as a callback, has set another one: weights tell a rate, and one that "
-                "follows the training loss tells that loss, which no noise protects. "
-                "Give the trainer a schedule of steps in `optimizers`."
-            )
+    def _steered(self) -> dict[str, object]:
+        """Return what steps are taken of, and by."""
+        return {
+            "model": self.model,
+            "optimizer": self._steps_of,
+            "lr_scheduler": self.lr_scheduler,
+        }
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: object = None) -> object:
         """Measure the released gradient as the loop does, which scales it by one."""

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.integrations import MLflowCallback
 
 from dptune.errors import ConfigError, DptuneError, ModelError, PrivacyError
-from dptune.integrations import private_training, refused_arguments
+from dptune.integrations import private_training, refused_arguments, steering
 from dptune.integrations.transformers import DPTrainer
 from tests.support import models
 from tests.unit.integrations.conftest import asked, make_rows, pad
@@ -295,14 +295,14 @@ class RateOfLoss(TrainerCallback):
 
 def test_rate_that_follows_the_training_loss_is_refused(script, paid):
     trainer = script(parts={"callbacks": [RateOfLoss()]})
-    with pytest.raises(PrivacyError, match="must be that of the schedule"):
+    with pytest.raises(PrivacyError, match="must step by what it began with"):
         trainer.train()
     assert paid() == [4]
     assert trainer.state.global_step == 1
 
 
 def test_twin_that_takes_any_rate_moves_weights_by_the_loss(script, paid, monkeypatch):
-    monkeypatch.setattr(DPTrainer, "_check_rate", lambda _: None)
+    monkeypatch.setattr(steering.WatchedSchedule, "check", lambda *_: None)
     trainer = script(parts={"callbacks": [RateOfLoss()]})
     trainer.train()
     assert trainer.optimizer.param_groups[0]["lr"] != trainer.lr_scheduler.get_last_lr()
