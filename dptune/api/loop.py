@@ -21,7 +21,7 @@ from dptune.api.target import Account, Sizes
 from dptune.dpsgd.feed import Feed, StepTotals
 from dptune.dpsgd.guard import StepGuard
 from dptune.dpsgd.parameters import trainable_parameters
-from dptune.dpsgd.prechecks import is_checkpointing, modes_of, training_mode
+from dptune.dpsgd.prechecks import as_written, is_checkpointing, modes_of, training_mode
 from dptune.dpsgd.rounding import check_float32_products, full_precision
 from dptune.dpsgd.step import gradient_source
 from dptune.dpsgd.steps import ChargedSteps
@@ -248,11 +248,7 @@ class PrivateLoop:
     @contextmanager
     def _as_usual(self) -> Iterator[None]:
         """Compute as written, whatever modes of torch a script has around its loop."""
-        with (
-            torch.inference_mode(mode=False),
-            torch.enable_grad(),
-            full_precision(self._feed.device),
-        ):
+        with as_written(self._feed.device), full_precision(self._feed.device):
             yield
 
     def take(self) -> list[Tensor | None]:

@@ -22,6 +22,7 @@ from dptune.dpsgd.logits import NO_TARGET
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, RecordLoss
 from dptune.dpsgd.own_loss import check_own_loss
 from dptune.dpsgd.prechecks import (
+    as_written,
     check_private,
     check_shapes,
     is_checkpointing,
@@ -262,7 +263,8 @@ def make_private(
     feed = _feed(
         model, units, sizes, loss=loss, dtype=precision, fixed_shapes=fixed_shapes
     )
-    with modes_of(model, feed, recomputes=is_checkpointing(model)):
+    recomputes = is_checkpointing(model)
+    with as_written(feed.device), modes_of(model, feed, recomputes=recomputes):
         check_private(model, feed, seed=sizes.seed)
         if batches is not None and loss is None:
             check_own_loss(model, feed, next_step=_OWN_LOSS)

@@ -20,6 +20,7 @@ from dptune.data.collated import Rows
 from dptune.dpsgd.checkpoint import steps_taken
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.optimizer import OptimizerSettings
+from dptune.dpsgd.prechecks import as_written
 from dptune.dpsgd.trainer import StepProgress, TrainingOutcome, train_stage
 from dptune.files import alone_in
 from dptune.privacy import NeighboringRelation
@@ -190,6 +191,7 @@ def train(
         refuse_lost_charges(account, before, taken)
         if taken:
             account.learning.note()  # the checkpoint's weights come into the model
+        held.enter_context(as_written(torch.device(device)))
         outcome = train_stage(
             model,
             units,

@@ -250,6 +250,21 @@ class _Under(ExitStack):
 
 
 @contextmanager
+def as_written(device: torch.device) -> Iterator[None]:
+    """Compute as the engine says, whatever modes of torch a script has around it.
+
+    A backward pass under a script's autocast would compute below float32, and the norms
+    of what it leaves bound nothing.
+    """
+    with (
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
+
+
+@contextmanager
 def modes_of(model: nn.Module, feed: Feed, *, recomputes: bool) -> Iterator[None]:
     """Switch on what a run computes by, and off again.
 

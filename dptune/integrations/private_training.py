@@ -30,6 +30,7 @@ from dptune.dpsgd.guard import StepGuard
 from dptune.dpsgd.own_loss import check_own_loss
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.prechecks import (
+    as_written,
     check_numbers,
     check_private,
     modes_of,
@@ -348,11 +349,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
     def _computing(self, feed: Feed) -> Iterator[None]:
         """Switch on what the engine computes by, whatever a script has around it."""
         recomputes = bool(self._asked.activation_checkpointing)
-        with (
-            torch.inference_mode(mode=False),
-            torch.enable_grad(),
-            modes_of(self.model, feed, recomputes=recomputes),
-        ):
+        with as_written(feed.device), modes_of(self.model, feed, recomputes=recomputes):
             yield
 
     def _digest(self, feed: Feed, stage: StagePlan) -> str:

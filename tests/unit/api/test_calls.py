@@ -58,6 +58,18 @@ def test_training_goes_on_where_it_was_cut_off_and_says_what_that_cost(tmp_path)
     assert done.certificate.epsilon > 8.0  # a block was drawn twice
 
 
+def test_training_under_autocast_computes_in_float32(tmp_path):
+    def train(around, folder):
+        model = tiny_model()
+        with around:
+            dptune.train(model, ROWS, folder=folder, seed=1, **WANTED)
+        return weights(model)
+
+    narrow = torch.autocast("cpu", dtype=torch.bfloat16)
+    whole = train(nullcontext(), tmp_path / "whole")
+    assert train(narrow, tmp_path / "narrow").equal(whole)
+
+
 def test_finished_training_is_answered_for_nothing(tmp_path):
     first = tiny_model()
     done = dptune.train(first, ROWS, folder=tmp_path, **WANTED)

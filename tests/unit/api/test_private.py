@@ -3,6 +3,7 @@
 import copy
 import itertools
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import datasets
@@ -188,6 +189,18 @@ def test_rows_of_one_owner_are_one_unit(make, unchecked):
 
 def test_seed_voids_the_claim(make, unchecked):
     assert run(make(seed=1)).status is CertificateStatus.NONE
+
+
+def test_loop_under_autocast_computes_in_float32(tmp_path, make, model):
+    def run(around, journal):
+        trained = copy.deepcopy(model)
+        with around:
+            for _ in make(model=trained, seed=1, journal=tmp_path / journal):
+                pass
+        return weights(trained)
+
+    narrow = torch.autocast("cpu", dtype=torch.bfloat16)
+    assert run(narrow, "narrow").equal(run(nullcontext(), "whole"))
 
 
 def test_schedulers_and_evaluation_of_the_script_work(make, model, unchecked):

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,20 @@ def test_training_computes_gradients_whatever_a_script_has_around_it(
         trainer.train()
     assert trainer.state.global_step == 2
     assert paid() == [2]
+
+
+def test_training_under_autocast_computes_in_float32(script):
+    """Its self-check once told of a wrong gradient rule; here it is as without."""
+
+    def train(around, folder):
+        model = models.tiny_gpt2(num_layers=1)
+        trainer = script(model=model, privacy=asked(seed=1), max_steps=2, folder=folder)
+        with around:
+            trainer.train()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    narrow = torch.autocast("cpu", dtype=torch.bfloat16)
+    assert train(narrow, "narrow").equal(train(nullcontext(), "out"))
 
 
 def test_restart_under_another_unit_is_refused_before_it_pays(script, paid):
