@@ -207,7 +207,10 @@ def doctor(
         Literal["4", "8"] | None, typer.Option(help="Bits of the base under adapters.")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Longest sequence in tokens; 64.", min=8)
+        int | None,
+        typer.Option(
+            help="Longest sequence in tokens; 64, or the model's positions.", min=8
+        ),
     ] = None,
     batch: Annotated[
         int | None,

@@ -231,6 +231,7 @@ def _of_model(model: str, asked: Asked) -> Iterator[Examination]:
         data_root=folder.resolve().parent if is_folder else data_root(),
         may_choose=True,
     )
+    examination = replace(examination, model=_that_fits(examination, asked))
     if asked.batch is None and not examination.is_quick:
         examination = examination.with_performance(physical_batch_size=_BATCH_OF_LARGE)
     if (asked.task or examination.metadata.task) == "sequence_classification":
@@ -243,6 +244,23 @@ def _of_model(model: str, asked: Asked) -> Iterator[Examination]:
         yield replace(examination, stage=_stage("full"))
     if asked.trains != "full":
         yield examination
+
+
+def _that_fits(examination: Examination, asked: Asked) -> ModelSettings:
+    """Choose a length within the positions of a model, unless one was asked for.
+
+    Raises:
+        ConfigError: the one that was asked for is beyond them.
+    """
+    model, most = examination.model, examination.metadata.positions
+    if most is None or model.max_tokens <= most:
+        return model
+    if asked.length is not None:
+        raise ConfigError.at(
+            "--length",
+            f"must be at most {most}, the positions of the model, got {asked.length}.",
+        )
+    return model.model_copy(update={"max_tokens": most})
 
 
 def _hub_source(model: str) -> HubSource:

@@ -4,10 +4,13 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dptune.errors import ArtifactError, ModelError
+from dptune.models.check import most_positions
 from dptune.models.digest import read_json, weight_files
 from dptune.models.loading import check_folder, folder_of
 from dptune.models.source import HubSource, PackageSource, PathSource, Task
@@ -27,6 +30,7 @@ class ModelMetadata:
         num_bytes: that they take as they are stored.
         types: that they are stored in.
         num_classes: of its head; 2 where a head is still to come.
+        positions: how long a sequence may be, None if there is no limit.
     """
 
     family: str
@@ -35,6 +39,7 @@ class ModelMetadata:
     num_bytes: int
     types: tuple[str, ...]
     num_classes: int
+    positions: int | None = None
 
 
 def read_metadata(
@@ -78,4 +83,13 @@ def read_metadata(
         num_bytes=sum(file.stat().st_size for file in weight_files(folder)),
         types=tuple(sorted(_TYPES.get(kind, kind) for kind in kinds)),
         num_classes=max(2, len(config.get("id2label") or ())),
+        positions=_positions(folder),
     )
+
+
+def _positions(folder: Path) -> int | None:
+    """Read how long a sequence may be; whoever loads the model says what is wrong."""
+    try:
+        return most_positions(AutoConfig.from_pretrained(folder, local_files_only=True))
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError):
+        return None

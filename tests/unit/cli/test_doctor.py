@@ -137,6 +137,16 @@ def test_settings_that_are_printed_make_a_configuration_that_doctor_accepts(
     assert not again.home.exists()
 
 
+def test_model_of_few_positions_is_examined_at_a_length_that_fits(llama, run_cli):
+    config = json.loads((llama / "config.json").read_text())
+    short = json.dumps(config | {"max_position_embeddings": 24})
+    (llama / "config.json").write_text(short)
+    outcome = run_cli("doctor", llama, "--full", "--batch", "2")
+    assert outcome.code == 0, outcome.err
+    assert "rows of 24 tokens" in outcome.out
+    assert "max_tokens: 24" in outcome.out
+
+
 def test_encoder_is_taken_for_a_classifier(saved, run_cli):
     outcome = run_cli("doctor", saved / "bert", "--adapters", *SMALL)
     assert outcome.code == 0, outcome.err
@@ -256,7 +266,7 @@ def test_recipe_and_its_clip_are_those_of_the_configuration(
     [
         (("--batch", "0"), "greater than or equal to 1"),
         (("--length", "-5"), "greater than or equal to 8"),
-        (("--length", "80"), "model.max_tokens must be at most 64"),
+        (("--length", "80"), "--length must be at most 64"),
         (("--quantization", "4"), "bitsandbytes"),
         (("--quantization", "4", "--full"), "must be left out with --full"),
         (("--quantization", "3"), "3"),
