@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dptune.attacks.inference import (
     OnProgress,
     Tell,
+    apart,
     evaluating,
     place,
     unwatched,
@@ -102,14 +103,20 @@ def class_log_probs(
     if not sequences or min(map(len, sequences)) == 0:
         raise DataError("a classifier needs records of at least one token.")
     target = place(model, device, allow_half=True)
-    order = np.argsort([-len(s) for s in sequences], kind="stable")
+    lengths = np.array([len(sequence) for sequence in sequences])
+    order = np.argsort(-lengths, kind="stable").tolist()
+    starts = range(0, len(order), batch_size)
+    parts = [order[start : start + batch_size] for start in starts]
     rows: dict[int, Tensor] = {}
+
+    def forward(part: Sequence[int]) -> Tensor:
+        return _logits(model, [sequences[i] for i in part], device=target)
+
     with evaluating(model):
-        for start in range(0, len(order), batch_size):
-            part = order[start : start + batch_size]
-            logits = _logits(model, [sequences[i] for i in part], device=target)
+        for part in apart(model, parts, lengths, forward):
+            logits = forward(part)
             found = torch.log_softmax(logits.double(), dim=-1).cpu()
-            rows |= {int(i): row for i, row in zip(part, found, strict=True)}
+            rows |= zip(part, found, strict=True)
             on_progress(len(rows), len(order))
     return torch.stack([rows[i] for i in range(len(rows))]).numpy()
 

@@ -17,6 +17,7 @@ from dptune.errors import ModelError
 _MAX_LOGITS = 1 << 25
 _ASSUMED_VOCABULARY = 50_257
 _SAME = 1e-3
+_SAME_BESIDE = 1e-4
 _SAME_IN_HALF = 5e-2
 
 
@@ -179,9 +180,13 @@ def check_causal(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def _is_same(model: nn.Module, found: Tensor, wanted: Tensor, *, of: Tensor) -> bool:
     """Whether logits agree but for rounding; NaN do."""
-    exact = all(p.dtype.itemsize >= 4 for p in model.parameters())
-    allowed = (_SAME if exact else _SAME_IN_HALF) * float(of.abs().max())
-    return not float((found - wanted).abs().max()) > allowed
+    share = _SAME if _is_exact(model) else _SAME_IN_HALF
+    return not float((found - wanted).abs().max()) > share * float(of.abs().max())
+
+
+def _is_exact(model: nn.Module) -> bool:
+    """Whether a model computes in float32."""
+    return all(p.dtype.itemsize >= 4 for p in model.parameters())
 
 
 class _Held(DynamicLayer):
@@ -236,11 +241,46 @@ def _layers(cache: object) -> KeyValues:
 Floats = NDArray[np.float64]
 
 
-def batches(
-    lengths: NDArray[np.int64],
+def forwarded(
     model: nn.Module,
+    sequences: Sequence[Sequence[int]],
+    *,
     batch_size: int,
+    device: torch.device,
     on_progress: OnProgress = unwatched,
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Forward rows of similar length side by side, longest first.
+
+    Args:
+        model: a causal language model, in evaluation mode.
+        sequences: token ids of each row, at least one.
+        batch_size: rows forwarded at once, at most: fewer where their logits do not fit
+            into memory, and one where company moves them.
+        device: where the model is.
+        on_progress: told how many rows were forwarded.
+
+    Yields:
+        Row numbers, their tokens filled up with zeros, `(rows, tokens)`, and logits
+        `(rows, tokens, vocabulary)`.
+    """
+    lengths = np.array([len(sequence) for sequence in sequences])
+
+    def forward(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        tokens, mask = (t.to(device) for t in _padded([sequences[r] for r in rows]))
+        # a model counts positions as in training: RoBERTa's kin do not from 0
+        output = model(input_ids=tokens, attention_mask=mask, use_cache=False)
+        return tokens, output.logits
+
+    parts = list(_batches(lengths, model, batch_size))
+    done = 0
+    for rows in apart(model, parts, lengths, lambda rows: forward(rows)[1]):
+        yield rows, *forward(rows)
+        done += len(rows)
+        on_progress(done, len(lengths))
+
+
+def _batches(
+    lengths: NDArray[np.int64], model: nn.Module, batch_size: int
 ) -> Iterator[list[int]]:
     """Rows of similar length, longest first, within the memory of their logits."""
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
@@ -251,22 +291,44 @@ def batches(
         size = min(batch_size, max(1, room // int(lengths[order[start]])))
         yield order[start : start + size].tolist()
         start += size
-        on_progress(min(start, len(order)), len(order))
 
 
-def padded_batches(
+def apart(
     model: nn.Module,
-    sequences: Sequence[Sequence[int]],
-    batch_size: int,
-    on_progress: OnProgress = unwatched,
-) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Row numbers, padded tokens and mask of batches of similar length."""
-    lengths = np.array([len(sequence) for sequence in sequences])
-    for rows in batches(lengths, model, batch_size, on_progress):
-        yield rows, *padded([sequences[row] for row in rows])
+    parts: Sequence[list[int]],
+    lengths: NDArray[np.int64],
+    logits: Callable[[Sequence[int]], Tensor],
+) -> Sequence[list[int]]:
+    """Take rows one by one where what pads them moves their logits.
+
+    Some models read padding, or are made for it on the left: a record would be measured
+    otherwise beside others than alone. Asked of the shortest and the longest row of the
+    batch that has most of it.
+
+    Args:
+        model: whose weights say how exact it is.
+        parts: row numbers of each batch.
+        lengths: of all rows.
+        logits: forwards rows side by side, `(rows, ...)`.
+    """
+
+    def ends(rows: list[int]) -> list[int]:
+        return [f(rows, key=lengths.__getitem__) for f in (min, max)]
+
+    pairs = [ends(rows) for rows in parts]
+    pair = max(pairs, key=lambda ends: np.ptp(lengths[ends]), default=[])
+    if not pair or np.ptp(lengths[pair]) == 0:
+        return parts
+    alone = logits(pair[:1])[0].float()
+    beside = logits(pair)[0][: len(alone)].float()
+    largest = alone[alone.isfinite()].abs().max() if alone.isfinite().any() else 0.0
+    allowed = float(largest) * (_SAME_BESIDE if _is_exact(model) else _SAME_IN_HALF)
+    if torch.allclose(alone, beside, rtol=0, atol=allowed, equal_nan=True):
+        return parts
+    return [[row] for rows in parts for row in rows]
 
 
-def padded(batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def _padded(batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Tokens filled up with zeros, and where they are not."""
     width = max(len(sequence) for sequence in batch)
     tokens = torch.zeros((len(batch), width), dtype=torch.long)
@@ -408,14 +470,13 @@ def ending_log_probs(
     target = place(model, device, allow_half=True)
     found = np.zeros(len(sequences))
     with evaluating(model):
-        for rows, tokens, mask in padded_batches(
-            model, sequences, batch_size, on_progress
+        for rows, tokens, logits in forwarded(
+            model,
+            sequences,
+            batch_size=batch_size,
+            device=target,
+            on_progress=on_progress,
         ):
-            logits = model(
-                input_ids=tokens.to(target),
-                attention_mask=mask.to(target),
-                use_cache=False,
-            ).logits
             for place_in_batch, row in enumerate(rows):
                 at = slice(starts[row] - 1, len(sequences[row]) - 1)
                 wanted = tokens[place_in_batch, starts[row] : len(sequences[row])]

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from dptune.attacks.inference import (
     OnProgress,
-    batches,
     evaluating,
-    padded,
+    forwarded,
     place,
     unwatched,
 )
@@ -81,35 +80,32 @@ def token_signals(
     Raises:
         DataError: a record has no token.
     """
-    lengths = np.array([len(sequence) for sequence in sequences])
-    if (lengths == 0).any():
+    empty = sum(len(sequence) == 0 for sequence in sequences)
+    if empty:
         raise DataError(
-            f"records must have at least one token, got {int((lengths == 0).sum())} "
-            "empty ones. Leave them out."
+            f"records must have at least one token, got {empty} empty ones. Leave them "
+            "out."
         )
     target = place(model, device, allow_half=True)
-    found: list[TokenSignals | None] = [None] * len(sequences)
+    found: dict[int, TokenSignals] = {}
     with evaluating(model):
-        for rows in batches(lengths, model, batch_size, on_progress):
+        for rows, tokens, logits in forwarded(
+            model,
+            sequences,
+            batch_size=batch_size,
+            device=target,
+            on_progress=on_progress,
+        ):
             batch = [sequences[row] for row in rows]
-            signals = _forward(model, batch, device=target, moments=moments)
-            for row, one in zip(rows, signals, strict=True):
-                found[row] = one
-    return [signals for signals in found if signals is not None]
+            signals = _signals(batch, tokens, logits[:, :-1], moments=moments)
+            found |= zip(rows, signals, strict=True)
+    return [found[row] for row in range(len(sequences))]
 
 
-def _forward(
-    model: nn.Module,
-    batch: Sequence[Sequence[int]],
-    *,
-    device: torch.device,
-    moments: bool,
+def _signals(
+    batch: Sequence[Sequence[int]], tokens: Tensor, logits: Tensor, *, moments: bool
 ) -> Iterator[TokenSignals]:
     """Signals of one padded batch."""
-    tokens, mask = (t.to(device) for t in padded(batch))
-    # a model counts positions as in training: RoBERTa's kin do not from 0
-    logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-    logits = logits[:, :-1]
     logits, targets = logits.float(), tokens[:, 1:]
     hits = (logits.argmax(-1) == targets).cpu().numpy()
     chosen, means, stddevs = _statistics(logits, targets, moments=moments)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import FNetConfig, FNetForSequenceClassification
 
+from dptune.attacks import classification
 from dptune.attacks.classification import (
     LabelledSequences,
     class_log_probs,
@@ -88,6 +90,19 @@ def test_class_log_probs_do_not_depend_on_the_batch():
     alone = class_log_probs(model, records, batch_size=1)
     assert together == pytest.approx(alone, abs=1e-5)
     assert np.exp(together).sum(1) == pytest.approx(np.ones(4))
+
+
+def test_class_log_probs_of_a_model_that_reads_padding_do_not_depend_on_it(monkeypatch):
+    """FNet mixes all tokens of a row, padding too; the twin does not look."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 16, "hidden_size": 16, "num_hidden_layers": 2}
+    config = FNetConfig(**sizes, intermediate_size=24, tpu_short_seq_length=16)
+    model = FNetForSequenceClassification(config)
+    records = [[4, 5, 6], [7], [8, 9, 10, 11, 12, 13]]
+    alone = class_log_probs(model, records, batch_size=1)
+    assert class_log_probs(model, records) == pytest.approx(alone, abs=1e-6)
+    monkeypatch.setattr(classification, "apart", lambda model, parts, *_: parts)
+    assert abs(class_log_probs(model, records) - alone).max() > 1e-3
 
 
 @pytest.mark.parametrize("records", [[], [[1], []]])

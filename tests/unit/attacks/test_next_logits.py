@@ -1,10 +1,13 @@
 """What comes next, token by token, is what a pass over all tokens says."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
     BertConfig,
     BertLMHeadModel,
+    CpmAntConfig,
+    CpmAntForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
     LlamaConfig,
@@ -13,6 +16,8 @@ from transformers import (
     MambaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
+    ProphetNetConfig,
+    ProphetNetForCausalLM,
     RobertaConfig,
     RobertaForCausalLM,
 )
@@ -149,3 +154,49 @@ def test_losses_of_records_have_the_positions_of_training():
         )
         assert found.log_probs == pytest.approx(wanted, abs=1e-5)
         assert abs(found.log_probs - other).max() > 1e-3
+
+
+def cpmant():
+    sizes = {"dim_head": 8, "dim_ff": 24, "prompt_length": 4, "segment_types": 8}
+    sizes |= {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return CpmAntForCausalLM(CpmAntConfig(vocab_size=40, **sizes))
+
+
+def prophetnet():
+    sizes = {
+        "hidden_size": 16,
+        "num_decoder_layers": 2,
+        "num_decoder_attention_heads": 2,
+    }
+    config = ProphetNetConfig(vocab_size=40, **sizes, decoder_ffn_dim=24)
+    return ProphetNetForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [cpmant, prophetnet])
+def test_losses_do_not_depend_on_what_a_record_is_batched_with(make, monkeypatch):
+    """Padding reaches the losses of these; the twin does not look."""
+    torch.manual_seed(0)
+    model = make().eval()
+    with torch.no_grad():
+        for weight in model.parameters():  # fresh ones say little
+            weight.add_(0.2 * torch.randn_like(weight))
+    rows = [list(range(3, 3 + length)) for length in (3, 20, 7, 1)]
+    every = Decoding(temperature=1.0, top_k=0, top_p=1.0)
+
+    def losses(some):
+        signals = token_signals(model, some, batch_size=8)
+        endings = ending_log_probs(model, some, [1] * len(some), decoding=every)
+        return [(one.nll, ending) for one, ending in zip(signals, endings, strict=True)]
+
+    alone = [losses([row])[0] for row in rows]
+    assert np.array(losses(rows)) == pytest.approx(np.array(alone), abs=1e-4)
+    monkeypatch.setattr(inference, "apart", lambda model, parts, *_: parts)
+    assert abs(np.array(losses(rows)) - np.array(alone)).max() > 1e-2
+
+
+def test_records_stand_side_by_side_where_padding_moves_nothing():
+    """One row at a time is slow."""
+    model, passes = made("llama"), []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    token_signals(model, [[3, 4], [5, 6, 7], [8]], batch_size=8)
+    assert len(passes) == 3  # one of which is of all; two look at the padding
