@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
@@ -46,10 +47,11 @@ _Bools = NDArray[np.bool_]
 _OPEN, _CLOSE, _HOLE = "\ufdd4", "\ufdd5", "\ufdd6"
 _NAME = re.compile(f"{_OPEN}[0-9]+{_CLOSE}")
 _HOLES = re.compile(f"{_HOLE}([0-9]+){_HOLE}")
-_A_DAY: Final = "26 Jul 2024"
+_A_DAY: Final = date(2024, 7, 26)
 """What templates are told that ask for the date, so that tokens do not change."""
 
-_TODAY = re.compile(r"strftime_now\s*\([^()]*\)")
+_TODAY = re.compile(r"strftime_now\s*\(\s*('[^']*'|\"[^\"]*\")\s*\)")
+_OTHER_DAY = re.compile(r"strftime_now(?!\s+is\b)")
 _PRIVATE = re.compile("[\ue000-\uf8ff]")
 _LOOKS_LIKE_MARKER = re.compile(r"[<\[]\W*\w[^<>\[\]]*[>\]]")
 _BYTES: Final = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -137,13 +139,16 @@ class ChatFormat:
         if not tokenizer.chat_template:
             raise ModelError(_NO_TEMPLATE)
         try:
-            self.template = str(tokenizer.get_chat_template())
+            template = str(tokenizer.get_chat_template())
         except ValueError as error:  # several, and none is the usual one
             raise ModelError(_NO_TEMPLATE) from error
-        if "strftime_now" in self.template and "date_string" not in self.template:
+        self.template = _TODAY.sub(_on_that_day, template)
+        if _OTHER_DAY.search(self.template):
             raise ModelError(
-                "the chat template must not write today's date, or no two runs see the "
-                "same text. Choose another model, or write the date into the template."
+                "the chat template must ask for today's date by strftime_now with a "
+                "format in quotes, where another day can be put in, or no two runs see "
+                "the same text. Choose another model, or write a date into the "
+                "template."
             )
         # No reference to the tokenizer, or `of` would keep each as long as the process.
         self._special: dict[str, Any] = dict(tokenizer.special_tokens_map)
@@ -286,8 +291,11 @@ class ChatFormat:
             if turn.trained and end is None:
                 raise ModelError(
                     "the chat template must end every turn that is trained on with a "
-                    f"special token, but those of role {turn.role} have none. Take the "
-                    "role out of train_on, or choose another model."
+                    f"special token, but one of role {turn.role} has none. Where the "
+                    "next turn begins with it, as GLM's do, let the template write it "
+                    "behind the last one too: {% if not add_generation_prompt %}"
+                    "{{ '<|user|>' }}{% endif %}. Else take the role out of train_on, "
+                    "or choose another model."
                 )
             canvas.add(after, num_own=end.end() if end else 0, is_learnt=turn.trained)
         whole = not open_ended and not any(
@@ -320,21 +328,27 @@ class ChatFormat:
 
     def _answer(self, literal: str) -> str:
         """What of a literal before an answer the model has to write itself, renamed."""
-        prompt = self._prompt
-        if not prompt or prompt not in literal:
+        prompt, written = self._prompt, self._renamed(literal)
+        if not prompt or prompt not in written:
             return ""
-        return self._renamed(literal[literal.rindex(prompt) + len(prompt) :])
+        return written[written.rindex(prompt) + len(prompt) :]
 
     @cached_property
     def _prompt(self) -> str:
-        """What the template writes to make the assistant answer; often a marker."""
+        """What the template writes to make the assistant answer, renamed.
+
+        Often a marker, and where the template ends a conversation, in place of its end.
+        """
         asked = [{"role": "user", "content": f"{_HOLE}0{_HOLE}"}]
         try:
-            before = self._apply(asked)
-            behind = self._apply(asked, prompt=True)
+            both = [self._renamed(self._apply(asked, prompt=p)) for p in (False, True)]
         except ModelError:
             return ""
-        return behind.removeprefix(before) if behind.startswith(before) else ""
+        pairs = enumerate(zip(*both, strict=False))
+        apart = next((at for at, (a, b) in pairs if a != b), len(both[0]))
+        name = both[1].rfind(_OPEN, 0, apart)
+        is_cut = name > both[1].rfind(_CLOSE, 0, apart)
+        return both[1][name if is_cut else apart :]
 
     def _written(self, roles: tuple[str, ...]) -> tuple[list[str], list[int]]:
         """What the template writes around contents, and the order it puts them in."""
@@ -372,8 +386,8 @@ class ChatFormat:
             texts, _ = render_jinja_template(  # type: ignore[str-unpack]
                 [messages],
                 add_generation_prompt=prompt,
-                chat_template=_TODAY.sub(repr(_A_DAY), self.template),
-                **self._special | {"date_string": _A_DAY},
+                chat_template=self.template,
+                **self._special,
             )
             return str(texts[0])
         except (TemplateError, *_CRASHES):
@@ -391,6 +405,11 @@ class ChatFormat:
 
     def _name_of(self, found: re.Match[str]) -> str:
         return self._names[found.group()]
+
+
+def _on_that_day(call: re.Match[str]) -> str:
+    """Write what a template asks for of today as it was on one day."""
+    return repr(_A_DAY.strftime(call.group(1)[1:-1]))
 
 
 _FORMATS: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[Any, ChatFormat]] = (

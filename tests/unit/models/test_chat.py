@@ -1,5 +1,6 @@
 """Tokens of conversations against the template's own rendering; forged markers."""
 
+import datetime
 import gc
 import random
 import re
@@ -361,7 +362,11 @@ def test_chat_refuses_trained_turns_without_an_end():
 
 @pytest.mark.parametrize(
     ("template", "words"),
-    [(None, "must have a chat template"), ("{{ strftime_now('%Y') }}", "today")],
+    [
+        (None, "must have a chat template"),
+        ("{% set now = strftime_now %}{{ now('%Y') }}", "today"),
+        ("{% set form = '%Y' %}{{ strftime_now(form) }}", "today"),
+    ],
 )
 def test_chat_refuses_tokenizers_that_have_no_lasting_template(template, words):
     tokenizer = chat_tokenizer("chatml")
@@ -486,6 +491,66 @@ def test_date_of_today_never_reaches_the_tokens():
     tokenizer.chat_template = LLAMA_LIKE + tokenizer.chat_template
     text = join_turns([Turn(role="user", content="Hi"), ANSWER])
     assert "26 Jul 2024" in ChatFormat(tokenizer).render(text).text
+
+
+@pytest.mark.parametrize(
+    ("asked", "written_as"),
+    [
+        ('{%- set today = strftime_now("%Y-%m-%d") %}{{ today }}', "2024-07-26"),
+        ("{{ 'On ' + strftime_now('%d (%b)') }}", "On 26 (Jul)"),
+        (
+            "{% if strftime_now is defined %}{{ strftime_now( '%B' ) }}{% endif %}",
+            "July",
+        ),
+    ],
+)
+def test_template_that_asks_for_the_date_has_the_same_one_every_day(
+    asked, written_as, monkeypatch
+):
+    def encoded():
+        tokenizer = chat_tokenizer("chatml")
+        tokenizer.chat_template = asked + "<|im_end|>" + tokenizer.chat_template
+        return ChatFormat(tokenizer).encode(written(messages("chatml", ["Hi", "Yes"])))
+
+    ids = encoded().ids.tolist()
+    assert chat_tokenizer("chatml").decode(ids).startswith(written_as + "<|im_end|>")
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2031, 1, 2, tzinfo=tz)
+
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Later)
+    assert encoded().ids.tolist() == ids
+
+
+GLM = (
+    "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+GLM_END = "{% if not add_generation_prompt %}{{ '<|user|>' }}{% endif %}"
+
+
+def test_template_whose_turns_end_with_the_next_one_needs_an_end_of_the_last():
+    """GLM's: the model says <|user|> when it is done, and the template does not."""
+    tokenizer = chat_tokenizer("chatml")
+    names = ("[gMASK]", "<sop>", "<|user|>", "<|assistant|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(names)})
+    tokenizer.chat_template = GLM
+    found = [
+        {"role": role, "content": f"word {number}"}
+        for number, role in enumerate(("user", "assistant") * 2)
+    ]
+    with pytest.raises(ModelError, match="GLM") as refused:
+        ChatFormat.of(tokenizer).encode(written(found))
+    assert GLM_END in str(refused.value)
+    tokenizer.chat_template = GLM + GLM_END
+    got = ChatFormat.of(tokenizer).encode(written(found))
+    assert got.ids.tolist() == tokenizer.apply_chat_template(found)["input_ids"]
+    learnt = tokenizer.decode(got.ids[got.learnt])
+    assert learnt == "\nword 1<|user|>\nword 3<|user|>"
+    opening = tokenizer.decode(ChatFormat.of(tokenizer).opening())
+    assert opening.endswith("<|user|>\nHello<|assistant|>")
 
 
 def test_blank_that_the_template_wrote_stays_before_a_mask():
