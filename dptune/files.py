@@ -5,6 +5,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
@@ -12,6 +13,9 @@ from importlib import resources
 from pathlib import Path
 
 from dptune.errors import PrivacyError
+
+_SETTLED = 2_000_000_000
+"""Nanoseconds after which another write to a file gives it another time."""
 
 
 @contextmanager
@@ -158,9 +162,19 @@ def contents_digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\n".encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        state = file.stat()
+        age = time.time_ns() - state.st_ctime_ns
+        hashed = _hashed if age > _SETTLED else _hashed.__wrapped__
+        written = state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+        digest.update(hashed(file, written))
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _hashed(file: Path, written: tuple[int, ...]) -> bytes:  # noqa: ARG001 - of the cache
+    """Hash a large file once in a process, as long as nobody writes to it."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
 
 
 @lru_cache(maxsize=1)

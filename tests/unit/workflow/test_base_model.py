@@ -1,11 +1,13 @@
 """A base model is made once, and again if what it is made of has changed."""
 
+import hashlib
 import shutil
 
 import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel
 
+from dptune import files
 from dptune.config import ModelSettings, PerformanceSettings
 from dptune.errors import ModelError
 from dptune.models.build import build_gpt2
@@ -112,6 +114,31 @@ def test_files_of_a_base_model_are_known_by_what_they_hold(save, tmp_path):
         digests.append(base_files_digest(settings, data_root=tmp_path))
     assert digests[1] == digests[3]
     assert len(set(digests)) == 3
+
+
+def test_files_of_a_base_model_are_hashed_once_until_they_are_written_to(
+    save, tmp_path, monkeypatch
+):
+    """A run asks for the tag of its work, and for the model; files may be large."""
+    settings = ModelSettings.model_validate({"source": BY_PATH, "max_tokens": 16})
+    hashed, plain = [], hashlib.file_digest
+
+    def counted(stream, name):
+        hashed.append(stream.name)
+        return plain(stream, name)
+
+    def asked():
+        return base_files_digest(settings, data_root=tmp_path), len(hashed)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    save(0)
+    first, number = asked()
+    assert asked() == (first, 2 * number)  # written a moment ago: maybe once more
+    monkeypatch.setattr(files, "_SETTLED", 0)
+    assert asked() == (first, 3 * number)
+    assert asked() == (first, 3 * number)
+    save(1)
+    assert asked()[0] != first
 
 
 @pytest.mark.parametrize("place", ["pretraining", "public_text"])
