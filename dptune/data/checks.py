@@ -288,12 +288,17 @@ def _split_fault(value: object) -> _Fault | None:
 
 def _label_fault(value: object) -> _Fault | None:
     """Find what is wrong with a label."""
-    if value is MISSING or isinstance(value, bool | int):
+    if value is MISSING:
         return None
     if isinstance(value, str) and value.strip() and _is_encodable(value):
         return None
-    if isinstance(value, float) and value.is_integer():
-        return None
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        if -(1 << 63) <= value < 1 << 63:
+            return None
+        return (
+            "label must be a whole number of 64 bits or a string, got one beyond.",
+            "Write labels that large as strings.",
+        )
     return (
         "label must be a whole number or a string, got null, NaN or another type.",
         "Remove rows without a label, or choose another label_column.",

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from dptune.data.engine import Engine, fetch, given, load, own_tables
 from dptune.data.source import SPLITS
 from dptune.data.table import LEFT_OUT, NO_LABEL, NUMBER, RecordTable, Splits
-from dptune.errors import DataError
 from dptune.parts import Parts
 
 KNOWN_FEATURE: Final = datasets.List(
@@ -56,9 +55,6 @@ def write_records(
         kept: code of the split of each record, `LEFT_OUT` for one that goes.
         folder: private folder for the file; None keeps it in memory.
         with_split: write the column `split`.
-
-    Raises:
-        DataError: a value cannot be stored in Arrow.
     """
     is_whole, has_known = table.has_mark(kept != LEFT_OUT)
     has_label = table.label_kind != NO_LABEL
@@ -73,7 +69,6 @@ def write_records(
     schema = datasets.Features(features).arrow_schema
     parts, num_characters = Parts(schema, folder=folder, name="corpus"), 0
     ids, units = table.ids(), table.unit_ids()
-    failed = False
     for (first, batch), names, owners in zip(table.batches(), ids, units, strict=True):
         codes = kept[first : first + batch.num_rows]
         columns = {"id": names, "text": batch["text"], "unit_id": owners}
@@ -81,21 +76,12 @@ def write_records(
         columns |= {n: batch[n] for n in ("label", "known_values")}
         mask = pa.array(codes != LEFT_OUT)
         arrays = [columns[name].filter(mask) for name in schema.names]
-        try:
-            arrays = [
-                array.cast(kind.type)
-                for array, kind in zip(arrays, schema, strict=True)
-            ]
-        except pa.ArrowException:  # it quotes the value in its message
-            failed = True
-            break
+        arrays = [
+            array.cast(kind.type) for array, kind in zip(arrays, schema, strict=True)
+        ]
         parts.append(pa.record_batch(arrays, schema=schema))
         num_characters += pc.sum(pc.utf8_length(arrays[1])).as_py() or 0
     parts.close()
-    if failed:
-        raise DataError(
-            "values must fit Arrow types, got one that does not. Check labels."
-        )
     return WrittenRecords(parts=parts, num_characters=num_characters)
 
 
