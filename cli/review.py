@@ -1,5 +1,6 @@
 """The `review` commands: people correct the detector, and measure what it misses."""
 
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from dptune.errors import ConfigError, Problem
 from infra.workspace import (
     current_workspace,
     data_root,
-    ensure_review_key,
+    keep_review_key,
     llm_access,
     read_review_key,
 )
@@ -106,14 +107,16 @@ def export(  # noqa: PLR0917 - typer passes them by name
     endpoint = _endpoint(llm_url, llm_model)
     settings = read_config(config, overrides or [])
     workspace = current_workspace()
-    workspace.make()
+    key = ListKey(secret=read_review_key(workspace) or secrets.token_bytes(32))
+    store = ReviewStore(workspace.review)
     spinner = Console(stderr=True).status("marking personal data, drawing sentences")
     with spinner, workspace.work() as folder:
+        workspace.make()  # refuses here what cannot be kept below
         record, drawn = export_sample(
             settings,
             data_root=data_root(),
-            store=ReviewStore(workspace.review),
-            key=ListKey(secret=ensure_review_key(workspace)),
+            store=store,
+            key=key,
             generator=np.random.default_rng(),
             share=share,
             size=size,
@@ -122,6 +125,9 @@ def export(  # noqa: PLR0917 - typer passes them by name
             folder=folder,
         )
     opinions = _ask(endpoint, drawn.excerpts, Tier(record.tier)) if endpoint else {}
+    workspace.make()
+    keep_review_key(workspace, key.secret)
+    store.add_sample(record, key)
     if html is not None:
         page = review_page(record, drawn.excerpts, opinions=opinions)
         write_private(html, page)

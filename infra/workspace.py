@@ -206,13 +206,18 @@ def read_review_key(workspace: Workspace) -> bytes | None:
     return _read_key("DPTUNE_REVIEW_KEY", workspace.review_key_file)
 
 
-def ensure_review_key(workspace: Workspace) -> bytes:
-    """Read the secret that names reviewed phrases, making it for the first review.
+def keep_review_key(workspace: Workspace, secret: bytes) -> None:
+    """Keep the secret that the first review was drawn with.
 
     Raises:
-        ConfigError: as `read_budget_key`.
+        ConfigError: another one is there, or as `read_budget_key`.
     """
-    return _ensure_key("DPTUNE_REVIEW_KEY", workspace.review_key_file)
+    file = workspace.review_key_file
+    if _ensure_key("DPTUNE_REVIEW_KEY", file, secret=secret) != secret:
+        raise ConfigError(
+            f"{file.name} must be the key that the sample was drawn with, but another "
+            "command made one meanwhile. Export again."
+        )
 
 
 def read_redaction_key(name: str) -> bytes:
@@ -304,7 +309,7 @@ def _refuse_readable_by_others(file: Path) -> None:
         )
 
 
-def _ensure_key(variable: str, file: Path) -> bytes:
+def _ensure_key(variable: str, file: Path, *, secret: bytes | None = None) -> bytes:
     """Read a secret, making its file where there is none."""
     key = _read_key(variable, file)
     if key is not None:
@@ -314,7 +319,7 @@ def _ensure_key(variable: str, file: Path) -> bytes:
     handle = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as sink:
-            sink.write(secrets.token_bytes(32).hex())
+            sink.write((secret or secrets.token_bytes(32)).hex())
             sink.flush()
             os.fsync(sink.fileno())
         file.hardlink_to(half)  # another process may have been first: its key stays

@@ -61,15 +61,15 @@ def export_sample(
     on_progress: Callable[[int], None] | None = None,
     folder: Path | None = None,
 ) -> tuple[SampleRecord, Drawn]:
-    """Draw sentences of the training split for people to read; keep where they stand.
+    """Draw sentences of the training split for people to read; nothing is stored.
 
-    Privacy: what is kept has no text. The sample itself does: write it only where a
-    person asked for it, for its owner alone.
+    Privacy: the record, which says where they stand, has no text. The sample itself
+    does: write it only where a person asked for it, for its owner alone.
 
     Args:
         config: says which corpus and which detector.
         data_root: folder that relative paths start from.
-        store: remembers the sample.
+        store: knows the lists, and is to remember the sample.
         key: names sentences and phrases.
         generator: draws the sample.
         share: of all sentences.
@@ -115,7 +115,6 @@ def export_sample(
         screened=screened,
         data_set=config.budget.data_set,
     )
-    store.add_sample(record, key)
     return record, drawn
 
 

@@ -66,6 +66,14 @@ def test_export_import_status_tell_one_story(config, run_cli, tmp_path):
         assert not re.search("(?i)ann lee|frank|rose", outcome.out + outcome.err)
 
 
+def test_export_that_fails_leaves_nothing_behind(config, run_cli, tmp_path):
+    """It left the key of reviews beside no review."""
+    (tmp_path / "corpus.jsonl").write_text("no JSON\n")
+    page = tmp_path / "page.html"
+    run_cli("review", "export", config, "--html", page).assert_refused("row 1")
+    assert not page.exists()
+
+
 def test_export_without_a_file_is_refused_and_creates_nothing(config, run_cli):
     run_cli("review", "export", config).assert_refused("--html", "only where you say")
 

@@ -82,14 +82,16 @@ def store(tmp_path):
 
 
 def export(config, root, store, *, size=60):
-    return export_sample(
-        config,
-        data_root=root,
-        store=store,
-        key=KEY,
-        generator=np.random.default_rng(3),
-        size=size,
+    return drawn_and_kept(config, root, store, size=size)
+
+
+def drawn_and_kept(config, root, store, **chosen):
+    generator = np.random.default_rng(3)
+    record, drawn = export_sample(
+        config, data_root=root, store=store, key=KEY, generator=generator, **chosen
     )
+    store.add_sample(record, KEY)
+    return record, drawn
 
 
 def answers(record, drawn, *, missed="frank rose", upto=None):
@@ -345,14 +347,7 @@ def test_screened_part_is_read_whole_and_says_nothing_of_the_rest(config, root, 
     )
     recipe = config.recipe.model_copy(update={"stages": (plain,)})
     changed = config.model_copy(update={"recipe": recipe})
-    record, drawn = export_sample(
-        changed,
-        data_root=root,
-        store=store,
-        key=KEY,
-        generator=np.random.default_rng(3),
-        screened=True,
-    )
+    record, drawn = drawn_and_kept(changed, root, store, screened=True)
     rows = read_corpus(config.data, data_root=root).split("train")
     chosen = screened_units(rows["unit_id"], few, num_drawn=3)
     read = {rows["unit_id"][e.sentence.row] for e in drawn.excerpts}
@@ -373,14 +368,7 @@ def test_screened_part_is_read_whole_and_says_nothing_of_the_rest(config, root, 
 
 def test_screened_export_needs_a_screened_stage(config, root, store):
     with pytest.raises(ConfigError, match="jft_screened"):
-        export_sample(
-            config,
-            data_root=root,
-            store=store,
-            key=KEY,
-            generator=np.random.default_rng(3),
-            screened=True,
-        )
+        drawn_and_kept(config, root, store, screened=True)
 
 
 def test_seals_of_samples_before_screening_stay_valid(config, root, store):
