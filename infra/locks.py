@@ -1,14 +1,17 @@
 """One process at a time, among all that share a budget store or a project folder."""
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import sqlite3
+from collections.abc import Iterator, Set
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Engine, event, text
+from sqlalchemy.exc import OperationalError
 
 from dptune.accounting.store.database import connecting, open_engine, refuse_gone
+from dptune.errors import ArtifactError
 from dptune.files import locked
 
 _PATIENCE = "600s"
@@ -80,6 +83,45 @@ def made_whole(database: Path) -> Iterator[None]:
         yield
         made.touch()
         mark.unlink(missing_ok=True)
+
+
+@contextmanager
+def half_made_told(database: Path, *, filled: Set[str]) -> Iterator[None]:
+    """Say what helps where tables were left half made without a mark of `made_whole`.
+
+    Args:
+        database: an SQLite file that is opened meanwhile.
+        filled: tables that hold something from the beginning.
+
+    Raises:
+        ArtifactError: they were; those that hold nothing more are made anew next time.
+    """
+    try:
+        yield
+    except OperationalError as error:
+        if "already exists" not in str(error.orig):
+            raise
+        told = f"{database.name} must have all its tables, but a command was killed "
+        told += "while it made them. "
+        if _tables_with_rows(database) - filled:
+            told += f"It holds records: restore {database} from a backup."
+            raise ArtifactError(told) from None
+        database.with_name(f"{database.name}.made").unlink(missing_ok=True)
+        database.with_name(f"{database.name}.making").touch()
+        told += "Nothing is recorded in it: run the same command again, which makes "
+        told += "it anew."
+        raise ArtifactError(told) from None
+
+
+def _tables_with_rows(database: Path) -> set[str]:
+    """Name the tables that hold something."""
+    with closing(sqlite3.connect(database)) as connection:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
+        return {
+            name
+            for (name,) in tables.fetchall()
+            if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchone()  # noqa: S608 - a table's name
+        }
 
 
 def never_made_twice() -> None:

@@ -12,7 +12,7 @@ records lie in `evidence.json`, inside the trust boundary of the tracking server
 import io
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +29,7 @@ from zenml.client import Client
 from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.results import RegisteredVersion
-from infra.locks import made_whole
+from infra.locks import half_made_told, made_whole
 
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
 _POLICY, _FILES = "dptune.policy", "dptune.files"
@@ -39,6 +39,7 @@ _SIGNER = "dptune.decision_signed_by"
 _EVIDENCE, _PAID = "dptune.evidence", "dptune.budget_head"
 EVIDENCE, SIGNED_EVIDENCE = "evidence.json", "evidence.signed.json"
 _RUN, _RUN_URL = "zenml.run", "zenml.run_url"
+_FILLED = frozenset({"alembic_version", "experiments", "workspaces"})
 _REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
 
 
@@ -56,10 +57,11 @@ def connect() -> MlflowClient:
         )
     tracker.configure_mlflow()  # type: ignore[attr-defined]
     scheme, _, file = str(mlflow.get_tracking_uri()).partition(":///")
-    with made_whole(Path(file)) if scheme == "sqlite" else nullcontext():
+    if scheme != "sqlite":
+        return MlflowClient()
+    with made_whole(Path(file)), half_made_told(Path(file), filled=_FILLED):
         client = MlflowClient()  # makes the tables
-        if scheme == "sqlite":
-            client.search_registered_models(max_results=1)
+        client.search_registered_models(max_results=1)
     return client
 
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 
 import mlflow
 import pytest
 from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as TrackingStore
 
 from dptune.errors import ArtifactError
 from dptune.models.loading import model_digest
@@ -131,6 +133,41 @@ def test_rollback_that_is_stopped_names_what_completes_it(
 
 
 # the first command of a project
+
+
+@pytest.fixture
+def tracker(tmp_path, monkeypatch):
+    """A database of MLflow whose making was cut off, by a program that left no mark."""
+    database, before = tmp_path / "mlflow.db", mlflow.get_tracking_uri()
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE assessments (x)")
+        connection.commit()
+    here = partial(mlflow.set_tracking_uri, f"sqlite:///{database}")
+    stack = SimpleNamespace(experiment_tracker=SimpleNamespace(configure_mlflow=here))
+    client = SimpleNamespace(active_stack=stack)
+    monkeypatch.setattr(_tracking, "Client", lambda: client)
+    yield database
+    mlflow.set_tracking_uri(before)
+
+
+def test_tables_of_mlflow_that_were_left_half_made_are_made_anew(tracker):
+    """The project stayed broken for good: every command ended in a crash."""
+    with pytest.raises(ArtifactError, match="run the same command again"):
+        _tracking.connect()
+    SqlAlchemyStore._engine_map.clear()  # the next command is another process
+    TrackingStore._engine_map.clear()
+    assert _tracking.connect().get_experiment_by_name("Default") is not None
+    left = sorted(path.name for path in tracker.parent.iterdir())
+    assert left == ["mlflow.db", "mlflow.db.lock", "mlflow.db.made"]
+
+
+def test_half_made_tables_that_hold_something_are_left_alone(tracker):
+    with closing(sqlite3.connect(tracker)) as connection:
+        connection.execute("INSERT INTO assessments VALUES (1)")
+        connection.commit()
+    for _ in range(2):
+        with pytest.raises(ArtifactError, match="from a backup"):
+            _tracking.connect()
 
 
 def test_project_whose_first_command_was_killed_is_made(tmp_path):
