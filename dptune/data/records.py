@@ -1,6 +1,5 @@
 """Records from a file to a corpus, what is wrong with them, and the corpus itself."""
 
-import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -156,17 +155,6 @@ class ProblemLog:
         """
         if self:
             raise DataError(self.problems())
-
-
-def seeded_fraction(value: str, *, seed: int, purpose: str) -> float:
-    """Map a string to [0, 1), the same in every process for one seed and purpose.
-
-    >>> round(seeded_fraction("record 7", seed=0, purpose="split"), 3)
-    0.032
-    """
-    text = f"{seed}\x1f{purpose}\x1f{value}".encode()
-    digest = hashlib.blake2b(text, digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 11) / 2.0**53
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from dptune.data.collated import (
     row_of,
     unit_name,
 )
+from dptune.data.draws import by_hash, one_of_each
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import ConfigError, Problem
 
@@ -160,12 +161,11 @@ def owners_of_rows(data: UnitDataset) -> dict[int, int]:
 
 def one_of_each_unit(data: UnitDataset, fitting: Set[int], count: int) -> list[int]:
     """Draw rows that fit, at most one of a unit and `count` in all; always the same."""
-    source = np.random.default_rng(0)
-    own = [[int(row) for row in unit if int(row) in fitting] for unit in data.units]
-    chosen = [rows[source.integers(len(rows))] for rows in own if rows]
-    if len(chosen) > count:
-        chosen = source.choice(chosen, count, replace=False).tolist()
-    return sorted(chosen)
+    owners = owners_of_rows(data)
+    rows = sorted(fitting & owners.keys())
+    chosen = one_of_each(map(str, rows), [owners[row] for row in rows])
+    drawn = [rows[place] for place in chosen]
+    return sorted(drawn[place] for place in by_hash(map(str, drawn))[:count])
 
 
 def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:

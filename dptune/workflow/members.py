@@ -11,7 +11,8 @@ from datasets import Dataset
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.planting import canary_rows
 from dptune.conversation import without_training
-from dptune.data.records import Corpus, seeded_fraction
+from dptune.data.draws import by_hash, one_of_each
+from dptune.data.records import Corpus
 from dptune.dpsgd.dataset import IntArray, kept_rows
 from dptune.errors import DataError
 from dptune.models.encode import encode_corpus
@@ -145,24 +146,12 @@ def without_texts(rows: Dataset, texts: set[str]) -> Dataset:
 
 def one_of_each_unit(rows: Dataset) -> Dataset:
     """Take a row of every unit, chosen by a hash of its id."""
-    units = list(values_of(rows, "unit_id"))
-    if len(set(units)) == len(units):
-        return rows
-    chosen: dict[str, int] = {}
-    for row in _by_hash(rows):
-        chosen.setdefault(units[row], row)
-    return rows.select(sorted(chosen.values()))
+    chosen = one_of_each(values_of(rows, "id"), list(values_of(rows, "unit_id")))
+    return rows if len(chosen) == len(rows) else rows.select(chosen)
 
 
 def sample_rows(rows: Dataset, count: int) -> Dataset:
     """Take `count` rows, chosen by a hash of their ids."""
-    return rows if len(rows) <= count else rows.select(sorted(_by_hash(rows)[:count]))
-
-
-def _by_hash(rows: Dataset) -> list[int]:
-    """Put rows into an order that their ids alone decide."""
-    ids = list(values_of(rows, "id"))
-    return sorted(
-        range(len(ids)),
-        key=lambda i: seeded_fraction(ids[i], seed=0, purpose="attack"),
-    )
+    if len(rows) <= count:
+        return rows
+    return rows.select(sorted(by_hash(values_of(rows, "id"))[:count]))

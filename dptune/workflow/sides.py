@@ -6,7 +6,7 @@ itself, they make intervals too narrow, and what sees no model tells the sides a
 
 from collections.abc import Sequence
 
-from dptune.data.records import seeded_fraction
+from dptune.data import draws
 from dptune.errors import DataError
 
 Owners = Sequence[str]
@@ -65,12 +65,5 @@ def _one_of_each(
 ) -> list[str]:
     """Take one text of each owner."""
     left = [i for i, text in enumerate(texts) if text not in without]
-    chosen: dict[str, int] = {}
-    for i in sorted(left, key=lambda i: (_place(texts[i]), i)):
-        chosen.setdefault(owners[i], i)
-    return [texts[i] for i in sorted(chosen.values())]
-
-
-def _place(text: str) -> float:
-    """Where a text stands in an order that says nothing of it."""
-    return seeded_fraction(text, seed=0, purpose="attack")
+    chosen = draws.one_of_each([texts[i] for i in left], [owners[i] for i in left])
+    return [texts[left[place]] for place in chosen]

@@ -1,12 +1,12 @@
 """Seeded fractions of ids."""
 
-from dptune.data.records import seeded_fraction
+from dptune.data.draws import seeded_fractions
 
 
 def test_seeded_fraction_is_uniform_and_independent():
     ids = [str(i) for i in range(20_000)]
-    one = [seeded_fraction(name, seed=0, purpose="split") for name in ids]
-    two = [seeded_fraction(name, seed=0, purpose="sample") for name in ids]
+    one = seeded_fractions(ids, seed=0, purpose="split")
+    two = seeded_fractions(ids, seed=0, purpose="sample")
     # Mean of n uniforms: stddev (12 n)^-1/2 = 0.002; 6 of them.
     assert abs(sum(one) / len(one) - 0.5) < 0.0123
     # Joint tail of independent halves: 1/4, stddev 0.0031.
