@@ -29,6 +29,11 @@ PARTICLES = w.word_set(
     "van von de der den del della di da du dos das la le ter ten bin ibn al el abu ben "
     "bint zu zur vom st san santa"
 )
+_OF_VIETNAM = w.word_set(
+    "nguyễn nguyen trần tran lê phạm pham hoàng hoang huỳnh huynh phan vũ võ đặng dang "
+    "bùi bui đỗ hồ ngô ngo dương duong lý đinh dinh trương truong lương luong đào mai"
+)
+"""The commonest family names."""
 _BEFORE_STEM = (" ", "-", "'", "’")
 _KINDS = ("PERSON", "GPE", "UNKNOWN")
 
@@ -81,6 +86,7 @@ def find_names(
         judge(words)
         _mark_introduced(text, words)  # a second mark may introduce further ones
     _mark_auxiliaries(text, words)
+    _mark_last_of_three(text, words)
     _propagate(words)
     _mark_particles(text, words)
     return list(_join(text, words))
@@ -314,6 +320,21 @@ def _is_no_auxiliary(text: str, words: list[Word], position: int) -> bool:
     before = words[position - 1]
     in_heading = before.capital and not before.entity_type and behind.isupper()
     return not in_heading
+
+
+def _mark_last_of_three(text: str, words: list[Word]) -> None:
+    """Mark `An` in `Nguyễn Văn An`: English has words for how names of Vietnam end."""
+    for family, middle, word in zip(words, words[1:], words[2:], strict=False):
+        if (
+            word.reading & w.CLOSED
+            and family.lower in _OF_VIETNAM
+            and family.capital
+            and middle.capital
+            and word.capital
+            and _is_adjacent(text, family, middle)
+            and _is_adjacent(text, middle, word)
+        ):
+            word.entity_type, word.confidence = "PERSON", INTRODUCED
 
 
 def _has_subject(words: list[Word], position: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final
 
+from dptune.detection import words
 from dptune.detection.patterns.validators import (
     VOCABULARY,
     Range,
@@ -255,6 +256,30 @@ def _refine_host(text: str, start: int, end: int) -> Range | None:
     return None if is_word else (start, end)
 
 
+_IN_A_NAME = re.compile(r"[^\W\d_]{2,}")
+_SAYS_A_PERSON = words.GIVEN_NAME | words.PROPER_TOO
+
+
+def _refine_named_file(text: str, start: int, end: int) -> Range | None:
+    """Keep `max_mustermann.pdf` and `john_cv.pdf`, not `final_report.pdf`.
+
+    A word that is a name and something else says one beside what is no word.
+    """
+    found = [words.reading_of(part) for part in _IN_A_NAME.findall(text, start, end)]
+    is_name = [bool(reading & words.PROPER_ONLY) for reading in found]
+    may_be = [
+        bool(reading & _SAYS_A_PERSON) and not reading & words.MONTH_OR_DAY
+        for reading in found
+    ]
+    is_none = [not reading & words.LEXICAL for reading in found]
+    pairs = zip(may_be, may_be[1:], is_none, is_none[1:], strict=False)
+    is_pair = any(
+        (one and (there or other)) or (other and here)
+        for one, other, here, there in pairs
+    )
+    return (start, end) if any(is_name) or is_pair else None
+
+
 PARTS: Final[Mapping[str, str]] = {
     "CURRENCY": _CURRENCY,
     "NUMBER_WORD": _NUMBER_WORD,
@@ -276,5 +301,6 @@ REFINERS: Final[Mapping[str, Refiner]] = {
     "slashed_file": _refine_slashed,
     "spoken": _refine_spoken,
     "host": _refine_host,
+    "named_file": _refine_named_file,
 }
 """By the name that a rule gives in `refine`."""
