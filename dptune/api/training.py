@@ -19,13 +19,18 @@ from dptune.api.target import Account, Spend, asked, refuse_lost_charges
 from dptune.data.collated import Rows
 from dptune.dpsgd.checkpoint import steps_taken
 from dptune.dpsgd.distributed import Ranks
+from dptune.dpsgd.guard import StepGuard
 from dptune.dpsgd.optimizer import OptimizerSettings
-from dptune.dpsgd.prechecks import as_written
+from dptune.dpsgd.prechecks import as_written, training_mode
 from dptune.dpsgd.trainer import StepProgress, TrainingOutcome, train_stage
 from dptune.files import alone_in
 from dptune.privacy import NeighboringRelation
 
 JOURNAL = "ledger.jsonl"
+_TELLS: Final = (
+    "Let on_step look at the model and change nothing; what shall change it comes "
+    "before the training, or behind it."
+)
 _OPTIMIZERS: Final[Sequence[Literal["adamw", "sgd"]]] = ("adamw", "sgd")
 _SCHEDULES: Final[Sequence[Literal["constant", "linear", "cosine"]]] = (
     "constant",
@@ -112,7 +117,8 @@ def train(
         device: of torch.
         dtype: of forward and backward; norms and sums stay float32.
         gradient_checkpointing: compute activations again: slower, for less memory.
-        on_step: called after every step; what it is told is private.
+        on_step: called after every step; what it is told is private. It may look at
+            the model, and must leave it as it is.
         spend: see `make_private`.
         seed: known randomness, for tests: nothing is claimed then.
 
@@ -204,7 +210,7 @@ def train(
             checkpoint_dir=checkpoint,
             block_size=sizes.block_size,
             charge=account.charge,
-            on_step=on_step,
+            on_step=on_step and _telling(on_step, model),
             seed=sizes.seed,
             device=device,
             dtype=precision,
@@ -215,6 +221,19 @@ def train(
         account.learning.note_weights()
         claim, ledger = account.certificate(), account.journal.read()
         return Trained(certificate=claim, ledger=ledger, outcome=outcome)
+
+
+def _telling(
+    on_step: Callable[[StepProgress], None], model: nn.Module
+) -> Callable[[StepProgress], None]:
+    """Tell a script of a step, and refuse that it moves the model meanwhile."""
+    guard = StepGuard(model, way_out=_TELLS)
+
+    def tell(progress: StepProgress) -> None:
+        with training_mode(model), guard.left_alone():
+            on_step(progress)
+
+    return tell
 
 
 def _check_device(given: Arguments, device: object) -> None:

@@ -100,7 +100,7 @@ class StepGuard:
             before.remove()
             after.remove()
 
-    def check(self, optimizer: Any) -> None:  # noqa: ANN401
+    def check(self, optimizer: Any = None) -> None:  # noqa: ANN401
         """Refuse a step on what the clip or the check does not cover.
 
         Raises:
@@ -113,6 +113,19 @@ class StepGuard:
                 "or another forward pass on it while training. Do so before training."
             )
         self._check_weights(holds=_marks(self._trained) == self._weights)
+
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Refuse what moves the model meanwhile, such as a function of a script's own.
+
+        Raises:
+            PrivacyError: parameters, weights or the forward pass have changed.
+        """
+        self.note_built()
+        self._note_weights()
+        yield
+        self.check()
+        self._check_weights(holds=self._content.equal(_sums_of_bits(self._trained)))
 
     def note_built(self) -> None:
         """Remember the way through the model, with what the engine has put there."""
@@ -128,8 +141,9 @@ class StepGuard:
         """Refuse to train what the clip does not cover, before the step is paid."""
         there = list(self._model.parameters())
         now = [id(p) for p in there if p.requires_grad]
-        optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        foreign = optimized - set(map(id, there))
+        groups = getattr(optimizer, "param_groups", ())
+        foreign = {id(p) for group in groups for p in group["params"]}
+        foreign -= set(map(id, there))
         if now != [id(p) for p in self._trained] or foreign:
             raise PrivacyError(
                 "what is trained must stay what the clip covers, but parameters were "

@@ -12,6 +12,7 @@ from dptune.accounting.accountants import epsilon
 from dptune.accounting.chain import LedgerJournal
 from dptune.api import training
 from dptune.api.private import LossOfScript
+from dptune.dpsgd.guard import StepGuard
 from dptune.dpsgd.plan import GradientPlan
 from dptune.errors import (
     ArtifactError,
@@ -68,6 +69,61 @@ def test_training_under_autocast_computes_in_float32(tmp_path):
     narrow = torch.autocast("cpu", dtype=torch.bfloat16)
     whole = train(nullcontext(), tmp_path / "whole")
     assert train(narrow, tmp_path / "narrow").equal(whole)
+
+
+def write(model):
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+
+
+def write_through_data(model):
+    next(model.parameters()).data.add_(1.0)
+
+
+def hook(model):
+    model.transformer.h[0].register_forward_hook(lambda *_: None)
+
+
+def freeze(model):
+    next(model.parameters()).requires_grad_(False)
+
+
+def told(folder, act):
+    """Train with a function that acts behind the first step of two blocks."""
+    model = tiny_model()
+
+    def on_step(now):
+        if now.step == 1:
+            act(model)
+
+    dptune.train(model, ROWS, folder=folder, on_step=on_step, seed=1, **WANTED)
+    return weights(model)
+
+
+@pytest.mark.parametrize("act", [write, write_through_data, hook, freeze])
+def test_function_that_moves_the_model_between_steps_is_refused(
+    tmp_path, act, monkeypatch
+):
+    """It is told the training loss; the twin asks nobody."""
+    with pytest.raises(PrivacyError, match=r"must (be moved|stay)"):
+        told(tmp_path / "refused", act)
+    journal = LedgerJournal(tmp_path / "refused" / training.JOURNAL)
+    assert [entry.num_steps for entry in journal.read().entries] == [2]
+    monkeypatch.setattr(StepGuard, "left_alone", lambda _: nullcontext())
+    told(tmp_path / "twin", act)
+
+
+def test_function_that_looks_at_the_model_is_let(tmp_path):
+    """Steps are computed in training mode, whatever mode it leaves."""
+
+    def look(model):
+        tokens = torch.tensor([[1, 2, 3]])
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        model.eval()
+        model.generate(tokens, max_new_tokens=2, pad_token_id=0)
+
+    plain = told(tmp_path / "plain", lambda _: None)
+    assert told(tmp_path / "looks", look).equal(plain)
 
 
 def test_finished_training_is_answered_for_nothing(tmp_path):
