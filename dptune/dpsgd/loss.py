@@ -14,7 +14,7 @@ from dptune.dpsgd.logits import (
     cross_entropy,
     unwritten_logits,
 )
-from dptune.errors import ConfigError, DataError
+from dptune.errors import ConfigError, DataError, ModelError
 
 
 class RecordLoss(Protocol):
@@ -163,6 +163,9 @@ def token_losses(logits: Tensor, batch: PhysicalBatch) -> Tensor:
 
     Returns:
         `(rows, time)`, float32; the last column is 0.
+
+    Raises:
+        ModelError: there are more or fewer logits than tokens.
     """
     targets = functional.pad(batch.input_ids[:, 1:], (0, 1))
     weights = functional.pad(batch.loss_weights[:, 1:], (0, 1))
@@ -172,4 +175,10 @@ def token_losses(logits: Tensor, batch: PhysicalBatch) -> Tensor:
         if isinstance(logits, UnwrittenLogits)
         else cross_entropy(logits.flatten(0, 1), targets.flatten())
     )
+    if losses.numel() != weights.numel():
+        raise ModelError(
+            f"the model must give logits for each of {weights.numel()} tokens, got "
+            f"{losses.numel()}: prompt tuning, for one, puts tokens of its own before "
+            "a row. Use LoRA, or prefix tuning, which does not."
+        )
     return losses.view_as(weights) * weights

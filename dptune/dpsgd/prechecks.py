@@ -121,19 +121,20 @@ def row_problems(
     """
     config = getattr(model, "config", None)
     classes = getattr(config, "num_labels", math.inf)
-    embed: Any = getattr(model, "get_input_embeddings", lambda: None)
-    tokens = getattr(embed(), "num_embeddings", math.inf)
+    tokens = _num_tokens(model)
     faulty = sum(
         int(row.min()) < 0 or int(row.max()) >= tokens
         for row in data.sequences
         if len(row)
     )
     found = []
-    if not own_loss and data.labels is not None and data.labels.max() >= classes:
+    given = 0 if own_loss or data.labels is None else max(2, 1 + data.labels.max())
+    if given > classes:
         found.append(
             Problem(
                 path=path,
-                message=f"must have classes below num_labels={classes} of the model.",
+                message=f"must have classes below num_labels={classes} of the model, "
+                "which must be two at least.",
                 next_step="Load the model with as many labels as the data has.",
             )
         )
@@ -141,13 +142,19 @@ def row_problems(
         found.append(
             Problem(
                 path=path,
-                message=f"must have tokens from 0 to below {tokens}, which the model "
-                f"has embeddings for, got others in {faulty} rows.",
+                message=f"must have tokens from 0 to below {tokens:.0f}, which the "
+                f"model has embeddings for, got others in {faulty} rows.",
                 next_step="Tokenize with the model's own tokenizer, or resize its "
                 "embeddings beforehand.",
             )
         )
     return found
+
+
+def _num_tokens(model: nn.Module) -> float:
+    """Return how many tokens a model has embeddings for; some do not say."""
+    embed: Any = getattr(model, "get_input_embeddings", lambda: None)
+    return float(getattr(embed(), "num_embeddings", math.inf))
 
 
 def check_private(
@@ -175,6 +182,13 @@ def check_private(
             "matrix products must be computed in full float32 for norms to bound "
             f"gradients, got precision {precision!r}. Call "
             'torch.set_float32_matmul_precision("highest").'
+        )
+    tokens = _num_tokens(model)
+    if feed.pad_token_id >= tokens:
+        raise ModelError(
+            f"pad_token_id must be below the {tokens:.0f} tokens that the model has "
+            f"embeddings for, got {feed.pad_token_id}. Pad with a token that it has, "
+            "such as that of the end, or call model.resize_token_embeddings first."
         )
     device = next(model.parameters()).device
     randomness = seed_sequence(RandomStream.MODEL, seed=seed)

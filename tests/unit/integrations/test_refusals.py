@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 from datasets import Dataset
+from peft import PromptTuningConfig, get_peft_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import (
@@ -306,6 +307,27 @@ def test_twin_that_takes_any_rate_moves_weights_by_the_loss(script, paid, monkey
     trainer = script(parts={"callbacks": [RateOfLoss()]})
     trainer.train()
     assert trainer.optimizer.param_groups[0]["lr"] != trainer.lr_scheduler.get_last_lr()
+
+
+def test_padding_token_that_the_model_does_not_have_is_refused(script, paid):
+    """Tokenizers are given one, and embeddings are not."""
+    model = models.tiny_gpt2(num_layers=1)
+    model.config.pad_token_id = models.VOCABULARY
+    match = f"pad_token_id must be below the {models.VOCABULARY} tokens"
+    refused(script, paid, match, error=ModelError, model=model)
+
+
+def test_single_class_is_refused(script, paid):
+    model = models.tiny_bert_classifier(num_labels=1)
+    rows = make_rows(labels=1)
+    refused(script, paid, "two at least", model=model, rows=rows)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_prompt_tuning_is_refused_by_name(script, paid):
+    asked_for = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = get_peft_model(models.tiny_gpt2(num_layers=1), asked_for)
+    refused(script, paid, "prompt tuning", error=ModelError, model=model)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
