@@ -15,9 +15,12 @@ trainer.train()
 Needs the extra `trl`.
 """
 
+from typing import Any
+
 from dptune.errors import DependencyError
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.private_training import PrivateTraining
+from dptune.models.chat import without_today
 
 try:
     from trl import SFTTrainer  # type: ignore[attr-defined]
@@ -36,6 +39,22 @@ class DPSFTTrainer(PrivateTraining, SFTTrainer):  # type: ignore[misc]
     record at a time. `max_length` is the public length that no row exceeds. See
     `PrivateTraining` for what is guaranteed, and docs/SCRIPTS.md for what is refused.
     """
+
+    def _prepare_dataset(
+        self,
+        dataset: Any,  # noqa: ANN401 - those of another library
+        processing_class: Any,  # noqa: ANN401
+        *rest: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Tokenize as TRL does, with one date every day: a template may write today's.
+
+        Rows of another day would be others, on which no training could be resumed.
+        """
+        own = self.chat_template or getattr(processing_class, "chat_template", None)
+        if isinstance(own, str) and (dated := without_today(own)) != own:
+            self.chat_template = dated
+        return super()._prepare_dataset(dataset, processing_class, *rest, **named)
 
     def _send_telemetry(self) -> None:
         """Send nothing."""

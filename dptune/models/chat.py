@@ -142,7 +142,7 @@ class ChatFormat:
             template = str(tokenizer.get_chat_template())
         except ValueError as error:  # several, and none is the usual one
             raise ModelError(_NO_TEMPLATE) from error
-        self.template = _TODAY.sub(_on_that_day, template)
+        self.template = without_today(template)
         if _OTHER_DAY.search(self.template):
             raise ModelError(
                 "the chat template must ask for today's date by strftime_now with a "
@@ -407,9 +407,9 @@ class ChatFormat:
         return self._names[found.group()]
 
 
-def _on_that_day(call: re.Match[str]) -> str:
-    """Write what a template asks for of today as it was on one day."""
-    return repr(_A_DAY.strftime(call.group(1)[1:-1]))
+def without_today(template: str) -> str:
+    """Write what a chat template asks for of today as it was on one day."""
+    return _TODAY.sub(lambda call: repr(_A_DAY.strftime(call[1][1:-1])), template)
 
 
 _FORMATS: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[Any, ChatFormat]] = (

@@ -1,5 +1,7 @@
 """TRL's trainer: what its own arguments would break, and what it makes targets of."""
 
+import datetime
+
 import pytest
 from datasets import Dataset
 
@@ -16,7 +18,7 @@ def chat_script(tmp_path):
 
     from dptune.integrations.trl import DPSFTTrainer  # noqa: PLC0415
 
-    def make(rows=None, *, privacy=None, **changes):
+    def make(rows=None, *, privacy=None, processing_class=None, **changes):
         fields = {
             "output_dir": str(tmp_path / "out"),
             "per_device_train_batch_size": 4,
@@ -33,7 +35,7 @@ def chat_script(tmp_path):
             model=models.tiny_gpt2(num_layers=1),
             args=SFTConfig(**(fields | changes)),
             train_dataset=Dataset.from_list(rows or make_prompts()),
-            processing_class=word_tokenizer(),
+            processing_class=processing_class or word_tokenizer(),
             privacy=privacy or asked(),
         )
 
@@ -73,6 +75,34 @@ def test_argument_of_trl_is_refused(chat_script, paid, changes, match):
     with pytest.raises(ConfigError, match=match):
         chat_script(**changes)
     assert paid() == []
+
+
+def test_template_that_writes_the_date_makes_the_same_rows_every_day(
+    chat_script, monkeypatch
+):
+    """A training that was cut off could not be resumed on the next day."""
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2031, 1, 2, tzinfo=tz)
+
+    def rows():
+        tokenizer = word_tokenizer()
+        tokenizer.chat_template = (
+            "{{ 'w' + strftime_now('%d').lstrip('0') }}"
+            "{% for m in messages %}{{ ' ' + m['content'] + ' <eos>' }}{% endfor %}"
+        )
+        said = [
+            {"role": "user", "content": "w1"},
+            {"role": "assistant", "content": "w3"},
+        ]
+        trainer = chat_script([{"messages": said}] * 9, processing_class=tokenizer)
+        return [row["input_ids"] for row in trainer.train_dataset]
+
+    first = rows()
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Later)
+    assert rows() == first
 
 
 def test_template_leaves_no_telemetry(chat_script, monkeypatch):
