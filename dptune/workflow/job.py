@@ -75,7 +75,7 @@ _TRIES: Final = 50
 
 
 @contextmanager
-def only_one(job: TrainingJob) -> Iterator[None]:
+def only_one(home: Path) -> Iterator[None]:
     """Keep others from training a stage in the same folder until this process ends.
 
     Two would both pay, and overwrite each other's checkpoints. Ranks that a killed run
@@ -87,8 +87,7 @@ def only_one(job: TrainingJob) -> Iterator[None]:
     with ExitStack() as held:
         for tries_left in reversed(range(_TRIES)):
             try:
-                file = job.checkpoint_dir.with_name("training.lock")
-                held.enter_context(locked(file, wait=False))
+                held.enter_context(locked(home / "training.lock", wait=False))
                 break
             except BlockingIOError:
                 if not tries_left:

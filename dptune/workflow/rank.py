@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
     shared = read_job(folder)
     with ExitStack() as stack:
         if os.environ["RANK"] == "0":
-            stack.enter_context(only_one(shared.job))
+            stack.enter_context(only_one(shared.job.journal.parent))
         device = _join(folder, shared.device)
         stack.callback(dist.destroy_process_group)
         url = os.environ.get(BUDGET_URL)

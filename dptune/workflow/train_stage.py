@@ -168,7 +168,8 @@ def _home_of(inputs: StageInputs, folder: Path, *, again: str | None) -> Path:
     """Make the folder of a stage, empty if a run of that name trains it again."""
     home = folder / inputs.key()
     if again is not None:
-        start_again(home, run=again)
+        with only_one(home) if home.is_dir() else nullcontext():
+            start_again(home, run=again)
     home.mkdir(parents=True, exist_ok=True)
     (home / "stage.json").write_text(
         json.dumps({"corpus": inputs.corpus.fingerprint, "recipe": inputs.recipe}),
@@ -260,7 +261,7 @@ def _train(
             "its own. Set performance.num_processes in place of torchrun."
         )
     if is_finished or placement.num_processes == 1:
-        with nullcontext() if is_finished else only_one(job):
+        with nullcontext() if is_finished else only_one(job.journal.parent):
             return run_job(
                 job.alone(),
                 loaded,

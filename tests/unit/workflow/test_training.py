@@ -12,7 +12,7 @@ from dptune.errors import ConfigError, PrivacyError
 from dptune.models.adapters import merge_adapter
 from dptune.models.loading import load_model, model_digest
 from dptune.models.source import Base
-from dptune.workflow import train_stage
+from dptune.workflow import job, train_stage
 from dptune.workflow.inputs import load_stage
 from dptune.workflow.train_stage import run_stage
 
@@ -324,3 +324,20 @@ def test_original_text_gets_a_mask_token_only_where_asked(
     assert loaded.model.get_input_embeddings().weight.shape[0] == rows + mask_token
     assert (loaded.tokenizer.mask_token_id is not None) is mask_token
     assert max(int(s.max()) for s in data.sequences) < rows
+
+
+def test_training_that_is_under_way_is_not_put_aside(
+    make_inputs, tmp_path, monkeypatch
+):
+    """Its folder was renamed, and both went on in one folder and one journal."""
+    monkeypatch.setattr(job, "_TRIES", 1)
+    inputs = make_inputs()
+
+    def meanwhile(now):
+        if now.step == 2:
+            with pytest.raises(PrivacyError, match="one run at a time"):
+                run(inputs, tmp_path, retrain=True, run="other")
+
+    done = run(inputs, tmp_path, on_step=meanwhile)
+    assert paid(done) == 5
+    assert [path.name for path in tmp_path.iterdir()] == [inputs.key()]
