@@ -328,13 +328,15 @@ def _mark_last_of_three(text: str, words: list[Word]) -> None:
         if (
             word.reading & w.CLOSED
             and family.lower in _OF_VIETNAM
-            and family.capital
-            and middle.capital
-            and word.capital
+            and (
+                (family.capital and middle.capital and word.capital)
+                or middle.lower in {"văn", "thị"}
+            )
             and _is_adjacent(text, family, middle)
             and _is_adjacent(text, middle, word)
         ):
-            word.entity_type, word.confidence = "PERSON", INTRODUCED
+            for one in (family, middle, word):
+                one.entity_type, one.confidence = "PERSON", INTRODUCED
 
 
 def _has_subject(words: list[Word], position: int) -> bool:
