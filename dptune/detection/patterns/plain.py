@@ -28,6 +28,7 @@ _UNSPACED = (
 _UNPARTED = f"[{_UNSPACED}\uac00-\ud7a3]"
 _BEFORE_NUMBER = re.compile(
     rf"{_UNPARTED}(?=[0-9A-Za-z+(])|(?<=[0-9A-Za-z]){_UNPARTED}"
+    rf"|(?<={_UNPARTED})\.(?=[0-9A-Za-z+(@])"
 )
 # Signs that touch a value and are no part of it: emphasis and names of files (`_1_`),
 # dashes of sentences and ranges, commas of tables, stops without a blank.
@@ -131,7 +132,7 @@ def apart(plain: str) -> str:
     """Part numbers and Latin words from the letters of scripts without blanks.
 
     The letter that touches one becomes a blank, so that positions stay and a rule that
-    asks for the edge of a word finds one.
+    asks for the edge of a word finds one; so does the stop of a sentence between them.
 
     >>> apart("电话13800138000号")
     '电 13800138000 '
