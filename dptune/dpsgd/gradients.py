@@ -437,7 +437,8 @@ def check_modules(model: nn.Module) -> None:
         ModelError: there is one; names it.
     """
     for name, module in model.named_modules():
-        if module._compiled_call_impl is not None:
+        is_wrapped = type(module).__name__ == "OptimizedModule"
+        if is_wrapped or module._compiled_call_impl is not None:
             raise ModelError(
                 f"{name or 'the model'} must not be compiled: the engine looks into "
                 "its modules. Leave compile out."

@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
@@ -179,13 +179,13 @@ def model_problems(model: nn.Module) -> list[Problem]:
                 f"have one class for each row, got problem_type {config.problem_type}"
             )
         )
-    if isinstance(model, DistributedDataParallel) or any(
+    if isinstance(model, DataParallel | DistributedDataParallel) or any(
         isinstance(value, DTensor) for value in model.parameters()
     ):
         found.append(
             _bad_model(
-                "be whole and not wrapped, got one that is spread over processes "
-                "already: the engine does so itself"
+                "be whole and not wrapped, got one that is spread over devices "
+                "or processes already: the engine does so itself"
             )
         )
     hooked = hooked_parameters(model)

@@ -173,12 +173,20 @@ def test_processes_that_do_not_find_each_other_are_refused(script, paid, monkeyp
     refused(script, paid, "got 1 where 2 were started")
 
 
-def test_model_that_is_spread_over_processes_already_is_refused(script, paid):
+@pytest.mark.parametrize("kind", [DistributedDataParallel, nn.DataParallel])
+def test_model_that_is_spread_already_is_refused(script, paid, kind):
     model = models.tiny_gpt2(num_layers=1)
-    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    wrapped = kind.__new__(kind)
     torch.nn.Module.__init__(wrapped)
     wrapped.module, wrapped.config = model, model.config
-    refused(script, paid, "spread over processes", model=wrapped)
+    refused(script, paid, "spread over devices or processes", model=wrapped)
+
+
+def test_compiled_model_is_refused(script, paid):
+    """It takes any arguments, so that rows seemed to lack their columns."""
+    model = models.tiny_gpt2(num_layers=1)
+    wrapped = torch.compile(model, backend="eager")
+    refused(script, paid, "must not be compiled", model=wrapped)
 
 
 @pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.MEGATRON_LM])
