@@ -8,6 +8,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dptune.accounting.certificates import Certificate
 from dptune.api.refusing import clipped_again
@@ -316,8 +317,9 @@ class PrivateLoop:
 
     def _check_settings(self) -> None:
         """Refuse an optimizer that is steered by what is private."""
-        settings = (group.values() for group in self._optimizer.param_groups)
-        if any(isinstance(value, PrivateNumber) for v in settings for value in v):
+        groups = self._optimizer.param_groups
+        found = (v for group in groups for name, v in group.items() if name != "params")
+        if any(isinstance(value, PrivateNumber) for value in tree_leaves(list(found))):
             raise PrivacyError(
                 "learning rates and other settings of the optimizer must not follow "
                 "the training loss, which is private. Let them follow steps."

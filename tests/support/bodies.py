@@ -411,6 +411,10 @@ def rate_by_power_of_loss(s, batch):
     s.optimizer.param_groups[0]["lr"] = round(0.9 ** step(s, batch).item(), 3)
 
 
+def betas_by_loss(s, batch):
+    s.optimizer.param_groups[0]["betas"] = (0.1 * step(s, batch).item(), 0.999)
+
+
 def clip_by(clip):
     def body(s, batch):
         loss = s.model(**batch).loss
@@ -547,6 +551,7 @@ REFUSED = {
     "plateau_of_number": (each(plateau_of_number), "decide nothing", 1),
     "rate_by_loss": (each(rate_by_loss), "follow the training loss", 1),
     "rate_by_power": (each(rate_by_power_of_loss), "follow the training loss", 1),
+    "betas_by_loss": (each(betas_by_loss), "follow the training loss", 1),
     "norm_by_loss": (clip_by(nn.utils.clip_grad_norm_), "decide nothing", 1),
     "value_by_loss": (clip_by(nn.utils.clip_grad_value_), "decide nothing", 1),
     "stopped_early": (each(stop_early), "decide nothing", 1),

@@ -458,7 +458,7 @@ MUTANTS = {
     ),
     "settings of any kind": (
         [(loops, "PrivateNumber", type("Nobody", (), {}))],
-        ["rate_by_loss", "rate_by_power"],
+        ["rate_by_loss", "rate_by_power", "betas_by_loss"],
     ),
     "weights not looked at": (
         [(guard.StepGuard, "_check_weights", nothing)],
