@@ -58,6 +58,7 @@ class _Job:
         review: digest of the project's reviews.
         profile: where cells run.
         checked: what the preflight learned, by name of the cell.
+        files: digest of what models are read from, by their settings.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class _Job:
     review: str
     profile: Profile
     checked: CheckedComparison
+    files: Mapping[str, str]
     retrain: bool
 
     @property
@@ -78,9 +80,10 @@ class _Job:
 
     def key_of(self, cell: Cell) -> str:
         """Name a cell's result."""
-        return cell.key(
-            self.plan_of(cell).fingerprint, self.review, cell.label, library_digest()
-        )
+        facts = [self.plan_of(cell).fingerprint, self.review, cell.label]
+        if files := self.files[cell.config.model.model_dump_json()]:
+            facts.append(files)
+        return cell.key(*facts, library_digest())
 
 
 def compare_and_report(
@@ -121,6 +124,7 @@ def compare_and_report(
 
 def _checked(path: Path, overrides: Sequence[str], *, retrain: bool) -> _Job:
     """Read the file, and check every cell with the project's reviews."""
+    from dptune.workflow.prepare_model import base_files_digest
     from steps._reviewing import with_review
 
     comparison = load_comparison(path, configs=CONFIGS, overrides=overrides)
@@ -137,12 +141,17 @@ def _checked(path: Path, overrides: Sequence[str], *, retrain: bool) -> _Job:
             access=llm_access(),
             folder=folder,
         )
+    models = {cell.config.model.model_dump_json(): cell.config.model for cell in cells}
     return _Job(
         path=path,
         comparison=replace(comparison, cells=tuple(cells)),
         review=digest,
         profile=profile,
         checked=checked,
+        files={
+            name: base_files_digest(model, data_root=data_root())
+            for name, model in models.items()
+        },
         retrain=retrain,
     )
 
