@@ -31,16 +31,19 @@ _BEFORE_NUMBER = re.compile(
     rf"|(?<={_UNPARTED})\.(?=[0-9A-Za-z+(@])"
 )
 # Signs that touch a value and are no part of it: emphasis and names of files (`_1_`),
-# dashes of sentences and ranges, commas of tables, stops without a blank.
+# dashes of sentences and ranges, commas of tables, stops without a blank. The sign comes
+# first and what is around it later: only so does `re` skip the rest of a text.
 _GLUE = re.compile(
-    r"(?<=[\d)])_++|(?<!_)_++(?=[\d(+])|(?<!\w)_++(?=\w)|(?<=[^\W_])_++(?!\w)"
-    r"|(?<=[:-][0-9a-f]{2})_++|(?<=-[0-9a-f]{12})_++"
-    r"|(?<!_)_++(?=[0-9a-f]{2,8}[:-])"
-    r"|(?<=[\d)])(?:[–—―]|--++)|(?:[–—―]|(?<!-)--++)(?=[\d(+])"
-    r"|(?<=[./]\d\d)-(?=\d{1,2}[./]\d)"
-    r"|(?<=[^\W\d_])[,;](?=[(+]|0\d|\d{1,6} )"
-    r"|(?<=[^\W\d_])\.(?=\d{1,4}[./-]\d{1,2}[./-]\d)"
-    r"|(?<!\d)·(?=[\d(+])|(?<=[\d)])·(?!\d)",
+    r"[_–—―,;.·-](?:(?<=[\d)]_)_*+|(?<=_)(?<!__)_*+(?=[\d(+])"
+    r"|(?<=_)(?<!\w_)_*+(?=\w)|(?<=[^\W_]_)_*+(?!\w)"
+    r"|(?<=[:-][0-9a-f]{2}_)_*+|(?<=-[0-9a-f]{12}_)_*+"
+    r"|(?<=_)(?<!__)_*+(?=[0-9a-f]{2,8}[:-])"
+    r"|(?<=[\d)][–—―])|(?<=[\d)]-)-++"
+    r"|(?<=[–—―])(?=[\d(+])|(?<=-)(?<!--)-++(?=[\d(+])"
+    r"|(?<=[./]\d\d-)(?=\d{1,2}[./]\d)"
+    r"|(?<=[^\W\d_][,;])(?=[(+]|0\d|\d{1,6} )"
+    r"|(?<=[^\W\d_]\.)(?=\d{1,4}[./-]\d{1,2}[./-]\d)"
+    r"|(?<=·)(?<!\d·)(?=[\d(+])|(?<=[\d)]·)(?!\d))",
     re.IGNORECASE,
 )
 _FEWEST_IN_DISGUISE = 5

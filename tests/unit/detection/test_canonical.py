@@ -1,11 +1,32 @@
 """Plain characters, and the way back to the written ones."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.detection.patterns import PatternRecognizer, canonical
+from dptune.detection.patterns.plain import without_glue
 from dptune.detection.recognizer import Tier
+
+GLUE = re.compile(  # what is around a sign before the sign: the same, and slow
+    r"(?<=[\d)])_++|(?<!_)_++(?=[\d(+])|(?<!\w)_++(?=\w)|(?<=[^\W_])_++(?!\w)"
+    r"|(?<=[:-][0-9a-f]{2})_++|(?<=-[0-9a-f]{12})_++"
+    r"|(?<!_)_++(?=[0-9a-f]{2,8}[:-])"
+    r"|(?<=[\d)])(?:[–—―]|--++)|(?:[–—―]|(?<!-)--++)(?=[\d(+])"
+    r"|(?<=[./]\d\d)-(?=\d{1,2}[./]\d)"
+    r"|(?<=[^\W\d_])[,;](?=[(+]|0\d|\d{1,6} )"
+    r"|(?<=[^\W\d_])\.(?=\d{1,4}[./-]\d{1,2}[./-]\d)"
+    r"|(?<!\d)·(?=[\d(+])|(?<=[\d)])·(?!\d)",
+    re.IGNORECASE,
+)
+
+
+@given(st.text(alphabet="_-–—,;.·()+0123abfX :/", max_size=30))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_without_glue_blanks_what_the_plain_expression_finds(text):
+    assert without_glue(text) == GLUE.sub(lambda found: " " * len(found[0]), text)
 
 
 @pytest.mark.parametrize(
