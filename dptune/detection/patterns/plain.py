@@ -31,8 +31,8 @@ _BEFORE_NUMBER = re.compile(
     rf"|(?<={_UNPARTED})\.(?=[0-9A-Za-z+(@])"
 )
 # Signs that touch a value and are no part of it: emphasis and names of files (`_1_`),
-# dashes of sentences and ranges, commas of tables, stops without a blank. The sign comes
-# first and what is around it later: only so does `re` skip the rest of a text.
+# dashes of sentences and ranges, commas of tables, stops without a blank. The sign
+# stands first, and what is around it later: only so does `re` skip the rest of a text.
 _GLUE = re.compile(
     r"[_–—―,;.·-](?:(?<=[\d)]_)_*+|(?<=_)(?<!__)_*+(?=[\d(+])"
     r"|(?<=_)(?<!\w_)_*+(?=\w)|(?<=[^\W_]_)_*+(?!\w)"
