@@ -54,7 +54,7 @@ def verify_decision(
     )
 
     if (model is None) == (digest is None):
-        message = "exactly one of --model and --digest must be given."
+        message = "must be given, or --digest in its place, and not both."
         raise ConfigError.at("--model", message)
     asked = load_policy(policy, configs=CONFIGS, key="--policy") if policy else None
     envelope, public = _read(file, "FILE"), _read(key, "--key")
