@@ -14,7 +14,14 @@ from torch.utils.data import (
 )
 
 from dptune.api.arguments import Arguments, is_list
-from dptune.data.collated import IGNORED, Names, Rows, read_collated, unit_name
+from dptune.data.collated import (
+    IGNORED,
+    Names,
+    Rows,
+    lookalike_problems,
+    read_collated,
+    unit_name,
+)
 from dptune.data.records import MAX_ROWS_NAMED
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.logits import NO_TARGET
@@ -306,10 +313,11 @@ def named_owners(
 
 
 def _owner_problems(owners: Iterable[object]) -> list[Problem]:
-    """Refuse owners that name no unit; no message holds one of them."""
-    refused = [row for row, owner in enumerate(owners) if unit_name(owner) is None]
+    """Refuse owners that name no unit, or one in two ways; no message holds one."""
+    names = list(map(unit_name, owners))
+    refused = [row for row, name in enumerate(names) if name is None]
     if not refused:
-        return []
+        return lookalike_problems("owners", filter(None, names))
     rows = ", ".join(map(str, refused[:MAX_ROWS_NAMED]))
     more = len(refused) - MAX_ROWS_NAMED
     message = (

@@ -4,7 +4,7 @@ Every row goes through the script's own collator, and goes through it alone: wha
 collator does to one row is kept, and nothing can move from one row to another.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dptune.accounting.store.reservations import num_lookalikes
 from dptune.errors import ConfigError, Problem
 
 IGNORED: Final = -100
@@ -119,6 +120,18 @@ def unit_name(owner: object) -> str | None:
     name = owner.item() if is_scalar else owner  # type: ignore[attr-defined]
     is_kind = isinstance(name, str | int) and not isinstance(name, bool)
     return str(name) if is_kind and name != "" else None
+
+
+def lookalike_problems(path: str, owners: Iterable[str]) -> list[Problem]:
+    """Refuse owners that look alike: one person would be several units."""
+    if not (number := num_lookalikes(owners)):
+        return []
+    message = (
+        f"must name each owner in one way, but {number:,} differ from others only by "
+        "blanks around them, characters that do not show or the form of Unicode (NFC, "
+        "NFD): each would be a unit of its own."
+    )
+    return [Problem(path=path, message=message, next_step="Write them alike.")]
 
 
 def row_of(rows: Rows, index: int) -> Mapping[str, Any]:

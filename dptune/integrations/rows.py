@@ -18,6 +18,7 @@ from dptune.data.collated import (
     RowFaultError,
     Rows,
     collated,
+    lookalike_problems,
     read_collated,
     row_of,
     unit_name,
@@ -106,6 +107,8 @@ def read_rows(
     )
     if unit_column is None and not rows_are_single_units and _look_packed(found):
         raise ConfigError([_packed_rows()])
+    if problems := lookalike_problems("train_dataset", owners):
+        raise ConfigError(problems)
     return _grouped(found, owners, unit_column, max_rows_per_unit=max_rows_per_unit)
 
 

@@ -217,6 +217,17 @@ def _other_forms(unit: str) -> list[str]:
     return [form for form in forms if form != unit]
 
 
+def num_lookalikes(units: Iterable[str]) -> int:
+    """Count ids that differ from others by nothing that anybody sees.
+
+    >>> num_lookalikes(["ann", "ann ", "bob", "bob"])
+    1
+    """
+    told = set(units)
+    bare = (_UNSEEN.sub("", unit).strip() for unit in told)
+    return len(told) - len({unicodedata.normalize("NFC", unit) for unit in bare})
+
+
 def refuse_other_forms(number: int) -> None:
     """Refuse units that are known in another form of Unicode.
 

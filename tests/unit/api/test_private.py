@@ -692,6 +692,19 @@ def test_twin_that_compares_owners_makes_two_users_of_one():
 
 
 @pytest.mark.parametrize(
+    "other",
+    ["Jose\u0301", "Jos\u00e9 ", "\tJos\u00e9", "Jos\u200b\u00e9"],
+    ids=["form", "blank", "tab", "nothing"],
+)
+def test_owner_that_looks_like_another_is_refused(make, other, unchecked):
+    """Else a person would be two units, and the claim would hide each alone."""
+    names = [f"user {n}" for n in range(38)]
+    with pytest.raises(ConfigError, match="1 differ from others only by") as caught:
+        make(owners=["Jos\u00e9", other, *names])
+    assert "Jos" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "owner",
     [
         None,

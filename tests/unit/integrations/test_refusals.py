@@ -608,6 +608,14 @@ def test_owner_that_is_missing_is_refused(script, paid):
     refused(script, paid, "column of train_dataset", rows=rows, privacy=other)
 
 
+def test_owner_that_looks_like_another_is_refused(script, paid):
+    rows = [
+        row | {"who": f"{i // 2}" + " " * (i % 2)} for i, row in enumerate(make_rows())
+    ]
+    privacy = asked(privacy_unit="user", unit_column="who")
+    refused(script, paid, "differ from others only by", rows=rows, privacy=privacy)
+
+
 def test_batch_norm_is_refused(script, paid):
     model = models.tiny_gpt2()
     model.transformer.ln_f = nn.BatchNorm1d(models.WIDTH)
