@@ -40,6 +40,7 @@ _KINDS = ("PERSON", "GPE", "UNKNOWN")
 _LONGEST_LABEL = 5
 _MAY_BE_NAME = w.PLACE | w.PROPER_ONLY
 """Without these, a word that English knows is no name unless it has a capital."""
+_KIN = w.word_set("aunt auntie aunty uncle grandma grandpa granny cousin")
 _DETERMINERS = w.word_set("the a an my your his her our their this that there")
 _NO_LABEL = w.PROPER_ONLY | w.PROPER_TOO | w.GIVEN_NAME | w.PLACE | w.TITLE
 
@@ -263,7 +264,7 @@ def _mark_introduced(text: str, words: list[Word]) -> None:
             )
             _mark_person(text, words[position : position + 3], is_certain=is_certain)
     for position, word in enumerate(words[:-1]):
-        if not word.reading & w.TITLE:
+        if not (word.reading & w.TITLE or (word.capital and word.lower in _KIN)):
             continue
         following = words[position + 1]
         if not _is_adjacent(text, word, following):

@@ -268,6 +268,9 @@ def _mark_by_case(
 ) -> None:
     """Mark a capitalized word in mid-sentence, or at its start beside another one."""
     token = tokens[position]
+    if _ends_name(text, tokens, position, words):
+        token.mark("PERSON", 0.65)
+        return
     no_names = (words.public, words.titles, words.roles)
     if token.kind or any(token.lower in listed for listed in no_names):
         return
@@ -302,6 +305,27 @@ def _mark_by_case(
         and not _is_common(tokens, position + 1, words)
     ):
         token.mark("ENTITY", 0.55)
+
+
+def _ends_name(
+    text: str, tokens: Sequence[_Token], position: int, words: _Words
+) -> bool:
+    """Tell whether particles join a word to a name: `Jan van der Meer`.
+
+    A German noun has a capital too: only `von` joins, and no word of the list.
+    """
+    token, first = tokens[position], position
+    while first and tokens[first - 1].lower in words.language.words("particles"):
+        first -= 1
+    joined = [other.lower for other in tokens[first:position]]
+    if not joined or not first or tokens[first - 1].kind != "PERSON":
+        return False
+    if words.language.code == "de" and (
+        joined not in (["von"], ["van"]) or token.lower in words.nouns
+    ):
+        return False
+    between = text[tokens[first - 1].end : token.start].lower()
+    return between == f" {' '.join(joined)} "
 
 
 def _mark_after_phrases(

@@ -49,6 +49,10 @@ _PRODUCT = (
     "upgraded? to|kernel|driver|python|java|node|chrome|firefox|safari|ios|android"
     "|macos|windows|ubuntu|debian|linux"
 )
+_UNIT = (
+    "ms|bytes|[kmg]i?b|rpm|px|dpi|[km]?hz|epochs|iterations|tokens|k?m|kg|lbs?|feet|ft"
+    "|miles|met(?:re|er)s|mah|kwh|psi|lux|volts?|watts?|ohms?"
+)
 _AMOUNT = r"(?!\d{9})\d(?:[\d,.']| (?=\d{3}(?!\d))){0,24}"
 _PUBLIC_NUMBER = re.compile(
     r"(?:(?=[\d$£€¥₹₩₽])|\b(?=[a-z]))"  # what each of the following begins with
@@ -59,6 +63,9 @@ _PUBLIC_NUMBER = re.compile(
     r"|(?<![\w.])\d{1,4}(?:\.\d{1,5}){2,4}(?=\s(?:(?:is|was|has been)\s)?"
     r"(?:released?|update|build|beta|final)\b)"
     rf"|(?:[$£€¥₹₩₽]|\b(?:{_CURRENCY}|rs|price|costs?)\b[:.]?)\s?{_AMOUNT}\d(?!\w)"
+    rf"|(?<![\w.,-])\d{{1,6}}\s(?:{_UNIT})\b"
+    r"|\b(?:colou?r|background|fill|stroke|border)[\w-]{0,16}\"?[:=]\s?\"?"
+    r"#(?:[\da-f]{6}){1,2}\b"
     rf"|(?<![\w.,-]){_AMOUNT}\s?"
     rf"(?:[€£¥₹₩₽]|(?:{_CURRENCY}|dollars?|euros?|pounds?|bucks|cents?|yen|rupees"
     rf"|kr)\b))"

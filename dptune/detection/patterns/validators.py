@@ -220,7 +220,7 @@ _LETTERS_THEN_DIGITS = re.compile(
     r"[a-z]{3,}-?(?:19|20)\d\d|(?:[a-z]{3,5}-)?\d{2,4}s(?:-\d{2,4}s)?", re.IGNORECASE
 )
 _NUMBER_WITH_UNIT = re.compile(
-    r"\d+-?(?:st|nd|rd|th|s|am|pm|bits?|fold|way|lead|core|inch|page|point|step|year"
+    r"(?:\d{1,4}-)?\d+-?(?:st|nd|rd|th|s|am|pm|bits?|fold|way|lead|core|inch|page|point|step|year"
     r"|day|hrs?|min|mins|secs?|days?|weeks?|months?|years?|yrs?"
     r"|kms?|kmh|mph|kg|lbs?|feet|ft|inch|mm|cm|px|bit|mb|gb|tb|kb|mah|hz|mhz|ghz|usd"
     r"|degrees|miles|metres|meters|hours|minutes|pack|percent|x\d+)",
