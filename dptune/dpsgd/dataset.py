@@ -253,6 +253,16 @@ class UnitDataset:
         return int(self.units.lengths.max(initial=0))
 
     @property
+    def num_targets(self) -> int:
+        """Tokens, or classes, that have a loss; those of `unnoised` too."""
+        if self.labels is not None:
+            return len(self.labels)
+        weights = self.loss_weights
+        found = sum(int(np.count_nonzero(piece)) for piece in weights.pieces())
+        found -= int(np.count_nonzero(weights.values[weights.starts]))
+        return found + (self.unnoised.num_targets if self.unnoised else 0)
+
+    @property
     def longest_sequence(self) -> int:
         """Most tokens that any sequence has."""
         return int(self.sequences.lengths.max(initial=0))

@@ -57,6 +57,11 @@ def check_numbers(
             "Cut longer sequences, or raise it.",
         ),
         "num_units": (data.num_units, 1, "Check that the training split is not empty."),
+        "num_targets": (
+            data.num_targets,
+            min(1, data.num_units),
+            "Noise alone would train: weigh tokens behind the first, or cut less.",
+        ),
     }
     problems = [
         Problem(

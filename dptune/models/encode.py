@@ -319,24 +319,32 @@ def _chat_chunks(
     return chunks
 
 
-def check_conversations(dataset: Dataset, tokenizer: PreTrainedTokenizerFast) -> None:
+def check_conversations(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerFast, *, max_tokens: int
+) -> list[str]:
     """Refuse conversations that the tokenizer's template does not write.
 
     Args:
         dataset: columns `id` and `text`; plain texts pass.
         tokenizer: the model's.
+        max_tokens: longest row.
+
+    Returns:
+        Ids of conversations of which `max_tokens` leaves nothing to learn.
 
     Raises:
         ModelError: with every fault, and some of the records that have it.
     """
-    refused = _Refused()
+    refused, unlearnt = _Refused(), []
     pairs = zip(dataset["id"], dataset["text"], strict=True)
     for number, (one, text) in enumerate(pairs, start=1):
         if is_conversation(text):
             template = ChatFormat.of(tokenizer)
             with refused.collecting(f"{number}{id_suffix(one)}"):
-                template.encode(text)
+                if not template.encode(text).learnt[1:max_tokens].any():
+                    unlearnt.append(one)
     refused.raise_if_any()
+    return unlearnt
 
 
 def count_cut(

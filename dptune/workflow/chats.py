@@ -11,7 +11,7 @@ from dptune.config import TrainConfig
 from dptune.conversation import Turn, join_turns, turns_of
 from dptune.data.records import Corpus
 from dptune.data.source import learnt_roles
-from dptune.errors import ModelError
+from dptune.errors import ConfigError, ModelError
 from dptune.models.source import ArchitectureSource
 from dptune.redaction.operators import Operator
 from dptune.results import CorpusReport
@@ -100,7 +100,9 @@ def unread_keys(report: CorpusReport) -> tuple[str, ...]:
     return (warning,)
 
 
-def check_chats(corpus: Corpus, config: TrainConfig, *, data_root: Path) -> None:
+def check_chats(
+    corpus: Corpus, config: TrainConfig, *, data_root: Path
+) -> tuple[str, ...]:
     """Let the model's template write every conversation, and a canary, before a run.
 
     Args:
@@ -108,13 +110,17 @@ def check_chats(corpus: Corpus, config: TrainConfig, *, data_root: Path) -> None
         config: of the run.
         data_root: folder that relative paths start from.
 
+    Returns:
+        A warning if `max_tokens` leaves nothing to learn of some of the training split.
+
     Raises:
         ModelError: with every kind of conversation that the template does not write.
+        ConfigError: `max_tokens` leaves nothing to learn of any.
         DependencyError: the model is not there.
     """
     source, spec = config.model.source, config.canaries
     if not learnt_roles(config.data.source) or isinstance(source, ArchitectureSource):
-        return
+        return ()
     from datasets import Dataset  # noqa: PLC0415 - see above
 
     from dptune.models.chat import ChatFormat  # noqa: PLC0415
@@ -129,6 +135,27 @@ def check_chats(corpus: Corpus, config: TrainConfig, *, data_root: Path) -> None
     if Operator.DELETE in config.redaction.used and config.recipe.uses_redacted_view:
         emptied = {_emptied(text): name for name, text in rows.items()}
         rows |= {f"{name}, emptied": text for text, name in emptied.items()}
-    check_conversations(
-        Dataset.from_dict({"id": list(rows), "text": list(rows.values())}), tokenizer
+    unlearnt = check_conversations(
+        Dataset.from_dict({"id": list(rows), "text": list(rows.values())}),
+        tokenizer,
+        max_tokens=config.model.max_tokens,
     )
+    splits = zip(corpus.dataset["id"], corpus.dataset["split"], strict=True)
+    trained = {name for name, split in splits if split == "train"}
+    return _nothing_learnt(len(trained.intersection(unlearnt)), of=len(trained))
+
+
+def _nothing_learnt(number: int, *, of: int) -> tuple[str, ...]:
+    """Say of how many conversations nothing is learnt; refuse if it is all of them."""
+    if not number:
+        return ()
+    if number == of:
+        raise ConfigError(
+            "model.max_tokens must leave something to learn, but cuts every turn of "
+            "train_on off all conversations. Raise it, or shorten what stands before."
+        )
+    warning = (
+        f"model.max_tokens leaves nothing to learn of {number:,} of {of:,} "
+        "conversations of the training split: turns of train_on come behind it."
+    )
+    return (warning,)

@@ -139,7 +139,7 @@ def check_run(
         validate=validate,
         folder=folder,
     )
-    plan = None
+    plan = cut = None
     if corpus is not None:
         units = units_for(config.data, config.canaries, corpus.report)
         plan = _attempt(
@@ -154,7 +154,7 @@ def check_run(
         _attempt(lambda: check_bound(config, units, corpus.report), errors)
         _attempt(lambda: check_selective(config, corpus.report), errors)
         _attempt(lambda: _check_labels(config, corpus), errors)
-        _attempt(lambda: check_chats(corpus, config, data_root=data_root), errors)
+        cut = _attempt(lambda: check_chats(corpus, config, data_root=data_root), errors)
         if not config.data.corpus_is_public:
             _attempt(lambda: _check_languages(config, corpus, on_progress), errors)
     if gated:
@@ -177,6 +177,7 @@ def check_run(
         warnings=(
             *far_off(config, corpus.report),
             *unread_keys(corpus.report),
+            *(cut or ()),
             *doubts,
         ),
     )

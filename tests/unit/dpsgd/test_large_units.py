@@ -201,3 +201,15 @@ def test_transforms_want_units_in_one_pass():
     check_numbers(1, 1, 2, DATA)
     with pytest.raises(ConfigError, match="physical_batch_size"):
         check_numbers(1, 1, 2, DATA, needs_whole_units=True)
+
+
+def test_data_without_anything_to_learn_are_refused():
+    rows, owners = [[5, 6, 7], [8]], ["a", "b"]
+    for weights, number in (([[1, 0, 0], [1]], 0), ([[0, 0, 1], [1]], 1)):
+        data = UnitDataset.from_columns(rows, weights, owners, max_sequences_per_unit=1)
+        assert data.num_targets == number
+        if number:
+            check_numbers(1, 1, 2, data)
+        else:
+            with pytest.raises(ConfigError, match="num_targets: must be at least 1"):
+                check_numbers(1, 1, 2, data)

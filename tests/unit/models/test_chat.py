@@ -303,7 +303,8 @@ def test_chat_refuses_roles_that_its_template_does_not_write(case, tokenizers):
         record_tokens(text, tokenizers[name])
     assert "SECRET" not in str(caught.value)
     assert "r0, r1" not in str(caught.value)
-    for refuse in (partial(encode_corpus, max_tokens=64), check_conversations):
+    for check in (encode_corpus, check_conversations):
+        refuse = partial(check, max_tokens=64)
         with pytest.raises(ModelError, match="record 1, 2: ") as caught:
             refuse(dataset(text, text), tokenizers[name])
         assert "r0" not in str(caught.value)  # an id may be a person's name

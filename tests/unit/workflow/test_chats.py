@@ -203,6 +203,39 @@ def test_canary_that_the_template_does_not_take_is_refused():
         written_canaries(canaries(role="system"), chat_tokenizer("gemma"))
 
 
+def chat_config(tokenizer, folder, *, operator=Operator.MASK, max_tokens=64):
+    tokenizer.save_pretrained(folder / "m")
+    return SimpleNamespace(
+        model=SimpleNamespace(
+            source=PathSource(kind="path", path="m"), max_tokens=max_tokens
+        ),
+        canaries=canaries().spec,
+        data=SimpleNamespace(source=JsonlSource(path="x", messages_column="m")),
+        redaction=RedactionSettings(operator=operator),
+        recipe=SimpleNamespace(uses_redacted_view=True),
+    )
+
+
+def test_length_that_cuts_off_all_that_is_learnt_is_told_before_a_run(tmp_path):
+    tokenizer, rows = chat_tokenizer("chatml"), corpus()
+    first = ChatFormat.of(tokenizer).encode(rows["text"][0])
+    start = int(np.flatnonzero(first.learnt)[0])
+    check = partial(check_chats, data_root=tmp_path)
+    for size in (start, start + 1):
+        config = chat_config(tokenizer, tmp_path, max_tokens=size)
+        if size == start:
+            with pytest.raises(ConfigError, match="must leave something to learn"):
+                check(SimpleNamespace(dataset=rows), config)
+        else:
+            assert check(SimpleNamespace(dataset=rows), config) == ()
+    longer = rows.map(
+        lambda row, place: {"text": row["text"].replace("Why", "W" * (40 * place))},
+        with_indices=True,
+    )
+    (warning,) = check(SimpleNamespace(dataset=longer), config)
+    assert "of 5 of 6 conversations" in warning
+
+
 @pytest.mark.parametrize(
     ("operator", "is_refused"), [(Operator.DELETE, True), (Operator.MASK, False)]
 )
@@ -213,14 +246,7 @@ def test_template_that_drops_what_deletion_empties_is_refused_before_a_run(
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "in messages", "in messages if message.content"
     )
-    tokenizer.save_pretrained(tmp_path / "m")
-    config = SimpleNamespace(
-        model=SimpleNamespace(source=PathSource(kind="path", path="m")),
-        canaries=canaries().spec,
-        data=SimpleNamespace(source=JsonlSource(path="x", messages_column="m")),
-        redaction=RedactionSettings(operator=operator),
-        recipe=SimpleNamespace(uses_redacted_view=True),
-    )
+    config = chat_config(tokenizer, tmp_path, operator=operator)
     rows = SimpleNamespace(dataset=corpus())
     if is_refused:
         with pytest.raises(ModelError, match=r"record 8: .* drops or changes"):
