@@ -1,5 +1,6 @@
 """The `register` command: a model that a script trained and measured."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from dptune.configfile import load_policy
 from dptune.errors import ConfigError, GateFailedError, Problem
 from dptune.gates.decision import GateOutcome
 from dptune.gates.manifest import Manifest, difference, read_manifest
+from dptune.gates.policy import GatePolicy
 from dptune.integrations.evidence import disowned
+from dptune.settings import RegistrySettings
 from dptune.workflow.assess import contradictions
 from dptune.workflow.dossier import Dossier
 from infra.workspace import current_workspace
@@ -33,13 +36,18 @@ def register_measured_model(
         policy_name: or path.
 
     Raises:
-        ConfigError: the evidence is not of this folder, contradicts itself, or was not
-            paid from this project's budget store; all at once.
+        ConfigError: the evidence is not of this folder, contradicts itself, was not
+            paid from this project's budget store or measured for another policy, or the
+            name is none; all at once.
         GateFailedError: the outcome is not PASS.
     """
     policy = load_policy(policy_name, configs=CONFIGS, key="--policy")
     dossier = _read(evidence)
-    problems = [*_about(dossier, folder), *_paid(dossier)]
+    problems = [
+        *_asked(dossier, policy, model_name),
+        *_about(dossier, folder),
+        *_paid(dossier),
+    ]
     if problems:
         raise ConfigError(problems)
     open_workspace()
@@ -88,6 +96,28 @@ def _read(evidence: Path) -> Dossier:
         why = f"cannot be read, got {evidence.name}"
     message = f"must be a dossier that `measure` made, but {why}."
     raise ConfigError.at("--evidence", message)
+
+
+def _asked(dossier: Dossier, policy: GatePolicy, model_name: str) -> Iterator[Problem]:
+    """Say where nothing could be registered, or promoted, under what was asked for."""
+    try:
+        RegistrySettings(model_name=model_name)
+    except ValidationError:
+        message = (
+            "must begin with a letter or digit of ASCII, and go on with at most 80 of "
+            f"them, or '_', '.' and '-', got {model_name[:90]!a}."
+        )
+        yield Problem(path="--as", message=message)
+    planned = dossier.planned_for
+    if planned is None or planned.digest != policy.digest:
+        yield Problem(
+            path="--policy",
+            message="must be the policy that the model was measured for, "
+            f"{planned.title if planned else 'which nothing names'}, got "
+            f"{policy.reference.title}.",
+            next_step="Name that one, or measure for this one. Once it is registered, "
+            "`dptune gate` decides under any other.",
+        )
 
 
 def _about(dossier: Dossier, folder: Path) -> list[Problem]:

@@ -172,9 +172,13 @@ def earlier_champion(model_name: str) -> str:
     What a rollback has left is none: whoever wants to go there must name it.
 
     Raises:
-        ArtifactError: there is none.
+        ArtifactError: there is none, or nobody can say which one: the alias was moved
+            past the trail. A rollback that was cut off goes on.
     """
     trail = _champions.history(model_name)
+    moved = _champions.misplaced_champion(model_name)
+    if moved and trail and trail[-1]["action"] != _BACK:
+        raise ArtifactError(f"{moved} Name the version that it must be with --to.")
     stands: list[str] = []
     for entry in trail:
         version = str(entry["version"])
@@ -192,8 +196,12 @@ def earlier_champion(model_name: str) -> str:
 def _earlier(
     model_name: str, trail: Sequence[Mapping[str, str]]
 ) -> list[Mapping[str, str]]:
-    """List promotions of other versions than the champion, the newest first."""
-    current = _champions.alias(model_name, _champions.CHAMPION)
+    """List promotions of other versions than the champion, the newest first.
+
+    Where alias and trail differ there is none yet: either may be set right.
+    """
+    moved = _champions.misplaced_champion(model_name)
+    current = None if moved else _champions.champion(model_name)
     return [entry for entry in reversed(trail) if entry["version"] != current]
 
 

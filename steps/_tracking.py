@@ -12,7 +12,7 @@ records lie in `evidence.json`, inside the trust boundary of the tracking server
 import io
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -230,13 +230,20 @@ def find_version(model_name: str, *, digest: str) -> ModelVersion | None:
 
 def versions(model_name: str) -> list[ModelVersion]:
     """List a model's versions, newest first."""
-    found = MlflowClient().search_model_versions(f"name='{model_name}'")
+    mark = '"' if "'" in model_name else "'"
+    found = MlflowClient().search_model_versions(f"name={mark}{model_name}{mark}")
     return sorted(found, key=lambda v: int(v.version), reverse=True)
 
 
 def model_names() -> list[str]:
     """List the registered models."""
-    return sorted(model.name for model in MlflowClient().search_registered_models())
+    client, names = MlflowClient(), list[str]()
+    token: str | None = ""
+    while token is not None:  # a page holds a hundred
+        page = client.search_registered_models(page_token=token or None)
+        names += [model.name for model in page]
+        token = page.token or None
+    return sorted(names)
 
 
 def read_evidence(model_name: str, version: str) -> str:
@@ -260,14 +267,15 @@ def get_version(model_name: str, version: str) -> ModelVersion:
     Raises:
         ArtifactError: there is no such model or version.
     """
-    try:
-        return MlflowClient().get_model_version(model_name, version)
-    except MlflowException:
-        known = ", ".join(str(v.version) for v in _known_versions(model_name)) or "none"
-        raise ArtifactError(
-            f"version must be a registered version of {model_name} ({known}), got "
-            f"{version}. `dptune status` lists them."
-        ) from None
+    with suppress(MlflowException):
+        found = MlflowClient().get_model_version(model_name, version)
+        if str(found.version) == version:  # MLflow takes 01 for 1, and no log does
+            return found
+    known = ", ".join(str(v.version) for v in _known_versions(model_name)) or "none"
+    raise ArtifactError(
+        f"version must be a registered version of {model_name} ({known}), got "
+        f"{version!a}. `dptune status` lists them."
+    )
 
 
 def _known_versions(model_name: str) -> list[ModelVersion]:

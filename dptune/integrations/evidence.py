@@ -245,7 +245,8 @@ def decide_on(
         folder: that `measure` wrote.
         policy: what it must show.
         budget_url: of the store that paid, which counts attempts; None where none did.
-        champion: of the version in production.
+        champion: of the version in production; without it, the one that `measure`
+            was given.
 
     Returns:
         The decision with every criterion, and the privacy card.
@@ -255,7 +256,12 @@ def decide_on(
         MalformedEvidenceError: the dossier is of several units or models, so that it
             has no card.
     """
-    wanted = {"dossier": (dossier, Dossier), "policy": (policy, GatePolicy)}
+    wanted = {
+        "dossier": (dossier, Dossier),
+        "folder": (folder, Path | str),
+        "policy": (policy, GatePolicy),
+        "champion": (champion, Dossier | None),
+    }
     if problems := list(of_other_kinds(wanted)):
         raise ConfigError(problems)
     folder = Path(folder)
@@ -278,6 +284,13 @@ def decide_on(
         origin=origin,
         attempts=attempts,
     )
+    beside = dossier.champion
+    if champion is None and beside.utility is not None:
+        update = {
+            "champion_digest": beside.model_digest,
+            "champion_utility": beside.utility,
+        }
+        evidence = evidence.model_copy(update=update)
     decision = decide(evidence, policy)
     version = RegisteredVersion(
         model_name=folder.name,

@@ -108,6 +108,19 @@ def test_rollback_that_was_cut_off_goes_on(versions, monkeypatch):
     assert _champions.champion(MODEL) == first.number
 
 
+def test_rollback_past_an_alias_that_was_moved_must_be_named(versions):
+    """Without a name it went to the version that somebody had just left by hand."""
+    first, second = versions
+    second.promote()
+    _champions.set_alias(MODEL, "champion", first.number)
+    with pytest.raises(ArtifactError, match=f"version {second.number} was promoted"):
+        _promoting.roll_back(MODEL, to=None, reason="leak")
+    assert _champions.champion(MODEL) == second.number
+    _promoting.roll_back(MODEL, to=first.number, reason="leak")
+    assert _champions.champion(MODEL) == first.number
+    assert _champions.misplaced_champion(MODEL) == ""
+
+
 def test_twin_that_forgets_what_was_left_goes_back_to_it(versions, monkeypatch):
     _, second = versions
     second.promote()

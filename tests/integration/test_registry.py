@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from zenml.client import Client
 
@@ -28,6 +29,26 @@ def test_model_whose_name_begins_another_is_a_model_of_its_own(twins):
     assert [twin.model.name for twin in twins] == [LONGER, LONGER, SHORTER]
     again = ensure_zenml_version(SHORTER, "1", metadata={})
     assert (again.id, again.name) == (twins[2].id, twin_name("1"))
+
+
+@pytest.fixture
+def crowded(project, tmp_path):
+    """A registry of more models than a page holds, one with a mark in its name."""
+    before = _tracking.mlflow.get_tracking_uri()
+    _tracking.mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client, names = MlflowClient(), [*(f"model-{n:03}" for n in range(100)), "owner's"]
+    for name in names:
+        client.create_registered_model(name)
+    client.create_model_version("owner's", "file:///nowhere")
+    yield names
+    _tracking.mlflow.set_tracking_uri(before)
+
+
+def test_every_model_of_a_large_registry_is_known(crowded):
+    """Of a lost budget store the versions of the first hundred models spoke."""
+    assert _tracking.model_names() == sorted(crowded)
+    assert [str(v.version) for v in _tracking.versions("owner's")] == ["1"]
+    assert _tracking.heads_paid() == {}
 
 
 class Killed(BaseException):

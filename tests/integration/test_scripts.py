@@ -137,6 +137,34 @@ def test_evidence_that_this_project_did_not_pay_for_is_refused(
     assert "ScriptBudget" in output
 
 
+@pytest.mark.parametrize(
+    "name", ["", "it's", "a b", "a/b", "-x", "\xfc", "a" * 82, "a\n"]
+)
+def test_name_that_no_registry_takes_creates_nothing(project, scripted, name):
+    """It ended in a crash, or in a model that no configuration could name."""
+    home, _ = scripted
+    code, output = project.run(
+        *("register", home / "model", "--as", name),
+        *("--evidence", home / "evidence.json", "--policy", home / "policy.yaml"),
+    )
+    assert code == 2, output
+    assert "--as" in output
+    assert "Traceback" not in output
+
+
+def test_policy_that_nobody_measured_for_is_refused_first(project, scripted):
+    """It was registered, passed, and then was not promoted."""
+    home, _ = scripted
+    other = POLICY.model_copy(update={"name": "other"})
+    with replacing(home / "policy.yaml") as half:
+        half.write_text(other.model_dump_json())
+    before = len(connect().search_model_versions("name='scripted'"))
+    code, output = register(project, home)
+    assert code == 2, output
+    assert "measured for, tiny-script, version 1" in " ".join(output.split())
+    assert len(connect().search_model_versions("name='scripted'")) == before
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"plan": 1}', "\ud800"])
 def test_evidence_that_cannot_be_read_is_refused(project, tmp_path, text):
     (tmp_path / "model").mkdir()

@@ -318,6 +318,14 @@ def test_pass_that_was_put_back_with_all_its_tags_is_not_the_newest(versions):
     assert _champions.alias(MODEL, "champion") == first.number
 
 
+@pytest.mark.parametrize("spelt", ["0{}", " {}", "{} ", "\u0661"])
+def test_version_that_is_spelt_otherwise_is_none(versions, spelt):
+    """The log noted its verdicts of another version, and the newest was not seen."""
+    first, _ = versions
+    with pytest.raises(ArtifactError, match="must be a registered version"):
+        _deciding.decide_on(MODEL, spelt.format(first.number), policy=STRICT)
+
+
 def test_pass_that_the_log_does_not_hold_is_refused(versions):
     _, second = versions
     envelope = (second.beside / ENVELOPE).read_text()

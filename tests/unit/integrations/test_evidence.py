@@ -370,6 +370,13 @@ def test_arguments_of_other_kinds_are_told_at_once(made, tmp_path):
         decide_on(None, made.folder, policy=None)
 
 
+@pytest.mark.parametrize("name", ["folder", "champion"])
+def test_decision_on_arguments_of_other_kinds_is_refused(made, name):
+    given = {"folder": made.folder, "policy": POLICY} | {name: 5}
+    with pytest.raises(ConfigError, match=f"{name}: must be a"):
+        decide_on(made.dossier, **given)
+
+
 def test_folder_with_files_is_refused(made, folder):
     with pytest.raises(ArtifactError, match="absent or empty"):
         measured(made.script, folder)
@@ -446,3 +453,24 @@ def test_champion_is_measured_on_the_same_rows(made, tmp_path):
         champion=made.dossier,
     )
     assert verdicts(decision)["utility"] is Verdict.PASS
+
+
+def test_champion_that_was_measured_is_the_bar(made, tmp_path):
+    """It was not: the decision said that there is no champion, and passed."""
+    folder = tmp_path / "model"
+    dossier = measured(made.script, folder, champion=made.folder)
+    better = dossier.champion.utility
+    losses = tuple(nll - 1.0 for nll in better.record_nll)
+    better = better.model_copy(
+        update={
+            "record_nll": losses,
+            "nll_per_token": sum(losses) / better.num_tokens,
+        }
+    )
+    champion = dossier.champion.model_copy(update={"utility": better})
+    dossier = dossier.model_copy(update={"champion": champion})
+    strict = POLICY.model_copy(update={"max_nll_increase": 0.01})
+    decision, _ = decide_on(dossier, folder, policy=strict)
+    (found,) = [c for c in decision.criteria if c.name == "utility"]
+    assert found.verdict is Verdict.BLOCK
+    assert "over the champion" in found.reason
