@@ -2,6 +2,7 @@
 
 import json
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -268,12 +269,13 @@ def _as_json(row: _Read, redact: _Redact | None, learnt: Collection[str]) -> str
 
 
 def _in_message(span: Span, text: str) -> dict[str, object]:
-    """Write a span; of a conversation with the number of its message."""
+    """Write a span; of a conversation as a place in a message, and its number."""
     found: dict[str, object] = asdict(span)
     for number, turn in enumerate(turns_of(text)):
         if turn.start <= span.start < turn.start + len(turn.content):
-            places = {"start": span.start - turn.start, "end": span.end - turn.start}
-            found |= {"message": number, **places}
+            _, places = turn.said()
+            start, end = (bisect_left(places, at) for at in (span.start, span.end))
+            found |= {"message": number, "start": start, "end": end}
     return found
 
 

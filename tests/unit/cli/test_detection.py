@@ -205,6 +205,17 @@ def test_redacted_conversations_are_read_again_as_they_were_redacted(
         assert typed.said()[0].count("<mask>") == 2
         assert typed.content.count("<mask>") == redacted.content.count("<mask>") == 1
         assert "ann.lee" not in text
+    shown = run_cli("detect", "--config", config, "--json")
+    assert shown.code == 0, shown.err
+    rows = {row["source"]: row for row in map(json.loads, shown.out.splitlines())}
+    for chat in chats:
+        contents = [message["content"] for message in chat["messages"]]
+        marked = {
+            contents[span["message"]][span["start"] : span["end"]]
+            for span in rows[str(chat["id"])]["spans"]
+            if span["entity_type"] == "EMAIL"
+        }
+        assert marked == {f"ann.lee{chat['id']}@web.de", "ann.lee@web.de"}
 
 
 def test_detect_reads_the_corpus_of_a_configuration(
