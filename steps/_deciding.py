@@ -65,7 +65,7 @@ def decide_on(
     try:
         dossier = parse_dossier(text, version)
         rival = None if champion == version else champion
-        other = read_dossier(model_name, rival) if rival else None
+        other = _read_champion(model_name, rival) if rival else None
         origin, attempts = examine(
             dossier, text, registered, policy=policy, now=now, champion=rival
         )
@@ -224,6 +224,24 @@ def read_dossier(model_name: str, version: str | None) -> Dossier:
     return parse_dossier(
         _tracking.read_evidence(model_name, str(version)), str(version)
     )
+
+
+def _read_champion(model_name: str, version: str) -> Dossier:
+    """Read the dossier that another version is compared with.
+
+    Raises:
+        MalformedEvidenceError: it is not what was written, or there is none any more.
+    """
+    try:
+        return read_dossier(model_name, version)
+    except MalformedEvidenceError:
+        raise
+    except ArtifactError:
+        raise MalformedEvidenceError(
+            f"evidence of version {version}, the champion, must be there to compare "
+            "with, but is gone. Restore it in MLflow's store, or go back to another "
+            "champion."
+        ) from None
 
 
 def parse_dossier(text: str, version: str) -> Dossier:

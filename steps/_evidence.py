@@ -10,15 +10,15 @@
 """
 
 import hashlib
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from zenml import get_step_context
 
 from dptune.accounting.store.attempts import (
     Attempt,
     broken_log,
+    clock_behind,
     last_attempt,
-    last_entry_at,
     losses,
     record_attempt,
 )
@@ -42,8 +42,6 @@ from infra.workspace import read_signing_key
 from steps import _champions, _tracking
 from steps._lost import budget_store, lost_heads
 from steps._noting import cut_trail
-
-_CLOCKS_DIFFER = timedelta(minutes=5)
 
 
 def digest_of(text: str) -> str:
@@ -267,10 +265,7 @@ def _unlike_log(
     )
     if known != digest:
         faults.append("It does not have the digest that the budget store noted last.")
-    newest = last_entry_at(store)
-    if newest is not None and newest > now + _CLOCKS_DIFFER:
-        faults.append("The clock is behind the newest entry of the budget store.")
-    return faults
+    return [*faults, *filter(None, [clock_behind(store, now)])]
 
 
 def _about(version: RegisteredVersion) -> str:

@@ -25,7 +25,12 @@ from typing import Final, Self, cast
 from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from dptune.accounting.store.attempts import Attempt, broken_log, record_attempt
+from dptune.accounting.store.attempts import (
+    Attempt,
+    broken_log,
+    clock_behind,
+    record_attempt,
+)
 from dptune.accounting.store.store import BudgetStore
 from dptune.attacks.canaries import CanarySet, CanarySpec, draw_canaries
 from dptune.attacks.exposure import exposure_report
@@ -245,8 +250,7 @@ def decide_on(
         folder: that `measure` wrote.
         policy: what it must show.
         budget_url: of the store that paid, which counts attempts; None where none did.
-        champion: of the version in production; without it, the one that `measure`
-            was given.
+        champion: of the version in production; by default the one measured beside it.
 
     Returns:
         The decision with every criterion, and the privacy card.
@@ -476,7 +480,8 @@ def _asked_store(
         faults = disowned(dossier, store)
         if store is None or dossier.budget is None:
             return faults, None
-        faults += tuple(filter(None, [broken_log(store)]))
+        told = [broken_log(store), clock_behind(store, datetime.now(tz=UTC))]
+        faults += tuple(filter(None, told))
         data_set, kind = dossier.budget.data_set, Attempt.DECISION
         record_attempt(store, data_set=data_set, kind=kind, subject=subject)
         return faults, attempts_on(store, data_set)

@@ -2,6 +2,8 @@
 
 from typing import Self
 
+from pydantic import Field
+
 from dptune.results.base import Report
 
 
@@ -94,7 +96,7 @@ class BudgetReport(Report):
     num_open: int
     sweeps: dict[str, int]
     lines: tuple[BudgetLine, ...]
-    head_sequence: int
+    head_sequence: int = Field(ge=0, lt=1 << 63)  # as databases count
     head_hash: str
     curves: tuple[LedgerCurve, ...] = ()
     reservation: str = ""

@@ -1,5 +1,6 @@
 """Pipelines and scripts that are not ours, at our gate."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -163,6 +164,18 @@ def test_policy_that_nobody_measured_for_is_refused_first(project, scripted):
     assert code == 2, output
     assert "measured for, tiny-script, version 1" in " ".join(output.split())
     assert len(connect().search_model_versions("name='scripted'")) == before
+
+
+def test_figure_that_no_database_holds_is_no_evidence(project, scripted):
+    """It ended in a crash."""
+    home, dossier = scripted
+    values = json.loads(dossier.model_dump_json())
+    values["budget"]["head_sequence"] = 10**30
+    with replacing(home / "evidence.json") as half:
+        half.write_text(json.dumps(values))
+    code, output = register(project, home)
+    assert code == 2, output
+    assert "budget.head_sequence" in output
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"plan": 1}', "\ud800"])

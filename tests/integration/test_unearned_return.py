@@ -210,6 +210,15 @@ def test_edited_evidence_of_the_champion_lowers_no_bar(versions, without_store):
     assert "champion's evidence is not what was noted" in faults_beside(first, second)
 
 
+def test_champion_whose_evidence_is_gone_makes_its_rivals_invalid(versions):
+    """The command ended without a decision, and sent the reader to an audit."""
+    first, second = versions
+    (first.beside / _tracking.EVIDENCE).unlink()
+    outcome, reasons = second.decide()
+    assert outcome == "INVALID"
+    assert f"version {first.number}, the champion" in reasons["evidence"]
+
+
 def test_gate_examines_the_champion_too(versions, monkeypatch):
     first, second = versions
     asked, believed = [], _deciding.examine

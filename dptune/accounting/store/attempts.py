@@ -8,9 +8,9 @@ reading notes under which name the texts of a corpus were charged first.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, select
 
@@ -19,6 +19,8 @@ from dptune.accounting.store.database import connecting, reading, writing
 from dptune.accounting.store.entries import read_content
 from dptune.accounting.store.log import Head
 from dptune.accounting.store.store import BudgetStore
+
+_CLOCKS_DIFFER: Final = timedelta(minutes=5)
 
 
 class Attempt(StrEnum):
@@ -163,6 +165,17 @@ def last_entry_at(store: BudgetStore) -> datetime | None:
     with connecting(store.engine) as connection, reading(connection):
         found = connection.execute(query).scalar_one_or_none()
     return None if found is None else datetime.fromisoformat(read_content(found)["at"])
+
+
+def clock_behind(store: BudgetStore, now: datetime) -> str:
+    """Say that a clock is behind the newest entry, or nothing.
+
+    Old evidence would be young by it.
+    """
+    newest = last_entry_at(store)
+    if newest is None or newest <= now + _CLOCKS_DIFFER:
+        return ""
+    return "The clock is behind the newest entry of the budget store."
 
 
 def _subjects(

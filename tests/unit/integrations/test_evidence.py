@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import timedelta
 from types import SimpleNamespace
 from unittest import mock
 
@@ -10,6 +11,7 @@ from datasets import concatenate_datasets
 from peft import LoraConfig, get_peft_model
 
 import dptune
+from dptune.accounting.store import attempts
 from dptune.accounting.store.attempts import Attempt, count_attempts
 from dptune.accounting.store.store import BudgetStore
 from dptune.dpsgd.dataset import UnitDataset
@@ -368,6 +370,19 @@ def test_arguments_of_other_kinds_are_told_at_once(made, tmp_path):
     assert len(caught.value.problems) == 3
     with pytest.raises(ConfigError, match=r"dossier.*\n?.*policy"):
         decide_on(None, made.folder, policy=None)
+
+
+def test_clock_that_was_set_back_makes_no_old_evidence_young(made, monkeypatch):
+    """Registered versions were refused; models of scripts passed for ever."""
+    long_ago = SimpleNamespace(
+        now=lambda tz: made.dossier.measured_at + timedelta(minutes=1)
+    )
+    monkeypatch.setattr(evidence, "datetime", long_ago)
+    later = made.dossier.measured_at + timedelta(days=300)
+    with mock.patch.object(attempts, "last_entry_at", return_value=later):
+        decision, _ = decide(made, made.folder)
+    assert verdicts(decision)["evidence_age"] is Verdict.PASS
+    assert verdicts(decision)["evidence_origin"] is Verdict.INVALID
 
 
 @pytest.mark.parametrize("name", ["folder", "champion"])
