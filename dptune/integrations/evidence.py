@@ -169,7 +169,7 @@ def measure(
         ArtifactError: the folder has files already.
     """
     run, tokenizer = measurable(
-        trainer, base_model=base_model, policy=policy, canaries=canaries
+        trainer, base_model, policy=policy, canaries=canaries, champion=champion
     )
     attacks, folder = attacks or AttackSettings(), Path(folder)
     drawn = canaries or draw_canaries(CanarySpec(num_planted=0, num_held_out=0))

@@ -1,6 +1,7 @@
 """Which trainings of a script can be measured, on what, and beside what."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -15,10 +16,11 @@ from dptune.models.merging import base_digest
 
 def measurable(
     trainer: PrivateTraining,
-    *,
     base_model: PreTrainedModel,
+    *,
     policy: GatePolicy,
     canaries: CanarySet | None,
+    champion: Path | None,
 ) -> tuple[ScriptRun, PreTrainedTokenizerFast]:
     """Return the run and the tokenizer of a training that can be measured.
 
@@ -28,6 +30,7 @@ def measurable(
             would lower the bar of utility, and the trained one would be beside itself.
         policy: that it is measured for.
         canaries: that were drawn for it.
+        champion: folder of the version in production, which is read last of all.
 
     Raises:
         ConfigError: it cannot be measured; all at once.
@@ -40,9 +43,13 @@ def measurable(
                 "base_model": (base_model, PreTrainedModel),
                 "policy": (policy, GatePolicy),
                 "canaries": (canaries, CanarySet | None),
+                "champion": (champion, Path | None),
             }
         )
     )
+    if isinstance(champion, Path) and not champion.is_dir():
+        message = f"must be the folder of a model, got {champion.name}."
+        problems.append(Problem(path="champion", message=message))
     if isinstance(trainer, PrivateTraining) and not trainer.ranks.is_alone:
         message = (
             "must be measured in one process: start the script again without a "

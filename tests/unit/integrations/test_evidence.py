@@ -3,6 +3,7 @@
 import json
 import shutil
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -468,6 +469,14 @@ def test_champion_is_measured_on_the_same_rows(made, tmp_path):
         champion=made.dossier,
     )
     assert verdicts(decision)["utility"] is Verdict.PASS
+
+
+@pytest.mark.parametrize("champion", ["model", Path("nowhere")])
+def test_champion_that_is_no_folder_is_told_before_attacks(made, tmp_path, champion):
+    """It was told after all of them, and the folder could not be used again."""
+    with pytest.raises(ConfigError, match="champion: must be"):
+        measured(made.script, tmp_path / "model", champion=champion)
+    assert not (tmp_path / "model").exists()
 
 
 def test_champion_that_was_measured_is_the_bar(made, tmp_path):
