@@ -2,8 +2,9 @@
 
 import os
 import shlex
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from dptune.workflow.preflight import BudgetPlace, Checked
 
 CONFIGS = configs_folder()
+_TRIES = 6
+_SECONDS_BETWEEN_TRIES = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,19 +182,30 @@ def holding(
     file = current_workspace().runs / f"{run_key(config, fingerprint)[:24]}.lock"
     file.parent.mkdir(exist_ok=True)
     with ExitStack() as held:
-        try:
-            held.enter_context(locked(file, wait=False))
-        except BlockingIOError:
-            raise PrivacyError(
-                "equal runs must follow one another, but another process is at this "
-                "one. Wait for its end, or set `repetition`."
-            ) from None
+        _lock(held, file)
         account.begin(config, fingerprint, url=url)
         try:
             yield
         except Exception:
             release_budget(url, config, fingerprint)
             raise
+
+
+def _lock(held: ExitStack, file: Path) -> None:
+    """Lock a run: workers of one that was killed hold it, too, and end a moment later.
+
+    Raises:
+        PrivacyError: another process is at the run.
+    """
+    for _ in range(_TRIES):
+        with suppress(BlockingIOError):
+            held.enter_context(locked(file, wait=False))
+            return
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+    raise PrivacyError(
+        "equal runs must follow one another, but another process is at this one. Wait "
+        "for its end, or set `repetition`."
+    )
 
 
 def _failed_elsewhere(error: Exception) -> DptuneError:

@@ -7,6 +7,7 @@ from contextlib import (
     ExitStack,
     contextmanager,
     nullcontext,
+    suppress,
 )
 from typing import Any, Self
 
@@ -159,7 +160,9 @@ def row_problems(
 def _num_tokens(model: nn.Module) -> float:
     """Return how many tokens a model has embeddings for; some do not say."""
     embed: Any = getattr(model, "get_input_embeddings", lambda: None)
-    return float(getattr(embed(), "num_embeddings", math.inf))
+    with suppress(NotImplementedError):  # of characters, such as Canine
+        return float(getattr(embed(), "num_embeddings", math.inf))
+    return math.inf
 
 
 def check_private(

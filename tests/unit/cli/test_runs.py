@@ -1,10 +1,13 @@
 """What a run says to who started it, and what it holds meanwhile."""
 
+from contextlib import ExitStack
+
 import pytest
 
-from cli import account
+from cli import account, runs
 from cli.runs import CONFIGS, _failed_elsewhere, holding, read_config
 from dptune.errors import PrivacyError
+from dptune.files import locked
 from dptune.workflow import budget
 from infra.profiles import read_profile
 
@@ -33,6 +36,7 @@ def test_second_of_equal_runs_is_refused_and_gives_nothing_back(monkeypatch, tmp
     def held(fingerprint):
         return holding(config, fingerprint, local, url="sqlite:///")
 
+    monkeypatch.setattr(runs, "_SECONDS_BETWEEN_TRIES", 0)
     with held("one"):
         with pytest.raises(PrivacyError, match="another process"), held("one"):
             pytest.fail("two are under way")
@@ -42,3 +46,13 @@ def test_second_of_equal_runs_is_refused_and_gives_nothing_back(monkeypatch, tmp
     with held("one"):
         pass
     account.forget()
+
+
+def test_run_waits_a_moment_for_workers_of_one_that_was_killed(monkeypatch, tmp_path):
+    """They hold its lock until they see that it is gone."""
+    file, held = tmp_path / "run.lock", ExitStack()
+    worker = held.enter_context(ExitStack())
+    worker.enter_context(locked(file))
+    monkeypatch.setattr(runs.time, "sleep", lambda _: worker.close())
+    with held:
+        runs._lock(held, file)

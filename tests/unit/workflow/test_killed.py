@@ -11,6 +11,7 @@ from dptune.detection.engine import DetectionEngine, build_engine
 from dptune.detection.labelling import detect_dataset
 from dptune.detection.own_rules import OwnRulesFilter
 from dptune.detection.recognizer import Tier, fingerprint_of
+from dptune.files import locked
 from dptune.redaction.operators import Operator, RedactionSettings
 from dptune.results import ValidationReport
 from dptune.text import Span
@@ -56,7 +57,7 @@ def killed(call, *, at, folder=None):
     """Call in a process that is killed when so many rows are done.
 
     With several processes a later part may be done before the first: given a folder,
-    one must lie there.
+    one must lie there. Its workers, who hold its lock too, end a moment later.
     """
 
     def on_progress(done):
@@ -67,6 +68,9 @@ def killed(call, *, at, folder=None):
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
+    if folder is not None:
+        with locked(folder / parts.LOCK):
+            pass
 
 
 @pytest.mark.parametrize("num_proc", [1, 2])
