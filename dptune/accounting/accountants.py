@@ -424,7 +424,7 @@ def _rdp_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) ->
         )
     total = np.zeros(len(_RDP_ORDERS))
     for mechanism, count in _used_mechanisms(event):
-        total += count * _renyi_divergences(event_to_json(mechanism))
+        total += count * renyi_divergences(event_to_json(mechanism), _RDP_ORDERS)
     if not total.any():
         return 0.0
     bound, _ = rdp.compute_epsilon(np.array(_RDP_ORDERS), total, delta)
@@ -432,11 +432,13 @@ def _rdp_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) ->
 
 
 @functools.lru_cache(maxsize=2048)
-def _renyi_divergences(event_json: str) -> NDArray[np.float64]:
-    """Renyi divergence of one use of a mechanism at every order."""
-    accountant = rdp.RdpAccountant(orders=_RDP_ORDERS)
+def renyi_divergences(
+    event_json: str, orders: tuple[float, ...]
+) -> NDArray[np.float64]:
+    """Return the Renyi divergence of one use of a mechanism at every order."""
+    accountant = rdp.RdpAccountant(orders=list(orders))
     try:
-        with no_warnings_of_skipped_orders():
+        with _no_warnings_of_skipped_orders():
             accountant.compose(event_from_json(event_json))
     except dp_accounting.UnsupportedEventError:
         raise UnsupportedEventError(
@@ -447,7 +449,7 @@ def _renyi_divergences(event_json: str) -> NDArray[np.float64]:
 
 
 @contextmanager
-def no_warnings_of_skipped_orders() -> Iterator[None]:
+def _no_warnings_of_skipped_orders() -> Iterator[None]:
     """Drop a log line per order that RDP leaves out, which only loosens its bound."""
 
     def keep(record: logging.LogRecord) -> bool:

@@ -6,15 +6,14 @@ ledger's events.
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
-from numpy.typing import NDArray
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dptune.accounting.accountants import no_warnings_of_skipped_orders
+from dptune.accounting.accountants import renyi_divergences
+from dptune.accounting.events import event_to_json
 from dptune.errors import ConfigError
 
 OPACUS_ORDERS: tuple[float, ...] = (
@@ -59,23 +58,11 @@ def renyi_epsilon(
         )
     tried = tuple(orders)
     spent = sum(
-        count * _renyi_divergences(sample_rate, noise_multiplier, tried)
+        count * renyi_divergences(_step(sample_rate, noise_multiplier), tried)
         for noise_multiplier, count in steps
     )
     bounds = spent + math.log(1 / delta) / (np.asarray(tried) - 1)
     return float(np.nanmin(bounds))
-
-
-@lru_cache(maxsize=256)  # a plan is asked for its figure more than once
-def _renyi_divergences(
-    sample_rate: float, noise_multiplier: float, orders: tuple[float, ...]
-) -> NDArray[np.float64]:
-    """Return the Renyi divergence of one step at every order."""
-    accountant = rdp.RdpAccountant(orders=list(orders))
-    with no_warnings_of_skipped_orders():
-        gaussian = GaussianDpEvent(noise_multiplier)
-        accountant.compose(PoissonSampledDpEvent(sample_rate, gaussian))
-    return np.asarray(accountant.rdp)
 
 
 def gdp_epsilon(steps: Steps, *, sample_rate: float, delta: float) -> float:
@@ -125,3 +112,9 @@ def gdp_to_epsilon(mu: float, *, delta: float) -> float:
     if not math.isfinite(largest) or largest > 1e6:
         return math.inf
     return float(brentq(excess, 0.0, largest, xtol=1e-9))
+
+
+def _step(sample_rate: float, noise_multiplier: float) -> str:
+    """Describe one step, as JSON."""
+    gaussian = GaussianDpEvent(noise_multiplier)
+    return event_to_json(PoissonSampledDpEvent(sample_rate, gaussian))

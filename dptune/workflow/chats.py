@@ -124,7 +124,7 @@ def check_chats(
     from datasets import Dataset  # noqa: PLC0415 - see above
 
     from dptune.models.chat import ChatFormat  # noqa: PLC0415
-    from dptune.models.encode import check_conversations  # noqa: PLC0415
+    from dptune.models.chat_checks import check_conversations  # noqa: PLC0415
     from dptune.models.loading import folder_of, load_tokenizer  # noqa: PLC0415
 
     tokenizer = load_tokenizer(folder_of(source, data_root=data_root))

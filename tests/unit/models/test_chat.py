@@ -17,8 +17,8 @@ from dptune.conversation import ScoredTokens, Turn, join_turns, scored, turns_of
 from dptune.errors import ModelError
 from dptune.models import chat
 from dptune.models.chat import ChatFormat
+from dptune.models.chat_checks import check_conversations
 from dptune.models.encode import (
-    check_conversations,
     count_cut,
     encode_corpus,
     record_tokens,
