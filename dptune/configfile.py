@@ -355,6 +355,7 @@ def validate(
 
 
 _SUBJECT = re.compile(r"^\w+ should ")
+_MAY_BE_SECRET = re.compile(r"(^|\.)secrets?\.|://[^/\s]*@")
 _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
 
 
@@ -403,10 +404,16 @@ def _problem(
     message = _SUBJECT.sub("", error["msg"].removeprefix("Value error, "))
     if kind != "value_error":
         message = f"must {message}"
-        value = error.get("input")
-        if isinstance(value, str | int | float | bool) or value is None:
-            message += f", got {value!r}"
+        message += _got(path, error.get("input"))
     return Problem(path=path, message=f"{message.rstrip('.')}.")
+
+
+def _got(path: str, value: object) -> str:
+    """Quote a plain value, but none that stands where a secret is referred to."""
+    if _MAY_BE_SECRET.search(f"{path}. {value}"):
+        return ", got something that may be a secret and is not shown"
+    is_plain = isinstance(value, str | int | float | bool | None)
+    return f", got {value!r}" if is_plain else ""
 
 
 def _keys(location: Sequence[str | int], values: Mapping[str, Any]) -> list[str]:

@@ -35,7 +35,8 @@ def run_options(profile: Profile, step_names: Sequence[str]) -> dict[str, Any]:
         step_names: of the pipeline's steps, as they are called in the run.
 
     Raises:
-        ConfigError: the profile asks Kubeflow for what it cannot be told.
+        ConfigError: the profile asks Kubeflow for what it cannot be told, or leaves
+            all training without the accelerators that it names.
     """
     stack, pods = profile.production_stack(), profile.pods
     if stack is None or pods is None:
@@ -46,6 +47,7 @@ def run_options(profile: Profile, step_names: Sequence[str]) -> dict[str, Any]:
     else:
         _refuse_unsayable(profile, pods)
         key, settings, deadline = _KUBEFLOW, _kubeflow, "timeout"
+    _refuse_idle_accelerators(profile, pods, step_names)
     accelerated, plain = (
         {"settings": {key: settings(profile, stack, pod)}}
         for pod in (pods.accelerated, pods.steps)
@@ -65,6 +67,21 @@ def run_options(profile: Profile, step_names: Sequence[str]) -> dict[str, Any]:
         "retry": {"max_retries": profile.retries, "delay": 0, "backoff": 0},
         "steps": options,
     }
+
+
+def _refuse_idle_accelerators(
+    profile: Profile, pods: Pods, step_names: Sequence[str]
+) -> None:
+    """Refuse a misspelt `steps`: stages would train for days on processors."""
+    heavy = pods.accelerated
+    training = [name for name in step_names if name.startswith("train_")]
+    if profile.nodes > 1 or not heavy.gpus or not training:
+        return
+    if not any(map(heavy.wants, training)):
+        raise ConfigError(
+            "pods.accelerated.steps must name a step that trains, of "
+            f"{', '.join(training)}, got {', '.join(heavy.steps)}. Say train_* for all."
+        )
 
 
 def _launching(profile: Profile, stack: ProductionStack, pods: Pods) -> dict[str, Any]:
@@ -248,7 +265,7 @@ def _pod(
     return {
         "resources": {"requests": amount | gpus, "limits": amount | gpus},
         "node_selectors": pod.node_selectors,
-        "tolerations": list(pod.tolerations),
+        "tolerations": [t.model_dump(exclude_none=True) for t in pod.tolerations],
         "image_pull_secrets": list(stack.kubernetes.image_pull_secrets),
         "labels": {**_LABELS, **labels},
         "env": [

@@ -5,33 +5,52 @@ performance settings that `PerformanceSettings` already declares harmless.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dptune.config import TrainConfig
+from dptune.config import PerformanceSettings, TrainConfig
 from dptune.configfile import named_or_given_file, read_yaml, validate
 from dptune.errors import ConfigError
 from infra.stacks.settings import ProductionStack, read_stack
 from infra.workspace import configs_folder
 
 PROFILES = configs_folder() / "profiles"
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti)?$"
-_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_POSITIVE = r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)"
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_WORD = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
 BUDGET_URL = "DPTUNE_BUDGET_URL"
 _SECRETIVE = (
     *("KEY", "TOKEN", "PASSWORD", "SECRET", "CREDENTIAL"),
-    *("BUDGET_URL", "ALERT_URL"),
+    *("BUDGET_URL", "ALERT_URL", "PWD"),
 )
-Quantity = Annotated[str, Field(pattern=_QUANTITY)]
-ObjectName = Annotated[str, Field(pattern=_NAME, max_length=253)]
+_SECRET_VALUE = re.compile(r"://[^/\s@]+@|\b(Bearer|Basic)\b")
+_SHARED_MEMORY = "dshm", "/dev/shm"  # noqa: S108 - in a pod
+Processors = Annotated[str, Field(pattern=rf"{_POSITIVE}m?$")]
+Bytes = Annotated[str, Field(pattern=rf"{_POSITIVE}(Ki|Mi|Gi|Ti|k|M|G|T)$")]
+Label = Annotated[str, Field(pattern=rf"^{_LABEL}$", max_length=63)]
+ObjectName = Annotated[str, Field(pattern=rf"^{_LABEL}(\.{_LABEL})*$", max_length=253)]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+LabelKey = Annotated[str, Field(pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_WORD}$")]
+LabelValue = Annotated[str, Field(pattern=rf"^({_WORD})?$", max_length=63)]
 
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Toleration(_Settings):
+    """A taint of nodes that pods put up with, as Kubernetes writes it."""
+
+    key: LabelKey | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: LabelValue | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    tolerationSeconds: int | None = None  # noqa: N815 - Kubernetes' name
 
 
 class SecretKey(_Settings):
@@ -59,16 +78,18 @@ class Volume(_Settings):
         read_only: whether pods may not write.
     """
 
-    name: ObjectName
-    path: str = Field(pattern=r"^/")
+    name: Label
+    path: str = Field(pattern=r"^/[^:]*$")
     claim: ObjectName | None = None
-    size: Quantity | None = None
+    size: Bytes | None = None
     read_only: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.claim is None) == (self.size is None):
             raise ValueError("exactly one of claim and size must be given")
+        if ".." in PurePosixPath(self.path).parts:
+            raise ValueError("path must be without `..`")
         return self
 
 
@@ -80,11 +101,11 @@ class PodSettings(_Settings):
         timeout_minutes: after which the step is ended, retries included.
     """
 
-    cpu: Quantity
-    memory: Quantity
+    cpu: Processors
+    memory: Bytes
     timeout_minutes: int = Field(ge=1, le=60 * 24 * 14)
-    node_selectors: dict[str, str] = Field(default_factory=dict)
-    tolerations: tuple[dict[str, str | int], ...] = ()
+    node_selectors: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
     priority_class: ObjectName | None = None
 
 
@@ -100,7 +121,7 @@ class NodeSettings(_Settings):
     """
 
     kind: Literal["auto", "TrainJob", "Job"] = "auto"
-    queue: ObjectName | None = None
+    queue: Label | None = None
     scheduler: ObjectName | None = None
     start_within_minutes: int = Field(default=60, ge=1, le=60 * 24 * 14)
 
@@ -118,8 +139,10 @@ class AcceleratedPods(PodSettings):
 
     steps: tuple[str, ...] = ("train_*", "attack")
     gpus: int = Field(default=1, ge=0, le=64)
-    gpu_resource: str = "nvidia.com/gpu"
-    shared_memory: Quantity | None = None
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu", pattern=rf"^{_LABEL}(\.{_LABEL})*/{_WORD}$"
+    )
+    shared_memory: Bytes | None = None
     nodes: NodeSettings = NodeSettings()
 
     def wants(self, step: str) -> bool:
@@ -148,55 +171,78 @@ class Profile(_Settings):
         pods: sizes and places; needed where there is a stack.
     """
 
-    name: str = Field(pattern=_NAME)
+    name: ObjectName
     stack: str | None = None
     retries: int = Field(default=0, ge=0, le=10)
-    performance: dict[str, Any] = Field(default_factory=dict)
-    environment: dict[str, str] = Field(default_factory=dict)
-    secrets: dict[str, SecretKey] = Field(default_factory=dict)
+    performance: PerformanceSettings = PerformanceSettings()
+    environment: dict[Variable, str] = Field(default_factory=dict)
+    secrets: dict[Variable, SecretKey] = Field(default_factory=dict)
     volumes: tuple[Volume, ...] = ()
     pods: Pods | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.stack is None) != (self.pods is None):
-            raise ValueError("stack and pods must be given together, or neither")
-        looks_secret = [
-            name
-            for name in self.environment
-            if any(word in name.upper() for word in _SECRETIVE)
-        ]
-        if looks_secret:
-            raise ValueError(
-                f"{', '.join(looks_secret)} must be under secrets, by reference"
-            )
-        if self.nodes > 1 and (missing := list(self._missing_for_nodes())):
-            raise ValueError("; ".join(missing))
+        if wrong := [*self._written_down(), *self._twice(), *self._missing()]:
+            raise ValueError("; ".join(wrong))
         return self
 
     @property
     def nodes(self) -> int:
-        """Nodes that train a stage together; what is no number is refused later."""
-        found = self.performance.get("nodes", 1)
-        return found if isinstance(found, int) else 1
+        """Nodes that train a stage together."""
+        return self.performance.nodes
 
-    def _missing_for_nodes(self) -> Iterator[str]:
-        """Say what several nodes need and this profile does not give them."""
+    def _written_down(self) -> Iterator[str]:
+        """Name variables whose value is a secret, by their name or their value."""
+        looks_secret = [
+            name
+            for name, value in self.environment.items()
+            if any(word in name.upper() for word in _SECRETIVE)
+            or _SECRET_VALUE.search(value)
+        ]
+        if looks_secret:
+            yield f"{', '.join(looks_secret)} must be under secrets, by reference"
+
+    def _twice(self) -> Iterator[str]:
+        """Name what a pod can be given once only."""
+        for name in sorted(self.environment.keys() & self.secrets.keys()):
+            yield f"{name} must be under environment or under secrets, not both"
+        names = [volume.name for volume in self.volumes]
+        paths = [str(PurePosixPath(volume.path)) for volume in self.volumes]
+        for kind, found, ours in zip(
+            ("names", "paths"), (names, paths), _SHARED_MEMORY, strict=True
+        ):
+            if twice := sorted({f for f in found if found.count(f) > 1 or f == ours}):
+                yield (
+                    f"{kind} of volumes must differ from each other and from {ours}, "
+                    f"which is shared_memory, got {', '.join(twice)}"
+                )
+
+    def _missing(self) -> Iterator[str]:
+        """Say what pods need and this profile does not give them.
+
+        A pod keeps nothing: its budget would be an empty one, and its checkpoints gone.
+        """
+        if (self.stack is None) != (self.pods is None):
+            yield "stack and pods must be given together, or neither"
         if self.pods is None:
-            yield "performance.nodes must be 1 where there is no stack to start pods"
+            if self.nodes > 1:
+                yield (
+                    "performance.nodes must be 1 where there is no stack to start pods"
+                )
+            return
         home = PurePosixPath(self.environment.get("DPTUNE_HOME", ""))
-        if not any(
+        if ".." in home.parts or not any(
             home.is_relative_to(volume.path) and volume.claim and not volume.read_only
             for volume in self.volumes
         ):
             yield (
-                "performance.nodes needs a claim among volumes that all pods write "
-                "(ReadWriteMany), with DPTUNE_HOME of environment on it"
+                "volumes must have a claim that all pods write (ReadWriteMany), with "
+                "DPTUNE_HOME of environment on it: checkpoints and journals are there"
             )
-        if BUDGET_URL not in self.secrets:
+        if BUDGET_URL not in self.secrets or self.secrets[BUDGET_URL].optional:
             yield (
-                f"performance.nodes needs {BUDGET_URL} among secrets: the first node "
-                "pays"
+                f"secrets must have {BUDGET_URL}, which is not optional: every pod "
+                "pays from the same budget"
             )
 
     def production_stack(self) -> ProductionStack | None:
@@ -208,7 +254,7 @@ class Profile(_Settings):
 
         Raises:
             ConfigError: the two together cannot be used, or the configuration speaks of
-                nodes, which are the profile's.
+                nodes, which are the profile's; or a pod has too few accelerators.
         """
         if config.performance.nodes not in (1, self.nodes):
             raise ConfigError(
@@ -216,18 +262,29 @@ class Profile(_Settings):
                 f"{config.performance.nodes} from the configuration and {self.nodes} "
                 f"from {self.name}. Leave it out of the configuration."
             )
-        if not self.performance:
-            return config
-        values = config.model_dump(mode="json")
-        values["performance"] |= self.performance
-        applied = validate(TrainConfig, values)
-        if self.nodes > 1 and applied.performance.device != "auto":
+        own = self.performance.model_dump(mode="json", exclude_unset=True)
+        if own:
+            values = config.model_dump(mode="json")
+            values["performance"] |= own
+            config = validate(TrainConfig, values)
+        self._refuse_unfit(config.performance)
+        return config
+
+    def _refuse_unfit(self, chosen: PerformanceSettings) -> None:
+        """Refuse what would fail in the pod, after other steps have done their work."""
+        gpus = self.pods.accelerated.gpus if self.pods else 0
+        count = chosen.num_processes
+        if chosen.device != "cpu" and isinstance(count, int) and 0 < gpus < count:
+            raise ConfigError(
+                f"performance.num_processes must be at most {gpus}, the "
+                f"pods.accelerated.gpus of {self.name}, got {count}. Say auto."
+            )
+        if self.nodes > 1 and chosen.device != "auto":
             raise ConfigError(
                 f"performance.device must be auto where several nodes train, got "
-                f"{applied.performance.device}: the pod that starts them has no "
-                "accelerator. Leave it out; pods.accelerated.gpus decides."
+                f"{chosen.device}: the pod that starts them has no accelerator. Leave "
+                "it out; pods.accelerated.gpus decides."
             )
-        return applied
 
 
 def read_profile(name: str) -> Profile:

@@ -51,11 +51,9 @@ def _place(task: PipelineTask, step: StepPod) -> None:
     for label, value in step.pod.node_selectors.items():
         kubernetes.add_node_selector(task, label, value)
     for toleration in step.pod.tolerations:
-        given = {key: str(value) for key, value in toleration.items()}
+        given = toleration.model_dump(exclude_none=True)
         seconds = given.pop("tolerationSeconds", None)
-        kubernetes.add_toleration(
-            task, toleration_seconds=None if seconds is None else int(seconds), **given
-        )
+        kubernetes.add_toleration(task, toleration_seconds=seconds, **given)
     if step.image_pull_secrets:
         kubernetes.set_image_pull_secrets(task, list(step.image_pull_secrets))
 

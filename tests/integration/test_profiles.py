@@ -167,11 +167,86 @@ def write(tmp_path, **changes):
         ({"retries": 100}, "retries"),
         ({"volumes": [{"name": "a", "path": "/a"}]}, "claim and size"),
         ({"gpu": 1}, "gpu"),
+        ({"environment": {"HTTPS_PROXY": "http://me:pw@proxy:3128"}}, "by reference"),
+        ({"environment": {"DPTUNE_SIGNING_KEY": "x"}}, "not both"),
+        ({"environment": {"A B": "x"}}, r"environment\.A B"),
+        ({"performance": {"nodez": 2}}, "Did you mean 'nodes'"),
+        ({"name": "a..b"}, "name: must"),
     ],
 )
 def test_broken_profile_is_refused(tmp_path, changes, words):
     with pytest.raises(ConfigError, match=words):
         read_profile(write(tmp_path, **changes))
+
+
+def changed(tmp_path, *keys, value):
+    """Write the profile with one value of it in another way."""
+    values = yaml.safe_load((PROFILES / "kubernetes.yaml").read_text())
+    inner = values
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    return write(tmp_path, **values)
+
+
+HEAVY = ("pods", "accelerated")
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "words"),
+    [
+        (("volumes", 3, "name"), "my.scratch", "volumes.3.name"),
+        (("volumes", 3, "name"), "home", "got home"),
+        (("volumes", 3, "name"), "dshm", "got dshm"),
+        (("volumes", 3, "path"), "/data/", "got /data"),
+        (("volumes", 3, "path"), SHARED_MEMORY, f"got {SHARED_MEMORY}"),
+        (("volumes", 3, "path"), "/scratch/../etc", "without"),
+        (("pods", "steps", "cpu"), "0", "pods.steps.cpu"),
+        (("pods", "steps", "cpu"), "8Gi", "pods.steps.cpu"),
+        (("pods", "steps", "memory"), "8", "pods.steps.memory"),
+        (("pods", "steps", "memory"), "8m", "pods.steps.memory"),
+        ((*HEAVY, "tolerations"), [{"operater": "Exists"}], "Did you mean 'operator'"),
+        ((*HEAVY, "tolerations"), [{"effect": "noschedule"}], "NoSchedule"),
+        ((*HEAVY, "node_selectors"), {"pool": "a b"}, "node_selectors"),
+        ((*HEAVY, "gpu_resource"), "gpu", "gpu_resource"),
+        ((*HEAVY, "nodes"), {"queue": "a" * 64}, "queue"),
+    ],
+)
+def test_pod_that_kubernetes_would_refuse_is_refused_here(tmp_path, keys, value, words):
+    with pytest.raises(ConfigError, match=words):
+        read_profile(changed(tmp_path, *keys, value=value))
+
+
+def test_value_in_place_of_a_reference_is_refused_and_not_shown(tmp_path):
+    """A log of CI would keep it."""
+    for given in ("hunter2", {"name": "a", "key": "postgresql://me:hunter2@db/x"}):
+        with pytest.raises(ConfigError, match=r"secrets\.DPTUNE_BUDGET_KEY") as caught:
+            read_profile(write(tmp_path, secrets={"DPTUNE_BUDGET_KEY": given}))
+        assert "hunter2" not in str(caught.value)
+    stack = yaml.safe_load((STACKS / "production.yaml").read_text())
+    stack["mlflow"]["tracking_uri"] = "http://me:hunter2@mlflow:5000"
+    (tmp_path / "stack.yaml").write_text(yaml.safe_dump(stack))
+    with pytest.raises(ConfigError, match=r"mlflow\.tracking_uri") as caught:
+        read_stack(str(tmp_path / "stack.yaml"))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_steps_that_name_no_training_do_not_leave_accelerators_idle(tmp_path):
+    profile = read_profile(changed(tmp_path, *HEAVY, "steps", value=["trian_*"]))
+    with pytest.raises(ConfigError, match="of train_a, got trian_"):
+        run_options(profile, ["ingest", "train_a"])
+    run_options(profile, ["ingest"])
+
+
+def test_more_processes_than_accelerators_are_refused_before_a_pod_starts(tmp_path):
+    config = load_train_config(
+        REPOSITORY / "configs/train/quickstart.yaml", configs=REPOSITORY / "configs"
+    )
+    profile = read_profile(write(tmp_path, performance={"num_processes": 4}))
+    with pytest.raises(ConfigError, match=r"at most 1, .*gpus of kubernetes, got 4"):
+        profile.applied_to(config)
+    profile = read_profile(write(tmp_path, performance={"nodes": "2"}))
+    assert profile.nodes == profile.applied_to(config).performance.nodes == 2
 
 
 def test_unknown_profile_names_the_known_ones():
@@ -187,9 +262,8 @@ def test_profile_can_only_change_performance(tmp_path):
     assert applied.performance.num_processes == "auto"
     unchanged = {"performance": config.performance}
     assert applied.model_copy(update=unchanged) == config
-    twin = read_profile(write(tmp_path, performance={"target_epsilon": 100.0}))
     with pytest.raises(ConfigError, match="target_epsilon"):
-        twin.applied_to(config)
+        read_profile(write(tmp_path, performance={"target_epsilon": 100.0}))
 
 
 # Several nodes.
@@ -242,18 +316,28 @@ def test_zenml_takes_the_extra_of_a_step(tmp_path):
 
 NEEDS = {
     "volumes": ([{"name": "home", "size": "1Gi", "path": "/var/lib/dptune"}], "claim"),
-    "secrets": ({}, "DPTUNE_BUDGET_URL among secrets"),
+    "secrets": ({}, "must have DPTUNE_BUDGET_URL"),
     "environment": ({}, "DPTUNE_HOME of environment"),
 }
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("field", NEEDS)
-def test_profile_that_lacks_what_nodes_need_is_refused(tmp_path, field):
+def test_profile_whose_pods_would_forget_what_they_spent_is_refused(
+    tmp_path, field, nodes
+):
     value, words = NEEDS[field]
-    changes = {field: value, "performance": {"nodes": 2}}
     with pytest.raises(ConfigError, match=words):
+        read_profile(write(tmp_path, **{field: value, "performance": {"nodes": nodes}}))
+
+
+def test_budget_store_must_not_be_optional_and_all_that_lacks_is_told_at_once(tmp_path):
+    url = {"name": "dptune-budget", "key": "url", "optional": True}
+    changes = {"secrets": {"DPTUNE_BUDGET_URL": url}, "environment": {"HF_TOKEN": "x"}}
+    with pytest.raises(ConfigError) as caught:
         read_profile(write(tmp_path, **changes))
-    read_profile(write(tmp_path, **{field: value}))
+    for words in ("not optional", "HF_TOKEN must be", "DPTUNE_HOME of environment"):
+        assert words in str(caught.value)
 
 
 def test_nodes_on_this_machine_or_on_kubeflow_are_refused(tmp_path):

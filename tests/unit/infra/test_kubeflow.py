@@ -106,7 +106,8 @@ def test_orchestrator_of_the_stack_is_ours_and_its_login_a_reference(tmp_path):
 
 
 def test_check_names_sdk_api_and_key_of_pods(tmp_path):
-    profile = changed(tmp_path, secrets={})
+    secrets = yaml.safe_load((PROFILES / "kubernetes.yaml").read_text())["secrets"]
+    profile = changed(tmp_path, secrets=secrets)
     found = checks._check_kubeflow(read_stack("kubeflow"), profile)
     lines = {line.name: line for line in found}
     assert list(lines) == ["Kubeflow's SDK", "Kubeflow Pipelines", "key of pods"]
