@@ -29,6 +29,8 @@ _SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 1.0
 _GONE_SECONDS: Final = 300.0
 """How long objects, and the pods that they started, may take to go."""
+_ONE_AT_A_TIME: Final = "a stage must be trained by one run at a time"
+_WAIT: Final = "Wait for its end, or set `repetition`."
 _ResultT = TypeVar("_ResultT")
 
 
@@ -100,11 +102,10 @@ class Owned:
 
         Raises:
             ConfigError: the cluster refuses one.
-            PrivacyError: a pod that is still there made them.
+            PrivacyError: a pod that is still there made them, or makes them now.
         """
         self._objects = objects
-        self._refuse_another_pod()
-        self._remove()
+        self._remove(leftover=True)
         self._wait_until_gone()
         try:
             for manifest in objects:
@@ -112,7 +113,7 @@ class Owned:
             yield
         finally:
             with suppress(DptuneError):  # else they go with this pod
-                self._remove()
+                self._remove(leftover=False)
 
     def look(self) -> tuple[dict[str, Manifest], list[Manifest]]:
         """Return which conditions hold of the job, by type, and its pods.
@@ -150,32 +151,40 @@ class Owned:
     def _pods(self) -> list[Manifest]:
         return list(self._ask("get", "Pod", label_selector=self.selector)["items"])
 
-    def _refuse_another_pod(self) -> None:
-        """Refuse to take away the nodes of a run that is at work."""
-        job = self._objects[-1]
-        with suppress(_GoneError):
-            found = self._ask("get", job["kind"], name=job["metadata"]["name"])
-            for owner in found["metadata"].get("ownerReferences") or []:
-                if owner["uid"] == self.owner["uid"]:
-                    continue
+    def _refuse_another_pod(self, found: Manifest) -> None:
+        """Refuse to take away what belongs to a run that is at work."""
+        for owner in found["metadata"].get("ownerReferences") or []:
+            if owner["uid"] == self.owner["uid"]:
+                continue
+            with suppress(_GoneError):
                 pod = self._ask("get", "Pod", name=owner["name"])
                 ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
                 if pod["metadata"]["uid"] == owner["uid"] and not ended:
                     raise PrivacyError(
-                        "a stage must be trained by one run at a time, but pod "
-                        f"{owner['name']} trains it as {object_name(job)}. Wait for "
-                        "its end, or set `repetition`."
+                        f"{_ONE_AT_A_TIME}, but pod {owner['name']} trains it as "
+                        f"{object_name(found)}. {_WAIT}"
                     )
 
-    def _remove(self) -> None:
-        """Remove all objects, the job first, and the pods that they started."""
+    def _remove(self, *, leftover: bool) -> None:
+        """Remove objects, the job first, and the pods that they started.
+
+        Each as it was looked at: another run may make its own of that name meanwhile.
+
+        Args:
+            leftover: those of pods that have ended too, not this pod's alone.
+        """
         for manifest in reversed(self._objects):
-            name, how = (
-                manifest["metadata"]["name"],
-                {"propagationPolicy": "Foreground"},
-            )
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
             with suppress(_GoneError):
-                self._ask("delete", manifest["kind"], name=name, body=how)
+                found = self._ask("get", kind, name=name)
+                owners = found["metadata"].get("ownerReferences") or []
+                is_own = any(owner["uid"] == self.owner["uid"] for owner in owners)
+                if not is_own and not leftover:
+                    continue
+                self._refuse_another_pod(found)
+                how = {"preconditions": {"uid": found["metadata"]["uid"]}}
+                how |= {"propagationPolicy": "Foreground"}
+                self._ask("delete", kind, name=name, body=how)
 
     def _wait_until_gone(self) -> None:
         """Wait for what was removed; two jobs of one stage would both draw."""
@@ -191,8 +200,9 @@ class Owned:
     def _left(self) -> Iterator[str]:
         """Name the objects that are still there."""
         for manifest in self._objects:
+            name = manifest["metadata"]["name"]
             with suppress(_GoneError):
-                self._ask("get", manifest["kind"], name=manifest["metadata"]["name"])
+                self._refuse_another_pod(self._ask("get", manifest["kind"], name=name))
                 yield object_name(manifest)
 
     def _follow_log(self, pod: str) -> None:
@@ -222,6 +232,7 @@ def _asked(question: Callable[[], _ResultT]) -> _ResultT:
     Raises:
         ConfigError: it refuses, and would again.
         ArtifactError: it does not answer, or not now.
+        PrivacyError: somebody else has just made what this pod was to make.
     """
     try:
         return question()
@@ -236,8 +247,12 @@ def _asked(question: Callable[[], _ResultT]) -> _ResultT:
                 "what this pod made must stay until it removes it, but is gone. Start "
                 "the run again."
             ) from None
+        if error.status == HTTPStatus.CONFLICT and "AlreadyExists" in str(error.body):
+            raise PrivacyError(
+                f"{_ONE_AT_A_TIME}, but another has just started its nodes. {_WAIT}"
+            ) from None
         if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or (
-            error.status == HTTPStatus.TOO_MANY_REQUESTS
+            error.status in (HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS)
         ):
             raise ArtifactError(f"Kubernetes answers {error.status}.") from None
         raise ConfigError(

@@ -332,6 +332,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.cluster.processes[name].wait()
             return self._answer(200, self.cluster.log(name))
         if self.command == "DELETE":
+            wanted = ((body or {}).get("preconditions") or {}).get("uid")
+            if wanted not in (None, known["metadata"]["uid"]):
+                return self._refuse(409, "Conflict")
             self.cluster.remove(kind, name)
             return self._answer(200, {"kind": "Status", "status": "Success"})
         if self.command in ("PATCH", "PUT"):

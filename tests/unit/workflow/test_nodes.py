@@ -341,9 +341,51 @@ def test_two_starts_that_ignored_each_other_are_caught(
     here = cluster(f"{SLEEPS} if folder.name == 'leftover' else {WORKS}")
     here.put_pod("step-0", phase="Running")
     leftover(here, tmp_path, owner="step-0")
-    monkeypatch.setattr(owned.Owned, "_refuse_another_pod", lambda self: None)
+    monkeypatch.setattr(owned.Owned, "_refuse_another_pod", lambda self, found: None)
     assert train() == [1, 2, 3]
     assert left(here) == []
+
+
+@pytest.mark.parametrize("moment", ["_remove", "_wait_until_gone"])
+def test_nodes_that_another_run_starts_at_the_same_moment_are_left_alone(
+    cluster, train, tmp_path, monkeypatch, moment
+):
+    """Neither the look at what is there, nor the end of the refused run, takes them."""
+    here = cluster(SLEEPS)
+    here.put_pod("step-0", phase="Running")
+    original, started = getattr(owned.Owned, moment), []
+
+    def with_another(self, **how):
+        original(self, **how)
+        if not started:
+            started.append(leftover(here, tmp_path, owner="step-0"))
+
+    monkeypatch.setattr(owned.Owned, moment, with_another)
+    with pytest.raises(PrivacyError, match="one run at a time"):
+        train()
+    assert len(left(here)) == 6
+
+
+def test_object_that_was_made_anew_since_it_was_looked_at_is_left_alone(
+    cluster, train, tmp_path, monkeypatch
+):
+    here = cluster(SLEEPS)
+    for name, phase in (("step-0", "Running"), ("step-9", "Failed")):
+        here.put_pod(name, phase=phase)
+    leftover(here, tmp_path, owner="step-9")
+    original = owned.Owned._refuse_another_pod
+
+    def meanwhile(self, found):
+        original(self, found)
+        for kind in ("jobs", "services"):
+            here.remove(kind, "dptune-stage")
+        here.processes.clear()
+        leftover(here, tmp_path, owner="step-0")
+
+    monkeypatch.setattr(owned.Owned, "_refuse_another_pod", meanwhile)
+    with pytest.raises(ArtifactError, match="answers 409"):
+        train()
+    assert len(left(here)) == 6
 
 
 def test_account_that_may_not_start_nodes_is_told_so(cluster, train):
