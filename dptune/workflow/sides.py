@@ -5,8 +5,10 @@ itself, they make intervals too narrow, and what sees no model tells the sides a
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 from dptune.data import draws
+from dptune.data.collated import lookalike_problems
 from dptune.errors import DataError
 
 Owners = Sequence[str]
@@ -34,7 +36,8 @@ def one_of_each(
         Both sides, in the order of their texts.
 
     Raises:
-        DataError: an owner is on both sides, or nothing is left of one.
+        DataError: an owner is on both sides, or looks like another; or nothing is left
+            of a side.
 
     >>> one_of_each(["a", "b", "a"], ["c", "d", "b"], non_member_owners=["x", "x", "y"])
     (['a'], ['d'])
@@ -44,6 +47,9 @@ def one_of_each(
             f"owners must be on one side alone, got {shared} on both: what was learnt "
             "from a member would tell of a non-member. Take their texts out of one."
         )
+    named = chain(member_owners or (), non_member_owners or ())
+    if problems := lookalike_problems("owners", named):
+        raise DataError(problems)
     both = set(members) & set(non_members)
     kept = tuple(
         _one_of_each(texts, owners or texts, without=both)

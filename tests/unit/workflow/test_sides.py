@@ -45,6 +45,23 @@ def test_owner_of_both_sides_is_refused_without_a_name():
     assert "grace" not in str(caught.value)
 
 
+@pytest.mark.parametrize("twin", ["ann\u00e9 ", "anne\u0301", "ann\u200b\u00e9"])
+@pytest.mark.parametrize("side", ["members", "others"])
+def test_owners_that_look_alike_are_refused_without_a_name(tmp_path, twin, side):
+    """They were attacked as two people, or one was a member and none."""
+    rows = {
+        "members": [{"text": t, "owner": f"m{i}"} for i, t in enumerate(MEMBERS)],
+        "others": [{"text": t, "owner": f"n{i}"} for i, t in enumerate(OTHERS)],
+    }
+    rows["members"][0]["owner"] = "ann\u00e9"
+    rows[side][1]["owner"] = twin
+    with pytest.raises(
+        DataError, match="owners: must name each owner in one"
+    ) as caught:
+        sides_of(foreign(tmp_path, **rows))
+    assert "ann" not in str(caught.value)
+
+
 def attacked(**changes):
     return dptune.membership(
         tiny_model(),
