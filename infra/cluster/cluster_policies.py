@@ -33,6 +33,7 @@ _NEEDED_NETWORKS = (
     "object-store",
 )
 _LAUNCHER, _HOME = "dptune-launcher", "dptune-home"
+_NODE, _WEB = {JOB: "any", "app.kubernetes.io/part-of": "dptune"}, {443, 6443}
 _POSTGRES, _POSTGRES_PORT = "StatefulSet/postgres", 5432
 
 
@@ -191,7 +192,7 @@ def launcher_may_start_nodes(manifests: list[Manifest]) -> Iterator[Wrong]:
         if (group, resource, verb) not in allowed:
             what = f"{resource}.{group}" if group else resource
             yield f"ServiceAccount/{_LAUNCHER}", f"must be allowed to {verb} {what}."
-    if not _ports(manifests, LAUNCHES, LAUNCHES, "egress") & {443, 6443}:
+    if not _ports(manifests, LAUNCHES, None, "egress") & _WEB:
         yield "NetworkPolicy", "must let pods that start nodes reach Kubernetes."
 
 
@@ -206,15 +207,24 @@ def nodes_reach_each_other(manifests: list[Manifest]) -> Iterator[Wrong]:
 
 def nodes_reach_the_budget_store(manifests: list[Manifest]) -> Iterator[Wrong]:
     """The first node charges, on a PostgreSQL outside of the cluster or inside."""
-    node = {JOB: "any", "app.kubernetes.io/part-of": "dptune"}
-    inside = [p.labels for p in find_pods(manifests) if p.owner == _POSTGRES]
-    for labels in inside or [{}]:
-        ways = {"egress": _ports(manifests, node, labels, "egress")}
-        if inside:
-            ways["ingress"] = _ports(manifests, labels, node, "ingress")
+    pods = find_pods(manifests)
+    inside: list[Mapping[str, str] | None] = [
+        pod.labels for pod in pods if pod.owner == _POSTGRES
+    ]
+    for labels in inside or [None]:
+        ways = {"egress": _ports(manifests, _NODE, labels, "egress")}
+        if labels is not None:
+            ways["ingress"] = _ports(manifests, labels, _NODE, "ingress")
         for direction, ports in ways.items():
             if _POSTGRES_PORT not in ports:
                 yield "NetworkPolicy", f"must allow {direction} of nodes to PostgreSQL."
+
+
+def nodes_reach_nobody_else(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """What nodes exchange is in the clear, and they hold weights: none goes out."""
+    if ports := _ports(manifests, _NODE, None, "egress") & _WEB:
+        numbers = ", ".join(map(str, sorted(ports)))
+        yield "NetworkPolicy", f"must not let nodes out of the cluster, port {numbers}."
 
 
 def home_is_shared(manifests: list[Manifest]) -> Iterator[Wrong]:
@@ -261,9 +271,11 @@ def nothing_is_left_to_fill_in(manifests: list[Manifest]) -> Iterator[Wrong]:
             {m[0] for m in _PLACEHOLDER.finditer(json.dumps(manifest))}
         ):
             yield object_name(manifest), f"{found} must be replaced by a real value."
+    needed = {*_NEEDED_NETWORKS}
+    if _POSTGRES not in map(object_name, manifests):
+        needed.add("databases")  # the budget store's is outside
     for policy in find_objects(manifests, "NetworkPolicy"):
-        needed = policy["metadata"]["name"] in _NEEDED_NETWORKS
-        if needed and _NOWHERE in json.dumps(policy):
+        if policy["metadata"]["name"] in needed and _NOWHERE in json.dumps(policy):
             yield object_name(policy), f"{_NOWHERE} must be replaced: it is no network."
 
 
@@ -279,6 +291,7 @@ CLUSTER_POLICIES: tuple[Callable[[list[Manifest]], Iterator[Wrong]], ...] = (
     launcher_may_start_nodes,
     nodes_reach_each_other,
     nodes_reach_the_budget_store,
+    nodes_reach_nobody_else,
     home_is_shared,
     no_secret_is_written_down,
     jobs_end,
@@ -307,24 +320,28 @@ def _jobs(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
 def _ports(
     manifests: list[Manifest],
     own: Mapping[str, str],
-    other: Mapping[str, str],
+    other: Mapping[str, str] | None,
     direction: str,
 ) -> set[int]:
-    """Ports that policies open between two pods, or to an address outside."""
+    """Ports that policies open between two pods, or to what is outside (None)."""
     peers = "from" if direction == "ingress" else "to"
     return {
         number
         for policy in find_objects(manifests, "NetworkPolicy")
         if selects(policy["spec"]["podSelector"], own)
         for rule in policy["spec"].get(direction) or []
-        if any(
-            "ipBlock" in peer or selects(peer.get("podSelector", {}), other)
-            for peer in rule.get(peers) or []
-        )
+        if any(_is_peer(peer, other) for peer in rule.get(peers) or [])
         for port in rule.get("ports") or []
         if isinstance(port["port"], int)
         for number in range(port["port"], port.get("endPort", port["port"]) + 1)
     }
+
+
+def _is_peer(peer: Manifest, other: Mapping[str, str] | None) -> bool:
+    """Whether a peer is a pod of the namespace, or anything outside (None)."""
+    if other is None:
+        return "namespaceSelector" in peer or "ipBlock" in peer
+    return "podSelector" in peer and selects(peer["podSelector"], other)
 
 
 def _open_rules(policy: Manifest) -> Iterator[Wrong]:

@@ -182,8 +182,10 @@ class Owned:
                 if not is_own and not leftover:
                     continue
                 self._refuse_another_pod(found)
-                how = {"preconditions": {"uid": found["metadata"]["uid"]}}
-                how |= {"propagationPolicy": "Foreground"}
+                how = {
+                    "propagationPolicy": "Foreground",
+                    "preconditions": {"uid": found["metadata"]["uid"]},
+                }
                 self._ask("delete", kind, name=name, body=how)
 
     def _wait_until_gone(self) -> None:

@@ -9,6 +9,7 @@ DIGEST = "sha256:" + "7f3a" * 16
 _FACTS = {
     "kubernetes-api: 192.0.2.0/24": "kubernetes-api: 10.0.0.1/32",
     "object-store: 192.0.2.0/24": "object-store: 10.20.0.0/24",
+    "databases: 192.0.2.0/24": "databases: 10.30.0.0/24",
     "s3.example.com": "s3.internal",
 }
 _IMAGE = (

@@ -64,6 +64,17 @@ def test_overlay_as_committed_is_refused_for_its_placeholders_alone(name):
     }
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_network_of_databases_must_be_given_where_none_is_inside(overlays, name):
+    """Else no run could reach the budget store, and nothing said so."""
+    spoiled = copy.deepcopy(overlays[name])
+    for rule in spec(spoiled, "NetworkPolicy/databases")["egress"]:
+        rule["to"] = [{"ipBlock": {"cidr": "192.0.2.0/24"}}]
+    found = {f"{finding.policy} {finding.name}" for finding in check_policies(spoiled)}
+    wanted = {"nothing_is_left_to_fill_in NetworkPolicy/databases"}
+    assert found == (wanted if name == "production" else set())
+
+
 def test_every_version_of_the_schemas_is_tested():
     assert len(set(VERSIONS)) >= 2
 
@@ -207,8 +218,9 @@ def test_networks_let_only_the_orchestrator_speak_to_kubernetes(overlays):
     for source in (ORCHESTRATOR, LAUNCHER, STEP, NODE, STRANGER):
         speaks = source in (ORCHESTRATOR, LAUNCHER)
         assert may_call(overlays["staging"], source, "10.0.0.1/32") is speaks
-    for source, expected in ((ORCHESTRATOR, True), (STEP, True), (STRANGER, False)):
-        assert may_call(overlays["staging"], source, "10.20.0.0/24") is expected
+    for source in (ORCHESTRATOR, LAUNCHER, STEP, NODE, STRANGER):
+        stores = source not in (NODE, STRANGER)
+        assert may_call(overlays["staging"], source, "10.20.0.0/24") is stores
 
 
 # Broken twins: one change each, and the policy that must see it.
@@ -449,7 +461,13 @@ TWINS = [
     ),
     (
         "nodes_reach_the_budget_store",
-        lambda m: [drop(m, f"NetworkPolicy/{n}") for n in ("to-postgres", "databases")],
+        lambda m: drop(m, "NetworkPolicy/to-postgres"),
+    ),
+    (
+        "nodes_reach_nobody_else",
+        lambda m: spec(m, "NetworkPolicy/object-store")["podSelector"][
+            "matchExpressions"
+        ].pop(),
     ),
     (
         "home_is_shared",
