@@ -3,11 +3,14 @@
 import logging
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
+from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 from zenml.client import Client
 
 from dptune.reports.comparison import ComparisonRow
@@ -28,11 +31,18 @@ def log_numbers(numbers: Mapping[str, float]) -> None:
 
 def log_internal_curve(name: str, points: Mapping[int, float]) -> None:
     """Log a private curve under `internal/`: for this run's readers, never a card."""
-    if mlflow.active_run() is None:
+    run = mlflow.active_run()
+    if run is None:
         return
-    for step, value in points.items():
-        if math.isfinite(value):
-            mlflow.log_metric(f"internal/{name}", value, step=step)
+    now = int(time.time() * 1000)
+    metrics = [
+        Metric(f"internal/{name}", value, now, step)
+        for step, value in points.items()
+        if math.isfinite(value)
+    ]
+    for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
+        batch = metrics[start : start + MAX_METRICS_PER_BATCH]
+        MlflowClient().log_batch(run.info.run_id, batch)
 
 
 def log_progress(stage: str, figures: Mapping[str, float], *, step: int) -> None:
