@@ -49,18 +49,19 @@ def register_dossier(
     Raises:
         ArtifactError: the store holds other files than those that were registered.
     """
-    version = _tracking.register_model(
-        folder,
-        model_name=model_name,
-        digest=dossier.model_digest,
-        recipe=dossier.recipe.name,
-        params=version_parameters(dossier),
-        metrics=measured_numbers(dossier),
-    )
-    files = register_files(version, folder, known=_registered_before(version))
-    dossier = dossier.model_copy(update={"manifest": files})
-    _tracking.record_files(version, files.digest)
-    keep_evidence(dossier, version)
+    with _registry.registering(model_name, dossier.model_digest):
+        version = _tracking.register_model(
+            folder,
+            model_name=model_name,
+            digest=dossier.model_digest,
+            recipe=dossier.recipe.name,
+            params=version_parameters(dossier),
+            metrics=measured_numbers(dossier),
+        )
+        files = register_files(version, folder, known=_registered_before(version))
+        dossier = dossier.model_copy(update={"manifest": files})
+        _tracking.record_files(version, files.digest)
+        keep_evidence(dossier, version)
     metadata = dashboard_metadata(dossier, version)
     _registry.ensure_zenml_version(model_name, version.version, metadata=metadata)
     link_run(version)

@@ -76,6 +76,14 @@ def tag_verdict(twin: ModelVersionResponse, outcome: GateOutcome) -> None:
 
 
 @contextmanager
+def registering(model_name: str, digest: str) -> Iterator[None]:
+    """Let nobody else register the same weights: they would be two versions."""
+    url = current_workspace().budget_url
+    with one_at_a_time(url, f"registration of {digest} as {model_name}"):
+        yield
+
+
+@contextmanager
 def moving_champion(model_name: str) -> Iterator[None]:
     """Let nobody else move a model's champion: neither registry can compare and set."""
     url = current_workspace().budget_url

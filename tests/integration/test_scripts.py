@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Annotated
 
@@ -20,7 +21,8 @@ from dptune.integrations.transformers import ScriptBudget
 from dptune.integrations.zenml import certified, gate
 from dptune.workflow.dossier import Dossier
 from infra.workspace import Workspace, ensure_budget_key
-from steps._tracking import connect
+from steps import _registry, _tracking
+from steps._tracking import connect, evidence_digest_of, find_version
 from tests.budgets import grant
 from tests.support.scripts import POLICY, measured, trained_script
 
@@ -76,11 +78,10 @@ def scripted(project, store, tmp_path):
     return tmp_path, dossier
 
 
-def register(project, home, *more):
+def register(project, home, *, name="scripted"):
     return project.run(
-        *("register", home / "model", "--as", "scripted"),
+        *("register", home / "model", "--as", name),
         *("--evidence", home / "evidence.json", "--policy", home / "policy.yaml"),
-        *more,
     )
 
 
@@ -101,6 +102,32 @@ def test_script_is_registered_decided_on_and_promoted(project, scripted):
     assert code == 0, output
     code, output = project.run("gate", "scripted", "--version", "1")
     assert code == 1, output  # the default policy asks for an audit of steps
+
+
+def test_weights_are_registered_by_one_process_at_a_time(
+    project, scripted, monkeypatch
+):
+    """They became two versions, both promoted: a rollback led to the same weights."""
+    home, dossier = scripted
+    seen, others = [], []
+    write = _tracking._log_and_register
+
+    def look():
+        with _registry.registering("raced", dossier.model_digest):
+            found = find_version("raced", digest=dossier.model_digest)
+            seen.append(evidence_digest_of(found) if found else "")
+
+    def meeting(*arguments):
+        others.append(Thread(target=look))
+        others[0].start()
+        others[0].join(timeout=1.0)
+        return write(*arguments)
+
+    monkeypatch.setattr(_tracking, "_log_and_register", meeting)
+    code, output = register(project, home, name="raced")
+    assert code == 0, output
+    others[0].join(timeout=60)
+    assert seen == [evidence_digest_of(connect().get_model_version("raced", "1"))]
 
 
 def test_bytes_that_nobody_measured_are_not_registered(project, scripted):
