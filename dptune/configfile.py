@@ -6,6 +6,7 @@ constraint, value, next step. Nothing is created before a file has passed.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,50 +18,21 @@ from dptune.config import TrainConfig
 from dptune.errors import ConfigError, Problem
 from dptune.gates.policy import GatePolicy
 from dptune.recipes import Recipe
+from dptune.yamls import parse_yaml
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML that refuses a key given twice, which plain YAML lets the last one win."""
-
-
-_MERGE = "tag:yaml.org,2002:merge"
-
-
-def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    plain = [key for key, _ in node.value if key.tag != _MERGE]
-    keys = [loader.construct_object(key) for key in plain]
-    twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-    if twice:
-        raise ConfigError(
-            [
-                Problem(
-                    path=f"line {node.start_mark.line + 1}",
-                    message=f"must give each key once, got {', '.join(twice)} twice.",
-                    next_step="Delete one of them.",
-                )
-            ]
-        )
-    loader.flatten_mapping(node)
-    mapping: dict[Any, Any] = loader.construct_mapping(node, deep=True)
-    return mapping
-
-
-_UniqueKeyLoader.add_constructor(
-    yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping
-)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping.
 
     Raises:
-        ConfigError: the file is absent, no UTF-8, no YAML, or no mapping.
+        ConfigError: the file is absent, no UTF-8, no YAML of one meaning, or no
+            mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
-        value = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+        value = parse_yaml(text)
     except (FileNotFoundError, IsADirectoryError):
         raise _file_error(
             path, "must be an existing file.", "Run `dptune configs`."
@@ -102,7 +74,10 @@ def apply_overrides(
             )
             continue
         try:
-            _assign(result, path.strip().split("."), yaml.safe_load(raw))
+            _assign(result, path.strip().split("."), parse_yaml(raw))
+        except ConfigError as error:
+            where = f"--set {path}"
+            problems += [replace(one, path=where) for one in error.problems]
         except (TypeError, yaml.YAMLError):
             problems.append(
                 Problem(

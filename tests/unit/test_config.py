@@ -209,6 +209,36 @@ def test_repeated_key_is_refused_at_any_depth(tmp_path):
         read_yaml(path)
 
 
+@pytest.mark.parametrize("number", ["010", "-017", "0x10", "0b11", "1:30", "1:30.5"])
+def test_number_that_means_another_one_is_refused(tmp_path, number):
+    """A policy with `max_epsilon: 010` let 8 pass, and one with `1:30` let 90."""
+    path = tmp_path / "a.yaml"
+    path.write_text(f"name: a\nmax_epsilon: {number}\n")
+    with pytest.raises(ConfigError, match=rf"line 2: .* got {number}\. Put"):
+        read_yaml(path)
+    with pytest.raises(ConfigError, match=r"--set gate\.max_epsilon: .* decimal"):
+        apply_overrides({}, [f"gate.max_epsilon={number}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("-0.5", -0.5), ("1_000", 1000), ("1.0e-5", 1e-5), ("'010'", "010")],
+)
+def test_number_in_decimal_digits_is_what_it_says(tmp_path, text, value):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"a: {text}\n")
+    assert read_yaml(path) == {"a": value}
+
+
+@pytest.mark.parametrize("text", ["a: 2026-13-45", "a: !!int b", "[" * 9000])
+def test_value_that_cannot_be_read_is_no_yaml(tmp_path, text):
+    """It ended in a crash."""
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="valid YAML"):
+        read_yaml(path)
+
+
 def test_merge_keys_and_anchors_are_plain_yaml(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("base: &b {x: 1, y: 2}\nother:\n  <<: *b\n  y: 3\n")
