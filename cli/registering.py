@@ -69,7 +69,7 @@ def register_measured_model(
         cause.add_note(STARTED)
     else:
         version = response.steps["register_measured"].outputs["version"][0].load()
-        decision = response.steps["gate"].outputs["decision"][0].load()
+        decision = response.steps["promote"].outputs["decision"][0].load()
         print_decision(decision, title=f"{model_name} version {version.version}")
         say_next(speaker(), *next_steps(model_name, policy=policy.name)[:2])
         if decision.outcome is not GateOutcome.PASS:

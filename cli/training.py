@@ -84,10 +84,16 @@ def cell_of(run: FinishedRun, *, label: str) -> "CellResult":
         run: of the pipeline `train`.
         label: names it beside others.
     """
+    from dptune.reports.card.statements import GateStatement
     from dptune.reports.comparison import CellResult
     from dptune.workflow.assess import nominal_interval
 
     config, plan = run.config, run.output("calibrate", "plan")
+    # The gate's own, unless the champion was moved between: then it was made again.
+    decision, card = (
+        run.output("promote", "decision"),
+        run.output("gate", "privacy_card"),
+    )
     cell = CellResult(
         label=label,
         recipe=config.recipe.name,
@@ -99,8 +105,8 @@ def cell_of(run: FinishedRun, *, label: str) -> "CellResult":
         utility=run.output("attack", "utility"),
         exposure=run.output("attack", "exposure"),
         membership=run.output("attack", "membership"),
-        decision=run.output("gate", "decision"),
-        card=run.output("gate", "privacy_card"),
+        decision=decision,
+        card=card.model_copy(update={"gate": GateStatement.of(decision)}),
         nominal_interval=nominal_interval(plan, run.output("detect", "detection")),
     )
     return cell.with_stages(

@@ -18,8 +18,8 @@ from steps._caching import NEVER
 )
 def promote(
     version: RegisteredVersion, decision: GateDecision
-) -> Annotated[bool, "promoted"]:
-    """Return whether the version is the champion now.
+) -> tuple[Annotated[bool, "promoted"], Annotated[GateDecision, "decision"]]:
+    """Return whether the version is the champion now, and the decision on that.
 
     The decision is opened again, and every file read, before the champion moves.
     Another run may have moved the champion since the gate: then the gate decides again,
@@ -37,4 +37,4 @@ def promote(
         else:
             refuse_version(version.model_name, version.version)
     log_metadata({"promoted": passed})
-    return passed
+    return passed, newest

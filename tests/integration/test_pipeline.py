@@ -73,7 +73,7 @@ OUTPUTS = {
     "register": {"version": RegisteredVersion},
     "measure_champion": {"champion": ChampionReport},
     "gate": {"decision": GateDecision, "privacy_card": PrivacyCard},
-    "promote": {"promoted": bool},
+    "promote": {"promoted": bool, "decision": GateDecision},
 }
 STAGE = {
     "model": ModelBundle,

@@ -15,13 +15,14 @@ from dptune.accounting.certificates import Certificate
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import GateFailedError, PrivacyError
 from dptune.files import replacing
+from dptune.gates.decision import GateOutcome
 from dptune.gates.manifest import read_manifest
 from dptune.integrations import zenml
 from dptune.integrations.transformers import ScriptBudget
 from dptune.integrations.zenml import certified, gate
 from dptune.workflow.dossier import Dossier
 from infra.workspace import Workspace, ensure_budget_key
-from steps import _registry, _tracking
+from steps import _champions, _deciding, _registry, _tracking
 from steps._tracking import connect, evidence_digest_of, find_version
 from tests.budgets import grant
 from tests.support.scripts import POLICY, measured, trained_script
@@ -128,6 +129,22 @@ def test_weights_are_registered_by_one_process_at_a_time(
     assert code == 0, output
     others[0].join(timeout=60)
     assert seen == [evidence_digest_of(connect().get_model_version("raced", "1"))]
+
+
+def test_refusal_beside_a_champion_that_came_between_is_told(
+    project, scripted, monkeypatch
+):
+    """The command said PASS, and ended with 0."""
+    home, _ = scripted
+    monkeypatch.setattr(
+        _deciding,
+        "decide_beside_champion",
+        lambda _, made: made.model_copy(update={"outcome": GateOutcome.BLOCK}),
+    )
+    code, output = register(project, home, name="second")
+    assert code == 1, output
+    assert "second version 1: BLOCK" in output
+    assert _champions.champion("second") is None
 
 
 def test_bytes_that_nobody_measured_are_not_registered(project, scripted):
