@@ -209,6 +209,25 @@ def refuse_changed_evidence(version: RegisteredVersion, decision: GateDecision) 
         )
 
 
+def refuse_unnoted_evidence(version: RegisteredVersion) -> None:
+    """Refuse to vouch for a version whose evidence is not what the registry noted.
+
+    It may be another than its decision was about: the same run may register it anew.
+
+    Raises:
+        GateFailedError: it is gone, or was changed.
+    """
+    name, number = version.model_name, version.version
+    text = _tracking.read_file(name, number, _tracking.EVIDENCE)
+    noted = _tracking.evidence_digest_of(_tracking.get_version(name, number))
+    if text is None or noted not in {"", digest_of(text)}:
+        raise GateFailedError(
+            f"version {number} of {name} must have the evidence that it was registered "
+            f"with, but it {'is gone' if text is None else 'was changed'}. Restore "
+            f"{_tracking.EVIDENCE} in MLflow's store."
+        )
+
+
 def attempts_now(data_set: str) -> AttemptsEvidence | None:
     """Count the attempts on a data set; None where no store counts them."""
     with budget_store() as store:

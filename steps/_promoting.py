@@ -23,7 +23,7 @@ from dptune.gates.signing import (
 from infra.workspace import read_signing_key
 from steps import _champions, _registry, _tracking
 from steps._deciding import ENVELOPE, kept_envelope, read_dossier
-from steps._evidence import refuse_changed_evidence
+from steps._evidence import refuse_changed_evidence, refuse_unnoted_evidence
 from steps._files import manifest_of
 from steps._noting import cut_trail, refuse_superseded
 
@@ -247,6 +247,7 @@ def look_at_champion(
             relied = _rely_on(
                 model_name, version, text=text, known=known, weights=weights
             )
+        refuse_unnoted_evidence(_tracking.describe(model_name, version))
     except GateFailedError as error:
         return str(error), ()
     return "", relied.unchecked

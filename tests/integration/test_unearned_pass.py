@@ -600,6 +600,12 @@ def test_status_says_what_a_champion_relies_on(versions, project):
     assert wrong == ""
     assert "names and sizes" in " ".join(unchecked)
     assert look(MODEL, first.number, weights=True) == ("", ())
+    evidence = first.beside / "evidence.json"
+    text = evidence.read_bytes()
+    for change, told in ((evidence.unlink, "is gone"), (evidence.touch, "was changed")):
+        change()  # it said `as it was promoted`
+        assert told in look(MODEL, first.number, weights=False)[0]
+    evidence.write_bytes(text)
     one_bit(first, None)
     assert look(MODEL, first.number, weights=False)[0] == ""
     assert "model.safetensors" in look(MODEL, first.number, weights=True)[0]
