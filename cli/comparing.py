@@ -140,6 +140,7 @@ def _checked(path: Path, overrides: Sequence[str], *, retrain: bool) -> _Job:
             budget=budget_place(again=retrain),
             access=llm_access(),
             folder=folder,
+            accelerators=profile.accelerators,
         )
     models = {cell.config.model.model_dump_json(): cell.config.model for cell in cells}
     return _Job(

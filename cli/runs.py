@@ -113,6 +113,7 @@ def run_training(
             access=llm_access(),
             validate=chosen.stack is None,  # elsewhere the first pod's libraries do
             gated=True,
+            accelerators=chosen.accelerators,
             lists=read_lists(digest),
             folder=folder,
             keep=chosen.stack is None,  # the first pod reads on another disk

@@ -191,6 +191,11 @@ class Profile(_Settings):
         """Nodes that train a stage together."""
         return self.performance.nodes
 
+    @property
+    def accelerators(self) -> int | None:
+        """Those of each pod that trains; None where this machine does."""
+        return self.pods.accelerated.gpus if self.pods else None
+
     def _written_down(self) -> Iterator[str]:
         """Name variables whose value is a secret, by their name or their value."""
         looks_secret = [
@@ -272,8 +277,7 @@ class Profile(_Settings):
 
     def _refuse_unfit(self, chosen: PerformanceSettings) -> None:
         """Refuse what would fail in the pod, after other steps have done their work."""
-        gpus = self.pods.accelerated.gpus if self.pods else 0
-        count = chosen.num_processes
+        gpus, count = self.accelerators or 0, chosen.num_processes
         if chosen.device != "cpu" and isinstance(count, int) and 0 < gpus < count:
             raise ConfigError(
                 f"performance.num_processes must be at most {gpus}, the "

@@ -1,8 +1,9 @@
 """Checks of a whole comparison before its first cell: every plan, and what all cost."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -47,6 +48,7 @@ def check_comparison(
     budget: BudgetPlace,
     access: LlmAccess = NO_ACCESS,
     folder: Path | None = None,
+    accelerators: int | None = None,
 ) -> CheckedComparison:
     """Check every cell and what all of them cost together; nothing is written.
 
@@ -59,6 +61,7 @@ def check_comparison(
         access: of language models that a configuration names.
         folder: private folder for work files while a corpus is read, see
             `build_corpus`.
+        accelerators: of each machine that trains; None is this one.
 
     Raises:
         ConfigError: with every problem of every cell.
@@ -68,10 +71,18 @@ def check_comparison(
     found: dict[str, Checked] = {}
     known: dict[str, Checked | DptuneError] = {}
     faults: dict[Problem, list[str]] = {}
+    check = partial(
+        check_run,
+        data_root=data_root,
+        budget=budget,
+        access=access,
+        read=read,
+        accelerators=accelerators,
+    )
     for name, config in cells.items():
         key = config.model_dump_json(exclude={"repetition"})
         if key not in known:
-            known[key] = _check(config, data_root, budget, access, read=read)
+            known[key] = _check(config, check)
         checked = known[key]
         if isinstance(checked, Checked):
             found[name] = checked
@@ -104,18 +115,11 @@ class _Reader:
 
 
 def _check(
-    config: TrainConfig,
-    data_root: Path,
-    budget: BudgetPlace,
-    access: LlmAccess,
-    *,
-    read: _Reader,
+    config: TrainConfig, check: Callable[[TrainConfig], Checked]
 ) -> Checked | DptuneError:
     """Check one cell, and keep what is wrong with it."""
     try:
-        return check_run(
-            config, data_root=data_root, budget=budget, access=access, read=read
-        )
+        return check(config)
     except DptuneError as error:
         return error
 

@@ -28,37 +28,51 @@ class Placement:
     num_processes: int
 
 
-def pick_device(wanted: str) -> str:
-    """Turn `auto` into what this machine has.
+def pick_device(wanted: str, *, accelerators: int | None = None) -> str:
+    """Turn `auto` into what a machine has.
+
+    Args:
+        wanted: `auto`, `cpu` or `cuda`.
+        accelerators: of the machine; None looks at this one.
 
     Raises:
         ConfigError: an accelerator was asked for and there is none.
     """
-    available = torch.cuda.is_available()
+    is_this = accelerators is None
+    available = torch.cuda.is_available() if is_this else bool(accelerators)
     if wanted == "cuda" and not available:
+        where = "on this machine" if is_this else "where pods have no accelerator"
         raise ConfigError(
-            "performance.device must be auto or cpu on this machine, got cuda: no "
-            "accelerator is visible."
+            f"performance.device must be auto or cpu {where}, got cuda"
+            f"{': no accelerator is visible' if is_this else ''}."
         )
     return "cuda" if wanted == "cuda" or (wanted == "auto" and available) else "cpu"
 
 
-def place_processes(performance: PerformanceSettings) -> Placement:
+def place_processes(
+    performance: PerformanceSettings, *, accelerators: int | None = None
+) -> Placement:
     """Decide how many processes train, and where.
 
     `auto` is one for each visible accelerator, and one on the CPU. Those of several
     nodes have accelerators of theirs.
 
+    Args:
+        performance: what is wished for.
+        accelerators: of the machine that trains; None counts those of this one.
+
     Raises:
-        ConfigError: with everything that this machine does not have.
+        ConfigError: with everything that the machine does not have.
     """
     problems: list[Problem] = []
     try:
-        device = pick_device(performance.device)
+        device = pick_device(performance.device, accelerators=accelerators)
     except ConfigError as error:
         problems.extend(error.problems)
         device = "cpu"
-    visible = torch.cuda.device_count() if device == "cuda" else 1
+    if accelerators is None:
+        accelerators = torch.cuda.device_count()
+    visible = accelerators if device == "cuda" else 1
     wanted = performance.num_processes
     count = visible if wanted == "auto" else wanted
     if device == "cuda" and count > visible and performance.nodes == 1:

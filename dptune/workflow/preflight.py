@@ -96,6 +96,7 @@ def check_run(
     read: Callable[[DataSettings], Corpus] | None = None,
     validate: bool = True,
     gated: bool = False,
+    accelerators: int | None = None,
     lists: ListsOfProject | None = None,
     folder: Path | None = None,
     keep: bool = False,
@@ -111,6 +112,7 @@ def check_run(
         read: reads the corpus; from the files by default.
         validate: ask Great Expectations about it too, as the run's first step does.
         gated: the run ends before its gate, which must be able to pass it.
+        accelerators: of each machine that trains; None is this one, and its own.
         lists: review lists of the project, if there are any.
         folder: private folder for work files while a corpus is read; None reads it into
             memory.
@@ -137,6 +139,7 @@ def check_run(
         data_root=data_root,
         access=access,
         validate=validate,
+        accelerators=accelerators,
         folder=folder,
     )
     plan = cut = None
@@ -201,9 +204,10 @@ def _check_languages(
     check_languages(languages, settings)
 
 
-def _check_processes(config: TrainConfig) -> None:
+def _check_processes(config: TrainConfig, *, accelerators: int | None = None) -> None:
     """Refuse processes that are not there, and several for what trains in one."""
-    placement, nodes = place_processes(config.performance), config.performance.nodes
+    nodes = config.performance.nodes
+    placement = place_processes(config.performance, accelerators=accelerators)
     if placement.num_processes == 1:
         return
     problems = [
@@ -384,6 +388,7 @@ def _check_parts(
     data_root: Path,
     access: LlmAccess,
     validate: bool,
+    accelerators: int | None,
     folder: Path | None,
 ) -> None:
     """Check what needs no corpus: detector, judge, models and processes."""
@@ -408,7 +413,7 @@ def _check_parts(
             ),
             errors,
         )
-    _attempt(lambda: _check_processes(config), errors)
+    _attempt(lambda: _check_processes(config, accelerators=accelerators), errors)
 
 
 def _attempt(call: Callable[[], ResultT], errors: list[DptuneError]) -> ResultT | None:

@@ -12,6 +12,7 @@ from zenml.integrations.kubernetes.serialization_utils import (
     deserialize_kubernetes_model,
 )
 
+from cli.runs import run_training
 from dptune.configfile import load_train_config
 from dptune.errors import ConfigError
 from infra.nodes.settings import NodeJob
@@ -247,6 +248,24 @@ def test_more_processes_than_accelerators_are_refused_before_a_pod_starts(tmp_pa
         profile.applied_to(config)
     profile = read_profile(write(tmp_path, performance={"nodes": "2"}))
     assert profile.nodes == profile.applied_to(config).performance.nodes == 2
+
+
+def test_run_is_checked_with_the_accelerators_of_its_pods(tmp_path, monkeypatch):
+    seen = []
+
+    def check(_config, *, accelerators, **_):
+        seen.append(accelerators)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("dptune.workflow.preflight.check_run", check)
+    config = load_train_config(
+        REPOSITORY / "configs/train/quickstart.yaml", configs=REPOSITORY / "configs"
+    )
+    eight = changed(tmp_path, *HEAVY, "gpus", value=8)
+    for profile in (eight, "local"):
+        with pytest.raises(ConfigError, match="enough"):
+            run_training(config, profile=profile)
+    assert seen == [8, None]
 
 
 def test_unknown_profile_names_the_known_ones():

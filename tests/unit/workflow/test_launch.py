@@ -631,3 +631,27 @@ def test_processes_that_do_not_fit_are_refused(monkeypatch, values, visible, pat
     with pytest.raises(ConfigError) as caught:
         place_processes(performance(**values))
     assert [problem.path for problem in caught.value.problems] == paths
+
+
+@pytest.mark.parametrize(
+    ("values", "pods", "expected"),
+    [
+        ({"num_processes": "auto", "sharding": "fsdp"}, 8, ("cuda", 8)),
+        ({"device": "cuda"}, 1, ("cuda", 1)),
+        ({"num_processes": "auto"}, 0, ("cpu", 1)),
+        ({"num_processes": 4, "device": "cpu"}, 1, ("cpu", 4)),
+    ],
+)
+@pytest.mark.parametrize("here", [0, 1])
+def test_processes_of_pods_are_placed_by_their_accelerators_and_not_by_ours(
+    monkeypatch, values, pods, expected, here
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
+    placed = place_processes(performance(**values), accelerators=pods)
+    assert (placed.device, placed.num_processes) == expected
+
+
+def test_accelerator_that_pods_do_not_have_is_refused():
+    with pytest.raises(ConfigError, match="where pods have no accelerator, got cuda"):
+        place_processes(performance(device="cuda"), accelerators=0)

@@ -1,5 +1,6 @@
 """A run is not trained for hours towards what its own gate refuses."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from dptune.errors import ConfigError
 from dptune.privacy import UnitsFrom
 from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
 from dptune.workflow.planned_units import PlannedUnits
-from dptune.workflow.preflight import plan_for
+from dptune.workflow.preflight import _check_processes, plan_for
 from tests.unit.reports.samples import corpus_report
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -131,3 +132,19 @@ def test_twin_without_the_check_starts_to_train(monkeypatch):
     monkeypatch.setattr(runs, "open_profile", opened)
     with pytest.raises(RuntimeError, match="training starts"):
         runs.run_training(config("privacy.target_epsilon=9"))
+
+
+def test_stage_that_needs_one_process_is_refused_before_a_pod_has_several():
+    """The machine that sends the run has no accelerators; its pods have."""
+    made = load_train_config(
+        REPOSITORY / "configs/train/quickstart.yaml",
+        configs=REPOSITORY / "configs",
+        overrides=["recipe=rldp", "performance.num_processes=auto"],
+    )
+    errors = []
+    for count in (None, 1, 8):
+        with contextlib.suppress(ConfigError):
+            _check_processes(made, accelerators=count)
+            continue
+        errors.append(count)
+    assert errors == [8]
