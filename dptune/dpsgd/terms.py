@@ -425,7 +425,8 @@ def _add_batched_products(left: Tensor, right: Tensor, totals: Tensor) -> None:
 def _row_norms(values: Tensor) -> Tensor:
     """Return norms over the last dimension, `(units, T)`, float64, not too small."""
     width = values.shape[2]
-    norms: Tensor = torch.linalg.vector_norm(values, dim=2, dtype=torch.float32)
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    norms: Tensor = torch.linalg.vector_norm(values, dim=2, dtype=dtype)
     return norms.double() * (1 + (width + 2) * UNIT_ROUNDOFF) + floor(width)
 
 

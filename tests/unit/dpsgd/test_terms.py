@@ -72,6 +72,15 @@ def test_norm_from_gram_matrices_equals_norm_of_the_dense_form(time):
     torch.testing.assert_close(term.size().square.float(), expected)
 
 
+@pytest.mark.parametrize(("width", "time"), [(140, 2), (140, 200), (20, 200)])
+def test_sizes_of_factors_in_double_precision_are_the_same(width, time):
+    left, right = normal(UNITS, time, width), normal(UNITS, time, width, seed=1)
+    found = Outer(left, right).size()
+    exact = Outer(left.double(), right.double()).size()
+    torch.testing.assert_close(exact.square, found.square, rtol=1e-5, atol=0)
+    torch.testing.assert_close(exact.spread, found.spread, rtol=1e-4, atol=0)
+
+
 def test_wide_and_narrow_factors_are_weighted_alike():
     factors = torch.tensor([0.5, 0.0, 2.0])
     term = outer()
