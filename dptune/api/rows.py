@@ -56,7 +56,7 @@ def units_of(
     problems: list[Problem] = []
     rows = []
     for number in range(len(data)):
-        row = data[number]
+        row = _read(data, number)
         found = list(_problems(row, max_tokens=max_tokens))
         problems += [Problem(path=f"data[{number}]", message=each) for each in found]
         if len(problems) >= _MOST_PROBLEMS:
@@ -78,6 +78,18 @@ def units_of(
         max_sequences_per_unit=max_rows_per_unit,
         labels=classes or None,
     )
+
+
+def _read(data: Rows, number: int) -> Mapping[str, Any]:
+    """Ask a script's data set for a row; its own error may hold what is in it."""
+    try:
+        return data[number]
+    except Exception as error:  # noqa: BLE001 - a script's
+        raise DataError(
+            f"data[{number}] must be read by its number, which raised "
+            f"{type(error).__name__}. Pass a list of mappings, such as "
+            'frame.to_dict("records"), or a data set of the `datasets` package.'
+        ) from None
 
 
 def check_kind(data: object, owners: object) -> None:

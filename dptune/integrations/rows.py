@@ -209,7 +209,8 @@ def _owner(unit_column: str | None, row: Mapping[str, Any], index: int) -> str:
     name = unit_name(row.get(unit_column))
     if name is None:
         raise RowFaultError(
-            f"must name an owner in column {unit_column!r}, as text or number"
+            f"must name an owner in column {unit_column!r}, as text or a whole number: "
+            "write ids as text, and give rows without an owner one each, or drop them"
         )
     return name
 

@@ -500,6 +500,11 @@ MISUSES = {
     "data_has_no_length": (lambda _: {"data": Stream()}, ConfigError, "have a length"),
     "data_is_a_generator": (lambda _: {"data": iter(ROWS)}, ConfigError, "a length"),
     "data_is_empty": (lambda _: {"data": []}, DataError, "at least one row"),
+    "data_is_a_frame": (
+        lambda _: {"data": pd.DataFrame({"input_ids": 40 * [[1, 2]]})},
+        DataError,
+        "read by its number, which raised KeyError. Pass a list of mappings",
+    ),
     "data_is_text": (lambda _: {"data": ["a"] * 40}, DataError, "Tokenize"),
     "rows_are_too_long": (lambda _: {"max_tokens": 3}, DataError, "max_tokens=3"),
     "rows_have_other_columns": (

@@ -604,6 +604,8 @@ def test_owner_that_is_missing_is_refused(script, paid):
     ]
     privacy = asked(privacy_unit="user", unit_column="who")
     refused(script, paid, "row 3: must name an owner", rows=rows, privacy=privacy)
+    rows = [row | {"who": float(i)} for i, row in enumerate(make_rows())]
+    refused(script, paid, "a whole number: write ids", rows=rows, privacy=privacy)
     other = asked(privacy_unit="user", unit_column="author")
     refused(script, paid, "column of train_dataset", rows=rows, privacy=other)
 
