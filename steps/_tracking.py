@@ -40,6 +40,8 @@ _EVIDENCE, _PAID = "dptune.evidence", "dptune.budget_head"
 EVIDENCE, SIGNED_EVIDENCE = "evidence.json", "evidence.signed.json"
 _RUN, _RUN_URL = "zenml.run", "zenml.run_url"
 _FILLED = frozenset({"alembic_version", "experiments", "workspaces"})
+_NAMELESS = "dptune:model"
+"""Stands for a folder of this machine, which answers would name; it is no hub's id."""
 _REQUIREMENTS = ["torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"]
 
 
@@ -186,6 +188,7 @@ def _flavor(folder: Path) -> dict[str, Any]:
     from dptune.models.loading import load_saved
 
     loaded = load_saved(folder, dtype=None)  # the very weights that were measured
+    loaded.model.name_or_path = loaded.tokenizer.name_or_path = _NAMELESS
     flavor: dict[str, Any] = {
         "transformers_model": {"model": loaded.model, "tokenizer": loaded.tokenizer},
         "task": "text-classification" if loaded.class_names else "text-generation",

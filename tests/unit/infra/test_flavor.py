@@ -73,6 +73,16 @@ def asked(folder, place, monkeypatch, **changes):
     return given[0], answer["usage"]["completion_tokens"]
 
 
+def test_no_answer_or_file_names_the_folder_of_this_machine(folder, tmp_path):
+    """Whoever asked a served model was told where it lay when it was registered."""
+    stored, place = folder(on_chats=True), tmp_path / "own"
+    mlflow.transformers.save_model(path=str(place), **_tracking._flavor(stored))
+    (answer,) = mlflow.pyfunc.load_model(str(place)).predict(ASKED)
+    assert answer["model"] == "dptune:model"
+    files = [file for file in place.rglob("*") if file.is_file()]
+    assert not [f.name for f in files if str(tmp_path).encode() in f.read_bytes()]
+
+
 def test_chat_has_one_bos_and_stops_at_the_end_of_a_turn(folder, tmp_path, monkeypatch):
     stored = folder(on_chats=True)
     tokenizer = load_tokenizer(stored)
