@@ -49,7 +49,7 @@ THRESHOLDS = {
     "add_closed": 0.0,
     "term": 0.8,
     "keep_known": -5.2,
-    "keep_capital": -6.7,
+    "keep_capital": -7.5,
     "keep_unknown": -6.2,
 }
 """Log odds from which a word is a name: one that the lexicon does not mark, one of a

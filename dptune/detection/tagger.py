@@ -331,16 +331,24 @@ def _whole_names(
     """Return the doubted words that stand in no run of capitals that is a name.
 
     A name is not halved: one word that the network sees or a given name that it does
-    not doubt keeps the run, and so does one that names a company's kind.
+    not doubt keeps the run, and so does one that names a company's kind. Two words that
+    English does not know are a name from elsewhere: `Fatoumata Diallo`.
     """
     taken: list[int] = []
     left = set(doubted)
     for run in _runs(text, words, doubted):
         is_company = any(words[n].reading & w.ORGANIZATION for n in run)
         is_given = any(words[n].reading & _NAMES and n not in left for n in run)
-        if seen.isdisjoint(run) and not (is_given or (len(run) > 1 and is_company)):
+        is_strange = sum(map(_is_strange, (words[n] for n in run))) > 1
+        is_kept = is_given or (len(run) > 1 and (is_company or is_strange))
+        if seen.isdisjoint(run) and not is_kept:
             taken += left.intersection(run)
     return taken
+
+
+def _is_strange(word: Word) -> bool:
+    """Tell whether neither English nor a list of terms knows a word."""
+    return not word.reading & w.LEXICAL and word.lower not in w.public_words()
 
 
 def _runs(

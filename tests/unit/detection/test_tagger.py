@@ -319,6 +319,23 @@ def test_twin_without_initials_halves_the_name(monkeypatch):
     assert covered_words(INITIALS) < {"J", "P", "Hallstrom"}
 
 
+STRANGERS = (
+    "Driver Fatoumata Diallo asked twice.",
+    "Fatoumata Diallo, policy number PX-4471, asked twice.",
+    "Signatory Fatoumata Diallo was late.",
+)
+
+
+@pytest.mark.parametrize("text", STRANGERS)
+def test_two_words_that_english_does_not_know_are_a_name(text):
+    assert covered_words(text) >= {"Fatoumata", "Diallo"}
+
+
+def test_twin_that_knows_no_strangers_takes_a_whole_name_back(monkeypatch):
+    monkeypatch.setattr(tagger, "_is_strange", lambda _word: False)
+    assert not all(covered_words(text) >= {"Fatoumata", "Diallo"} for text in STRANGERS)
+
+
 def covered_words(text):
     """Return the words of a text that the recognizer marks."""
     spans = TaggerRecognizer(tier=Tier.LOW_ENTITY).recognize([text])[0]
