@@ -244,7 +244,7 @@ def _refuse_chance(
             f"{model_name(model)} must draw nothing but dropout in training, but "
             f"{', '.join(drawn) or 'a kernel outside torch'} moves its losses. Rows of "
             "one batch share what is drawn, and who shares it depends on who is there. "
-            "Set its rate to 0 in the model's configuration, or use a model or adapters "
+            "Set its rate to 0 in the model's configuration, or a model or adapters "
             "without: LoRA draws nothing."
         )
     return drawn
