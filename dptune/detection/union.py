@@ -57,7 +57,7 @@ _MARKS = frozenset(["Mn", "Mc", "Me", "Cf"])
 
 def union_fingerprint() -> str:
     """Return a digest that changes whenever the same marks may unite otherwise."""
-    return fingerprint_of((code_digest("union", "labels", "escapes"), LABELS))
+    return fingerprint_of((code_digest("engine", "union", "labels", "escapes"), LABELS))
 
 
 def unite_kept(

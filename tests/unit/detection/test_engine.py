@@ -132,3 +132,11 @@ def test_refuse_if_nothing_found_only_in_a_private_corpus(corpus, engine):
     refuse_if_nothing_found(report, corpus_is_public=True)
     full = detection_report(detect_dataset(corpus, engine), engine, "f" * 64)
     refuse_if_nothing_found(full, corpus_is_public=False)
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u202f", "\u2009"])
+@pytest.mark.parametrize("text", ["Blessing Uche has the keys.", "Ms. Nguyen Thi Hoa"])
+def test_a_name_is_marked_whole_whatever_its_blanks(text, blank):
+    engine = build_engine(tier=Tier.LOW_ENTITY)
+    plain, wide = engine.detect([text, text.replace(" ", blank)])
+    assert [(s.start, s.end) for s in wide] == [(s.start, s.end) for s in plain]
