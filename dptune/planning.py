@@ -12,6 +12,7 @@ from dptune.accounting.calibration import (
     calibrate_noise_multiplier,
     find_noise_multiplier,
 )
+from dptune.accounting.certificates import check_certifiable
 from dptune.dpsgd.factorization import Coefficients, candidate_bands, choose_banding
 from dptune.errors import ConfigError, Problem
 from dptune.mechanisms.ewpba import epoch_shape
@@ -133,6 +134,9 @@ def plan_run(
             plans = _calibrated(
                 _banded(plans, budget, relation), budget, relation, releases
             )
+    elif recipe.private:
+        given = _spending(plans, releases)
+        check_certifiable(given, delta=target_delta, relation=relation)
     return RunPlan(
         recipe=recipe.name,
         notion=notion,
@@ -202,11 +206,15 @@ def spent_epsilon(
     releases: Sequence[float] = (),
 ) -> float:
     """Return what noisy stages and releases spend; infinite without a stage."""
-    noisy = [stage.dp_event() for stage in stages if stage.settings.private]
-    if not noisy:
+    if not any(stage.settings.private for stage in stages):
         return math.inf
-    events = [*noisy, *map(release_event, releases)]
-    return epsilon(_compose(events), delta=delta, relation=relation)
+    return epsilon(_spending(stages, releases), delta=delta, relation=relation)
+
+
+def _spending(stages: Sequence[StagePlan], releases: Sequence[float]) -> dpe.DpEvent:
+    """Compose what noisy stages and releases spend."""
+    noisy = [stage.dp_event() for stage in stages if stage.settings.private]
+    return _compose([*noisy, *map(release_event, releases)])
 
 
 def release_event(noise_multiplier: float) -> dpe.DpEvent:

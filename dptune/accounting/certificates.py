@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from dptune.accounting.accountants import cross_check
 from dptune.accounting.assumptions import Assumption, weakens
 from dptune.accounting.events import merge_events
-from dptune.errors import PrivacyError
+from dptune.errors import ConfigError, PrivacyError
 from dptune.privacy import (
     CertificateStatus,
     NeighboringRelation,
@@ -168,6 +168,23 @@ def check_relation(
             "it as add or remove would be too small."
         )
     return relation
+
+
+def check_certifiable(
+    event: DpEvent, *, delta: float, relation: NeighboringRelation
+) -> None:
+    """Refuse planned noise that no certificate could be issued for once it is paid for.
+
+    Raises:
+        ConfigError: an accountant that a certificate asks cannot price it.
+    """
+    try:
+        cross_check(event, delta=delta, relation=relation)
+    except PrivacyError as error:
+        raise ConfigError(
+            "noise_multiplier must be one that a certificate can be issued for, but "
+            f"no epsilon can be stated: {error}"
+        ) from None
 
 
 def issue_certificate(

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.integrations import MLflowCallback
 
+from dptune import planning
 from dptune.errors import ConfigError, DptuneError, ModelError, PrivacyError
 from dptune.integrations import private_training, refused_arguments, steering
 from dptune.integrations.transformers import DPTrainer
@@ -93,6 +94,19 @@ def test_argument_that_needs_a_device_or_network_is_refused(script, paid, name):
             setattr(self, name, True)
 
     refused(script, paid, f"args.{name}", args_class=Set)
+
+
+def test_noise_that_no_certificate_can_price_is_refused(script, paid, monkeypatch):
+    """Of full batches the plan found an epsilon, and the certificate none."""
+    whole = {"per_device_train_batch_size": 20, "num_train_epochs": 20}
+    privacy = asked(noise_multiplier=1e-5, block_size=100)
+    words = "noise_multiplier must be one that a certificate can be issued for"
+    refused(script, paid, words, privacy=privacy, **whole)
+
+    monkeypatch.setattr(planning, "check_certifiable", lambda *_, **__: None)  # before
+    with pytest.raises(PrivacyError, match="double precision"):
+        script(privacy=privacy, **whole).train()
+    assert paid() == [20]
 
 
 def test_optimizer_that_steps_in_the_backward_pass_is_refused(script, paid):
