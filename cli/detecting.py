@@ -217,7 +217,7 @@ def _sources(source: str | None, problems: list[Problem]) -> dict[str, str | Pat
     found: list[Problem] = []
     for name, path in files.items():
         try:
-            _read_text(str(path))
+            _read_text(str(path), may_be_empty=True)
         except ConfigError as error:
             message = error.problems[0].message
             found.append(Problem(path=name, message=message))
@@ -231,7 +231,11 @@ def _sources(source: str | None, problems: list[Problem]) -> dict[str, str | Pat
 def _marked(names: dict[str, str | Path], engine: DetectionEngine) -> Iterator[_Read]:
     """Read and mark one text after another."""
     for name, given in names.items():
-        text = given if isinstance(given, str) else _read_text(str(given))
+        text = (
+            given
+            if isinstance(given, str)
+            else _read_text(str(given), may_be_empty=True)
+        )
         (spans,) = engine.detect([text])
         yield _Read(name=name, text=text, unit=name, spans=spans)
 
@@ -385,11 +389,16 @@ def _print_sum(
     )
 
 
-def _read_text(source: str) -> str:
+def _read_text(source: str, *, may_be_empty: bool = False) -> str:
     """Read a text as it is given, from a file, or from standard input.
 
+    Args:
+        source: a text, a file, or `-`.
+        may_be_empty: it is one of several, which are worth a look without it.
+
     Raises:
-        ConfigError: it is empty, too long, no UTF-8, or names a file that is not there.
+        ConfigError: it is empty and may not be, too long, no UTF-8, or names a file
+            that is not there.
     """
     if _names_absent_file(source):
         raise ConfigError.at(
@@ -409,7 +418,7 @@ def _read_text(source: str) -> str:
         raise _unusable("must be UTF-8, but is not.") from None
     except OSError as error:
         raise _unusable(f"must be readable, got: {error.strerror}.") from None
-    if not text.strip():
+    if not text.strip() and not may_be_empty:
         raise _unusable("must hold some text, but is empty.")
     if len(text) > _MOST_CHARACTERS:
         raise _unusable(f"must have at most {_MOST_CHARACTERS:,} characters.")

@@ -171,6 +171,20 @@ def test_detect_redacts_texts_and_folders(run_cli, folder, tmp_path):
     assert not (target / ".hidden").exists()
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_empty_file_of_a_folder_has_no_findings(run_cli, folder, tmp_path, text):
+    (folder / "empty.txt").write_text(text)
+    rows = run_cli("detect", folder, "--json").out.splitlines()
+    spans = {row["source"]: row["spans"] for row in map(json.loads, rows)}
+    assert list(spans) == ["a.txt", "empty.txt", "old/b.txt"]
+    assert spans.pop("empty.txt") == []
+    assert all(spans.values())
+    assert "3 texts" in run_cli("detect", folder).out
+    target = tmp_path / "redacted"
+    assert run_cli("detect", folder, "--redact", "mask", "--output", target).code == 0
+    assert (target / "empty.txt").read_text() == text
+
+
 def test_redacted_conversations_are_read_again_as_they_were_redacted(
     run_cli, values, write_config, tmp_path
 ):
@@ -258,10 +272,10 @@ def test_detect_names_every_file_that_cannot_be_read_and_writes_nothing(
     run_cli, folder, tmp_path
 ):
     (folder / "bad.bin").write_bytes(b"\xff\xfe\xff")
-    (folder / "empty.txt").write_text(" ")
+    (folder / "worse.bin").write_bytes(b"\xff\xfe\xff")
     target = tmp_path / "redacted"
     outcome = run_cli("detect", folder, "--redact", "mask", "--output", target)
-    outcome.assert_refused("bad.bin", "empty.txt")
+    outcome.assert_refused("bad.bin", "worse.bin")
     assert not target.exists()
 
 
