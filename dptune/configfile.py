@@ -332,6 +332,11 @@ def validate(
 _SUBJECT = re.compile(r"^\w+ should ")
 _MAY_BE_SECRET = re.compile(r"(^|\.)secrets?\.|://[^/\s]*@")
 _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
+_SHAPES = {  # of a file, where pydantic speaks of Python
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping"),
+    **dict.fromkeys(("tuple_type", "list_type", "frozen_set_type"), "a list"),
+    "path_type": "a path",
+}
 
 
 def _without_followers(
@@ -377,6 +382,8 @@ def _problem(
     if kind == "invalid_key":
         return Problem(path=path, message="must not be set: keys are words.")
     message = _SUBJECT.sub("", error["msg"].removeprefix("Value error, "))
+    if kind in _SHAPES:
+        message = f"be {_SHAPES[kind]}"
     if kind != "value_error":
         message = f"must {message}"
         message += _got(path, error.get("input"))

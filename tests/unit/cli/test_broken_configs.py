@@ -433,6 +433,22 @@ def test_number_of_units_that_is_wrong_is_one_problem(
     assert "valid dictionary" not in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("budget", 3, "budget must be a mapping, got 3"),
+        ("data.source", 3, "data.source must be a mapping, got 3"),
+        ("detection.recognizers", 3, "detection.recognizers must be a list, got 3"),
+        ("model.public_text", {"kind": "text", "path": 3}, "path must be a path, got 3"),
+    ],
+)
+def test_shape_of_a_value_is_told_in_words_of_the_file(
+    key, value, says, values, write_config, run_cli
+):
+    outcome = run_cli("train", write_config(broken(values, {key: value})))
+    outcome.assert_refused("1 problem", says)
+
+
 def test_stage_that_is_wrong_is_not_called_missing(values, write_config, run_cli):
     edit = {"stages.jft.private_finetune.epochs": 0}
     outcome = run_cli("train", write_config(broken(values, edit)))
