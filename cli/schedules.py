@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from cli.options import ConfigPath, Overrides, ProfileName
 from cli.printing import folding_table, say_next, speaker
 from cli.stack import chosen_profile, open_profile
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, Problem
 from infra.cron import Cron, parse_cron
 from infra.timers import LocalSchedule, Timers, cron_line
 
@@ -27,6 +28,8 @@ _PLACES = (
     "DPTUNE_PROFILE",
 )
 """Variables that say where things are; secrets stay in the environment file."""
+
+_TIMERS = ("auto", "systemd", "cron")
 
 Name = Annotated[str, typer.Argument(help="Of the schedule.", show_default=False)]
 
@@ -70,12 +73,24 @@ def create(
     A run whose data have not changed does nothing and says so; one that would exceed
     the budget of its data set is refused before it is given an accelerator.
     """
+    from cli.detection import collecting
     from cli.runs import read_config
 
-    when = parse_cron(cron)
-    _check_name(name)
-    settings = read_config(config, overrides or [])
-    chosen = chosen_profile(profile)
+    problems: list[Problem] = []
+    when, settings, chosen = None, None, None
+    with collecting(problems):
+        _check_name(name)
+    with collecting(problems):
+        when = parse_cron(cron)
+    if timer not in _TIMERS:
+        message = f"must be {' or '.join(_TIMERS)}, got {timer}."
+        problems.append(Problem(path="--timer", message=message))
+    with collecting(problems):
+        settings = read_config(config, overrides or [])
+    with collecting(problems):
+        chosen = chosen_profile(profile)
+    if problems or when is None or settings is None or chosen is None:
+        raise ConfigError(problems)
     console = speaker()
     if chosen.stack is None:
         arguments = ["train", str(config.resolve()), "--if-changed"]
@@ -153,8 +168,6 @@ def _create_here(
     name: str, when: Cron, arguments: Sequence[str], *, deadline: int, timer: str
 ) -> None:
     """Install a systemd timer, or print a line for cron."""
-    if timer not in ("auto", "systemd", "cron"):
-        raise ConfigError(f"--timer must be auto, systemd or cron, got {timer}.")
     console, timers = speaker(), Timers()
     schedule = LocalSchedule(
         name=name,
@@ -261,13 +274,16 @@ def _refuse_kubeflow(profile: "Profile") -> None:
 
 
 def _check_name(name: str) -> None:
-    """Refuse names that no timer and no cluster would take."""
-    plain = name.replace("-", "")
-    if not (plain.isascii() and plain.isalnum() and name == name.lower()):
+    """Refuse names that a timer or a cluster would not take: it is a label there."""
+    from infra.profiles import Label
+
+    try:
+        TypeAdapter(Label).validate_python(name)
+    except ValidationError:
         raise ConfigError(
-            f"the schedule's name must be lower-case letters, digits and dashes, got "
-            f"{name!r}."
-        )
+            "the schedule's name must be at most 63 lower-case letters, digits and "
+            f"dashes, with a letter or digit at both ends, got {name[:80]!r}."
+        ) from None
 
 
 def _next(cron: Cron) -> str:

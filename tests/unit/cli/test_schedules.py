@@ -31,6 +31,9 @@ def test_create_prints_a_line_for_cron_and_creates_nothing(
         ("weekly", "0 0 30 2 *", "fires"),
         ("Weekly run", "0 3 * * 1", "lower-case"),
         ("../x", "0 3 * * 1", "lower-case"),
+        ("weekly-", "0 3 * * 1", "at both ends"),
+        ("weekly\n", "0 3 * * 1", "lower-case"),
+        ("w" * 64, "0 3 * * 1", "at most 63"),
     ],
 )
 def test_unusable_schedule_is_refused(run_cli, write_config, values, name, cron, says):
@@ -42,6 +45,22 @@ def test_unusable_configuration_is_refused_before_anything_is_scheduled(
 ):
     path = write_config(values | {"recipe": "magic"})
     create(run_cli, "weekly", path, "--cron", "0 3 * * 1").assert_refused("recipe")
+
+
+def test_all_that_is_wrong_with_a_schedule_is_told_at_once(
+    run_cli, write_config, values
+):
+    path = write_config(values | {"recipe": "magic"})
+    outcome = run_cli(
+        *("schedule", "create", "weekly-", path, "--cron", "0 25 * * *"),
+        *("--timer", "sundial", "--profile", "nowhere"),
+    )
+    outcome.assert_refused("at both ends", "--cron", "recipe", "--timer", "nowhere")
+
+
+def test_longest_name_of_a_schedule_is_taken(run_cli, write_config, values):
+    outcome = create(run_cli, "w" * 63, write_config(values), "--cron", "0 3 * * 1")
+    assert outcome.code == 0, outcome.err
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "delete"])
