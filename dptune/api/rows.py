@@ -16,9 +16,11 @@ from torch.utils.data import (
 from dptune.api.arguments import Arguments, is_list
 from dptune.data.collated import (
     IGNORED,
+    OTHER_TARGETS,
     Names,
     Rows,
     lookalike_problems,
+    preference_problems,
     read_collated,
     unit_name,
 )
@@ -30,6 +32,7 @@ from dptune.errors import ConfigError, DataError, Problem
 
 _KNOWN = frozenset({"input_ids", "attention_mask", "labels"})
 _MOST_PROBLEMS = 20
+_SHIFTED = "the model shifts them by itself"
 
 
 def units_of(
@@ -57,6 +60,10 @@ def units_of(
     rows = []
     for number in range(len(data)):
         row = _read(data, number)
+        if not number and isinstance(row, Mapping):
+            problems += preference_problems("data", row)
+            if problems:
+                break
         found = list(_problems(row, max_tokens=max_tokens))
         problems += [Problem(path=f"data[{number}]", message=each) for each in found]
         if len(problems) >= _MOST_PROBLEMS:
@@ -64,7 +71,10 @@ def units_of(
         if not found:
             rows.append(_columns(row))
     if problems:
-        raise DataError(problems[:_MOST_PROBLEMS])
+        told = problems[:_MOST_PROBLEMS]
+        if any(_SHIFTED in problem.message for problem in told):
+            told.append(Problem(path="labels", message=OTHER_TARGETS))
+        raise DataError(told)
     if not rows:
         raise DataError("data must have at least one row, got none.")
     classes = [label for _, _, label in rows if label is not None]
@@ -276,7 +286,7 @@ def _label_problems(
     if ((targets != ids) & (targets != NO_TARGET)).any():
         yield (
             f"labels must repeat input_ids, or be {NO_TARGET} where nothing is learnt: "
-            "the model shifts them by itself."
+            f"{_SHIFTED}."
         )
 
 

@@ -22,6 +22,14 @@ _READ: Final = frozenset({"input_ids", "attention_mask", "labels"})
 _PACKED: Final = frozenset(
     {"seq_lengths", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "position_ids"}
 )
+_PREFERENCE: Final = ("chosen", "rejected")
+_OTHER_TARGETS: Final = "must have labels that are its own tokens, or -100"
+OTHER_TARGETS: Final = (
+    "Tags of tokens (NER) are not trained. For masked words repeat input_ids in labels "
+    "where they are learnt, unmasked, and mask them there in a `loss` of make_private."
+)
+"""The way out where rows have labels of other kinds for each token."""
+
 _COMPARED: Final = 4
 _READ_AGAIN: Final = 16
 
@@ -134,6 +142,29 @@ def lookalike_problems(path: str, owners: Iterable[str]) -> list[Problem]:
     return [Problem(path=path, message=message, next_step="Write them alike.")]
 
 
+def preference_problems(path: str, columns: Iterable[str]) -> list[Problem]:
+    """Refuse rows that compare two answers, as those of DPO and of reward models do.
+
+    Args:
+        path: of the rows, in errors.
+        columns: of a row; those of a tokenized one may stand beside its `input_ids`.
+    """
+    names = [str(name) for name in columns]
+    found = sorted(n for n in names if n.split("_", maxsplit=1)[0] in _PREFERENCE)
+    if not found or "input_ids" in names:
+        return []
+    return [
+        Problem(
+            path=path,
+            message="must hold one text in a row, with labels that are its tokens or "
+            f"its class, got the columns {', '.join(found)} of preferences: a loss "
+            "that compares two answers is not trained.",
+            next_step="Fine-tune on the chosen answers: make prompt and chosen one "
+            "text, or prompt and completion of DPSFTTrainer.",
+        )
+    ]
+
+
 def row_of(rows: Rows, index: int) -> Mapping[str, Any]:
     """Ask a script's data set for a row."""
     try:
@@ -197,7 +228,7 @@ def _read_row(batch: Mapping[str, Any]) -> CollatedRow:
     targets = targets[span]
     is_target = targets != IGNORED
     if bool((targets[is_target] != ids[span][is_target]).any()):
-        raise RowFaultError("must have labels that are its own tokens, or -100")
+        raise RowFaultError(_OTHER_TARGETS)
     return CollatedRow(
         ids=ids[span].tolist(), weights=is_target.float().tolist(), label=None
     )
@@ -242,6 +273,8 @@ def _mixing(rows: Rows, collate: Collator, names: Names) -> list[Problem]:
         packed = _PACKED.intersection(few[0])
         if packed:
             return [_packed_columns(sorted(packed), names)]
+        if preferences := preference_problems(names.rows, few[0]):
+            return preferences
         alone = [collated(row, collate) for row in few]
         again = [collated(row, collate) for row in few]
     except RowFaultError:
@@ -330,4 +363,8 @@ def _faulty(fault: str, where: Sequence[int], names: Names) -> Problem:
     """Name the first rows with a fault, and count the rest."""
     shown = ", ".join(map(str, where[:5]))
     more = f" and {len(where) - 5} more" if len(where) > 5 else ""
-    return Problem(path=f"{names.rows} row {shown}{more}", message=f"{fault}.")
+    return Problem(
+        path=f"{names.rows} row {shown}{more}",
+        message=f"{fault}.",
+        next_step=OTHER_TARGETS if fault == _OTHER_TARGETS else "",
+    )

@@ -60,7 +60,9 @@ def check_own_loss(model: nn.Module, feed: Feed, *, next_step: str) -> None:
     few = [_TOLERANCES.get(p.dtype, _OF_FEW_BITS) for p in model.parameters()]
     if own is None or not math.isclose(float(own), ours, rel_tol=max(few)):
         got = "none" if own is None else "another"
+        what = "its class" if has_classes else "the tokens that come next"
         raise ModelError(
-            f"{model_name(model)} must return the cross-entropy of labels as its loss, "
-            f"of each row by itself, got {got}: it is what is trained. {next_step}"
+            f"{model_name(model)} must return the cross-entropy of {what} as its loss, "
+            f"of each row by itself, got {got}, such as that of masked words or tags: "
+            f"it is what is trained. {next_step}"
         )

@@ -75,7 +75,10 @@ from dptune.workflow.job import optimizer_of, record_loss_of
 _PRIVATE: Final = ("loss", "train_loss")
 """What a log may tell callbacks, and no file beside the model."""
 
-_OWN_LOSS: Final = "Use a model whose loss is that of transformers."
+_OWN_LOSS: Final = (
+    "Use a causal model or a classifier of rows whose loss is that of transformers, or "
+    "make_private, which takes a `loss` of yours."
+)
 
 
 class PrivateTraining(RankedTraining, EvaluationApart):

@@ -17,7 +17,8 @@ Needs the extra `trl`.
 
 from typing import Any
 
-from dptune.errors import DependencyError
+from dptune.data.collated import preference_problems
+from dptune.errors import ConfigError, DependencyError
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.private_training import PrivateTraining
 from dptune.models.chat import without_today
@@ -50,7 +51,13 @@ class DPSFTTrainer(PrivateTraining, SFTTrainer):  # type: ignore[misc]
         """Tokenize as TRL does, with one date every day: a template may write today's.
 
         Rows of another day would be others, on which no training could be resumed.
+
+        Raises:
+            ConfigError: rows compare answers.
         """
+        columns = getattr(dataset, "column_names", None) or ()
+        if problems := preference_problems("train_dataset", columns):
+            raise ConfigError(problems)
         own = self.chat_template or getattr(processing_class, "chat_template", None)
         if isinstance(own, str) and (dated := without_today(own)) != own:
             self.chat_template = dated

@@ -236,7 +236,7 @@ def focal():
 
 
 def test_model_with_a_loss_of_its_own_is_refused(made):
-    with pytest.raises(ModelError, match=r"another: it is what is trained.*`loss`"):
+    with pytest.raises(ModelError, match=r"another, such as .*: it is what is trained.*`loss`"):
         made(model=focal())
     assert made(model=focal(), loss=rows_of_loss)
 

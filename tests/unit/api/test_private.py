@@ -19,7 +19,7 @@ from torch.utils.data import (
     RandomSampler,
     WeightedRandomSampler,
 )
-from transformers import default_data_collator
+from transformers import BertConfig, BertForMaskedLM, default_data_collator
 
 from dptune.accounting.certificates import Certificate
 from dptune.api import private, rows
@@ -128,6 +128,36 @@ def test_loop_is_the_stage_of_a_run_bit_for_bit(make, model, loss):
     assert (weights(other) - weights(model)).abs().max() <= (
         0 if loss is None else 1e-6
     )
+
+
+def masked(model, batch):
+    """Losses of masked words of each row, which the rows hold unmasked."""
+    is_masked = batch["labels"] != -100
+    logits = model(
+        input_ids=batch["input_ids"].masked_fill(is_masked, 0),
+        attention_mask=batch["attention_mask"],
+    ).logits
+    losses = functional.cross_entropy(logits.mT, batch["labels"], reduction="none")
+    return losses.sum(1) / WANTED["max_tokens"]
+
+
+def test_masked_words_are_trained_by_the_way_out_that_is_named(make):
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=16,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = BertForMaskedLM(config)
+    model.cls.predictions.bias.requires_grad_(False)  # it has no gradient rule
+    rows = [row | {"labels": [-100, 2, -100, -100]} for row in ROWS]
+    loop = make(model=model, data=rows, loss=masked)
+    assert len(list(loop)) == 3
+    assert loop.certificate().epsilon <= 8
 
 
 def test_noise_and_claim_are_those_of_a_run_with_the_same_numbers(make, unchecked):
@@ -521,6 +551,16 @@ MISUSES = {
         lambda _: {"data": [row | {"labels": [9, 9, 9, 9]} for row in ROWS]},
         DataError,
         "must repeat input_ids",
+    ),
+    "labels_are_tags": (
+        lambda _: {"data": [row | {"labels": [0, 1, 0, 0]} for row in ROWS]},
+        DataError,
+        "mask them there in a `loss` of make_private",
+    ),
+    "rows_are_preferences": (
+        lambda _: {"data": [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 40},
+        DataError,
+        "got the columns chosen, rejected of preferences",
     ),
     "owners_are_too_few": (lambda _: {"owners": [1, 2]}, ConfigError, "every row"),
     "batch_is_larger_than_the_data": (

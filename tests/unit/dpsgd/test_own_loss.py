@@ -81,7 +81,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_loss_is_refused_with_the_way_out(name):
-    with pytest.raises(ModelError, match=r"cross-entropy of labels.* Do this"):
+    with pytest.raises(
+        ModelError, match=r"cross-entropy of the tokens that come next.* Do this"
+    ):
         check_own_loss(Changed(OTHERS[name]), feed_of(), next_step="Do this.")
 
 

@@ -457,6 +457,19 @@ def masked(rows):
     return batch
 
 
+@pytest.mark.parametrize("made", [str, lambda text: [ord(text[-1]) - 47]])
+@pytest.mark.parametrize("suffix", ["", "_input_ids"])
+def test_rows_of_preferences_are_refused_with_what_is_supported(
+    script, paid, made, suffix
+):
+    rows = [
+        {f"chosen{suffix}": made(f"w{i % 9}"), f"rejected{suffix}": made("w1")}
+        for i in range(40)
+    ]
+    match = f"chosen{suffix}, rejected{suffix} of preferences.*on the chosen answers"
+    refused(script, paid, match, rows=rows)
+
+
 class Buffering:
     """Puts the row before in front of the next one."""
 
@@ -474,7 +487,10 @@ class Buffering:
     [
         (shifted, "treat each row by itself"),
         (Buffering(), "treat each row by itself"),
-        (masked, "labels that are its own tokens"),
+        (
+            masked,
+            "labels that are its own tokens.*Tags of tokens .NER. are not trained",
+        ),
         (
             lambda rows: pad(rows) | {"token_type_ids": torch.ones(1, 4)},
             "token_type_ids",
@@ -657,7 +673,7 @@ def test_loss_of_a_models_own_is_refused(script, paid):
             return output
 
     model = Doubled(models.tiny_gpt2().config)
-    words = "cross-entropy of labels as its loss"
+    words = "cross-entropy of the tokens that come next as its loss"
     refused(script, paid, words, error=ModelError, model=model)
 
 

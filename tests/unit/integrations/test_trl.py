@@ -77,6 +77,14 @@ def test_argument_of_trl_is_refused(chat_script, paid, changes, match):
     assert paid() == []
 
 
+def test_rows_of_preferences_are_refused_with_what_is_supported(chat_script, paid):
+    """TRL said that a key was missing."""
+    rows = [row | {"chosen": "w1", "rejected": "w2"} for row in make_prompts()]
+    with pytest.raises(ConfigError, match="chosen, rejected of preferences"):
+        chat_script(rows)
+    assert paid() == []
+
+
 def test_template_that_writes_the_date_makes_the_same_rows_every_day(
     chat_script, monkeypatch
 ):
