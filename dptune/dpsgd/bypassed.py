@@ -2,11 +2,13 @@
 
 Such an adapter trains on nothing, so that what its steps release is noise, and merging
 it adds that noise to a weight that the model does read. State spaces do so with
-`dt_proj`, some routers of experts with their own weight.
+`dt_proj`, some routers of experts with their own weight. So does every model with
+adapters that are merged, or not active.
 """
 
 import torch
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from dptune.dpsgd.isolation import COMPARED, Probe
@@ -25,8 +27,10 @@ def check_adapters(model: nn.Module, probe: Probe) -> None:
         probe: its made-up rows.
 
     Raises:
-        ModelError: the model takes the weight below an adapter by itself.
+        ModelError: the model takes the weight below an adapter by itself, or an adapter
+            is trained that is merged or not active.
     """
+    _check_read(model)
     layers = {
         name: layer
         for name, layer in model.named_modules()
@@ -57,6 +61,38 @@ def check_adapters(model: nn.Module, probe: Probe) -> None:
     finally:
         for weight in frozen:
             weight.requires_grad = False
+
+
+def _check_read(model: nn.Module) -> None:
+    """Refuse to train adapters that are merged, or that are not active."""
+    for layer in model.modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        trained = _trained_adapters(layer)
+        if trained and layer.merged:
+            raise ModelError(
+                f"{model_name(model)} must not have its adapters merged while they are "
+                "trained: no loss depends on them. Call unmerge_adapter first."
+            )
+        active = [] if layer.disable_adapters else layer.active_adapters
+        if unread := sorted(trained.difference(active)):
+            raise ModelError(
+                f"{model_name(model)} must not train adapter {unread[0]}, which is not "
+                "active: no loss depends on it, so that it would learn noise alone. "
+                "Call set_adapter with what is to be trained, which freezes the others."
+            )
+
+
+def _trained_adapters(layer: BaseTunerLayer) -> set[str]:
+    """Name the adapters of a layer that have a weight to train."""
+    kinds = [getattr(layer, name, {}) for name in layer.adapter_layer_names]
+    weights = (
+        (adapter, weight)
+        for kind in kinds
+        for adapter, part in kind.items()
+        for weight in (part.parameters() if isinstance(part, nn.Module) else [part])
+    )
+    return {adapter for adapter, weight in weights if weight.requires_grad}
 
 
 def _without_gradient(

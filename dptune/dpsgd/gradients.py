@@ -486,6 +486,6 @@ def _no_rule(parameter: str, module: nn.Module) -> str:
     return (
         f"{parameter} cannot be trained with rows side by side: its module "
         f"{type(module).__name__} has no gradient rule. {_WITHOUT_RULES}, train "
-        "adapters, freeze it with requires_grad_(False), or teach the module with "
-        "dptune.dpsgd.rules.register_gradient_rule."
+        "adapters of LoRA, freeze it with requires_grad_(False), or teach the module "
+        "with dptune.dpsgd.rules.register_gradient_rule."
     )

@@ -23,6 +23,8 @@ _HOOKS: Final = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_ADAPTERS: Final = ("merged_adapters", "_active_adapter", "_disable_adapters")
+"""What says which adapters a layer of PEFT reads beside its weight."""
 
 
 class StepGuard:
@@ -110,7 +112,9 @@ class StepGuard:
         if _built(self._model, self._trained) != self._built:
             raise PrivacyError(
                 "the model must stay as it was checked, but something has put hooks "
-                "or another forward pass on it while training. Do so before training."
+                "or another forward pass on it, or merged or switched its adapters, "
+                "while training. Do so before or after it; unmerge_adapter takes a "
+                "merge back."
             )
         self._check_weights(holds=_marks(self._trained) == self._weights)
 
@@ -247,4 +251,5 @@ def _built(model: nn.Module, trained: Iterable[Tensor]) -> list[object]:
     ways = ((m, m.forward, m._compiled_call_impl) for m in modules)
     of_all = (dict(getattr(module, f"_global{hooks}")) for hooks in _HOOKS)
     of_gradients = map(gradient_hooks, trained)
-    return [*ways, *_hooks(modules), *of_all, *of_gradients]
+    read = [repr([vars(m).get(name) for name in _ADAPTERS]) for m in modules]
+    return [*ways, *_hooks(modules), *of_all, *of_gradients, *read]

@@ -25,6 +25,7 @@ from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import PoissonSampler
 from dptune.errors import ConfigError, ModelError, PrivacyError
+from dptune.models.build import add_lora
 from dptune.testing import tiny_model
 from tests.support import models
 from tests.support.bodies import (
@@ -214,6 +215,29 @@ def test_compiled_model_and_pickled_one_are_told_the_way_out(made, tmp_path):
         next(iter(other.loader))
 
 
+def takes_adapters_out(script, change):
+    for number, batch in enumerate(script.loader):
+        if number == 1:
+            getattr(script.model.base_model, change)()
+        step(script, batch)
+
+
+@pytest.mark.parametrize("change", ["merge_adapter", "disable_adapter_layers"])
+def test_adapters_that_a_body_takes_out_end_it_before_a_step_is_paid(made, change):
+    script = made(model=add_lora(tiny_model(num_tokens=8), rank=2, alpha=4))
+    with pytest.raises(PrivacyError, match="while training"):
+        takes_adapters_out(script, change)
+    assert charged(script) == 1
+
+
+def test_twin_that_sees_no_merge_pays_for_a_step_without_gradients(made, monkeypatch):
+    monkeypatch.setattr(guard, "_ADAPTERS", ())
+    script = made(model=add_lora(tiny_model(num_tokens=8), rank=2, alpha=4))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        takes_adapters_out(script, "merge_adapter")
+    assert charged(script) == 2
+
+
 class Focal(GPT2LMHeadModel):
     """A causal model with a loss of its own."""
 
@@ -236,7 +260,9 @@ def focal():
 
 
 def test_model_with_a_loss_of_its_own_is_refused(made):
-    with pytest.raises(ModelError, match=r"another, such as .*: it is what is trained.*`loss`"):
+    with pytest.raises(
+        ModelError, match=r"another, such as .*: it is what is trained.*`loss`"
+    ):
         made(model=focal())
     assert made(model=focal(), loss=rows_of_loss)
 

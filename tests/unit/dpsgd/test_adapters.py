@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model
 from transformers import MambaConfig, MambaForCausalLM
 
-from dptune.dpsgd import adapters, selfcheck
+from dptune.dpsgd import adapters, bypassed, selfcheck
 from dptune.dpsgd.adapters import narrow_scales
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients
@@ -181,3 +181,43 @@ def test_adapter_that_is_read_past_changes_the_merged_model(monkeypatch):
         merged = model.merge_and_unload()(tokens).logits
     # In float32, a merge that is right differs by less than 1e-6.
     assert (trained - merged).abs().max() > 1e-4
+
+
+def with_second_adapter(*, active):
+    model = with_config()
+    model.add_adapter("second", LoraConfig(r=2, target_modules=TARGETS))
+    model.base_model.set_adapter(active)
+    return model
+
+
+def thawed(model):
+    """Train all adapters, whichever are active."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora" in name)
+    return model
+
+
+def test_trained_adapter_that_is_not_active_is_refused_by_name(monkeypatch):
+    check(with_second_adapter(active="default"))
+    check(with_second_adapter(active=["default", "second"]))
+    for active, other in (("default", "second"), ("second", "default")):
+        with pytest.raises(ModelError, match=f"must not train adapter {other}, which"):
+            check(thawed(with_second_adapter(active=active)))
+    monkeypatch.setattr(bypassed, "_check_read", lambda *_: None)
+    check(thawed(with_second_adapter(active="default")))  # it learns noise alone
+
+
+def test_merged_adapters_are_refused_by_what_is_wrong():
+    model = with_config()
+    model.merge_adapter()
+    with pytest.raises(ModelError, match=r"adapters merged.* Call unmerge_adapter"):
+        check(model)
+    model.unmerge_adapter()
+    check(model)
+
+
+@pytest.mark.parametrize("kind", [LoHaConfig, LoKrConfig])
+def test_adapter_without_a_rule_names_lora_as_the_way_out(kind):
+    model = get_peft_model(models.tiny_llama(), kind(r=2, target_modules=TARGETS))
+    with pytest.raises(ModelError, match=r"no gradient rule.*train adapters of LoRA"):
+        check(model)
