@@ -438,7 +438,8 @@ def check_modules(model: nn.Module) -> None:
     """
     for name, module in model.named_modules():
         is_wrapped = type(module).__name__ == "OptimizedModule"
-        if is_wrapped or module._compiled_call_impl is not None:
+        by_forward = hasattr(module.forward, "_torchdynamo_orig_callable")
+        if is_wrapped or by_forward or module._compiled_call_impl is not None:
             raise ModelError(
                 f"{name or 'the model'} must not be compiled: the engine looks into "
                 "its modules. Leave compile out."

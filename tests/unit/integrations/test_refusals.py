@@ -196,11 +196,33 @@ def test_model_that_is_spread_already_is_refused(script, paid, kind):
     refused(script, paid, "spread over devices or processes", model=wrapped)
 
 
-def test_compiled_model_is_refused(script, paid):
-    """It takes any arguments, so that rows seemed to lack their columns."""
-    model = models.tiny_gpt2(num_layers=1)
-    wrapped = torch.compile(model, backend="eager")
-    refused(script, paid, "must not be compiled", model=wrapped)
+def as_wrapper(model):
+    return torch.compile(model, backend="eager")
+
+
+def in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+def in_place_of_a_layer(model):
+    model.transformer.h[0].compile(backend="eager")
+    return model
+
+
+def by_forward(model):
+    """Rows that are run one by one need no rule, and passed all checks."""
+    mlp = model.transformer.h[0].mlp
+    mlp.forward = torch.compile(mlp.forward, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("way", [as_wrapper, in_place, in_place_of_a_layer, by_forward])
+def test_compiled_model_is_refused(script, paid, way):
+    """A wrapped one takes any arguments: rows seemed to lack their columns."""
+    model = way(models.tiny_gpt2(num_layers=1))
+    sizes = {"per_device_train_batch_size": 1}
+    refused(script, paid, "must not be compiled", model=model, **sizes)
 
 
 @pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.MEGATRON_LM])
