@@ -8,9 +8,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
+from urllib.parse import urlsplit
 
 from infra.cluster.manifests import (
     Manifest,
+    Pod,
     find_objects,
     find_pods,
     object_name,
@@ -35,6 +37,9 @@ _NEEDED_NETWORKS = (
 _LAUNCHER, _HOME = "dptune-launcher", "dptune-home"
 _NODE, _WEB = {JOB: "any", "app.kubernetes.io/part-of": "dptune"}, {443, 6443}
 _POSTGRES, _POSTGRES_PORT = "StatefulSet/postgres", 5432
+_INSIDE = {53, _POSTGRES_PORT, 3306}  # DNS and the databases
+_OBJECT_STORE, _PORT_OF = "MLFLOW_S3_ENDPOINT_URL", {"http": 80, "https": 443}
+_MOST_NAMED = 5
 
 
 def namespace_is_restricted(manifests: list[Manifest]) -> Iterator[Wrong]:
@@ -222,9 +227,23 @@ def nodes_reach_the_budget_store(manifests: list[Manifest]) -> Iterator[Wrong]:
 
 def nodes_reach_nobody_else(manifests: list[Manifest]) -> Iterator[Wrong]:
     """What nodes exchange is in the clear, and they hold weights: none goes out."""
-    if ports := _ports(manifests, _NODE, None, "egress") & _WEB:
-        numbers = ", ".join(map(str, sorted(ports)))
+    if ports := _ports(manifests, _NODE, None, "egress") - _INSIDE:
+        first = sorted(ports)[:_MOST_NAMED]
+        numbers = ", ".join([*map(str, first), *["..."] * (len(ports) > len(first))])
         yield "NetworkPolicy", f"must not let nodes out of the cluster, port {numbers}."
+
+
+def object_store_is_reached_at_its_port(manifests: list[Manifest]) -> Iterator[Wrong]:
+    """The network of the object store has the port that its URL names."""
+    for pod in find_pods(manifests):
+        for url in _values_of(pod, _OBJECT_STORE):
+            parts = urlsplit(url)
+            port = parts.port or _PORT_OF.get(parts.scheme)
+            if port not in _ports(manifests, pod.labels, None, "egress"):
+                message = (
+                    f"must open port {port} of object-store-url: object-store-port."
+                )
+                yield "NetworkPolicy/object-store", message
 
 
 def home_is_shared(manifests: list[Manifest]) -> Iterator[Wrong]:
@@ -292,6 +311,7 @@ CLUSTER_POLICIES: tuple[Callable[[list[Manifest]], Iterator[Wrong]], ...] = (
     nodes_reach_each_other,
     nodes_reach_the_budget_store,
     nodes_reach_nobody_else,
+    object_store_is_reached_at_its_port,
     home_is_shared,
     no_secret_is_written_down,
     jobs_end,
@@ -335,6 +355,12 @@ def _ports(
         if isinstance(port["port"], int)
         for number in range(port["port"], port.get("endPort", port["port"]) + 1)
     }
+
+
+def _values_of(pod: Pod, name: str) -> set[str]:
+    """Values that the containers of a pod have of a variable."""
+    variables = (v for c in pod.spec["containers"] for v in c.get("env") or [])
+    return {v["value"] for v in variables if v["name"] == name and v.get("value")}
 
 
 def _is_peer(peer: Manifest, other: Mapping[str, str] | None) -> bool:

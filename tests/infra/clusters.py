@@ -17,16 +17,22 @@ _IMAGE = (
 )
 
 
-def filled_overlay(name, folder):
-    """Render an overlay from a copy in which nothing is left to fill in."""
+def filled_overlay(name, folder, facts=None):
+    """Render an overlay from a copy in which nothing is left to fill in.
+
+    Args:
+        name: of the overlay.
+        folder: of the copy.
+        facts: lines of cluster.yaml beside those of the example, as `{old: new}`.
+    """
     tree = Path(folder) / "k8s"
     shutil.copytree(OVERLAYS.parent, tree)
-    facts = tree / "overlays" / name / "cluster.yaml"
-    text = facts.read_text()
-    for placeholder, value in _FACTS.items():
+    cluster = tree / "overlays" / name / "cluster.yaml"
+    text = cluster.read_text()
+    for placeholder, value in (_FACTS | (facts or {})).items():
         assert placeholder in text
         text = text.replace(placeholder, value)
-    facts.write_text(text)
+    cluster.write_text(text)
     kustomization = tree / "overlays" / name / "kustomization.yaml"
     text = kustomization.read_text()
     assert _IMAGE in text

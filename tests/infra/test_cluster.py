@@ -108,6 +108,43 @@ def test_facts_of_the_cluster_arrive_where_they_belong(overlays):
     assert not find_objects(overlays["staging"], "ConfigMap")[1:]
 
 
+PORTS = {
+    "https://s3.internal": "http://minio.internal:9000",
+    'object-store-port: "443"': 'object-store-port: "9000"',
+    "endpoints: 192.0.2.0/24": "endpoints: 10.40.0.0/24",
+    'endpoints-port: "443"': 'endpoints-port: "5000"',
+    "node-dns: 169.254.20.10/32": "node-dns: 10.96.0.10/32",
+}
+
+
+def test_ports_of_the_cluster_arrive_as_numbers(tmp_path):
+    """A MinIO at 9000, or an MLflow outside at 5000, was cut off."""
+    made = filled_overlay("production", tmp_path, facts=PORTS)
+    assert check_manifests(made) == []
+    opened = {
+        name: [
+            port["port"]
+            for port in spec(made, f"NetworkPolicy/{name}")["egress"][0]["ports"]
+        ]
+        for name in ("object-store", "endpoints")
+    }
+    assert opened == {"object-store": [9000], "endpoints": [443, 5000]}
+    assert may_call(made, STEP, "10.96.0.10/32")
+
+
+def test_port_of_the_object_stores_url_must_be_open(tmp_path):
+    facts = {k: v for k, v in PORTS.items() if "port" not in k}
+    (found,) = check_policies(filled_overlay("staging", tmp_path, facts=facts))
+    assert found.name == "NetworkPolicy/object-store"
+    assert found.message.startswith("must open port 9000")
+
+
+def test_names_are_looked_up_at_the_nodes_own_cache_too(overlays):
+    """Node-local DNS was blocked: it is no pod of kube-dns."""
+    for source in (STEP, ORCHESTRATOR, NODE):
+        assert may_call(overlays["staging"], source, "169.254.20.10/32")
+
+
 def test_vault_brings_every_secret_and_key_that_there_is(overlays):
     inside = {"dptune-postgres"}
     wanted = {n: frozenset(k) for n, k in SECRETS.items() if n not in inside}
@@ -468,6 +505,18 @@ TWINS = [
         lambda m: spec(m, "NetworkPolicy/object-store")["podSelector"][
             "matchExpressions"
         ].pop(),
+    ),
+    (
+        "object_store_is_reached_at_its_port",
+        lambda m: spec(m, "NetworkPolicy/object-store")["egress"][0].update(
+            ports=[{"protocol": "TCP", "port": 9000}]
+        ),
+    ),
+    (
+        "nodes_reach_nobody_else",
+        lambda m: spec(m, "NetworkPolicy/databases")["egress"][0]["ports"].append(
+            {"protocol": "TCP", "port": 9000}
+        ),
     ),
     (
         "home_is_shared",
