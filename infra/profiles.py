@@ -98,7 +98,8 @@ class PodSettings(_Settings):
 
     Args:
         cpu, memory: Kubernetes quantities.
-        timeout_minutes: after which the step is ended, retries included.
+        timeout_minutes: after which the step is ended, retries included; those of the
+            orchestrator end the run, and are the longest.
     """
 
     cpu: Processors
@@ -182,7 +183,8 @@ class Profile(_Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if wrong := [*self._written_down(), *self._twice(), *self._missing()]:
+        found = (self._written_down(), self._twice(), self._missing(), self._late())
+        if wrong := [each for problems in found for each in problems]:
             raise ValueError("; ".join(wrong))
         return self
 
@@ -248,6 +250,26 @@ class Profile(_Settings):
             yield (
                 f"secrets must have {BUDGET_URL}, which is not optional: every pod "
                 "pays from the same budget"
+            )
+
+    def _late(self) -> Iterator[str]:
+        """Say which deadlines come before what they are to wait for."""
+        if self.pods is None:
+            return
+        whole, heavy = self.pods.orchestrator.timeout_minutes, self.pods.accelerated
+        for kind, pod in (("steps", self.pods.steps), ("accelerated", heavy)):
+            if pod.timeout_minutes > whole:
+                yield (
+                    f"pods.{kind}.timeout_minutes must be at most {whole}, those of "
+                    "pods.orchestrator, which end the run with all its steps, got "
+                    f"{pod.timeout_minutes}"
+                )
+        wait = heavy.nodes.start_within_minutes
+        if self.nodes > 1 and wait >= heavy.timeout_minutes:
+            yield (
+                "pods.accelerated.nodes.start_within_minutes must be below the "
+                f"{heavy.timeout_minutes} timeout_minutes of pods.accelerated, which "
+                f"end nodes that wait, too, got {wait}"
             )
 
     def production_stack(self) -> ProductionStack | None:

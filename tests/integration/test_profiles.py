@@ -1,6 +1,7 @@
 """A profile turns into pod settings, and can neither claim nor leak anything."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -216,6 +217,27 @@ HEAVY = ("pods", "accelerated")
 def test_pod_that_kubernetes_would_refuse_is_refused_here(tmp_path, keys, value, words):
     with pytest.raises(ConfigError, match=words):
         read_profile(changed(tmp_path, *keys, value=value))
+
+
+def test_deadlines_that_contradict_each_other_are_refused_together(tmp_path):
+    """The run would end before the step that it waits for may."""
+    file = Path(changed(tmp_path, "pods", "orchestrator", "timeout_minutes", value=359))
+    with pytest.raises(ConfigError) as told:
+        read_profile(str(file))
+    for kind, minutes in (("steps", 360), ("accelerated", 2880)):
+        words = f"pods.{kind}.timeout_minutes must be at most 359"
+        assert words in str(told.value)
+        assert f"got {minutes}" in str(told.value)
+    for nodes in (1, 2):
+        values = yaml.safe_load((PROFILES / "kubernetes.yaml").read_text())
+        values["performance"]["nodes"] = nodes
+        values["pods"]["accelerated"] |= {"timeout_minutes": 60}
+        file.write_text(yaml.safe_dump(values))
+        if nodes == 1:
+            assert read_profile(str(file)).nodes == 1  # nothing waits
+            continue
+        with pytest.raises(ConfigError, match="start_within_minutes must be below"):
+            read_profile(str(file))
 
 
 def test_value_in_place_of_a_reference_is_refused_and_not_shown(tmp_path):
