@@ -135,6 +135,13 @@ def mixed_ranks(shape, generator, share):
     return np.where(known, 1, shape.uniform(generator))
 
 
+def few_well_known(shape, generator, share, top):
+    """Few canaries are among the best candidates, the others not memorized."""
+    known = generator.random(shape.num) < share
+    best = generator.integers(1, top + 1, shape.num)
+    return np.where(known, best, shape.uniform(generator))
+
+
 def one_known(shape, generator):
     """A single canary is at rank 1, the others are not memorized."""
     ranks = shape.uniform(generator)
@@ -152,6 +159,7 @@ LEAKS = {
     "exponential_2.5_bits": lambda s, g: exponential_ranks(s, g, 2.5),
     "all_a_little_2.5_bits": lambda s, g: shifted_ranks(s, g, 0.658),
     "few_outright_2.5_bits": lambda s, g: mixed_ranks(s, g, mixed_share(s, 2.5)),
+    "few_at_15_bits_2.5_bits": lambda s, g: few_well_known(s, g, 0.078, 83),
     "one_at_rank_1": one_known,
 }
 

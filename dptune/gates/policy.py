@@ -30,8 +30,9 @@ class GatePolicy(Settings):
 
     With these defaults a model that memorises nothing fails in less than 2 % of
     simulated runs: it is blocked in less than 1 %, and called invalid in less than
-    .3 %. One whose canaries leak 2.5 bits on average, or of which one is known by
-    heart, passes in less than 1 % (`tests/statistical/test_gate_error_rates.py`).
+    .3 %. One whose canaries leak 2.5 bits on average, all alike or a few of them, or
+    of which one is known by heart, passes in less than 1 %
+    (`tests/statistical/test_gate_error_rates.py`).
 
     Args:
         name: of the policy, in letters that no other name looks like.

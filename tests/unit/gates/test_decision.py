@@ -280,9 +280,27 @@ def test_decide_one_memorised_canary_of_many_blocks(make):
     )
     ranks[5] = 200
     assert_decides(
-        make.evidence(exposure=make.exposure(planted=ranks)), make.policy(), "PASS"
+        make.evidence(exposure=make.exposure(planted=ranks)),
+        make.policy(assurance_bound_bits=3.0),
+        "PASS",
     )
     assert "60 planted" in decision.failed()[0].reason
+
+
+def test_decide_few_canaries_that_leak_much_are_no_assurance(make):
+    """By the exponential law alone their mean was at most 2.4 bits, and passed."""
+    ranks = make.even_ranks(100)
+    ranks[:3] = 60
+    report = make.exposure(planted=ranks)
+    mean = sum(canary.exposure for canary in report.planted()) / 100
+    assert mean_exposure_bounds(mean, 100, level=0.005)[1] < 2.5
+    assert_decides(
+        make.evidence(exposure=report),
+        make.policy(),
+        "INCONCLUSIVE",
+        memorization="PASS",
+        assurance="INCONCLUSIVE",
+    )
 
 
 def test_decide_leak_below_the_size_of_effect_does_not_block(make):

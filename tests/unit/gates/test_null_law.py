@@ -15,6 +15,7 @@ from dptune.gates.null_law import (
     group_privacy,
     mean_exposure_bounds,
     single_p_value,
+    skewed_mean_upper,
     uniform_p_value,
 )
 from dptune.privacy import NeighboringRelation
@@ -57,6 +58,29 @@ def test_bounds_of_one_exponential_exposure_by_hand():
     low, high = mean_exposure_bounds(3.0, 1, level=0.1)
     assert low == pytest.approx(3 / -math.log(0.1))
     assert high == pytest.approx(3 / -math.log(0.9))
+
+
+def test_bound_of_a_skewed_mean_by_hand():
+    """Of 0, 0, 3: mean 1, variance 3, third central moment 2; t at .25 is .816."""
+    quantile = math.sqrt(2 / 3)
+    by_hand = 1 + quantile + 2 / (6 * 3 * 3) * (1 + 2 * quantile**2)
+    assert skewed_mean_upper([0.0, 3.0, 0.0], level=0.25) == pytest.approx(by_hand)
+    assert skewed_mean_upper([2.0], level=0.01) == 2.0
+    left = skewed_mean_upper([3.0, 0.0, 3.0], level=0.25)
+    assert left == pytest.approx(2 + quantile)
+
+
+def test_bound_of_a_mean_holds_where_few_canaries_leak_much():
+    """8 % at 15 bits: the exponential bound alone misses five times as often."""
+    generator, level, runs = np.random.default_rng(4), 0.005, 4000
+    leak = generator.random((runs, 100)) < 0.08
+    noise = generator.exponential(1 / math.log(2), (runs, 100))
+    drawn = noise + np.where(leak, 15 - 1 / math.log(2), 0)
+    mean = 0.08 * 15 + 0.92 / math.log(2)
+    misses = np.mean([skewed_mean_upper(one, level=level) < mean for one in drawn])
+    assert misses <= stats.binom.isf(1e-3, runs, 2 * level) / runs
+    naive = [mean_exposure_bounds(one.mean(), 100, level=level)[1] for one in drawn]
+    assert np.mean(np.less(naive, mean)) > 0.03
 
 
 @pytest.mark.parametrize(
