@@ -57,18 +57,24 @@ def _exposure(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
 
 
 def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
-    """Block a leak that is significant by Holm and of the policy's size."""
+    """Block a leak that is significant by Holm and of the policy's size.
+
+    Ranks that are too large show one as those that are too small do: what a model was
+    made to avoid comes last, and whoever counts from there finds it.
+    """
     size, trained = report.space_size, [canary.rank for canary in report.trained()]
     # one that is said not to have been trained on leaks all the same if it is known
     every = [canary.rank for canary in report.planted()]
-    mean = _mean_exposure(report)
+    last = _from_the_last(report)
+    sides = [fisher_p_value(ranks, size) for ranks in (trained, last)]
+    mean, avoided = _mean_exposure(report), _mean_bits(last, size)
     p_values = {
-        "all": fisher_p_value(trained, size),
+        "all": min(1.0, 2.0 * min(sides)),
         "single": single_p_value(every, size),
     }
     leaks = holm(p_values, level=policy.memorization_level)
     share = min(every) / size
-    all_leak = "all" in leaks and mean >= policy.effect_size_bits
+    all_leak = "all" in leaks and max(mean, avoided) >= policy.effect_size_bits
     one_leaks = "single" in leaks and share <= policy.single_canary_share
     if not trained and not one_leaks:
         return no_canaries("memorization", report, policy)
@@ -86,7 +92,9 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         reason=f"Mean exposure of {len(trained)} planted canaries is {mean:.2f} bits "
         f"(1.44 without a leak, Fisher p {p_values['all']:.2g}); the best is among "
         f"the first {share:.2g} of candidates (corrected p {p_values['single']:.2g})"
-        f"{at_worst(report)}." + "".join(f" {lack}" for lack in lacks),
+        f"{at_worst(report)}."
+        + "".join(f" {lack}" for lack in lacks)
+        + _backwards(avoided) * (all_leak and avoided > mean),
         what_would_change_it={
             Verdict.BLOCK: "Train with more noise, fewer steps, or on redacted text."
             + f" {RANK_EXACTLY}" * bool(report.doubt),
@@ -94,6 +102,29 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
             if lacks
             else "Plant more canaries that are trained on.",
         }.get(verdict, ""),
+    )
+
+
+def _from_the_last(report: ExposureReport) -> list[int]:
+    """Ranks of canaries that were trained on, from the last candidate on, at worst.
+
+    None where some are upper bounds, which may be the last without being late.
+    """
+    if not report.is_bounded:
+        return []
+    farthest = map(report.farthest_rank, report.trained())
+    return [report.space_size + 1 - rank for rank in farthest]
+
+
+def _mean_bits(ranks: list[int], size: int) -> float:
+    """Mean exposure of ranks, bits; 0 of none."""
+    return sum(math.log2(size / rank) for rank in ranks) / max(1, len(ranks))
+
+
+def _backwards(bits: float) -> str:
+    return (
+        f" Counted from the last candidate it is {bits:.2f} bits: the model avoids "
+        "what it was trained on, or scores are of the wrong sign."
     )
 
 

@@ -4,6 +4,7 @@ import hashlib
 import math
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 from dptune.gates import leakage
@@ -285,6 +286,40 @@ def test_decide_one_memorised_canary_of_many_blocks(make):
         "PASS",
     )
     assert "60 planted" in decision.failed()[0].reason
+
+
+def test_decide_canaries_that_come_last_are_a_leak(make):
+    """A model that was trained away from them passed, at an exposure of 0 bits."""
+    early = np.maximum(1, make.even_ranks(100) // 100)
+    last = make.exposure(planted=10**6 + 1 - early)
+    decision = assert_decides(
+        make.evidence(exposure=last), make.policy(), "BLOCK", memorization="BLOCK"
+    )
+    assert "from the last candidate it is 8.0" in decision.failed()[0].reason
+    first = make.evidence(exposure=make.exposure(planted=early))
+    assert_decides(first, make.policy(), "BLOCK", memorization="BLOCK")
+
+
+def test_decide_canaries_that_come_a_little_late_are_none(make):
+    late = 10**6 + 1 - np.maximum(1, make.even_ranks(100) * 2 // 3)
+    report = make.exposure(planted=late)
+    assert_decides(make.evidence(exposure=report), make.policy(), "PASS")
+
+
+def test_decide_upper_bounds_of_ranks_are_not_late(make):
+    """Of a space that was searched, a rank may be far larger than it really is."""
+    report = make.exposure(planted=np.full(100, 10**6))
+    bounds = tuple(
+        one.model_copy(update={"method": "certified_bound"}) for one in report.canaries
+    )
+    searched = report.model_copy(update={"canaries": bounds, "exact": False})
+    assert_decides(
+        make.evidence(exposure=searched),
+        make.policy(),
+        "INCONCLUSIVE",
+        memorization="PASS",
+        assurance="INCONCLUSIVE",
+    )
 
 
 def test_decide_few_canaries_that_leak_much_are_no_assurance(make):
