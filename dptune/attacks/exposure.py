@@ -455,6 +455,7 @@ def exposure_report(
         planted_expected=canary_set.num_expected,
         num_token_forwards=measured.num_token_forwards,
         drawn=not canary_set.spec.fixed,
+        appended=canary_set.spec.placement == "appended",
         scored=SCORED,
         ties=TIES,
     )

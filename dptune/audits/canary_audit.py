@@ -7,7 +7,8 @@
 | `exposure` | secrets uniform over candidates | replace; add or remove | `hit_tail` |
 
 To replace a record is to remove it and to add another: `exposure` restates its bound
-for add or remove as that of a group of two.
+for add or remove as that of a group of two. So do the others where canaries are
+appended to records of others: in or out, the record is there.
 
 A secret is random in a fixed record, so a bound under the replace relation speaks of
 selective claims too, but only if the detector found the secret. All bounds of a report
@@ -22,7 +23,8 @@ order:
   The coins are independent, exactly. Flipping one replaces a record.
 * **inclusion**: each of the 2m secrets is in or out. The coins are fair and independent
   *given* that m of them came up: a probability is at most what independent coins give,
-  over P[Bin(2m, 1/2) = m]. Flipping one adds or removes a record.
+  over P[Bin(2m, 1/2) = m]. Flipping one adds or removes a record, or replaces that
+  which the secret is appended to.
 """
 
 import math
@@ -223,6 +225,7 @@ def audit_canaries(
     | other ranks that are not exact | no exposure audit |
     | a secret that the detector missed | a selective bound is marked as such |
     | several insertions | the group's bound, restated for one unit |
+    | canaries appended to records of others | likewise: two units for add or remove |
     | canaries that were not trained on | used, but for nothing in the capacity |
     | no canary that was trained on | no bound |
     | local claims | no bound: canaries do not test them |
@@ -269,6 +272,7 @@ def planned_capacity(
     num_held_out: int,
     space_size: int,
     insertions: int = 1,
+    appended: bool = False,
 ) -> float:
     """Return the largest bound that any audit of a claim could give, before training.
 
@@ -278,6 +282,7 @@ def planned_capacity(
         num_held_out: controls.
         space_size: candidates of one secret.
         insertions: units that hold a copy of one canary.
+        appended: to records of others.
     """
     canaries = [
         CanaryExposure(
@@ -306,6 +311,7 @@ def planned_capacity(
         planted_expected=num_planted * insertions,
         num_token_forwards=0,
         drawn=True,
+        appended=appended,
     )
     return max((a.capacity for a in audit_canaries(report, [claim])), default=0.0)
 
@@ -318,18 +324,19 @@ def _refuters(
     known = sum(c.trained is None or c.trained >= c.insertions for c in planted)
     if not known or not report.drawn:
         return
-    size = max(canary.insertions for canary in planted)
-    group = partial(_group, delta=claim.delta, size=size)
+    copies = max(canary.insertions for canary in planted)
+    pair = 1 if claim.relation is _REPLACE else 2
     guesses = _guesses(report, claim.relation)
     if guesses:
+        size = copies * (pair if report.appended else 1)
+        group = partial(_group, delta=claim.delta, size=size)
         coins = 2 * known if claim.relation is _ADD else known
         yield _one_run(guesses, group, alpha, coins)
         if claim.has_curve:
             yield _f_dp(guesses, claim, size, alpha, coins)
     if not report.is_bounded:
         return
-    pair = 1 if claim.relation is _REPLACE else 2
-    group = partial(_group, delta=claim.delta, size=pair * size)
+    group = partial(_group, delta=claim.delta, size=pair * copies)
     yield _exposure(report, group, alpha, known)
 
 

@@ -54,9 +54,10 @@ class ExposureReport(Report):
     `not_measurable` says why a report holds no canary where there can be none.
     `drawn` says that the planted secrets were drawn at random. Those that were given,
     or of which nobody knows, follow no uniform law: no test of a leak, and no audit,
-    uses them. `scored` says which tokens of a candidate are, and `ties` where a canary
-    comes among equals; reports from before scored those that overlap the secret, and
-    put it first.
+    uses them. `appended` says that canaries sit in records of others, so that one more
+    changes a record and adds none. `scored` says which tokens of a candidate are, and
+    `ties` where a canary comes among equals; reports from before scored those that
+    overlap the secret, and put it first.
     """
 
     model_digest: str
@@ -73,6 +74,7 @@ class ExposureReport(Report):
     num_token_forwards: int
     not_measurable: str = ""
     drawn: bool = False
+    appended: bool = False
     scored: str = ""
     ties: str = ""
     measured_at: AwareDatetime | None = None

@@ -140,6 +140,7 @@ def _claim_lines(config: TrainConfig, plan: RunPlan) -> Iterator[PowerLine]:
         num_held_out=spec.num_held_out,
         space_size=spec.space_size,
         insertions=spec.insertions,
+        appended=spec.placement == "appended",
     )
     wanted = policy.min_audit_capacity
     yield PowerLine(

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dptune.audits.canary_audit import audit_canaries, guess_inclusion, guess_pairs
+from dptune.audits.canary_audit import (
+    AuditedClaim,
+    audit_canaries,
+    guess_inclusion,
+    guess_pairs,
+)
 from dptune.audits.tails import guess_tail, hit_tail, is_possible
+from dptune.privacy import NeighboringRelation, Notion
 from tests.support.gaussian_curve import GaussianCurve, gaussian_epsilon
 from tests.support.mechanisms import (
     gaussian_mechanism,
@@ -45,6 +51,45 @@ def test_bounds_of_known_mechanisms_are_below_the_truth(kind):
         audits = audit_canaries(made.report, made.claims, confidence=0.95)
         above += any(a.epsilon_lower_bound > made.epsilon(a.relation) for a in audits)
     assert above <= 2  # more than 2 of 25 has probability .13 at level .05
+
+
+def written_into_hosts(generator, *, epsilon, num, appended):
+    """Say of every secret whether its host holds it, or nothing.
+
+    A right answer has e^(2 epsilon) times the chance of a wrong one. Of a host that is
+    absent both have e^epsilon times that chance, so that it is epsilon-DP to have one.
+    """
+    wrong = 0.08
+    right = wrong * math.exp(2 * epsilon)
+    none, none_without = 1 - wrong - right, 1 - 2 * wrong * math.exp(epsilon)
+    assert abs(math.log(none / none_without)) <= epsilon
+    answers = [
+        generator.choice((sign, -sign, 0), num, p=(right, wrong, none))
+        for sign in (1.0, -1.0)
+    ]
+    planted, held_out = (said + generator.random(num) / 4 for said in answers)
+    made = randomized_response(generator, epsilon=epsilon, num=num).report
+    losses = iter([*-planted, *-held_out])
+    canaries = [c.model_copy(update={"nll": next(losses)}) for c in made.canaries]
+    return made.model_copy(update={"canaries": canaries, "appended": appended})
+
+
+@pytest.mark.parametrize(("appended", "bar"), [(True, (0, 1)), (False, (15, 20))])
+def test_secret_in_a_host_is_worth_two_units_under_add_or_remove(appended, bar):
+    """Taken for a record of its own, it refutes claims that hold."""
+    generator, delta = np.random.default_rng(0), 1e-9
+    claim = AuditedClaim(
+        notion=Notion.RECORD,
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        delta=delta,
+        guarantees=((1.0, delta),),
+    )
+    above = 0
+    for _ in range(20):
+        made = written_into_hosts(generator, epsilon=1.0, num=1000, appended=appended)
+        audits = audit_canaries(made, [claim], confidence=0.95)
+        above += any(a.epsilon_lower_bound > 1.0 for a in audits)
+    assert bar[0] <= above <= bar[1]
 
 
 def test_one_run_at_the_truth_errs_nearly_as_often_as_it_may():

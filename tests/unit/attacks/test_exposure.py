@@ -346,8 +346,11 @@ def test_exposure_mean_divides_by_scored_tokens(merging_tokenizer):
     np.testing.assert_allclose(scores.by("mean"), 6.0 / trie.num_scored)
 
 
-def test_exposure_report_holds_counts_and_no_secret():
-    spec = CanarySpec(length=6, num_planted=2, num_held_out=2, insertions=3)
+@pytest.mark.parametrize("placement", ["own_record", "appended"])
+def test_exposure_report_holds_counts_and_no_secret(placement):
+    spec = CanarySpec(
+        length=6, num_planted=2, num_held_out=2, insertions=3, placement=placement
+    )
     canaries = draw_canaries(spec, seed=0)
     nothing = Measured(canaries=(), num_token_forwards=7)
     report = exposure_report(
@@ -360,6 +363,7 @@ def test_exposure_report_holds_counts_and_no_secret():
     )
     assert (report.planted_found, report.planted_expected) == (5, 6)
     assert report.scored == module.SCORED
+    assert report.appended == (placement == "appended")
     assert "drawn" in report.ties
     assert report.space_size == 10**6
     dumped = report.model_dump_json()

@@ -3,7 +3,11 @@ import math
 import numpy as np
 import pytest
 
-from dptune.audits.canary_audit import AuditedClaim, audit_canaries
+from dptune.audits.canary_audit import (
+    AuditedClaim,
+    audit_canaries,
+    planned_capacity,
+)
 from dptune.privacy import NeighboringRelation, Notion
 from tests.support.mechanisms import (
     gaussian_mechanism,
@@ -81,6 +85,24 @@ def test_several_insertions_weaken_the_bound_of_one_unit(simulated):
     (once, *_) = audit_canaries(simulated.report, [claim()])
     (four, *_) = audit_canaries(report, [claim()])
     assert 0.0 < four.epsilon_lower_bound <= once.epsilon_lower_bound / 4
+
+
+@pytest.mark.parametrize(("relation", "less"), [(ADD, True), (REPLACE, False)])
+def test_canaries_in_records_of_others_can_refute_less_under_add_or_remove(
+    relation, less
+):
+    """Few candidates, so that exposure shows less than coins do."""
+    own, appended = (
+        planned_capacity(
+            claim(relation=relation),
+            num_planted=200,
+            num_held_out=200,
+            space_size=500,
+            appended=where,
+        )
+        for where in (False, True)
+    )
+    assert (appended < 0.6 * own) if less else (appended == own)
 
 
 @pytest.mark.parametrize(

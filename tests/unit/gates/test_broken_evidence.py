@@ -171,6 +171,7 @@ HARMLESS = {
     "detail": "words of the card",
     "method": "its report says whether all ranks are exact",
     "trained": "one canary fewer that counts; too few are inconclusive",
+    "appended": "what it decides is in the audits",
     "scored": "words; any statistic of a canary that nobody saw has a uniform rank",
     "ties": "words; the tests of controls see ties that are no uniform law",
     "marked": "tells canaries apart on a page; the setting of all of them decides",
