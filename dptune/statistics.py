@@ -1,6 +1,7 @@
 """Small statistics that attacks and gates share: intervals, tests, corrections."""
 
 import functools
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -154,7 +155,8 @@ def paired_bootstrap_upper(
     """Upper bound of the change in nats per token from champion to candidate.
 
     Records are resampled in pairs, so that what is hard for both cancels, and all of a
-    unit together: they are alike.
+    unit together: they are alike. Few units hardly show by how much units differ: the
+    bound is no smaller than Student's of the ratio, and infinite for one.
 
     Args:
         champion_nll: total nats of each held-out record under the champion.
@@ -167,6 +169,9 @@ def paired_bootstrap_upper(
 
     Returns:
         The bound; NaN if a loss is NaN.
+
+    References:
+        Cochran (1977), "Sampling techniques", section 6.4, for the variance of a ratio.
 
     Raises:
         DataError: lengths differ, or there is no token.
@@ -194,7 +199,18 @@ def paired_bootstrap_upper(
     values = np.concatenate(means)
     if np.isnan(values).any():
         return float("nan")
-    return float(np.quantile(values, confidence, method="higher"))
+    drawn = float(np.quantile(values, confidence, method="higher"))
+    return max(drawn, _student_upper(change, weight, confidence=confidence))
+
+
+def _student_upper(change: Floats, weight: Floats, *, confidence: float) -> float:
+    """Student's upper bound of a ratio of sums over independent units."""
+    num = len(change)
+    if num < 2:
+        return math.inf
+    ratio = change.sum() / weight.sum()
+    spread = math.sqrt(num * (change - ratio * weight).var(ddof=1)) / weight.sum()
+    return float(ratio + stats.t.ppf(confidence, num - 1) * spread)
 
 
 def unit_numbers(names: Sequence[Hashable]) -> tuple[int, ...]:

@@ -81,7 +81,14 @@ def _compare(
     over: str,
     looks: int,
 ) -> Criterion:
-    """Paired bootstrap of the change in nats per token."""
+    """Paired bootstrap of the change in nats per token; one unit shows no spread."""
+    if len(set(report.record_units) or report.record_nll) < 2:
+        return Criterion(
+            name=_NAME,
+            verdict=Verdict.INCONCLUSIVE,
+            reason="Held-out records are of one unit, which says nothing of others.",
+            what_would_change_it="Measure on held-out records of several units.",
+        )
     change = (sum(report.record_nll) - sum(other)) / report.num_tokens
     confidence = 1.0 - (1.0 - policy.utility_confidence) / looks
     upper = paired_bootstrap_upper(

@@ -771,6 +771,32 @@ def test_decide_utility_counts_units_not_their_records(make):
     assert_decides(make.evidence(utility=of_ten), policy, "BLOCK", utility="BLOCK")
 
 
+@pytest.mark.parametrize(
+    "one_unit",
+    [
+        {"record_units": (0,) * 100},
+        {
+            "num_records": 1,
+            "record_nll": (2300.0,),
+            "record_tokens": (1000,),
+            "base_record_nll": (2500.0,),
+            "nll_per_token": 2.3,
+            "perplexity": math.exp(2.3),
+        },
+    ],
+)
+def test_decide_utility_of_one_unit_is_inconclusive(make, one_unit):
+    """However much better: nothing says how much worse the next unit is."""
+    evidence = make.evidence(utility=make.utility(**one_unit))
+    assert_decides(evidence, make.policy(), "INCONCLUSIVE", utility="INCONCLUSIVE")
+    beside = make.evidence(
+        utility=make.utility(**one_unit),
+        champion_digest="old",
+        champion_utility=make.utility(model_digest="old", **one_unit),
+    )
+    assert_decides(beside, make.policy(), "INCONCLUSIVE", utility="INCONCLUSIVE")
+
+
 def test_decide_champion_without_its_losses_is_inconclusive(make):
     evidence = make.evidence(champion_digest="old")
     assert_decides(evidence, make.policy(), "INCONCLUSIVE", utility="INCONCLUSIVE")
