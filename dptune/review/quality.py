@@ -7,6 +7,7 @@ at nominal .95), so the effective sample size is cut by the design effect of rec
 What was missed, and what was marked wrongly, can be written out for people to read.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,9 @@ def stratified_missing_rate(
     those of the clusters that contribute, `(sum e^2)^2 / sum e^4`, and no bound is
     nearer to 0 or 1 than that of a sample without any miss, or with nothing else. That
     one counts clusters, not words, and of unequal ones fewer (Kish 1965):
-    `(sum w)^2 / sum w^2` for the words w that each stands for.
+    `(sum w)^2 / sum w^2` for the words w that each stands for. Where some strata miss
+    something, the variance of those that do not is 0 all the same: the distances of
+    their own upper bounds are added in squares to that of the whole (Zou, Donner 2008).
 
     | case | interval |
     |---|---|
@@ -115,6 +118,7 @@ def stratified_missing_rate(
     References:
         Korn and Graubard (1998), Survey Methodology 24 (2), 193-201.
         Kish (1965), Survey Sampling, 11.7.
+        Zou and Donner (2008), Statistics in Medicine 27 (10), 1693-1702.
     """
     held = [stratum for stratum in strata if stratum.size > 0]
     unknown = Interval(low=0.0, high=1.0, confidence=confidence)
@@ -130,9 +134,10 @@ def stratified_missing_rate(
     size = _effective_size(sample, rate, confidence)
     hits = rate * size
     low, high = clopper_pearson(hits, size, confidence=confidence)
-    return rate, Interval(
-        low=min(low, least), high=max(high, 1.0 - least), confidence=confidence
-    )
+    high = max(high, 1.0 - least)
+    if hits:
+        high = min(1.0, rate + math.hypot(high - rate, *sample.unseen(tail)))
+    return rate, Interval(low=min(low, least), high=high, confidence=confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,15 +158,30 @@ class _Sample:
         """Cut values by stratum."""
         return np.split(values, np.cumsum(self.sizes)[:-1])
 
+    def unseen(self, tail: float) -> list[float]:
+        """Share that each stratum without a miss may add, by its own upper bound."""
+        pairs = zip(self.parts(self.missed), self.parts(self.words), strict=True)
+        whole = float(self.words.sum())
+        return [
+            float(words.sum()) / whole * (1.0 - tail ** (1.0 / _equal(words)))
+            for missed, words in pairs
+            if words.any() and not missed.any()
+        ]
+
     def thinnest(self) -> float:
         """Clusters that would carry as much if every stratum were as thin as one is."""
         parts = [part for part in self.parts(self.words) if part.any()]
-        equal = [float(part.sum()) ** 2 / float((part**2).sum()) for part in parts]
+        equal = [_equal(part) for part in parts]
         whole = float(self.words.sum())
         return 1.0 / max(
             float(part.sum()) / whole / size
             for part, size in zip(parts, equal, strict=True)
         )
+
+
+def _equal(words: NDArray[np.float64]) -> float:
+    """Clusters of one size that would say as much (Kish 1965)."""
+    return float(words.sum()) ** 2 / float((words**2).sum())
 
 
 def _weigh(strata: Sequence[Stratum]) -> _Sample:

@@ -216,3 +216,38 @@ def test_texts_that_all_miss_the_same_share_give_an_interval():
     rate, found = missing_rate([MissCounts(missed=1, words=2)] * 6)
     assert rate == 0.5
     assert found.low < 0.5 < found.high
+
+
+def share_above_the_bound(size, rate, rare, replicates=500):
+    """How often more is missed than the bound says, where few sentences miss it all.
+
+    Flagged sentences miss a word here and there, others nothing or every word.
+    """
+    rng = np.random.default_rng(2)
+    above = 0
+    for _ in range(replicates):
+        flagged = rng.binomial(12, rate, size)
+        others = np.where(rng.random(size) < rare, 12, 0)
+        sample = [
+            Stratum(
+                counts=tuple(MissCounts(missed=int(m), words=12) for m in missed),
+                size=50_000,
+            )
+            for missed in (flagged, others)
+        ]
+        above += stratified_missing_rate(sample)[1].high < (rate + rare) / 2
+    return above / replicates
+
+
+RARE = [(50, 0.1, 0.03), (500, 0.01, 0.003), (1000, 0.01, 0.002)]
+
+
+@pytest.mark.parametrize("law", RARE)
+def test_upper_bound_holds_where_one_stratum_shows_none_of_what_it_misses(law):
+    assert share_above_the_bound(*law) <= 0.025 + 2 * 0.007
+
+
+@pytest.mark.parametrize("law", RARE)
+def test_stratum_without_a_miss_that_adds_no_doubt_is_caught(law, monkeypatch):
+    monkeypatch.setattr("dptune.review.quality._Sample.unseen", lambda *_: [])
+    assert share_above_the_bound(*law) > 0.06
