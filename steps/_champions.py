@@ -16,6 +16,8 @@ from dptune.errors import ArtifactError
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 _HISTORY = "dptune.champion."
+LONGEST = 5000
+"""Characters of a model's tag, and of a description, in a SQL server of MLflow."""
 
 
 def alias(model_name: str, name: str) -> str | None:
@@ -89,6 +91,15 @@ def _entry(key: str, text: str) -> dict[str, Any]:
     return entry
 
 
+def _fitting(entry: Mapping[str, str]) -> str:
+    """Write an entry, its reason cut: JSON makes six characters of a letter."""
+    for length in (4000, 2000, 1000, 500):
+        text = json.dumps({**entry, "reason": entry["reason"][:length]})
+        if len(text) <= LONGEST:
+            break
+    return text
+
+
 def append_history(model_name: str, entry: Mapping[str, str]) -> None:
     """Add a line to the end of a model's trail: a tag of its own, never overwritten.
 
@@ -100,5 +111,5 @@ def append_history(model_name: str, entry: Mapping[str, str]) -> None:
         now = max(now, last + timedelta(microseconds=1))
     at = now.astimezone(UTC).isoformat(timespec="microseconds")
     key = f"{_HISTORY}{at[:26].replace(':', '-')}.{entry['version']}"
-    text = json.dumps({"at": at, **entry})
+    text = _fitting({"at": at, **entry})
     MlflowClient().set_registered_model_tag(model_name, key, text)

@@ -298,13 +298,13 @@ def _record(
         },
     )
     twin = _registry.ensure_zenml_version(
-        version.model_name,
-        version.version,
-        metadata={
-            **page,
-            "decision_hash": decision.decision_hash,
-            "policy": decision.policy,
-            "decision_signed_by": signer,
-        },
+        version.model_name, version.version, metadata={}
     )
+    said = {
+        **page,
+        "decision_hash": decision.decision_hash,
+        "policy": decision.policy,
+        "decision_signed_by": signer,
+    }
+    _registry.show_decision(twin, said)
     _registry.tag_verdict(twin, decision.outcome)

@@ -30,6 +30,10 @@ from infra.workspace import current_workspace, mlflow_pages
 from steps import _champions, _tracking
 from steps._noting import note_promotion, noted_champion
 
+_REFUSED, _CLAIM = "refused by ", "epsilon, "
+"""How keys begin that tell why a decision refused, and what is claimed."""
+_GONE = "not by the newest decision"
+
 
 def twin_name(version: str) -> str:
     """Return ZenML's name of an MLflow version: it refuses plain numbers."""
@@ -60,6 +64,28 @@ def _zenml_model(model_name: str) -> ModelResponse:
             client.create_model(model_name, license="Apache-2.0")
     (model,) = client.list_models(name=f"equals:{model_name}").items
     return model
+
+
+def show_decision(twin: ModelVersionResponse, found: Mapping[str, str]) -> None:
+    """Say on a version what the newest decision says, and of no other."""
+    log_metadata(metadata=_anew(found, twin.run_metadata), model_version_id=twin.id)
+
+
+def _anew(
+    found: Mapping[str, str], known: Mapping[str, MetadataType]
+) -> dict[str, MetadataType]:
+    """Overwrite what earlier decisions said: metadata cannot be taken back.
+
+    Without a card there is no claim, so that those of earlier cards go as well.
+
+    Args:
+        found: what is said now.
+        known: what is there.
+    """
+    has_claims = any(key.startswith(_CLAIM) for key in found)
+    old = (_REFUSED,) if has_claims else (_REFUSED, _CLAIM)
+    gone = [k for k in known if k.startswith(old) and k not in found]
+    return {**dict.fromkeys(gone, _GONE), **found}
 
 
 def tag_verdict(twin: ModelVersionResponse, outcome: GateOutcome) -> None:
@@ -123,7 +149,7 @@ def promote_version(
     if not aliased or _champions.champion(model_name) != version:
         _champions.append_history(
             model_name,
-            {"action": action, "version": version, "reason": reason[:4000], **relied},
+            {"action": action, "version": version, "reason": reason, **relied},
         )
     if not aliased:
         _champions.set_alias(model_name, _champions.CHAMPION, version)
@@ -193,14 +219,15 @@ def show_on_run(
 ) -> None:
     """Say on the run what was decided, and lead to the version. Called in a step."""
     run = get_step_context().pipeline_run
+    known = Client().get_pipeline_run(run.id)
     found: dict[str, MetadataType] = {
-        **glance,
+        **_anew(glance, known.run_metadata),
         "model": f"{version.model_name} version {version.version}",
         **links(version),
     }
     log_metadata(metadata=found, run_id_name_or_prefix=run.id)
     others = [verdict_tag(other) for other in GateOutcome if other is not outcome]
-    have = {tag.name for tag in Client().get_pipeline_run(run.id).tags}
+    have = {tag.name for tag in known.tags}
     if gone := sorted(have.intersection(others)):
         remove_tags(tags=gone, run=run.id)
     add_tags(tags=[verdict_tag(outcome)], run=run.id)

@@ -30,10 +30,11 @@ from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.results import RegisteredVersion
 from infra.locks import half_made_told, made_whole
+from steps._champions import LONGEST
 
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
 _POLICY, _FILES = "dptune.policy", "dptune.files"
-_OVERRIDE = "dptune.override"
+_OVERRIDE, _EPSILON = "dptune.override", "dptune.epsilon."
 _BESIDE = "dptune.decided_beside_version"
 _SIGNER = "dptune.decision_signed_by"
 _EVIDENCE, _PAID = "dptune.evidence", "dptune.budget_head"
@@ -320,8 +321,13 @@ def record_decision(
         _SIGNER: signer,
         _BESIDE: beside or "",
         "dptune.reason": reasons[:4900],
-        **{f"dptune.epsilon.{terms}": words for terms, words in epsilons.items()},
+        **{f"{_EPSILON}{terms}": words for terms, words in epsilons.items()},
     }
+    known = get_version(version.model_name, version.version).tags
+    for gone in [k for k in known if k.startswith(_EPSILON) and k not in tags]:
+        MlflowClient().delete_model_version_tag(
+            version.model_name, version.version, gone
+        )
     _tag(version, tags)
     _describe(version, summary)
 
@@ -338,7 +344,8 @@ def _describe(version: RegisteredVersion, summary: str) -> None:
     tags = get_version(version.model_name, version.version).tags
     name, url = tags.get(_RUN), tags.get(_RUN_URL)
     run = f"[{name}]({url})" if url else name
-    text = f"{summary}**ZenML run**: {run}" if name else summary
+    way = f"**ZenML run**: {run}" if name else ""
+    text = f"{summary[: LONGEST - len(way)]}{way}"
     MlflowClient().update_model_version(version.model_name, version.version, text)
 
 

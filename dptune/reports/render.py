@@ -54,13 +54,13 @@ def page_html(page: Page) -> str:
 
 def page_markdown(page: Page) -> str:
     """Return a page as Markdown; figures and what is folded are left out."""
-    lines = [f"# {_md(page.title)}", ""]
+    lines = [f"# {escaped(page.title)}", ""]
     if page.chip:
-        lines += [f"**{_md(page.chip.text)}**", ""]
+        lines += [f"**{escaped(page.chip.text)}**", ""]
     if page.subtitle:
-        lines += [_md(page.subtitle), ""]
+        lines += [escaped(page.subtitle), ""]
     for section in page.sections:
-        lines += [f"## {_md(section.title)}", ""]
+        lines += [f"## {escaped(section.title)}", ""]
         for block in section.blocks:
             drawn = _markdown_block(block)
             lines += [*drawn, ""] if drawn else []
@@ -71,20 +71,20 @@ def _markdown_block(block: Block) -> list[str]:
     """Return one block's lines; none for figures."""
     if isinstance(block, Facts):
         rows = [
-            (i.label, _cell(i.value) + (f" ({_md(i.note)})" if i.note else ""))
+            (i.label, _cell(i.value) + (f" ({escaped(i.note)})" if i.note else ""))
             for i in block.items
         ]
-        return ["| | |", "|---|---|", *(f"| {_md(k)} | {v} |" for k, v in rows)]
+        return ["| | |", "|---|---|", *(f"| {escaped(k)} | {v} |" for k, v in rows)]
     if isinstance(block, Table):
         return _markdown_table(block)
     if isinstance(block, Notice):
-        title = f"**{_md(block.title)}** " if block.title else ""
-        return [f"> {title}{_md(block.text)}"]
+        title = f"**{escaped(block.title)}** " if block.title else ""
+        return [f"> {title}{escaped(block.text)}"]
     if isinstance(block, Prose):
-        return "\n\n".join(map(_md, block.paragraphs)).split("\n")
+        return "\n\n".join(map(escaped, block.paragraphs)).split("\n")
     if isinstance(block, Bullets):
         mark = "1." if block.ordered else "-"
-        return [f"{mark} {_md(item)}" for item in block.items]
+        return [f"{mark} {escaped(item)}" for item in block.items]
     return []
 
 
@@ -92,23 +92,23 @@ def _markdown_table(block: Table) -> list[str]:
     """Return a table's lines; group names become rows in bold."""
     rules = ["---:" if i in block.numeric else "---" for i in range(len(block.columns))]
     lines = [
-        "| " + " | ".join(_md(c) for c in block.columns) + " |",
+        "| " + " | ".join(escaped(c) for c in block.columns) + " |",
         "|" + "|".join(rules) + "|",
     ]
     for name, rows in block.parts():
         if name:
-            lines.append(f"| **{_md(name)}** |" + " |" * (len(block.columns) - 1))
+            lines.append(f"| **{escaped(name)}** |" + " |" * (len(block.columns) - 1))
         lines += ["| " + " | ".join(_cell(c) for c in row) + " |" for row in rows]
     if block.caption:
-        lines += ["", _md(block.caption)]
+        lines += ["", escaped(block.caption)]
     return lines
 
 
 def _cell(value: Cell) -> str:
     """Return one cell in Markdown."""
-    return f"**{_md(value.text)}**" if isinstance(value, Chip) else _md(value)
+    return f"**{escaped(value.text)}**" if isinstance(value, Chip) else escaped(value)
 
 
-def _md(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape what Markdown or HTML would read as markup."""
     return text.translate(_MARKDOWN_ESCAPES)

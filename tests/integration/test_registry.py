@@ -8,9 +8,12 @@ from mlflow import MlflowClient
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from zenml.client import Client
 
-from steps import _tracking
-from steps._registry import ensure_zenml_version, twin_name
+from dptune.results import RegisteredVersion
+from steps import _champions, _tracking
+from steps._registry import ensure_zenml_version, show_decision, twin_name
+from tests.unit.reports.samples import gate_decision
 
+GONE = "not by the newest decision"
 LONGER, SHORTER = "prefix-and-more", "prefix"
 
 
@@ -29,6 +32,83 @@ def test_model_whose_name_begins_another_is_a_model_of_its_own(twins):
     assert [twin.model.name for twin in twins] == [LONGER, LONGER, SHORTER]
     again = ensure_zenml_version(SHORTER, "1", metadata={})
     assert (again.id, again.name) == (twins[2].id, twin_name("1"))
+
+
+def shown(twin):
+    found = Client().get_model_version(twin.model.id, twin.name).run_metadata
+    return {key: value for key, value in found.items() if value != GONE}
+
+
+def test_version_is_said_to_be_refused_by_its_newest_decision_alone(twins):
+    """Metadata cannot be taken back: a PASS stood beside what had refused it before."""
+    first = {
+        "verdict": "BLOCK",
+        "refused by budget": "8.1 of 8.",
+        "epsilon, record": "8",
+    }
+    second = {"verdict": "PASS", "epsilon, record": "8", "exposure": "1 bit"}
+    unreadable = {"verdict": "INVALID", "refused by evidence": "It cannot be read."}
+    show_decision(twins[0], first)
+    for page in (second, first, unreadable):
+        twin = Client().get_model_version(twins[0].model.id, twins[0].name)
+        show_decision(twin, page)
+        kept = {key for key in shown(twin) if key.startswith(("refused", "epsilon"))}
+        assert kept == {key for key in page if key.startswith(("refused", "epsilon"))}
+        assert shown(twin)["verdict"] == page["verdict"]
+
+
+@pytest.fixture
+def version(project, tmp_path):
+    """A version in a registry of its own."""
+    before = _tracking.mlflow.get_tracking_uri()
+    _tracking.mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = MlflowClient()
+    place = client.create_experiment("e", artifact_location=str(tmp_path / "files"))
+    run = client.create_run(place).info.run_id
+    client.create_registered_model("bot")
+    client.create_model_version("bot", "file:///nowhere", run_id=run)
+    made = RegisteredVersion(
+        model_name="bot", version="1", model_digest="d", model_uri="u", recipe="jft"
+    )
+    _tracking.record_run(made, name="the-run", url=None)
+    yield made
+    _tracking.mlflow.set_tracking_uri(before)
+
+
+def record(version, epsilons, summary="**verdict**: BLOCK\n\n"):
+    _tracking.record_decision(
+        version,
+        decision=gate_decision(),
+        reasons="why",
+        signer="unsigned",
+        epsilons=epsilons,
+        summary=summary,
+        beside=None,
+        files={"decision.json": "{}"},
+    )
+    return _tracking.get_version("bot", "1")
+
+
+def test_claims_of_an_earlier_card_are_no_tags_of_a_version_without_one(version):
+    tag = "dptune.epsilon.record.replace_one"
+    assert tag in record(version, {"record.replace_one": "8 at δ 10⁻⁵"}).tags
+    tags = record(version, {}).tags
+    assert tag not in tags
+    assert tags["dptune.decision_hash"]
+
+
+def test_description_and_trail_fit_into_a_server(version):
+    """PostgreSQL refuses more: the champion had moved, and no card said by whom."""
+    description = record(version, {}, summary="x" * 9000).description
+    assert len(description) == _champions.LONGEST
+    assert description.endswith("**ZenML run**: the-run")
+    reason = "override: " + "\N{HEBREW LETTER ALEF}" * 9000
+    _champions.append_history("bot", {"version": "1", "reason": reason, "files": "f"})
+    tags = MlflowClient().get_registered_model("bot").tags
+    assert max(map(len, tags.values())) <= _champions.LONGEST
+    (entry,) = _champions.history("bot")
+    assert reason.startswith(entry["reason"])
+    assert len(entry["reason"]) >= 500
 
 
 @pytest.fixture

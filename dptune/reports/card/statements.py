@@ -20,6 +20,7 @@ from dptune.gates.evidence import AuditEvidence, StepAuditEvidence
 from dptune.gates.null_law import fisher_p_value
 from dptune.privacy import PrivacyUnit
 from dptune.reports.formatting import epsilon, number, p_value, percent, words
+from dptune.reports.render import escaped
 from dptune.results import (
     BudgetLine,
     BudgetReport,
@@ -33,6 +34,7 @@ from dptune.results import (
     UtilityReport,
 )
 
+_LONGEST_REASON = 1000
 _OUTSIDE = (
     (
         "Results of attacks, utility tests and the gate, the outcome and the choice of "
@@ -419,7 +421,7 @@ def at_a_glance(card: PrivacyCard, decision: GateDecision | None) -> dict[str, s
             filter(None, (criterion.reason, change))
         )
     if card.override:
-        found["promoted all the same"] = card.override
+        found["promoted all the same"] = card.override[:_LONGEST_REASON]
     for notion in dict.fromkeys(c.notion for c in card.certificates):
         found[f"epsilon, {notion}"] = "; ".join(
             f"{epsilon_words(c)} ({words(c.relation)} {c.privacy_unit})"
@@ -462,7 +464,8 @@ def claim_words(certificates: Iterable[Certificate]) -> dict[str, str]:
 
 def summary_markdown(glance: Mapping[str, str]) -> str:
     """Write the same for a registry that shows Markdown."""
-    return "".join(f"**{about}**: {text}\n\n" for about, text in glance.items())
+    lines = ((escaped(about), escaped(text)) for about, text in glance.items())
+    return "".join(f"**{about}**: {text}\n\n" for about, text in lines)
 
 
 def verdict_tag(outcome: GateOutcome) -> str:

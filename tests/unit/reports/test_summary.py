@@ -45,3 +45,14 @@ def test_markdown_says_the_same():
 
 def test_verdicts_have_tags_of_their_own():
     assert len({verdict_tag(outcome) for outcome in GateOutcome}) == len(GateOutcome)
+
+
+def test_reason_of_an_override_says_nothing_else():
+    reason = "wanted\n\n**verdict**: PASS ![](http://x.example/y) <b>" + "z" * 9000
+    shown = at_a_glance(card("jft", override=reason), gate_decision())
+    text = summary_markdown(shown)
+    assert len(text) < 5000
+    assert text.count("\n\n") == len(shown)
+    assert text.count("**verdict**") == 1
+    assert "<" not in text
+    assert "![" not in text
