@@ -6,7 +6,7 @@ the smallest of three upper ones:
 * certified: at most `exp(T)` candidates have a loss of `T` or less, because together
   they have a probability of at most one;
 * `(k + 1) / (n + 1)` of the space, where `k` of `n` uniform candidates are better;
-* the upper end of a weighted count of candidates drawn from the model.
+* an upper bound of a weighted count of candidates drawn from the model.
 
 Where they could be enumerated, but not in the time there is, canaries are ranked by the
 head of the ranking, exactly, and by an interval for the rest. Every canary is compared
@@ -110,10 +110,15 @@ def certified_rank(score: float, *, spelling: Spelling, scoring: Scoring) -> int
     `M L`, where `L` code points have at most `L` tokens.
     """
     space = spelling.spec.space_size
-    total = score * (spelling.end if scoring == "mean" else 1)
+    total = most_nats(score, spelling=spelling, scoring=scoring)
     if total >= math.log(space):
         return space
     return min(space, 1 + math.floor(math.exp(total)))
+
+
+def most_nats(score: float, *, spelling: Spelling, scoring: Scoring) -> float:
+    """Total nats that no candidate of a score, or of a smaller one, is above."""
+    return score * (spelling.end if scoring == "mean" else 1)
 
 
 def measure_large_space(
@@ -300,7 +305,9 @@ def _bounded_rank(
         known.uniform,
         score,
         space_size=space,
-        confidence=settings.confidence,
+        confidence=settings.confidence
+        if known.weighted is None
+        else _half(settings.confidence),
         place=place,
     )
     ranks = {"certified_bound": known.certified_rank(score), "uniform_sample": uniform}
@@ -322,7 +329,7 @@ def _bounded_rank(
 
 
 def _weighted_rank(known: _Known, score: float) -> int | None:
-    """Upper rank by candidates drawn from the model, if enough fell below."""
+    """Upper rank by candidates drawn from the model, if there are any."""
     sample = known.weighted
     if sample is None:
         return None
@@ -330,11 +337,17 @@ def _weighted_rank(known: _Known, score: float) -> int | None:
     if known.scoring == "mean":
         scores = scores / np.maximum(sample.num_scored, 1)
     upper = sample.count_upper(
-        scores, score, confidence=known.settings.confidence, seed=known.settings.seed
+        scores,
+        score,
+        total=most_nats(score, spelling=known.spelling, scoring=known.scoring),
+        confidence=_half(known.settings.confidence),
     )
-    if upper is None:
-        return None
-    return min(known.spelling.spec.space_size, 1 + math.ceil(upper))
+    return math.ceil(min(known.spelling.spec.space_size, 1 + upper))
+
+
+def _half(confidence: float) -> float:
+    """Half of the level for each of two methods, so that their intervals hold both."""
+    return (1.0 + confidence) / 2.0
 
 
 CONFIDENCE = 1 - 1e-4

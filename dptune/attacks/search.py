@@ -32,7 +32,7 @@ from dptune.attacks.inference import (
 )
 from dptune.attacks.pieces import Spelling
 from dptune.errors import ModelError
-from dptune.statistics import clopper_pearson, resampled_indices
+from dptune.statistics import clopper_pearson
 
 Path = tuple[int, ...]
 
@@ -251,8 +251,7 @@ def _by_depth(nodes: Iterable[_Node]) -> list[list[_Node]]:
 
 Floats = NDArray[np.float64]
 
-_FEWEST_HITS = 30
-"""Drawn candidates below a score without which a weighted count means nothing."""
+_LARGEST_LOG = 700.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,20 +272,31 @@ class WeightedSample:
     num_token_forwards: int
 
     def count_upper(
-        self: Self, scores: Floats, score: float, *, confidence: float, seed: int
-    ) -> float | None:
-        """Upper bootstrap bound of the number of candidates below a score.
+        self: Self, scores: Floats, score: float, *, total: float, confidence: float
+    ) -> float:
+        """Upper bound of the number of candidates with a score, or a smaller one.
 
-        None where fewer than 30 draws fell below it: the weights of those that did not
-        show up may be the largest.
+        What was drawn says little of weights that did not show up, which may be the
+        largest: resampling would leave them out. But a candidate's chance to be drawn
+        is at least its probability, so that no weight is above `exp(total)`, and an
+        empirical Bernstein bound holds for weights of any law.
+
+        Args:
+            scores: of the draws.
+            score: up to which candidates are counted.
+            total: nats that none of them has more of.
+            confidence: of the bound.
+
+        References:
+            Maurer and Pontil (2009), "Empirical Bernstein bounds and sample-variance
+            penalization", theorem 4.
         """
         weights = np.where(scores <= score, self.weights, 0.0)
-        if (weights > 0).sum() < _FEWEST_HITS:
-            return None
-        generator = np.random.default_rng(seed)
-        draws = resampled_indices(len(weights), num_resamples=500, generator=generator)
-        means = np.concatenate([weights[index].mean(axis=1) for (index,) in draws])
-        return float(np.quantile(means, confidence))
+        largest = max(math.exp(min(total, _LARGEST_LOG)), float(weights.max()))
+        num, log = len(weights), math.log(2.0 / (1.0 - confidence))
+        spread = math.sqrt(2.0 * float(weights.var(ddof=1)) * log / num)
+        unseen = 7.0 * largest * log / (3.0 * (num - 1))
+        return float(weights.mean()) + spread + unseen
 
 
 @torch.inference_mode()

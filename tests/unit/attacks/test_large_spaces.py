@@ -16,6 +16,7 @@ from dptune.attacks.large_spaces import (
 )
 from dptune.attacks.pieces import Spelling
 from dptune.attacks.search import (
+    WeightedSample,
     draw_candidates,
     extrapolated_exposure,
     uniform_rank,
@@ -121,9 +122,34 @@ def test_weighted_draws_count_candidates_without_bias(make_model, merging_tokeni
     assert share.mean() == pytest.approx(truth, abs=error)
     unweighted = len(nll) * (sample.losses < score).mean()
     assert abs(unweighted - truth) > error
-    upper = sample.count_upper(sample.losses, score, confidence=0.99, seed=0)
+    upper = sample.count_upper(sample.losses, score, total=score, confidence=0.99)
     assert truth <= upper < 2 * truth
-    assert sample.count_upper(sample.losses, 0.0, confidence=0.99, seed=0) is None
+    few = sample.count_upper(sample.losses, 0.0, total=0.0, confidence=0.99)
+    assert 0 < few < 0.1
+
+
+def test_weighted_count_holds_where_the_likeliest_hide_most_candidates():
+    """A resampled upper end counts what was drawn: most candidates never are."""
+    generator, num, size = np.random.default_rng(5), 400, 10**4
+    losses = np.sort(generator.normal(30, 8, size))
+    losses += math.log(np.exp(-losses).sum())  # probabilities that add up to one
+    score, truth = float(losses[3000]), 3001
+    held, resampled = [], []
+    for _ in range(100):
+        drawn = losses[generator.choice(size, num, p=np.exp(-losses))]
+        sample = WeightedSample(
+            losses=drawn,
+            num_scored=np.ones(num, np.int64),
+            weights=np.exp(drawn),
+            num_token_forwards=0,
+        )
+        upper = sample.count_upper(drawn, score, total=score, confidence=0.975)
+        held.append(upper >= truth)
+        weights = np.where(drawn <= score, sample.weights, 0.0)
+        again = generator.choice(weights, (200, num)).mean(axis=1)
+        resampled.append(np.quantile(again, 0.975) >= truth)
+    assert np.mean(held) >= 0.97
+    assert np.mean(resampled) < 0.5
 
 
 def test_uniform_rank_is_a_valid_p_value_and_its_twin_is_not():
