@@ -125,7 +125,7 @@ def membership_signal(
     largest, low_fpr = max(directions, key=_area), settings.low_fpr
     groups = max(directions, key=lambda one: (_rate(one, low_fpr), _area(one)))
     more = [f for f in settings.more_fprs if len(others) >= _num_needed(f)]
-    area_low, area_high = _interval(_resample(largest, settings), settings.confidence)
+    area_low, area_high = _area_interval(largest, settings)
     fpr, tpr = _curve(groups)
     return MembershipSignal(
         name=name,
@@ -227,11 +227,16 @@ def _counts(drawn: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return flat.reshape(len(drawn), size + 1)
 
 
-def _interval(values: Floats, confidence: float) -> tuple[float, float]:
-    """Percentile interval."""
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(values, (tail, 1.0 - tail))
-    return float(low), float(high)
+def _area_interval(groups: _Sorted, settings: RocSettings) -> tuple[float, float]:
+    """Percentile interval, but as wide as groups that are told apart without an error.
+
+    Those have no spread. Of k disjoint pairs of a member and a non-member, all are in
+    order with chance area^k.
+    """
+    tail = (1.0 - settings.confidence) / 2.0
+    low, high = np.quantile(_resample(groups, settings), (tail, 1.0 - tail))
+    least = tail ** (1.0 / min(len(groups.members), len(groups.others)))
+    return min(float(low), least), max(float(high), 1.0 - least)
 
 
 def _curve(groups: _Sorted) -> tuple[tuple[float, ...], tuple[float, ...]]:
