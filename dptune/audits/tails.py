@@ -33,6 +33,7 @@ def guess_tail(
     |---|---|
     | no guess, or none right | 1 |
     | `delta` 0 | the binomial tail |
+    | `delta` above 0, binomial tail above one half | 1: there the sum can be too small |
 
     Args:
         correct: v, right guesses.
@@ -55,8 +56,10 @@ def guess_tail(
         return 1.0
     chance = float(special.expit(epsilon))
     tail = float(special.bdtrc(correct - 1, guesses, chance))
-    if delta == 0.0 or tail >= 1.0:
+    if delta == 0.0:
         return tail
+    if tail > 0.5:
+        return 1.0
     below = _binomial(np.arange(correct - 1, -1, -1), guesses, chance)
     worst = float(np.max(np.cumsum(below) / np.arange(1, correct + 1)))
     return min(1.0, tail + 2.0 * canaries * delta * worst)

@@ -47,6 +47,19 @@ def test_guess_tail_grows_with_delta_and_epsilon():
     assert tails[0] < tails[1]
 
 
+def test_guess_tail_covers_a_mechanism_that_is_hardly_ever_all_wrong():
+    """Of three coins, "all wrong" has 7/8 delta less chance, spread over the rest.
+
+    One more coin wrong changes the chance of two patterns by delta in all; theorem 5.2
+    gives 7/8 + 6/8 delta.
+    """
+    delta = 1e-4
+    actual = 7 / 8 * (1 + delta)
+    fixed = {"guesses": 3, "canaries": 3, "epsilon": 0.0}
+    assert guess_tail(1, delta=delta, **fixed) >= actual
+    assert guess_tail(2, delta=0.0, **fixed) == pytest.approx(0.5)
+
+
 def test_hit_tail_of_one_canary_is_the_law_of_subset_selection():
     """The mechanism that reaches the bound: P[hit] = e^eps o / (1 + e^eps o)."""
     odds = math.exp(2.0) * 0.01 / 0.99
