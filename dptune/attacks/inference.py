@@ -466,6 +466,9 @@ def ending_log_probs(
     Returns:
         Sums of log probabilities; minus infinity where a token can never be drawn. The
         same text in other tokens is not counted: a lower bound of the text's chance.
+
+    Raises:
+        ModelError: a probability is NaN.
     """
     target = place(model, device, allow_half=True)
     found = np.zeros(len(sequences))
@@ -487,6 +490,11 @@ def ending_log_probs(
 def _chance(logits: Tensor, wanted: Tensor, decoding: Decoding) -> float:
     """Log chance of the wanted tokens, one for each row."""
     tokens, log_probs = decoding.log_probs(logits)
+    if log_probs.isnan().any():
+        raise ModelError(
+            "chances must be numbers, got NaN. The model's weights or activations are "
+            "not finite; nothing can be said of what it would draw."
+        )
     same = tokens == wanted.to(tokens.device)[:, None]
     each = torch.where(same, log_probs, -torch.inf).amax(dim=-1)
     return float(each.double().sum())

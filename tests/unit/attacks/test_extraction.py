@@ -24,6 +24,7 @@ from dptune.attacks.extraction import (
     secret_chances,
 )
 from dptune.attacks.inference import Decoding, ending_log_probs, sample_continuations
+from dptune.errors import ModelError
 
 from .test_exposure import train
 
@@ -228,3 +229,13 @@ def test_record_chances_split_in_the_middle_and_leave_short_records_out(make_mod
     )
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(record_chances(model, [[1, 2]])) == 0
+
+
+def test_chances_that_are_nan_are_refused(make_model):
+    """They compared as smaller than any chance: nothing was discoverable."""
+    model = make_model("gpt2", vocab_size=60)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.fill_(torch.nan)
+    with pytest.raises(ModelError, match="got NaN"):
+        record_chances(model, [[1, 2, 3, 4, 5, 6]])
