@@ -33,7 +33,7 @@ def guess_tail(
     |---|---|
     | no guess, or none right | 1 |
     | `delta` 0 | the binomial tail |
-    | `delta` above 0, binomial tail above one half | 1: there the sum can be too small |
+    | `delta` above 0, binomial tail above one half | 1: the sum can be too small |
 
     Args:
         correct: v, right guesses.
