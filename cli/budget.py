@@ -383,7 +383,7 @@ def _read_head(file: Path) -> "Head":
 
 def _budget_table(reports: Sequence["BudgetReport"]) -> Table:
     """Lay out one line per data set and notion."""
-    from dptune.reports.formatting import epsilon
+    from dptune.reports.formatting import epsilon, lower, upper
 
     table = folding_table(
         "budget per data set, all runs",
@@ -398,12 +398,12 @@ def _budget_table(reports: Sequence["BudgetReport"]) -> Table:
                 f"{report.num_units:,}" if first else "",
                 f"{report.num_runs} ({report.num_open})" if first else "",
                 f"{line.notion}, {line.relation.replace('_', ' ')}",
-                "-" if line.allowance is None else f"{line.allowance:g}",
+                "-" if line.allowance is None else lower(line.allowance),
                 epsilon(line.spent),
                 epsilon(line.committed),
-                "-" if line.left is None else epsilon(line.left),
+                "-" if line.left is None else lower(line.left),
                 epsilon(line.tuning),
-                f"{line.delta:g}",
+                upper(line.delta),
             )
         table.add_section()
     return table

@@ -14,6 +14,7 @@ from dptune.errors import ArtifactError, ConfigError, GateFailedError
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import UNSIGNED, signer_of
+from dptune.reports.pages.decisions import compared
 from steps import _champions, _promoting, _registry, _tracking
 from steps._deciding import ENVELOPE, decide_on, record_override
 from steps._promoting import Reliance, look_at_champion, promote_by_hand
@@ -97,8 +98,7 @@ def print_decision(decision: GateDecision, *, title: str) -> None:
         table.add_row(
             criterion.name,
             str(criterion.verdict),
-            _number(criterion.measured),
-            _number(criterion.threshold),
+            *compared(criterion),
             criterion.reason,
         )
     console.print(table)
@@ -226,8 +226,3 @@ def _run_table() -> Table:
         started = run.start_time.strftime("%Y-%m-%d %H:%M") if run.start_time else ""
         table.add_row(run.name, str(run.status), started)
     return table
-
-
-def _number(value: object) -> str:
-    """Format a number shortly; anything else as it is."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

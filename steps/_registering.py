@@ -1,6 +1,7 @@
 """Write one dossier to MLflow and ZenML."""
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from zenml import log_metadata
@@ -12,6 +13,7 @@ from dptune.gates.manifest import Manifest
 from dptune.models.source import ModelBundle
 from dptune.reports.card.statements import claim_words
 from dptune.results import RegisteredVersion
+from dptune.rounding import at_least, at_most, nearest
 from dptune.workflow.controller import read_controllers
 from dptune.workflow.dossier import Dossier, RunResults
 from steps import _registry, _tracking
@@ -117,11 +119,25 @@ def measured_numbers(dossier: Dossier) -> dict[str, float]:
     }
 
 
+def written(numbers: Mapping[str, float]) -> dict[str, str]:
+    """Write numbers for a dashboard: no cost is smaller, and nothing left larger."""
+    return {
+        name: f"{_way(name)(value, digits=4):.12g}" for name, value in numbers.items()
+    }
+
+
+def _way(name: str) -> Callable[..., float]:
+    """Return how the number of a name is rounded."""
+    if name.startswith(("epsilon", "delta")):
+        return at_most
+    return at_least if name.startswith("budget_left") else nearest
+
+
 def dashboard_metadata(
     dossier: Dossier, version: RegisteredVersion
 ) -> dict[str, MetadataType]:
     """Say on the run what an engineer wants to see without opening a file."""
-    rest = {k: f"{v:.4g}" for k, v in measured_numbers(dossier).items()}
+    rest = written(measured_numbers(dossier))
     return {
         "model": f"{version.model_name} version {version.version}",
         "recipe": dossier.recipe.title,

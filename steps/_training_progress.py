@@ -12,6 +12,7 @@ from dptune.accounting.progress import EpsilonCurve, epsilon_curve
 from dptune.dpsgd.plan import is_adaptive
 from dptune.dpsgd.trainer import StepProgress
 from dptune.planning import RunPlan
+from dptune.reports.formatting import epsilon
 from dptune.stages import StagePlan
 from steps._progress import SECONDS_BETWEEN_LINES, Advance, progress
 
@@ -81,7 +82,7 @@ class TrainingProgress:
             parts.insert(0, f"epoch {done:.1f}/{self._plan.settings.epochs:g}")
         if self._curve is not None and self._plan is not None:
             turns = math.ceil(now.step / self._plan.num_bands)
-            parts.append(f"stage ε ≤ {self._curve.at(turns):.2f}")
+            parts.append(f"stage ε ≤ {epsilon(self._curve.at(turns))}")
         return " · ".join(parts)
 
 

@@ -32,12 +32,12 @@ def assess(
     from dptune.workflow.dossier import RunResults
     from steps._evidence import attempts_now
     from steps._figures import log_numbers
-    from steps._registering import dossier_of_run, measured_numbers
+    from steps._registering import dossier_of_run, measured_numbers, written
 
     dossier = dossier_of_run(model, RunResults.collect(results), config)
     numbers = measured_numbers(dossier)
     log_numbers(numbers)
-    log_metadata({"recipe": label, **{k: f"{v:.4g}" for k, v in numbers.items()}})
+    log_metadata({"recipe": label, **written(numbers)})
     cell = assess_dossier(
         dossier,
         config.gate,

@@ -18,6 +18,7 @@ from dptune.privacy import (
     PrivacyUnit,
 )
 from dptune.results import Report
+from dptune.rounding import at_most
 
 RELATIONS: Final[dict[Notion, tuple[NeighboringRelation, ...]]] = {
     Notion.RECORD: (
@@ -124,7 +125,8 @@ class Certificate(Report):
         quote = "How many sensitive words the detector misses is not known."
         if rate is not None and upper is not None:
             quote = (
-                f"The detector misses {rate:.2%} of all words, at most {upper:.2%}; "
+                f"The detector misses {rate:.2%} of all words, at most "
+                f"{100 * at_most(upper):.12g}%; "
                 f"measured on {source}."
             )
         return self.model_copy(
@@ -253,7 +255,8 @@ def issue_certificate(
     protected = _protected(notion, relation, privacy_unit)
     parts = _tier_epsilons(tiers or {}, epsilon, delta=delta, relation=relation)
     of_tiers = (
-        f"For secrets of tier {part.tier} alone epsilon is {part.epsilon:.3g}."
+        f"For secrets of tier {part.tier} alone epsilon is "
+        f"{at_most(part.epsilon):.12g}."
         for part in parts
     )
     left = 0.0 if untouched else delta
@@ -342,11 +345,12 @@ def _explain(
         if status is CertificateStatus.CONDITIONAL
         else "Nobody"
     )
+    chance = f"{at_most(delta):.12g}"
     if epsilon == 0.0:
-        unless = f", except with probability {delta:.3g}" if delta else ""
+        unless = f", except with probability {chance}" if delta else ""
         return f"{condition} learns anything from the model about {protected}{unless}."
     odds = math.exp(epsilon) if epsilon < 700 else math.inf
     return (
         f"{condition} who sees the model can sharpen the odds about {protected} by "
-        f"more than a factor of {odds:.3g}, except with probability {delta:.3g}."
+        f"more than a factor of {at_most(odds):.12g}, except with probability {chance}."
     )

@@ -26,6 +26,7 @@ from dptune.privacy import (
     Notion,
 )
 from dptune.results import ExposureReport
+from dptune.rounding import at_least, at_most
 
 _PROVEN = (CertificateStatus.CERTIFIED, CertificateStatus.CONDITIONAL)
 
@@ -45,9 +46,15 @@ def claims(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
     ]
 
 
-def _epsilon(value: float) -> str:
-    """Write an epsilon for a sentence."""
-    return "infinite" if math.isinf(value) else f"{value:.4g}"
+def _delta(value: float) -> str:
+    """Write a delta for a sentence, not smaller than it is."""
+    return f"delta {at_most(value, digits=6):.12g}"
+
+
+def _epsilon(value: float, *, digits: int = 4) -> str:
+    """Write an epsilon for a sentence, not smaller than it is."""
+    most = at_most(value, digits=digits)
+    return "infinite" if math.isinf(value) else f"{most:.12g}"
 
 
 def _claim_fault(claim: ClaimEvidence) -> str | None:
@@ -110,7 +117,7 @@ def _contradiction(evidence: Evidence, policy: GatePolicy) -> Criterion:
             "intervals they are.",
             what_would_change_it=RANK_EXACTLY,
         )
-    what = f"{claim.notion} epsilon {claim.epsilon:.3g} at delta {claim.delta:.2g}"
+    what = f"{claim.notion} epsilon {_epsilon(claim.epsilon)} at {_delta(claim.delta)}"
     reason = f"If {what} holds, such ranks have probability {p_value:.2g} at most."
     if contradicted and claim.status is CertificateStatus.CONDITIONAL:
         reason += " The claim is wrong, or its assumptions are violated."
@@ -175,8 +182,9 @@ def _audits(evidence: Evidence, policy: GatePolicy) -> Criterion:
     audit, claim = min(refuted, key=lambda pair: pair[0].assumption_violated)
     found = (
         f"Audit {audit.method} bounds {audit.notion} epsilon from below by "
-        f"{audit.epsilon_lower_bound:.3g} at confidence {audit.confidence:g}, above "
-        f"the claimed {claim.epsilon:.3g}"
+        f"{at_least(audit.epsilon_lower_bound, digits=6):.12g} at confidence "
+        f"{audit.confidence:g}, above "
+        f"the claimed {_epsilon(claim.epsilon, digits=6)}"
     )
     bug = not audit.assumption_violated
     return Criterion(
@@ -223,15 +231,15 @@ def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
         return missing("audit", f"audit of the {policy.notion} {relation} claim")
     best = max(own, key=lambda audit: audit.capacity)
     passed = wanted is None or best.capacity >= wanted
-    bound = max(audit.epsilon_lower_bound for audit in own)
+    bound = at_least(max(audit.epsilon_lower_bound for audit in own))
     return Criterion(
         name="audit",
         verdict=Verdict.PASS if passed else Verdict.INCONCLUSIVE,
         measured=best.capacity,
         threshold=wanted,
-        reason=f"No audit refutes a claim: epsilon is at least {bound:.3g} at "
+        reason=f"No audit refutes a claim: epsilon is at least {bound:.12g} at "
         f"confidence {best.confidence:g}; {best.num_canaries} canaries could have "
-        f"shown {best.capacity:.3g}.",
+        f"shown {at_least(best.capacity):.12g}.",
         what_would_change_it="" if passed else "Plant more canaries in the next run.",
     )
 
@@ -269,7 +277,7 @@ def _budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
         measured=worst.epsilon,
         threshold=policy.max_epsilon,
         reason=f"Composed {policy.notion} epsilon is {_epsilon(worst.epsilon)} per "
-        f"{worst.privacy_unit} at delta {delta:.2g} (at most {policy.max_delta:.2g}).",
+        f"{worst.privacy_unit} at {_delta(delta)} (at most {policy.max_delta:.12g}).",
         what_would_change_it=""
         if within
         else "Train with more noise or fewer steps, under a smaller target epsilon "
@@ -367,7 +375,7 @@ def _missing_rate(
         measured=upper,
         threshold=limit,
         reason=f"The {policy.notion} claim is conditional; the detector misses "
-        f"{rate:.2%} of sensitive tokens, at most {upper:.2%}{by}.",
+        f"{rate:.2%} of sensitive tokens, at most {100 * at_most(upper):.12g}%{by}.",
         what_would_change_it=""
         if verdict is Verdict.PASS
         else "Review a larger sample, or use a wider detector.",
@@ -446,7 +454,7 @@ def _dataset_budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
         return missing(
             name,
             f"{policy.notion} budget of the data set under "
-            f"{policy.neighboring_relation}, at delta <= {policy.max_delta:.3g}",
+            f"{policy.neighboring_relation}, at delta <= {policy.max_delta:.12g}",
         )
     return Criterion(
         name=name,
@@ -463,6 +471,7 @@ def _spent_of(name: str, budget: BudgetEvidence, *, within: bool) -> Criterion:
         measured=budget.spent_epsilon,
         threshold=budget.budget_epsilon,
         reason=f"All runs on this data set spent {budget.notion} epsilon "
-        f"{budget.spent_epsilon:.4g} of {budget.budget_epsilon:.4g}.",
+        f"{_epsilon(budget.spent_epsilon)} of "
+        f"{_epsilon(budget.budget_epsilon, digits=12)}.",
         what_would_change_it="" if within else "Collect new data.",
     )

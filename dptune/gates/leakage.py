@@ -26,6 +26,7 @@ from dptune.results import (
     MembershipSignal,
     ShadowReport,
 )
+from dptune.rounding import at_most
 from dptune.statistics import fewest_hits_for, hit_rate_interval, holm
 
 _LOW_FPR = 0.01
@@ -142,7 +143,8 @@ def _assurance(report: ExposureReport, policy: GatePolicy, *, looks: int) -> Cri
     exposures = [canary.exposure for canary in report.trained()]
     high = max(high, skewed_mean_upper(exposures, level=level))
     passed = not lacks and high <= policy.assurance_bound_bits
-    reason = f"Mean exposure is at most {high:.2f} bits at confidence {1 - level:g}"
+    most = f"{at_most(high):.12g}"
+    reason = f"Mean exposure is at most {most} bits at confidence {1 - level:g}"
     reason += f"{at_worst(report)}."
     return Criterion(
         name="assurance",
@@ -260,9 +262,9 @@ def _membership(
         interval=interval,
         threshold=limit,
         reason=f"Attack {worst.name}, the strongest of {len(bounds)}, finds at most "
-        f"{upper:.1%} of members at {worst.low_fpr:.1%} false positives "
-        f"({report.num_members} members, {report.num_non_members} non-members, "
-        f"{_num_shadows(report)} shadow models).",
+        f"{100 * at_most(upper):.12g}% of members at {worst.low_fpr:.1%} false "
+        f"positives ({report.num_members} members, {report.num_non_members} "
+        f"non-members, {_num_shadows(report)} shadow models).",
         what_would_change_it=change,
     )
 

@@ -7,6 +7,7 @@ from dptune.gates.criterion import Criterion, Verdict, broken, missing
 from dptune.gates.evidence import Evidence
 from dptune.gates.policy import GatePolicy
 from dptune.results import UtilityReport
+from dptune.rounding import at_most
 from dptune.statistics import paired_bootstrap_upper
 
 _NAME = "utility"
@@ -35,7 +36,7 @@ def utility(evidence: Evidence, policy: GatePolicy) -> Criterion:
         over="base model",
         looks=evidence.num_looks,
     )
-    reason = f"There is no champion; {_figures(report)}. {found.reason}"
+    reason = f"No other version is the champion; {_figures(report)}. {found.reason}"
     return found.model_copy(update={"reason": reason})
 
 
@@ -46,10 +47,11 @@ def _figures(report: UtilityReport) -> str:
             f"perplexity is {report.perplexity:.4g}, the base model's "
             f"{report.base_perplexity:.4g}"
         )
+    most = report.majority_accuracy
     return (
         f"accuracy is {report.accuracy:.4g}, the base model's "
         f"{report.base_accuracy:.4g}, the most frequent class's "
-        f"{report.majority_accuracy or 0:.4g}"
+        f"{'not measured' if most is None else f'{most:.4g}'}"
     )
 
 
@@ -106,7 +108,7 @@ def _compare(
         measured=upper,
         threshold=policy.max_nll_increase,
         reason=f"Loss changes by {change:+.4f} nats per token over the {over}, at "
-        f"most {upper:+.4f} at confidence {confidence:g}.",
+        f"most {at_most(upper):+.12g} at confidence {confidence:g}.",
         what_would_change_it=""
         if passed
         else "Train longer or with less noise, or measure on more records.",

@@ -3,7 +3,7 @@
 from dptune.accounting.assumptions import EXPLANATIONS
 from dptune.accounting.certificates import Certificate
 from dptune.planning import RunPlan
-from dptune.reports.formatting import epsilon, number
+from dptune.reports.formatting import epsilon, number, upper
 
 
 def script_card(certificate: Certificate, plan: RunPlan) -> str:
@@ -19,7 +19,7 @@ def script_card(certificate: Certificate, plan: RunPlan) -> str:
     figures = {
         "claim": certificate.label,
         "epsilon": epsilon(certificate.epsilon),
-        "delta": number(certificate.delta),
+        "delta": upper(certificate.delta),
         "status": certificate.status.value,
         "accountant": certificate.accountant,
         "steps": number(stage.num_steps),

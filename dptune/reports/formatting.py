@@ -3,6 +3,7 @@
 import math
 
 from dptune.results import Interval
+from dptune.rounding import at_least, at_most
 
 NO_GUARANTEE = "∞ (no guarantee)"
 MISSING = "–"
@@ -63,14 +64,41 @@ def percent(value: float | None, *, digits: int = 3) -> str:
 
 
 def epsilon(value: float | None) -> str:
-    """Return an epsilon; an infinite one says that there is no guarantee.
+    """Return an epsilon, rounded up; an infinite one says that there is no guarantee.
 
-    >>> epsilon(7.9996), epsilon(float("inf"))
-    ('8', '∞ (no guarantee)')
+    >>> epsilon(7.9996), epsilon(8.0004), epsilon(float("inf"))
+    ('8', '8.01', '∞ (no guarantee)')
     """
     if value is not None and math.isinf(value):
         return NO_GUARANTEE
-    return number(value)
+    return upper(value)
+
+
+def upper(value: float | None) -> str:
+    """Return what must not be understated, such as a delta: rounded up.
+
+    >>> upper(1.0049e-5), upper(1e-5)
+    ('1.01×10⁻⁵', '10⁻⁵')
+    """
+    return number(None if value is None else at_most(value))
+
+
+def lower(value: float | None) -> str:
+    """Return what must not be overstated, such as what is left: rounded down.
+
+    >>> lower(2.3499), lower(None)
+    ('2.34', '–')
+    """
+    return number(None if value is None else at_least(value))
+
+
+def between(bounds: Interval) -> str:
+    """Return both ends of an interval, rounded outwards.
+
+    >>> between(Interval(low=0.1239, high=0.5671, confidence=0.95))
+    '0.123 to 0.568'
+    """
+    return f"{lower(bounds.low)} to {upper(bounds.high)}"
 
 
 def p_value(value: float | None) -> str:
@@ -87,7 +115,7 @@ def p_value(value: float | None) -> str:
 
 
 def interval(value: Interval | None, *, as_percent: bool = False) -> str:
-    """Return a confidence interval with its confidence.
+    """Return a confidence interval with its confidence, rounded outwards.
 
     >>> interval(Interval(low=0.01, high=0.05, confidence=0.95), as_percent=True)
     '95 % CI [1 %, 5 %]'
@@ -95,7 +123,8 @@ def interval(value: Interval | None, *, as_percent: bool = False) -> str:
     if value is None:
         return MISSING
     form = percent if as_percent else number
-    return f"{percent(value.confidence)} CI [{form(value.low)}, {form(value.high)}]"
+    low, high = form(at_least(value.low)), form(at_most(value.high))
+    return f"{percent(at_least(value.confidence))} CI [{low}, {high}]"
 
 
 def duration(seconds: float) -> str:

@@ -19,12 +19,14 @@ from dptune.reports.comparison import (
 )
 from dptune.reports.formatting import (
     MISSING,
+    between,
     epsilon,
     interval,
     number,
     p_value,
     percent,
     sentence_case,
+    upper,
     words,
 )
 from dptune.reports.pages.attacks import OUTSIDE_EPSILON
@@ -163,8 +165,8 @@ def claim_cell(row: ComparisonRow) -> str:
         return _NO_CLAIM if row.seconds else MISSING
     if math.isinf(row.certificate.epsilon):
         return epsilon(row.certificate.epsilon)
-    delta = _whole(f"δ {number(row.certificate.delta)}")
-    return f"{number(row.certificate.epsilon)}, {row.certificate.label}, {delta}"
+    delta = _whole(f"δ {upper(row.certificate.delta)}")
+    return f"{epsilon(row.certificate.epsilon)}, {row.certificate.label}, {delta}"
 
 
 def nominal_cell(row: ComparisonRow) -> str:
@@ -172,8 +174,7 @@ def nominal_cell(row: ComparisonRow) -> str:
     text = epsilon(row.nominal_epsilon)
     if row.nominal_interval is None:
         return text
-    low, high = row.nominal_interval.low, row.nominal_interval.high
-    return f"{text} ({number(low)} to {number(high)})"
+    return f"{text} ({between(row.nominal_interval)})"
 
 
 def _leakage(

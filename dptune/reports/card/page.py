@@ -36,19 +36,23 @@ from dptune.reports.card.statements import (
     UtilityStatement,
 )
 from dptune.reports.formatting import (
+    between,
     count,
     epsilon,
     interval,
+    lower,
     number,
     p_value,
     percent,
     sentence_case,
+    upper,
     words,
 )
 from dptune.reports.pages.attacks import setting_words
 from dptune.reports.pages.spending import assumption_table, budget_table
 from dptune.reports.pages.training import controller_section, fixed_seed_notice
 from dptune.reports.render import page_html, page_markdown
+from dptune.rounding import at_least
 
 STATUS_TONES = {
     CertificateStatus.CERTIFIED: Tone.PASS,
@@ -142,11 +146,11 @@ def epsilon_text(certificate: Certificate) -> str:
     if math.isinf(certificate.epsilon):
         text = epsilon(certificate.epsilon)
         if math.isfinite(certificate.accounted_epsilon):
-            secret = number(certificate.accounted_epsilon)
+            secret = epsilon(certificate.accounted_epsilon)
             text += f"; ε = {secret} had the seed been secret"
         return text
     return (
-        f"ε = {number(certificate.epsilon)} at δ = {number(certificate.delta)}, "
+        f"ε = {epsilon(certificate.epsilon)} at δ = {upper(certificate.delta)}, "
         f"{certificate.status}"
     )
 
@@ -169,7 +173,7 @@ def _claim_table(card: PrivacyCard) -> Table:
         claims,
         ("Claim", lambda c: c.label),
         ("ε", lambda c: epsilon(c.epsilon)),
-        ("δ", lambda c: number(c.delta)),
+        ("δ", lambda c: upper(c.delta)),
         ("Status", lambda c: Chip(text=c.status, tone=STATUS_TONES[c.status])),
         ("Second opinion", _second_opinion),
         ("Accountant", lambda c: c.accountant),
@@ -185,7 +189,7 @@ def _second_opinion(claim: Certificate) -> str:
     method = claim.second_opinion_method
     if claim.second_opinion is None:
         return method or "–"
-    return f"{number(claim.second_opinion)} ({method})"
+    return f"{upper(claim.second_opinion)} ({method})"
 
 
 def _sampling_warning(card: PrivacyCard) -> Notice | None:
@@ -327,7 +331,7 @@ def _exposure(found: ExposureStatement) -> Section | None:
             ),
             (
                 "Interval of that mean",
-                f"{number(bounds.low)} to {number(bounds.high)} bits",
+                f"{between(bounds)} bits",
                 "ranks are intervals, and other figures are of their near ends",
             )
             if bounds
@@ -408,10 +412,10 @@ def _audits(card: PrivacyCard) -> Iterator[Table | Facts]:
             card.audits,
             ("Audit", lambda a: words(a.method)),
             ("Notion", lambda a: f"{a.notion} ({words(a.relation)})"),
-            ("ε at least", lambda a: number(a.epsilon_lower_bound)),
-            ("δ", lambda a: number(a.delta)),
-            ("Confidence", lambda a: percent(a.confidence)),
-            ("Could show", lambda a: number(a.capacity)),
+            ("ε at least", lambda a: lower(a.epsilon_lower_bound)),
+            ("δ", lambda a: upper(a.delta)),
+            ("Confidence", lambda a: percent(at_least(a.confidence))),
+            ("Could show", lambda a: lower(a.capacity)),
             ("m", lambda a: count(a.num_canaries)),
             numeric=range(2, 7),
             caption="A lower bound above the certified ε proves a fault. `Could "

@@ -19,7 +19,14 @@ from dptune.gates.decision import GateDecision
 from dptune.gates.evidence import AuditEvidence, StepAuditEvidence
 from dptune.gates.null_law import fisher_p_value
 from dptune.privacy import PrivacyUnit
-from dptune.reports.formatting import epsilon, number, p_value, percent, words
+from dptune.reports.formatting import (
+    epsilon,
+    number,
+    p_value,
+    percent,
+    upper,
+    words,
+)
 from dptune.reports.render import escaped
 from dptune.results import (
     BudgetLine,
@@ -33,6 +40,7 @@ from dptune.results import (
     Report,
     UtilityReport,
 )
+from dptune.rounding import at_most
 
 _LONGEST_REASON = 1000
 _OUTSIDE = (
@@ -450,14 +458,15 @@ def at_a_glance(card: PrivacyCard, decision: GateDecision | None) -> dict[str, s
 
 def epsilon_words(certificate: Certificate) -> str:
     """Say what is claimed, and how well it is founded."""
-    claimed, delta = epsilon(certificate.epsilon), number(certificate.delta)
+    claimed, delta = epsilon(certificate.epsilon), upper(certificate.delta)
     return f"{claimed} at δ {delta}, {certificate.status}"
 
 
 def claim_words(certificates: Iterable[Certificate]) -> dict[str, str]:
     """Say on a dashboard what is claimed, by notion, neighbors and unit."""
     return {
-        f"epsilon, {c.label}": f"{epsilon(c.epsilon)} at delta {c.delta:g}, {c.status}"
+        f"epsilon, {c.label}": f"{epsilon(c.epsilon)} at delta {at_most(c.delta):g}, "
+        f"{c.status}"
         for c in certificates
     }
 

@@ -14,7 +14,7 @@ from dptune.reports.comparison import (
 )
 from dptune.reports.figures import canvas as fig
 from dptune.reports.figures.canvas import NULL_HIGH, NULL_LOW
-from dptune.reports.formatting import number
+from dptune.reports.formatting import epsilon, number
 
 _NO_GUARANTEE = "no guarantee"
 _UNTUNED = "no fine-tuning"
@@ -242,7 +242,7 @@ def _claim_note(row: ComparisonRow) -> str:
     claim = row.certificate
     if claim is None or math.isinf(claim.epsilon):
         return _NO_GUARANTEE
-    return f"ε {number(claim.epsilon)} {claim.notion}, {claim.status}"
+    return f"ε {epsilon(claim.epsilon)} {claim.notion}, {claim.status}"
 
 
 def _trade_off(

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from dptune.errors import ConfigError
 from dptune.reports.figures import canvas as fig
-from dptune.reports.formatting import number
+from dptune.reports.formatting import epsilon, lower, number
 from dptune.results import (
     BudgetLine,
     Calibration,
@@ -103,9 +103,9 @@ def budget_plot(lines: Sequence[BudgetLine]) -> str:
         fig.legend_below(axes, columns=4)
 
     label = "Budget. " + ". ".join(
-        f"{x.notion}: spent {number(x.spent)}, of it tuning {number(x.tuning)}, with "
-        f"open runs {number(x.committed)}, allowed "
-        f"{'not granted' if x.allowance is None else number(x.allowance)}"
+        f"{x.notion}: spent {epsilon(x.spent)}, of it tuning {epsilon(x.tuning)}, "
+        f"with open runs {epsilon(x.committed)}, allowed "
+        f"{'not granted' if x.allowance is None else lower(x.allowance)}"
         for x in shown
     )
     return fig.draw(paint, label=label, height=1.5 + 0.7 * len(shown))

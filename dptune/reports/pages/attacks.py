@@ -22,6 +22,7 @@ from dptune.reports.blocks import (
 from dptune.reports.card.statements import exposure_means
 from dptune.reports.figures.attacks import discoverable_plot, exposure_plot, roc_plot
 from dptune.reports.formatting import (
+    between,
     count,
     interval,
     number,
@@ -362,7 +363,8 @@ def _bits(canary: CanaryExposure) -> str:
     """Write an exposure, or both ends of its interval."""
     if canary.method != "interval" or not canary.exposure_interval:
         return number(canary.exposure)
-    return f"{number(canary.exposure_interval.low)} to {number(canary.exposure)}"
+    bounds = canary.exposure_interval.model_copy(update={"high": canary.exposure})
+    return between(bounds)
 
 
 def _by_mark(report: ExposureReport) -> Iterator[tuple[str, str, str]]:

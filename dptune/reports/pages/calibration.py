@@ -25,6 +25,7 @@ from dptune.reports.formatting import (
     epsilon,
     number,
     percent,
+    upper,
     words,
 )
 from dptune.results import (
@@ -83,7 +84,7 @@ def calibration_page(calibration: Calibration) -> Page:
                     lambda p: _marked(_PROMISES[p.notion, p.relation][0], p.is_target),
                 ),
                 ("protects", lambda p: _PROMISES[p.notion, p.relation][1]),
-                ("ε of the noisy stages", lambda p: number(p.noisy_epsilon)),
+                ("ε of the noisy stages", lambda p: upper(p.noisy_epsilon)),
                 ("ε of the run", lambda p: epsilon(p.epsilon)),
                 (
                     "status",
@@ -120,7 +121,7 @@ def calibration_page(calibration: Calibration) -> Page:
         title=f"{calibration.config}: recipe {calibration.recipe}",
         subtitle="What a run would cost, computed before any training: "
         f"{count(calibration.num_units)} privacy units ({calibration.units_from}), "
-        f"δ = {number(calibration.target_delta)}. Nothing was spent.",
+        f"δ = {upper(calibration.target_delta)}. Nothing was spent.",
     )
 
 
@@ -256,7 +257,7 @@ def _grid_sections(what_if: WhatIf) -> Iterator[Section | None]:
             grid,
             [count(round(size)) for size in grid.rows],
             [
-                [f"{number(e)} @ {count(steps)}" for e, steps in zip(*row, strict=True)]
+                [f"{upper(e)} @ {count(steps)}" for e, steps in zip(*row, strict=True)]
                 for row in zip(grid.epsilon, grid.num_steps, strict=True)
             ],
             caption="ε @ steps, at the planned noise multiplier.",
@@ -268,7 +269,7 @@ def _grid_sections(what_if: WhatIf) -> Iterator[Section | None]:
             "noise multiplier",
             noise,
             [number(multiplier) for multiplier in noise.rows],
-            [[number(value) for value in row] for row in noise.epsilon],
+            [[upper(value) for value in row] for row in noise.epsilon],
             caption="ε at the planned batch size.",
         ),
     )

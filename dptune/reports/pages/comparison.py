@@ -44,6 +44,7 @@ from dptune.reports.figures.attacks import exposure_plot, roc_plot
 from dptune.reports.figures.comparison import steps_to_utility, trade_off_plots
 from dptune.reports.formatting import (
     MISSING,
+    between,
     duration,
     epsilon,
     number,
@@ -297,7 +298,7 @@ def _paired(rows: Sequence[PairedRow]) -> Table | None:
         ),
         (
             "95 % over records",
-            lambda r: f"{number(r.interval.low)} to {number(r.interval.high)}",
+            lambda r: between(r.interval),
         ),
         ("Better", _better),
         ("Beyond the deviations", lambda r: beyond[r.beyond_spread]),

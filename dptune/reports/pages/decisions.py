@@ -1,7 +1,9 @@
 """Pages of verdicts: the gate's decision, and the step-level audit of the engine."""
 
+import math
+
 from dptune.audits.step_report import StepAudit
-from dptune.gates.criterion import Verdict
+from dptune.gates.criterion import Criterion, Verdict
 from dptune.gates.decision import GateDecision
 from dptune.reports.blocks import (
     Bullets,
@@ -22,6 +24,7 @@ from dptune.reports.formatting import (
     short_digest,
     words,
 )
+from dptune.rounding import at_most, nearest
 
 _WORST_FIRST = (
     Verdict.INVALID,
@@ -36,6 +39,9 @@ _SUBTITLES = {
     "INCONCLUSIVE": "Evidence is missing or too weak. This is not a pass.",
     "INVALID": "The evidence cannot be trusted. Nothing can be concluded from it.",
 }
+_EPSILONS = frozenset({"budget", "dataset_budget"})
+_BOUNDS = _EPSILONS | {"assurance", "claim_status", "language_missing_rate", "utility"}
+"""Criteria that measure what something is at most."""
 _LEAKS = frozenset({"memorization", "membership", "claim_contradiction"})
 
 
@@ -78,15 +84,38 @@ def criteria_table(decision: GateDecision) -> Table:
         (
             "Measured",
             lambda c: (
-                f"{epsilon(c.measured)}\n{interval(c.interval)}"
+                f"{compared(c)[0]}\n{interval(c.interval)}"
                 if c.interval
-                else epsilon(c.measured)
+                else compared(c)[0]
             ),
         ),
-        ("Threshold", lambda c: number(c.threshold)),
+        ("Threshold", lambda c: compared(c)[1]),
         ("Reason", lambda c: c.reason),
         numeric=(2, 3),
     )
+
+
+def compared(criterion: Criterion) -> tuple[str, str]:
+    """Return what was measured and the threshold, in digits that tell them apart.
+
+    An epsilon or an upper bound is never written smaller than it is.
+    """
+    found, limit = criterion.measured, criterion.threshold
+    is_bound = criterion.name in _BOUNDS
+    if found is None or limit is None or not math.isfinite(found):
+        is_epsilon = criterion.name in _EPSILONS
+        return (epsilon if is_epsilon else number)(found), number(limit)
+    rounded = at_most if is_bound else nearest
+    for digits in (3, 6, 9, 12):
+        near, shown = nearest(limit, digits=digits), rounded(found, digits=digits)
+        if _order(shown, near) == _order(found, limit):
+            return number(shown, digits=digits), number(near, digits=digits)
+    return number(found, digits=17), number(limit, digits=17)
+
+
+def _order(one: float, other: float) -> int:
+    """Return -1, 0 or 1 as one number is smaller, equal or larger."""
+    return (one > other) - (one < other)
 
 
 def headline_reason(decision: GateDecision) -> str:

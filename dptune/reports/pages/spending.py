@@ -33,9 +33,11 @@ from dptune.reports.formatting import (
     MISSING,
     count,
     epsilon,
+    lower,
     number,
     percent,
     short_digest,
+    upper,
     words,
 )
 from dptune.results import BudgetReport, LedgerCurve
@@ -201,10 +203,10 @@ def budget_table(
         ("Spent in all ε", lambda x: epsilon(x.spent)),
         (
             "Allowed ε",
-            lambda x: "not granted" if x.allowance is None else number(x.allowance),
+            lambda x: "not granted" if x.allowance is None else lower(x.allowance),
         ),
-        ("Left ε", lambda x: epsilon(x.left)),
-        ("δ", lambda x: number(x.delta)),
+        ("Left ε", lambda x: lower(x.left)),
+        ("δ", lambda x: upper(x.delta)),
         numeric=range(1, 6),
         caption="For the units that were charged most, under the assumptions of every "
         "run. What tuning spent is part of what was spent in all "
@@ -244,7 +246,7 @@ def _planned_cost(plan: RunPlan) -> Facts:
         ("Notion", _NOTIONS.get(plan.notion, words(plan.notion))),
         ("Neighbors", _relation_words(plan.relation)),
         ("Target epsilon", number(plan.target_epsilon)),
-        ("Delta", number(plan.target_delta)),
+        ("Delta", upper(plan.target_delta)),
         (
             "Epsilon of all noisy stages",
             epsilon(plan.epsilon),

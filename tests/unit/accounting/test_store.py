@@ -25,6 +25,7 @@ from dptune.errors import (
     PrivacyError,
 )
 from dptune.privacy import Notion, PrivacyUnit, Purpose
+from dptune.rounding import at_least, at_most
 from tests.budgets import (
     REPLACE,
     cost,
@@ -83,7 +84,8 @@ def test_run_that_would_exceed_is_refused_with_figures_and_writes_nothing(store)
         store.reserve(request(MORE, "b", cost(100)))
     left = spent_epsilon(steps_event(150)) - spent_epsilon(steps_event(100))
     asked = spent_epsilon(steps_event(100))
-    for words in (f"{left:.4g} is left", f"asks for {asked:.4g}", "(100 units)"):
+    shown = at_least(left, digits=4), at_most(asked, digits=4)
+    for words in (f"{shown[0]} is left", f"asks for {shown[1]}", "(100 units)"):
         assert words in str(caught.value)
     assert store.head() == before
     with pytest.raises(BudgetExceededError):

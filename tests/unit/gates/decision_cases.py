@@ -324,6 +324,11 @@ def claims(make):
         ),
         "epsilon at the limit": (one(epsilon=8.0), {}),
         "epsilon above the limit": (one(epsilon=8.001), {}),
+        "epsilon a hair above the limit": (one(epsilon=8.00001), {}),
+        "epsilon and delta in many digits": (
+            one(epsilon=3.14112, delta=1.00004e-6),
+            {},
+        ),
         "delta at the limit": (one(delta=1e-5), {}),
         "delta above the limit": (one(delta=1.1e-5), {}),
         "claims of both kinds": (

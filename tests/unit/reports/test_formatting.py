@@ -5,13 +5,16 @@ import pytest
 
 from dptune.reports import formatting
 from dptune.reports.formatting import (
+    between,
     duration,
     epsilon,
     interval,
+    lower,
     number,
     p_value,
     percent,
     short_digest,
+    upper,
 )
 from dptune.results import Interval
 
@@ -78,3 +81,18 @@ def test_short_digest_keeps_short_ones():
 
 def test_doctests_hold():
     assert doctest.testmod(formatting).failed == 0
+
+
+def test_epsilon_and_delta_are_not_understated():
+    assert (epsilon(8.0001), upper(1.0049e-5)) == ("8.01", "1.01×10⁻⁵")
+    assert (epsilon(8.0), epsilon(0.1), upper(1e-5)) == ("8", "0.1", "10⁻⁵")
+    assert (lower(8.009), lower(None), upper(math.nan)) == ("8", "–", "not a number")
+
+
+def test_interval_is_rounded_outwards_and_never_certain():
+    value = Interval(low=0.12349, high=0.56701, confidence=0.9999)
+    assert interval(value) == "99.9 % CI [0.123, 0.568]"
+    assert between(value) == "0.123 to 0.568"
+    assert interval(Interval(low=0, high=1, confidence=1 - 2 * 0.0125)).startswith(
+        "97.5 % CI"
+    )

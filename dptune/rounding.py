@@ -1,0 +1,61 @@
+"""Few digits of a figure, such that what is claimed of the figure still holds."""
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
+from typing import Final
+
+_EXACT: Final = Context(prec=12)
+"""What differs behind these digits is the noise of sums, such as 0.1 + 0.2."""
+
+
+def at_most(value: float, *, digits: int = 3) -> float:
+    """Return the next number of so many significant digits that is not below.
+
+    For what must not be understated: an epsilon, a delta, the upper end of an interval.
+
+    | value | result |
+    |---|---|
+    | 8.0049 | 8.01 |
+    | 1234.5 | 1235.0: no digit before the point is cut |
+    | 0.1 + 0.2 | 0.3 |
+    | -8.0049 | -8.0 |
+    | 0, NaN, infinite | itself |
+
+    Args:
+        value: any number.
+        digits: at least 1.
+
+    >>> at_most(8.0049), at_most(8.0), at_most(1.0049e-5)
+    (8.01, 8.0, 1.01e-05)
+    """
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def at_least(value: float, *, digits: int = 3) -> float:
+    """Return the next number of so many significant digits that is not above.
+
+    For what must not be overstated: a lower bound, what is left of a budget.
+
+    >>> at_least(8.0049), at_least(0.9999)
+    (8.0, 0.999)
+    """
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def nearest(value: float, *, digits: int = 3) -> float:
+    """Return the nearest number of so many significant digits.
+
+    >>> nearest(8.0049), nearest(1234.4)
+    (8.0, 1234.0)
+    """
+    return _rounded(value, digits, ROUND_HALF_EVEN)
+
+
+def _rounded(value: float, digits: int, way: str) -> float:
+    """Round the decimal that a float is written as, not its binary digits."""
+    if not math.isfinite(value) or value == 0:
+        return value
+    exact = _EXACT.create_decimal(repr(float(value)))
+    whole = exact.adjusted() + 1
+    kept = max(digits, whole) if whole <= _EXACT.prec else digits
+    return float(Context(prec=kept, rounding=way).create_decimal(exact))
