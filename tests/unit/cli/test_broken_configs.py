@@ -439,7 +439,11 @@ def test_number_of_units_that_is_wrong_is_one_problem(
         ("budget", 3, "budget must be a mapping, got 3"),
         ("data.source", 3, "data.source must be a mapping, got 3"),
         ("detection.recognizers", 3, "detection.recognizers must be a list, got 3"),
-        ("model.public_text", {"kind": "text", "path": 3}, "path must be a path, got 3"),
+        (
+            "model.public_text",
+            {"kind": "text", "path": 3},
+            "path must be a path, got 3",
+        ),
     ],
 )
 def test_shape_of_a_value_is_told_in_words_of_the_file(
