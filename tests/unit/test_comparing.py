@@ -126,7 +126,7 @@ def test_baseline_and_reference_are_found(load):
         ({"budgets": []}, "at least 1"),
         ({"budgets": [0]}, "greater than 0"),
         ({"measures": {}}, "no such key"),
-        ({"recipes": "jft"}, "tuple"),
+        ({"recipes": "jft"}, "list"),
     ],
 )
 def test_schema_refuses(load, changes, word):
