@@ -10,6 +10,7 @@ from dptune.planning import RunPlan, spent_epsilon
 from dptune.privacy import Mode
 from dptune.results import CorpusReport
 from dptune.review.store import ListsOfProject
+from dptune.rounding import at_most
 from dptune.workflow.charging import planned_ledger
 from dptune.workflow.detect import marks_assume
 
@@ -120,11 +121,12 @@ def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
         )
     if epsilon > policy.max_epsilon:
         terms = f"{policy.notion}, {policy.neighboring_relation}"
+        cost = f"{at_most(epsilon, digits=4):.12g}"
         problems.append(
             Problem(
                 path="privacy.target_epsilon",
                 message=f"must lead to at most gate.max_epsilon "
-                f"({policy.max_epsilon:g}; {terms}), got {epsilon:.4g}: the gate would "
+                f"({policy.max_epsilon:g}; {terms}), got {cost}: the gate would "
                 "refuse what the run trains.",
                 next_step="Lower it, or let `gate` name a policy that accepts it.",
             )

@@ -36,6 +36,11 @@ def test_target_above_the_gates_epsilon_is_refused():
         check(config("privacy.target_epsilon=8.01"))
 
 
+def test_epsilon_a_hair_above_is_not_refused_as_the_limit_itself():
+    with pytest.raises(ConfigError, match=r"got 8\.001: "):
+        check(config("privacy.target_epsilon=8.00001"), plan=False)
+
+
 def test_target_is_refused_where_the_corpus_cannot_be_read_either():
     with pytest.raises(ConfigError, match="got 9"):
         check(config("privacy.target_epsilon=9"), plan=False)
