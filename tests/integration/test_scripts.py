@@ -20,6 +20,7 @@ from dptune.gates.manifest import read_manifest
 from dptune.integrations import zenml
 from dptune.integrations.transformers import ScriptBudget
 from dptune.integrations.zenml import certified, gate
+from dptune.reports.formatting import epsilon
 from dptune.workflow.dossier import Dossier
 from infra.workspace import Workspace, ensure_budget_key
 from steps import _champions, _deciding, _registry, _tracking
@@ -272,7 +273,7 @@ def test_step_with_two_trainings_says_the_lesser_guarantee(monkeypatch):
         told.clear()
         certified(lambda order=order: tuple(order))()
         words = told[0][0][0][CLAIM]
-        assert words.startswith(f"{claims[0].epsilon:.3g}")
+        assert words.startswith(epsilon(claims[0].epsilon))
 
 
 def test_step_without_a_claim_fails():
