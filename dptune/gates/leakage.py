@@ -61,19 +61,23 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """Block a leak that is significant by Holm and of the policy's size.
 
     Ranks that are too large show one as those that are too small do: what a model was
-    made to avoid comes last, and whoever counts from there finds it.
+    made to avoid comes last, and whoever counts from there finds it. By the near ends
+    of intervals they block; far ends alone prove nothing, and are INCONCLUSIVE.
     """
     size, trained = report.space_size, [canary.rank for canary in report.trained()]
     # one that is said not to have been trained on leaks all the same if it is known
     every = [canary.rank for canary in report.planted()]
-    last = _from_the_last(report)
-    sides = [fisher_p_value(ranks, size) for ranks in (trained, last)]
-    mean, avoided = _mean_exposure(report), _mean_bits(last, size)
+    late, latest = _from_the_last(report)
+    mean, avoided = _mean_exposure(report), _mean_bits(late, size)
     p_values = {
-        "all": min(1.0, 2.0 * min(sides)),
+        "all": _either_side(trained, late, size),
         "single": single_p_value(every, size),
     }
     leaks = holm(p_values, level=policy.memorization_level)
+    at_far_ends = {**p_values, "all": _either_side(trained, latest, size)}
+    may_leak = _mean_bits(latest, size) >= policy.effect_size_bits and (
+        "all" in holm(at_far_ends, level=policy.memorization_level)
+    )
     share = min(every) / size
     all_leak = "all" in leaks and max(mean, avoided) >= policy.effect_size_bits
     one_leaks = "single" in leaks and share <= policy.single_canary_share
@@ -81,8 +85,10 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         return no_canaries("memorization", report, policy)
     low, high = mean_exposure_bounds(mean, max(1, len(trained)), level=0.025)
     verdict = Verdict.BLOCK if all_leak or one_leaks else Verdict.PASS
-    lacks = _weak_scores(report)
-    if verdict is Verdict.PASS and (lacks or len(trained) < policy.min_canaries):
+    few, lacks = len(trained) < policy.min_canaries, _weak_scores(report)
+    if may_leak and verdict is Verdict.PASS:
+        lacks.append("At the far ends of intervals canaries come last.")
+    if verdict is Verdict.PASS and (lacks or few):
         verdict = Verdict.INCONCLUSIVE
     return Criterion(
         name="memorization",
@@ -100,21 +106,31 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
             Verdict.BLOCK: "Train with more noise, fewer steps, or on redacted text."
             + f" {RANK_EXACTLY}" * bool(report.doubt),
             Verdict.INCONCLUSIVE: _RANK_BY_SUM
+            if _weak_scores(report)
+            else RANK_EXACTLY
             if lacks
             else "Plant more canaries that are trained on.",
         }.get(verdict, ""),
     )
 
 
-def _from_the_last(report: ExposureReport) -> list[int]:
-    """Ranks of canaries that were trained on, from the last candidate on, at worst.
+def _from_the_last(report: ExposureReport) -> tuple[list[int], list[int]]:
+    """Ranks of canaries that were trained on, from the last candidate on.
 
-    None where some are upper bounds, which may be the last without being late.
+    At the near ends of intervals, where they are no smaller than the true ones, and at
+    the far ends. None where some are upper bounds, which may be the last without being
+    late.
     """
     if not report.is_bounded:
-        return []
-    farthest = map(report.farthest_rank, report.trained())
-    return [report.space_size + 1 - rank for rank in farthest]
+        return [], []
+    after, canaries = report.space_size + 1, report.trained()
+    near = [after - canary.rank for canary in canaries]
+    return near, [after - report.farthest_rank(canary) for canary in canaries]
+
+
+def _either_side(early: list[int], late: list[int], size: int) -> float:
+    """Two-sided p-value of ranks, counted from the first and the last candidate."""
+    return min(1.0, 2.0 * min(fisher_p_value(ranks, size) for ranks in (early, late)))
 
 
 def _mean_bits(ranks: list[int], size: int) -> float:

@@ -19,7 +19,7 @@ from dptune.gates.evidence import Evidence
 from dptune.gates.leakage import needed_candidates
 from dptune.gates.manifest import Manifest
 from dptune.gates.null_law import mean_exposure_bounds
-from dptune.results import ExposureReport, ShadowReport
+from dptune.results import ExposureReport, Interval, ShadowReport
 from dptune.statistics import fewest_hits_for
 
 COUNT = fewest_hits_for(1000, 0.01)
@@ -320,6 +320,33 @@ def test_decide_upper_bounds_of_ranks_are_not_late(make):
         memorization="PASS",
         assurance="INCONCLUSIVE",
     )
+
+
+@pytest.mark.parametrize(("from_last", "verdict"), [(1, "INCONCLUSIVE"), (8, "BLOCK")])
+def test_decide_late_intervals_block_by_their_near_ends_alone(make, from_last, verdict):
+    """Far ends blocked up to 8 % of simulated clean models."""
+    near = 10**6 + 1 - np.maximum(1, make.even_ranks(100) // from_last**2)
+    report = make.exposure(planted=near)
+    intervals = tuple(
+        one.model_copy(
+            update={
+                "method": "interval",
+                "exposure_interval": Interval(
+                    low=0.0, high=one.exposure, confidence=1 - 1e-4
+                ),
+            }
+        )
+        for one in report.planted()
+    )
+    sampled = report.model_copy(
+        update={"canaries": intervals + report.held_out(), "exact": False}
+    )
+    decision = assert_decides(
+        make.evidence(exposure=sampled), make.policy(), verdict, memorization=verdict
+    )
+    if verdict == "INCONCLUSIVE":
+        assert "far ends" in decision.failed()[0].reason
+        assert "exactly" in decision.failed()[0].what_would_change_it
 
 
 def test_decide_few_canaries_that_leak_much_are_no_assurance(make):
