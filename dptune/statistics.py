@@ -213,6 +213,39 @@ def _student_upper(change: Floats, weight: Floats, *, confidence: float) -> floa
     return float(ratio + stats.t.ppf(confidence, num - 1) * spread)
 
 
+def welch_interval(
+    one: Floats, two: Floats, *, confidence: float
+) -> tuple[float, float]:
+    """Two-sided interval of the difference of two means of independent values.
+
+    Args:
+        one: the first group, shape (n,).
+        two: the second, whose mean is subtracted, shape (m,).
+        confidence: in (0, 1).
+
+    Returns:
+        Both ends; infinite where a group has one value, which shows no spread.
+
+    References:
+        Welch (1947), "The generalization of Student's problem when several different
+        population variances are involved".
+
+    >>> low, high = welch_interval(np.arange(9.0), np.arange(4.0), confidence=0.95)
+    >>> round(low, 2), round(high, 2)
+    (0.03, 4.97)
+    """
+    sizes = np.array([len(one), len(two)])
+    if sizes.min() < 2:
+        return -math.inf, math.inf
+    parts = np.array([one.var(ddof=1), two.var(ddof=1)]) / sizes
+    difference, variance = float(one.mean() - two.mean()), float(parts.sum())
+    if variance == 0.0:
+        return difference, difference
+    freedom = variance**2 / (parts**2 / (sizes - 1)).sum()
+    half = stats.t.isf((1.0 - confidence) / 2.0, freedom) * math.sqrt(variance)
+    return float(difference - half), float(difference + half)
+
+
 def unit_numbers(names: Sequence[Hashable]) -> tuple[int, ...]:
     """Number units in the order in which they come; empty where no two are alike.
 

@@ -32,7 +32,7 @@ from dptune.results import (
     Interval,
     NgramSimilarity,
 )
-from dptune.statistics import clopper_pearson, resampled_indices
+from dptune.statistics import clopper_pearson, welch_interval
 
 Floats = NDArray[np.float64]
 
@@ -184,17 +184,7 @@ def _similarity(
     planted = jaccard(valid, canary_set.planted, size=size)
     held_out = jaccard(valid, canary_set.held_out, size=size)
     per_planted, per_control = planted.mean(axis=0), held_out.mean(axis=0)
-    draws = resampled_indices(
-        len(per_planted),
-        len(per_control),
-        num_resamples=1000,
-        generator=np.random.default_rng(0),
-    )
-    differences = np.concatenate(
-        [per_planted[i].mean(axis=1) - per_control[j].mean(axis=1) for i, j in draws]
-    )
-    tail = (1.0 - settings.confidence) / 2.0
-    low, high = np.quantile(differences, (tail, 1.0 - tail))
+    low, high = welch_interval(per_planted, per_control, confidence=settings.confidence)
     return NgramSimilarity(
         size=size,
         planted=float(planted.mean()),
@@ -203,7 +193,7 @@ def _similarity(
         held_out_stddev=float(held_out.std()),
         difference=float(per_planted.mean() - per_control.mean()),
         difference_interval=Interval(
-            low=float(low), high=float(high), confidence=settings.confidence
+            low=max(-1.0, low), high=min(1.0, high), confidence=settings.confidence
         ),
     )
 

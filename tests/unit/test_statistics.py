@@ -13,6 +13,8 @@ from dptune.statistics import (
     hit_rate_interval,
     holm,
     paired_bootstrap_upper,
+    resampled_indices,
+    welch_interval,
 )
 
 
@@ -193,3 +195,39 @@ def test_paired_bootstrap_upper_of_unpaired_or_no_records_raises(arguments):
 )
 def test_holm_by_hand(p_values, rejected):
     assert holm(p_values, level=0.05) == rejected
+
+
+@pytest.mark.parametrize(("num_planted", "num_controls"), [(10, 10), (100, 20)])
+def test_welch_interval_of_few_controls_misses_as_often_as_said_and_its_twin_more(
+    num_planted, num_controls
+):
+    def by_resampling(one, two):
+        draws = resampled_indices(
+            len(one),
+            len(two),
+            num_resamples=200,
+            generator=np.random.default_rng(0),
+        )
+        found = [one[i].mean(axis=1) - two[j].mean(axis=1) for i, j in draws]
+        return np.quantile(np.concatenate(found), (0.025, 0.975))
+
+    rng = np.random.default_rng(3)
+    missed, missed_by_twin = 0, 0
+    for _ in range(800):
+        one, two = rng.beta(1, 4, num_planted), rng.beta(1, 4, num_controls)
+        low, high = welch_interval(one, two, confidence=0.95)
+        missed += not low <= 0 <= high
+        low, high = by_resampling(one, two)
+        missed_by_twin += not low <= 0 <= high
+    assert missed / 800 < 0.068  # .05 and 2.3 standard errors
+    assert missed_by_twin > missed
+
+
+def test_welch_interval_is_that_of_scipy_and_shows_no_spread_of_one_value():
+    rng = np.random.default_rng(4)
+    one, two = rng.random(7), rng.random(4)
+    low, high = welch_interval(one, two, confidence=0.9)
+    theirs = stats.ttest_ind(one, two, equal_var=False).confidence_interval(0.9)
+    assert (low, high) == pytest.approx(tuple(theirs))
+    assert welch_interval(one[:1], two, confidence=0.9) == (-math.inf, math.inf)
+    assert welch_interval(np.ones(3), np.ones(2), confidence=0.9) == (0.0, 0.0)
