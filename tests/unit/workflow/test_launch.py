@@ -204,7 +204,10 @@ FIGURES = {
 }
 KILLED = "os.kill(os.getpid(), 9) if rank else time.sleep(600)"
 LOSES_THE_OTHER = """
-fail("ModelError" if rank else "RuntimeError", "of rank %d" % rank)
+if rank: fail("ModelError", "of rank 1")
+other = pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[1] / "1/error.json"
+while not other.exists(): time.sleep(0.01)
+fail("RuntimeError", "of rank 0")
 """
 REPORTS = f"rank or report(**{FIGURES}); time.sleep(600)"
 KILLED_ONCE = f"""
