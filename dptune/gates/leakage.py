@@ -103,7 +103,8 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         + "".join(f" {lack}" for lack in lacks)
         + _backwards(avoided) * (all_leak and avoided > mean),
         what_would_change_it={
-            Verdict.BLOCK: "Train with more noise, fewer steps, or on redacted text."
+            Verdict.BLOCK: _known_before(report, policy)
+            + "Train with more noise, fewer steps, or on redacted text."
             + f" {RANK_EXACTLY}" * bool(report.doubt),
             Verdict.INCONCLUSIVE: _RANK_BY_SUM
             if _weak_scores(report)
@@ -112,6 +113,14 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
             else "Plant more canaries that are trained on.",
         }.get(verdict, ""),
     )
+
+
+def _known_before(report: ExposureReport, policy: GatePolicy) -> str:
+    """Advise fresh canaries where the base model may know them: training is not why."""
+    base = [canary.rank for canary in report.base_planted()]
+    if fisher_p_value(base, report.space_size) > policy.base_level:
+        return ""
+    return "Draw fresh canaries first: before training they came as early. "
 
 
 def _from_the_last(report: ExposureReport) -> tuple[list[int], list[int]]:

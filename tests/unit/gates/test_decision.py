@@ -242,6 +242,19 @@ def test_decide_canaries_known_to_the_base_model_are_invalid(make):
     )
 
 
+def test_decide_canaries_that_were_early_before_training_are_to_be_drawn_anew(make):
+    early = [1 + 1000 * i for i in range(60)]
+    leaking = make.exposure(planted=early)
+    base = make.canaries(early, planted=True)
+    held_out = tuple(c for c in leaking.base_canaries if not c.planted)
+    known = leaking.model_copy(update={"base_canaries": base + held_out})
+    for report, is_advised in ((leaking, False), (known, True)):
+        decision = decide(make.evidence(exposure=report), make.policy())
+        (found,) = (c for c in decision.criteria if c.name == "memorization")
+        assert found.verdict == "BLOCK"
+        assert ("fresh canaries" in found.what_would_change_it) is is_advised
+
+
 def test_decide_texts_that_tell_members_are_invalid(make):
     for p_value, outcome in ((0.00051, "PASS"), (0.0005, "INVALID")):
         found = make.membership(blind=make.blind(p_value=p_value))
