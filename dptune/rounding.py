@@ -59,3 +59,30 @@ def _rounded(value: float, digits: int, way: str) -> float:
     whole = exact.adjusted() + 1
     kept = max(digits, whole) if whole <= _EXACT.prec else digits
     return float(Context(prec=kept, rounding=way).create_decimal(exact))
+
+
+def written_at_most(value: float, *, digits: int = 3) -> str:
+    """Write `at_most` in a sentence, without digits that it has not.
+
+    >>> written_at_most(1.0049e-5), written_at_most(8.00001, digits=4)
+    ('1.01e-05', '8.001')
+    """
+    return f"{at_most(value, digits=digits):.12g}"
+
+
+def written_at_least(value: float, *, digits: int = 3) -> str:
+    """Write `at_least` in a sentence, without digits that it has not.
+
+    >>> written_at_least(2.3499)
+    '2.34'
+    """
+    return f"{at_least(value, digits=digits):.12g}"
+
+
+def percent_at_most(share: float) -> str:
+    """Write the upper end of a share in a sentence, in percent.
+
+    >>> percent_at_most(0.012301)
+    '1.24%'
+    """
+    return f"{100 * at_most(share):.12g}%"

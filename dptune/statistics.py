@@ -224,7 +224,8 @@ def welch_interval(
         confidence: in (0, 1).
 
     Returns:
-        Both ends; infinite where a group has one value, which shows no spread.
+        Both ends; infinite where a group has one value, which shows no spread, and the
+        difference itself where neither group has any.
 
     References:
         Welch (1947), "The generalization of Student's problem when several different

@@ -18,7 +18,7 @@ from dptune.privacy import (
     PrivacyUnit,
 )
 from dptune.results import Report
-from dptune.rounding import at_most
+from dptune.rounding import percent_at_most, written_at_most
 
 RELATIONS: Final[dict[Notion, tuple[NeighboringRelation, ...]]] = {
     Notion.RECORD: (
@@ -126,7 +126,7 @@ class Certificate(Report):
         if rate is not None and upper is not None:
             quote = (
                 f"The detector misses {rate:.2%} of all words, at most "
-                f"{100 * at_most(upper):.12g}%; "
+                f"{percent_at_most(upper)}; "
                 f"measured on {source}."
             )
         return self.model_copy(
@@ -256,7 +256,7 @@ def issue_certificate(
     parts = _tier_epsilons(tiers or {}, epsilon, delta=delta, relation=relation)
     of_tiers = (
         f"For secrets of tier {part.tier} alone epsilon is "
-        f"{at_most(part.epsilon):.12g}."
+        f"{written_at_most(part.epsilon)}."
         for part in parts
     )
     left = 0.0 if untouched else delta
@@ -345,12 +345,13 @@ def _explain(
         if status is CertificateStatus.CONDITIONAL
         else "Nobody"
     )
-    chance = f"{at_most(delta):.12g}"
+    chance = written_at_most(delta)
     if epsilon == 0.0:
         unless = f", except with probability {chance}" if delta else ""
         return f"{condition} learns anything from the model about {protected}{unless}."
     odds = math.exp(epsilon) if epsilon < 700 else math.inf
     return (
         f"{condition} who sees the model can sharpen the odds about {protected} by "
-        f"more than a factor of {at_most(odds):.12g}, except with probability {chance}."
+        f"more than a factor of {written_at_most(odds)}, except with probability "
+        f"{chance}."
     )

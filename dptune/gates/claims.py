@@ -26,7 +26,7 @@ from dptune.privacy import (
     Notion,
 )
 from dptune.results import ExposureReport
-from dptune.rounding import at_least, at_most
+from dptune.rounding import percent_at_most, written_at_least, written_at_most
 
 _PROVEN = (CertificateStatus.CERTIFIED, CertificateStatus.CONDITIONAL)
 
@@ -48,13 +48,13 @@ def claims(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
 
 def _delta(value: float) -> str:
     """Write a delta for a sentence, not smaller than it is."""
-    return f"delta {at_most(value, digits=6):.12g}"
+    return f"delta {written_at_most(value, digits=6)}"
 
 
 def _epsilon(value: float, *, digits: int = 4) -> str:
     """Write an epsilon for a sentence, not smaller than it is."""
-    most = at_most(value, digits=digits)
-    return "infinite" if math.isinf(value) else f"{most:.12g}"
+    most = written_at_most(value, digits=digits)
+    return "infinite" if math.isinf(value) else most
 
 
 def _claim_fault(claim: ClaimEvidence) -> str | None:
@@ -182,7 +182,7 @@ def _audits(evidence: Evidence, policy: GatePolicy) -> Criterion:
     audit, claim = min(refuted, key=lambda pair: pair[0].assumption_violated)
     found = (
         f"Audit {audit.method} bounds {audit.notion} epsilon from below by "
-        f"{at_least(audit.epsilon_lower_bound, digits=6):.12g} at confidence "
+        f"{written_at_least(audit.epsilon_lower_bound, digits=6)} at confidence "
         f"{audit.confidence:g}, above "
         f"the claimed {_epsilon(claim.epsilon, digits=6)}"
     )
@@ -231,15 +231,15 @@ def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
         return missing("audit", f"audit of the {policy.notion} {relation} claim")
     best = max(own, key=lambda audit: audit.capacity)
     passed = wanted is None or best.capacity >= wanted
-    bound = at_least(max(audit.epsilon_lower_bound for audit in own))
+    bound = written_at_least(max(audit.epsilon_lower_bound for audit in own))
     return Criterion(
         name="audit",
         verdict=Verdict.PASS if passed else Verdict.INCONCLUSIVE,
         measured=best.capacity,
         threshold=wanted,
-        reason=f"No audit refutes a claim: epsilon is at least {bound:.12g} at "
+        reason=f"No audit refutes a claim: epsilon is at least {bound} at "
         f"confidence {best.confidence:g}; {best.num_canaries} canaries could have "
-        f"shown {at_least(best.capacity):.12g}.",
+        f"shown {written_at_least(best.capacity)}.",
         what_would_change_it="" if passed else "Plant more canaries in the next run.",
     )
 
@@ -375,7 +375,7 @@ def _missing_rate(
         measured=upper,
         threshold=limit,
         reason=f"The {policy.notion} claim is conditional; the detector misses "
-        f"{rate:.2%} of sensitive tokens, at most {100 * at_most(upper):.12g}%{by}.",
+        f"{rate:.2%} of sensitive tokens, at most {percent_at_most(upper)}{by}.",
         what_would_change_it=""
         if verdict is Verdict.PASS
         else "Review a larger sample, or use a wider detector.",

@@ -8,7 +8,7 @@ from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
 from dptune.gates.evidence import Evidence
 from dptune.gates.policy import GatePolicy
 from dptune.results import LanguageShare
-from dptune.rounding import at_most
+from dptune.rounding import percent_at_most
 
 
 def languages(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
@@ -57,7 +57,7 @@ def _missed(evidence: Evidence, policy: GatePolicy) -> Criterion:
         measured=upper,
         threshold=limit,
         reason=f"In {worst} the detector misses {rate:.2%} of all words, at most "
-        f"{100 * at_most(upper):.12g}%; no other language has more.",
+        f"{percent_at_most(upper)}; no other language has more.",
         what_would_change_it=""
         if verdict is Verdict.PASS
         else "Review a larger sample, or give the language a recognizer of its own: "

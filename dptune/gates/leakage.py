@@ -26,7 +26,7 @@ from dptune.results import (
     MembershipSignal,
     ShadowReport,
 )
-from dptune.rounding import at_most
+from dptune.rounding import percent_at_most, written_at_most
 from dptune.statistics import fewest_hits_for, hit_rate_interval, holm
 
 _LOW_FPR = 0.01
@@ -103,7 +103,7 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         + "".join(f" {lack}" for lack in lacks)
         + _backwards(avoided) * (all_leak and avoided > mean),
         what_would_change_it={
-            Verdict.BLOCK: _known_before(report, policy)
+            Verdict.BLOCK: _advise_fresh(report, policy)
             + "Train with more noise, fewer steps, or on redacted text."
             + f" {RANK_EXACTLY}" * bool(report.doubt),
             Verdict.INCONCLUSIVE: _RANK_BY_SUM
@@ -115,7 +115,7 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
     )
 
 
-def _known_before(report: ExposureReport, policy: GatePolicy) -> str:
+def _advise_fresh(report: ExposureReport, policy: GatePolicy) -> str:
     """Advise fresh canaries where the base model may know them: training is not why."""
     base = [canary.rank for canary in report.base_planted()]
     if fisher_p_value(base, report.space_size) > policy.base_level:
@@ -168,7 +168,7 @@ def _assurance(report: ExposureReport, policy: GatePolicy, *, looks: int) -> Cri
     exposures = [canary.exposure for canary in report.trained()]
     high = max(high, skewed_mean_upper(exposures, level=level))
     passed = not lacks and high <= policy.assurance_bound_bits
-    most = f"{at_most(high):.12g}"
+    most = written_at_most(high)
     reason = f"Mean exposure is at most {most} bits at confidence {1 - level:g}"
     reason += f"{at_worst(report)}."
     return Criterion(
@@ -287,7 +287,7 @@ def _membership(
         interval=interval,
         threshold=limit,
         reason=f"Attack {worst.name}, the strongest of {len(bounds)}, finds at most "
-        f"{100 * at_most(upper):.12g}% of members at {worst.low_fpr:.1%} false "
+        f"{percent_at_most(upper)} of members at {worst.low_fpr:.1%} false "
         f"positives ({report.num_members} members, {report.num_non_members} "
         f"non-members, {_num_shadows(report)} shadow models).",
         what_would_change_it=change,

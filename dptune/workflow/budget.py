@@ -23,7 +23,7 @@ from dptune.planning import RunPlan
 from dptune.privacy import Notion, PrivacyUnit
 from dptune.recipes import View
 from dptune.results import BudgetReport, BudgetReservation, CorpusReport
-from dptune.rounding import at_most
+from dptune.rounding import written_at_most
 from dptune.settings import BudgetSettings
 from dptune.stages import StagePlan
 from dptune.workflow.charging import release_entry, stage_entry
@@ -345,8 +345,8 @@ def charged_so_far(url: str, config: TrainConfig, fingerprint: str) -> str:
     )
     return (
         f"Data set {name!r} has paid for {drawn} of {planned} planned releases: "
-        f"epsilon {at_most(spent.epsilon):.12g} ({privacy.notion}, {privacy.relation}, "
-        f"delta {privacy.target_delta:g})."
+        f"epsilon {written_at_most(spent.epsilon)} ({privacy.notion}, "
+        f"{privacy.relation}, delta {privacy.target_delta:g})."
     )
 
 

@@ -10,7 +10,7 @@ from dptune.planning import RunPlan, spent_epsilon
 from dptune.privacy import Mode
 from dptune.results import CorpusReport
 from dptune.review.store import ListsOfProject
-from dptune.rounding import at_most
+from dptune.rounding import written_at_most
 from dptune.workflow.charging import planned_ledger
 from dptune.workflow.detect import marks_assume
 
@@ -121,7 +121,7 @@ def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
         )
     if epsilon > policy.max_epsilon:
         terms = f"{policy.notion}, {policy.neighboring_relation}"
-        cost = f"{at_most(epsilon, digits=4):.12g}"
+        cost = written_at_most(epsilon, digits=4)
         problems.append(
             Problem(
                 path="privacy.target_epsilon",

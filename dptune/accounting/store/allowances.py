@@ -24,7 +24,7 @@ from dptune.accounting.events import (
 )
 from dptune.errors import ArtifactError, BudgetExceededError, DptuneError
 from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
-from dptune.rounding import at_least, at_most
+from dptune.rounding import written_at_least, written_at_most
 
 Tally = Mapping[str, int]
 NON_PRIVATE: Final = event_to_json(dp_accounting.NonPrivateDpEvent())
@@ -322,21 +322,18 @@ def _refusal(claim: Claim, alone: Mapping[Notion, Tally]) -> str:
         delta=grant.delta,
         relation=grant.relation,
     )
-    left = at_least(max(grant.epsilon - claim.before, 0.0), digits=4)
+    left = written_at_least(max(grant.epsilon - claim.before, 0.0), digits=4)
+    before, after, by_itself = (
+        written_at_most(spent, digits=4) for spent in (claim.before, claim.after, asked)
+    )
     return (
         f"data set {grant.data_set!r} must stay within epsilon {grant.epsilon:g}, "
-        f"{grant.label}: {_most(claim.before)} is spent or reserved, "
-        f"{left:.12g} is left; "
-        f"this asks for {_most(asked)} by itself, with one spare block for a kill, and "
+        f"{grant.label}: {before} is spent or reserved, {left} is left; "
+        f"this asks for {by_itself} by itself, with one spare block for a kill, and "
         f"would bring the worst cohort ({claim.num_units:,} units) to "
-        f"{_most(claim.after)}. Ask for less (a smaller target, or smaller blocks), "
+        f"{after}. Ask for less (a smaller target, or smaller blocks), "
         "wait for other runs to settle (`dptune budget show`), or have more granted."
     )
-
-
-def _most(spent: float) -> str:
-    """Write an epsilon, not smaller than it is."""
-    return f"{at_most(spent, digits=4):.12g}"
 
 
 def _contains(tally: Tally, key: tuple[tuple[str, int], ...]) -> bool:
