@@ -361,8 +361,8 @@ class TrainConfig(Settings):
     Args:
         seed: fixes every draw, noise included. Only for tests: a claim made with a
             known seed is worth nothing, and the card says so. Leave it null.
-        repetition: tells trainings of one configuration apart, each of which draws and
-            is charged by itself; it seeds nothing.
+        repetition: tells trainings of one configuration apart, each of which draws its
+            canaries, batches and noise and is charged by itself; it seeds nothing.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,60}$")

@@ -91,7 +91,9 @@ def train_and_attack(
         fingerprint=fingerprint,
         scheduled=run.model_dump(mode="json") if scheduled else None,
     )
-    planted, canaries = plant_canaries(corpus, spec=run.canaries, seed=run.seed)
+    planted, canaries = plant_canaries(
+        corpus, spec=run.canaries, seed=run.seed, repetition=run.repetition
+    )
     labelled, detection = _detected((planted, canaries), run, review=review)
     redacted, redaction = redact(labelled, settings=run.redaction)
     plan, ledger = calibrate(

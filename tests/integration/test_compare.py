@@ -10,6 +10,7 @@ from zenml.client import Client
 from zenml.exceptions import RunInterruptedException
 
 import cli.comparing
+from cli.runs import read_config
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.summaries import history
 from dptune.attacks.canaries import CanarySet
@@ -173,3 +174,16 @@ def test_reports_hold_no_text_of_a_record(compared, project):
     assert leaks(needles, project.home, project.outside) == {}
     for end in (".html", ".csv", "-cells.csv"):
         assert (project.home / "reports" / f"compare-beside{end}").is_file()
+
+
+@pytest.mark.parametrize("repetition", [0, 3])
+def test_a_repetition_draws_canaries_of_its_own(project, repetition):
+    from pipelines.train import train_pipeline  # noqa: PLC0415 - needs a stack
+
+    changed = [f"repetition={repetition}"]
+    loaded = read_config(TINY, changed)
+    values = loaded.model_dump(mode="json")
+    pipeline = train_pipeline.with_options()
+    pipeline.prepare(config=values, fingerprint="f" * 64, retrain=True)
+    drawing = pipeline.invocations["plant_canaries"]
+    assert drawing.parameters["repetition"] == repetition
