@@ -1,6 +1,8 @@
 """Numbers as people read them: three significant digits, and infinity in words."""
 
 import math
+import re
+from typing import Final
 
 from dptune.results import Interval
 from dptune.rounding import at_least, at_most
@@ -8,6 +10,10 @@ from dptune.rounding import at_least, at_most
 NO_GUARANTEE = "∞ (no guarantee)"
 MISSING = "–"
 _MINUS = "\u2212"
+_UNSEEN: Final = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u200b\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+"""Controls, and what shows nothing or turns text around; joiners change letters."""
 
 
 def number(value: float | None, *, digits: int = 3) -> str:
@@ -152,6 +158,18 @@ def short_digest(digest: str) -> str:
     if len(tail) <= 16:
         return digest
     return f"{head}:{tail[:12]}…" if head else f"{tail[:12]}…"
+
+
+def visible(text: str) -> str:
+    r"""Return text with escapes for what shows nothing, or turns what follows around.
+
+    A name with U+202E would write the rest of its line from right to left, a verdict
+    too; one with U+200B would look like another name.
+
+    >>> print(visible("a\u202eb\u200b"))
+    a\u202eb\u200b
+    """
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def words(name: str) -> str:

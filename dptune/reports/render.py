@@ -1,7 +1,8 @@
 """Pages of blocks as self-contained HTML and as Markdown.
 
 The HTML refers to nothing outside itself: one style sheet and all figures are inside,
-there is no script, and every value is escaped.
+there is no script, and every value is escaped; so is what would show nothing in it, or
+turn its line around.
 """
 
 from functools import cache
@@ -22,6 +23,7 @@ from dptune.reports.blocks import (
     Prose,
     Table,
 )
+from dptune.reports.formatting import visible
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 _MARKDOWN_ESCAPES: Final = str.maketrans(
@@ -36,6 +38,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -45,6 +48,12 @@ def environment() -> Environment:
         (TEMPLATES / "style.css").read_text(encoding="utf-8")
     )
     return found
+
+
+def _shown(value: object) -> object:
+    """Return what a template writes, but our own markup, as it can be seen."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return visible(str(value)) if is_text else value
 
 
 def page_html(page: Page) -> str:
@@ -110,5 +119,5 @@ def _cell(value: Cell) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape what Markdown or HTML would read as markup."""
-    return text.translate(_MARKDOWN_ESCAPES)
+    """Escape what Markdown or HTML would read as markup, and what is not seen."""
+    return visible(text).translate(_MARKDOWN_ESCAPES)

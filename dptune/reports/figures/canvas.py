@@ -28,7 +28,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from dptune.reports.formatting import number
+from dptune.reports.formatting import number, visible
 
 # Okabe & Ito (2008): eight colors that the color-blind can tell apart.
 BLUE: Final = "#0072B2"
@@ -206,7 +206,7 @@ def plain_ticks(
 
 def _inline(svg: str, *, label: str) -> str:
     """Strip the XML prologue and metadata; add a label and unique ids."""
-    body = svg[svg.index("<svg") :].strip()
+    body = visible(svg[svg.index("<svg") :].strip())
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
     body = re.sub(r' xmlns:xlink="[^"]*"', "", body)
@@ -222,5 +222,5 @@ def _inline(svg: str, *, label: str) -> str:
     )
     body = body.replace('href="#', f'href="#{prefix}')
     body = body.replace("url(#", f"url(#{prefix}")
-    head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}"'
+    head = f'<svg class="plot" role="img" aria-label="{html.escape(visible(label))}"'
     return body.replace("<svg", head, 1)

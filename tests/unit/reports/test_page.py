@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from dptune.reports.comparison import CellResult, ComparisonReport, comparison_rows
 from dptune.reports.pages.comparison import compare_page
-from dptune.reports.render import page_html
+from dptune.reports.render import page_html, page_markdown
 from dptune.reports.tables import comparison_tables
 
 from .checks import check_page, outline
@@ -95,6 +95,24 @@ def test_comparison_page_escapes_titles_everywhere():
     html = page([run(HOSTILE), run("other")], intro=HOSTILE, next_steps=(HOSTILE,))
     found = check_page(html)
     assert found.text.count("<script>alert(1)</script>") >= 6
+
+
+def test_what_is_unseen_or_turns_a_line_around_is_escaped_everywhere():
+    """U+202E in a name wrote what followed from right to left, the verdict too."""
+    name = "a\u202eb\u2066c\u200bd\u2028e\x1bf"
+    seen = r"a\u202eb\u2066c\u200bd\u2028e\x1bf"
+    html = page([run(name), run("other")], intro=name, next_steps=(name,))
+    assert check_page(html).text.count(seen) >= 6
+    assert html.count(seen) > check_page(html).text.count(seen)  # attributes
+    made = report([run(name), run("other")], intro=name)
+    markdown = page_markdown(compare_page(made, next_steps=(name,)))
+    assert seen.replace("\\", "\\\\") in markdown
+    assert not set(html + markdown).intersection("\u202e\u2066\u200b\u2028\x1b")
+
+
+def test_letters_of_every_direction_stay():
+    name = "\u0645\u06cc\u200c\u062e \u05d0\u200f! e\u0301 \U0001f468\u200d\U0001f469"
+    assert name in page([run(name)])
 
 
 def test_comparison_page_has_no_training_loss():
