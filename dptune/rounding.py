@@ -6,6 +6,8 @@ from typing import Final
 
 _EXACT: Final = Context(prec=12)
 """What differs behind these digits is the noise of sums, such as 0.1 + 0.2."""
+_LEAST_P_VALUE: Final = 1e-300
+"""Below it a double may be 0 where the p-value is not."""
 
 
 def at_most(value: float, *, digits: int = 3) -> float:
@@ -77,6 +79,17 @@ def written_at_least(value: float, *, digits: int = 3) -> str:
     '2.34'
     """
     return f"{at_least(value, digits=digits):.12g}"
+
+
+def written_p_value(value: float, *, digits: int = 2) -> str:
+    """Write a p-value in a sentence: never smaller than it is, and never 0.
+
+    Rounded up, it is at or below a level of no more digits exactly if the p-value is.
+
+    >>> written_p_value(0.0312), written_p_value(0.000502), written_p_value(0.0)
+    ('0.032', '0.00051', '1e-300')
+    """
+    return written_at_most(max(value, _LEAST_P_VALUE), digits=digits)
 
 
 def percent_at_most(share: float) -> str:

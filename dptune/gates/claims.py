@@ -26,7 +26,12 @@ from dptune.privacy import (
     Notion,
 )
 from dptune.results import ExposureReport
-from dptune.rounding import percent_at_most, written_at_least, written_at_most
+from dptune.rounding import (
+    percent_at_most,
+    written_at_least,
+    written_at_most,
+    written_p_value,
+)
 
 _PROVEN = (CertificateStatus.CERTIFIED, CertificateStatus.CONDITIONAL)
 
@@ -118,7 +123,10 @@ def _contradiction(evidence: Evidence, policy: GatePolicy) -> Criterion:
             what_would_change_it=RANK_EXACTLY,
         )
     what = f"{claim.notion} epsilon {_epsilon(claim.epsilon)} at {_delta(claim.delta)}"
-    reason = f"If {what} holds, such ranks have probability {p_value:.2g} at most."
+    reason = (
+        f"If {what} holds, such ranks have probability {written_p_value(p_value)} at "
+        "most."
+    )
     if contradicted and claim.status is CertificateStatus.CONDITIONAL:
         reason += " The claim is wrong, or its assumptions are violated."
     return Criterion(

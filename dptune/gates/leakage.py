@@ -26,7 +26,7 @@ from dptune.results import (
     MembershipSignal,
     ShadowReport,
 )
-from dptune.rounding import percent_at_most, written_at_most
+from dptune.rounding import percent_at_most, written_at_most, written_p_value
 from dptune.statistics import fewest_hits_for, hit_rate_interval, holm
 
 _LOW_FPR = 0.01
@@ -97,8 +97,9 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         interval=Interval(low=low, high=high, confidence=0.95),
         threshold=policy.effect_size_bits,
         reason=f"Mean exposure of {len(trained)} planted canaries is {mean:.2f} bits "
-        f"(1.44 without a leak, Fisher p {p_values['all']:.2g}); the best is among "
-        f"the first {share:.2g} of candidates (corrected p {p_values['single']:.2g})"
+        f"(1.44 without a leak, Fisher p {written_p_value(p_values['all'])}); the best "
+        f"is among the first {share:.2g} of candidates (corrected p "
+        f"{written_p_value(p_values['single'])})"
         f"{at_worst(report)}."
         + "".join(f" {lack}" for lack in lacks)
         + _backwards(avoided) * (all_leak and avoided > mean),

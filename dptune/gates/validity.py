@@ -18,6 +18,7 @@ from dptune.gates.manifest import difference
 from dptune.gates.null_law import fisher_p_value, uniform_p_value
 from dptune.gates.policy import GatePolicy
 from dptune.results import CanaryExposure, ExposureReport
+from dptune.rounding import written_p_value
 
 _CLOCKS_DIFFER: Final = timedelta(minutes=5)
 """How far clocks of two machines may be apart."""
@@ -192,7 +193,7 @@ def _judged(
         verdict=verdict,
         measured=p_value,
         threshold=level,
-        reason=f"{tested} is {p_value:.3g}{at_worst(report)}.",
+        reason=f"{tested} is {written_p_value(p_value, digits=3)}{at_worst(report)}.",
         what_would_change_it=_NEXT.get(verdict, advice),
     )
 
@@ -419,7 +420,7 @@ def _blind(evidence: Evidence, policy: GatePolicy) -> Criterion:
         threshold=policy.blind_level,
         reason=f"Without any model, members are told from non-members with AUC "
         f"{blind.auc:.3f}; texts are so uneven by luck with chance "
-        f"{blind.p_value:.3g}.",
+        f"{written_p_value(blind.p_value, digits=3)}.",
         what_would_change_it="Split members and non-members at random from one corpus."
         if shifted
         else "",

@@ -108,16 +108,16 @@ def between(bounds: Interval) -> str:
 
 
 def p_value(value: float | None) -> str:
-    """Return a p-value with its sign; tiny ones as a bound.
+    """Return a p-value with its sign, rounded up; tiny ones as a bound.
 
     >>> p_value(0.0312), p_value(1e-30), p_value(None)
-    ('p = 0.031', 'p < 10⁻⁹', '–')
+    ('p = 0.032', 'p < 10⁻⁹', '–')
     """
     if value is None or math.isnan(value):
         return number(value)
     if value < 1e-9:
         return "p < 10⁻⁹"
-    return f"p = {number(value, digits=2)}"
+    return f"p = {number(at_most(value, digits=2), digits=2)}"
 
 
 def interval(value: Interval | None, *, as_percent: bool = False) -> str:

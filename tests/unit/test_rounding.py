@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dptune import rounding
-from dptune.reports.formatting import lower, upper
-from dptune.rounding import at_least, at_most, nearest
+from dptune.reports.formatting import lower, p_value, upper
+from dptune.rounding import at_least, at_most, nearest, written_p_value
 
 _POWERS = dict(zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True))
 _SCIENTIFIC = re.compile(rf"(?:(?P<head>[\d.]+)×)?10(?P<power>[{''.join(_POWERS)}]+)")
@@ -85,3 +85,17 @@ def test_no_digit_before_the_point_is_cut():
 
 def test_doctests_hold():
     assert doctest.testmod(rounding).failed == 0
+
+
+def test_p_values_are_at_a_level_exactly_where_they_are_written_so():
+    levels = (0.0005, 0.001, 0.02, 0.05)
+    for power in np.random.default_rng(5).uniform(-5, 0, 5000):
+        value = float(10**power)
+        written, page = (
+            written_p_value(value),
+            read(p_value(value).removeprefix("p = ")),
+        )
+        assert float(written) == float(page) >= value
+        for level in levels:
+            assert (value <= level) == (float(written) <= level), value
+    assert written_p_value(0.0) == "1e-300"

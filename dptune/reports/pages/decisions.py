@@ -40,7 +40,14 @@ _SUBTITLES = {
     "INVALID": "The evidence cannot be trusted. Nothing can be concluded from it.",
 }
 _EPSILONS = frozenset({"budget", "dataset_budget"})
-_BOUNDS = _EPSILONS | {"assurance", "claim_status", "language_missing_rate", "utility"}
+_P_VALUES = frozenset(
+    {"base_model", "blind_membership", "claim_contradiction", "controls"}
+)
+_BOUNDS = (
+    _EPSILONS
+    | _P_VALUES
+    | {"assurance", "claim_status", "language_missing_rate", "utility"}
+)
 """Criteria that measure what something is at most."""
 _LEAKS = frozenset({"memorization", "membership", "claim_contradiction"})
 
@@ -98,7 +105,7 @@ def criteria_table(decision: GateDecision) -> Table:
 def compared(criterion: Criterion) -> tuple[str, str]:
     """Return what was measured and the threshold, in digits that tell them apart.
 
-    An epsilon or an upper bound is never written smaller than it is.
+    An epsilon, an upper bound or a p-value is never written smaller than it is.
     """
     found, limit = criterion.measured, criterion.threshold
     is_bound = criterion.name in _BOUNDS
