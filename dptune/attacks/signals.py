@@ -105,45 +105,51 @@ def token_signals(
 def _signals(
     batch: Sequence[Sequence[int]], tokens: Tensor, logits: Tensor, *, moments: bool
 ) -> Iterator[TokenSignals]:
-    """Signals of one padded batch."""
-    logits, targets = logits.float(), tokens[:, 1:]
-    hits = (logits.argmax(-1) == targets).cpu().numpy()
-    chosen, means, stddevs = _statistics(logits, targets, moments=moments)
-    for row, sequence in enumerate(batch):
-        own = np.flatnonzero(scored(sequence)[1:])
+    """Signals of one padded batch, computed where a token has a loss."""
+    own = [np.flatnonzero(scored(sequence)[1:]) for sequence in batch]
+    counts = list(map(len, own))
+    rows = torch.from_numpy(np.repeat(np.arange(len(batch)), counts))
+    places = torch.stack([rows, torch.from_numpy(np.concatenate(own))])
+    found = _statistics(
+        logits, tokens[:, 1:], places.to(logits.device), moments=moments
+    )
+    log_probs, hits, *of_all = (np.split(v, np.cumsum(counts)[:-1]) for v in found)
+    for row in range(len(batch)):
+        means, stddevs = (v[row] for v in of_all) if moments else np.empty((2, 0))
         yield TokenSignals(
-            log_probs=chosen[row, own],
-            hits=hits[row, own],
-            means=means[row, own] if moments else means[row],
-            stddevs=stddevs[row, own] if moments else stddevs[row],
+            log_probs=log_probs[row], hits=hits[row] > 0, means=means, stddevs=stddevs
         )
 
 
 def _statistics(
-    logits: Tensor, targets: Tensor, *, moments: bool
-) -> tuple[Floats, Floats, Floats]:
-    """Log probability of each target, and the moments of its distribution."""
-    normalizer, means, squares = logits.new_zeros(3, *targets.shape)
+    logits: Tensor, targets: Tensor, places: Tensor, *, moments: bool
+) -> list[Floats]:
+    """Log probabilities of targets, hits, and moments of their distributions.
+
+    Args:
+        logits: `(rows, tokens, vocabulary)`, in any precision.
+        targets: `(rows, tokens)`.
+        places: row and column of each target that counts, `(2, places)`.
+        moments: also mean and standard deviation of the log probability there.
+    """
+    found = []
     few = max(1, _PIECE_ENTRIES // logits.shape[-1])
-    rows = (values.flatten() for values in (normalizer, means, squares))
-    pieces = (torch.split(values, few) for values in (logits.flatten(0, 1), *rows))
-    for some, its_normalizer, its_mean, its_square in zip(*pieces, strict=True):
-        torch.logsumexp(some, -1, out=its_normalizer)
+    for piece in torch.split(places, few, dim=1):
+        some, target = logits[*piece].float(), targets[*piece]
+        normalizer = some.logsumexp(-1)
+        chosen = some.gather(-1, target[:, None])[:, 0] - normalizer
+        values = [chosen, some.argmax(-1) == target]
         if moments:
             # Below it a probability is 0 in float32, and 0 * -inf would be NaN.
-            log_probs = (some - its_normalizer[:, None]).clamp_min_(_LEAST_LOG)
+            log_probs = some.sub_(normalizer[:, None]).clamp_min_(_LEAST_LOG)
             weighted = log_probs.exp().mul_(log_probs)
-            torch.sum(weighted, -1, out=its_mean)
-            torch.sum(weighted.mul_(log_probs), -1, out=its_square)
-    chosen = logits.gather(-1, targets[..., None])[..., 0] - normalizer
-    stddevs = (squares - means.square()).clamp_min(0.0).sqrt()
-    if not moments:
-        means = stddevs = chosen.new_empty(len(chosen), 0)
-    return (
-        chosen.double().cpu().numpy(),
-        means.double().cpu().numpy(),
-        stddevs.double().cpu().numpy(),
-    )
+            mean = weighted.sum(-1)
+            square = weighted.mul_(log_probs).sum(-1)
+            values += [mean, (square - mean.square()).clamp_min(0.0).sqrt()]
+        found.append(torch.stack([v.float() for v in values]))
+    if not found:
+        return [np.empty(0)] * (4 if moments else 2)
+    return list(torch.cat(found, dim=1).double().cpu().numpy())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,13 +138,15 @@ def test_token_signals_equal_one_record_at_a_time(kind, piece, make_model, monke
 
 def test_moments_are_those_of_the_tokens_that_are_not_ruled_out():
     logits = torch.tensor([[[0.0, 1.0, -torch.inf, 2.0], [0.0, 0.0, 0.0, 300.0]]])
-    targets = torch.tensor([[1, 0]])
-    _, means, stddevs = signals_module._statistics(logits, targets, moments=True)
+    targets, places = torch.tensor([[1, 0]]), torch.tensor([[0, 0], [0, 1]])
+    _, _, means, stddevs = signals_module._statistics(
+        logits, targets, places, moments=True
+    )
     logp = torch.tensor([0.0, 1.0, 2.0]).double().log_softmax(0).numpy()
     mean = (np.exp(logp) * logp).sum()
     variance = (np.exp(logp) * (logp - mean) ** 2).sum()
-    np.testing.assert_allclose(means, [[mean, 0]], atol=1e-6)
-    np.testing.assert_allclose(stddevs, [[np.sqrt(variance), 0]], atol=1e-6)
+    np.testing.assert_allclose(means, [mean, 0], atol=1e-6)
+    np.testing.assert_allclose(stddevs, [np.sqrt(variance), 0], atol=1e-6)
 
 
 def test_token_signals_of_an_empty_record_raise(make_model):
