@@ -12,6 +12,7 @@ from dptune.gates.null_law import (
 )
 from dptune.gates.policy import GatePolicy
 from dptune.gates.validity import (
+    DRAW_FRESH,
     RANK_EXACTLY,
     at_worst,
     exposure_fault,
@@ -121,7 +122,7 @@ def _advise_fresh(report: ExposureReport, policy: GatePolicy) -> str:
     base = [canary.rank for canary in report.base_planted()]
     if fisher_p_value(base, report.space_size) > policy.base_level:
         return ""
-    return "Draw fresh canaries first: before training they came as early. "
+    return f"{DRAW_FRESH} first: before training they came as early. "
 
 
 def _from_the_last(report: ExposureReport) -> tuple[list[int], list[int]]:

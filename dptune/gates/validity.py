@@ -23,6 +23,7 @@ from dptune.rounding import written_p_value
 _CLOCKS_DIFFER: Final = timedelta(minutes=5)
 """How far clocks of two machines may be apart."""
 
+DRAW_FRESH: Final = "Draw fresh canaries (of a run: by another repetition)"
 RANK_EXACTLY: Final = "Rank canaries exactly: leave attack.sampled_candidates out."
 _NEXT: Final = {Verdict.PASS: "", Verdict.INCONCLUSIVE: RANK_EXACTLY}
 
@@ -378,7 +379,7 @@ def _controls(report: ExposureReport, policy: GatePolicy) -> Criterion:
         level=policy.control_level,
         tested=f"Kolmogorov-Smirnov p-value of {len(held_out)} held-out canaries "
         "against the uniform law",
-        advice="Draw fresh canaries; if it recurs, ranks are computed wrongly or "
+        advice=f"{DRAW_FRESH}; if it recurs, ranks are computed wrongly or "
         "controls got into the training data.",
     )
 
@@ -398,7 +399,7 @@ def _base_model(report: ExposureReport, policy: GatePolicy) -> Criterion:
         lambda near, _: fisher_p_value(near, report.space_size),
         level=policy.base_level,
         tested="Fisher p-value of the planted canaries under the base model",
-        advice="Draw fresh canaries uniformly: these mean something to a model that "
+        advice=f"{DRAW_FRESH}, uniformly: these mean something to a model that "
         "never saw them.",
     )
 
