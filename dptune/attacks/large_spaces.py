@@ -30,6 +30,7 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import special
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
@@ -360,6 +361,28 @@ _ROUNDING = 1e-3
 _FINE = 1 << 53
 
 
+def nearest_shares(num_sampled: int, *, num_secrets: int) -> NDArray[np.float64]:
+    """Near end of a canary's interval by how many drawn candidates come before it.
+
+    Args:
+        num_sampled: candidates that every canary is compared with.
+        num_secrets: canaries whose intervals hold together, under model and base.
+
+    Returns:
+        `(num_sampled + 1,)`, shares of all candidates; NaN for a canary of the head,
+        whose rank is counted.
+    """
+    before = np.arange(_HEAD + 1, num_sampled + 1)
+    tail = (1 - _confidence(num_secrets)) / 2  # as of `clopper_pearson`
+    ends = special.betaincinv(before, num_sampled - before + 1, tail)
+    return np.append(np.full(_HEAD + 1, math.nan), ends)
+
+
+def _confidence(num_secrets: int) -> float:
+    """Confidence of one interval, so that all of them hold with `CONFIDENCE`."""
+    return 1 - (1 - CONFIDENCE) / (2 * num_secrets)
+
+
 def measure_with_intervals(
     model: nn.Module,
     trie: CandidateTrie,
@@ -420,7 +443,7 @@ def measure_with_intervals(
         )
     # among those that were scored, so that a rank is no larger than it would be of all
     ranked = rank_canaries(scores, trie, canary_set, scoring=scoring)
-    confidence = 1 - (1 - CONFIDENCE) / (2 * len(secrets))
+    confidence = _confidence(len(secrets))
     return Measured(
         canaries=tuple(
             one

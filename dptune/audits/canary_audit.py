@@ -273,6 +273,7 @@ def planned_capacity(
     space_size: int,
     insertions: int = 1,
     appended: bool = False,
+    is_counted: bool = True,
 ) -> float:
     """Return the largest bound that any audit of a claim could give, before training.
 
@@ -283,6 +284,7 @@ def planned_capacity(
         space_size: candidates of one secret.
         insertions: units that hold a copy of one canary.
         appended: to records of others.
+        is_counted: ranks are; where they are searched, no bound is by ranks.
     """
     canaries = [
         CanaryExposure(
@@ -304,7 +306,7 @@ def planned_capacity(
         space_size=space_size,
         scoring="sum",
         setting="as_detected",
-        exact=True,
+        exact=is_counted,
         canaries=tuple(canaries),
         base_canaries=tuple(canaries),
         planted_found=num_planted * insertions,

@@ -6,9 +6,9 @@ from dptune.gates.criterion import Criterion, Verdict, any_nan, broken, missing
 from dptune.gates.evidence import Evidence
 from dptune.gates.null_law import (
     fisher_p_value,
+    largest_mean_exposure,
     mean_exposure_bounds,
     single_p_value,
-    skewed_mean_upper,
 )
 from dptune.gates.policy import GatePolicy
 from dptune.gates.validity import (
@@ -166,9 +166,9 @@ def _assurance(report: ExposureReport, policy: GatePolicy, *, looks: int) -> Cri
         level -= report.doubt
     else:
         lacks.append(f"Intervals of ranks leave more doubt. {RANK_EXACTLY}")
-    low, high = mean_exposure_bounds(mean, num, level=level)
+    low, _ = mean_exposure_bounds(mean, num, level=level)
     exposures = [canary.exposure for canary in report.trained()]
-    high = max(high, skewed_mean_upper(exposures, level=level))
+    high = float(largest_mean_exposure(exposures, level=level))
     passed = not lacks and high <= policy.assurance_bound_bits
     most = written_at_most(high)
     reason = f"Mean exposure is at most {most} bits at confidence {1 - level:g}"

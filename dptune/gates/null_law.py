@@ -47,9 +47,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from dptune.privacy import NeighboringRelation
+
+Floats = NDArray[np.float64]
 
 _TOP_SHARES = (1e-5, 1e-3, 1e-1)
 _HALF_WEIGHT = 0.8
@@ -120,7 +123,7 @@ def mean_exposure_bounds(
     return float(low), float(scaled / stats.chi2.ppf(level, freedom))
 
 
-def skewed_mean_upper(exposures: Sequence[float], *, level: float) -> float:
+def skewed_mean_upper(exposures: ArrayLike, *, level: float) -> Floats:
     """One-sided upper bound of the mean exposure, whatever the shape of its law.
 
     Where a few canaries leak much and the others nothing, exposures are no exponential
@@ -129,22 +132,43 @@ def skewed_mean_upper(exposures: Sequence[float], *, level: float) -> float:
     `mean + t s / sqrt(m) + g (1 + 2 t^2) / (6 s^2 m)`: Student's bound, corrected for
     skewness to first order. The mean itself where all are equal.
 
+    Args:
+        exposures: `(..., canaries)`, bits.
+        level: of the bound.
+
     References:
         Johnson (1978), "Modified t tests and confidence intervals for asymmetrical
         populations".
 
-    >>> round(skewed_mean_upper([1.0] * 95 + [15.0] * 5, level=0.005), 2)
+    >>> float(skewed_mean_upper([1.0] * 95 + [15.0] * 5, level=0.005).round(2))
     2.81
     """
     values = np.asarray(exposures, np.float64)
-    num, mean = len(values), float(values.mean())
-    if np.ptp(values) == 0.0:
-        return mean
-    quantile = float(stats.t.isf(level, num - 1))
-    variance = float(values.var(ddof=1))
-    skew = float(stats.moment(values, 3)) / (6.0 * variance * num)
-    wider = skew * (1.0 + 2.0 * quantile**2)
-    return mean + quantile * math.sqrt(variance / num) + max(0.0, wider)
+    num, mean = values.shape[-1], values.mean(-1)
+    apart = values - mean[..., None]
+    variance = (apart**2).sum(-1) / max(1, num - 1)
+    third = (apart**3).mean(-1)
+    quantile = float(stats.t.isf(level, max(1, num - 1)))
+    skew = third / (6.0 * np.where(variance > 0, variance, 1.0) * num)
+    wider = np.maximum(0.0, skew * (1.0 + 2.0 * quantile**2))
+    upper: Floats = mean + quantile * np.sqrt(variance / num) + wider
+    return upper
+
+
+def largest_mean_exposure(exposures: ArrayLike, *, level: float) -> Floats:
+    """One-sided upper bound of the mean exposure that `assurance` goes by.
+
+    The larger one of those for exponential laws and for laws of any shape.
+
+    Args:
+        exposures: `(..., canaries)`, bits.
+        level: of the bound.
+    """
+    values = np.asarray(exposures, np.float64)
+    of_one = mean_exposure_bounds(1.0, values.shape[-1], level=level)[1]
+    skewed = skewed_mean_upper(values, level=level)
+    upper: Floats = np.maximum(of_one * values.mean(-1), skewed)
+    return upper
 
 
 def group_privacy(epsilon: float, delta: float, *, size: int) -> tuple[float, float]:

@@ -63,7 +63,7 @@ class GatePolicy(Settings):
             asks for membership only. Canaries that were trained on are judged all the
             same.
         min_canaries: that were trained on. The assurance bound needs 100: at level .005
-            it fails .17 % of clean models, 12 % with 50.
+            it fails .3 % of clean models, 15 % with 50.
         min_held_out: controls, so that a Kolmogorov-Smirnov test has something to see.
         min_space_size: candidates. More are needed where one canary of so many would
             not be a leak of its own at rank 1, see `leakage.needed_candidates`.

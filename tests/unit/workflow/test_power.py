@@ -1,10 +1,13 @@
 """What the gate will be able to decide, known before training."""
 
+import numpy as np
 import pytest
 
 from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.settings import AttackSettings
+from dptune.gates.null_law import mean_exposure_bounds, skewed_mean_upper
 from dptune.gates.policy import GatePolicy
+from dptune.statistics import clopper_pearson
 from dptune.workflow.power import (
     clean_pass_probability,
     leak_block_probability,
@@ -13,6 +16,7 @@ from dptune.workflow.power import (
 from tests.unit.reports import samples
 
 POLICY = GatePolicy(notion="record", max_epsilon=8.0, max_delta=1e-5)
+KNOWN = tuple(f"{number:06}" for number in range(100))
 
 
 class Config:
@@ -32,10 +36,56 @@ def lines(config, **units):
     return found, {line.name: line for line in found.lines}
 
 
-@pytest.mark.parametrize(("num", "share"), [(50, 0.878), (100, 0.998)])
-def test_clean_pass_probability_is_that_of_the_methods_page(num, share):
-    assert clean_pass_probability(POLICY, num) == pytest.approx(share, abs=0.004)
-    assert clean_pass_probability(POLICY, 0) == 0.0
+def chance(num, **changes):
+    spec = {"num_planted": num, "num_held_out": num} | changes.pop("spec", {})
+    return clean_pass_probability(POLICY, CanarySpec(**spec), AttackSettings(**changes))
+
+
+@pytest.mark.parametrize(("num", "share"), [(50, 0.85), (60, 0.927), (100, 0.997)])
+def test_chance_that_a_clean_model_passes_is_that_of_the_bound(num, share):
+    """Shares of 200,000 runs of the policy's default level and bound."""
+    assert chance(num) == pytest.approx(share, abs=0.015)
+    assert chance(0) == 0.0
+
+
+def assured(generator, num, sampled):
+    """Draw one clean run whose ranks are intervals, and bound it as the gate does."""
+    ranks, drawn = generator.random(num), generator.random(sampled)
+    confidence = 1 - 1e-4 / (2 * 2 * num)
+    for place, rank in enumerate(ranks):
+        before = int((drawn < rank).sum())
+        if before > 8:
+            ranks[place] = clopper_pearson(before, sampled, confidence=confidence)[0]
+    exposures, level = (-np.log2(ranks)).tolist(), POLICY.assurance_level - 1e-4
+    exponential = mean_exposure_bounds(np.mean(exposures), num, level=level)[1]
+    return max(exponential, skewed_mean_upper(exposures, level=level)) <= 2.5
+
+
+def test_chance_counts_the_near_ends_of_intervals():
+    generator = np.random.default_rng(5)
+    passed = np.mean([assured(generator, 100, 1000) for _ in range(200)])
+    found = chance(100, sampled_candidates=1000)
+    assert found == pytest.approx(passed, abs=0.13)
+    assert found < 0.75 < chance(100)
+    assert found < chance(100, sampled_candidates=4000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scoring": "mean"},
+        {"max_candidates": 1000},
+        {"spec": {"fixed": KNOWN}},
+    ],
+)
+def test_no_clean_model_passes_where_ranks_show_nothing(changes):
+    assert chance(100, **changes) == 0.0
+
+
+def test_secrets_that_nobody_drew_can_show_no_leak_and_refute_nothing():
+    _, told = lines(Config(num_planted=100, fixed=KNOWN))
+    assert not told["chance that a leak of 4 bits blocks"].enough
+    assert told["audit capacity (epsilon)"].planned == 0.0
 
 
 def test_leak_of_four_bits_is_blocked_more_often_with_more_canaries():
