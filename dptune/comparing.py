@@ -73,7 +73,7 @@ class CompareConfig(Settings):
         budgets: target epsilons. Recipes without noise, or with noise of their own,
             are trained once for all of them.
         seeds: numbers of the repetitions. They tell trainings apart and seed nothing:
-            noise and batches are secret and fresh in each; corpus, split, canaries and
+            noise, batches and canaries are secret and fresh in each; corpus, split and
             base model are the same in all.
         baseline: label that time and memory are relative to; `no_dp` if it is there.
         reference: label that the others are paired with; by default the first recipe

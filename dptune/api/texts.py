@@ -57,8 +57,9 @@ def redact(
 
     Args:
         texts: whole records.
-        operator: `mask` (`<mask>`), `typed` (`<PERSON>`), `numbered` (`<PERSON_1>`) or
-            `delete`. Those with a key go into a configuration, which says whose it is.
+        operator: `mask` (`<mask>`), `typed` (`<PERSON>`), `numbered` (`<PERSON_1>`),
+            `keep` or `delete`. Those with a key go into a configuration, which says
+            whose it is.
         tier: see `detect`.
 
     Raises:
