@@ -100,7 +100,8 @@ def check_columns(
             "id_column",
             "must name stable ids, got none, so that privacy units would be known by "
             "hashes of their text and an edited text would buy a fresh budget.",
-            "Set id_column (or unit_column), or set allow_content_hash_ids: true.",
+            "Set id_column (or unit_column), for plain text that is never edited "
+            "position_ids: true, or else allow_content_hash_ids: true.",
         )
     if table.has_missing_ids:
         table.number_copies()

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 from cli.app import build_app
 
@@ -13,11 +14,18 @@ DOCUMENTS = sorted(
     [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")],
     key=lambda path: path.relative_to(REPOSITORY).as_posix(),
 )
+HISTORY = {"CHANGELOG.md", "LOG.md", "REPRODUCTION.md"}
+GUIDES = [path for path in DOCUMENTS if path.name not in HISTORY]
+FOREIGN_OPTIONS = {"--max-restarts"}  # of torchrun
 PLANTED_BUGS = REPOSITORY / "docs" / "PLANTED_BUGS.md"
 TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 BARE_TEST_NAME = re.compile(r"`(test_\w+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(?:\brun\.py|`dptune) ([a-z][\w-]*)")
+OPTION = re.compile(r"`(--[a-z][\w-]*)")
+NAMED_IN = re.compile(
+    r"((?:`[\w.]+`(?:,? and |, )?)+) (?:in|of) \[[^]]*\]\(([^)#]+\.py)"
+)
 SHELL = re.compile(r"(?ms)^```sh\n.*?^```")
 TYPED = re.compile(r"(?m)^dptune ([a-z][\w-]*)")
 
@@ -74,6 +82,25 @@ def broken_links(text, folder):
     return broken
 
 
+def misplaced_names(text, folder):
+    """Names in code's letters, said to be in a file, that the file does not hold."""
+    wrong = []
+    for names, target in NAMED_IN.findall(re.sub(r"\s+", " ", text)):
+        file = folder / target
+        words = re.findall(r"\w+", file.read_text("utf-8")) if file.is_file() else []
+        parts = (name.split(".") for name in re.findall(r"`([\w.]+)`", names))
+        wrong += [".".join(part) for part in parts if not {*part} <= {*words}]
+    return wrong
+
+
+def options(command=None):
+    """All options of the command line."""
+    command = command or typer.main.get_command(build_app())
+    found = {n for each in command.params for n in each.opts + each.secondary_opts}
+    below = getattr(command, "commands", {}).values()
+    return found.union(*map(options, below), {"--help"})
+
+
 def commands():
     """Names of all commands, and of groups of commands."""
     app = build_app()
@@ -110,6 +137,17 @@ def test_document_links_resolve(path):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_document_commands_exist(path):
     assert unknown_commands(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_document_options_exist(path):
+    named = set(OPTION.findall(path.read_text(encoding="utf-8")))
+    assert named - options() <= FOREIGN_OPTIONS
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_document_names_stand_in_the_files_that_it_says(path):
+    assert misplaced_names(path.read_text(encoding="utf-8"), path.parent) == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -181,3 +219,8 @@ def test_command_check_catches_an_unknown_command():
     text = "`python run.py train x` `python run.py fly` `dptune run`\n"
     text += "dptune is no command here\n```sh\ndptune walk\n```\n"
     assert unknown_commands(text) == ["fly", "run", "walk"]
+
+
+def test_name_check_catches_a_name_that_moved():
+    text = "`build_app` and\n`Nowhere.build_app` in [this](cli/app.py)"
+    assert misplaced_names(text, REPOSITORY) == ["Nowhere.build_app"]
