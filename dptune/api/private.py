@@ -18,7 +18,6 @@ from dptune.api.target import Account, Sizes, Spend, asked
 from dptune.data.collated import Rows
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
-from dptune.dpsgd.logits import NO_TARGET
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, RecordLoss
 from dptune.dpsgd.own_loss import check_own_loss
 from dptune.dpsgd.prechecks import (
@@ -29,6 +28,7 @@ from dptune.dpsgd.prechecks import (
     modes_of,
 )
 from dptune.errors import ModelError
+from dptune.logits import NO_TARGET
 from dptune.privacy import NeighboringRelation
 
 Batch = Mapping[str, Tensor]

@@ -26,9 +26,9 @@ from dptune.data.collated import (
 )
 from dptune.data.records import MAX_ROWS_NAMED
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.logits import NO_TARGET
 from dptune.dpsgd.prechecks import row_problems
 from dptune.errors import ConfigError, DataError, Problem
+from dptune.logits import NO_TARGET
 
 _KNOWN = frozenset({"input_ids", "attention_mask", "labels"})
 _MOST_PROBLEMS = 20

@@ -13,8 +13,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from dptune.errors import ModelError
+from dptune.logits import UnwrittenLogits, logits_at, num_classes, unwritten_logits
 
 _MAX_LOGITS = 1 << 25
+_MAX_POSITIONS = 1 << 12
 _ASSUMED_VOCABULARY = 50_257
 _SAME = 1e-3
 _SAME_BESIDE = 1e-4
@@ -254,24 +256,30 @@ def forwarded(
     Args:
         model: a causal language model, in evaluation mode.
         sequences: token ids of each row, at least one.
-        batch_size: rows forwarded at once, at most: fewer where their logits do not fit
-            into memory, and one where company moves them.
+        batch_size: rows forwarded at once, at most: fewer where their tokens, or their
+            logits, are too many, and one where company moves them.
         device: where the model is.
         on_progress: told how many rows were forwarded.
 
     Yields:
         Row numbers, their tokens filled up with zeros, `(rows, tokens)`, and logits
-        `(rows, tokens, vocabulary)`.
+        `(rows, tokens, vocabulary)`, of which some are taken by `logits_at`.
     """
     lengths = np.array([len(sequence) for sequence in sequences])
 
     def forward(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         tokens, mask = (t.to(device) for t in _padded([sequences[r] for r in rows]))
         # a model counts positions as in training: RoBERTa's kin do not from 0
-        output = model(input_ids=tokens, attention_mask=mask, use_cache=False)
+        with unwritten_logits(model):
+            output = model(input_ids=tokens, attention_mask=mask, use_cache=False)
         return tokens, output.logits
 
-    parts = list(_batches(lengths, model, batch_size))
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    room = _MAX_LOGITS // (vocabulary or _ASSUMED_VOCABULARY)
+    if room < batch_size * lengths.max():
+        _, logits = forward([int(lengths.argmin())])
+        room = max(room, _MAX_POSITIONS * isinstance(logits, UnwrittenLogits))
+    parts = list(_batches(lengths, batch_size, room))
     done = 0
     for rows in apart(model, parts, lengths, lambda rows: forward(rows)[1]):
         yield rows, *forward(rows)
@@ -279,12 +287,15 @@ def forwarded(
         on_progress(done, len(lengths))
 
 
+def positions_at_once(logits: Tensor) -> int:
+    """Return of how many positions logits are written out at once, as memory allows."""
+    return max(1, _MAX_LOGITS // num_classes(logits))
+
+
 def _batches(
-    lengths: NDArray[np.int64], model: nn.Module, batch_size: int
+    lengths: NDArray[np.int64], batch_size: int, room: int
 ) -> Iterator[list[int]]:
-    """Rows of similar length, longest first, within the memory of their logits."""
-    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-    room = _MAX_LOGITS // (vocabulary or _ASSUMED_VOCABULARY)
+    """Rows of similar length, longest first, of so many positions at most."""
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -483,7 +494,8 @@ def ending_log_probs(
             for place_in_batch, row in enumerate(rows):
                 at = slice(starts[row] - 1, len(sequences[row]) - 1)
                 wanted = tokens[place_in_batch, starts[row] : len(sequences[row])]
-                found[row] = _chance(logits[place_in_batch, at], wanted, decoding)
+                its = logits_at(logits, place_in_batch, at)
+                found[row] = _chance(its, wanted, decoding)
     return found
 
 

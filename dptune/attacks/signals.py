@@ -15,10 +15,12 @@ from dptune.attacks.inference import (
     evaluating,
     forwarded,
     place,
+    positions_at_once,
     unwatched,
 )
 from dptune.conversation import scored
 from dptune.errors import DataError
+from dptune.logits import logits_at
 from dptune.results import UtilityReport
 from dptune.statistics import unit_numbers
 
@@ -97,7 +99,7 @@ def token_signals(
             on_progress=on_progress,
         ):
             batch = [sequences[row] for row in rows]
-            signals = _signals(batch, tokens, logits[:, :-1], moments=moments)
+            signals = _signals(batch, tokens, logits, moments=moments)
             found |= zip(rows, signals, strict=True)
     return [found[row] for row in range(len(sequences))]
 
@@ -110,46 +112,49 @@ def _signals(
     counts = list(map(len, own))
     rows = torch.from_numpy(np.repeat(np.arange(len(batch)), counts))
     places = torch.stack([rows, torch.from_numpy(np.concatenate(own))])
-    found = _statistics(
-        logits, tokens[:, 1:], places.to(logits.device), moments=moments
-    )
-    log_probs, hits, *of_all = (np.split(v, np.cumsum(counts)[:-1]) for v in found)
-    for row in range(len(batch)):
-        means, stddevs = (v[row] for v in of_all) if moments else np.empty((2, 0))
+    places = places.to(tokens.device)
+    found = [tokens.new_zeros(4, 0, dtype=torch.float32)]
+    for some in torch.split(places, positions_at_once(logits), dim=1):
+        targets = tokens[some[0], some[1] + 1]
+        found += _statistics(logits_at(logits, *some), targets, moments=moments)
+    values = torch.cat(found, dim=1).double().cpu().numpy()
+    of_rows = np.split(values, np.cumsum(counts)[:-1], axis=1)
+    for chosen, hits, means, stddevs in of_rows:
         yield TokenSignals(
-            log_probs=log_probs[row], hits=hits[row] > 0, means=means, stddevs=stddevs
+            log_probs=chosen,
+            hits=hits > 0,
+            means=means if moments else means[:0],
+            stddevs=stddevs if moments else stddevs[:0],
         )
 
 
-def _statistics(
-    logits: Tensor, targets: Tensor, places: Tensor, *, moments: bool
-) -> list[Floats]:
-    """Log probabilities of targets, hits, and moments of their distributions.
+def _statistics(logits: Tensor, targets: Tensor, *, moments: bool) -> Iterator[Tensor]:
+    """Statistics of targets, `(4, some)` at a time: what fits into the cache.
 
     Args:
-        logits: `(rows, tokens, vocabulary)`, in any precision.
-        targets: `(rows, tokens)`.
-        places: row and column of each target that counts, `(2, places)`.
+        logits: `(positions, vocabulary)`, in any precision.
+        targets: `(positions,)`.
         moments: also mean and standard deviation of the log probability there.
+
+    Yields:
+        Log probability, hit, mean and standard deviation.
     """
-    found = []
     few = max(1, _PIECE_ENTRIES // logits.shape[-1])
-    for piece in torch.split(places, few, dim=1):
-        some, target = logits[*piece].float(), targets[*piece]
+    pieces = (torch.split(values, few) for values in (logits, targets))
+    for part, target in zip(*pieces, strict=True):
+        some = part.float()
         normalizer = some.logsumexp(-1)
         chosen = some.gather(-1, target[:, None])[:, 0] - normalizer
-        values = [chosen, some.argmax(-1) == target]
+        hits = (some.argmax(-1) == target).float()
+        mean = square = torch.zeros_like(chosen)
         if moments:
             # Below it a probability is 0 in float32, and 0 * -inf would be NaN.
-            log_probs = some.sub_(normalizer[:, None]).clamp_min_(_LEAST_LOG)
+            log_probs = (some - normalizer[:, None]).clamp_min_(_LEAST_LOG)
             weighted = log_probs.exp().mul_(log_probs)
             mean = weighted.sum(-1)
             square = weighted.mul_(log_probs).sum(-1)
-            values += [mean, (square - mean.square()).clamp_min(0.0).sqrt()]
-        found.append(torch.stack([v.float() for v in values]))
-    if not found:
-        return [np.empty(0)] * (4 if moments else 2)
-    return list(torch.cat(found, dim=1).double().cpu().numpy())
+        stddev = (square - mean.square()).clamp_min(0.0).sqrt()
+        yield torch.stack([chosen, hits, mean, stddev])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dptune.dpsgd.dataset import PhysicalBatch
-from dptune.dpsgd.logits import (
+from dptune.errors import ConfigError, DataError, ModelError
+from dptune.logits import (
     NO_TARGET,
     UnwrittenLogits,
     cross_entropy,
     unwritten_logits,
 )
-from dptune.errors import ConfigError, DataError, ModelError
 
 
 class RecordLoss(Protocol):

@@ -1,5 +1,7 @@
 """What comes next, token by token, is what a pass over all tokens says."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import (
     CpmAntForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
+    Gemma2Config,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -25,7 +28,9 @@ from transformers import (
 from dptune.attacks import inference
 from dptune.attacks.inference import Decoding, ending_log_probs, next_logits
 from dptune.attacks.signals import token_signals
+from dptune.conversation import ScoredTokens
 from dptune.errors import ModelError
+from tests.support import models
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -200,3 +205,49 @@ def test_records_stand_side_by_side_where_padding_moves_nothing():
     model.register_forward_hook(lambda *_: passes.append(1))
     token_signals(model, [[3, 4], [5, 6, 7], [8]], batch_size=8)
     assert len(passes) == 3  # one of which is of all; two look at the padding
+
+
+def most_rows(model, rows, **options):
+    """Signals of rows, and the most that were side by side."""
+    seen = []
+    hook = model.register_forward_pre_hook(
+        lambda _model, _args, kwargs: seen.append(len(kwargs["input_ids"])),
+        with_kwargs=True,
+    )
+    found = token_signals(model, rows, batch_size=8, **options)
+    hook.remove()
+    return found, max(seen)
+
+
+@pytest.mark.parametrize("moments", [False, True])
+@pytest.mark.parametrize(("kind", "side_by_side"), [("llama", 3), ("capped", 2)])
+def test_logits_that_nobody_asks_for_take_no_room(
+    kind, side_by_side, moments, monkeypatch
+):
+    """Of modern vocabularies a row may have gigabytes; a capped head writes them."""
+    model = models.tiny_gemma(Gemma2Config) if kind == "capped" else made(kind)
+    rows = [
+        ScoredTokens(range(3, 3 + length), [place % 3 == 2 for place in range(length)])
+        for length in (5, 4, 3)
+    ]
+    alone = [most_rows(model, [row], moments=moments)[0][0] for row in rows]
+    vocabulary = model.config.vocab_size
+    monkeypatch.setattr(inference, "_MAX_LOGITS", 8 * vocabulary)  # eight positions
+    found, most = most_rows(model, rows, moments=moments)
+    assert most == side_by_side
+    for one, expected in zip(found, alone, strict=True):
+        assert len(one.log_probs) in {1, 2}
+        for name in ("log_probs", "hits", "means", "stddevs"):
+            values = getattr(one, name), getattr(expected, name)
+            np.testing.assert_allclose(*values, atol=1e-5)
+    monkeypatch.setattr(inference, "unwritten_logits", nullcontext)
+    assert most_rows(model, rows)[1] == 2  # the twin's are limited by their logits
+
+
+def test_chances_of_endings_are_those_of_all_logits(monkeypatch):
+    model = made("llama")
+    rows, decoding = [[3, 4, 5, 6], [7, 8, 9]], Decoding(top_k=0, top_p=1.0)
+    found = ending_log_probs(model, rows, [2, 1], decoding=decoding)
+    monkeypatch.setattr(inference, "unwritten_logits", nullcontext)
+    expected = ending_log_probs(model, rows, [2, 1], decoding=decoding)
+    np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -3,9 +3,9 @@ import torch
 from torch.nn import functional
 
 from dptune.dpsgd.dataset import PhysicalBatch
-from dptune.dpsgd.logits import cross_entropy
 from dptune.dpsgd.loss import CausalLoss, ClassificationLoss, token_losses
 from dptune.errors import ConfigError
+from dptune.logits import cross_entropy
 from tests.support import models, oracles
 
 
@@ -87,7 +87,7 @@ def logits_and_targets(rows=7, classes=11, dtype=torch.float32):
 
 @pytest.mark.parametrize("entries", [1, 30, 1 << 18])
 def test_cross_entropy_in_pieces_equals_that_of_torch(entries, monkeypatch):
-    monkeypatch.setattr("dptune.dpsgd.logits._PIECE_ENTRIES", (entries, entries))
+    monkeypatch.setattr("dptune.logits._PIECE_ENTRIES", (entries, entries))
     logits, targets = logits_and_targets()
     weights = torch.linspace(-1, 2, len(targets))
     mine = logits.clone().requires_grad_()

@@ -61,6 +61,17 @@ class UnwrittenLogits(Tensor):
             self._written = type(self._head).forward(self._head, self._hidden)
         return self._written
 
+    def at(self, *places: Any) -> Tensor:  # noqa: ANN401 - as torch takes them
+        """Write out the logits of some positions alone.
+
+        Args:
+            places: indices of all dimensions but the last.
+        """
+        if self._written is not None:
+            return self._written[places]
+        written: Tensor = type(self._head).forward(self._head, self._hidden[places])
+        return written
+
     def cross_entropy(self, targets: Tensor) -> Tensor:
         """Return what `cross_entropy` does of all positions, `(positions,)`."""
         if self._written is not None:
@@ -72,12 +83,25 @@ class UnwrittenLogits(Tensor):
         return losses
 
 
+def logits_at(logits: Tensor, *places: Any) -> Tensor:  # noqa: ANN401 - as torch takes them
+    """Return the logits of some positions; others stay unwritten, if they are."""
+    return logits.at(*places) if isinstance(logits, UnwrittenLogits) else logits[places]
+
+
+def num_classes(logits: Tensor) -> int:
+    """Return how many logits a position has, written or not."""
+    if not isinstance(logits, UnwrittenLogits):
+        return logits.shape[-1]
+    head: Any = logits._head
+    return int(getattr(head, "shape", head.weight.shape)[0])
+
+
 @contextmanager
 def unwritten_logits(model: nn.Module) -> Iterator[None]:
-    """Let the head of a language model, if it is frozen, return `UnwrittenLogits`.
+    """Let the head of a language model return `UnwrittenLogits`, unless it learns.
 
-    A head that is hooked into is left alone: per-unit gradients need its input and the
-    gradient of its output.
+    It learns where it is trained and gradients are on. A head that is hooked into is
+    left alone: per-unit gradients need its input and the gradient of its output.
     """
     named: Any = getattr(model, "get_output_embeddings", lambda: None)
     head = named()
@@ -103,7 +127,10 @@ def _is_frozen_linear(head: Any) -> bool:  # noqa: ANN401 - whatever a model nam
         and not getattr(head, "is_transposed", False)
         and not ("forward" in vars(head) or head._forward_hooks)
         and not (head._forward_pre_hooks or head._backward_hooks)
-        and not any(value.requires_grad for value in head.parameters())
+        and not (
+            torch.is_grad_enabled()
+            and any(value.requires_grad for value in head.parameters())
+        )
     )
 
 

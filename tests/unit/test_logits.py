@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional
 from transformers import Gemma2Config
 
-from dptune.dpsgd import logits
+from dptune import logits
 from dptune.dpsgd.gradients import PerUnitGradients
-from dptune.dpsgd.logits import UnwrittenLogits, unwritten_logits
 from dptune.dpsgd.loss import CausalLoss
+from dptune.logits import UnwrittenLogits, unwritten_logits
 from dptune.models.build import add_lora
 from dptune.models.frozen import freeze_base
 from tests.support import models, oracles
@@ -77,9 +77,9 @@ def written(monkeypatch):
 def test_losses_of_a_frozen_head_are_those_of_its_logits(
     name, normalizer, held, written, monkeypatch
 ):
-    monkeypatch.setattr("dptune.dpsgd.logits._HELD_ENTRIES", (100, 100))
-    monkeypatch.setattr("dptune.dpsgd.logits._PART_ENTRIES", 80)  # 5 classes
-    monkeypatch.setattr("dptune.dpsgd.logits._PIECE_ENTRIES", (60, 60))
+    monkeypatch.setattr("dptune.logits._HELD_ENTRIES", (100, 100))
+    monkeypatch.setattr("dptune.logits._PART_ENTRIES", 80)  # 5 classes
+    monkeypatch.setattr("dptune.logits._PIECE_ENTRIES", (60, 60))
     model, batch = adapted(name, held=held), batch_with_padding()
     expected = losses_and_gradients(from_all_logits(model, batch, normalizer), model)
     loss = CausalLoss(loss_normalizer=normalizer)
@@ -105,7 +105,7 @@ def test_twin_that_forgets_a_run_of_classes_is_caught(written, monkeypatch):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_head_in_few_bits_is_written_out_whole(bits, monkeypatch):
     pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("dptune.dpsgd.logits._HELD_ENTRIES", (100, 100))
+    monkeypatch.setattr("dptune.logits._HELD_ENTRIES", (100, 100))
     model, batch = adapted("llama", bits=bits), batch_with_padding()
     assert model.get_output_embeddings().scale is not None
     found = losses_and_gradients(CausalLoss(loss_normalizer=8.0)(model, batch), model)
