@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
@@ -83,7 +83,9 @@ class DetectorChoice:
         if self.config is not None:
             config = read_config(self.config)
             data_set = config.budget.data_set
-            engine = engine_of(config.detection, llm_access())
+            # valid answers quote the text: a run keeps them, nobody else
+            access = replace(llm_access(), cache_file=None)
+            engine = engine_of(config.detection, access)
         else:
             engine = self._build()
         workspace = current_workspace()

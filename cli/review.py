@@ -89,7 +89,7 @@ def export(  # noqa: PLR0917 - typer passes them by name
     ] = None,
     llm_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
 ) -> None:
-    """Draw sentences for people to read. Nothing is written but what you name here.
+    """Draw sentences for people to read. No text is written but where you name it.
 
     Both files are made for their owner alone (mode 0600), and never overwritten.
     """

@@ -52,7 +52,7 @@ def build_schedule_app() -> typer.Typer:
 
 
 def create(
-    name: Annotated[str, typer.Argument(help="Letters, digits and dashes.")],
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits, dashes.")],
     config: ConfigPath,
     *,
     cron: Annotated[str, typer.Option(help='When, in UTC on a cluster: "0 3 * * 1".')],

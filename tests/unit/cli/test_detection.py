@@ -1,11 +1,13 @@
 """`run.py detect` and `evaluate-detector`: shown, measured, and nothing kept."""
 
 import json
+import re
 
 import pytest
 
 from dptune.conversation import turns_of
 from dptune.data.messages import read_conversation
+from tests.llm_server import reply, serving
 
 TEXT = "Hi, I am Ann Lee, mail ann.lee@example.org please"
 
@@ -58,6 +60,28 @@ def test_config_and_other_choices_contradict_each_other(run_cli, values, write_c
     refused = run_cli("detect", TEXT, "--config", config, "--tier", "high_entity")
     refused.assert_refused("must stand alone")
     assert run_cli("detect", TEXT, "--config", config).code == 0
+
+
+def test_detect_keeps_no_answer_of_a_model(run_cli, values, write_config):
+    """Valid answers quote the text, and a run keeps them in the project folder."""
+    pytest.importorskip("openai", reason="needs the extra llm")
+
+    def honest(message, _call):
+        control = re.search(r"greet (\w+ \w+) from me", message)[1]
+        names = [{"text": name, "kind": "person"} for name in (control, "rose")]
+        return reply(json.dumps({"findings": names}))
+
+    with serving(honest) as (url, seen):
+        values["detection"] = {
+            "recognizers": ["patterns", "llm"],
+            "llm": {"base_url": url, "model": "m"},
+        }
+        config = write_config(values)
+        outcome = run_cli("detect", "my cousin rose told me", "--config", config)
+    assert outcome.code == 0, outcome.err
+    assert seen
+    assert "rose⟨PERSON⟩" in outcome.out
+    assert not outcome.home.exists(), outcome.created
 
 
 @pytest.fixture
