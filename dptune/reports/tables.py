@@ -208,7 +208,7 @@ def _leakage(
         knows,
         "Exposure, planted",
         lambda r: spread_text(r.exposure),
-        number(bits.mean) if bits else MISSING,
+        spread_text(bits),
     )
     yield _Measure(knows, "held out", lambda r: spread_text(r.held_out_exposure))
     yield _Measure(knows, "against chance", lambda r: p_value(r.exposure_p_value))
