@@ -19,6 +19,7 @@ from dptune.attacks.inference import (
 from dptune.attacks.settings import SampleSettings
 from dptune.conversation import contents_only, is_conversation, turns_of
 from dptune.detection.engine import DetectionEngine
+from dptune.letters import is_unspaced
 from dptune.models.chat import ChatFormat
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel
@@ -30,7 +31,9 @@ from dptune.text import Span
 
 _PROMPT_TOKENS = 32
 _LONGEST_PROMPT = 400
-_SHORTEST_VALUE = 3
+_SHORTEST_VALUE = 2
+_SHORTEST_PART = 3
+"""Shorter values are whole words only, but where words have no blanks between them."""
 _UNSEEN = frozenset(["Mn", "Mc", "Me", "Cf"])
 """Categories of characters that belong to the letter before, or to none."""
 
@@ -92,7 +95,8 @@ class Masker:
                 end = places[start + len(value) - 1] + 1
                 while end < len(text) and not _plain(text[end])[0]:
                     end += 1  # what belongs to the last letter
-                yield places[start], end
+                if _counts(value, plain, start):
+                    yield places[start], end
                 start = plain.find(value, start + 1)
 
     def _of_canaries(self: Self, text: str) -> Iterator[tuple[int, int]]:
@@ -116,6 +120,14 @@ class Masker:
             while start >= 0:
                 yield places[start][0], places[start + len(window) - 1][0] + 1
                 start = plain.find(window, start + 1)
+
+
+def _counts(value: str, plain: str, start: int) -> bool:
+    """Whether letters are the value, and not some of a longer word that has them."""
+    if len(value) >= _SHORTEST_PART or is_unspaced(value[0]):
+        return True
+    beside = plain[max(0, start - 1) : start] + plain[start + len(value) :][:1]
+    return not any(map(str.isalnum, beside))
 
 
 def _plain(text: str) -> tuple[str, list[int]]:

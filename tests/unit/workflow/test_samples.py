@@ -89,6 +89,19 @@ def test_value_of_the_corpus_is_masked_though_the_detector_misses_it_here():
     assert "zanzibar" in twin[0].casefold()
 
 
+@pytest.mark.parametrize(
+    ("value", "text", "shown"),
+    [
+        ("张伟", "请问张伟在吗", "请问<mask>在吗"),
+        ("林", "森林里", "森林里"),
+        ("Bo", "ask BO, or Bob", "ask <mask>, or Bob"),
+        ("42", "room 42, not 142", "room <mask>, not 142"),
+    ],
+)
+def test_short_value_of_the_corpus_is_masked_as_a_word(value, text, shown):
+    assert masker(values=(value,)).masked([text]) == [shown]
+
+
 VALUES = (
     ("Weiß", "Weiß", "WEISS", "weiẞ"),
     ("Strauß GmbH", "Strauß GmbH", "STRAUSS GMBH"),
