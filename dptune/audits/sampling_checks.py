@@ -32,6 +32,8 @@ _MIN_STEPS, _MAX_STEPS = 50, 500
 _LAGS: Final = 32
 _FEWEST_SIZES: Final = 50
 _SURE_BITS: Final = 60.0
+_RARE: Final = 1e-15
+_NO_SPREAD: Final = 1e-9
 
 
 @dataclass
@@ -126,10 +128,9 @@ class SamplingTally:
                     "no batch is above the public cap",
                 )
             )
-        else:
-            found.append(self._rate(min(1.0, plan.sample_rate * bands)))
-        if plan.sampling is SamplingKind.POISSON and len(self._sizes) >= _FEWEST_SIZES:
-            found.append(self._spread(plan.sample_rate))
+        found.append(self._rate(min(1.0, plan.sample_rate * bands)))
+        if bands == 1 and len(self._sizes) >= _FEWEST_SIZES:
+            found.append(self._spread())
         if bands > 1:
             found.append(
                 _verdict(
@@ -198,24 +199,28 @@ class SamplingTally:
 
     def _rate(self, rate: float) -> StepCheck:
         """The share of units that join must be the accounted rate: a sum of coins."""
-        law = stats.binom(self.num_units * len(self._sizes), rate)
-        low, high = law.ppf(FALSE_ALARM_RATE / 2), law.isf(FALSE_ALARM_RATE / 2)
-        return _verdict(
-            "sampling_rate",
-            bool(low <= sum(self._sizes) <= high),
-            "as many units join as the accounted rate says",
-        )
+        name, what = "sampling_rate", "as many units join as the accounted rate says"
+        num, total = len(self._sizes), sum(self._sizes)
+        if self.plan.sampling is SamplingKind.TRUNCATED_POISSON:
+            law = size_law(self.plan, num_units=self.num_units)
+            apart = _Deviation(
+                total - num * law.mean, num * law.variance, law.farthest
+            ).excess(level=FALSE_ALARM_RATE)
+            return _verdict(name, apart <= 1.0, what)
+        coins = stats.binom(self.num_units * num, rate)
+        low, high = coins.ppf(FALSE_ALARM_RATE / 2), coins.isf(FALSE_ALARM_RATE / 2)
+        return _verdict(name, bool(low <= total <= high), what)
 
-    def _spread(self, rate: float) -> StepCheck:
-        """Batch sizes must scatter as independent coins do."""
+    def _spread(self) -> StepCheck:
+        """Batch sizes must scatter as coins do, cut where there is a cap."""
         name, what = "sampling_spread", "batch sizes scatter as coins do"
-        variance = self.num_units * rate * (1 - rate)
-        if variance == 0.0:
+        expected = size_law(self.plan, num_units=self.num_units)
+        if expected.variance < _NO_SPREAD:
             return _verdict(name, passed=True, detail=what)
         sizes = np.array(self._sizes, np.float64)
-        dispersion = float(((sizes - self.num_units * rate) ** 2).mean() / variance)
-        # a mean of squares with the binomial's fourth moment, as a gamma law
-        squares = (2.0 + (1 - 6 * rate * (1 - rate)) / variance) / len(sizes)
+        dispersion = float(((sizes - expected.mean) ** 2).mean() / expected.variance)
+        # a mean of squares with the fourth moment of sizes, as a gamma law
+        squares = (expected.kurtosis - 1) / len(sizes)
         law = stats.gamma(1 / squares, scale=squares)
         tail = FALSE_ALARM_RATE / 2
         return _verdict(
@@ -245,6 +250,75 @@ class SamplingTally:
             level = FALSE_ALARM_RATE / max(1, len(own))
             worst = max((d.excess(level=level) for d in own), default=0.0)
             yield _verdict(name, worst <= 1.0, what)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeLaw:
+    """Moments of the number of units that join a step.
+
+    Args:
+        mean: of the number.
+        variance: of the number.
+        kurtosis: fourth central moment over the square of the variance; 1 without any.
+        farthest: largest distance from the mean.
+    """
+
+    mean: float
+    variance: float
+    kurtosis: float
+    farthest: float
+
+
+def size_law(plan: GradientPlan, *, num_units: int) -> SizeLaw:
+    """Return the law of batch sizes: coins of all places, cut; units have some of them.
+
+    Args:
+        plan: of one band; without a cap, units have all places.
+        num_units: who can join.
+
+    >>> from dptune.dpsgd.sampling import SamplingKind
+    >>> plan = GradientPlan(
+    ...     noise_multiplier=1.0,
+    ...     sample_rate=0.5,
+    ...     max_grad_norm=1.0,
+    ...     expected_batch_size=1,
+    ...     sampling=SamplingKind.TRUNCATED_POISSON,
+    ...     num_units=2,
+    ...     max_batch_size=1,
+    ... )
+    >>> size_law(plan, num_units=2).mean
+    0.75
+    """
+    capped = plan.sampling is SamplingKind.TRUNCATED_POISSON
+    places = plan.num_units if capped and plan.num_units else num_units
+    cap = min(places, plan.max_batch_size or places) if capped else places
+    coins = stats.binom(places, plan.sample_rate)
+    joined = np.arange(int(min(cap, coins.isf(_RARE))) + 1)
+    chances = coins.pmf(joined)
+    chances[-1] = coins.sf(joined[-1] - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # where all of them join
+        moments = stats.hypergeom(places, num_units, joined).stats("mvsk")
+    mean, variance, skew, kurt = (
+        np.nan_to_num(moment, posinf=0.0, neginf=0.0) for moment in moments
+    )
+    middle = float(chances @ mean)
+    off = mean - middle
+    second = float(chances @ (variance + off**2))
+    fourth = float(
+        chances
+        @ (
+            (kurt + 3) * variance**2
+            + 4 * skew * variance**1.5 * off
+            + 6 * variance * off**2
+            + off**4
+        )
+    )
+    return SizeLaw(
+        mean=middle,
+        variance=second,
+        kurtosis=fourth / second**2 if second > 0 else 1.0,
+        farthest=max(middle, min(cap, num_units) - middle),
+    )
 
 
 def check_sampling(

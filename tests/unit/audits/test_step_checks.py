@@ -1,17 +1,19 @@
 """The engine passes; every bug planted in it is caught."""
 
+import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from dptune.accounting.adaptive import OpenTerms
 from dptune.audits import step_checks
 from dptune.audits.noise_checks import check_noise, check_streams
 from dptune.audits.release_checks import check_blocks
-from dptune.audits.sampling_checks import check_sampling
+from dptune.audits.sampling_checks import check_sampling, size_law
 from dptune.audits.step_checks import check_sensitivity, probe_units
 from dptune.dpsgd import (
     adaptive_clipping,
@@ -313,6 +315,57 @@ def test_cap_and_turns_that_are_forgotten_are_caught(monkeypatch):
             if not c.passed
         }
         assert name in failed
+
+
+def everyone(self, generator):
+    """Planted: all join, and the cap alone says how many stay."""
+    places = np.arange(self._num_units)
+    return np.sort(generator.choice(places, self._max_batch_size, replace=False))
+
+
+def tenth_more(self, generator):
+    rate = 1.1 * self._poisson._sample_rate
+    joined = np.flatnonzero(generator.random(self._num_units) < rate)
+    return joined[: self._max_batch_size]
+
+
+def forty(self, generator):
+    return np.sort(generator.choice(self._num_units, 40, replace=False))
+
+
+@pytest.mark.parametrize(
+    ("planted", "names"),
+    [
+        (everyone, {"sampling_rate", "sampling_spread"}),
+        (tenth_more, {"sampling_rate"}),
+        (forty, {"sampling_spread"}),
+    ],
+)
+def test_rate_and_spread_are_seen_below_a_cap(planted, names, monkeypatch):
+    monkeypatch.setattr(sampling.TruncatedPoissonSampler, "sample", planted)
+    found = check_sampling(plan_of(**CAPPED), num_units=400)
+    assert {c.name for c in found if not c.passed} >= names
+
+
+@pytest.mark.parametrize("places", [12, 20])
+def test_law_of_batch_sizes_is_that_of_all_draws(places):
+    """By the chance of each number of units and of empty places that join."""
+    plan = plan_of(**CAPPED | {"num_units": places, "max_batch_size": 4})
+    units, others = (stats.binom(n, plan.sample_rate) for n in (12, places - 12))
+    sizes, chances = [], []
+    for one, other in itertools.product(range(13), range(places - 11)):
+        kept, joint = min(4, one + other), units.pmf(one) * others.pmf(other)
+        for size in range(kept + 1):
+            ways = math.comb(one, size) * math.comb(other, kept - size)
+            chances.append(joint * ways / math.comb(one + other, kept))
+            sizes.append(size)
+    middle = np.dot(chances, sizes)
+    second, fourth = (np.dot(chances, (sizes - middle) ** k) for k in (2, 4))
+    found = size_law(plan, num_units=12)
+    assert found.mean == pytest.approx(middle)
+    assert found.variance == pytest.approx(second)
+    assert found.kurtosis == pytest.approx(fourth / second**2)
+    assert found.farthest == pytest.approx(max(middle, 4 - middle))
 
 
 def first_of_a_batch(self, generator):
