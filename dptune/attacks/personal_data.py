@@ -120,16 +120,20 @@ def personal_data_shares(
     """Try all three attacks on training records and on held-out ones.
 
     * `extraction`: draw texts from nothing, mark them, and count distinct values of
-      the training data (of the controls) that appear and are none of the other side.
+      the training data (of the controls) that appear and are none of the other side's.
     * `reconstruction`: give the text before a value, draw guesses, take the marked
       value with the smallest loss of the whole record.
     * `inference`: of the right value and others of its type, take the one with the
       smallest loss of the whole record.
 
+    Of each record one value is tried, drawn by the seed: those of one record are learnt
+    together, and intervals take attempts for independent. With all values of records
+    that have four each, 12 to 34 % of simulated intervals missed, where 5 % were said.
+
     Args:
         target: the model.
-        members: training records, without canaries.
-        controls: held-out records of the same law.
+        members: training records, without canaries, one of each unit.
+        controls: held-out records of the same law, likewise.
         find: marks texts, as the members were marked.
         settings: how much is tried.
 
@@ -210,13 +214,25 @@ def _extraction(
     said = {v for marked in _mark(texts, find) for v in marked.values()}
     own = {value for marked in members for value in marked.values()}
     other = {value for marked in controls for value in marked.values()}
-    return _compare(
-        "extraction",
-        [
-            (len(said & (own - other)), len(own - other)),
-            (len(said & (other - own)), len(other - own)),
-        ],
-    )
+    tried = [
+        _one_of_each(members, own - other, seed=settings.seed),
+        _one_of_each(controls, other - own, seed=settings.seed),
+    ]
+    return _compare("extraction", [(len(said & one), len(one)) for one in tried])
+
+
+def _one_of_each(
+    group: Sequence[MarkedText], wanted: set[Value], *, seed: int
+) -> set[Value]:
+    """Draw one value of each record; what several have is the first one's."""
+    owners: dict[Value, int] = {}
+    for place, marked in enumerate(group):
+        for value in marked.values():
+            if value in wanted:
+                owners.setdefault(value, place)
+    source = random.Random(seed)  # noqa: S311 - which values are tried
+    values = source.sample(list(owners), len(owners))
+    return set({owners[value]: value for value in values}.values())
 
 
 def _mark(texts: Sequence[str], find: Find) -> list[MarkedText]:
@@ -230,15 +246,16 @@ def _mark(texts: Sequence[str], find: Find) -> list[MarkedText]:
 def _chosen(
     group: Sequence[MarkedText], settings: PersonalDataSettings
 ) -> list[tuple[MarkedText, Span]]:
-    """Values to try: not at the start of a record, short, drawn by the seed."""
+    """Values to try: short, not at the start of a record, of each record one drawn."""
     pairs = [
-        (marked, span)
-        for marked in group
+        (place, (marked, span))
+        for place, marked in enumerate(group)
         for span in marked.spans
         if span.start > 0 and span.end - span.start <= _MAX_VALUE
     ]
     source = random.Random(settings.seed)  # noqa: S311 - which values are tried
-    return source.sample(pairs, min(settings.num_values, len(pairs)))
+    of_records = list(dict(source.sample(pairs, len(pairs))).values())
+    return source.sample(of_records, min(settings.num_values, len(of_records)))
 
 
 def _reconstructed(

@@ -1,9 +1,12 @@
 """Extraction, reconstruction and inference of names that a model learnt by heart."""
 
+import itertools
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from dptune.attacks import personal_data
 from dptune.attacks.personal_data import (
     MarkedText,
     PersonalDataSettings,
@@ -98,3 +101,41 @@ def test_personal_data_is_hidden(learnt):
     assert "Ada" not in text
     for share in learnt.values():
         assert not any(name in share.model_dump_json() for name in NAMES)
+
+
+def test_of_each_record_one_value_is_tried(monkeypatch):
+    """Else values that are learnt together would count as so many attempts."""
+    members = marked([f"of {a}, {b} and Jon" for a, b in itertools.pairwise(NAMES[:5])])
+    controls = marked(["a hall of Jon and Ida and Hal", "a hall of Gus"])
+    said = ", ".join(NAMES)
+    monkeypatch.setattr(
+        personal_data, "sample_continuations", lambda *_, **__: [[0], [1]]
+    )
+    target = SimpleNamespace(
+        model=None,
+        tokenizer=SimpleNamespace(decode=lambda *_, **__: said, eos_token_id=0),
+        opening=[0],
+        stops=(),
+        device=None,
+        tell=lambda *_: None,
+    )
+    settings = PersonalDataSettings(seed=1)
+    share = personal_data._extraction(
+        target, members, controls, find=find, settings=settings
+    )
+    # Jon is on both sides, and what two records have is the first one's
+    assert (share.members, share.num_members) == (4, 4)
+    assert (share.controls, share.num_controls) == (2, 2)
+    for group, num in ((members, 4), (controls, 2)):
+        chosen = personal_data._chosen(group, settings)
+        assert len(chosen) == len({marked.text for marked, _ in chosen}) == num
+
+
+def test_every_value_of_a_record_can_be_the_one():
+    members = marked(["of Ada, Bob and Cleo"])
+    chosen = {
+        members[0].text[span.start : span.end]
+        for seed in range(30)
+        for _, span in personal_data._chosen(members, PersonalDataSettings(seed=seed))
+    }
+    assert chosen == {"Ada", "Bob", "Cleo"}
