@@ -361,21 +361,25 @@ _ROUNDING = 1e-3
 _FINE = 1 << 53
 
 
-def nearest_shares(num_sampled: int, *, num_secrets: int) -> NDArray[np.float64]:
-    """Near end of a canary's interval by how many drawn candidates come before it.
+def interval_ends(
+    num_sampled: int, *, num_secrets: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Ends of a canary's interval by how many drawn candidates come before it.
 
     Args:
         num_sampled: candidates that every canary is compared with.
         num_secrets: canaries whose intervals hold together, under model and base.
 
     Returns:
-        `(num_sampled + 1,)`, shares of all candidates; NaN for a canary of the head,
-        whose rank is counted.
+        Near and far ends, `(num_sampled + 1,)` each, shares of all candidates; NaN for
+        a canary of the head, whose rank is counted.
     """
-    before = np.arange(_HEAD + 1, num_sampled + 1)
+    before = np.arange(1, num_sampled + 1)
     tail = (1 - _confidence(num_secrets)) / 2  # as of `clopper_pearson`
-    ends = special.betaincinv(before, num_sampled - before + 1, tail)
-    return np.append(np.full(_HEAD + 1, math.nan), ends)
+    near = np.append(0.0, special.betaincinv(before, num_sampled - before + 1, tail))
+    far = 1 - near[::-1]
+    near[: _HEAD + 1] = far[: _HEAD + 1] = math.nan
+    return near, far
 
 
 def _confidence(num_secrets: int) -> float:

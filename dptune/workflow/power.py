@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from dptune.attacks.canaries import CanarySpec
-from dptune.attacks.large_spaces import CONFIDENCE, nearest_shares
+from dptune.attacks.large_spaces import CONFIDENCE, interval_ends
 from dptune.attacks.settings import AttackSettings
 from dptune.audits.canary_audit import AuditedClaim, planned_capacity
 from dptune.config import TrainConfig
@@ -24,6 +25,9 @@ _LIKELY: Final = 0.9
 _CLEAN_BITS: Final = 1.0 / math.log(2.0)
 _LEAK_BITS: Final = 4.0
 _NUM_RUNS: Final = 2000
+_MOST_SAMPLED: Final = 64_000
+
+Floats = NDArray[np.float64]
 
 
 def planned_power(
@@ -49,14 +53,16 @@ def planned_power(
 def clean_pass_probability(
     policy: GatePolicy, spec: CanarySpec, attack: AttackSettings
 ) -> float:
-    """Chance that the assurance bound of a model that memorized nothing is met.
+    """Chance that a model that memorized nothing passes what judges ranks.
 
-    The bound has no law in closed form: runs are drawn with public coins, exposures
-    taken as exponential. Where ranks are intervals, by their near ends. None can be
-    met with secrets that nobody drew, ranks that are not counted, or means per token.
+    That is assurance, controls, base model, and memorization counted from both ends.
+    Together they have no law in closed form: runs are drawn with public coins,
+    exposures taken as exponential. Where ranks are intervals, every rank in them must
+    pass, as at the gate. None can pass with secrets that nobody drew, ranks that are
+    not counted, or means per token.
 
     Args:
-        policy: with the bound and its level.
+        policy: with its bound and levels.
         spec: how many canaries, and among how many candidates.
         attack: how they will be ranked.
     """
@@ -64,31 +70,88 @@ def clean_pass_probability(
     if spec.num_planted == 0 or spec.fixed or not is_counted:
         return 0.0
     return _share_of_clean_runs(
-        policy.assurance_level,
-        policy.assurance_bound_bits,
+        policy,
         spec.num_planted,
-        spec.num_planted + spec.num_held_out,
+        spec.num_held_out,
+        spec.space_size,
         attack.sampled_candidates,
     )
 
 
+def enough_sampled(
+    policy: GatePolicy, spec: CanarySpec, attack: AttackSettings
+) -> int | None:
+    """Fewest candidates to compare with, doubled from those planned, that will do.
+
+    Returns:
+        None where ranks are counted, or even counted ones would not do.
+    """
+    num, most = attack.sampled_candidates, min(_MOST_SAMPLED, spec.space_size)
+    counted = attack.model_copy(update={"sampled_candidates": None})
+    if clean_pass_probability(policy, spec, counted) < _LIKELY:
+        return None
+    while num and (num := 2 * num) <= most:
+        more = attack.model_copy(update={"sampled_candidates": num})
+        if clean_pass_probability(policy, spec, more) >= _LIKELY:
+            return num
+    return None
+
+
 @functools.cache
 def _share_of_clean_runs(
-    level: float, most_bits: float, num: int, num_secrets: int, num_sampled: int | None
+    policy: GatePolicy,
+    num: int,
+    num_held_out: int,
+    space_size: int,
+    num_sampled: int | None,
 ) -> float:
-    """Count drawn runs whose mean exposure is shown to be at most `most_bits`."""
-    coins = np.random.default_rng(0)
-    shares = np.sort(coins.random((_NUM_RUNS, num)))
+    """Count drawn runs of which every criterion of ranks passes."""
+    level = policy.assurance_level
     if num_sampled:
         level -= 1 - CONFIDENCE
-        gaps = np.diff(shares, prepend=0.0, append=1.0)
-        before = coins.multinomial(num_sampled, gaps)[:, :-1].cumsum(axis=1)
-        near = nearest_shares(num_sampled, num_secrets=num_secrets)[before]
-        shares = np.where(np.isnan(near), shares, near)
     if level <= 0:
         return 0.0
-    upper = largest_mean_exposure(-np.log2(shares), level=level)
-    return float((upper <= most_bits).mean())
+    coins = np.random.default_rng(0)
+    (near, far), (first, last), (base, _) = (
+        _clean_shares(coins, each, num + num_held_out, num_sampled)
+        for each in (num, num_held_out, num)
+    )
+    from_last = np.maximum(1 - far, 1 / space_size)
+    leaks = policy.memorization_level / 2
+    passes = largest_mean_exposure(-np.log2(near), level=level) <= (
+        policy.assurance_bound_bits
+    )
+    passes &= _fisher(base) > policy.base_level
+    for early in (near, from_last):
+        small = -np.log2(early).mean(axis=1) < policy.effect_size_bits
+        passes &= small | (2 * _fisher(early) > leaks)
+    if num_held_out:
+        steps = np.arange(num_held_out + 1) / num_held_out
+        apart = np.maximum((steps[1:] - first).max(1), (last - steps[:-1]).max(1))
+        passes &= stats.kstwo.sf(apart, num_held_out) > policy.control_level
+    return float(passes.mean())
+
+
+def _clean_shares(
+    coins: np.random.Generator, num: int, num_secrets: int, num_sampled: int | None
+) -> tuple[Floats, Floats]:
+    """Draw ranks of clean runs as shares, `(runs, num)`: near and far ends, rising."""
+    shares = np.sort(coins.random((_NUM_RUNS, num)))
+    if not num_sampled:
+        return shares, shares
+    gaps = np.diff(shares, prepend=0.0, append=1.0)
+    before = coins.multinomial(num_sampled, gaps)[:, :-1].cumsum(axis=1)
+    near, far = (
+        np.where(np.isnan(ends[before]), shares, ends[before])
+        for ends in interval_ends(num_sampled, num_secrets=num_secrets)
+    )
+    return near, far
+
+
+def _fisher(shares: Floats) -> Floats:
+    """Fisher's p-value of each run against the uniform law, `(runs,)`."""
+    statistic = -2 * np.log(shares).sum(axis=1)
+    return np.asarray(stats.chi2.sf(statistic, 2 * shares.shape[1]))
 
 
 def leak_block_probability(policy: GatePolicy, num_canaries: int) -> float:
@@ -122,9 +185,10 @@ def _canary_lines(config: TrainConfig) -> Iterator[PowerLine]:
     )
     yield _line(
         "chance that a clean model passes",
-        clean_pass_probability(policy, spec, config.attack),
+        passes := clean_pass_probability(policy, spec, config.attack),
         _LIKELY,
-        f"its mean exposure is shown to be below {policy.assurance_bound_bits:g} bits",
+        f"its mean exposure is shown to be below {policy.assurance_bound_bits:g} bits, "
+        f"and ranks look clean{_advice(config) * (passes < _LIKELY)}",
     )
     yield _line(
         "chance that a leak of 4 bits blocks",
@@ -132,6 +196,12 @@ def _canary_lines(config: TrainConfig) -> Iterator[PowerLine]:
         _LIKELY,
         "it is significant, and larger than the policy's size of effect",
     )
+
+
+def _advice(config: TrainConfig) -> str:
+    """Say with how many candidates intervals of ranks would be narrow enough."""
+    num = enough_sampled(config.gate, config.canaries, config.attack)
+    return f"; attack.sampled_candidates: {num} would do" if num else ""
 
 
 def _membership_lines(
