@@ -18,6 +18,7 @@ from dptune.reports.blocks import Block, Chip, Page
 from dptune.reports.render import page_html
 from dptune.results import AttackCost, Calibration
 from dptune.workflow.attack_cost import attack_costs, load_unfitted
+from dptune.workflow.budget import lacks_grant
 from dptune.workflow.device import pick_device
 from dptune.workflow.power import planned_power
 from dptune.workflow.preflight import Checked, check_run
@@ -49,7 +50,11 @@ def show_calibration(
             config=config.name,
             ledger=checked.ledger,
             power=planned_power(
-                config, checked.plan, units_by_split=checked.units_by_split
+                config,
+                checked.plan,
+                checked.ledger,
+                units_by_split=checked.units_by_split,
+                lacks_grant=lacks_grant(current_workspace().budget_url, config),
             ),
             on_progress=status.update,
         )

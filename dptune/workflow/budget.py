@@ -350,6 +350,39 @@ def charged_so_far(url: str, config: TrainConfig, fingerprint: str) -> str:
     )
 
 
+def lacks_grant(url: str, config: TrainConfig) -> str:
+    """Say what a run's own gate asks of its data set's budget and nobody granted.
+
+    Args:
+        url: of the budget store, which need not be there yet.
+        config: of the run.
+
+    Returns:
+        One sentence; empty where the policy asks for no budget, or there is one.
+    """
+    policy, privacy, name = config.gate, config.privacy, config.budget.data_set
+    asked = (policy.notion, policy.neighboring_relation)
+    if not policy.require_dataset_budget:
+        return ""
+    store = BudgetStore.find(url)
+    with store or nullcontext():
+        found = budgets(store, delta=policy.max_delta, only=name) if store else []
+    is_granted = (privacy.notion, privacy.relation) == asked and any(
+        (line.notion, line.relation) == asked
+        and line.allowance is not None
+        and line.delta <= policy.max_delta
+        for report in found
+        for line in report.lines
+    )
+    if is_granted:
+        return ""
+    of_whom = f"budget of data set {name!r} under {policy.neighboring_relation}"
+    return (
+        f"gate {policy.name} asks for the {policy.notion} {of_whom}, and none was "
+        "granted: see `dptune budget grant`, or set require_dataset_budget to false."
+    )
+
+
 def _require_none(settings: BudgetSettings) -> None:
     """Refuse a run that needs a grant where there is no store at all."""
     if settings.required:

@@ -1,6 +1,7 @@
 """What a run will claim if all goes as planned, and what its own gate says to that."""
 
 from dptune.accounting.assumptions import weakens
+from dptune.accounting.certificates import Certificate
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.planting import plant_assumes
 from dptune.config import TrainConfig
@@ -51,36 +52,65 @@ def gate_doubts(config: TrainConfig, ledger: PrivacyLedger) -> tuple[str, ...]:
     """Say why the run's own gate will refuse what it can claim, whatever it measures.
 
     A warning and no refusal: a policy may come to accept it, and models are trained to
-    be compared.
+    be compared. Of recipes without noise, and in the paper's mode, nothing is said.
 
     Args:
         config: of the run.
         ledger: that it leaves if all goes as planned.
     """
-    policy, notion = config.gate, config.gate.notion
-    if not _is_promised(config):
+    policy = config.gate
+    if not config.recipe.private or config.privacy.mode is not Mode.SOUND:
         return ()
-    relation = policy.neighboring_relation
-    claim = ledger.certificate(
-        notion, delta=config.privacy.target_delta, relation=relation
+    found = [claim_doubt(config, asked_claim(config, ledger))]
+    if policy.require_step_audit and not config.audit.num_steps:
+        asks = f"gate {policy.name} asks for an audit of steps"
+        found.append(f"audit.num_steps is 0, and {asks}.")
+    return tuple(filter(None, found))
+
+
+def asked_claim(config: TrainConfig, ledger: PrivacyLedger) -> Certificate:
+    """Return the claim that the run's own gate asks for, as a ledger has it."""
+    policy = config.gate
+    return ledger.certificate(
+        policy.notion,
+        delta=config.privacy.target_delta,
+        relation=policy.neighboring_relation,
     )
-    about = f"the {notion} claim under {relation} will be {claim.status}"
+
+
+def claim_doubt(config: TrainConfig, claim: Certificate) -> str:
+    """Say why the run's own gate will refuse a claim; nothing where it may pass.
+
+    Args:
+        config: of the run.
+        claim: of the notion and the relation that the policy asks for.
+    """
+    policy, unit = config.gate, config.data.privacy_unit
+    about = f"the {claim.notion} claim under {claim.relation} will be"
+    refuses = f"gate {policy.name} will refuse it."
+    rests_on = [
+        a for a in claim.assumptions if weakens(a, claim.notion, claim.relation)
+    ]
+    on = f" on {', '.join(rests_on)}" if rests_on else ""
+    if unit.coarseness < policy.privacy_unit.coarseness:
+        wanted = f"gate {policy.name} asks for one about a {policy.privacy_unit}."
+        return f"{about} about a {unit}, and {wanted}"
     if claim.status not in policy.accepted_statuses:
-        rests_on = [a for a in claim.assumptions if weakens(a, notion, relation)]
-        if rests_on:
-            about += f" on {', '.join(rests_on)}"
-        return (f"{about}, and gate {policy.name} will refuse it.",)
-    found = not_accepted(
-        (a for a in claim.assumptions if weakens(a, notion, relation)), policy
-    )
-    if not found:
-        return ()
-    doubt = (
-        f"{about} on {', '.join(found)}, and gate {policy.name} will refuse it. Set "
-        "what makes that unnecessary (data.public_units for num_units_is_public), or "
-        "list it under gate.accepted_assumptions."
-    )
-    return (doubt,)
+        return f"{about} {claim.status}{on}, and {refuses}"
+    if claim.epsilon > policy.max_epsilon or claim.delta > policy.max_delta:
+        epsilon = written_at_most(claim.epsilon, digits=4)
+        return (
+            f"{about} for epsilon {epsilon} at delta {written_at_most(claim.delta)}, "
+            f"and gate {policy.name} accepts at most {policy.max_epsilon:g} at "
+            f"{policy.max_delta:g}."
+        )
+    if found := not_accepted(rests_on, policy):
+        return (
+            f"{about} {claim.status} on {', '.join(found)}, and {refuses} Set what "
+            "makes that unnecessary (data.public_units for num_units_is_public), or "
+            "list it under gate.accepted_assumptions."
+        )
+    return ""
 
 
 def _is_promised(config: TrainConfig) -> bool:

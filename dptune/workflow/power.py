@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec
 from dptune.attacks.large_spaces import CONFIDENCE, interval_ends
 from dptune.attacks.settings import AttackSettings
@@ -20,6 +21,7 @@ from dptune.gates.policy import GatePolicy
 from dptune.planning import RunPlan
 from dptune.reports.formatting import number
 from dptune.results import AuditPower, PowerLine
+from dptune.workflow.expectation import asked_claim, claim_doubt
 
 _LIKELY: Final = 0.9
 _CLEAN_BITS: Final = 1.0 / math.log(2.0)
@@ -31,21 +33,30 @@ Floats = NDArray[np.float64]
 
 
 def planned_power(
-    config: TrainConfig, plan: RunPlan, *, units_by_split: Mapping[str, int]
+    config: TrainConfig,
+    plan: RunPlan,
+    ledger: PrivacyLedger,
+    *,
+    units_by_split: Mapping[str, int],
+    lacks_grant: str = "",
 ) -> AuditPower:
     """Hold what a configuration plans against what its policy will ask for.
 
     Args:
         config: canaries, attacks and policy.
-        plan: predicted epsilon.
+        plan: of the run.
+        ledger: that it leaves if all goes as planned.
         units_by_split: of the corpus; of each one record is attacked.
+        lacks_grant: what nobody granted of the budget that the policy asks for.
     """
     return AuditPower(
         policy=f"{config.gate.name}, version {config.gate.version}",
         lines=(
             *_canary_lines(config),
             *_membership_lines(config, units_by_split),
-            *_claim_lines(config, plan),
+            *_claim_lines(config, plan, ledger),
+            *_engine_lines(config),
+            *_budget_lines(config.gate, lacks_grant),
         ),
     )
 
@@ -230,22 +241,26 @@ def _membership_lines(
     )
 
 
-def _claim_lines(config: TrainConfig, plan: RunPlan) -> Iterator[PowerLine]:
+def _claim_lines(
+    config: TrainConfig, plan: RunPlan, ledger: PrivacyLedger
+) -> Iterator[PowerLine]:
     """The claim that the policy asks for, and what an audit of it could refute."""
     policy, spec = config.gate, config.canaries
     asked = (policy.notion, policy.neighboring_relation)
-    same = (plan.notion, plan.relation) == asked
-    claim = f"{policy.notion}, {policy.neighboring_relation.replace('_', ' ')}"
-    if same:
-        yield PowerLine(
-            name="predicted epsilon",
-            planned=plan.epsilon,
-            needed=policy.max_epsilon,
-            enough=plan.epsilon <= policy.max_epsilon
-            and plan.target_delta <= policy.max_delta,
-            meaning=f"{claim}: at most this, at delta {number(policy.max_delta)} or "
-            f"less; planned {number(plan.target_delta)}",
-        )
+    words = f"{policy.notion}, {policy.neighboring_relation.replace('_', ' ')}"
+    claim = asked_claim(config, ledger)
+    doubt = claim_doubt(config, claim)
+    meaning = (
+        f"{words}: at most this, at delta {number(policy.max_delta)} or less; planned "
+        f"{number(plan.target_delta)}"
+    )
+    yield PowerLine(
+        name="predicted epsilon",
+        planned=claim.epsilon,
+        needed=policy.max_epsilon,
+        enough=not doubt,
+        meaning=f"{meaning}; {doubt}" if doubt else meaning,
+    )
     capacity = planned_capacity(
         AuditedClaim(notion=asked[0], relation=asked[1], delta=plan.target_delta),
         num_planted=0 if spec.fixed else spec.num_planted,
@@ -261,9 +276,23 @@ def _claim_lines(config: TrainConfig, plan: RunPlan) -> Iterator[PowerLine]:
         planned=capacity,
         needed=wanted,
         enough=wanted is None or capacity >= wanted,
-        meaning=f"{claim}: the largest false claim that these canaries could refute, "
+        meaning=f"{words}: the largest false claim that these canaries could refute, "
         "if every secret were known to the model",
     )
+
+
+def _engine_lines(config: TrainConfig) -> Iterator[PowerLine]:
+    """Whether anybody looks at what a stage with noise does."""
+    if config.gate.require_step_audit and config.recipe.private:
+        meaning = "of every stage with noise; without any the gate is inconclusive"
+        yield _line("steps trained again", config.audit.num_steps, 1, meaning)
+
+
+def _budget_lines(policy: GatePolicy, lacks_grant: str) -> Iterator[PowerLine]:
+    """Whether the data set has the budget that the policy asks for."""
+    if policy.require_dataset_budget:
+        meaning = lacks_grant or "a grant that all runs on the data draw on"
+        yield _line("budget of the data set", float(not lacks_grant), 1, meaning)
 
 
 def _line(name: str, planned: float, needed: float, meaning: str) -> PowerLine:

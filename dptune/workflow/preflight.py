@@ -22,7 +22,7 @@ from dptune.recipes import Recipe, StageSettings
 from dptune.results import CorpusReport
 from dptune.review.store import ListsOfProject
 from dptune.workflow.attempts import refuse_lost_store
-from dptune.workflow.budget import check_budget
+from dptune.workflow.budget import check_budget, lacks_grant
 from dptune.workflow.charging import HIDING_OPERATORS
 from dptune.workflow.chats import check_chats, unread_keys
 from dptune.workflow.detect import check_detector, check_languages
@@ -170,6 +170,8 @@ def check_run(
         raise ConfigError([p for error in errors for p in problems_of(error)])
     ledger = expected_ledger(config, plan, corpus.report, lists=lists)
     doubts = gate_doubts(config, ledger) if gated else ()
+    if gated and budget is not None and (lacks := lacks_grant(budget.url, config)):
+        doubts += (lacks,)
     return Checked(
         fingerprint=corpus.fingerprint,
         num_units=plan.num_units,

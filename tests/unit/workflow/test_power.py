@@ -1,5 +1,7 @@
 """What the gate will be able to decide, known before training."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,11 @@ from dptune.gates.null_law import (
     uniform_p_value,
 )
 from dptune.gates.policy import GatePolicy
+from dptune.planning import plan_run
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, UnitsFrom
+from dptune.settings import StepAuditSettings
 from dptune.statistics import clopper_pearson
+from dptune.workflow.charging import planned_ledger
 from dptune.workflow.power import (
     clean_pass_probability,
     enough_sampled,
@@ -34,11 +40,33 @@ class Config:
         self.canaries = CanarySpec(**spec)
         self.gate = POLICY.model_copy(update={"min_audit_capacity": 3.0})
         self.attack = AttackSettings(num_members=1000)
+        self.recipe, self.audit = samples.recipe(), StepAuditSettings()
+        self.privacy = SimpleNamespace(target_delta=1e-5)
+        self.data = SimpleNamespace(privacy_unit=PrivacyUnit.RECORD)
+
+    def with_policy(self, **changes):
+        """Ask for something else."""
+        self.gate = self.gate.model_copy(update=changes)
+        return self
 
 
-def lines(config, **units):
+PLAN = plan_run(
+    samples.recipe(),
+    num_units=900,
+    units_from=UnitsFrom.DECLARED,
+    notion=Notion.RECORD,
+    relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    target_epsilon=None,
+    target_delta=1e-5,
+)
+CORPUS = samples.corpus_report(deduplicated=False)
+LEDGER = planned_ledger(PLAN, CORPUS, redaction="mask", fixed_seed=False)
+
+
+def lines(config, *, lacks_grant="", **units):
+    by_split = {"train": 900, "test": 600} | units
     found = planned_power(
-        config, samples.run_plan(), units_by_split={"train": 900, "test": 600} | units
+        config, PLAN, LEDGER, units_by_split=by_split, lacks_grant=lacks_grant
     )
     return found, {line.name: line for line in found.lines}
 
@@ -130,6 +158,33 @@ def test_leak_of_four_bits_is_blocked_more_often_with_more_canaries():
     chances = [leak_block_probability(POLICY, num) for num in (0, 5, 20, 50)]
     assert chances == sorted(chances)
     assert (chances[0], chances[-1] > 0.97) == (0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"notion": Notion.SELECTIVE}, "selective claim under replace_one"),
+        ({"privacy_unit": PrivacyUnit.USER}, "about a record"),
+        ({"max_epsilon": 0.5}, "accepts at most 0.5"),
+        ({"max_delta": 1e-6}, "at delta 1e-05"),
+        ({"notion": Notion.LOCAL}, "will be none"),
+    ],
+)
+def test_claim_that_the_policy_cannot_accept_is_too_little(changes, says):
+    _, told = lines(Config().with_policy(**{"max_epsilon": 5.0} | changes))
+    assert not told["predicted epsilon"].enough
+    assert says in told["predicted epsilon"].meaning
+
+
+def test_audit_and_budget_that_the_policy_asks_for_are_told():
+    config = Config()
+    config.audit = StepAuditSettings(num_steps=0)
+    found, told = lines(config, lacks_grant="none was granted")
+    assert not found.enough
+    assert not told["steps trained again"].enough
+    assert not told["budget of the data set"].enough
+    config.with_policy(require_step_audit=False, require_dataset_budget=False)
+    assert not {"steps trained again", "budget of the data set"} & {*lines(config)[1]}
 
 
 def test_members_are_at_most_as_many_as_units():

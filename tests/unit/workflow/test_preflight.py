@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from cli import runs
+from dptune.accounting.store.allowances import Grant
+from dptune.accounting.store.store import BudgetStore
 from dptune.configfile import load_train_config
 from dptune.errors import ConfigError
-from dptune.privacy import UnitsFrom
+from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
+from dptune.workflow.budget import lacks_grant
 from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
 from dptune.workflow.planned_units import PlannedUnits
 from dptune.workflow.preflight import _check_processes, plan_for
@@ -117,6 +120,39 @@ def test_claim_that_the_gate_can_accept_is_not_doubted():
     assert doubts(*DP_SGD, units=DECLARED) == ()
     assert doubts() == ()
     assert doubts("recipe=no_dp") == ()
+
+
+def test_claim_of_another_notion_or_unit_than_the_gate_asks_for_is_doubted():
+    (doubt,) = doubts("gate.notion=record")
+    assert "record claim under add_or_remove_one will be none" in doubt
+    (doubt,) = doubts(*DP_SGD, "gate.privacy_unit=user", units=DECLARED)
+    assert "about a record" in doubt
+    (doubt,) = doubts("recipe=dp_sgd", "privacy.notion=record", "gate.max_epsilon=2")
+    assert "accepts at most 2" in doubt
+
+
+def test_audit_that_is_left_out_is_doubted_where_the_gate_asks_for_it():
+    (doubt,) = doubts("audit.num_steps=0")
+    assert "audit of steps" in doubt
+    assert doubts("audit.num_steps=0", "gate.require_step_audit=false") == ()
+
+
+def test_budget_that_nobody_granted_is_told(tmp_path):
+    url, asks = f"sqlite:///{tmp_path / 'b.db'}", "gate.require_dataset_budget=true"
+    assert lacks_grant(url, config()) == ""
+    assert "none was granted" in lacks_grant(url, config(asks))
+    granted = Grant(
+        data_set=config().budget.data_set,
+        notion=Notion.SELECTIVE,
+        relation=NeighboringRelation.REPLACE_ONE,
+        epsilon=9.0,
+        delta=1e-5,
+    )
+    with BudgetStore.open(url) as store:
+        store.grant(granted, reason="")
+    assert lacks_grant(url, config(asks)) == ""
+    assert "none was granted" in lacks_grant(url, config(asks, "gate.max_delta=1e-6"))
+    assert "none was granted" in lacks_grant(url, config(asks, "gate.notion=record"))
 
 
 def test_train_refuses_before_anything_is_created(tmp_path, monkeypatch):
