@@ -6,15 +6,18 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 from urllib.parse import unquote, urlsplit
 
 import griffe
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from pydantic import BaseModel
 
 import dptune
 from dptune import errors
+from dptune.config import TrainConfig
 from dptune.integrations import transformers as scripts
 from dptune.settings import LoraSettings
 from infra.workspace import REPOSITORY
@@ -95,6 +98,25 @@ def test_reference_has_the_trainers_and_every_error():
     ]
     assert len(ours) > 1
     assert all(found.__doc__ for found in ours)
+
+
+def settings_in(annotation):
+    """All models that a value of a configuration may be, and those inside of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = annotation.model_fields.values()
+        return {annotation}.union(*(settings_in(f.annotation) for f in fields))
+    return set().union(*map(settings_in, get_args(annotation)))
+
+
+def test_reference_has_all_settings_of_a_configuration():
+    blocks = re.split(r"(?m)^::: ", REFERENCE)[1:]
+    named = {block.split()[0] for block in blocks}
+    for block in blocks:
+        for members in re.findall(r"members: \[([^]]*)\]", block):
+            named |= {f"{block.split()[0]}.{one}" for one in members.split(", ")}
+    needed = {f"{one.__module__}.{one.__name__}" for one in settings_in(TrainConfig)}
+    assert len(needed) > 40
+    assert needed <= named
 
 
 @pytest.mark.parametrize(
