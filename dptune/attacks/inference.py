@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer
 
 from dptune.errors import ModelError
 from dptune.logits import UnwrittenLogits, logits_at, num_classes, unwritten_logits
+from dptune.precision import computing
 
 _MAX_LOGITS = 1 << 25
 _MAX_POSITIONS = 1 << 12
@@ -38,15 +39,13 @@ def place(
     model: nn.Module, device: str | torch.device | None, *, allow_half: bool = False
 ) -> torch.device:
     """Check the weights' type and find, or set, the device."""
-    parameters = list(model.parameters())
-    half = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in parameters)
-    if half and not allow_half:
+    if not (allow_half or _is_exact(model)):
         raise ModelError(
             "model weights must be float32 to rank candidates, because half precision "
             "makes many of them tie. Call model.float() on a copy."
         )
     if device is None:
-        return parameters[0].device
+        return next(model.parameters()).device
     model.to(device)
     return torch.device(device)
 
@@ -187,8 +186,9 @@ def _is_same(model: nn.Module, found: Tensor, wanted: Tensor, *, of: Tensor) -> 
 
 
 def _is_exact(model: nn.Module) -> bool:
-    """Whether a model computes in float32."""
-    return all(p.dtype.itemsize >= 4 for p in model.parameters())
+    """Whether a model computes in float32, whatever it holds its weights in."""
+    numbers = (v for v in computing(model) if v.is_floating_point())
+    return all(value.dtype.itemsize >= 4 for value in numbers)
 
 
 class _Held(DynamicLayer):

@@ -39,7 +39,6 @@ from dptune.dpsgd.untouched import (
     Snapshot,
     Undropped,
     changed_weights,
-    computing,
     in_dtype,
     scaled,
     untouched,
@@ -47,6 +46,7 @@ from dptune.dpsgd.untouched import (
 )
 from dptune.errors import ModelError
 from dptune.positions import limits_of_company
+from dptune.precision import computing
 
 _APART = 1e-5
 _APART_LOW_PRECISION = 2e-2

@@ -23,6 +23,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig
 
+from dptune.precision import computing
+
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 _NUDGE = 0.02
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -155,23 +157,6 @@ def in_dtype(
     finally:
         for tensor, values in held:
             tensor.data = values
-
-
-def computing(model: nn.Module) -> Iterator[Tensor]:
-    """Yield weights and buffers that are computed with in the type that they have.
-
-    A module may name in `decompresses` those that it holds in another type than it
-    computes with, such as the frozen layers of `dptune.models.frozen`.
-    """
-    modules = list(model.modules())
-    packed = {
-        id(getattr(module, name))
-        for module in modules
-        for name in getattr(module, "decompresses", ())
-    }
-    for tensor in (*model.parameters(), *model.buffers()):
-        if id(tensor) not in packed:
-            yield tensor
 
 
 @contextmanager

@@ -58,7 +58,7 @@ from dptune.integrations.rows import one_of_each_unit, owners_of_rows, scored_ro
 from dptune.integrations.script_plan import STAGE
 from dptune.integrations.script_run import ScriptRun
 from dptune.models.digest import model_digest, weights_digest
-from dptune.models.loading import LoadedModel, load_saved, save_model
+from dptune.models.loading import LoadedModel, load_measured, save_model
 from dptune.models.source import ModelBundle
 from dptune.reports.card.statements import PrivacyCard
 from dptune.results import (
@@ -191,7 +191,7 @@ def measure(
     digest = save_model(cast("PreTrainedModel", trainer.model), tokenizer, folder)
     manifest = read_manifest(folder)  # now: what is laid beside it later is no part
     subject = _Subject(
-        model=load_saved(folder),
+        model=load_measured(folder),
         digest=digest,
         base=LoadedModel(model=base_model.train(mode=False), tokenizer=tokenizer),
         members=[trained[row] for row in members],
@@ -424,7 +424,7 @@ def _champion(
     if champion is None:
         return ChampionReport()
     bundle = ModelBundle(path=champion, digest=model_digest(champion))
-    loaded = load_saved(champion)
+    loaded = load_measured(champion)
     found = _utility(subject, fingerprint, of=loaded, digest=bundle.digest)
     return ChampionReport(model_digest=bundle.digest, utility=found)
 

@@ -14,6 +14,7 @@ References:
     Block-wise Quantization", section 2.1, https://arxiv.org/abs/2110.02861.
 """
 
+import copy
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.util import find_spec
@@ -164,6 +165,28 @@ def freeze_base(model: nn.Module, *, bits: Bits | None = None) -> None:
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.data = buffer.data.float()
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """Copy a model but for the memory of its weights and buffers, which both read.
+
+    Whoever trains the copy must add weights to it: none of these learns.
+    """
+    same: dict[int, Any] = {id(b): b.detach() for b in model.buffers()}
+    for weight in model.parameters():
+        same[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
+    return copy.deepcopy(model, same)
+
+
+def read_only(model: nn.Module) -> nn.Module:
+    """Return a copy that computes in float32 over the same memory, and learns nothing.
+
+    Weights of 16 bits are written out by every layer when it is called: it computes
+    what the float32 model of the same weights does, in half the memory.
+    """
+    held = shared_copy(model)
+    freeze_base(held)
+    return held
 
 
 def _may_be_held(

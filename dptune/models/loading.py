@@ -6,10 +6,10 @@ What is saved is one ordinary directory of safetensors and JSON, whatever was tr
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -28,6 +28,7 @@ from dptune.errors import ArtifactError, DependencyError, ModelError
 from dptune.models.build import build_gpt2, input_weight, seeded
 from dptune.models.digest import model_digest, read_json, weight_files
 from dptune.models.fit import Reading, causal_reader, check_finite, check_fit
+from dptune.models.frozen import read_only
 from dptune.models.hub import fetch
 from dptune.models.merging import save_merged
 from dptune.models.source import (
@@ -71,6 +72,10 @@ class LoadedModel:
             return ()
         names = dict(self.model.config.id2label or {})
         return tuple(str(name) for _, name in sorted(names.items()))
+
+    def read_only(self) -> "LoadedModel":
+        """Return one to measure over the same memory, see `frozen.read_only`."""
+        return replace(self, model=cast("PreTrainedModel", read_only(self.model)))
 
 
 def load_model(
@@ -140,6 +145,15 @@ def load_saved(
     if missing:
         raise ModelError(f"{folder} lacks {len(missing)} weights. Store it again.")
     return _pair(model, load_tokenizer(folder))
+
+
+def load_measured(folder: Path) -> LoadedModel:
+    """Load what `save_model` wrote to measure it: held as stored, computed in float32.
+
+    Raises:
+        ModelError: as `load_model`.
+    """
+    return load_saved(folder, dtype=None).read_only()
 
 
 def load_classifier(

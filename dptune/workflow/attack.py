@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self, TypedDict
 
 import numpy as np
+import torch
 from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
@@ -23,7 +24,7 @@ from dptune.conversation import contents_only, scored
 from dptune.data.records import Corpus
 from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.models.encode import record_tokens
-from dptune.models.loading import LoadedModel, load_saved
+from dptune.models.loading import LoadedModel, load_measured, load_saved
 from dptune.models.source import ModelBundle
 from dptune.results import (
     ExposureReport,
@@ -131,12 +132,12 @@ def attack_model(
         DataError: there are no held-out records to compare with.
     """
     began, device = datetime.now(tz=UTC), pick_device(performance.device)
-    loaded, loaded_base = load_saved(model.path), load_saved(base.path)
-    of_both = (model, loaded), (base, loaded_base)
+    start = load_saved(base.path, dtype=None)
     cut = _Cut(max_tokens=max_tokens, performance=performance)
-    if loaded.class_names:
+    if start.class_names:
         return _attack_classifier(
-            *of_both,
+            (model, load_saved(model.path)),
+            (base, load_saved(base.path)),
             corpus,
             canaries,
             **cut,
@@ -145,6 +146,9 @@ def attack_model(
             say=say,
             tell=tell,
         ).stamped(began)
+    torch.nn.Module.to(start.model, device)  # before others read its memory
+    loaded, loaded_base = load_measured(model.path), start.read_only()
+    of_both = (model, loaded), (base, loaded_base)
     say("exposure of every canary among all candidates")
     exposure = _exposure(
         *of_both,
@@ -169,7 +173,7 @@ def attack_model(
     )
     say("membership of records, by losses, shadow models and a blind baseline")
     membership = _membership(
-        *of_both, members, outsiders, **cut, attacks=attacks, say=say, tell=tell
+        *of_both, start, members, outsiders, **cut, attacks=attacks, say=say, tell=tell
     )
     digests = {"model_digest": model.digest, "base_model_digest": base.digest}
     extraction = nothing_to_extract(**digests)
@@ -209,6 +213,7 @@ def attack_model(
 def _membership(
     of_model: tuple[ModelBundle, LoadedModel],
     of_base: tuple[ModelBundle, LoadedModel],
+    start: LoadedModel,
     members: Dataset,
     outsiders: Dataset,
     *,
@@ -221,7 +226,7 @@ def _membership(
     """Tell members from others by every attack, beside the blind baseline."""
     (model, loaded), (base, loaded_base) = of_model, of_base
     shadows = shadow_training(
-        loaded_base,
+        start,
         attacks,
         max_tokens=max_tokens,
         performance=performance,
@@ -341,8 +346,8 @@ def measure_utility(
         cache: folder for what base models lose; None for none.
     """
     return _utility(
-        (model, load_saved(model.path)),
-        (base, load_saved(base.path)),
+        (model, load_measured(model.path)),
+        (base, load_measured(base.path)),
         corpus,
         max_tokens=max_tokens,
         performance=performance,

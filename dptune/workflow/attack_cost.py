@@ -30,14 +30,13 @@ _GUESS = 12
 
 
 def load_unfitted(model: ModelSettings, *, data_root: Path) -> LoadedModel:
-    """Load the model of a configuration in float32, not fitted to any corpus."""
+    """Load the model of a configuration as attacks do, not fitted to any corpus."""
     source = model.source
     if isinstance(source, ArchitectureSource):
         return built(source, data_root=data_root)
     names = model.class_names
-    return load_source(
-        source, data_root=data_root, class_names=names, dtype=torch.float32
-    )
+    loaded = load_source(source, data_root=data_root, class_names=names, dtype=None)
+    return loaded.read_only()
 
 
 def attack_costs(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Self, cast
 
+import torch
 from datasets import Dataset
 from peft import PeftModel
 from torch import nn
@@ -33,6 +34,7 @@ from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.models.build import add_lora
 from dptune.models.encode import class_numbers, encode_classes
+from dptune.models.frozen import freeze_base, shared_copy
 from dptune.models.loading import LoadedModel
 from dptune.models.source import ModelBundle
 from dptune.results import ExposureReport, MembershipReport, UtilityReport
@@ -56,7 +58,7 @@ class ShadowTraining:
     Every shadow lives only while it is attacked: none is stored.
 
     Args:
-        base: before fine-tuning.
+        base: before fine-tuning, in the type that it is stored in.
         settings: how many, and how they are trained.
         max_tokens: longest sequence.
         physical_batch_size: sequences in memory at once.
@@ -135,13 +137,15 @@ class ShadowTraining:
         return model
 
     def _copy(self: Self) -> nn.Module:
-        """Copy the base, with adapters if it is large."""
-        model: nn.Module = copy.deepcopy(self.base.model)
-        if self.base.model.num_parameters() > LARGEST_WHOLE:
-            whole = cast("PreTrainedModel", model)
-            model = add_lora(whole, rank=_RANK, alpha=_RANK)
-        model.to(self.device)
-        return model
+        """Copy the base in float32, or put adapters over its memory if it is large."""
+        base = self.base.model
+        if base.num_parameters() <= LARGEST_WHOLE:
+            return nn.Module.to(copy.deepcopy(base), self.device, torch.float32)
+        nn.Module.to(base, self.device)
+        shared = cast("PreTrainedModel", shared_copy(base))
+        model = add_lora(shared, rank=_RANK, alpha=_RANK)
+        freeze_base(model)
+        return nn.Module.to(model, self.device)
 
     def _learning_rate(self: Self, model: nn.Module) -> float:
         """Return a rate for AdamW that falls with the width of what is trained.

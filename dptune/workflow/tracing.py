@@ -22,7 +22,7 @@ from dptune.conversation import ScoredTokens
 from dptune.data.records import Corpus
 from dptune.detection.union import character_marks
 from dptune.models.encode import encode_corpus
-from dptune.models.loading import LoadedModel, load_saved, save_model
+from dptune.models.loading import LoadedModel, load_measured, save_model
 from dptune.results import CanaryExposure, TracePoint
 from dptune.stages import StagePlan
 from dptune.text import Span
@@ -97,7 +97,7 @@ class Tracer:
             return
         with TemporaryDirectory() as folder:
             save_model(loaded.model, loaded.tokenizer, Path(folder) / "model")
-            point = self._measure(step, load_saved(Path(folder) / "model"))
+            point = self._measure(step, load_measured(Path(folder) / "model"))
         self.keep(point)
 
     def keep(self: Self, point: TracePoint) -> None:

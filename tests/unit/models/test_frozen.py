@@ -12,6 +12,7 @@ import torch
 from peft.helpers import disable_input_dtype_casting
 from torch import nn
 
+from dptune.attacks.inference import place
 from dptune.dpsgd.checkpoint import run_fingerprint
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.feed import Feed
@@ -21,11 +22,16 @@ from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.plan import GradientPlan, PlainPlan
 from dptune.dpsgd.prechecks import check_private, checkpointing
 from dptune.dpsgd.step import gradient_source
-from dptune.dpsgd.untouched import computing
 from dptune.errors import DependencyError, ModelError
 from dptune.models import frozen
 from dptune.models.build import add_lora
-from dptune.models.frozen import FrozenEmbedding, FrozenLinear, freeze_base
+from dptune.models.frozen import (
+    FrozenEmbedding,
+    FrozenLinear,
+    freeze_base,
+    read_only,
+)
+from dptune.precision import computing
 from tests.support import models, oracles
 
 pytestmark = pytest.mark.filterwarnings(
@@ -295,3 +301,25 @@ def test_engine_holds_low_inputs_of_adapters_where_autocast_computes():
     with engine, disable_input_dtype_casting(model), engine.record(piece.rows_of_unit):
         feed.losses(model, piece)
     assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "llama_tied"])
+def test_model_to_measure_is_the_float32_one_in_half_the_memory(name):
+    build, _, _ = BUILDS[name]
+    model = build().to(torch.bfloat16).eval()
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    with pytest.raises(ModelError, match="must be float32 to rank"):
+        place(model, None)
+    found, wide = read_only(model), copy.deepcopy(model).float()
+    place(found, None)
+    tokens = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            found(tokens).logits, wide(tokens).logits, rtol=1e-6, atol=1e-6
+        )
+    large = {p.data_ptr() for p in model.parameters() if p.dim() == 2}
+    assert large == {p.data_ptr() for p in found.parameters() if p.dim() == 2}
+    assert not any(p.requires_grad for p in found.parameters())
+    for n, weight in model.named_parameters():
+        assert torch.equal(weight, before[n])
+        assert weight.requires_grad

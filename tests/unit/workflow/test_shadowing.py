@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dptune.attacks.settings import AttackSettings, ShadowSettings
-from dptune.models.loading import load_saved
+from dptune.models.loading import load_saved, save_model
 from dptune.workflow import shadows as shadowing
 from dptune.workflow.shadows import shadow_training
 
@@ -73,6 +73,31 @@ def test_shadows_of_a_large_base_train_adapters(bundle, monkeypatch):
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
+
+
+def test_adapters_of_shadows_lie_over_the_memory_of_the_base(
+    bundle, monkeypatch, tmp_path
+):
+    """A card that holds a large base and its model has no room for a third."""
+    monkeypatch.setattr(shadowing, "LARGEST_WHOLE", 10)
+    loaded = load_saved(bundle.path)
+    save_model(loaded.model.bfloat16(), loaded.tokenizer, tmp_path / "m")
+    start = load_saved(tmp_path / "m", dtype=None)
+    before = {n: p.clone() for n, p in start.model.named_parameters()}
+    settings = AttackSettings(shadows={"learning_rate": 0.01})
+    limits = {"max_tokens": 8, "performance": PERFORMANCE, "say": lambda _: None}
+    model = shadow_training(start, settings, **limits).train(0, sequences(16))
+    layers = {
+        p.data_ptr()
+        for n, p in model.named_parameters()
+        if "lora_" not in n and p.dim() == 2
+    }
+    assert layers == {p.data_ptr() for p in start.model.parameters() if p.dim() == 2}
+    for name, weight in start.model.named_parameters():
+        assert torch.equal(weight, before[name])
+        assert weight.dtype == torch.bfloat16
+    tokens = torch.tensor(sequences(16))
+    assert loss_of(model.float(), tokens) < loss_of(start.model.float(), tokens)
 
 
 def test_shadow_steps_are_passes_over_half_of_the_attacked():
