@@ -97,7 +97,7 @@ def check_noise(model: nn.Module, plan: GradientPlan, feed: Feed) -> list[StepCh
         variance_check("noise_variance", [whole]),
         variance_check("noise_variance_by_parameter", list(parts)),
         variance_check("noise_variance_by_step", list(whole)),
-        _steps_apart(whole),
+        rows_apart(whole, detail="largest correlation of the noise of two steps"),
         _parameters_apart(parts),
         _places_apart(parts),
         *_count_checks(still, plan),
@@ -218,19 +218,19 @@ def _chosen(sizes: Sequence[int]) -> tuple[Tensor, list[int]]:
     return torch.cat(picks), [len(p) for p in picks]
 
 
-def _steps_apart(noise: Tensor) -> StepCheck:
-    """No two steps may be correlated once the bands are undone."""
+def rows_apart(noise: Tensor, *, detail: str) -> StepCheck:
+    """No two rows of standard noise, `(rows, entries)`, may be correlated."""
     values = noise.double()
     products = (values @ values.T).numpy()
     pairs = np.triu_indices(len(values), 1)
     limit = product_limit(values.shape[1], num_tests=len(pairs[0]))
-    worst = float(np.abs(products[pairs]).max())
+    worst = float(np.abs(products[pairs]).max(initial=0.0))
     return StepCheck(
         name="noise_independence",
         passed=worst <= limit,
         measured=worst / values.shape[1],
         limit=float(limit) / values.shape[1],
-        detail="largest correlation of the noise of two steps",
+        detail=detail,
     )
 
 

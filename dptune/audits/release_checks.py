@@ -18,7 +18,7 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from torch import Tensor
 
 from dptune.accounting.events import is_non_private, mechanism_counts
-from dptune.audits.noise_checks import multiplier_of, variance_check
+from dptune.audits.noise_checks import multiplier_of, rows_apart, variance_check
 from dptune.audits.sampling_checks import known_randomness
 from dptune.audits.step_report import StepCheck
 from dptune.dpsgd.plan import GradientPlan
@@ -268,7 +268,7 @@ def _crossing(
     sent = [*first.sent, *second.sent]
     seen = len(sent) == len(received) and all(map(torch.equal, sent, received))
     noise = [
-        (a - b - (c - d)).flatten() / (stddev * 2**0.5)
+        (a - b - (c - d)).flatten(1) / (stddev * 2**0.5)
         for a, b, c, d, stddev in zip(
             first.sent, second.sent, first.clean, second.clean, planned, strict=False
         )
@@ -291,10 +291,17 @@ def _crossing(
             seen,
             "the server is given what was noised, and nothing else",
         ),
-        variance_check("noise_variance", [torch.cat(noise)])
-        if noise
-        else StepCheck.failed("noise_variance", "Nothing was noised."),
+        *_noise_checks(noise),
     ]
+
+
+def _noise_checks(noise: Sequence[Tensor]) -> list[StepCheck]:
+    """Standard noise of each release, `(sequences, entries)`: its size, and fresh."""
+    if not noise or len({rows.shape[1] for rows in noise}) > 1:
+        return [StepCheck.failed("noise_variance", "Releases have no noise alike.")]
+    rows = torch.cat(list(noise))
+    detail = "largest correlation of the noise of two releases"
+    return [variance_check("noise_variance", [rows]), rows_apart(rows, detail=detail)]
 
 
 def _sizes(few: UserSequences, plan: ForwardPlan) -> list[int]:

@@ -4,13 +4,16 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from dptune.accounting.assumptions import Assumption
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.configfile import load_train_config
 from dptune.data.source import TextSource
+from dptune.dpsgd.randomness import GaussianStream
 from dptune.errors import ConfigError
 from dptune.local import release as local_release
 from dptune.local import training as local_training
@@ -302,6 +305,19 @@ def test_audit_of_releases_passes_and_its_twins_do_not(inputs, tmp_path, monkeyp
             patch.setattr(local_release, name, twin)
             patch.setattr(local_training, name, twin)
             assert expected in forward_audit(inputs(), tmp_path / name)
+
+
+def same_for_every_release(self, *tensors, stddev):
+    """Planted: a stream that begins anew whenever it is asked."""
+    if not hasattr(self, "numbers"):
+        self.numbers = torch.from_numpy(np.random.default_rng().normal(size=50_000))
+    for values in tensors:
+        values.view(-1).add_(self.numbers[: values.numel()], alpha=stddev)
+
+
+def test_noise_that_releases_share_is_caught(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(GaussianStream, "add_to", same_for_every_release)
+    assert "noise_independence" in forward_audit(inputs(), tmp_path / "shared")
 
 
 def clean(hidden, *, max_norm, noise_stddev, stream):
