@@ -324,12 +324,14 @@ def _print_imported(console: Console, done: "Imported", *, public: bool) -> None
         f"{found.num_missed:,} words missed, {found.num_false_alarms:,} false alarms; "
         f"lists: {done.new_deny:+,} always marked, {done.new_allow:+,} false alarms"
     )
-    console.print(
-        "they act on every data set, and claims take them as public"
-        if public
-        else f"they act on data set {done.sample.data_set} alone, and make its claims "
-        "conditional where marks matter: what was read in one record reaches others"
-    )
+    if done.new_deny or done.new_allow:
+        console.print(
+            "they act on every data set, and claims take them as public"
+            if public
+            else f"they act on data set {done.sample.data_set} alone, and make its "
+            "claims conditional where marks matter: what was read in one record "
+            "reaches others"
+        )
     if found.num_charged:
         console.print(
             f"{found.num_charged:,} words count as missed because a false alarm of "

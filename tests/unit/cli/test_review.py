@@ -55,10 +55,14 @@ def test_export_import_status_tell_one_story(config, run_cli, tmp_path):
     decisions.write_text(json.dumps(decisions_of(page.read_text(), missed=True)))
     open_one = run_cli("review", "status")
     assert "0 of 30" in open_one.out
+    nothing = tmp_path / "nothing.json"
+    nothing.write_text(json.dumps(decisions_of(page.read_text())))
+    assert "conditional" not in run_cli("review", "import", nothing).out
     taken = run_cli("review", "import", decisions)
     assert taken.code == 0, taken.err
     assert "30 of 30 decided" in taken.out
     assert "missing rate" in taken.out
+    assert "conditional where marks matter" in taken.out
     after = run_cli("review", "status")
     assert "30 of 30" in after.out
     assert "1 phrases are always marked" in after.out
