@@ -5,27 +5,43 @@ follow it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from dptune.errors import ArtifactError
 
+FoundT = TypeVar("FoundT")
 CHAMPION, CHALLENGER = "champion", "challenger"
 _HISTORY = "dptune.champion."
+_ABSENT = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"})
+"""How MLflow says that there is no such model, version or alias."""
 LONGEST = 5000
 """Characters of a model's tag, and of a description, in a SQL server of MLflow."""
 
 
+def none_if_absent(ask: Callable[[], FoundT]) -> FoundT | None:
+    """Return what MLflow answers; None where it says that there is no such thing.
+
+    A registry that is locked or away has not said so: a champion that cannot be read
+    is still the champion.
+    """
+    try:
+        return ask()
+    except MlflowException as error:
+        if error.error_code not in _ABSENT:
+            raise
+        return None
+
+
 def alias(model_name: str, name: str) -> str | None:
     """Return the version that an alias points to, or None."""
-    try:
-        return str(MlflowClient().get_model_version_by_alias(model_name, name).version)
-    except MlflowException:
-        return None
+    client = MlflowClient()
+    found = none_if_absent(lambda: client.get_model_version_by_alias(model_name, name))
+    return str(found.version) if found else None
 
 
 def champion(model_name: str) -> str | None:
@@ -64,10 +80,8 @@ def drop_alias(model_name: str, name: str) -> None:
 
 def history(model_name: str) -> list[dict[str, Any]]:
     """Return the promotions and rollbacks of a model, oldest first."""
-    try:
-        tags = MlflowClient().get_registered_model(model_name).tags
-    except MlflowException:
-        return []  # there is no such model
+    found = none_if_absent(lambda: MlflowClient().get_registered_model(model_name))
+    tags = found.tags if found else {}
     entries = [_entry(k, v) for k, v in tags.items() if k.startswith(_HISTORY)]
     return sorted(entries, key=lambda entry: datetime.fromisoformat(entry["at"]))
 

@@ -12,7 +12,7 @@ records lie in `evidence.json`, inside the trust boundary of the tracking server
 import io
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
-from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
@@ -30,7 +29,7 @@ from dptune.errors import ArtifactError
 from dptune.gates.decision import GateDecision
 from dptune.results import RegisteredVersion
 from infra.locks import half_made_told, made_whole
-from steps._champions import LONGEST
+from steps._champions import LONGEST, none_if_absent
 
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
 _POLICY, _FILES = "dptune.policy", "dptune.files"
@@ -271,23 +270,17 @@ def get_version(model_name: str, version: str) -> ModelVersion:
     Raises:
         ArtifactError: there is no such model or version.
     """
-    with suppress(MlflowException):
-        found = MlflowClient().get_model_version(model_name, version)
-        if str(found.version) == version:  # MLflow takes 01 for 1, and no log does
-            return found
-    known = ", ".join(str(v.version) for v in _known_versions(model_name)) or "none"
+    client, found = MlflowClient(), None
+    if len(version) < 19:  # no database holds longer numbers
+        found = none_if_absent(lambda: client.get_model_version(model_name, version))
+    if found and str(found.version) == version:  # MLflow takes 01 for 1; no log does
+        return found
+    others = none_if_absent(lambda: versions(model_name)) or []
+    known = ", ".join(str(v.version) for v in others) or "none"
     raise ArtifactError(
         f"version must be a registered version of {model_name} ({known}), got "
         f"{version!a}. `dptune status` lists them."
     )
-
-
-def _known_versions(model_name: str) -> list[ModelVersion]:
-    """List versions of a model that may not exist."""
-    try:
-        return versions(model_name)
-    except MlflowException:
-        return []
 
 
 def record_decision(

@@ -5,9 +5,12 @@ from contextlib import closing
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from zenml.client import Client
 
+from cli.faults import fault_of
+from dptune.errors import ArtifactError
 from dptune.results import RegisteredVersion
 from steps import _champions, _tracking
 from steps._registry import ensure_zenml_version, show_decision, twin_name
@@ -109,6 +112,39 @@ def test_description_and_trail_fit_into_a_server(version):
     (entry,) = _champions.history("bot")
     assert reason.startswith(entry["reason"])
     assert len(entry["reason"]) >= 500
+
+
+@pytest.fixture
+def away(version, tmp_path):
+    """A champion, in a registry that does not answer: its tables are gone."""
+    _champions.append_history("bot", {"version": "1", "reason": "r"})
+    _champions.set_alias("bot", _champions.CHAMPION, "1")
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        database.execute("DROP TABLE model_versions")
+        database.execute("DROP TABLE registered_models")
+
+
+ASKED = {
+    "trail": lambda: _champions.champion("bot"),
+    "alias": lambda: _champions.alias("bot", _champions.CHAMPION),
+    "version": lambda: _tracking.get_version("bot", "1"),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_champion_that_cannot_be_read_is_not_taken_for_none(what, away):
+    """Of a locked one too; the gate compared with the base model, and passed worse."""
+    with pytest.raises(MlflowException) as raised:
+        ASKED[what]()
+    assert "does not answer" in fault_of(raised.value).what
+
+
+@pytest.mark.parametrize("spelt", ["2", "x", "", "9" * 25])
+def test_version_that_is_not_there_is_said(spelt, version):
+    with pytest.raises(ArtifactError, match="must be a registered version of bot"):
+        _tracking.get_version("bot", spelt)
+    assert _champions.alias("bot", spelt) is None
+    assert _champions.champion("none") is None
 
 
 @pytest.fixture
