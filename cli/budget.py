@@ -290,21 +290,24 @@ def verify(
 ) -> None:
     """Check the log, the tables, and every epsilon with another accountant.
 
-    Exit 0 if all is as it was written, 1 if not: the first bad entry is named.
+    Exit 0 if all is as it was written and what runs spent is there, 1 if not: the
+    first bad entry is named.
     """
     from dptune.accounting.store.verify import verify as checked
 
-    known = [_read_head(file) for file in head or []]
-    with _require() as store:
-        found = checked(store, heads=known)
+    known, wrong = [_read_head(file) for file in head or []], _lost()
     console = speaker()
-    console.print(
-        f"{found.num_entries} entries, {found.num_units:,} units, "
-        f"{found.num_figures} figures computed again"
-    )
-    for finding in found.findings:
-        console.print(f"wrong {finding.message}", style="bold red", soft_wrap=True)
-    if not found.success:
+    with (_find() if wrong else _require()) or nullcontext() as store:
+        found = checked(store, heads=known) if store else None
+    if found:
+        console.print(
+            f"{found.num_entries} entries, {found.num_units:,} units, "
+            f"{found.num_figures} figures computed again"
+        )
+        wrong = [*(finding.message for finding in found.findings), *wrong]
+    for problem in wrong:
+        console.print(f"wrong {problem}", style="bold red", soft_wrap=True)
+    if wrong or found is None:
         say_next(console, "restore the store from a backup; grant nothing until then")
         raise typer.Exit(1)
     console.print(f"all as written; head {found.head.sequence} {found.head.hash[:16]}")
@@ -443,9 +446,13 @@ def _require() -> "BudgetStore":
     """Open the project's store.
 
     Raises:
-        ArtifactError: nothing was ever granted or spent.
+        ArtifactError: nothing was ever granted or spent, or the store is lost.
     """
+    from dptune.workflow.attempts import lost_store
+
     store = _find()
+    if store is None and (lost := _lost()):
+        raise lost_store("; ".join(lost))
     if store is None:
         raise ArtifactError(
             "there is no budget store yet: nothing was granted or spent. Run "

@@ -1,5 +1,6 @@
 """The `gate`, `promote`, `rollback` and `status` commands."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -14,9 +15,11 @@ from dptune.errors import ArtifactError, ConfigError, GateFailedError
 from dptune.gates.decision import GateDecision
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import UNSIGNED, signer_of
+from dptune.reports.formatting import visible
 from dptune.reports.pages.decisions import compared
 from steps import _champions, _promoting, _registry, _tracking
 from steps._deciding import ENVELOPE, decide_on, record_override
+from steps._noting import noted_outcomes
 from steps._promoting import Reliance, look_at_champion, promote_by_hand
 
 
@@ -203,18 +206,25 @@ def _model_table(name: str) -> Table:
     """List a model's versions with their place and verdict."""
     champion = _champions.alias(name, _champions.CHAMPION)
     challenger = _champions.alias(name, _champions.CHALLENGER)
-    places = {champion: "champion", challenger: "challenger"}
+    places = {challenger: "challenger", champion: "champion"}
+    noted = _noted_outcomes(name)
     columns = ("version", "place", "recipe", "gate", "why")
     table = folding_table(f"model {name}", *columns)
     for version in _tracking.versions(name)[:10]:
-        table.add_row(
-            str(version.version),
-            places.get(str(version.version), ""),
-            _tracking.recipe_of(version),
-            _tracking.outcome_of(version),
-            _tracking.reason_of(version),
-        )
+        number, tag = str(version.version), _tracking.outcome_of(version)
+        outcome, why = noted.get(number, tag), _tracking.reason_of(version)
+        if outcome != tag:
+            why = f"by the budget store; its tag says {tag}. Run `dptune gate` again"
+        row = (number, places.get(number, ""), _tracking.recipe_of(version))
+        table.add_row(*map(visible, (*row, outcome, why)))
     return table
+
+
+def _noted_outcomes(name: str) -> dict[str, str]:
+    """Return what the log noted of versions; a broken one says nothing."""
+    with suppress(GateFailedError):  # the champion's line says so
+        return noted_outcomes(name)
+    return {}
 
 
 def _run_table() -> Table:

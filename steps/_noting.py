@@ -74,6 +74,16 @@ def noted_champion(model_name: str) -> str | None:
     return promoted[-1].version if promoted else None
 
 
+def noted_outcomes(model_name: str) -> dict[str, str]:
+    """Return the newest outcome of every version that the log has decisions on.
+
+    Raises:
+        GateFailedError: the log's chain is broken.
+    """
+    verdicts = _of(_noted(model_name), Attempt.VERDICT)
+    return {entry.version: entry.outcome for entry in verdicts}
+
+
 def cut_trail(model_name: str) -> str:
     """Say where the trail of promotions is not what the log noted; else nothing.
 

@@ -235,11 +235,11 @@ def look_at_champion(
             f"and runs go by the trail: promote the version that it must be, or run "
             f"`dptune rollback {model_name} --to` the one that it was."
         ), ()
-    if problem := cut_trail(model_name):
-        return problem, ()
     trail = _champions.history(model_name)
     known = _decision_in(trail[-1])
     try:
+        if problem := cut_trail(model_name):
+            return problem, ()
         if known == "none":
             relied = _rely_on_nothing_but_files(model_name, version, weights=weights)
         else:
@@ -247,6 +247,8 @@ def look_at_champion(
             relied = _rely_on(
                 model_name, version, text=text, known=known, weights=weights
             )
+        if relied.decision is not None:
+            refuse_superseded(model_name, version, relied.decision, is_return=True)
         refuse_unnoted_evidence(_tracking.describe(model_name, version))
     except GateFailedError as error:
         return str(error), ()
@@ -283,7 +285,8 @@ def _rely_on(
         tag = _tracking.outcome_of(_tracking.get_version(model_name, version))
         raise GateFailedError(
             f"{who} must have a decision to rely on, but has none: gate outcome {tag} "
-            f"is a tag. {_AGAIN}"
+            "is a tag. Restore it in MLflow's store, or run `dptune gate` and `dptune "
+            "promote` on it."
         )
     statement, unchecked = _open(text, who)
     if (statement.model_name, statement.model_version) != (model_name, version):

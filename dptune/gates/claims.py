@@ -16,7 +16,6 @@ from dptune.gates.policy import GatePolicy
 from dptune.gates.steps import step_audit
 from dptune.gates.validity import (
     RANK_EXACTLY,
-    asks_for_canaries,
     exposure_fault,
     no_canaries,
 )
@@ -233,10 +232,10 @@ def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
                 verdict=Verdict.NOT_APPLICABLE,
                 reason="Canaries do not test a local claim.",
             )
-        if not asks_for_canaries(evidence.exposure, policy):
-            return no_canaries("audit", evidence.exposure, policy)
-        relation = policy.neighboring_relation
-        return missing("audit", f"audit of the {policy.notion} {relation} claim")
+        what = f"audit of the {policy.notion} {policy.neighboring_relation} claim"
+        if evidence.exposure is None or evidence.exposure.trained():
+            return missing("audit", what)
+        return no_canaries("audit", evidence.exposure, policy, what=what)
     best = max(own, key=lambda audit: audit.capacity)
     passed = wanted is None or best.capacity >= wanted
     bound = written_at_least(max(audit.epsilon_lower_bound for audit in own))
@@ -383,7 +382,7 @@ def _missing_rate(
         measured=upper,
         threshold=limit,
         reason=f"The {policy.notion} claim is conditional; the detector misses "
-        f"{rate:.2%} of sensitive tokens, at most {percent_at_most(upper)}{by}.",
+        f"{rate:.2%} of all words, at most {percent_at_most(upper)}{by}.",
         what_would_change_it=""
         if verdict is Verdict.PASS
         else "Review a larger sample, or use a wider detector.",

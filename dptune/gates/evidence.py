@@ -32,7 +32,7 @@ class ClaimEvidence(Report):
         delta: of the claim.
         status: how it is founded.
         assumptions: names, for `conditional` claims.
-        missing_rate: share of sensitive tokens that the detector misses, if audited.
+        missing_rate: missed sensitive words / all words, if audited.
         missing_rate_upper: upper confidence bound of that share.
         nominal_epsilon: what the paper's formula yields; never decides anything.
         accountant: name and version.

@@ -70,13 +70,13 @@ def no_canaries(
     """
     asked = asks_for_canaries(report, policy)
     reason = (report.not_measurable or _untrained(report)) if report else ""
-    if asked and not reason:
+    if asked and not reason and (report is None or report.planted()):
         return missing(name, what)
     if asked:
         return Criterion(
             name=name,
             verdict=Verdict.INCONCLUSIVE,
-            reason=f"There is no {what}. {reason}",
+            reason=f"There is no {what}. {reason}".strip(),
             what_would_change_it="Plant canaries that are trained on, with setting "
             "missed if redaction takes them; or decide under a policy with "
             "require_canaries: false, which asks for membership only.",
@@ -370,7 +370,11 @@ def _controls(report: ExposureReport, policy: GatePolicy) -> Criterion:
     """Ranks of held-out canaries must be uniform, whatever the model memorized."""
     held_out = report.held_out()
     if not held_out:
-        return no_canaries("controls", report, policy, what="held-out canary")
+        found = no_canaries("controls", report, policy, what="held-out canary")
+        if found.verdict is Verdict.NOT_APPLICABLE:
+            return found
+        advice = "Hold canaries out in the next run: canaries.num_held_out."
+        return found.model_copy(update={"what_would_change_it": advice})
     return _judged(
         "controls",
         report,

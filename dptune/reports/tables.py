@@ -270,8 +270,10 @@ def _claim(row: ComparisonRow, *, label: str) -> str:
 def _canaries(row: ComparisonRow) -> str:
     """Return number, copies and setting of the planted canaries."""
     found = {
-        f"{len(planted)} × {max((c.insertions for c in planted), default=0)} copies, "
+        f"{len(planted)} × {max(c.insertions for c in planted)} copies, "
         f"{words(cell.measured.setting)}"
+        if planted
+        else "none"
         for cell in row.cells
         if cell.measured
         for planted in [cell.measured.planted()]

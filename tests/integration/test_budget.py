@@ -98,6 +98,36 @@ def test_exported_head_confirms_the_store(trained, project):
     assert f"entry {content['head']['sequence']}" in text
 
 
+@pytest.fixture
+def lost(store, project):
+    """The store is gone, and what was spent from it stands in journals and versions."""
+    store.engine.dispose()
+    files = list(project.home.glob("budget.db*"))
+    for file in files:
+        file.rename(project.outside / file.name)
+    yield
+    for file in project.home.glob("budget.db*"):
+        file.unlink()
+    for file in files:
+        (project.outside / file.name).rename(file)
+
+
+def test_lost_store_does_not_verify(lost, project):
+    """`nothing was granted or spent`, it said; of a new one, `all as written`."""
+    for there in (False, True):
+        if there:
+            BudgetStore.open(f"sqlite:///{project.home / 'budget.db'}").engine.dispose()
+        code, text = project.run("budget", "verify")
+        assert (code, "are not in the budget store" in text) == (1, True)
+        assert "what paid for version" in text
+        assert "all as written" not in text
+
+
+def test_lost_store_is_not_taken_for_none(lost, project):
+    code, text = project.run("budget", "export", project.outside / "none.json")
+    assert (code, "must hold what earlier runs spent" in text) == (2, True)
+
+
 def own(name, seed):
     """Texts of their own under a name of their own, see `dptune.workflow.naming`."""
     sets = (f"budget.data_set={name}", f"data.source.seed={seed}", "recipe=jft")

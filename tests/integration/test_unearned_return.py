@@ -13,10 +13,20 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 from sqlalchemy import MetaData, Table, create_engine, select, update
+from zenml.client import Client
+from zenml.enums import ModelStages
 
 from dptune.errors import ArtifactError, GateFailedError
 from dptune.gates.signing import open_unverified
-from steps import _champions, _deciding, _evidence, _files, _promoting, _tracking
+from steps import (
+    _champions,
+    _deciding,
+    _evidence,
+    _files,
+    _promoting,
+    _registry,
+    _tracking,
+)
 from steps._deciding import ENVELOPE
 from tests.integration.test_unearned_pass import (
     LAX,
@@ -89,6 +99,68 @@ def test_pass_laid_over_a_refusal_is_not_the_newest_decision(versions):
 
 def hash_of(version):
     return _tracking.decision_hash_of(version.known)
+
+
+def test_status_says_that_the_champion_was_refused_since(versions):
+    first, _ = versions
+    assert first.decide(STRICT)[0] == "BLOCK"  # another policy's question
+    assert look(first) == ""
+    first.tag(digest="0" * 64)
+    assert first.decide()[0] == "INVALID"
+    first.tag(digest=first.version.model_digest)
+    assert "was refused since" in look(first)
+
+
+def look(version):
+    return _promoting.look_at_champion(MODEL, version.number, weights=False)[0]
+
+
+# what a registry shows
+
+
+def test_status_shows_the_noted_verdict_and_no_tag(versions, project):
+    _, second = versions
+    assert second.decide(STRICT)[0] == "BLOCK"
+    second.tag(gate="PASS\x1b[2J\u202e", reason="every criterion met")
+    said = " ".join(project.run("status")[1].split())
+    assert r"its tag says PASS\x1b[2J\u202e." in said
+    assert "BLOCK" in said
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_challenger_that_is_the_champion_is_shown_as_the_champion(
+    alone, versions, project
+):
+    first, second = versions
+    at = second if alone else first
+    _champions.set_alias(MODEL, _champions.CHALLENGER, at.number)
+    said = project.run("status")[1]
+    assert ("challenger" in said, "│ champion" in said) == (alone, True)
+
+
+def test_alias_past_the_trail_brings_nothing_into_production(versions):
+    """Any command did so, `status` too, with a version that the gate had refused."""
+    first, second = versions
+    _registry.mend(MODEL)
+    _champions.set_alias(MODEL, _champions.CHAMPION, second.number)
+    assert _registry.mend(MODEL) == []
+    assert in_production() == {f"v{first.number}"}
+    _champions.drop_alias(MODEL, _champions.CHAMPION)
+    assert len(_registry.mend(MODEL)) == 1
+    assert in_production() == set()
+
+
+def test_twin_that_follows_the_alias_brings_it_into_production(versions, monkeypatch):
+    _, second = versions
+    _champions.set_alias(MODEL, _champions.CHAMPION, second.number)
+    monkeypatch.setattr(_champions, "misplaced_champion", lambda _: "")
+    _registry.mend(MODEL)
+    assert in_production() == {f"v{second.number}"}
+
+
+def in_production():
+    found = Client().list_model_versions(model=MODEL, stage=ModelStages.PRODUCTION)
+    return {twin.name for twin in found.items}
 
 
 # the trail

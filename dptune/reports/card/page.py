@@ -323,11 +323,11 @@ def _exposure(found: ExposureStatement) -> Section | None:
         facts(
             (
                 "Mean exposure, planted",
-                f"{number(found.planted_mean)} bits",
-                (
-                    f"{count(found.num_planted)} canaries, {p_value(found.p_value)} "
-                    "against chance; never-seen canaries have 1.44 bits on average"
-                ),
+                _bits(found.planted_mean),
+                f"{count(found.num_planted)} canaries, {p_value(found.p_value)} "
+                "against chance; never-seen canaries have 1.44 bits on average"
+                if found.num_planted
+                else "no canary was planted",
             ),
             (
                 "Interval of that mean",
@@ -338,19 +338,26 @@ def _exposure(found: ExposureStatement) -> Section | None:
             else None,
             (
                 "Mean exposure, held-out controls",
-                f"{number(found.held_out_mean)} bits",
+                _bits(found.held_out_mean),
                 f"{count(found.num_held_out)} canaries that were never planted",
             ),
-            ("Mean exposure, base model", f"{number(found.base_mean)} bits"),
+            ("Mean exposure, base model", _bits(found.base_mean)),
             (
                 "Candidates",
                 count(found.space_size),
                 f"a memorized canary has {number(math.log2(found.space_size))} bits",
             ),
             ("Setting", setting_words(found.setting)),
-            ("Insertions of each canary", count(found.insertions), group),
+            ("Insertions of each canary", count(found.insertions), group)
+            if found.num_planted
+            else None,
         ),
     )
+
+
+def _bits(mean: float | None) -> str:
+    """Return a mean exposure, if there were canaries to measure."""
+    return "not measured" if mean is None else f"{number(mean)} bits"
 
 
 def _membership(found: MembershipStatement) -> Section | None:

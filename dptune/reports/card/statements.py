@@ -436,7 +436,7 @@ def at_a_glance(card: PrivacyCard, decision: GateDecision | None) -> dict[str, s
             for c in card.certificates
             if c.notion is notion
         )
-    if seen := card.exposure:
+    if (seen := card.exposure) and seen.num_planted:
         found["exposure"] = (
             f"{number(seen.planted_mean)} bits, mean of {seen.num_planted} planted "
             f"canaries ({p_value(seen.p_value)} against chance); never-seen ones have "

@@ -134,7 +134,7 @@ def _leak_sections(few: Mapping[str, CellResult]) -> Iterator[Section | None]:
             *(
                 Plot(svg=exposure_plot(cell.measured, title=name), title=name)
                 for name, cell in few.items()
-                if cell.measured
+                if cell.measured and cell.measured.canaries
             ),
             caption=EXPOSURE_CAPTION,
         ),
@@ -231,7 +231,7 @@ def _headline(cell: CellResult) -> Headline:
                 f"{number(means.planted)} bits",
                 f"held out {number(means.held_out)}\n{p_value(means.p_value)}",
             )
-            if means
+            if means and means.planted is not None
             else None,
             (
                 f"TPR at {percent(best.low_fpr)} FPR",

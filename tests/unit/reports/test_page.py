@@ -5,6 +5,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from dptune.reports.card.statements import at_a_glance
 from dptune.reports.comparison import CellResult, ComparisonReport, comparison_rows
 from dptune.reports.pages.comparison import compare_page
 from dptune.reports.render import page_html, page_markdown
@@ -113,6 +114,18 @@ def test_what_is_unseen_or_turns_a_line_around_is_escaped_everywhere():
 def test_letters_of_every_direction_stay():
     name = "\u0645\u06cc\u200c\u062e \u05d0\u200f! e\u0301 \U0001f468\u200d\U0001f469"
     assert name in page([run(name)])
+
+
+def test_training_without_canaries_shows_no_figures_of_any():
+    """`0 × 0 copies`, `– bits` and an empty figure stood there."""
+    none = exposure_report().model_copy(update={"canaries": (), "base_canaries": ()})
+    made = run("none", exposure=none, card=card("private", exposure=none))
+    html = page([made])
+    for words in ("– bits", "0 × 0", "Insertions of each", "Exposure of canaries"):
+        assert words not in html
+    assert "no canary was planted" in html
+    assert rows([made])["Canary exposure (bits)", "Canaries"][0] == "none"
+    assert "exposure" not in at_a_glance(made.card, made.decision)
 
 
 def test_comparison_page_has_no_training_loss():
