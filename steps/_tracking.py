@@ -67,6 +67,21 @@ def connect() -> MlflowClient:
     return client
 
 
+def refuse_deleted_experiment(name: str) -> None:
+    """Refuse to start what could not be logged: its steps would end in a crash.
+
+    Raises:
+        ArtifactError: somebody deleted the experiment in MLflow.
+    """
+    found = MlflowClient().get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage == "deleted":
+        raise ArtifactError(
+            f"MLflow's experiment {name} must be there to log in, but was deleted. "
+            "Restore it in MLflow: `mlflow experiments restore --experiment-id "
+            f"{found.experiment_id}`."
+        )
+
+
 def end_runs() -> None:
     """End what a failed step left open: the next one of this process could not start.
 
