@@ -12,7 +12,7 @@ from cli.printing import folding_table, speaker
 from cli.runs import CONFIGS, require_workspace
 from dptune.configfile import load_policy
 from dptune.errors import ArtifactError, ConfigError, GateFailedError
-from dptune.gates.decision import GateDecision
+from dptune.gates.decision import GateDecision, GateOutcome
 from dptune.gates.policy import GatePolicy
 from dptune.gates.signing import UNSIGNED, signer_of
 from dptune.reports.formatting import visible
@@ -83,10 +83,11 @@ def newest(model: str) -> str:
     Raises:
         ArtifactError: the model has none.
     """
-    found = _tracking.versions(model) if model in _tracking.model_names() else []
+    names = _tracking.model_names()
+    found = _tracking.versions(model) if model in names else []
     if not found:
         raise ArtifactError(
-            f"model must be a registered one ({', '.join(_tracking.model_names())}), "
+            f"model must be a registered one ({', '.join(names) or 'there is none'}), "
             f"got {model}. `dptune status` lists them."
         )
     return str(found[0].version)
@@ -212,9 +213,10 @@ def _model_table(name: str) -> Table:
     table = folding_table(f"model {name}", *columns)
     for version in _tracking.versions(name)[:10]:
         number, tag = str(version.version), _tracking.outcome_of(version)
-        outcome, why = noted.get(number, tag), _tracking.reason_of(version)
-        if outcome != tag:
-            why = f"by the budget store; its tag says {tag}. Run `dptune gate` again"
+        known, why = noted.get(number, tag), _tracking.reason_of(version)
+        if known != tag:
+            why = f"noted was {known}, its tag says {tag}. Run `dptune gate` again"
+        outcome = tag if known == GateOutcome.PASS else known  # a PASS is one in both
         row = (number, places.get(number, ""), _tracking.recipe_of(version))
         table.add_row(*map(visible, (*row, outcome, why)))
     return table
