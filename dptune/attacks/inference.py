@@ -127,13 +127,15 @@ def _continued(
         for key, value in key_values
     )
     positions = torch.arange(past, past + length, device=tokens.device)
-    output = model(
-        input_ids=tokens,
-        position_ids=positions.expand(num, length),
-        past_key_values=cache,
-        use_cache=True,
-    )
-    return output.logits[:, -1].float(), _layers(output.past_key_values)
+    with unwritten_logits(model):
+        output = model(
+            input_ids=tokens,
+            position_ids=positions.expand(num, length),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    logits = logits_at(output.logits, slice(None), -1)
+    return logits.float(), _layers(output.past_key_values)
 
 
 def _leads_to_the_same(model: nn.Module, context: Tensor) -> bool:
