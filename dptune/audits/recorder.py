@@ -46,6 +46,8 @@ from dptune.errors import BudgetExceededError
 _ENTRIES: Final = 8192
 _MOST, _FEWEST = 512, 4
 _REMEMBERED: Final = 128
+_FAR, _FEW = 20_000, 512
+"""Steps of whose noise some entries are remembered, and how many."""
 _ORDER: Final = ("drawn", "summed", "released", "offered", "stepped")
 _WHAT: Final = {
     "every_step": "each step is charged, drawn, noised and followed, in order",
@@ -148,7 +150,8 @@ class StepRecorder(StepWitness):
         self._rest = _sums_of_rest(model)
         self._raw: deque[Tensor] = deque(maxlen=len(self._plan.noise_coefficients))
         self._rows: deque[Tensor] = deque(maxlen=_REMEMBERED)
-        self._pairs, self._worst_pair = 0, 0.0
+        self._few = torch.zeros(0)
+        self._pairs, self._worst_pair, self._worst_far = 0, 0.0, 0.0
         self._lags = np.zeros(_REMEMBERED)
         self._lag_counts = np.zeros(_REMEMBERED)
 
@@ -334,14 +337,17 @@ class StepRecorder(StepWitness):
         lags = np.abs(self._lags[seen]) / product_limit(
             self._lag_counts[seen], num_tests=_REMEMBERED
         )
-        worst = max(float(pair), float(lags.max(initial=0.0)))
+        far = self._worst_far / product_limit(
+            float(self._few.shape[1]), num_tests=(self._done - self._first) ** 2
+        )
+        worst = max(float(pair), float(lags.max(initial=0.0)), float(far))
         return StepCheck(
             name="noise_independence",
             passed=worst <= 1.0,
             measured=worst,
             limit=1.0,
-            detail=f"correlation of the noise of steps up to {_REMEMBERED} apart, as a "
-            "share of what chance allows",
+            detail=f"correlation of the noise of steps up to {_REMEMBERED} apart, and "
+            "of some entries of any two, as a share of what chance allows",
         )
 
     def _see_noise(self, noise: Tensor, counts: list[int]) -> None:
@@ -361,6 +367,17 @@ class StepRecorder(StepWitness):
             self._lags[: len(products)] += products
             self._lag_counts[: len(products)] += len(own)
         self._rows.appendleft(own)
+        self._compare_few(own)
+
+    def _compare_few(self, own: Tensor) -> None:
+        """Compare some entries with those of all steps before."""
+        some = own[:: max(1, len(own) // _FEW)][:_FEW].float()
+        if not len(self._few):
+            self._few = torch.zeros(min(self._num_steps, _FAR), len(some))
+        seen = self._done - self._first
+        products = (self._few[:seen] @ some).abs().numpy()
+        self._worst_far = max(self._worst_far, float(products.max(initial=0.0)))
+        self._few[seen % len(self._few)] = some
 
     def _compare_clip(self) -> None:
         """Hold what units were clipped to, and counted, to the noise of the step."""

@@ -23,6 +23,7 @@ from dptune.dpsgd import (
     step,
     trainer,
 )
+from dptune.dpsgd.checkpoint import TrainingState
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from dptune.dpsgd.optimizer import OptimizerSettings
@@ -439,6 +440,25 @@ def test_sampling_of_a_sound_sampler_passes(changes):
     )
     assert [c.name for c in found if not c.passed] == []
     assert all(c.measured is None for c in found)
+
+
+@pytest.mark.parametrize(("apart", "is_seen"), [(None, False), (200, True)])
+def test_noise_that_is_used_again_much_later_shows(tiny, apart, is_seen):
+    """The rows of the last 128 steps are whole; of all others some entries are."""
+    recorder = StepRecorder(plan_of(), settings=ADAM, num_steps=300, num_units=9)
+    recorder.started(
+        tiny,
+        ADAM.build(tiny.parameters()),
+        sampling.sampling_generator(),
+        TrainingState(step=0, attempt=0, digest=""),
+    )
+    rows = np.random.default_rng(0).normal(size=(300, 2000))
+    if apart:
+        rows[50 + apart] = rows[50]
+    for row in rows:
+        recorder._see_noise(torch.from_numpy(row), [2000])
+        recorder._done += 1
+    assert recorder._independence().passed is not is_seen
 
 
 def test_shuffled_batches_show_in_few_steps_of_a_run(monkeypatch):
