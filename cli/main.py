@@ -101,7 +101,7 @@ def _answered(command: Callable[[], None], errors: Console) -> int:
         raise
     except GateFailedError as refusal:
         with suppress(OSError):
-            errors.print(f"[bold red]refused[/] {escape(str(refusal))}", soft_wrap=True)
+            errors.print(f"[bold red]refused[/] {_told(str(refusal))}", soft_wrap=True)
         return REFUSED
     except (Exception, KeyboardInterrupt, Stopped) as failure:  # noqa: BLE001
         error = _cause(failure, raised)
@@ -159,7 +159,7 @@ def _fault(error: BaseException) -> Fault | None:
 def _print_fault(errors: Console, fault: Fault, error: BaseException) -> None:
     """Say what the machine did, and keep the trace where there is room for it."""
     errors.print(
-        f"[bold red]stopped[/] {escape(fault.what)}. {escape(fault.advice)}",
+        f"[bold red]stopped[/] {_told(fault.what)}. {_told(fault.advice)}",
         soft_wrap=True,
     )
     if current_workspace().root.is_dir():
@@ -176,9 +176,16 @@ def _print_crash(errors: Console, error: BaseException) -> None:
         errors.print(f"[bold red]crash[/] {name}. Its trace could not be written.")
         return
     errors.print(
-        f"[bold red]crash[/] {name}. The trace is in {escape(str(log))}; it stays on "
+        f"[bold red]crash[/] {name}. The trace is in {_told(str(log))}; it stays on "
         "this machine. Finished stages are kept: run the same command again."
     )
+
+
+def _told(text: str) -> str:
+    """Escape what the console would read as markup, and what a terminal would obey."""
+    from dptune.reports.formatting import visible
+
+    return escape(visible(text))
 
 
 def _be_quiet() -> None:
@@ -194,16 +201,16 @@ def _be_quiet() -> None:
 def _print_problems(errors: Console, error: DptuneError) -> None:
     """Print every problem on a line of its own."""
     if not isinstance(error, ProblemsError):
-        message = escape(str(error))
+        message = _told(str(error))
         errors.print(f"[bold red]cannot do that[/] {message}", soft_wrap=True)
         return
     count = len(error.problems)
     errors.print(f"[bold red]{count} problem{'s' if count > 1 else ''}[/]")
     for problem in error.problems:
-        line = f"  • [bold]{escape(problem.path)}[/] {escape(problem.message)}"
+        line = f"  • [bold]{_told(problem.path)}[/] {_told(problem.message)}"
         errors.print(line, soft_wrap=True)
         if problem.next_step:
-            step = escape(problem.next_step)
+            step = _told(problem.next_step)
             errors.print(f"    {step}", style="dim", soft_wrap=True)
 
 

@@ -19,6 +19,7 @@ import pytest
 import requests
 import torch
 from mlflow.store.db.utils import _get_managed_session_maker
+from rich.console import Console
 from safetensors.torch import save_file
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -494,3 +495,12 @@ def test_output_that_nobody_reads_is_no_verdict(run_cli, monkeypatch):
 def test_stopped_is_no_exception():
     assert not issubclass(Stopped, Exception)
     assert issubclass(DBAPIError, Exception)
+
+
+def test_what_a_terminal_would_obey_is_escaped():
+    def refuse():
+        raise GateFailedError("by \u202ehand \x1b[31m[bold]")
+
+    errors = Console(file=io.StringIO())
+    assert entry._answered(refuse, errors) == entry.REFUSED
+    assert errors.file.getvalue() == "refused by \\u202ehand \\x1b[31m[bold]\n"
