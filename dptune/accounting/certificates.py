@@ -126,8 +126,7 @@ class Certificate(Report):
         if rate is not None and upper is not None:
             quote = (
                 f"The detector misses {rate:.2%} of all words, at most "
-                f"{percent_at_most(upper)}; "
-                f"measured on {source}."
+                f"{percent_at_most(upper)}, by {source}."
             )
         return self.model_copy(
             update={

@@ -283,7 +283,7 @@ def _detection(found: DetectionStatement) -> Section | None:
         rate = percent(found.missing_rate)
     bounds, source = found.missing_rate_interval, found.missing_rate_source
     notes = [interval(bounds, as_percent=True)] if bounds else []
-    notes += [f"measured on {source}"] if source else []
+    notes += [f"by {source}"] if source else []
     return section(
         "Detection of personal data",
         facts(

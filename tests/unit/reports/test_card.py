@@ -57,7 +57,7 @@ def test_card_says_everything_that_is_required():
         "Not defended against",
         "deduplicated corpus",
         "low entity",
-        "95 % CI [0.1 %, 1.2 %]; measured on TAB test split",
+        "95 % CI [0.1 %, 1.2 %]; by TAB test split",
         "not missed",
         "group of 4",
         "17.3",

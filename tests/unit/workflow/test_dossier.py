@@ -247,7 +247,7 @@ def test_every_conditional_certificate_quotes_the_missing_rate(make_dossier):
     for certificate in conditional:
         assert certificate.missing_rate == detection.missing_rate
         assert certificate.missing_rate_upper == detection.missing_rate_interval.high
-        assert "measured on a reviewed sample" in certificate.explanation
+        assert ", by a reviewed sample" in certificate.explanation
     others = [c for c in dossier.certificates if c.status != "conditional"]
     assert all(c.missing_rate is None for c in others)
 
