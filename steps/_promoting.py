@@ -250,7 +250,7 @@ def look_at_champion(
         if relied.decision is not None:
             refuse_superseded(model_name, version, relied.decision, is_return=True)
         refuse_unnoted_evidence(_tracking.describe(model_name, version))
-    except GateFailedError as error:
+    except (ArtifactError, GateFailedError) as error:
         return str(error), ()
     return "", relied.unchecked
 

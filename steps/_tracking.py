@@ -467,9 +467,13 @@ def _store_of(model_name: str, version: str) -> ArtifactRepository:
         f"models:/{model_name}/{version}",
         str(get_version(model_name, version).source),
     )
-    by_name, by_source = (
-        getattr(place, "repo", place) for place in map(get_artifact_repository, uris)
-    )
+    places = none_if_absent(lambda: [*map(get_artifact_repository, uris)])
+    if places is None:
+        raise ArtifactError(
+            f"version {version} of {model_name} must have its files in MLflow, but its "
+            "logged model was deleted there. Restore MLflow's database."
+        )
+    by_name, by_source = (getattr(place, "repo", place) for place in places)
     if str(by_name.artifact_uri).rstrip("/") != str(by_source.artifact_uri).rstrip("/"):
         raise ArtifactError(
             f"version {version} of {model_name} must have its files in one place, but "

@@ -370,6 +370,28 @@ def test_version_whose_name_leads_elsewhere_is_refused(moved):
             act()
 
 
+@pytest.fixture
+def unlogged(registered, tmp_path_factory):
+    """A third version, whose logged model somebody deleted in MLflow."""
+    third = register(tiny_model(tmp_path_factory.mktemp("third") / "m", seed=3))
+    logged = third.known.source.removeprefix("models:/")
+    MlflowClient().delete_logged_model(logged)
+    yield third
+    MlflowClient().delete_model_version(MODEL, third.number)
+
+
+def test_version_whose_logged_model_was_deleted_is_no_crash(unlogged):
+    for act in (unlogged.decide, lambda: unlogged.promote(override="it must be")):
+        with pytest.raises(ArtifactError, match="logged model was deleted"):
+            act()
+
+
+def test_status_says_so_of_a_place_that_leads_elsewhere(versions, tmp_path):
+    first, _ = versions
+    with edited_row(first.number, f"file://{tmp_path}"):
+        assert "in one place" in look(first)
+
+
 def test_twin_that_reads_the_source_alone_promotes_what_nobody_read(moved, monkeypatch):
     source = str(moved.known.source)
     place = _tracking.get_artifact_repository(source)
