@@ -332,8 +332,8 @@ def apart(
     pair = max(pairs, key=lambda ends: np.ptp(lengths[ends]), default=[])
     if not pair or np.ptp(lengths[pair]) == 0:
         return parts
-    alone = logits(pair[:1])[0].float()
-    beside = logits(pair)[0][: len(alone)].float()
+    alone = logits_at(logits(pair[:1]), 0).float()
+    beside = logits_at(logits(pair), 0)[: len(alone)].float()
     largest = alone[alone.isfinite()].abs().max() if alone.isfinite().any() else 0.0
     allowed = float(largest) * (_SAME_BESIDE if _is_exact(model) else _SAME_IN_HALF)
     if torch.allclose(alone, beside, rtol=0, atol=allowed, equal_nan=True):

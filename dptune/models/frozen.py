@@ -15,7 +15,7 @@ References:
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
@@ -26,6 +26,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from dptune.errors import DependencyError
+from dptune.precision import only_reads_exactly, restore_rounded
 
 Bits = Literal[4, 8]
 
@@ -182,10 +183,33 @@ def read_only(model: nn.Module) -> nn.Module:
     """Return a copy that computes in float32 over the same memory, and learns nothing.
 
     Weights of 16 bits are written out by every layer when it is called: it computes
-    what the float32 model of the same weights does, in half the memory.
+    what the float32 model of the same weights does, in half the memory. Where the code
+    of the model computes in the type of its weights by itself, or writes into them, the
+    copy has its own, in float32.
     """
-    held = shared_copy(model)
+
+    def shared() -> nn.Module:
+        held = shared_copy(model)
+        restore_rounded(held)
+        return held
+
+    return exactly(shared)
+
+
+def exactly(shared: Callable[[], nn.Module]) -> nn.Module:
+    """Hold what a model shares as it is stored, or a float32 copy if that is not safe.
+
+    Args:
+        shared: makes the model, over memory that others read.
+    """
+    held = shared()
     freeze_base(held)
+    if only_reads_exactly(held):
+        return held
+    held = shared()
+    for value in (*held.parameters(), *held.buffers()):
+        dtype = torch.float32 if value.is_floating_point() else value.dtype
+        value.data = value.data.to(dtype, copy=True)
     return held
 
 

@@ -34,7 +34,7 @@ from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.models.build import add_lora
 from dptune.models.encode import class_numbers, encode_classes
-from dptune.models.frozen import freeze_base, shared_copy
+from dptune.models.frozen import exactly, shared_copy
 from dptune.models.loading import LoadedModel
 from dptune.models.source import ModelBundle
 from dptune.results import ExposureReport, MembershipReport, UtilityReport
@@ -142,10 +142,12 @@ class ShadowTraining:
         if base.num_parameters() <= LARGEST_WHOLE:
             return nn.Module.to(copy.deepcopy(base), self.device, torch.float32)
         nn.Module.to(base, self.device)
-        shared = cast("PreTrainedModel", shared_copy(base))
-        model = add_lora(shared, rank=_RANK, alpha=_RANK)
-        freeze_base(model)
-        return nn.Module.to(model, self.device)
+
+        def adapted() -> nn.Module:
+            shared = cast("PreTrainedModel", shared_copy(base))
+            return add_lora(shared, rank=_RANK, alpha=_RANK)
+
+        return nn.Module.to(exactly(adapted), self.device)
 
     def _learning_rate(self: Self, model: nn.Module) -> float:
         """Return a rate for AdamW that falls with the width of what is trained.

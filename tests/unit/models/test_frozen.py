@@ -310,7 +310,8 @@ def test_model_to_measure_is_the_float32_one_in_half_the_memory(name):
     before = {n: p.clone() for n, p in model.named_parameters()}
     with pytest.raises(ModelError, match="must be float32 to rank"):
         place(model, None)
-    found, wide = read_only(model), copy.deepcopy(model).float()
+    found, wide = read_only(model), build().eval()
+    wide.load_state_dict(model.state_dict())
     place(found, None)
     tokens = torch.arange(3, 12)[None]
     with torch.no_grad():
