@@ -143,6 +143,7 @@ def freeze_base(model: nn.Module, *, bits: Bits | None = None) -> None:
     Raises:
         DependencyError: `bits` without bitsandbytes.
     """
+    restore_rounded(getattr(model, "get_base_model", lambda: model)())
     owners: dict[int, list[type[nn.Module]]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):

@@ -66,8 +66,9 @@ C = 0.3
 
 def adapted(name, *, dtype=torch.bfloat16):
     """A model stored in a low type, with adapters that do something."""
-    torch_model = BUILDS[name][0]()
-    model = add_lora(torch_model.to(dtype), rank=3, alpha=8)
+    torch_model = BUILDS[name][0]().to(dtype)
+    frozen.restore_rounded(torch_model)  # as files leave what is in none of them
+    model = add_lora(torch_model, rank=3, alpha=8)
     generator = torch.Generator().manual_seed(3)
     for key, parameter in model.named_parameters():
         if "lora_" in key:

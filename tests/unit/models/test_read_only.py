@@ -17,7 +17,7 @@ from transformers import (
 
 from dptune.models import frozen
 from dptune.models.build import add_lora
-from dptune.models.frozen import exactly, read_only, shared_copy
+from dptune.models.frozen import exactly, freeze_base, read_only, shared_copy
 from dptune.precision import only_reads_exactly
 
 SIZES: dict[str, Any] = {
@@ -94,6 +94,22 @@ def test_without_a_look_at_the_code_logits_would_be_rounded(
     monkeypatch.setattr(frozen, "only_reads_exactly", lambda model: True)
     monkeypatch.setattr(frozen, "restore_rounded", lambda model: None)
     assert distance(read_only(model), wide) > 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+def test_base_under_adapters_that_train_is_not_rounded(kind, tmp_path, monkeypatch):
+    """Gemma's scale of embeddings is in no file; the twin lets it be rounded."""
+
+    def adapted():
+        model, wide = stored(kind, tmp_path)
+        held = add_lora(model, rank=2, alpha=2)
+        freeze_base(held)
+        return distance(held.eval(), wide)
+
+    assert adapted() < 1e-6
+    monkeypatch.setattr(frozen, "restore_rounded", lambda model: None)
+    assert (adapted() > 1e-5) == (kind == "gemma")
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
