@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
 
 
 def computing(model: nn.Module) -> Iterator[Tensor]:
@@ -103,19 +104,21 @@ def _is_half(value: object) -> bool:
     return value.dtype.itemsize < 4
 
 
-def restore_rounded(model: Any) -> None:  # noqa: ANN401 - a model of transformers
+def restore_rounded(model: nn.Module) -> None:
     """Let buffers that no file holds be those of the float32 model, in place.
 
     transformers rounds them to the type of the weights: the square root of the width,
     by which Gemma scales its embeddings, is 0.2 % larger in bfloat16 at a width of
     1,152.
     """
-    names = getattr(model, "named_non_persistent_buffers", dict[str, Tensor]().items)
-    rounded = {name: value for name, value in names() if _is_half(value)}
+    if not isinstance(model, PreTrainedModel):
+        return
+    known: Iterator[tuple[str, Tensor]] = model.named_non_persistent_buffers()
+    rounded = {name: value for name, value in known if _is_half(value)}
     if not rounded:
         return
     with torch.device("meta"):  # weights without memory
-        exact = type(model)(copy.deepcopy(model.config))
+        exact: Any = type(model)(copy.deepcopy(model.config))
     for name, value in rounded.items():
         place, _, last = name.rpartition(".")
         module = exact.get_submodule(place)

@@ -278,7 +278,7 @@ def forwarded(
 
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     room = _MAX_LOGITS // (vocabulary or _ASSUMED_VOCABULARY)
-    if room < batch_size * lengths.max():
+    if room < batch_size * lengths.max(initial=0):
         _, logits = forward([int(lengths.argmin())])
         room = max(room, _MAX_POSITIONS * isinstance(logits, UnwrittenLogits))
     parts = list(_batches(lengths, batch_size, room))

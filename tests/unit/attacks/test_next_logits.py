@@ -251,3 +251,9 @@ def test_chances_of_endings_are_those_of_all_logits(monkeypatch):
     monkeypatch.setattr(inference, "unwritten_logits", nullcontext)
     expected = ending_log_probs(model, rows, [2, 1], decoding=decoding)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_no_records_have_no_losses():
+    model = made("llama")
+    assert token_signals(model, []) == []
+    assert not len(ending_log_probs(model, [], [], decoding=Decoding()))

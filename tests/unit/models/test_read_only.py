@@ -125,6 +125,14 @@ def test_adapters_of_shadows_lie_over_a_model_that_is_exact(kind, tmp_path):
     assert all("lora_" in name for name in trained)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_models_with_adapters_are_measured_too(tmp_path):
+    model, wide = stored("llama", tmp_path)
+    adapted = add_lora(model, rank=2, alpha=2).bfloat16()
+    assert any(v.dtype == torch.bfloat16 for v in adapted.buffers())
+    assert distance(read_only(adapted), wide) < 1e-2
+
+
 def test_a_probe_leaves_modes_alone(tmp_path):
     model, _ = stored("llama", tmp_path)
     model.train()
