@@ -37,6 +37,7 @@ from dptune.models.encode import class_numbers, encode_classes
 from dptune.models.frozen import exactly, shared_copy
 from dptune.models.loading import LoadedModel
 from dptune.models.source import ModelBundle
+from dptune.precision import restore_rounded
 from dptune.results import ExposureReport, MembershipReport, UtilityReport
 from dptune.workflow.device import pick_device
 from dptune.workflow.members import HELD_OUT, TrainedRows, members_and_others
@@ -140,7 +141,9 @@ class ShadowTraining:
         """Copy the base in float32, or put adapters over its memory if it is large."""
         base = self.base.model
         if base.num_parameters() <= LARGEST_WHOLE:
-            return nn.Module.to(copy.deepcopy(base), self.device, torch.float32)
+            whole = copy.deepcopy(base)
+            restore_rounded(whole)
+            return nn.Module.to(whole, self.device, torch.float32)
         nn.Module.to(base, self.device)
 
         def adapted() -> nn.Module:
