@@ -1,12 +1,13 @@
-"""Losses of language models without the logits of a whole batch.
+"""Logits and losses of language models without the logits of a whole batch.
 
 The last layer of a language model turns a hidden state into a logit for every token of
 the vocabulary: at 1,024 positions and 49,152 tokens, 200 MB in float32, held through
 the backward pass. Where that layer is frozen, as under adapters, its logits are left
 unwritten until something asks for them. A loss asks for those of a few positions at a
-time, takes the gradient of their hidden states at once, and keeps nothing else. Any
-other function of torch gets all of them: models that scale or cap their logits are
-computed as they are written.
+time, takes the gradient of their hidden states at once, and keeps nothing else. An
+attack asks for those that it measures, whether the layer is trained or not. Any other
+function of torch gets all of them: models that scale or cap their logits are computed
+as they are written.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,7 +89,7 @@ def logits_at(logits: Tensor, *places: Any) -> Tensor:  # noqa: ANN401 - as torc
     return logits.at(*places) if isinstance(logits, UnwrittenLogits) else logits[places]
 
 
-def num_classes(logits: Tensor) -> int:
+def vocabulary_size(logits: Tensor) -> int:
     """Return how many logits a position has, written or not."""
     if not isinstance(logits, UnwrittenLogits):
         return logits.shape[-1]

@@ -37,7 +37,7 @@ def only_reads_exactly(model: nn.Module) -> bool:
     that are held in 16 bits the one is an error, and the other rounds its logits. RWKV
     scales its weights when it is first evaluated. A few tokens tell; no weight changes.
     """
-    whole: Any = getattr(model, "get_base_model", lambda: model)()
+    whole = _without_adapters(model)
     device = next(model.parameters()).device
     tokens = torch.zeros(1, 4, dtype=torch.long, device=device)
     options: dict[str, Any] = {"attention_mask": torch.ones_like(tokens)}
@@ -92,6 +92,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
+def _without_adapters(model: nn.Module) -> Any:  # noqa: ANN401 - a model of any kind
+    """Return the model that peft wrapped, or the model itself."""
+    return getattr(model, "get_base_model", lambda: model)()
+
+
 def _memory(tensor: Tensor) -> int:
     """Return where the memory of a tensor begins."""
     return tensor.untyped_storage().data_ptr()
@@ -111,18 +116,19 @@ def restore_rounded(model: nn.Module) -> None:
     by which Gemma scales its embeddings, is 0.2 % larger in bfloat16 at a width of
     1,152.
     """
-    if not isinstance(model, PreTrainedModel):
+    whole = _without_adapters(model)
+    if not isinstance(whole, PreTrainedModel):
         return
-    known: Iterator[tuple[str, Tensor]] = model.named_non_persistent_buffers()
+    known: Iterator[tuple[str, Tensor]] = whole.named_non_persistent_buffers()
     rounded = {name: value for name, value in known if _is_half(value)}
     if not rounded:
         return
     with torch.device("meta"):  # weights without memory
-        exact: Any = type(model)(copy.deepcopy(model.config))
+        exact: Any = type(whole)(copy.deepcopy(whole.config))
     for name, value in rounded.items():
         place, _, last = name.rpartition(".")
         module = exact.get_submodule(place)
         setattr(module, last, torch.zeros_like(value, dtype=torch.float32))
         exact._init_weights(module)
         if torch.equal(getattr(module, last).to(value.dtype), value):
-            setattr(model.get_submodule(place), last, getattr(module, last))
+            setattr(whole.get_submodule(place), last, getattr(module, last))

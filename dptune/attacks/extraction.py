@@ -18,13 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.attacks.canaries import CanarySet
 from dptune.attacks.candidates import encode_secrets, plain_tokenizer
-from dptune.attacks.inference import (
-    Decoding,
-    OnProgress,
-    ending_log_probs,
-    sample_continuations,
-    unwatched,
-)
+from dptune.attacks.decoding import Decoding, ending_log_probs, sample_continuations
+from dptune.attacks.inference import OnProgress, unwatched
 from dptune.conversation import ScoredTokens
 from dptune.results import (
     CanarySampling,

@@ -21,12 +21,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from dptune.attacks.inference import (
-    Decoding,
-    Tell,
-    sample_continuations,
-    unwatched,
-)
+from dptune.attacks.decoding import Decoding, sample_continuations
+from dptune.attacks.inference import Tell, unwatched
 from dptune.attacks.signals import token_signals
 from dptune.errors import ModelError
 from dptune.results import Interval, PersonalDataShare

@@ -16,7 +16,7 @@ References:
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
@@ -143,7 +143,7 @@ def freeze_base(model: nn.Module, *, bits: Bits | None = None) -> None:
     Raises:
         DependencyError: `bits` without bitsandbytes.
     """
-    restore_rounded(getattr(model, "get_base_model", lambda: model)())
+    restore_rounded(model)
     owners: dict[int, list[type[nn.Module]]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -188,16 +188,10 @@ def read_only(model: nn.Module) -> nn.Module:
     of the model computes in the type of its weights by itself, or writes into them, the
     copy has its own, in float32.
     """
-
-    def shared() -> nn.Module:
-        held = shared_copy(model)
-        restore_rounded(held)
-        return held
-
-    return exactly(shared)
+    return hold_exactly(partial(shared_copy, model))
 
 
-def exactly(shared: Callable[[], nn.Module]) -> nn.Module:
+def hold_exactly(shared: Callable[[], nn.Module]) -> nn.Module:
     """Hold what a model shares as it is stored, or a float32 copy if that is not safe.
 
     Args:
@@ -208,6 +202,7 @@ def exactly(shared: Callable[[], nn.Module]) -> nn.Module:
     if only_reads_exactly(held):
         return held
     held = shared()
+    restore_rounded(held)
     for value in (*held.parameters(), *held.buffers()):
         dtype = torch.float32 if value.is_floating_point() else value.dtype
         value.data = value.data.to(dtype, copy=True)

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from dptune.errors import ArtifactError, ModelError
 from dptune.models.check import most_positions
 from dptune.models.digest import read_json, weight_files
-from dptune.models.loading import check_folder, folder_of
+from dptune.models.folder import check_folder, folder_of
 from dptune.models.source import HubSource, PackageSource, PathSource, Task
 
 _NO_WEIGHTS = {"I64", "I32", "BOOL"}  # positions and masks

@@ -135,9 +135,10 @@ def attack_model(
     start = load_saved(base.path, dtype=None)
     cut = _Cut(max_tokens=max_tokens, performance=performance)
     if start.class_names:
+        torch.nn.Module.float(start.model)
         return _attack_classifier(
             (model, load_saved(model.path)),
-            (base, load_saved(base.path)),
+            (base, start),
             corpus,
             canaries,
             **cut,

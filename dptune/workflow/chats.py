@@ -125,7 +125,8 @@ def check_chats(
 
     from dptune.models.chat import ChatFormat  # noqa: PLC0415
     from dptune.models.chat_checks import check_conversations  # noqa: PLC0415
-    from dptune.models.loading import folder_of, load_tokenizer  # noqa: PLC0415
+    from dptune.models.folder import folder_of  # noqa: PLC0415
+    from dptune.models.loading import load_tokenizer  # noqa: PLC0415
 
     tokenizer = load_tokenizer(folder_of(source, data_root=data_root))
     rows = dict(zip(corpus.dataset["id"], corpus.dataset["text"], strict=True))

@@ -8,6 +8,7 @@ from typing import Self
 from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
+from dptune.attacks.decoding import Decoding
 from dptune.attacks.extraction import (
     SamplingSettings,
     discoverable,
@@ -15,7 +16,7 @@ from dptune.attacks.extraction import (
     sample_canaries,
     secret_chances,
 )
-from dptune.attacks.inference import Decoding, Tell, unwatched
+from dptune.attacks.inference import Tell, unwatched
 from dptune.attacks.personal_data import (
     MarkedText,
     PersonalDataSettings,

@@ -23,9 +23,9 @@ from dptune.files import contents_digest, private_folder
 from dptune.models.build import build_gpt2
 from dptune.models.digest import model_digest
 from dptune.models.encode import encode_corpus
+from dptune.models.folder import folder_of
 from dptune.models.loading import (
     LoadedModel,
-    folder_of,
     load_model,
     load_source,
     save_model,

@@ -10,12 +10,8 @@ import torch
 from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySet
-from dptune.attacks.inference import (
-    Decoding,
-    OnProgress,
-    sample_continuations,
-    unwatched,
-)
+from dptune.attacks.decoding import Decoding, sample_continuations
+from dptune.attacks.inference import OnProgress, unwatched
 from dptune.attacks.settings import SampleSettings
 from dptune.conversation import contents_only, is_conversation, turns_of
 from dptune.detection.engine import DetectionEngine

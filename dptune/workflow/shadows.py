@@ -34,7 +34,7 @@ from dptune.dpsgd.plan import PlainPlan
 from dptune.dpsgd.trainer import StepProgress, train_stage
 from dptune.models.build import add_lora
 from dptune.models.encode import class_numbers, encode_classes
-from dptune.models.frozen import exactly, shared_copy
+from dptune.models.frozen import hold_exactly, shared_copy
 from dptune.models.loading import LoadedModel
 from dptune.models.source import ModelBundle
 from dptune.precision import restore_rounded
@@ -150,7 +150,7 @@ class ShadowTraining:
             shared = cast("PreTrainedModel", shared_copy(base))
             return add_lora(shared, rank=_RANK, alpha=_RANK)
 
-        return nn.Module.to(exactly(adapted), self.device)
+        return nn.Module.to(hold_exactly(adapted), self.device)
 
     def _learning_rate(self: Self, model: nn.Module) -> float:
         """Return a rate for AdamW that falls with the width of what is trained.

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
 )
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
+from dptune.attacks.decoding import Decoding, ending_log_probs, sample_continuations
 from dptune.attacks.extraction import (
     SamplingSettings,
     discoverable,
@@ -23,7 +24,6 @@ from dptune.attacks.extraction import (
     sample_canaries,
     secret_chances,
 )
-from dptune.attacks.inference import Decoding, ending_log_probs, sample_continuations
 from dptune.errors import ModelError
 
 from .test_exposure import train

@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from dptune.attacks import inference
-from dptune.attacks.inference import Decoding, ending_log_probs, next_logits
+from dptune.attacks.decoding import Decoding, ending_log_probs
+from dptune.attacks.inference import next_logits
 from dptune.attacks.signals import token_signals
 from dptune.conversation import ScoredTokens
 from dptune.errors import ModelError

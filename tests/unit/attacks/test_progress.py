@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
+from dptune.attacks.decoding import Decoding, sample_continuations
 from dptune.attacks.exposure import score_candidates
 from dptune.attacks.extraction import record_chances
-from dptune.attacks.inference import Decoding, sample_continuations
 from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
 from dptune.attacks.membership import membership_report
 from dptune.attacks.signals import token_signals

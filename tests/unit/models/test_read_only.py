@@ -17,7 +17,7 @@ from transformers import (
 
 from dptune.models import frozen
 from dptune.models.build import add_lora
-from dptune.models.frozen import exactly, freeze_base, read_only, shared_copy
+from dptune.models.frozen import freeze_base, hold_exactly, read_only, shared_copy
 from dptune.precision import only_reads_exactly
 
 SIZES: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_base_under_adapters_that_train_is_not_rounded(kind, tmp_path, monkeypat
 @pytest.mark.parametrize("kind", ["llama", "mamba2", "rwkv"])
 def test_adapters_of_shadows_lie_over_a_model_that_is_exact(kind, tmp_path):
     model, wide = stored(kind, tmp_path)
-    adapted = exactly(lambda: add_lora(shared_copy(model), rank=2, alpha=2))
+    adapted = hold_exactly(lambda: add_lora(shared_copy(model), rank=2, alpha=2))
     adapted.eval()
     assert distance(adapted, wide) < 1e-6
     assert only_reads_exactly(adapted)

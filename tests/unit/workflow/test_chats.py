@@ -10,8 +10,8 @@ import torch
 from datasets import Dataset
 
 from dptune.attacks.canaries import CanarySpec, draw_canaries
+from dptune.attacks.decoding import Decoding, sample_continuations
 from dptune.attacks.extraction import record_chances
-from dptune.attacks.inference import Decoding, sample_continuations
 from dptune.attacks.membership import membership_scores
 from dptune.attacks.planting import plant, planted_count, secret_place
 from dptune.attacks.settings import AttackSettings
