@@ -22,7 +22,7 @@ def test_a_long_curve_is_logged_whole_in_a_few_requests(
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     try:
-        with mlflow.start_run() as run:
+        with mlflow.start_run(experiment_id="0") as run:
             points = {step: 1 / (step + 1) for step in range(2_500)} | {9_000: math.nan}
             log_internal_curve("stage/loss", points)
         history = mlflow.MlflowClient().get_metric_history(

@@ -42,9 +42,11 @@ def empty_store(tmp_path_factory):
 
 
 @pytest.fixture
-def tracked(tmp_path, empty_store):
-    """An empty store of MLflow, for one test."""
+def tracked(tmp_path, empty_store, monkeypatch):
+    """An empty store of MLflow, for one test; the process forgets its experiment."""
     before = mlflow.get_tracking_uri()
+    monkeypatch.setattr("mlflow.tracking.fluent._active_experiment_id", None)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "")
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_experiment(
