@@ -243,8 +243,8 @@ def _chunks(
         for first, last, closes in parts:
             tail = end if closes else []
             ids = np.concatenate([start, tokens[first:last], tail]).astype(np.int32)
-            margins = ((len(start), len(tail)), (0, 0))
-            covered = np.pad(spans[first:last], margins)
+            covered = np.zeros((len(ids), 2), np.int32)
+            covered[len(start) : len(ids) - len(tail)] = spans[first:last]
             chunks.append(_Chunk(record=record, tokens=ids, spans=covered))
         if len(chunks[-1].tokens) == 0:
             raise DataError(
