@@ -1,6 +1,7 @@
 """Sequences grouped by privacy unit, and the physical batches they are trained in."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from dptune.dpsgd.ragged import Ragged, read_column
+from dptune.dpsgd.ragged import Ragged, cuts_by_length, kept_rows, read_column
 from dptune.errors import DataError, Problem
 
 IntArray = NDArray[np.int64]
@@ -302,7 +303,12 @@ class UnitDataset:
         )
 
     def physical_batches(
-        self, unit_indices: IntArray, *, physical_batch_size: int, pad_token_id: int
+        self,
+        unit_indices: IntArray,
+        *,
+        physical_batch_size: int,
+        pad_token_id: int,
+        pass_cost: float = math.inf,
     ) -> Iterator[PhysicalBatch]:
         """Cut one logical batch into pieces that fit in memory.
 
@@ -312,26 +318,36 @@ class UnitDataset:
 
         Args:
             unit_indices: units of the logical batch; none gives no piece.
-            physical_batch_size: rows per piece.
+            physical_batch_size: rows per piece, at most.
             pad_token_id: see `collate`.
+            pass_cost: tokens of padding that cost as much as one more pass, which is
+                then made.
         """
         units = np.asarray(unit_indices, np.int64)
         lengths = self.lengths_of(units)
-        order = np.lexsort((units, -lengths.reduced(np.maximum)))
+        longest, num_rows = lengths.reduced(np.maximum), lengths.lengths
         waiting: list[int] = []
-        num_rows = 0
-        for place in order:
-            unit, size = int(units[place]), int(lengths.lengths[place])
+        num_waiting = 0
+
+        def collated() -> Iterator[PhysicalBatch]:
+            about = longest[waiting], num_rows[waiting]
+            cuts = cuts_by_length(*about, pass_cost=pass_cost)
+            for piece in np.split(units[waiting], cuts):
+                yield self.collate(piece, pad_token_id)
+
+        for place in map(int, np.lexsort((units, -longest))):
+            size = int(num_rows[place])
             if size > physical_batch_size:
+                unit = int(units[place])
                 yield from self._parts(unit, physical_batch_size, pad_token_id)
                 continue
-            if waiting and num_rows + size > physical_batch_size:
-                yield self.collate(waiting, pad_token_id)
-                waiting, num_rows = [], 0
-            waiting.append(unit)
-            num_rows += size
+            if num_waiting + size > physical_batch_size:
+                yield from collated()
+                waiting, num_waiting = [], 0
+            waiting.append(place)
+            num_waiting += size
         if waiting:
-            yield self.collate(waiting, pad_token_id)
+            yield from collated()
 
     def _parts(
         self, unit: int, num_rows: int, pad_token_id: int
@@ -456,36 +472,3 @@ class UnitDataset:
                 Problem(path="kinds", message="must have one kind for each unit.")
             )
         return problems
-
-
-def kept_rows(
-    unit_ids: Sequence[str | int] | pa.ChunkedArray, max_sequences_per_unit: int
-) -> Ragged[np.int64]:
-    """Return the rows of each unit that its bound keeps: the first ones.
-
-    Args:
-        unit_ids: owner of each row.
-        max_sequences_per_unit: at least 1.
-
-    >>> [rows.tolist() for rows in kept_rows(["grace", "alan", "grace"], 1)]
-    [[0], [1]]
-    """
-    rows = _rows_of_units(unit_ids)
-    sizes = np.minimum(rows.lengths, max_sequences_per_unit)
-    return Ragged(rows.values, rows.starts, sizes)
-
-
-def _rows_of_units(unit_ids: Sequence[str | int] | pa.ChunkedArray) -> Ragged[np.int64]:
-    """Return the rows of each unit, in the order in which units appear first."""
-    if isinstance(unit_ids, pa.ChunkedArray):
-        encoded = unit_ids.combine_chunks().dictionary_encode()
-        numbers = encoded.indices.to_numpy()
-        del encoded
-        pa.default_memory_pool().release_unused()  # of many names, hundreds of MiB
-    else:
-        known: dict[str | int, int] = {}
-        numbers = np.asarray([known.setdefault(u, len(known)) for u in unit_ids], int)
-    sizes = np.bincount(numbers)
-    is_sorted = (np.diff(numbers) >= 0).all()
-    order = np.arange(len(numbers)) if is_sorted else np.argsort(numbers, kind="stable")
-    return Ragged.cut(order, sizes)

@@ -1,5 +1,6 @@
 """How the units of a step reach the model, and what a step adds up about them."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -14,6 +15,8 @@ from dptune.dpsgd.loss import RecordLoss
 from dptune.dpsgd.sampling import UnitIndices
 
 _LARGE: Final = 50_000_000  # weights
+_PASS_COST: Final = 256
+"""Tokens of padding that take a processor as long as the frame of one more pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,7 @@ class Feed:
             self._share(indices),
             physical_batch_size=self.physical_batch_size,
             pad_token_id=self.pad_token_id,
+            pass_cost=self._pass_cost,
         )
         if self.in_step:
             pieces = list(pieces)
@@ -106,6 +110,15 @@ class Feed:
             pieces += [self._filler()] * missing
         for piece in pieces:
             yield self.shaped(piece).to(self.device)
+
+    @property
+    def _pass_cost(self) -> float:
+        """Say what a pass costs in padding where shapes may change and ranks not meet.
+
+        On an accelerator a pass over few rows takes as long as one over many.
+        """
+        is_free = not (self.fixed_shapes or self.in_step)
+        return _PASS_COST if is_free and self.device.type == "cpu" else math.inf
 
     def _share(self, indices: UnitIndices) -> UnitIndices:
         """Deal units out to ranks by length, so that all have as much to do."""

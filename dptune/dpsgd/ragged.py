@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -151,3 +152,62 @@ def read_column(
             file.write(piece.tobytes())
         file.flush()
         return Ragged.cut(map_values(file, dtype), sizes)
+
+
+def cuts_by_length(
+    longest: NDArray[np.int64], num_rows: NDArray[np.int64], *, pass_cost: float
+) -> list[int]:
+    """Return where to cut a batch of units whose padding costs more than a pass.
+
+    Each cut is the one that saves most padding, as long as it saves more than
+    `pass_cost`; then both sides are looked at by themselves.
+
+    >>> cuts_by_length(np.array([90, 80, 9, 8]), np.array([1, 1, 2, 1]), pass_cost=20)
+    [2]
+
+    Args:
+        longest: tokens of each unit's longest row, the longest unit first.
+        num_rows: of each unit.
+        pass_cost: tokens of padding that cost as much as one more pass.
+    """
+    rows_from_here = num_rows[::-1].cumsum()[::-1]
+    saved = rows_from_here * (longest[:1] - longest)
+    if not len(saved) or saved.max() <= pass_cost:
+        return []
+    at = int(saved.argmax())
+    before = cuts_by_length(longest[:at], num_rows[:at], pass_cost=pass_cost)
+    after = cuts_by_length(longest[at:], num_rows[at:], pass_cost=pass_cost)
+    return [*before, at, *(at + cut for cut in after)]
+
+
+def kept_rows(
+    unit_ids: Sequence[str | int] | pa.ChunkedArray, max_sequences_per_unit: int
+) -> Ragged[np.int64]:
+    """Return the rows of each unit that its bound keeps: the first ones.
+
+    Args:
+        unit_ids: owner of each row.
+        max_sequences_per_unit: at least 1.
+
+    >>> [rows.tolist() for rows in kept_rows(["grace", "alan", "grace"], 1)]
+    [[0], [1]]
+    """
+    rows = _rows_of_units(unit_ids)
+    sizes = np.minimum(rows.lengths, max_sequences_per_unit)
+    return Ragged(rows.values, rows.starts, sizes)
+
+
+def _rows_of_units(unit_ids: Sequence[str | int] | pa.ChunkedArray) -> Ragged[np.int64]:
+    """Return the rows of each unit, in the order in which units appear first."""
+    if isinstance(unit_ids, pa.ChunkedArray):
+        encoded = unit_ids.combine_chunks().dictionary_encode()
+        numbers = encoded.indices.to_numpy()
+        del encoded
+        pa.default_memory_pool().release_unused()  # of many names, hundreds of MiB
+    else:
+        known: dict[str | int, int] = {}
+        numbers = np.asarray([known.setdefault(u, len(known)) for u in unit_ids], int)
+    sizes = np.bincount(numbers)
+    is_sorted = (np.diff(numbers) >= 0).all()
+    order = np.arange(len(numbers)) if is_sorted else np.argsort(numbers, kind="stable")
+    return Ragged.cut(order, sizes)

@@ -13,7 +13,8 @@ from dptune.attacks.planting import canary_rows
 from dptune.conversation import without_training
 from dptune.data.draws import by_hash, one_of_each
 from dptune.data.records import Corpus
-from dptune.dpsgd.dataset import IntArray, kept_rows
+from dptune.dpsgd.dataset import IntArray
+from dptune.dpsgd.ragged import kept_rows
 from dptune.errors import DataError
 from dptune.models.encode import encode_corpus
 from dptune.models.loading import LoadedModel

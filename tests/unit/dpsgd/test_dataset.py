@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -46,15 +48,19 @@ def test_collate_of_nobody_is_refused():
         build().collate([], 0)
 
 
+@pytest.mark.parametrize("pass_cost", [0, 3, math.inf])
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_physical_batches_hold_every_unit_once_and_whole_where_it_fits(size):
+def test_physical_batches_hold_every_unit_once_and_whole_where_it_fits(size, pass_cost):
     rows = [[1] * n for n in (3, 1, 2, 5, 4, 1)]
     data = UnitDataset.from_columns(
         rows, rows, [0, 1, 1, 2, 3, 3], max_sequences_per_unit=2
     )
     pieces = list(
         data.physical_batches(
-            np.array([0, 1, 2, 3]), physical_batch_size=size, pad_token_id=0
+            np.array([0, 1, 2, 3]),
+            physical_batch_size=size,
+            pad_token_id=0,
+            pass_cost=pass_cost,
         )
     )
     ends = [piece for piece in pieces if not piece.continues]

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from dptune.dpsgd import feed as feeding
+from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.loss import CausalLoss
 from tests.support import models, oracles
@@ -58,3 +61,26 @@ def test_large_models_get_one_shape_where_it_is_public_and_helps(
     assert plain.for_private_stage(model).fixed_shapes is fixed
     left = shapes(plain, [0]) != shapes(plain.for_private_stage(model), [0])
     assert left is (fixed and not asked.get("fixed_shapes"))
+
+
+LONG_AND_SHORT = UnitDataset.from_columns(
+    rows := [[1] * 300, [2] * 290, [3] * 9, [4] * 8],
+    [[1.0] * len(row) for row in rows],
+    list("abcd"),
+    max_sequences_per_unit=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [(2, 300), (2, 9)]),
+        ({"fixed_shapes": True, "max_tokens": 320}, [(4, 320)]),
+        ({"in_step": True}, [(4, 300)]),  # ranks wait for each other in every pass
+        ({"device": torch.device("meta")}, [(4, 300)]),
+    ],
+)
+def test_short_rows_pass_by_themselves_where_a_pass_is_cheap(changes, expected):
+    fed = replace(feed(LONG_AND_SHORT, size=4), **changes)
+    pieces = list(fed.batches(np.arange(4)))
+    assert [tuple(piece.input_ids.shape) for piece in pieces] == expected

@@ -7,10 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dptune.dpsgd import ragged
 from dptune.dpsgd.dataset import UnitDataset
-from dptune.dpsgd.ragged import Ragged, read_column
+from dptune.dpsgd.ragged import Ragged, cuts_by_length, read_column
 from dptune.parts import batches
 from tests.full_disk import files_of_at_most
 
@@ -97,3 +99,24 @@ def test_column_of_rows_that_are_selected_twice_is_read_as_selected():
     expected = encoded().with_format(None)["input_ids"]
     found = read_column(data, "input_ids", np.int32, folder=None)
     assert lists(found) == [expected[7], expected[7], expected[400]]
+
+
+@given(
+    units=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 4)), max_size=30),
+    pass_cost=st.integers(0, 500),
+)
+def test_cuts_never_make_a_batch_dearer_and_leave_no_piece_that_is(units, pass_cost):
+    units = sorted(units, reverse=True)
+    longest, num_rows = (np.array([u[i] for u in units], np.int64) for i in (0, 1))
+
+    def cost(places):
+        return int(longest[places[0]] * num_rows[places].sum()) + pass_cost
+
+    cuts = cuts_by_length(longest, num_rows, pass_cost=pass_cost)
+    pieces = [p for p in np.split(np.arange(len(units)), cuts) if len(p)]
+    assert sum(map(len, pieces)) == len(units)
+    if pieces:
+        assert sum(map(cost, pieces)) <= cost(np.arange(len(units)))
+    for piece in pieces:
+        halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        assert all(cost(a) + cost(b) >= cost(piece) for a, b in halves)
