@@ -30,6 +30,8 @@ _LONGEST_PROMPT = 400
 _SHORTEST_VALUE = 2
 _SHORTEST_PART = 3
 """Shorter values are whole words only, but where words have no blanks between them."""
+_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+"""What decoding writes for bytes that are a part of one."""
 _UNSEEN = frozenset(["Mn", "Mc", "Me", "Cf"])
 """Categories of characters that belong to the letter before, or to none."""
 
@@ -66,7 +68,20 @@ class Masker:
 
     def masked(self: Self, parts: Sequence[str]) -> list[str]:
         """Mask parts of one text, which are read together and shown apart."""
-        text = "".join(parts)
+        hidden = self._hidden("".join(parts))
+        shown, begin = [], 0
+        for part in parts:
+            shown.append(_without(part, hidden[begin : begin + len(part)]))
+            begin += len(part)
+        return shown
+
+    def masked_before(self: Self, text: str, ends: Sequence[str]) -> str:
+        """Mask a text by itself and before each of its ends: one may end a value."""
+        found = [self._hidden(text + end)[: len(text)] for end in ("", *ends)]
+        return _without(text, np.any(found, axis=0))
+
+    def _hidden(self: Self, text: str) -> np.ndarray:
+        """Which characters of a text nobody may see, `(characters,)`."""
         hidden = np.zeros(len(text), np.bool_)
         (spans,) = self.engine.detect([text])
         for start, end in (
@@ -75,12 +90,7 @@ class Masker:
             *self._of_canaries(text),
         ):
             hidden[start:end] = True
-        shown, begin = [], 0
-        for part in parts:
-            runs = _runs(hidden[begin : begin + len(part)])
-            begin += len(part)
-            shown.append(redact_text(part, runs, Operator.MASK).text)
-        return shown
+        return hidden
 
     def _known(self: Self, text: str) -> Iterator[tuple[int, int]]:
         """Where values stand that the detector marked elsewhere."""
@@ -99,7 +109,7 @@ class Masker:
         """Where half of a secret stands, however it is spelled or cut."""
         known = {symbol for secret in self.secrets for symbol in secret}
         places = [
-            (number, one)
+            (number, str(unicodedata.decimal(one)) if one.isdecimal() else one)
             for number, character in enumerate(text)
             for one in unicodedata.normalize("NFKC", character).upper()
             if one.isalnum() or one in known
@@ -139,21 +149,23 @@ def _plain(text: str) -> tuple[str, list[int]]:
     return "".join(pieces), places
 
 
-def _runs(hidden: np.ndarray) -> list[Span]:
-    """Spans of what is hidden."""
+def _without(text: str, hidden: np.ndarray) -> str:
+    """Mask what is hidden."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], hidden, [0]))))
-    return [
+    runs = [
         Span(start=int(start), end=int(end), entity_type="MASKED")
         for start, end in edges.reshape(-1, 2)
     ]
+    return redact_text(text, runs, Operator.MASK).text
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Prompt:
-    """What a model reads, and what a person does."""
+    """What a model reads, what a person does, and how the record goes on."""
 
     tokens: list[int] = field(repr=False)
     text: str = field(repr=False)
+    rest: str = field(repr=False)
 
 
 def samples_report(
@@ -201,7 +213,7 @@ def samples_report(
             on_progress(2 * number + place + 1, 2 * len(prompts))
         # each beside the prompt: a value may begin in one and end in the other
         shown = [masker.masked([prompt.text, answer]) for answer in answers]
-        hidden = masker.masked([prompt.text])[0]
+        hidden = masker.masked_before(prompt.text, [prompt.rest, *answers])
         found.append(
             Completions(
                 prompt=hidden[-_LONGEST_PROMPT:], base=shown[0][1], model=shown[1][1]
@@ -221,6 +233,7 @@ def _prompts(
     """Beginnings that leave room for a completion."""
     for text in texts:
         tokens = record_tokens(text, loaded.tokenizer)
+        rest = ""
         if is_conversation(text):
             known = getattr(tokens, "scored", [])
             start = known.index(True) if True in known else 0
@@ -228,12 +241,35 @@ def _prompts(
             first = next((n for n, t in enumerate(turns) if t.trained), 0)
             shown = "\n".join(f"{t.role}: {t.said()[0]}" for t in turns[:first]) + "\n"
         else:
-            start = min(len(tokens) // 2, _PROMPT_TOKENS)
-            shown = str(
-                loaded.tokenizer.decode(tokens[:start], skip_special_tokens=True)
-            )
+            start = _first_half(tokens, loaded)
+            shown = _decoded(tokens[:start], loaded)
+            rest = _decoded(tokens, loaded)[len(shown) :]
         if 0 < start <= room:
-            yield _Prompt(tokens=list(tokens[:start]), text=contents_only(shown))
+            yield _Prompt(
+                tokens=list(tokens[:start]),
+                text=contents_only(shown),
+                rest=rest[:_LONGEST_PROMPT],
+            )
+
+
+def _first_half(tokens: Sequence[int], loaded: LoadedModel) -> int:
+    """Return how many tokens a prompt has, whose last one ends a character.
+
+    A value that a prompt breaks inside a character is one that no masker knows.
+    """
+    start = min(len(tokens) // 2, _PROMPT_TOKENS)
+    while _decoded(tokens[:start], loaded).endswith(_NO_CHARACTER):
+        start -= 1
+    return start
+
+
+def _decoded(tokens: Sequence[int], loaded: LoadedModel) -> str:
+    """Text of tokens, as they stand, without special ones."""
+    return str(
+        loaded.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+    )
 
 
 def _completed(
@@ -257,6 +293,5 @@ def _completed(
         stops |= set(ChatFormat.of(tokenizer).stops)
     ends = (place for place, token in enumerate(drawn) if token in stops)
     said = drawn[: next(ends, len(drawn))]
-    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    before = str(tokenizer.decode(prompt.tokens, **options))
-    return str(tokenizer.decode([*prompt.tokens, *said], **options))[len(before) :]
+    before = _decoded(prompt.tokens, loaded)
+    return _decoded([*prompt.tokens, *said], loaded)[len(before) :]

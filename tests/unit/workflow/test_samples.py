@@ -51,7 +51,10 @@ SPELLINGS = (
     " ".join(SECRET),
     "-".join(SECRET),
     f"{SECRET[:3]} {SECRET[3:]}",
-    "".join(chr(0xFF10 + int(symbol)) for symbol in SECRET),
+    *(
+        "".join(chr(z + int(symbol)) for symbol in SECRET)
+        for z in (0xFF10, 0x660, 0x966)
+    ),
     SECRET[:4],
     SECRET[2:],
     f"x{SECRET}y",
@@ -184,6 +187,58 @@ def test_report_and_page_show_no_canary_and_no_detected_value(make, monkeypatch)
     monkeypatch.setattr(Masker, "_of_canaries", lambda *_: ())
     twin, _ = report_of(loaded, texts, f" Miller has {SECRET}", monkeypatch)
     assert SECRET in twin.model_dump_json()
+
+
+NAME = "\u738b\u5c0f\u660e"
+"""Of three letters, each of which is three tokens of bytes."""
+
+
+@pytest.mark.parametrize("before", range(7))
+def test_prompt_ends_where_a_letter_does_so_that_values_stay_whole(before, monkeypatch):
+    loaded, _ = plain()
+    text = "a" * before + NAME
+    shown = shown_of(loaded, text, monkeypatch)
+    assert NAME not in "".join(shown)
+    assert not set(NAME) & set("".join(shown))
+
+
+def test_twin_that_ends_a_prompt_inside_a_letter_shows_parts_of_a_value(monkeypatch):
+    loaded, _ = plain()
+    monkeypatch.setattr(samples, "_NO_CHARACTER", "no text ends with this")
+    shown = [shown_of(loaded, "a" * n + NAME, monkeypatch) for n in range(7)]
+    assert any(set(NAME) & set("".join(one)) for one in shown)
+
+
+def test_twin_that_masks_a_prompt_by_itself_shows_parts_of_a_value(monkeypatch):
+    loaded, _ = plain()
+    monkeypatch.setattr(
+        Masker, "masked_before", lambda self, text, _: self.masked([text])[0]
+    )
+    shown = [shown_of(loaded, "a" * n + NAME, monkeypatch) for n in range(7)]
+    assert any(set(NAME) & set("".join(one)) for one in shown)
+
+
+def shown_of(loaded, text, monkeypatch):
+    """What is shown where a model knows a record by heart: prompt and completion."""
+    known = samples.record_tokens(text, loaded.tokenizer)
+
+    def goes_on(_, context, **__):
+        assert known[: len(context)] == context
+        return [known[len(context) :]]
+
+    monkeypatch.setattr(samples, "sample_continuations", goes_on)
+    found = samples_report(
+        loaded,
+        loaded,
+        Dataset.from_dict({"text": [text]}),
+        masker=masker(values=(NAME,)),
+        settings=SampleSettings(num_prompts=1),
+        max_tokens=256,
+        model_digest="m",
+        base_model_digest="b",
+        device="cpu",
+    )
+    return [s for c in found.completions for s in (c.prompt, c.model)]
 
 
 def test_prompt_of_a_conversation_ends_where_the_template_lets_the_role_answer(
