@@ -429,7 +429,7 @@ def _has_registry() -> bool:
     """Whether there are registered versions to ask; opens the project if so."""
     from cli.runs import require_workspace
 
-    if not current_workspace().zenml.is_dir():
+    if not current_workspace().is_set_up:
         return False
     require_workspace()
     return True

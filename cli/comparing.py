@@ -159,7 +159,7 @@ def _checked(path: Path, overrides: Sequence[str], *, retrain: bool) -> _Job:
 
 def _finished_cells(job: _Job) -> dict[int, str]:
     """Find the pipeline runs of cells that were finished before, by number."""
-    if not current_workspace().zenml.is_dir():
+    if not current_workspace().is_set_up:
         return {}
     open_workspace()
     from zenml.client import Client

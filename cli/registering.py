@@ -40,6 +40,7 @@ def register_measured_model(
             paid from this project's budget store or measured for another policy, or the
             name is none; all at once.
         GateFailedError: the outcome is not PASS.
+        ArtifactError: nothing could be logged.
     """
     policy = load_policy(policy_name, configs=CONFIGS, key="--policy")
     dossier = _read(evidence)
@@ -53,7 +54,9 @@ def register_measured_model(
     open_workspace()
     from pipelines.register import register_pipeline
     from pipelines.train import failures
+    from steps._tracking import refuse_deleted_experiment
 
+    refuse_deleted_experiment(register_pipeline.name)
     failures.clear()
     try:
         response = finished(

@@ -372,7 +372,7 @@ def _status_table(state: "ReviewState", users: dict[str, list[str]]) -> Table:
 
 def _users() -> dict[str, list[str]]:
     """Find the registered versions whose card quotes a review."""
-    if not current_workspace().zenml.is_dir():
+    if not current_workspace().is_set_up:
         return {}
     from cli.runs import require_workspace
     from steps import _tracking

@@ -254,7 +254,7 @@ def require_workspace() -> Workspace:
     """
     workspace = current_workspace()
     profile = read_profile(default_profile())
-    if profile.stack is None and not workspace.zenml.is_dir():
+    if profile.stack is None and not workspace.is_set_up:
         raise DptuneError(
             "there is no project folder yet, so there are no versions. Run `make run` "
             "or `dptune train configs/train/<name>.yaml` first."

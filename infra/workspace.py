@@ -36,13 +36,18 @@ class Workspace:
 
     @property
     def zenml(self) -> Path:
-        """ZenML's configuration and database."""
+        """ZenML's configuration, which is made again where it is gone."""
         return self.root / "zenml"
 
     @property
     def stores(self) -> Path:
-        """Local artifact store, and MLflow's database inside it."""
+        """Local artifact store, and the databases of ZenML and MLflow inside it."""
         return self.root / "stores"
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether anything was ever run here, so that there may be versions."""
+        return self.zenml.is_dir() or self.stores.is_dir()
 
     @property
     def runs(self) -> Path:

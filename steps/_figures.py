@@ -62,8 +62,12 @@ def comparison_run(name: str, key: str) -> str:
     Args:
         name: of the comparison, and of its experiment.
         key: of what is compared: the same again continues its run.
+
+    Raises:
+        ArtifactError: somebody deleted the experiment in MLflow.
     """
     client = _tracking.connect()
+    _tracking.refuse_deleted_experiment(name)
     found = client.get_experiment_by_name(name)
     place = found.experiment_id if found else _experiment(client, name)
     runs = client.search_runs([place], f"tags.`{_COMPARISON}` = '{key}'")

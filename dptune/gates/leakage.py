@@ -191,21 +191,37 @@ def _lacks(report: ExposureReport, policy: GatePolicy) -> list[str]:
     planted = len(report.planted())
     counts = (
         (
-            "planted canaries that were trained on",
+            (
+                "planted canary that was trained on",
+                "planted canaries that were trained on",
+            ),
             len(report.trained()),
             policy.min_canaries,
         ),
-        ("held-out canaries", len(report.held_out()), policy.min_held_out),
-        ("candidates", report.space_size, needed_candidates(policy, planted)),
+        (
+            ("held-out canary", "held-out canaries"),
+            len(report.held_out()),
+            policy.min_held_out,
+        ),
+        (
+            ("candidate", "candidates"),
+            report.space_size,
+            needed_candidates(policy, planted),
+        ),
     )
     lacks = [
-        f"There are {found} {name}, {least} are needed."
-        for name, found, least in counts
+        f"There {_are(found)} {found} {names[found != 1]}, "
+        f"{least} {_are(least)} needed."
+        for names, found, least in counts
         if found < least
     ]
     if not report.is_bounded:
         lacks.append("Ranks are extrapolated, not counted.")
     return lacks + _weak_scores(report)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _weak_scores(report: ExposureReport) -> list[str]:

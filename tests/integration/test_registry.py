@@ -12,7 +12,7 @@ from zenml.client import Client
 from cli.faults import fault_of
 from dptune.errors import ArtifactError
 from dptune.results import RegisteredVersion
-from steps import _champions, _tracking
+from steps import _champions, _figures, _tracking
 from steps._registry import ensure_zenml_version, show_decision, twin_name
 from tests.unit.reports.samples import gate_decision
 
@@ -122,6 +122,14 @@ def test_run_whose_experiment_was_deleted_does_not_start(version):
     MlflowClient().delete_experiment(place)
     with pytest.raises(ArtifactError, match=f"restore --experiment-id {place}"):
         _tracking.refuse_deleted_experiment("e")
+
+
+def test_comparison_whose_experiment_was_deleted_does_not_start(project):
+    client = _tracking.connect()
+    place = client.create_experiment("gone")
+    client.delete_experiment(place)
+    with pytest.raises(ArtifactError, match=f"restore --experiment-id {place}"):
+        _figures.comparison_run("gone", "its key")
 
 
 @pytest.fixture

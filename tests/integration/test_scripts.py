@@ -183,6 +183,21 @@ def test_evidence_that_this_project_did_not_pay_for_is_refused(
     assert "ScriptBudget" in output
 
 
+def test_registration_whose_experiment_was_deleted_does_not_start(project, scripted):
+    """It ended in a crash, with a failed run in ZenML."""
+    home, _ = scripted
+    client = connect()
+    found = client.get_experiment_by_name("register")
+    place = found.experiment_id if found else client.create_experiment("register")
+    before = Client().list_pipeline_runs(size=1).total
+    client.delete_experiment(place)
+    code, output = register(project, home, name="unlogged")
+    client.restore_experiment(place)
+    assert code == 2, output
+    assert f"restore --experiment-id {place}" in " ".join(output.split())
+    assert Client().list_pipeline_runs(size=1).total == before
+
+
 @pytest.mark.parametrize(
     "name", ["", "it's", "a b", "a/b", "-x", "\xfc", "a" * 82, "a\n"]
 )

@@ -412,6 +412,21 @@ def test_decide_too_little_exposure_is_inconclusive(changes, make):
     )
 
 
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (0, "There are 0 held-out canaries, 20 are needed."),
+        (1, "There is 1 held-out canary, 20 are needed."),
+        (2, "There are 2 held-out canaries, 20 are needed."),
+    ],
+)
+def test_decide_tells_how_many_controls_are_lacking(count, told, make):
+    exposure = make.exposure(held_out=[10**5 * (i + 1) for i in range(count)])
+    decision = decide(make.evidence(exposure=exposure), make.policy())
+    (found,) = (c for c in decision.criteria if c.name == "assurance")
+    assert told in found.reason
+
+
 def test_decide_membership_upper_bound_blocks(make):
     for tpr, outcome in ((0.06, "PASS"), (0.085, "BLOCK")):
         found = make.membership(

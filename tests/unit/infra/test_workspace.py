@@ -35,6 +35,14 @@ def test_reading_makes_nothing(workspace):
     assert not workspace.root.exists()
 
 
+@pytest.mark.parametrize("left", ["zenml", "stores"])
+def test_project_of_which_one_folder_is_gone_is_still_one(workspace, left):
+    """Versions lie in stores/: ZenML's configuration is made again beside them."""
+    assert not workspace.is_set_up
+    (workspace.root / left).mkdir(parents=True)
+    assert workspace.is_set_up
+
+
 def test_key_is_made_once_for_its_owner(workspace):
     key = ensure_budget_key(workspace)
     assert len(key) == 32
