@@ -26,6 +26,7 @@ from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.models.encode import record_tokens
 from dptune.models.loading import LoadedModel, load_measured, load_saved
 from dptune.models.source import ModelBundle
+from dptune.precision import restore_rounded
 from dptune.results import (
     ExposureReport,
     ExtractionReport,
@@ -135,6 +136,7 @@ def attack_model(
     start = load_saved(base.path, dtype=None)
     cut = _Cut(max_tokens=max_tokens, performance=performance)
     if start.class_names:
+        restore_rounded(start.model)
         torch.nn.Module.float(start.model)
         return _attack_classifier(
             (model, load_saved(model.path)),

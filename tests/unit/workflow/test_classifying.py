@@ -2,7 +2,13 @@
 
 import numpy as np
 import pytest
-from transformers import BertConfig, BertModel
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma2Config,
+    Gemma2ForSequenceClassification,
+)
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec, draw_canaries
@@ -16,7 +22,7 @@ from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import DataError
 from dptune.models.build import seeded
 from dptune.models.loading import load_saved, save_model
-from dptune.models.source import PathSource
+from dptune.models.source import ModelBundle, PathSource
 from dptune.privacy import PrivacyUnit
 from dptune.workflow.attack import attack_model, measure_utility
 from dptune.workflow.inputs import StageInputs
@@ -131,6 +137,28 @@ def test_classifier_learns_its_labels_and_is_measured_beside_them(
         performance=PERFORMANCE,
     )
     assert again == found.utility.model_copy(update={"measured_at": None})
+
+
+def test_classifier_in_16_bits_is_measured_as_one_in_32_bits(reviews, tmp_path):
+    """transformers rounds the scale of Gemma's embeddings with the weights."""
+    config = Gemma2Config(
+        vocab_size=16,
+        hidden_size=24,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        pad_token_id=0,
+        id2label={0: "no", 1: "yes"},
+    )
+    with seeded(0):
+        model = Gemma2ForSequenceClassification(config).to(torch.bfloat16)
+        model.score.weight.data *= 50
+    digest = save_model(model, word_tokenizer(WORDS), tmp_path / "gemma")
+    bundle = ModelBundle(path=tmp_path / "gemma", digest=digest)
+    found = attacked(reviews, bundle, bundle, tmp_path).utility
+    assert found.base_record_nll == found.record_nll
 
 
 def test_classifier_is_attacked_on_what_training_kept(reviews, base, tmp_path):
