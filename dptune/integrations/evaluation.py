@@ -8,12 +8,19 @@ and before: what a public model makes of private rows is private too.
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from dptune.data.collated import Rows
-from dptune.errors import PrivacyError, Problem
+import torch
+from torch import nn
+
+from dptune.attacks.inference import evaluating
+from dptune.data.collated import Names, Rows
+from dptune.dpsgd.dataset import UnitDataset
+from dptune.dpsgd.prechecks import row_problems
+from dptune.errors import ConfigError, PrivacyError, Problem
 from dptune.integrations.arguments import PrivacyArguments
 from dptune.integrations.refusals import seen_rows
 from dptune.integrations.rows import UnitRows, name_owners, read_rows, share_seen
 from dptune.integrations.script_run import ScriptRun
+from dptune.models.frozen import read_only
 
 _MOST_SEEN: Final = 0.1
 """Share of an evaluation set that may happen to repeat rows of the training data."""
@@ -25,6 +32,7 @@ class EvaluationApart:
     args: Any  # what the other bases have
     privacy: PrivacyArguments
     script_run: ScriptRun | None
+    model: Any
     train_dataset: Any
     eval_dataset: Any
     data_collator: Any
@@ -58,17 +66,22 @@ class EvaluationApart:
         Where they do not name their owners, each is a unit.
 
         Raises:
-            ConfigError, PrivacyError: they cannot be read, or were trained on.
+            ConfigError, PrivacyError: they cannot be read, by the model neither, or
+                were trained on.
         """
         self._refuse_seen(rows, "others")
         column = self.privacy.unit_column
-        return read_rows(
+        found = read_rows(
             rows,
             self._collate,
             unit_column=column if name_owners(rows, column) else None,
             max_rows_per_unit=max(1, len(rows)),
             rows_are_single_units=True,
+            names=Names(rows="others"),
         )
+        if problems := _unreadable(found.data, self.model, path="others"):
+            raise ConfigError(problems)
+        return found
 
     def _collate(self, rows: list[Any]) -> Mapping[str, Any]:
         """Collate as the script does, without columns that the model does not take."""
@@ -141,3 +154,22 @@ class EvaluationApart:
             max_rows_per_unit=self.privacy.max_rows_per_unit,
             rows_are_single_units=self.privacy.rows_are_single_units,
         )
+
+
+def _unreadable(data: UnitDataset, model: nn.Module, *, path: str) -> list[Problem]:
+    """Say where a model has no tokens or positions for rows, by one that is made up."""
+    problems = row_problems(data, model, path=path)
+    longest, held = data.longest_sequence, read_only(model)
+    device = next(model.parameters()).device
+    row = torch.zeros(1, longest, dtype=torch.long, device=device)
+    try:
+        with evaluating(held), torch.inference_mode():
+            held(input_ids=row, attention_mask=torch.ones_like(row))
+    except Exception as error:  # noqa: BLE001 - code of models can raise anything
+        message = (
+            f"must have rows that the model can compute, got one of {longest} tokens, "
+            f"which raised {type(error).__name__}."
+        )
+        next_step = "Cut them as the rows that were trained on."
+        problems.append(Problem(path=path, message=message, next_step=next_step))
+    return problems

@@ -28,6 +28,7 @@ from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import ConfigError, Problem
 
 _FEWEST_PACKED: Final = 8
+_OF_TRAINING: Final = Names()
 
 
 class CountedUnits(Dataset[None]):
@@ -89,6 +90,7 @@ def read_rows(
     unit_column: str | None,
     max_rows_per_unit: int,
     rows_are_single_units: bool,
+    names: Names = _OF_TRAINING,
 ) -> UnitRows:
     """Collate every row alone and group them by owner.
 
@@ -98,17 +100,20 @@ def read_rows(
         unit_column: names the owner of each row; None makes each row a unit.
         max_rows_per_unit: rows that a unit keeps.
         rows_are_single_units: rows of one length are none that were packed.
+        names: of rows and collator, in errors.
 
     Raises:
         ConfigError: everything that is wrong with them.
     """
     found, owners = read_collated(
-        rows, collate, about=partial(_owner, unit_column), names=Names()
+        rows, collate, about=partial(_owner, unit_column), names=names
     )
     if unit_column is None and not rows_are_single_units and _look_packed(found):
         raise ConfigError([_packed_rows()])
-    if problems := lookalike_problems("train_dataset", owners):
+    if problems := lookalike_problems(names.rows, owners):
         raise ConfigError(problems)
+    if len({row.label is None for row in found}) > 1:
+        raise ConfigError.at(names.rows, "must have a label in each row.")
     return _grouped(found, owners, unit_column, max_rows_per_unit=max_rows_per_unit)
 
 
@@ -121,9 +126,6 @@ def _grouped(
 ) -> UnitRows:
     """Give every row to its owner."""
     labels = [row.label for row in found if row.label is not None]
-    if labels and len(labels) < len(found):
-        message = "must have a label in each row."
-        raise ConfigError([Problem(path="train_dataset", message=message)])
     records = tuple(map(_record_digest, found))
     data = UnitDataset.from_columns(
         [row.ids for row in found],

@@ -268,6 +268,23 @@ def test_training_rows_are_no_others(made, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "must hold a row"),
+        ([{"input_ids": [5, 6, 10_000]}], "must have tokens from 0 to below 257"),
+        ([{"input_ids": [5] * 65}], "got one of 65 tokens, which raised IndexError"),
+        ([{"words": [5]}], "row 0: must pass the collator"),
+    ],
+)
+def test_others_that_cannot_be_measured_are_named_before_anything_is(
+    made, tmp_path, rows, said
+):
+    with pytest.raises(ConfigError, match=f"^others.*{said}"):
+        measured(made.script, tmp_path / "model", others=rows)
+    assert not (tmp_path / "model").exists()
+
+
 def test_rows_of_both_sides_are_on_neither(made, tmp_path):
     known = made.script.trainer.train_dataset.select(range(5))
     others = concatenate_datasets([made.script.others, known])
