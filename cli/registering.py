@@ -74,7 +74,8 @@ def register_measured_model(
         version = response.steps["register_measured"].outputs["version"][0].load()
         decision = response.steps["promote"].outputs["decision"][0].load()
         print_decision(decision, title=f"{model_name} version {version.version}")
-        say_next(speaker(), *next_steps(model_name, policy=policy.name)[:2])
+        status, again = next_steps(model_name)[0], f"dptune gate {model_name}"
+        say_next(speaker(), status, f"{again} --policy {policy_name}  (decide again)")
         if decision.outcome is not GateOutcome.PASS:
             raise GateFailedError(
                 f"version {version.version} of {model_name}: {decision.outcome}. The "

@@ -92,6 +92,8 @@ def test_script_is_registered_decided_on_and_promoted(project, scripted):
     code, output = register(project, home)
     assert code == 0, output
     assert "scripted version 1: PASS" in output
+    again = f"dptune gate scripted --policy {home / 'policy.yaml'} (decide again)"
+    assert again in " ".join(output.split())
     version = connect().get_model_version_by_alias("scripted", "champion")
     assert version.tags["dptune.gate"] == "PASS"
     found = dossier.certificates[0]
