@@ -47,9 +47,12 @@ def _origin(evidence: Evidence) -> Criterion:
         )
     signed = f"Key {found.signer} signed it when it was registered."
     if not found.is_verified:
+        known = (
+            "registry and budget store know it" if found.run else "nobody registered it"
+        )
         signed = (
             f"Its signature ({found.signer}) was not checked, since no key is "
-            "configured here; registry and budget store know it."
+            f"configured here; {known}."
         )
     return Criterion(
         name=name,
@@ -64,7 +67,9 @@ def _attempts(evidence: Evidence, policy: GatePolicy) -> Criterion:
     """The data set must not have been tried more often than the policy allows."""
     name, found, limit = "attempts", evidence.attempts, policy.max_evaluations
     if found is None:
-        return missing(name, "count of attempts on the data set")
+        way = "Let a budget store pay, and name it to who decides: it counts them."
+        unknown = missing(name, "count of attempts on the data set")
+        return unknown.model_copy(update={"what_would_change_it": way})
     within = limit is None or found.evaluations <= limit
     corrected = f" Bounds are taken at 1/{evidence.num_looks} of their level."
     return Criterion(

@@ -5,7 +5,7 @@ trainer.train()
 dossier = measure(
     trainer, Path("notes-private"), base_model=base, others=test_rows, canaries=drawn
 )
-decision, card = decide_on(dossier, Path("notes-private"), policy=policy)
+decision, card = decide_on(dossier, "notes-private", policy=policy, budget_url=url)
 ```
 
 The folder is written by `measure`, so that the evidence is about these bytes;

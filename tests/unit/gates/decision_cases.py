@@ -621,8 +621,13 @@ def rest(make):
         ),
         "unknown origin": ({"origin": None}, {}),
         "faults of the origin": ({"origin": make.origin(faults=("One.", "Two."))}, {}),
+        "origin not registered": ({"origin": make.origin(is_verified=False)}, {}),
         "origin not checked": (
-            {"origin": make.origin(is_verified=False, remarks=("Moved.", "By hand."))},
+            {
+                "origin": make.origin(
+                    is_verified=False, run="run 7", remarks=("Moved.", "By hand.")
+                )
+            },
             {},
         ),
         "attempts unknown": ({"attempts": None}, {}),
