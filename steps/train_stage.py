@@ -60,6 +60,7 @@ def train_stage(
     The audit is of this very run: what was recorded while it trained, and a few steps
     run again on its own data.
     """
+    from dptune.workflow.attempts import record_trace
     from dptune.workflow.budget import release_held, spender
     from dptune.workflow.device import pick_device, remembered_peak
     from dptune.workflow.inputs import StageInputs
@@ -116,7 +117,15 @@ def train_stage(
         )
     log_metadata({"audit": audited.summary})
     log_internal_curve(f"{stage}/loss", {p.step: p.loss for p in done.report.curve})
-    more = {"peak_memory_bytes": peak.num_bytes, "trace": tracer.points()}
+    trace = tracer.points()
+    if trace:
+        record_trace(
+            workspace.budget_url,
+            reservation.id,
+            canaries.digest,
+            data_set=reservation.data_set,
+        )
+    more = {"peak_memory_bytes": peak.num_bytes, "trace": trace}
     report = done.report.model_copy(update=more)
     return done.bundle, done.ledger, report, audited, done.trained
 

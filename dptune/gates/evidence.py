@@ -181,7 +181,8 @@ class AttemptsEvidence(Report):
     Args:
         data_set: as its budget names it.
         trainings: runs that drew on it.
-        evaluations: different models or canaries that were attacked.
+        evaluations: different models or canaries that were attacked, or measured while
+            they trained.
         decisions: different verdicts that were asked for.
     """
 

@@ -38,6 +38,25 @@ def record_evaluation(url: str, found: Sequence[Report], *, data_set: str) -> No
         record_attempt(store, data_set=data_set, kind=kind, subject=subject)
 
 
+def record_trace(url: str, run: str, canaries: str, *, data_set: str) -> None:
+    """Enter that a run was measured while it trained, before anybody sees what came.
+
+    Who sees it may end a run before its attacks, and draw canaries anew. All stages of
+    a run are one evaluation; the attacks on its model are another.
+
+    Args:
+        url: of the budget store, where attempts are counted.
+        run: id of its reservation, another one where it trains again.
+        canaries: digest of those that were ranked.
+        data_set: whose records were read.
+    """
+    subject = hashlib.sha256(f"trace {run} {canaries}".encode()).hexdigest()
+    with BudgetStore.open(url) as store:
+        record_attempt(
+            store, data_set=data_set, kind=Attempt.EVALUATION, subject=subject
+        )
+
+
 def is_recorded(store: BudgetStore, found: Sequence[Report], *, data_set: str) -> bool:
     """Whether these very reports were entered when their model was attacked."""
     subject = _evaluation(found)

@@ -15,6 +15,7 @@ from dptune.workflow.attempts import (
     admit_lost_store,
     attempts_on,
     record_evaluation,
+    record_trace,
     unpaid_charges,
 )
 from dptune.workflow.budget import budget_cost
@@ -158,6 +159,16 @@ def test_trainings_evaluations_and_decisions_are_counted(place):
     found = attempts_on(store, "people")
     assert (found.trainings, found.evaluations, found.decisions) == (2, 2, 1)
     assert attempts_on(store, "others").evaluations == 0
+    store.engine.dispose()
+
+
+def test_run_that_is_measured_while_it_trains_is_one_evaluation_of_a_draw(place):
+    """One that was seen and ended before its attacks was none: others drew anew."""
+    for run, canaries in (("a", "1"), ("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")):
+        record_trace(place.url, run, canaries, data_set="people")
+    record_evaluation(place.url, (samples.exposure_report(),), data_set="people")
+    store = BudgetStore.find(place.url)
+    assert attempts_on(store, "people").evaluations == 4
     store.engine.dispose()
 
 
