@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, Self, cast
 
 from pydantic import ValidationError
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dptune.accounting.store.attempts import (
@@ -63,7 +64,6 @@ from dptune.models.source import ModelBundle
 from dptune.reports.card.statements import PrivacyCard
 from dptune.results import (
     ChampionReport,
-    DetectionReport,
     ExposureReport,
     MembershipReport,
     RedactionReport,
@@ -90,7 +90,8 @@ class _Subject:
     Args:
         model: as it was saved.
         digest: of its folder.
-        base: before training.
+        start: before training, in the types that it was given in; shadows begin there.
+        base: the same weights, computed with in float32.
         members: sequences that were trained on, canaries left out, one of each unit.
         non_members: sequences that were not, one of each unit.
         others: all of those.
@@ -100,6 +101,7 @@ class _Subject:
 
     model: LoadedModel
     digest: str
+    start: LoadedModel
     base: LoadedModel
     members: list[ScoredTokens]
     non_members: list[ScoredTokens]
@@ -117,7 +119,7 @@ class _Subject:
     @property
     def digests(self: Self) -> tuple[str, str]:
         """Of the model and its base."""
-        return self.digest, weights_digest(self.base.model)
+        return self.digest, weights_digest(self.start.model)
 
 
 def measure(
@@ -187,20 +189,23 @@ def measure(
     }
     members = one_of_each_unit(run.rows.data, known, attacks.num_members)
     non_members = one_of_each_unit(held_out.data, {*unseen}, attacks.num_members)
-    began = datetime.now(tz=UTC)
+    began, performance = datetime.now(tz=UTC), performance or PerformanceSettings()
+    nn.Module.to(base_model.train(mode=False), pick_device(performance.device))
+    start = LoadedModel(model=base_model, tokenizer=tokenizer)
     digest = save_model(cast("PreTrainedModel", trainer.model), tokenizer, folder)
     manifest = read_manifest(folder)  # now: what is laid beside it later is no part
     subject = _Subject(
         model=load_measured(folder),
         digest=digest,
-        base=LoadedModel(model=base_model.train(mode=False), tokenizer=tokenizer),
+        start=start,
+        base=start.read_only(),
         members=[trained[row] for row in members],
         non_members=[untrained[row] for row in non_members],
         others=[untrained[row] for row in unseen],
         owners=[owners[row] for row in unseen],
         longest=max(map(len, trained)),
         attacks=attacks,
-        performance=performance or PerformanceSettings(),
+        performance=performance,
     )
     say("exposure of every canary among all candidates")
     exposure = _exposure(subject, run, drawn, opened=opened, texts=texts, tell=tell)
@@ -214,7 +219,7 @@ def measure(
             plan=run.plan,
             ledger=run.journal.read(),
             corpus=run.corpus,
-            detection=_undetected(run),
+            detection=run.detection,
             redaction=_unredacted(),
             exposure=exposure.model_copy(update=stamp),
             membership=membership.model_copy(update=stamp),
@@ -360,7 +365,7 @@ def _membership(
 ) -> MembershipReport:
     """Tell members from others by every attack, beside the blind baseline."""
     shadows = shadow_training(
-        subject.base,
+        subject.start,
         subject.attacks,
         max_tokens=subject.longest,
         performance=subject.performance,
@@ -427,20 +432,6 @@ def _champion(
     loaded = load_measured(champion)
     found = _utility(subject, fingerprint, of=loaded, digest=bundle.digest)
     return ChampionReport(model_digest=bundle.digest, utility=found)
-
-
-def _undetected(run: ScriptRun) -> DetectionReport:
-    """Say that nobody looked for personal data in the rows."""
-    corpus = run.corpus
-    return DetectionReport(
-        fingerprint=corpus.fingerprint,
-        tier="none",
-        recognizers=(),
-        num_records=len(run.rows.data.sequences),
-        num_records_with_spans=0,
-        num_spans={},
-        masked_character_share=0.0,
-    )
 
 
 def _unredacted() -> RedactionReport:

@@ -74,8 +74,9 @@ def measurable(
         problems.append(Problem(path="trainer.model", message=message))
     elif not problems and run.began_with != base_digest(base_model):
         message = (
-            "must be the model that training began with, loaded again: these weights "
-            "are others. Training changes the model that it is given."
+            "must be the model that training began with, loaded again in the same "
+            "dtype: these weights are others. Training changes the model that it is "
+            "given."
         )
         problems.append(Problem(path="base_model", message=message))
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

@@ -71,7 +71,7 @@ def trained_script(
         texts: how many notes on each side.
         seed: of the model.
         owners: of the notes of each side; 0 makes every note a unit.
-        more: of the trainer, such as `budget` or `callbacks`.
+        more: of the trainer, such as `budget`, `callbacks` or another `model`.
     """
     notes = [f"note {n}: call room {n * 7 % 50}" for n in range(2 * texts)]
     np.random.default_rng(0).shuffle(notes)
@@ -90,7 +90,6 @@ def trained_script(
     sides = (sorted(names)[:texts], sorted(names)[texts:]) if names else (None, None)
     tokenizer = tiny_tokenizer()
     trainer = DPTrainer(
-        model=tiny_model(seed=seed),
         args=TrainingArguments(
             output_dir=str(folder),
             max_steps=6,
@@ -104,7 +103,7 @@ def trained_script(
         train_dataset=encoded(notes[:texts] + planted, sides[0] and sides[0] + planted),
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         processing_class=tokenizer,
-        **({"privacy": privacy} | more),
+        **({"model": tiny_model(seed=seed), "privacy": privacy} | more),
     )
     trainer.train()
     return Script(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 from datasets import concatenate_datasets
 from peft import LoraConfig, get_peft_model
 
@@ -15,6 +16,8 @@ import dptune
 from dptune.accounting.store import attempts
 from dptune.accounting.store.attempts import Attempt, count_attempts
 from dptune.accounting.store.store import BudgetStore
+from dptune.attacks.settings import ShadowSettings
+from dptune.attacks.signals import held_out_losses
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import (
     ArtifactError,
@@ -349,6 +352,24 @@ def test_base_of_adapters_is_the_model_without_them():
     assert base_digest(adapted) == base_digest(plain)
     next(adapted.get_base_model().parameters()).data[0, 0] += 1
     assert base_digest(adapted) != base_digest(plain)
+
+
+def test_base_in_16_bits_under_adapters_is_measured_in_float32(tmp_path):
+    """Its training was paid for, and nothing could be measured."""
+    target = LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
+    model = get_peft_model(tiny_model().bfloat16(), target)
+    script = trained_script(tmp_path / "out", model=model)
+    base, exact = tiny_model().bfloat16(), tiny_model().bfloat16().float()
+    before, attacks = (
+        weights_digest(base),
+        ATTACKS.model_copy(update={"shadows": ShadowSettings(num_models=4, epochs=1)}),
+    )
+    dossier = measured(script, tmp_path / "model", base_model=base, attacks=attacks)
+    assert weights_digest(base) == before
+    assert {p.dtype for p in base.parameters()} == {torch.bfloat16}
+    rows = list(script.others["input_ids"])
+    expected = held_out_losses(exact.eval(), rows, device="cpu", batch_size=8).nll
+    assert dossier.utility.base_record_nll == pytest.approx(expected, rel=1e-6)
 
 
 def test_held_out_canaries_that_were_trained_on_control_nothing(made, tmp_path):
