@@ -218,12 +218,18 @@ def _chosen(sizes: Sequence[int]) -> tuple[Tensor, list[int]]:
     return torch.cat(picks), [len(p) for p in picks]
 
 
-def rows_apart(noise: Tensor, *, detail: str) -> StepCheck:
-    """No two rows of standard noise, `(rows, entries)`, may be correlated."""
+def rows_apart(noise: Tensor, *, detail: str, num_looks: int = 1) -> StepCheck:
+    """No two rows of standard noise, `(rows, entries)`, may be correlated.
+
+    Args:
+        noise: independent standard normal, if all is well.
+        detail: says what a row is.
+        num_looks: checks that share the false alarm rate.
+    """
     values = noise.double()
     products = (values @ values.T).numpy()
     pairs = np.triu_indices(len(values), 1)
-    limit = product_limit(values.shape[1], num_tests=len(pairs[0]))
+    limit = product_limit(values.shape[1], num_tests=num_looks * len(pairs[0]))
     worst = float(np.abs(products[pairs]).max(initial=0.0))
     return StepCheck(
         name="noise_independence",

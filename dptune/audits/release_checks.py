@@ -299,9 +299,16 @@ def _noise_checks(noise: Sequence[Tensor]) -> list[StepCheck]:
     """Standard noise of each release, `(sequences, entries)`: its size, and fresh."""
     if not noise or len({rows.shape[1] for rows in noise}) > 1:
         return [StepCheck.failed("noise_variance", "Releases have no noise alike.")]
-    rows = torch.cat(list(noise))
-    detail = "largest correlation of the noise of two releases"
-    return [variance_check("noise_variance", [rows]), rows_apart(rows, detail=detail)]
+    rows, shortest = torch.cat(list(noise)), min(map(len, noise))
+    whole = torch.stack([release[:shortest].flatten() for release in noise])
+    sequences = rows_apart(
+        rows, detail="largest correlation of the noise of two sequences", num_looks=2
+    )
+    releases = rows_apart(
+        whole, detail="largest correlation of the noise of two releases", num_looks=2
+    )
+    apart = max(sequences, releases, key=lambda check: check.measured / check.limit)
+    return [variance_check("noise_variance", [rows]), apart]
 
 
 def _sizes(few: UserSequences, plan: ForwardPlan) -> list[int]:
