@@ -4,6 +4,7 @@ A finished identical stage is answered by the stage's own folder instead, where 
 charge lies beside the weights.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from zenml import get_step_context, log_metadata, step
@@ -60,7 +61,6 @@ def train_stage(
     The audit is of this very run: what was recorded while it trained, and a few steps
     run again on its own data.
     """
-    from dptune.workflow.attempts import record_trace
     from dptune.workflow.budget import release_held, spender
     from dptune.workflow.device import pick_device, remembered_peak
     from dptune.workflow.inputs import StageInputs
@@ -83,7 +83,9 @@ def train_stage(
     )
     workspace = current_workspace()
     home = workspace.runs / inputs.key()
-    tracer = _tracer(inputs, labelled, canaries, attacks, performance)
+    tracer = _tracer(
+        inputs, labelled, canaries, attacks, performance, reservation=reservation
+    )
     with (
         freed_memory_kept(pick_device(performance.device)),
         release_held(workspace.budget_url, reservation),
@@ -117,15 +119,7 @@ def train_stage(
         )
     log_metadata({"audit": audited.summary})
     log_internal_curve(f"{stage}/loss", {p.step: p.loss for p in done.report.curve})
-    trace = tracer.points()
-    if trace:
-        record_trace(
-            workspace.budget_url,
-            reservation.id,
-            canaries.digest,
-            data_set=reservation.data_set,
-        )
-    more = {"peak_memory_bytes": peak.num_bytes, "trace": trace}
+    more = {"peak_memory_bytes": peak.num_bytes, "trace": tracer.points()}
     report = done.report.model_copy(update=more)
     return done.bundle, done.ledger, report, audited, done.trained
 
@@ -136,8 +130,11 @@ def _tracer(
     canaries: CanarySet,
     attacks: AttackSettings,
     performance: PerformanceSettings,
+    *,
+    reservation: BudgetReservation,
 ) -> "Tracer":
     """Measure the stage's model while it trains, beside its checkpoint."""
+    from dptune.workflow.attempts import record_trace
     from dptune.workflow.tracing import Tracer
 
     workspace = current_workspace()
@@ -150,4 +147,11 @@ def _tracer(
         performance=performance,
         file=workspace.runs / inputs.key() / "trace.jsonl",
         cache=workspace.cache,
+        enter=partial(
+            record_trace,
+            workspace.budget_url,
+            reservation.id,
+            canaries.digest,
+            data_set=reservation.data_set,
+        ),
     )

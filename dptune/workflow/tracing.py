@@ -1,7 +1,7 @@
 """A stage measured while it trains: utility and exposure at a few steps of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,7 @@ class Tracer:
         performance: memory and speed.
         file: where the figures are kept, beside the stage's checkpoint.
         cache: folder for candidate tries.
+        enter: called before each measurement, so that nobody sees one uncounted.
     """
 
     plan: StagePlan
@@ -62,6 +63,7 @@ class Tracer:
     performance: PerformanceSettings
     file: Path
     cache: Path
+    enter: Callable[[], None] = field(repr=False)
 
     @property
     def steps(self: Self) -> frozenset[int]:
@@ -95,6 +97,7 @@ class Tracer:
         """Measure the model after `step` steps, if that is one of them."""
         if step not in self.steps:
             return
+        self.enter()
         with TemporaryDirectory() as folder:
             save_model(loaded.model, loaded.tokenizer, Path(folder) / "model")
             point = self._measure(step, load_measured(Path(folder) / "model"))

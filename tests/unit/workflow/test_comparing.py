@@ -162,7 +162,7 @@ def test_no_interval_without_a_measured_rate_or_a_stage_that_counts_on_it():
 
 @pytest.fixture
 def tracer(corpus, tmp_path):
-    def make(inputs, count):
+    def make(inputs, count, enter=int):
         spec = CanarySpec(num_planted=0, num_held_out=0)
         rows = corpus.dataset.add_column("spans", [[]] * len(corpus.dataset))
         return Tracer(
@@ -174,6 +174,7 @@ def tracer(corpus, tmp_path):
             performance=PERFORMANCE,
             file=tmp_path / inputs.key() / "trace.jsonl",
             cache=tmp_path,
+            enter=enter,
         )
 
     return make
@@ -196,6 +197,30 @@ def test_stage_is_measured_on_the_way_and_trains_the_same(
         inputs, PrivacyLedger(), folder=tmp_path / "b", performance=PERFORMANCE
     )
     assert seen.bundle.digest == other.bundle.digest
+
+
+def test_measurement_is_entered_before_anybody_can_see_it(
+    make_inputs, tracer, tmp_path
+):
+    """A run that is killed behind its first figures was seen all the same."""
+    inputs, seen = make_inputs(seed=3), []
+
+    def dies_the_second_time():
+        seen.append(len(traced.points()))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    traced = tracer(inputs, 2, dies_the_second_time)
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(
+            inputs,
+            PrivacyLedger(),
+            watch=traced.watch,
+            folder=tmp_path,
+            performance=PERFORMANCE,
+        )
+    assert seen == [0, 1]
+    assert len(traced.points()) == 1
 
 
 def test_nothing_is_measured_unless_asked(make_inputs, tracer):
