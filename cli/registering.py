@@ -54,9 +54,9 @@ def register_measured_model(
     open_workspace()
     from pipelines.register import register_pipeline
     from pipelines.train import failures
-    from steps._tracking import refuse_deleted_experiment
+    from steps._tracking import connect, refuse_deleted_experiment
 
-    refuse_deleted_experiment(register_pipeline.name)
+    refuse_deleted_experiment(connect(), register_pipeline.name)
     failures.clear()
     try:
         response = finished(

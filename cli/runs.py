@@ -127,9 +127,9 @@ def run_training(
     from pipelines.train import failures, step_names, train_pipeline
     from steps._observing import hooks
     from steps._scheduling import finished_run, work_tag
-    from steps._tracking import refuse_deleted_experiment
+    from steps._tracking import connect, refuse_deleted_experiment
 
-    refuse_deleted_experiment(train_pipeline.name)
+    refuse_deleted_experiment(connect(), train_pipeline.name)
     tag = work_tag(config, checked.fingerprint)
     if if_changed and (done := finished_run(tag)) is not None:
         raise NothingToDo(f"nothing changed since {done}; nothing was done or spent")

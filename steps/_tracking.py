@@ -67,13 +67,17 @@ def connect() -> MlflowClient:
     return client
 
 
-def refuse_deleted_experiment(name: str) -> None:
+def refuse_deleted_experiment(client: MlflowClient, name: str) -> None:
     """Refuse to start what could not be logged: its steps would end in a crash.
+
+    Args:
+        client: of the stack's MLflow, as `connect` returns it.
+        name: of the experiment, which need not be there yet.
 
     Raises:
         ArtifactError: somebody deleted the experiment in MLflow.
     """
-    found = MlflowClient().get_experiment_by_name(name)
+    found = client.get_experiment_by_name(name)
     if found is not None and found.lifecycle_stage == "deleted":
         raise ArtifactError(
             f"MLflow's experiment {name} must be there to log in, but was deleted. "

@@ -116,12 +116,13 @@ def test_description_and_trail_fit_into_a_server(version):
 
 def test_run_whose_experiment_was_deleted_does_not_start(version):
     """Its first training step ended in a crash, and so did the same command again."""
-    place = MlflowClient().get_experiment_by_name("e").experiment_id
-    _tracking.refuse_deleted_experiment("e")
-    _tracking.refuse_deleted_experiment("none yet")
-    MlflowClient().delete_experiment(place)
+    client = MlflowClient()
+    place = client.get_experiment_by_name("e").experiment_id
+    _tracking.refuse_deleted_experiment(client, "e")
+    _tracking.refuse_deleted_experiment(client, "none yet")
+    client.delete_experiment(place)
     with pytest.raises(ArtifactError, match=f"restore --experiment-id {place}"):
-        _tracking.refuse_deleted_experiment("e")
+        _tracking.refuse_deleted_experiment(client, "e")
 
 
 def test_comparison_whose_experiment_was_deleted_does_not_start(project):

@@ -6,6 +6,7 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Annotated
 
+import mlflow
 import pytest
 from zenml import Model, pipeline, step
 from zenml.client import Client
@@ -185,7 +186,9 @@ def test_evidence_that_this_project_did_not_pay_for_is_refused(
     assert "ScriptBudget" in output
 
 
-def test_registration_whose_experiment_was_deleted_does_not_start(project, scripted):
+def test_registration_whose_experiment_was_deleted_does_not_start(
+    project, scripted, tmp_path
+):
     """It ended in a crash, with a failed run in ZenML."""
     home, _ = scripted
     client = connect()
@@ -193,6 +196,7 @@ def test_registration_whose_experiment_was_deleted_does_not_start(project, scrip
     place = found.experiment_id if found else client.create_experiment("register")
     before = Client().list_pipeline_runs(size=1).total
     client.delete_experiment(place)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/others.db")  # as a new process has
     code, output = register(project, home, name="unlogged")
     client.restore_experiment(place)
     assert code == 2, output
