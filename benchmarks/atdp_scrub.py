@@ -167,6 +167,7 @@ class Probe:
             performance=SPEED,
             file=home / f"{plan.recipe}-{stage}.jsonl",
             cache=home.parent,
+            enter=lambda: None,  # there is no store that counts
         )
         self._tracer.file.unlink(missing_ok=True)
         self._ranking = CanaryRanking(

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
@@ -10,8 +11,10 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from zenml.client import Client
 
 from cli.faults import fault_of
+from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError
 from dptune.results import RegisteredVersion
+from dptune.workflow.attempts import attempts_on
 from steps import _champions, _figures, _tracking
 from steps._registry import ensure_zenml_version, show_decision, twin_name
 from tests.unit.reports.samples import gate_decision
@@ -217,3 +220,25 @@ def test_registry_that_was_cut_off_while_its_tables_were_made_is_made_anew(
         assert _tracking.connect().search_registered_models() == []
     finally:
         _tracking.mlflow.set_tracking_uri(before)
+
+
+def test_step_enters_measurements_under_its_reservation(
+    project, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    from steps.train_stage import _tracer  # noqa: PLC0415 - needs a stack
+
+    url = f"sqlite:///{tmp_path}/budget.db"
+    monkeypatch.setenv("DPTUNE_BUDGET_URL", url)
+    BudgetStore.open(url).engine.dispose()
+    for run in ("a", "a", "b"):
+        tracer = _tracer(
+            SimpleNamespace(plan=None, max_tokens=8, key=lambda: "key"),
+            labelled=None,
+            canaries=SimpleNamespace(digest="canaries"),
+            attacks=None,
+            performance=None,
+            reservation=SimpleNamespace(id=run, data_set="people"),
+        )
+        tracer.enter()
+    with BudgetStore.find(url) as store:
+        assert attempts_on(store, "people").evaluations == 2

@@ -1,7 +1,6 @@
 """A store that was deleted or set back is refused: the journals know what was spent."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,8 +20,6 @@ from dptune.workflow.attempts import (
 )
 from dptune.workflow.budget import budget_cost
 from dptune.workflow.preflight import BudgetPlace
-from infra.workspace import current_workspace
-from steps.train_stage import _tracer
 from tests.budgets import request
 from tests.unit.reports import samples
 
@@ -172,25 +169,6 @@ def test_run_that_is_measured_while_it_trains_is_one_evaluation_of_a_draw(place)
     record_evaluation(place.url, (samples.exposure_report(),), data_set="people")
     store = BudgetStore.find(place.url)
     assert attempts_on(store, "people").evaluations == 4
-    store.engine.dispose()
-
-
-def test_step_enters_measurements_under_its_reservation(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPTUNE_HOME", str(tmp_path))
-    url = current_workspace().budget_url
-    BudgetStore.open(url).engine.dispose()
-    for run in ("a", "a", "b"):
-        tracer = _tracer(
-            SimpleNamespace(plan=None, max_tokens=8, key=lambda: "key"),
-            labelled=None,
-            canaries=SimpleNamespace(digest="canaries"),
-            attacks=None,
-            performance=None,
-            reservation=SimpleNamespace(id=run, data_set="people"),
-        )
-        tracer.enter()
-    store = BudgetStore.find(url)
-    assert attempts_on(store, "people").evaluations == 2
     store.engine.dispose()
 
 

@@ -90,6 +90,7 @@ def test_line_of_a_trace_that_was_cut_off_is_no_point(tmp_path):
         performance=PERFORMANCE,
         file=tmp_path / "trace.jsonl",
         cache=tmp_path,
+        enter=int,
     )
     first, second = (TracePoint(stage="private", step=step) for step in (3, 5))
     traced.keep(first)
