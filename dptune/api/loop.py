@@ -54,7 +54,7 @@ class Batches:
     """What a script's own loader tells of its batches.
 
     Args:
-        length: how many there are, once through the data.
+        length: how many steps make an epoch; public.
         columns: that each of them has.
         has_own_loss: whether the loss is the script's, given beforehand.
     """
@@ -120,15 +120,15 @@ class PrivateLoop:
         )
 
     def __len__(self) -> int:
-        """Return how many steps there are; in place of a loader, its own length."""
+        """Return how many steps there are; in place of a loader, in an epoch."""
         return self.num_steps if self.batches is None else self.batches.length
 
     def __iter__(self) -> Iterator[Any]:
         """Train, a step each time.
 
-        In place of a loader, as many steps as it has batches, and the next ones when it
-        is gone through again, until all are taken: a batch each time, which the body
-        hands to the model. Else a `StepProgress`, whose `loss` and `tokens` are
+        In place of a loader, an epoch's steps, and the next ones when it is gone
+        through again, until all are taken: a batch each time, which the body hands to
+        the model. Else a `StepProgress`, whose `loss` and `tokens` are
         private.
 
         Raises:

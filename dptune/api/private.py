@@ -253,11 +253,13 @@ def make_private(
             check_start(model, optimizer)
     given.check()
     batches, own_loss = None, loss is not None
+    columns: tuple[str, ...] = ()
     if isinstance(data, DataLoader):
-        length = len(data)
         data, columns = rows_of(data)
-        batches = Batches(length=length, columns=columns, has_own_loss=own_loss)
     units = sizes.units(data, owners, model=model, own_loss=own_loss)
+    if columns:
+        length = target.epoch_steps(units)
+        batches = Batches(length=length, columns=columns, has_own_loss=own_loss)
     account, _ = Account.opened(path, units, target, sizes, model=model, spend=spend)
     check_shapes(account.plan, dtype=precision, max_tokens=sizes.max_tokens)
     feed = _feed(

@@ -1,5 +1,6 @@
 """What a script asks for in privacy, and the plan, charges and claim that follow."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ class PrivacyTarget:
             ConfigError: numbers are impossible; all at once.
             InfeasibleBudgetError: no noise is enough.
         """
-        num_units = self.public_units or data.num_units
+        num_units = self._num_units(data)
         self._check(num_units)
         budget = PrivacyBudget(
             target_epsilon=self.target_epsilon, target_delta=self.target_delta
@@ -113,6 +114,18 @@ class PrivacyTarget:
             prior=before.event(Notion.RECORD) if before.entries else None,
         )
         return at(found)
+
+    def epoch_steps(self, data: UnitDataset) -> int:
+        """Return the steps in which each unit joins once, in expectation.
+
+        Where a body saves or lowers its rate shows them, so that they follow from the
+        number of units that the plan follows from, never from rows.
+        """
+        return math.ceil(self._num_units(data) / self.expected_batch_size)
+
+    def _num_units(self, data: UnitDataset) -> int:
+        """Return the number of units that is public, or taken for it."""
+        return self.public_units or data.num_units
 
     def _check(self, num_units: int) -> None:
         """Report all numbers that no plan can be made of."""

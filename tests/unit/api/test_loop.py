@@ -86,7 +86,7 @@ def made(tmp_path):
         trained = [value for value in model.parameters() if value.requires_grad]
         optimizer = changes.pop("optimizer", torch.optim.AdamW)(trained, lr=0.01)
         kind, first = changes.pop("loader", DataLoader), changes.pop("first", None)
-        rows = [*ROWS]
+        rows = [*changes.pop("rows", ROWS)]
         if first is not None:
             row = [first, *NUMBERS[0][1:]]
             rows[0] = {"input_ids": row, "attention_mask": [1] * 4, "labels": row}
@@ -190,6 +190,37 @@ def test_clip_of_a_released_gradient_is_computed_from_it():
 def test_other_writes_to_a_released_gradient_are_no_clip(change):
     released = [torch.randn(3, 2), torch.randn(5)]
     assert clipped_again(change(released), released) is None
+
+
+def moves_by_epoch(script):
+    """Whether each step moves weights, where a body stops in its second epoch."""
+    moves = []
+    for epoch in range(2):
+        script.optimizer.param_groups[0]["lr"] = 0.01 * (1 - epoch)
+        for batch in script.loader:
+            before = weights(script.model).clone()
+            step(script, batch)
+            moves.append(float((weights(script.model) - before).norm()) > 0)
+    return moves
+
+
+EPOCHS = {
+    "public_units": ({"public_units": 40}, {}, [True] * 2 + [False] * 2),
+    "owners": (
+        {"owners": [n // 2 for n in range(40)], "max_rows_per_unit": 4},
+        {"owners": [n // 2 for n in range(40)] + [19], "max_rows_per_unit": 4},
+        [True, False],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EPOCHS)
+def test_number_of_rows_ends_no_epoch(made, tmp_path, name):
+    units, more, moves = EPOCHS[name]
+    assert moves_by_epoch(made(**units)) == moves
+    rows, journal = [*ROWS, ROWS[0]], tmp_path / "other.jsonl"
+    neighbor = made(**{**units, **more}, rows=rows, journal=journal)
+    assert moves_by_epoch(neighbor) == moves
 
 
 @pytest.mark.parametrize("name", REFUSED)
