@@ -127,8 +127,8 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     ),
     Assumption.REPLACEMENT_KEEPS_NUM_UNITS: Explanation(
         sentence="The number of units stays as it is where one of them holds something "
-        "else: here another text may repeat one that is there, or fall into another "
-        "split, and rates and steps follow from the number.",
+        "else: here another text may repeat one that is there, fall into another "
+        "split or leave nothing to learn, and rates and steps follow from the number.",
         weakens=_REPLACED,
     ),
     Assumption.PRIVATE_REVIEW_LISTS: Explanation(

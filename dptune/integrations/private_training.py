@@ -298,6 +298,7 @@ class PrivateTraining(RankedTraining, EvaluationApart):
             rows=rows,
             digest=self._digest(feed, plan.stages[0]),
             budget=self._budget,
+            drops_rows=getattr(self._asked, "max_length", None) is not None,  # TRL
         )
         resumed = checkpoint.name if checkpoint else ""
         digests = {

@@ -31,6 +31,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from torch import nn
 
+from dptune.accounting.assumptions import Assumption
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry
@@ -89,6 +90,7 @@ class ScriptRun:
         rows: what it trains on. Private.
         digest: of model, data, plan and settings.
         budget: that it is charged to, if any.
+        drops_rows: whether the trainer leaves rows out by what they hold.
     """
 
     folder: Path
@@ -97,6 +99,7 @@ class ScriptRun:
     rows: UnitRows = field(repr=False)
     digest: str
     budget: ScriptBudget | None = None
+    drops_rows: bool = False
 
     @property
     def stage(self) -> StagePlan:
@@ -150,8 +153,9 @@ class ScriptRun:
 
     @property
     def corpus(self) -> CorpusReport:
-        """What an entry needs to know of the data: nothing was dropped or marked."""
+        """What an entry needs to know of the data: nothing was marked."""
         rows = self.rows.data
+        texts_decide_units = self.drops_rows and self.privacy.num_units is None
         return CorpusReport(
             source=RECIPE,
             fingerprint=self.rows.fingerprint,
@@ -164,6 +168,8 @@ class ScriptRun:
             num_characters=0,
             privacy_unit=self.privacy.privacy_unit,
             deduplicated=False,
+            assumes=(Assumption.REPLACEMENT_KEEPS_NUM_UNITS.value,)
+            * texts_decide_units,
             validation=ValidationReport(view="original", success=True, expectations=()),
         )
 

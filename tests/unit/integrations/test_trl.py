@@ -1,6 +1,7 @@
 """TRL's trainer: what its own arguments would break, and what it makes targets of."""
 
 import datetime
+import secrets
 
 import pytest
 from datasets import Dataset
@@ -50,6 +51,27 @@ def test_completions_are_the_targets_of_each_record_alone(chat_script, paid):
     weights = trainer.script_run.rows.data.loss_weights
     assert {float(w.sum()) for w in weights} == {3.0}  # two words and an end
     assert trainer.privacy.max_tokens == 12
+
+
+def test_row_that_a_replacement_takes_out_changes_the_rate_and_the_claim_says_so(
+    chat_script, tmp_path
+):
+    def trained(rows, **changes):
+        privacy = asked(relation="replace_one", **changes)
+        folder = str(tmp_path / secrets.token_hex(4))
+        trainer = chat_script(rows, privacy=privacy, output_dir=folder)
+        trainer.train()
+        return trainer.script_run.stage.sample_rate, trainer.certificate
+
+    rows = make_prompts()
+    replaced = [{"prompt": " w1" * 12, "completion": " w2"}, *rows[1:]]
+    (rate, _), (other, claim) = trained(rows), trained(replaced)
+    assert (rate, other) == (4 / 40, 4 / 39)
+    assert claim.status == "conditional"
+    assert "replacement_keeps_num_units" in claim.assumptions
+    (rate, claim), (other, _) = (trained(r, num_units=40) for r in (rows, replaced))
+    assert rate == other
+    assert claim.status == "certified"
 
 
 def test_owners_of_conversations_are_the_units(chat_script, paid):
