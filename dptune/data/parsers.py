@@ -128,7 +128,7 @@ def parse_csv(
     columns: Sequence[str],
     log: ProblemLog,
 ) -> Iterator[Row]:
-    """Yield one row a line below the header."""
+    """Yield the rows below the header, by the line that each begins on."""
     reader = csv.reader(
         lines,
         delimiter=delimiter,
@@ -137,24 +137,27 @@ def parse_csv(
         strict=True,
     )
     usual = csv.field_size_limit(_LONGEST_FIELD)  # of the process
+    first = 1
     try:
         header = next(reader, [])
         if not check_columns(header, columns, name=name, log=log):
             return
+        first = reader.line_num + 1
         for values in reader:
+            number, first = first, reader.line_num + 1
             if not values:
                 continue
             if len(values) == len(header):
-                yield reader.line_num, dict(zip(header, values, strict=True))
+                yield number, dict(zip(header, values, strict=True))
                 continue
             log.add_row(
-                f"{name} row {reader.line_num}",
+                f"{name} row {number}",
                 f"must have {len(header)} fields like the header, got more or fewer.",
                 "Quote fields that hold the delimiter, or set delimiter.",
             )
     except csv.Error:
         log.add(
-            f"{name} row {reader.line_num}",
+            f"{name} row {first}",
             "must be well-formed CSV, got an open or stray quote or a field that is "
             f"longer than {csv.field_size_limit()} characters.",
             "Repair it, or set quote_character to null if the file does not quote.",

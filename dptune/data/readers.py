@@ -1,7 +1,8 @@
 """Read any source into records, or into a data set with `id, text, unit_id`."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dptune.data.checks import SPLIT_NAMES
@@ -67,16 +68,47 @@ def read_records(
         case FolderSource():
             yield from _read_folder(source, data_root=data_root, log=log)
         case _:
-            places = [
+            read = set[str]()
+            located = [
                 (split, name, locate(path, data_root, name=name, log=log))
                 for split, path in source.files()
                 for name in (display_name(path),)
             ]
-            for split, name, place in places:
-                if place is not None:
-                    yield from _read_file(
-                        source, place, name=name, split=split, log=log
-                    )
+            for split, name, place in located:
+                places = [] if place is None else [place]
+                for file in _not_read(places, read, name=name, log=log):
+                    yield from _read_file(source, file, name=name, split=split, log=log)
+
+
+def _not_read(
+    files: Sequence[Path], read: set[str], *, name: str, log: ProblemLog
+) -> list[Path]:
+    """Return files that were not read before, and report the others.
+
+    A file that two paths, links or splits name would be there twice: each of its
+    records as two units, and perhaps on two sides.
+
+    Args:
+        files: to be read now.
+        read: what files really are that were read before; those of now are added.
+        name: of what lists them, in messages.
+        log: where the others are reported.
+    """
+    found, again = list[Path](), 0
+    for file in files:
+        place = os.path.realpath(file)
+        again += place in read
+        if place not in read:
+            found.append(file)
+        read.add(place)
+    if again:
+        log.add(
+            name,
+            "must name each file once, got "
+            f"{again:,} that another path, link or split names too.",
+            "Remove the links, or give each split files of its own.",
+        )
+    return found
 
 
 def source_files(source: DataSource, *, data_root: Path | None) -> list[Path] | None:
@@ -123,9 +155,10 @@ def _read_file(
     """Read one file of a known format."""
     if isinstance(source, TextSource):
         text = _text_of(source, path, name=name, log=log)
+        if text is None:
+            return
         document = name if split is None else f"{split}/{name}"
-        lines = [""] if text is None else text.lines()
-        for row, value in parse_text(lines, record=source.record):
+        for row, value in parse_text(text.lines(), record=source.record):
             yield RawRecord(
                 file=name,
                 row=row,
@@ -216,6 +249,7 @@ def _read_folder(
     source: FolderSource, *, data_root: Path | None, log: ProblemLog
 ) -> Iterator[RawRecord]:
     """Read the files of one folder, or of one folder a split."""
+    read = set[str]()
     for split, path in source.files():
         name = display_name(path)
         folder = locate(path, data_root, name=name, log=log)
@@ -236,7 +270,7 @@ def _read_folder(
                 f"must hold a file that matches {source.pattern!r}, got 0.",
                 "Check pattern.",
             )
-        for file in files:
+        for file in _not_read(files, read, name=name, log=log):
             relative = file.relative_to(folder).as_posix()
             if locate(file, data_root, name=relative, log=log) is None:
                 continue

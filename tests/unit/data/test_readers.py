@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dptune.data import parsers
+from dptune.data import parsers, readers
 from dptune.data.building import build_corpus
 from dptune.data.records import RawRecord
+from dptune.data.splitting import SplitSettings
 from dptune.errors import DataError
 from dptune.privacy import PrivacyUnit
 from tests.support.sources import parse_source, read_source
@@ -319,3 +320,97 @@ def test_text_position_ids_name_file_and_line(tmp_path):
     rows = read_source(source, data_root=tmp_path)
 
     assert rows["id"] == ["train/a.txt:1", "train/a.txt:3"]
+
+
+def one_file(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.txt").write_text("first\nsecond\nthird\n")
+
+
+def by_link_beside_it(folder):
+    one_file(folder / "d")
+    (folder / "d" / "latest.txt").symlink_to("a.txt")
+    return {"kind": "folder", "path": "d"}
+
+
+def by_linked_folder(folder):
+    one_file(folder / "d" / "v1")
+    (folder / "d" / "current").symlink_to("v1", target_is_directory=True)
+    return {"kind": "folder", "path": "d", "pattern": "*/*.txt"}
+
+
+def by_folder_in_a_folder(folder):
+    one_file(folder / "d" / "test")
+    return {"kind": "folder", "train": "d", "test": "d/test"}
+
+
+def by_two_splits(folder):
+    one_file(folder)
+    return {"kind": "text", "train": "a.txt", "test": "./a.txt"}
+
+
+def by_link_of_another_split(folder):
+    one_file(folder)
+    (folder / "b.txt").symlink_to("a.txt")
+    return {"kind": "text", "train": "a.txt", "test": "b.txt"}
+
+
+TWICE = [
+    *(by_link_beside_it, by_linked_folder, by_folder_in_a_folder),
+    *(by_two_splits, by_link_of_another_split),
+]
+
+
+def documents(source, folder):
+    """Build a corpus whose units are files, and return the units of every text."""
+    corpus = build_corpus(
+        parse_source(source),
+        privacy_unit=PrivacyUnit.DOCUMENT,
+        data_root=folder,
+        splits=SplitSettings(validation=0, test=0),
+        min_records=1,
+        validate=False,
+    )
+    units = {}
+    for row in corpus.dataset:
+        units.setdefault(row["text"], set()).add(row["unit_id"])
+    return units
+
+
+@pytest.mark.parametrize("way", TWICE)
+def test_file_that_is_there_twice_is_refused(way, tmp_path):
+    with pytest.raises(DataError, match="must name each file once, got 1 that"):
+        documents(way(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("way", TWICE)
+def test_twin_that_takes_names_for_files_makes_two_units_of_one(
+    way, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(readers, "_not_read", lambda files, *_, **__: files)
+    assert {len(units) for units in documents(way(tmp_path), tmp_path).values()} == {2}
+
+
+def test_file_of_which_nothing_was_read_has_no_other_fault(tmp_path):
+    one_file(tmp_path / "d")
+    (tmp_path / "d" / "a.txt").write_bytes(gzip.compress(b"hello"))
+    with pytest.raises(DataError) as refusal:
+        documents({"kind": "folder", "path": "d"}, tmp_path)
+    (problem,) = refusal.value.problems
+    assert problem.message == "must be plain text, got gzip data."
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ('1,"a\nb"\n\n2," \n "\n3,c\n', "a.csv row 5 (id 2)"),
+        ('1,"a\nb"\n2,"c\nd",e\n3,f\n', "a.csv row 4"),
+        ('1,"a\nb"\n2,"c\nd\n3,e\n', "a.csv row 4"),
+    ],
+    ids=["a blank text", "a field too many", "a quote that is never closed"],
+)
+def test_row_of_a_table_is_the_line_that_it_begins_on(rows, named, tmp_path):
+    (tmp_path / "a.csv").write_text(f"id,text\n{rows}")
+    with pytest.raises(DataError) as refusal:
+        read(tmp_path, kind="csv", path="a.csv", id_column="id")
+    assert [problem.path for problem in refusal.value.problems] == [named]
