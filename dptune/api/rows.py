@@ -22,6 +22,7 @@ from dptune.data.collated import (
     lookalike_problems,
     preference_problems,
     read_collated,
+    repeated_problems,
     unit_name,
 )
 from dptune.data.records import MAX_ROWS_NAMED
@@ -135,6 +136,8 @@ def check_kind(data: object, owners: object) -> None:
         problems.append(Problem(path="owners", message=message))
     elif owners is not None:
         problems += _owner_problems(cast("Iterable[object]", owners))
+    else:
+        problems += repeated_problems("data", data, owners="owners")
     if problems:
         raise ConfigError(problems)
 

@@ -10,7 +10,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
+from datasets import Dataset
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 
 from dptune.accounting.store.reservations import num_lookalikes
 from dptune.errors import ConfigError, Problem
@@ -140,6 +143,67 @@ def lookalike_problems(path: str, owners: Iterable[str]) -> list[Problem]:
         "NFD): each would be a unit of its own."
     )
     return [Problem(path=path, message=message, next_step="Write them alike.")]
+
+
+def repeated_problems(path: str, rows: object, *, owners: str) -> list[Problem]:
+    """Refuse rows that stand in a data set several times, as oversampling leaves them.
+
+    Each would be a unit of its own, and a record that stands k times a group of k. Rows
+    that were written anew, as by `map`, cannot be told from others that say the same.
+
+    Args:
+        path: of the rows, in errors.
+        rows: of a script, of known length; none is read.
+        owners: what names the owner of each row, who may have several.
+    """
+    number = _num_repeated(rows)
+    if not number:
+        return []
+    message = (
+        f"must hold each row once, but {number:,} are another row once more, as "
+        "`rows * 2`, repeat, select, Subset or ConcatDataset leave them: each would be "
+        "a unit of its own, and the claim of one is not that of the record."
+    )
+    step = f"Leave each row once, or name in {owners} whose rows they are."
+    return [Problem(path=path, message=message, next_step=step)]
+
+
+def _num_repeated(rows: object) -> int:
+    """Count rows that are another one once more.
+
+    >>> row = {"input_ids": [1, 2]}
+    >>> _num_repeated([row, row, dict(row)]), _num_repeated(Subset([row], [0, 0]))
+    (1, 1)
+    """
+    places = _places(rows)
+    return len(places) - len(np.unique(places, axis=0))
+
+
+def _places(rows: Any) -> NDArray[np.int64]:  # noqa: ANN401 - a script's
+    """Say where in memory each row is read from, `(rows, 2)`."""
+    if isinstance(rows, Subset):
+        return _places(rows.dataset)[np.asarray(rows.indices, np.int64)]
+    if isinstance(rows, ConcatDataset):
+        return np.concatenate([_places(part) for part in rows.datasets])
+    if isinstance(rows, list | tuple):
+        own = (id(r) if isinstance(r, Mapping) else at for at, r in enumerate(rows))
+        return _numbered(0, np.fromiter(own, np.int64))  # texts may be shared
+    if isinstance(rows, Dataset) and rows.column_names:
+        column = "input_ids" if "input_ids" in rows.column_names else 0
+        found = [np.empty((0, 2), np.int64)]
+        for number, chunk in enumerate(rows.data.column(column).chunks):
+            values = chunk.buffers()[-1]
+            base = -1 - number if values is None else values.address
+            found.append(_numbered(base, chunk.offset + np.arange(len(chunk))))
+        places = np.concatenate(found)
+        chosen = rows._indices
+        return places if chosen is None else places[chosen.column(0).to_numpy()]
+    return _numbered(id(rows), np.arange(len(rows)))
+
+
+def _numbered(base: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Put one number before each of several."""
+    return np.stack([np.full_like(numbers, base), numbers], axis=1)
 
 
 def preference_problems(path: str, columns: Iterable[str]) -> list[Problem]:

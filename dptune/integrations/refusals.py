@@ -17,6 +17,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.optimization import GreedyLR
 
+from dptune.data.collated import repeated_problems
 from dptune.dpsgd.gradients import check_modules
 from dptune.dpsgd.optimizer import needs_more
 from dptune.dpsgd.parameters import hooked_parameters, trainable_parameters
@@ -133,6 +134,10 @@ def part_problems(
         for name, (holds, message, next_step) in checks.items()
         if not holds
     ]
+    if checks["train_dataset"][0] and owner is None:
+        found += repeated_problems(
+            "train_dataset", train_dataset, owners="privacy.unit_column"
+        )
     kinds = [c if isinstance(c, type) else type(c) for c in callbacks]
     trackers = sorted(k.__name__ for k in kinds if issubclass(k, _TRACKERS))
     if trackers and not privacy.reports_stay_inside:

@@ -218,7 +218,7 @@ EPOCHS = {
 def test_number_of_rows_ends_no_epoch(made, tmp_path, name):
     units, more, moves = EPOCHS[name]
     assert moves_by_epoch(made(**units)) == moves
-    rows, journal = [*ROWS, ROWS[0]], tmp_path / "other.jsonl"
+    rows, journal = [*ROWS, {**ROWS[0]}], tmp_path / "other.jsonl"
     neighbor = made(**{**units, **more}, rows=rows, journal=journal)
     assert moves_by_epoch(neighbor) == moves
 
@@ -325,6 +325,7 @@ UNFIT = {
     "hooks on gradients": ({"model": hooked}, "no hooks on gradients"),
     "steps in steps": ({"optimizer": Twice}, "at once, got Twice.* Use AdamW itself"),
     "loader": ({"loader": WayOfItsOwn}, "torch's own DataLoader, got WayOfItsOwn"),
+    "rows twice": ({"rows": [*ROWS, ROWS[0]]}, "but 1 are another row once more"),
     "tokens": ({"first": 999}, "tokens from 0 to below 257"),
     "tokens below 0": ({"first": -1}, "tokens from 0 to below 257"),
 }

@@ -558,9 +558,9 @@ MISUSES = {
         "mask them there in a `loss` of make_private",
     ),
     "rows_are_preferences": (
-        lambda _: {"data": [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 40},
+        lambda _: {"data": [{"prompt": "a", "chosen": "b"} for _ in range(40)]},
         DataError,
-        "got the columns chosen, rejected of preferences",
+        "got the columns chosen of preferences",
     ),
     "owners_are_too_few": (lambda _: {"owners": [1, 2]}, ConfigError, "every row"),
     "batch_is_larger_than_the_data": (

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import DistributedType
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets, interleave_datasets
 from peft import PromptTuningConfig, get_peft_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import ConcatDataset, Subset
 from transformers import (
     EarlyStoppingCallback,
     GPT2LMHeadModel,
@@ -448,6 +449,48 @@ class Stream(torch.utils.data.IterableDataset):
 )
 def test_stream_is_refused(script, paid, data):
     refused(script, paid, "known length", train_dataset=data, max_steps=3)
+
+
+FIVE = range(5)
+REPEATED = {
+    "list": lambda rows: rows + rows[:5],
+    "subset": lambda data: Subset(data, [*range(40), *FIVE]),
+    "ConcatDataset": lambda data: ConcatDataset([data, data]),
+    "select": lambda data: data.select([*range(40), *FIVE]),
+    "concatenate_datasets": lambda data: concatenate_datasets(
+        [data, data.select(FIVE)]
+    ),
+    "interleave_datasets": lambda data: interleave_datasets(
+        [data, data.select(FIVE)], stopping_strategy="all_exhausted"
+    ),
+}
+ONCE = {
+    "shuffled": lambda data: data.shuffle(seed=0),
+    "split": lambda data: data.train_test_split(test_size=0.2, seed=0)["train"],
+    "parts": lambda data: concatenate_datasets(
+        [data.select(FIVE), data.select(range(5, 40))]
+    ),
+    "others that say the same": lambda data: concatenate_datasets(
+        [data, Dataset.from_list(make_rows())]
+    ),
+}
+
+
+@pytest.mark.parametrize("way", REPEATED)
+def test_rows_that_stand_several_times_are_refused(script, paid, way):
+    rows = make_rows() if way == "list" else Dataset.from_list(make_rows())
+    refused(script, paid, "each row once", train_dataset=REPEATED[way](rows))
+
+
+@pytest.mark.parametrize("way", ONCE)
+def test_rows_that_stand_once_are_taken(script, way):
+    script(train_dataset=ONCE[way](Dataset.from_list(make_rows())))
+
+
+def test_rows_of_an_owner_may_stand_several_times(script):
+    rows = [row | {"who": f"u{i}"} for i, row in enumerate(make_rows())]
+    owned = asked(privacy_unit="user", unit_column="who", max_rows_per_unit=2)
+    script(privacy=owned, train_dataset=rows + rows[:5])
 
 
 @pytest.mark.parametrize("column", ["seq_lengths", "position_ids"])
