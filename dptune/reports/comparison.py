@@ -213,7 +213,8 @@ class ComparisonRow(Report):
         next_token_accuracy: of a language model.
         exposure, held_out_exposure, base_exposure: mean bits of planted canaries, of
             controls, and of the planted ones under the base model.
-        exposure_p_value: of each seed's planted canaries against chance; the smallest.
+        exposure_p_value: of planted canaries against chance; the smallest among the
+            seeds, times their number (Bonferroni).
         membership, blind: true positives of the strongest attack, and of one that never
             asks the model, at `low_fpr`; their areas under the curve beside them.
         certificate: that with the largest epsilon among the seeds.
@@ -378,7 +379,7 @@ def _row(
         exposure=spread(m.planted for m in exposures),
         held_out_exposure=spread(m.held_out for m in exposures),
         base_exposure=spread(m.base for m in exposures),
-        exposure_p_value=min(p_values, default=None),
+        exposure_p_value=min(1.0, len(p_values) * min(p_values)) if p_values else None,
         membership=spread(s.tpr_at_low_fpr for s in strongest),
         membership_auc=spread(s.auc for s in strongest),
         blind=spread(s.tpr_at_low_fpr for s in blind),

@@ -52,11 +52,16 @@ def spent(project):
         store.engine.dispose()
 
 
+def versions():
+    return [found.version for found in _tracking.versions("tiny-assistant")]
+
+
 @pytest.fixture(scope="module")
 def compared(file, project):
     """Plan, a run that is told to end, one with a cell that fails, and another."""
-    before = spent(project)
-    found = {"plan": project.run("compare", file, "--plan"), "before": before}
+    _tracking.connect()
+    found = {"before": spent(project), "versions": versions()}
+    found["plan"] = project.run("compare", file, "--plan")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli.comparing, "_run_cell", _terminated)
         found["terminated"] = project.run("compare", file)
@@ -162,7 +167,7 @@ def test_tracker_has_one_parent_with_a_child_for_each_cell(compared, project):
 def test_nothing_is_registered_or_promoted(compared):
     _tracking.connect()
     assert "beside" not in _tracking.model_names()
-    assert len(_tracking.versions("tiny-assistant")) == 2
+    assert versions() == compared["versions"]
 
 
 def test_reports_hold_no_text_of_a_record(compared, project):

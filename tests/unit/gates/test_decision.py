@@ -378,6 +378,13 @@ def test_decide_few_canaries_that_leak_much_are_no_assurance(make):
     )
 
 
+def test_decide_assures_no_more_bits_than_the_candidates_allow(make):
+    report = make.exposure(planted=[1] * 100)
+    decision = decide(make.evidence(exposure=report), make.policy())
+    (found,) = (c for c in decision.criteria if c.name == "assurance")
+    assert found.measured == found.interval.high == math.log2(report.space_size)
+
+
 def test_decide_leak_below_the_size_of_effect_does_not_block(make):
     ranks = [max(1, rank // 2) for rank in make.even_ranks(200)]
     report = make.exposure(planted=ranks)

@@ -22,7 +22,14 @@ from dptune.reports.tables import cells_csv, nominal_cell, rows_csv, trace_csv
 from dptune.results import Interval, TracePoint
 
 from .checks import check_page
-from .samples import card, exposure_report, membership_report, utility_report
+from .samples import (
+    SPACE,
+    canary,
+    card,
+    exposure_report,
+    membership_report,
+    utility_report,
+)
 
 HOSTILE = "<script>alert(1)</script> $x_{1}$"
 FAILED = "the corpus must have a test split, got none."
@@ -359,3 +366,13 @@ def test_trace_csv_has_every_checkpoint_of_every_training():
     assert float(first["sensitive_perplexity"]) == pytest.approx(12.0)
     assert first["accuracy"] == ""
     assert table(trace_csv(report(cell()))) == []
+
+
+def test_p_value_of_a_row_pays_for_the_choice_among_its_seeds():
+    early = [canary(f"planted-{i}", planted=True, rank=SPACE // 8) for i in range(6)]
+    held_out = exposure_report().held_out()
+    exposure = exposure_report(canaries=(*early, *held_out))
+    cells = [cell(seed=seed, exposure=exposure) for seed in range(3)]
+    (one,), (three,) = (comparison_rows(report(*some)) for some in (cells[:1], cells))
+    assert 0 < one.exposure_p_value < 1 / 3
+    assert three.exposure_p_value == pytest.approx(3 * one.exposure_p_value)
