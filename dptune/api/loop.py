@@ -128,8 +128,7 @@ class PrivateLoop:
 
         In place of a loader, an epoch's steps, and the next ones when it is gone
         through again, until all are taken: a batch each time, which the body hands to
-        the model. Else a `StepProgress`, whose `loss` and `tokens` are
-        private.
+        the model. Else a `StepProgress`, whose `loss` and `tokens` are private.
 
         Raises:
             PrivacyError: something else changed gradients or weights, a body left its

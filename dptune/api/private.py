@@ -253,11 +253,11 @@ def make_private(
             check_start(model, optimizer)
     given.check()
     batches, own_loss = None, loss is not None
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None
     if isinstance(data, DataLoader):
         data, columns = rows_of(data)
     units = sizes.units(data, owners, model=model, own_loss=own_loss)
-    if columns:
+    if columns is not None:
         length = target.epoch_steps(units)
         batches = Batches(length=length, columns=columns, has_own_loss=own_loss)
     account, _ = Account.opened(path, units, target, sizes, model=model, spend=spend)

@@ -174,6 +174,9 @@ def _num_repeated(rows: object) -> int:
     >>> row = {"input_ids": [1, 2]}
     >>> _num_repeated([row, row, dict(row)]), _num_repeated(Subset([row], [0, 0]))
     (1, 1)
+    >>> texts = ConcatDataset([["yes", "no"], ["yes", "maybe"]])  # of two files
+    >>> _num_repeated(texts), _num_repeated(ConcatDataset([["yes"]] * 2))
+    (0, 1)
     """
     places = _places(rows)
     return len(places) - len(np.unique(places, axis=0))
@@ -186,8 +189,11 @@ def _places(rows: Any) -> NDArray[np.int64]:  # noqa: ANN401 - a script's
     if isinstance(rows, ConcatDataset):
         return np.concatenate([_places(part) for part in rows.datasets])
     if isinstance(rows, list | tuple):
-        own = (id(r) if isinstance(r, Mapping) else at for at, r in enumerate(rows))
-        return _numbered(0, np.fromiter(own, np.int64))  # texts may be shared
+        own = [  # of texts, equal ones may be one object
+            (0, id(row)) if isinstance(row, Mapping) else (id(rows), at)
+            for at, row in enumerate(rows)
+        ]
+        return np.array(own, np.int64).reshape(-1, 2)
     if isinstance(rows, Dataset) and rows.column_names:
         column = "input_ids" if "input_ids" in rows.column_names else 0
         found = [np.empty((0, 2), np.int64)]
