@@ -11,7 +11,11 @@ from typing import Final
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.accounting.progress import charged_event, ledger_curves
 from dptune.accounting.store.allowances import Cost, History, total, worst
-from dptune.accounting.store.reservations import KEY_BYTES, UnitSet
+from dptune.accounting.store.reservations import (
+    KEY_BYTES,
+    UnitSet,
+    refuse_unseen,
+)
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.summaries import budgets, history
 from dptune.accounting.store.tables import IdKind
@@ -161,15 +165,19 @@ def check_budget(
 
     Raises:
         BudgetExceededError: with what is left and what was asked.
-        PrivacyError: the data set's units are known in another way, or the same
-            texts were charged under another name.
+        PrivacyError: the data set's units are known in another way, the same texts
+            were charged under another name, or an id holds what nobody sees.
     """
     store = BudgetStore.find(url)
+    other = key or secrets.token_bytes(KEY_BYTES)  # a lost key is refused below
     if store is None:
         _require_none(config.budget)
+        units = UnitSet.of(
+            corpus.source_units, key=other, data_set=config.budget.data_set
+        )
+        refuse_unseen(len(units.unseen))
         return
     with store:
-        other = key or secrets.token_bytes(KEY_BYTES)  # a lost key is refused below
         texts = texts_digest(corpus, key=other)
         request = budget_request(config, corpus, plan, key=other)
         check_digest(store, request.units, texts)

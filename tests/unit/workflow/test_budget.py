@@ -19,6 +19,7 @@ from dptune.privacy import Notion, PrivacyUnit
 from dptune.workflow import job as training_job
 from dptune.workflow.budget import (
     budget_cost,
+    check_budget,
     planned_costs,
     release_held,
     spender,
@@ -257,6 +258,24 @@ def test_units_that_deduplication_dropped_are_charged(tmp_path):
     corpus = read(tmp_path, ROWS + copies)
     assert len(corpus.dropped_units) == 5
     assert {*corpus.source_units} == {name for name, _ in ROWS + copies}
+
+
+@pytest.mark.parametrize(
+    "names", [["id-3 "], ["id-\u200b3"], ["\u00fa", "u\u0301"]], ids=ascii
+)
+def test_ids_that_look_alike_are_refused_before_there_is_a_store(tmp_path, names):
+    """A run would read, detect and redact before it is told."""
+    configs = REPOSITORY / "configs"
+    config = load_train_config(configs / "train" / "own_text.yaml", configs=configs)
+
+    def ask(rows):
+        url = f"sqlite:///{tmp_path}/absent.db"
+        check_budget(config, read(tmp_path, rows), plan=None, url=url, key=None)
+
+    ask(ROWS)
+    with pytest.raises(PrivacyError, match="ids must"):
+        ask([*ROWS, *((name, f"more {i}") for i, name in enumerate(names))])
+    assert not (tmp_path / "absent.db").exists()
 
 
 def test_names_survive_order_and_edits_but_not_other_ids(tmp_path):
