@@ -27,7 +27,7 @@ from dptune.attacks.inference import (
     place,
     unwatched,
 )
-from dptune.attacks.membership import Attacked, attack_with_shadows
+from dptune.attacks.membership import Attacked, Course, Opponent, attack_with_shadows
 from dptune.attacks.roc import RocSettings, blind_signal, membership_signal
 from dptune.errors import DataError
 from dptune.results import Interval, MembershipReport, UtilityReport
@@ -48,7 +48,7 @@ class TrainClassifier(Protocol):
         labels: Sequence[int],
         *,
         until: float,
-    ) -> nn.Module:
+    ) -> tuple[nn.Module, Course]:
         """Train shadow `number` until its records have this mean loss, if ever."""
         ...
 
@@ -152,6 +152,7 @@ def classification_membership(
     settings: RocSettings | None = None,
     train_shadow: TrainClassifier | None = None,
     num_shadows: int = 0,
+    opponent: Opponent | None = None,
     tell: Tell = unwatched,
 ) -> MembershipReport:
     """Attack a classifier by every attack of the table and by shadow models.
@@ -169,6 +170,7 @@ def classification_membership(
         train_shadow: trains shadows, one at a time; with None, the attacks of
             `shadow_scores` are left out.
         num_shadows: how many, as `draw_halves` asks for.
+        opponent: of another model of this base, these records and these settings.
         tell: told how many records each model has forwarded.
 
     Raises:
@@ -190,7 +192,10 @@ def classification_membership(
             on_progress=partial(tell, f"losses of attacked records, {name}"),
         )
 
-    base = log_probs(base_model, "base")
+    opponent = opponent or Opponent()
+    if opponent.base is None:
+        opponent.base = log_probs(base_model, "base")
+    base = opponent.base
 
     def attacked(one: nn.Module, name: str) -> Attacked:
         scores = class_scores(log_probs(one, name), base, labels)
@@ -206,6 +211,8 @@ def classification_membership(
                 k, [tokens[i] for i in rows], labels[rows].tolist(), until=until
             ),
             attack=attacked,
+            until=until,
+            opponent=opponent,
             num_members=len(members.tokens),
             num_records=len(tokens),
             num_shadows=num_shadows,

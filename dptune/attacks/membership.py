@@ -53,7 +53,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,52 @@ class Attacked:
     scores: Mapping[str, Floats] = field(repr=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How far the training of one shadow went.
+
+    Args:
+        losses: mean over the last pass, after each step that has a whole one behind it.
+        finished: whether the last step was taken; else the last of `losses` ended it.
+    """
+
+    losses: tuple[float, ...] = field(repr=False)
+    finished: bool = True
+
+    def ends_alike(self: Self, until: float) -> bool:
+        """Whether a training until this loss, seeded alike, has the same last step.
+
+        >>> Course(losses=(3.0, 2.0, 1.0)).ends_alike(0.5)
+        True
+        >>> Course(losses=(3.0, 2.0, 1.0)).ends_alike(2.5)
+        False
+        >>> Course(losses=(3.0, 2.0), finished=False).ends_alike(0.5)
+        False
+        """
+        *before, last = self.losses or (math.inf,)
+        ended = self.finished or last <= until
+        return ended and all(loss > until for loss in before)
+
+
+@dataclass(kw_only=True)
+class Opponent:
+    """What attacks compare a model with, which does not depend on that model. Private.
+
+    Two models that were fine-tuned from one base, attacked on the same records by the
+    same settings, have the same base losses, and the same shadows wherever both let
+    them train to the same step. With one opponent for both, these are found once.
+
+    Args:
+        base: log probabilities of the base, once they were found.
+        shadows: of each number, what it showed and where its training ended.
+    """
+
+    base: Any = field(default=None, repr=False)
+    shadows: dict[int, tuple[Course, Attacked]] = field(
+        default_factory=dict, repr=False
+    )
+
+
 def draw_halves(num_records: int, num_shadows: int, *, seed: int) -> Choice:
     """Draw which shadow sees which record, `(shadows, records)`.
 
@@ -116,8 +162,10 @@ def draw_halves(num_records: int, num_shadows: int, *, seed: int) -> Choice:
 def attack_with_shadows(
     model: Attacked,
     *,
-    train: Callable[[int, Sequence[int]], nn.Module],
+    train: Callable[[int, Sequence[int]], tuple[nn.Module, Course]],
     attack: Callable[[nn.Module, str], Attacked],
+    until: float,
+    opponent: Opponent,
     num_members: int,
     num_records: int,
     num_shadows: int,
@@ -129,6 +177,8 @@ def attack_with_shadows(
         model: what the attacked model shows.
         train: trains a copy of the base, given the shadow's number and its records.
         attack: looks at one model, which it is told a name of.
+        until: mean loss over a pass at which `train` ends before its last step.
+        opponent: whose shadows serve again, and who gets those that were trained.
         num_members: records that the attacked model was trained on, the first ones.
         num_records: attacked.
         num_shadows: how many, see `draw_halves`.
@@ -138,10 +188,16 @@ def attack_with_shadows(
         Scores of all attacks, `shadow_scores` among them, and what the shadows were.
     """
     seen = draw_halves(num_records, num_shadows, seed=seed)
-    shadows = [
-        attack(train(number, np.flatnonzero(row).tolist()), f"shadow {number + 1}")
-        for number, row in enumerate(seen)
-    ]
+
+    def shown(number: int) -> Attacked:
+        course, attacked = opponent.shadows.get(number, (None, None))
+        if course is None or attacked is None or not course.ends_alike(until):
+            shadow, course = train(number, np.flatnonzero(seen[number]).tolist())
+            attacked = attack(shadow, f"shadow {number + 1}")
+            opponent.shadows[number] = course, attacked
+        return attacked
+
+    shadows = [shown(number) for number in range(num_shadows)]
     members, others = np.split(_bounded(model.statistic), [num_members])
     spread = np.hypot(_standard_error(members), _standard_error(others))
     signs = np.where(seen, 1, -1)
@@ -366,7 +422,7 @@ class Train(Protocol):
 
     def __call__(
         self: Self, number: int, sequences: Sequence[Sequence[int]], *, until: float
-    ) -> nn.Module:
+    ) -> tuple[nn.Module, Course]:
         """Train shadow `number` until its records have this mean loss, if ever."""
         ...
 
@@ -389,6 +445,7 @@ def membership_report(
     seed: int = 0,
     train_shadow: Train | None = None,
     num_shadows: int = 0,
+    opponent: Opponent | None = None,
     tell: Tell = unwatched,
 ) -> MembershipReport:
     """Attack one model by its token losses, and by those of shadow models beside it.
@@ -414,6 +471,7 @@ def membership_report(
         train_shadow: trains shadows, one at a time; each is dropped once it was
             attacked. With None, the attacks of `shadow_scores` are left out.
         num_shadows: how many, as `draw_halves` asks for.
+        opponent: of another model of this base, these records and these settings.
         tell: told how many records each model has forwarded.
 
     Returns:
@@ -446,7 +504,10 @@ def membership_report(
             on_progress=partial(tell, f"losses of attacked records, {name}"),
         )
 
-    base = seen_by(base_model, "base", moments=False)
+    opponent = opponent or Opponent()
+    if opponent.base is None:
+        opponent.base = seen_by(base_model, "base", moments=False)
+    base = opponent.base
 
     def attacked(one: nn.Module, name: str) -> Attacked:
         signals = seen_by(one, name, moments=True)
@@ -463,6 +524,8 @@ def membership_report(
                 k, [sequences[i] for i in rows], until=until
             ),
             attack=attacked,
+            until=until,
+            opponent=opponent,
             num_members=num_members,
             num_records=len(sequences),
             num_shadows=num_shadows,

@@ -45,6 +45,7 @@ from dptune.workflow.samples import Masker, samples_report
 from dptune.workflow.shadows import (
     attack_membership,
     measure_accuracy,
+    opponent_of,
     shadow_training,
     unmeasurable_exposure,
 )
@@ -236,11 +237,20 @@ def _membership(
         say=say,
         tell=tell,
     )
+    tokens = [_encode(rows, loaded, max_tokens) for rows in (members, outsiders)]
+    texts = [list(map(contents_only, rows["text"])) for rows in (members, outsiders)]
     return membership_report(
-        _encode(members, loaded, max_tokens),
-        _encode(outsiders, loaded, max_tokens),
-        member_texts=list(map(contents_only, members["text"])),
-        non_member_texts=list(map(contents_only, outsiders["text"])),
+        *tokens,
+        member_texts=texts[0],
+        non_member_texts=texts[1],
+        opponent=opponent_of(
+            base,
+            [*tokens[0], *tokens[1]],
+            [*texts[0], *texts[1]],
+            max_tokens=max_tokens,
+            attacks=attacks,
+            performance=performance,
+        ),
         model=loaded.model,
         base_model=loaded_base.model,
         model_digest=model.digest,

@@ -1,11 +1,13 @@
 """Train shadow models for membership attacks, by the engine of every other stage."""
 
 import copy
+import hashlib
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from typing import Self, cast
 
@@ -22,6 +24,7 @@ from dptune.attacks.classification import (
     classification_utility,
 )
 from dptune.attacks.inference import Tell, unwatched
+from dptune.attacks.membership import Course, Opponent
 from dptune.attacks.roc import RocSettings
 from dptune.attacks.settings import AttackSettings, ShadowSettings
 from dptune.config import PerformanceSettings
@@ -83,7 +86,7 @@ class ShadowTraining:
         labels: Sequence[int] | None = None,
         *,
         until: float = -math.inf,
-    ) -> nn.Module:
+    ) -> tuple[nn.Module, Course]:
         """Train a copy of the base until it knows its records as well as the model.
 
         Args:
@@ -91,6 +94,9 @@ class ShadowTraining:
             sequences: token ids of its records. Private.
             labels: their classes, for a classifier. Private.
             until: mean loss over a pass at which training ends before its last step.
+
+        Returns:
+            The shadow, and how far its training went.
         """
         data = UnitDataset.from_columns(
             sequences,
@@ -104,6 +110,7 @@ class ShadowTraining:
         steps = settings.num_steps(2 * len(sequences))
         size = min(settings.batch_size, len(sequences))
         losses: deque[float] = deque(maxlen=math.ceil(len(sequences) / size))
+        means: list[float] = []
 
         def look(now: StepProgress) -> None:
             losses.append(now.loss)
@@ -111,9 +118,12 @@ class ShadowTraining:
             self.tell(f"training {of_all}", now.step, now.num_steps)
             if number == 0 and now.step == min(_TIMED_STEPS, now.num_steps):
                 self._say_cost(now)
-            if len(losses) == losses.maxlen and fmean(losses) <= until:
-                raise _EnoughError
+            if len(losses) == losses.maxlen:
+                means.append(fmean(losses))
+                if means[-1] <= until:
+                    raise _EnoughError
 
+        finished = False
         with suppress(_EnoughError):
             train_stage(
                 model,
@@ -135,7 +145,8 @@ class ShadowTraining:
                 device=self.device,
                 record_loss=None if labels is None else ClassificationLoss(),
             )
-        return model
+            finished = True
+        return model, Course(losses=tuple(means), finished=finished)
 
     def _copy(self: Self) -> nn.Module:
         """Copy the base in float32, or put adapters over its memory if it is large."""
@@ -198,6 +209,37 @@ def shadow_training(
         say=say,
         tell=tell,
     )
+
+
+def opponent_of(
+    base: ModelBundle,
+    tokens: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    labels: Sequence[int] = (),
+    **settings: Hashable,
+) -> Opponent:
+    """Return what models of one base are compared with: one for equal arguments.
+
+    A comparison of recipes attacks many models of one base on the same records. What
+    attacks found of the base stays in this process's memory, and is never stored.
+
+    Args:
+        base: before fine-tuning.
+        tokens: of all attacked records, members first.
+        texts: of the same.
+        labels: of the same, for a classifier.
+        settings: all else that base losses and shadows depend on.
+    """
+    records = hashlib.sha256(repr(labels).encode())
+    for sequence, text in zip(tokens, texts, strict=True):
+        row = list(map(int, sequence)), list(map(bool, scored(sequence))), text
+        records.update(repr(row).encode(errors="surrogatepass"))
+    return _opponent(base.digest, records.digest(), tuple(sorted(settings.items())))
+
+
+@lru_cache(maxsize=4)
+def _opponent(*_: Hashable) -> Opponent:
+    return Opponent()
 
 
 NO_EXPOSURE = (
@@ -266,6 +308,15 @@ def attack_membership(
     )
     return classification_membership(
         *groups,
+        opponent=opponent_of(
+            base[0],
+            [tokens for group in groups for tokens in group.tokens],
+            [text for group in groups for text in group.texts],
+            [label for group in groups for label in group.labels],
+            max_tokens=max_tokens,
+            attacks=attacks,
+            performance=speed,
+        ),
         model=model[1].model,
         base_model=base[1].model,
         model_digest=model[0].digest,

@@ -10,7 +10,7 @@ from dptune.attacks.decoding import Decoding, sample_continuations
 from dptune.attacks.exposure import score_candidates
 from dptune.attacks.extraction import record_chances
 from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
-from dptune.attacks.membership import membership_report
+from dptune.attacks.membership import Course, membership_report
 from dptune.attacks.signals import token_signals
 from dptune.attacks.trie import CandidateTrie
 
@@ -94,7 +94,10 @@ def test_membership_names_every_model_that_it_looks_at(make_model):
         model_digest="m",
         base_model_digest="b",
         num_resamples=100,
-        train_shadow=lambda number, _, *, until: model(seed=number),
+        train_shadow=lambda number, _, *, until: (
+            model(seed=number),
+            Course(losses=()),
+        ),
         num_shadows=4,
         tell=lambda what, done, total: told.append((what, done == total)),
     )

@@ -6,6 +6,8 @@ import pytest
 from dptune.attacks import membership as module
 from dptune.attacks.membership import (
     Attacked,
+    Course,
+    Opponent,
     attack_with_shadows,
     draw_halves,
     membership_report,
@@ -103,7 +105,7 @@ def test_membership_report_trains_shadows_on_halves_and_attacks_with_them(make_m
     def train(number, sequences, *, until):
         assert until > 0
         asked.append((number, [rows.index(s) for s in sequences]))
-        return make_model("gpt2", vocab_size=9, seed=number + 2)
+        return make_model("gpt2", vocab_size=9, seed=number + 2), Course(losses=())
 
     found = membership_report(
         [*rows[:30], [1]],
@@ -125,14 +127,51 @@ def test_membership_report_trains_shadows_on_halves_and_attacks_with_them(make_m
     assert (found.shadows.num_models, found.shadows.num_records) == (4, 30)
 
 
+def test_an_opponent_serves_the_next_model_without_changing_what_is_found(make_model):
+    """Base losses once; shadows again only where the next model ends them elsewhere."""
+    rows = np.random.default_rng(0).integers(0, 9, (60, 6)).tolist()
+    texts = [str(row) for row in rows]
+    trained = []
+
+    def report(seed, opponent):
+        def train(number, sequences, *, until):
+            trained.append((seed, number))
+            model = make_model("gpt2", vocab_size=9, seed=number + 2 + (until > 2.2))
+            return model, Course(losses=(2.3, 2.2), finished=until < 2.2)
+
+        return membership_report(
+            rows[:30],
+            rows[30:],
+            member_texts=texts[:30],
+            non_member_texts=texts[30:],
+            model=make_model("gpt2", vocab_size=9, seed=seed),
+            base_model=make_model("gpt2", vocab_size=9, seed=1),
+            model_digest="m",
+            base_model_digest="b",
+            num_resamples=100,
+            train_shadow=train,
+            num_shadows=4,
+            opponent=opponent,
+        )
+
+    alone = {seed: report(seed, None) for seed in (0, 7)}
+    trained.clear()
+    opponent = Opponent()
+    found = {seed: report(seed, opponent) for seed in (0, 7, 0)}
+    assert found == alone
+    assert trained[:4] == [(0, k) for k in range(4)]
+
+
 @pytest.mark.parametrize("shadow_leak", [0.0, 0.4])
 def test_shadows_report_what_they_learned_beside_the_model(shadow_leak):
     model, shadows, seen = drawn(0.4, shadow_leak=shadow_leak)
     order = iter(shadows)
     _, report = attack_with_shadows(
         model,
-        train=lambda *_: next(order),
+        train=lambda *_: (next(order), Course(losses=())),
         attack=lambda shadow, _: shadow,
+        until=0.0,
+        opponent=Opponent(),
         num_members=NUM // 2,
         num_records=NUM,
         num_shadows=len(seen),

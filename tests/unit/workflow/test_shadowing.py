@@ -1,6 +1,7 @@
 """Shadows are the base, trained on the halves that the attack draws."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,7 +45,10 @@ def test_shadows_learn_their_half_and_leave_the_base_alone(bundle):
     base = shadows.base.model
     before = [p.clone() for p in base.parameters()]
     rows = sequences()
-    first, second = shadows.train(0, rows[:24]), shadows.train(1, rows[24:])
+    (first, _), (second, _) = (
+        shadows.train(0, rows[:24]),
+        shadows.train(1, rows[24:]),
+    )
     assert not torch.equal(*(next(m.parameters()) for m in (first, second)))
     assert all(
         torch.equal(a, b) for a, b in zip(before, base.parameters(), strict=True)
@@ -60,7 +64,7 @@ def test_shadows_end_when_they_know_their_records_well_enough(bundle):
     rows, losses = sequences(16), []
     for until in (math.inf, -math.inf):
         shadows = training(bundle, shadows={"learning_rate": 0.01, "epochs": 6})
-        model = shadows.train(0, rows, until=until)
+        model, _ = shadows.train(0, rows, until=until)
         tokens = torch.tensor(rows)
         losses.append(loss_of(model, tokens))
     assert losses[1] < losses[0] - 0.1
@@ -69,7 +73,7 @@ def test_shadows_end_when_they_know_their_records_well_enough(bundle):
 def test_shadows_of_a_large_base_train_adapters(bundle, monkeypatch):
     monkeypatch.setattr(shadowing, "LARGEST_WHOLE", 10)
     shadows = training(bundle, shadows={"learning_rate": 0.01})
-    model = shadows.train(0, sequences(16))
+    model, _ = shadows.train(0, sequences(16))
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
@@ -86,7 +90,7 @@ def test_adapters_of_shadows_lie_over_the_memory_of_the_base(
     before = {n: p.clone() for n, p in start.model.named_parameters()}
     settings = AttackSettings(shadows={"learning_rate": 0.01})
     limits = {"max_tokens": 8, "performance": PERFORMANCE, "say": lambda _: None}
-    model = shadow_training(start, settings, **limits).train(0, sequences(16))
+    model, _ = shadow_training(start, settings, **limits).train(0, sequences(16))
     layers = {
         p.data_ptr()
         for n, p in model.named_parameters()
@@ -98,6 +102,40 @@ def test_adapters_of_shadows_lie_over_the_memory_of_the_base(
         assert weight.dtype == torch.bfloat16
     tokens = torch.tensor(sequences(16))
     assert loss_of(model.float(), tokens) < loss_of(start.model.float(), tokens)
+
+
+@pytest.mark.parametrize("until", [math.inf, 3.0, -math.inf])
+def test_a_shadow_says_where_any_other_loss_would_have_ended_it(bundle, until):
+    """What `ends_alike` promises is what a training until that loss does."""
+    shadows = training(bundle, shadows={"learning_rate": 0.01, "epochs": 3})
+    first, course = shadows.train(0, sequences(16), until=until)
+    alike = []
+    for other in (math.inf, 5.0, 3.0, 2.0, -math.inf):
+        second, _ = shadows.train(0, sequences(16), until=other)
+        pairs = zip(first.parameters(), second.parameters(), strict=True)
+        alike.append(all(torch.equal(a, b) for a, b in pairs))
+        assert course.ends_alike(other) == alike[-1]
+    assert True in alike
+    assert False in alike
+
+
+def test_two_models_of_a_base_have_one_opponent_and_others_their_own(bundle):
+    same = {"tokens": [[1, 2], [3]], "texts": ["a", "b"]}
+    of = shadowing.opponent_of(bundle, **same, max_tokens=8, attacks=AttackSettings())
+    others = [
+        {"tokens": [[1, 2], [4]]},
+        {"tokens": [[1], [2, 3]]},
+        {"texts": ["a", "c"]},
+        {"labels": [0, 1]},
+        {"max_tokens": 9},
+        {"attacks": AttackSettings(shadows={"epochs": 1})},
+        {"base": replace(bundle, digest="other")},
+    ]
+    kept = {"base": bundle, **same, "max_tokens": 8, "attacks": AttackSettings()}
+    assert shadowing.opponent_of(**kept) is of
+    for change in others:
+        assert shadowing.opponent_of(**kept | change) is not of, change
+        assert shadowing.opponent_of(**kept) is of
 
 
 def test_shadow_steps_are_passes_over_half_of_the_attacked():
