@@ -164,7 +164,7 @@ def reserve(config: ConfigPath, overrides: Overrides = None) -> None:
         corpus = read_corpus(
             settings.data,
             data_root=data_root(),
-            expected=checked.fingerprint,
+            expected=checked.source_fingerprint,
             folder=folder,
         )
     held = reserve_budget(

@@ -263,7 +263,7 @@ def _run_cell(job: _Job, cell: Cell, parent: str) -> FinishedRun:
                 **options,
             )(
                 config=config.model_dump(mode="json"),
-                fingerprint=checked.fingerprint,
+                fingerprint=checked.source_fingerprint,
                 label=cell.label,
                 retrain=job.retrain,
                 review=job.review,

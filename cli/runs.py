@@ -144,7 +144,7 @@ def run_training(
                 **run_options(chosen, step_names(config)),
             )(
                 config=config.model_dump(mode="json"),
-                fingerprint=checked.fingerprint,
+                fingerprint=checked.source_fingerprint,
                 retrain=retrain,
                 review=digest,
             )

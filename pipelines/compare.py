@@ -26,7 +26,7 @@ def cell_pipeline(
 
     Args:
         config: a `TrainConfig` as JSON values.
-        fingerprint: of the corpus as the preflight saw it.
+        fingerprint: of the source as the preflight saw it.
         label: of the recipe in its comparison.
         retrain: train again although an identical run was finished before.
         review: digest of the project's reviews as they are now.

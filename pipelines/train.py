@@ -81,7 +81,7 @@ def train_and_attack(
 
     Args:
         run: what to train.
-        fingerprint: of the corpus as the preflight saw it.
+        fingerprint: of the source as the preflight saw it.
         retrain: train again although an identical run was finished before.
         review: digest of the project's reviews as they are now.
         scheduled: whether the orchestrator's clock started it; see `ingest`.
@@ -231,7 +231,7 @@ def train_pipeline(
 
     Args:
         config: a `TrainConfig` as JSON values.
-        fingerprint: of the corpus as the preflight saw it.
+        fingerprint: of the source as the preflight saw it.
         retrain: train again although an identical run was finished before.
         review: digest of the project's reviews as they are now.
         scheduled: whether the orchestrator's clock started it; see `ingest`.

@@ -1,5 +1,7 @@
 """Records from a file to a corpus, what is wrong with them, and the corpus itself."""
 
+import hashlib
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -180,6 +182,18 @@ class Corpus:
     def __get_pydantic_core_schema__(cls, *_: Any) -> CoreSchema:  # noqa: ANN401
         """Where pydantic checks an argument, a corpus is taken as one thing."""
         return core_schema.is_instance_schema(cls)
+
+    @property
+    def source_fingerprint(self) -> str:
+        """Fingerprint of all that was read: also of units that left no record.
+
+        They change nothing that is trained on, but they are charged. The same as
+        `fingerprint` where there are none.
+        """
+        if not self.dropped_units:
+            return self.fingerprint
+        text = json.dumps([self.fingerprint, *self.dropped_units])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def source_units(self) -> Iterator[str]:

@@ -31,7 +31,12 @@ from dptune.rounding import written_at_most
 from dptune.settings import BudgetSettings
 from dptune.stages import StagePlan
 from dptune.workflow.charging import release_entry, stage_entry
-from dptune.workflow.naming import check_digest, claim_digest, texts_digest
+from dptune.workflow.naming import (
+    check_digest,
+    claim_digest,
+    owners_digest,
+    texts_digest,
+)
 
 _DECIDES: Final = {
     *("canaries", "detection", "scoring", "redaction", "model", "recipe", "privacy"),
@@ -180,7 +185,8 @@ def check_budget(
     with store:
         texts = texts_digest(corpus, key=other)
         request = budget_request(config, corpus, plan, key=other)
-        check_digest(store, request.units, texts)
+        owners = owners_digest(corpus, request.units, key=other)
+        check_digest(store, request.units, texts, owners=owners)
         store.preview(request, again=again)
 
 
@@ -210,11 +216,12 @@ def reserve_budget(
     """
     texts = texts_digest(corpus, key=key)
     request = budget_request(config, corpus, plan, key=key)
-    return hold(url, request, texts=texts, again=again)
+    owners = owners_digest(corpus, request.units, key=key)
+    return hold(url, request, texts=texts, owners=owners, again=again)
 
 
 def hold(
-    url: str, request: Request, *, texts: str, again: bool = False
+    url: str, request: Request, *, texts: str, owners: str = "", again: bool = False
 ) -> BudgetReservation:
     """Reserve what a run asks for, and note whose texts these are.
 
@@ -222,15 +229,16 @@ def hold(
         url: of the budget store, which is created if need be.
         request: of the run.
         texts: digest of its records.
+        owners: digest of the units that these are of; empty for all of the request.
         again: see `BudgetStore.reserve`.
 
     Raises:
         BudgetExceededError, PrivacyError: as `reserve_budget`.
     """
     with BudgetStore.open(url) as store:
-        check_digest(store, request.units, texts)
+        check_digest(store, request.units, texts, owners=owners)
         held = store.reserve(request, again=again)
-        claim_digest(store, request.units, texts, reservation=held)
+        claim_digest(store, request.units, texts, reservation=held, owners=owners)
         head = store.head()
     return BudgetReservation(
         id=held.id,

@@ -40,7 +40,7 @@ def read_corpus(
     Args:
         data: where the records are and what a privacy unit is.
         data_root: folder that relative paths start from.
-        expected: fingerprint that the preflight saw.
+        expected: fingerprint of the source that the preflight saw.
         validate: ask Great Expectations too, after all other checks.
         folder: private folder for work files, see `build_corpus`.
         keep: leave the corpus there for who reads it next.
@@ -65,7 +65,7 @@ def read_corpus(
         )
         if keep and source is not None and folder is not None:
             keep_corpus(corpus, source, folder)
-    if expected is not None and corpus.fingerprint != expected:
+    if expected is not None and corpus.source_fingerprint != expected:
         raise DataError(
             "the corpus must not change while a run starts, but its fingerprint did. "
             "Wait until the source is written, then run again."

@@ -3,17 +3,19 @@
 The store's log notes under which data set, and to which units, the texts of a corpus
 were charged first; the same texts under another name, or with other ids, are refused:
 each would buy a budget anew. Texts of which one differs are other texts:
-docs/THREATS.md says who is trusted with that.
+docs/THREATS.md says who is trusted with that. Copies that deduplication dropped are no
+texts of the corpus, and whose they are may change.
 """
 
 import hashlib
 import hmac
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from dptune.accounting.store.attempts import Attempt, attempts_with, record_attempt
-from dptune.accounting.store.reservations import Reservation, UnitSet
+from dptune.accounting.store.reservations import Reservation, UnitSet, locate
 from dptune.accounting.store.store import BudgetStore
 from dptune.conversation import without_training
 from dptune.data.records import Corpus
@@ -43,8 +45,28 @@ def records_digest(records: Iterable[bytes], *, key: bytes) -> str:
     return hmac.new(key, hashes, hashlib.sha256).hexdigest()
 
 
+def owners_digest(corpus: Corpus, units: UnitSet, *, key: bytes) -> str:
+    """Name the units of which a record is left: not those that only had copies.
+
+    Args:
+        corpus: as it was ingested, before canaries.
+        units: all that were read of it.
+        key: that names units.
+    """
+    if not corpus.dropped_units:
+        return units.digest
+    dropped = UnitSet.of(corpus.dropped_units, key=key, data_set=units.data_set)
+    places, _ = locate(units.names, dropped.names)
+    return replace(units, names=np.delete(units.names, places)).digest
+
+
 def claim_digest(
-    store: BudgetStore, units: UnitSet, digest: str, *, reservation: Reservation
+    store: BudgetStore,
+    units: UnitSet,
+    digest: str,
+    *,
+    reservation: Reservation,
+    owners: str = "",
 ) -> None:
     """Note whose records these are, before anything is drawn on them.
 
@@ -53,6 +75,7 @@ def claim_digest(
         units: of the data set, which they are charged to.
         digest: of its records.
         reservation: released where the records are those of others.
+        owners: digest of the units that the records are of; empty for all units.
 
     Raises:
         PrivacyError: another run gave the records another name, or other ids, at this
@@ -65,20 +88,22 @@ def claim_digest(
             data_set=units.data_set,
             kind=Attempt.READING,
             subject=digest,
-            about=units.digest,
+            about=owners or units.digest,
         )
     try:
-        check_digest(store, units, digest)
+        check_digest(store, units, digest, owners=owners)
     except PrivacyError:
         if not reservation.found_open:
             store.release(reservation.id)
         raise
 
 
-def check_digest(store: BudgetStore, units: UnitSet, digest: str) -> None:
+def check_digest(
+    store: BudgetStore, units: UnitSet, digest: str, *, owners: str = ""
+) -> None:
     """Refuse records that another data set, or other units, have paid for.
 
-    Nothing is written.
+    Nothing is written. Arguments are those of `claim_digest`.
 
     Raises:
         PrivacyError: naming the data set, or that the ids are others.
@@ -93,10 +118,11 @@ def check_digest(store: BudgetStore, units: UnitSet, digest: str) -> None:
             f"and counted before, got {units.data_set!r}. Change the name back."
         )
     noted = next((noted for _, noted in known if noted), units.digest)
-    if noted != units.digest:
+    if noted not in {owners, units.digest}:  # stores of before noted all units
         raise PrivacyError(
             "the ids of these texts must be those that they were charged under before, "
             "but they come with others, such as from a file or folder that was moved "
-            "below data_root, from renumbered rows, or by another privacy_unit: new "
-            "ids would buy a budget anew. Restore path and ids."
+            "below data_root, from renumbered rows, from copies that stand before the "
+            "records they copy, or by another privacy_unit: new ids would buy a "
+            "budget anew. Restore path and ids, or take the copies out."
         )

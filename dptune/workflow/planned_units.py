@@ -22,7 +22,12 @@ from dptune.privacy import PrivacyUnit, UnitsFrom
 from dptune.results import CorpusReport
 from dptune.workflow.budget import budget_cost
 from dptune.workflow.charging import RELEASED_UNITS, release_entry
-from dptune.workflow.naming import check_digest, claim_digest, texts_digest
+from dptune.workflow.naming import (
+    check_digest,
+    claim_digest,
+    owners_digest,
+    texts_digest,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +187,9 @@ def _charge(
     cost, name = budget_cost(entry), config.budget.data_set
     texts = texts_digest(corpus, key=key)
     units = UnitSet.of(corpus.source_units, key=key, data_set=name)
+    owners = owners_digest(corpus, units, key=key)
     with BudgetStore.open(url) as store:
-        check_digest(store, units, texts)
+        check_digest(store, units, texts, owners=owners)
         held = store.reserve(
             Request(
                 units=units,
@@ -195,7 +201,7 @@ def _charge(
                 required=config.budget.required,
             )
         )
-        claim_digest(store, units, texts, reservation=held)
+        claim_digest(store, units, texts, reservation=held, owners=owners)
         store.spend(held.id, cost, stage=entry.stage, num_steps=1)
         store.settle(held.id)
 

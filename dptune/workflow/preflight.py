@@ -71,6 +71,7 @@ class Checked:
 
     Args:
         fingerprint: of the corpus as it is now.
+        source_fingerprint: of that and of units that deduplication dropped.
         num_units: privacy units that the run is planned for, canaries included.
         plan: noise and cost of every stage.
         ledger: that the run leaves if all goes as planned.
@@ -79,6 +80,7 @@ class Checked:
     """
 
     fingerprint: str
+    source_fingerprint: str
     num_units: int
     plan: RunPlan
     ledger: PrivacyLedger
@@ -174,6 +176,7 @@ def check_run(
         doubts += (lacks,)
     return Checked(
         fingerprint=corpus.fingerprint,
+        source_fingerprint=corpus.source_fingerprint,
         num_units=plan.num_units,
         plan=plan,
         ledger=ledger,

@@ -56,7 +56,7 @@ def read(data, tmp_path, **more):
 def test_corpus_that_was_kept_is_taken_over_whole(file, tmp_path, built):
     data = settings(file)
     made = read(data, tmp_path, keep=True)
-    found = read(data, tmp_path, expected=made.fingerprint)
+    found = read(data, tmp_path, expected=made.source_fingerprint)
     assert len(built) == 1
     assert found.dataset.to_list() == made.dataset.to_list()
     assert found.dataset.features == made.dataset.features
@@ -126,13 +126,37 @@ def test_changed_source_is_read_anew_and_twin_that_looks_at_sizes_is_caught(
     changed(file)
     assert read(data, tmp_path).fingerprint != made.fingerprint
     with pytest.raises(DataError, match="must not change while a run starts"):
-        read(data, tmp_path, expected=made.fingerprint)
+        read(data, tmp_path, expected=made.source_fingerprint)
     monkeypatch.setattr(
         Source, "of", lambda *_, **__: Source(key=f"{file.stat().st_size}", num_lines=0)
     )
     twin = read(data, tmp_path, keep=True)
     changed(file)
     assert read(data, tmp_path).fingerprint == twin.fingerprint
+
+
+def test_copies_under_new_ids_are_another_source_of_the_same_corpus(tmp_path):
+    """The step that reads was answered from the cache, and they were not charged."""
+    source = {"kind": "jsonl", "path": "rows.jsonl", "id_column": "id"}
+    data = DataSettings.model_validate(
+        {"source": source, "privacy_unit": "record", "min_records": 10}
+        | {"splits": {"validation": 0.0, "test": 0.3}}
+    )
+    rows = [{"id": f"r{n}", "text": f"text {n}"} for n in range(20)]
+
+    def write(*more):
+        lines = map(json.dumps, (*rows, *more))
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+        return read(data, tmp_path)
+
+    made = write()
+    text = made.split("train")[0]["text"]  # no copy takes its place
+    grown, renamed = write({"id": "a", "text": text}), write({"id": "b", "text": text})
+    assert made.fingerprint == grown.fingerprint == renamed.fingerprint
+    assert made.source_fingerprint == made.fingerprint
+    assert len({c.source_fingerprint for c in (made, grown, renamed)}) == 3
+    with pytest.raises(DataError, match="must not change while a run starts"):
+        read(data, tmp_path, expected=grown.source_fingerprint)
 
 
 def test_file_that_holds_other_records_is_read_anew_and_twin_that_trusts_it_is_caught(

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import json
 
 import pytest
 
@@ -18,11 +19,12 @@ from dptune.accounting.store.tables import IdKind
 from dptune.accounting.store.verify import verify
 from dptune.conversation import Turn, join_turns
 from dptune.data.building import build_corpus
-from dptune.data.source import SyntheticSource, TextSource
+from dptune.data.source import JsonlSource, SyntheticSource, TextSource
+from dptune.data.splitting import SplitSettings
 from dptune.errors import PrivacyError
 from dptune.privacy import PrivacyUnit
 from dptune.workflow import naming
-from dptune.workflow.naming import records_digest, texts_digest
+from dptune.workflow.naming import owners_digest, records_digest, texts_digest
 
 KEY = b"k" * 32
 
@@ -52,7 +54,10 @@ def hold(store, name, corpus):
 
 
 def check(store, name, corpus):
-    naming.check_digest(store, units_of(name, corpus), texts_digest(corpus, key=KEY))
+    units = units_of(name, corpus)
+    owners = owners_digest(corpus, units, key=KEY)
+    texts = texts_digest(corpus, key=KEY)
+    naming.check_digest(store, units, texts, owners=owners)
 
 
 def claim(store, name, corpus):
@@ -61,8 +66,9 @@ def claim(store, name, corpus):
 
 
 def note(store, name, corpus, held):
-    digest = texts_digest(corpus, key=KEY)
-    naming.claim_digest(store, units_of(name, corpus), digest, reservation=held)
+    digest, units = texts_digest(corpus, key=KEY), units_of(name, corpus)
+    owners = owners_digest(corpus, units, key=KEY)
+    naming.claim_digest(store, units, digest, reservation=held, owners=owners)
 
 
 def test_same_texts_under_another_name_are_refused(store, corpus):
@@ -110,6 +116,53 @@ def test_same_texts_with_other_ids_buy_no_budget(store, tmp_path, way):
     assert [run.status.value for run in history(store, data_set="letters")].count(
         "released"
     ) == 1
+
+
+TEXTS = [(f"r{i}", f"note {i} about person {i * 7}") for i in range(30)]
+COPIES = [(f"copy-{name}", text) for name, text in TEXTS[:3]]
+
+
+@pytest.fixture
+def read(tmp_path):
+    def made(rows):
+        lines = [json.dumps({"id": name, "text": text}) for name, text in rows]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+        return build_corpus(
+            JsonlSource(path="rows.jsonl", id_column="id"),
+            privacy_unit=PrivacyUnit.RECORD,
+            splits=SplitSettings(validation=0.0, test=0.0),
+            data_root=tmp_path,
+        )
+
+    return made
+
+
+def test_copies_that_are_dropped_make_no_other_ids_and_are_charged(store, read):
+    """A source that grew by copies alone was refused."""
+    claim(store, "people", read(TEXTS))
+    claim(store, "people", read(TEXTS + COPIES))
+    assert [run.num_units for run in history(store, data_set="people")] == [30, 33]
+    claim(store, "people", read(TEXTS + COPIES[1:]))
+
+
+def test_copies_that_take_the_place_of_what_they_copy_buy_no_budget(store, read):
+    claim(store, "people", read(TEXTS + COPIES))
+    with pytest.raises(PrivacyError, match="ids of these texts"):
+        check(store, "people", read(TEXTS[3:] + COPIES))
+    with pytest.raises(PrivacyError, match="ids of these texts"):
+        check(store, "people", read(COPIES + TEXTS))
+
+
+def test_store_that_noted_units_of_copies_too_takes_the_same_source(store, read):
+    corpus = read(TEXTS + COPIES)
+    record_attempt(
+        store,
+        data_set="people",
+        kind=Attempt.READING,
+        subject=texts_digest(corpus, key=KEY),
+        about=units_of("people", corpus).digest,
+    )
+    claim(store, "people", corpus)
 
 
 def test_store_that_noted_no_units_notes_those_of_the_next_run(store, corpus):
@@ -191,7 +244,7 @@ def test_two_names_at_once_keep_the_first_and_hold_nothing_of_the_second(
 
 def test_twin_that_trusts_the_name_lets_a_budget_begin_anew(store, corpus, monkeypatch):
     claim(store, "people", corpus)
-    monkeypatch.setattr(naming, "check_digest", lambda *_: None)
+    monkeypatch.setattr(naming, "check_digest", lambda *_, **__: None)
     claim(store, "fresh", corpus)
 
 
