@@ -139,7 +139,7 @@ def _share_of_clean_runs(
     if num_held_out:
         steps = np.arange(num_held_out + 1) / num_held_out
         apart = np.maximum((steps[1:] - first).max(1), (last - steps[:-1]).max(1))
-        passes &= stats.kstwo.sf(apart, num_held_out) > policy.control_level
+        passes &= apart < stats.kstwo.isf(policy.control_level, num_held_out)
     return float(passes.mean())
 
 
