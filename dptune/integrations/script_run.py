@@ -68,6 +68,7 @@ from dptune.workflow.budget import (
 )
 from dptune.workflow.charging import stage_entry
 from dptune.workflow.naming import records_digest
+from dptune.workflow.respelled import as_known
 
 NOTE: Final = "privacy.json"
 _CERTIFICATE: Final = "certificate.json"
@@ -397,10 +398,12 @@ class ScriptRun:
             block_size=self.privacy.block_size,
             seeded=self.privacy.seed is not None,
         )
+        ids = self.rows.unit_ids
+        units = UnitSet.of(ids, key=budget.key, data_set=budget.data_set)
+        if self.rows.are_named:
+            units = as_known(budget.url, units, ids, key=budget.key)
         return Request(
-            units=UnitSet.of(
-                self.rows.unit_ids, key=budget.key, data_set=budget.data_set
-            ),
+            units=units,
             privacy_unit=PrivacyUnit(self.privacy.privacy_unit),
             id_kind=IdKind.SOURCE if self.rows.are_named else IdKind.POSITION,
             run_key=hashlib.sha256(f"{self.id} {self.digest}".encode()).hexdigest(),

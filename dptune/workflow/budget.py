@@ -32,9 +32,9 @@ from dptune.settings import BudgetSettings
 from dptune.stages import StagePlan
 from dptune.workflow.charging import release_entry, stage_entry
 from dptune.workflow.naming import (
+    Charged,
     check_digest,
     claim_digest,
-    owners_digest,
     texts_digest,
 )
 
@@ -115,7 +115,7 @@ def run_key(config: TrainConfig, fingerprint: str) -> str:
 
 
 def budget_request(
-    config: TrainConfig, corpus: Corpus, plan: RunPlan, *, key: bytes
+    config: TrainConfig, corpus: Corpus, plan: RunPlan, *, units: UnitSet
 ) -> Request:
     """Ask for everything that a run will draw.
 
@@ -123,7 +123,7 @@ def budget_request(
         config: of the run.
         corpus: as it was ingested, before canaries.
         plan: noise and steps of every stage.
-        key: secret that names the units.
+        units: whom it is charged to.
     """
     counts = corpus.report
     planned, spare = planned_costs(
@@ -136,7 +136,7 @@ def budget_request(
     hashed = counts.units_are_content_hashes
     settings = config.budget
     return Request(
-        units=UnitSet.of(corpus.source_units, key=key, data_set=settings.data_set),
+        units=units,
         privacy_unit=PrivacyUnit(counts.privacy_unit),
         id_kind=IdKind.CONTENT_HASH if hashed else IdKind.SOURCE,
         run_key=run_key(config, corpus.fingerprint),
@@ -184,9 +184,9 @@ def check_budget(
         return
     with store:
         texts = texts_digest(corpus, key=other)
-        request = budget_request(config, corpus, plan, key=other)
-        owners = owners_digest(corpus, request.units, key=other)
-        check_digest(store, request.units, texts, owners=owners)
+        charged = Charged.of(config, corpus, key=other, store=store)
+        check_digest(store, charged.units, texts, owners=charged.owners)
+        request = budget_request(config, corpus, plan, units=charged.units)
         store.preview(request, again=again)
 
 
@@ -215,9 +215,10 @@ def reserve_budget(
             texts were charged under another name.
     """
     texts = texts_digest(corpus, key=key)
-    request = budget_request(config, corpus, plan, key=key)
-    owners = owners_digest(corpus, request.units, key=key)
-    return hold(url, request, texts=texts, owners=owners, again=again)
+    with BudgetStore.open(url) as store:
+        charged = Charged.of(config, corpus, key=key, store=store)
+    request = budget_request(config, corpus, plan, units=charged.units)
+    return hold(url, request, texts=texts, owners=charged.owners, again=again)
 
 
 def hold(

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from dptune.detection.endpoint import NO_ACCESS, LlmAccess
 from dptune.errors import ConfigError, DptuneError, Problem
 from dptune.workflow.budget import budget_request, run_key
 from dptune.workflow.ingest import read_corpus
+from dptune.workflow.naming import Charged
 from dptune.workflow.preflight import (
     BudgetPlace,
     Checked,
@@ -91,8 +93,11 @@ def check_comparison(
             faults.setdefault(problem, []).append(name)
     if faults:
         raise ConfigError([_of_cells(p, who, len(cells)) for p, who in faults.items()])
-    requests = _requests(cells, found, budget, read=read)
-    _check_budget(requests, budget)
+    store = BudgetStore.find(budget.url)
+    with store or nullcontext():
+        requests = _requests(cells, found, budget, read=read, store=store)
+        if store is not None:
+            store.preview_all(list(requests.values()), again=budget.again)
     return _priced(cells, found, requests)
 
 
@@ -142,6 +147,7 @@ def _requests(
     budget: BudgetPlace,
     *,
     read: _Reader,
+    store: BudgetStore | None,
 ) -> dict[str, Request]:
     """Say what every cell will draw; repetitions draw the same."""
     secret = budget.key or secrets.token_bytes(KEY_BYTES)
@@ -151,23 +157,11 @@ def _requests(
         key = config.model_dump_json(exclude={"repetition"})
         corpus, plan = read(config.data), found[name].plan
         if key not in known:
-            known[key] = budget_request(config, corpus, plan, key=secret)
+            charged = Charged.of(config, corpus, key=secret, store=store)
+            known[key] = budget_request(config, corpus, plan, units=charged.units)
         same = run_key(config, corpus.fingerprint)
         made[name] = replace(known[key], run_key=same)
     return made
-
-
-def _check_budget(requests: Mapping[str, Request], budget: BudgetPlace) -> None:
-    """Ask the budget store, if there is one, whether all cells fit together.
-
-    Raises:
-        BudgetExceededError: they do not.
-    """
-    store = BudgetStore.find(budget.url)
-    if store is None:
-        return
-    with store:
-        store.preview_all(list(requests.values()), again=budget.again)
 
 
 def _priced(

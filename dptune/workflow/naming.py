@@ -10,16 +10,19 @@ texts of the corpus, and whose they are may change.
 import hashlib
 import hmac
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from dptune.accounting.store.attempts import Attempt, attempts_with, record_attempt
 from dptune.accounting.store.reservations import Reservation, UnitSet, locate
 from dptune.accounting.store.store import BudgetStore
+from dptune.config import TrainConfig
 from dptune.conversation import without_training
 from dptune.data.records import Corpus
 from dptune.errors import PrivacyError
+from dptune.workflow.respelled import Respelled, find_respelled, ways_to_spell
 
 
 def texts_digest(corpus: Corpus, *, key: bytes) -> str:
@@ -45,8 +48,49 @@ def records_digest(records: Iterable[bytes], *, key: bytes) -> str:
     return hmac.new(key, hashes, hashlib.sha256).hexdigest()
 
 
-def owners_digest(corpus: Corpus, units: UnitSet, *, key: bytes) -> str:
-    """Name the units of which a record is left: not those that only had copies.
+@dataclass(frozen=True, kw_only=True)
+class Charged:
+    """Whom a run is charged to, as the store knows them.
+
+    Args:
+        units: all that were read.
+        owners: digest of those of which a record is left, see `owners_of`.
+    """
+
+    units: UnitSet
+    owners: str
+
+    @classmethod
+    def of(
+        cls,
+        config: TrainConfig,
+        corpus: Corpus,
+        *,
+        key: bytes,
+        store: BudgetStore | None,
+    ) -> Self:
+        """Name the units of a corpus, those with respelled ids as before.
+
+        Args:
+            config: of the run.
+            corpus: as it was ingested, before canaries.
+            key: secret that names the units.
+            store: that knows those of earlier runs; None where there is none yet.
+        """
+        name, ids = config.budget.data_set, corpus.source_units
+        units = UnitSet.of(ids, key=key, data_set=name)
+        respelled = Respelled()
+        if store is not None and not corpus.report.units_are_content_hashes:
+            spell = ways_to_spell(config.data.source)
+            respelled = find_respelled(
+                store, units, corpus.source_units, key=key, spell=spell
+            )
+        owners = respelled.among(owners_of(corpus, units, key=key))
+        return cls(units=respelled.among(units), owners=owners.digest)
+
+
+def owners_of(corpus: Corpus, units: UnitSet, *, key: bytes) -> UnitSet:
+    """Return the units of which a record is left: not those that only had copies.
 
     Args:
         corpus: as it was ingested, before canaries.
@@ -54,10 +98,10 @@ def owners_digest(corpus: Corpus, units: UnitSet, *, key: bytes) -> str:
         key: that names units.
     """
     if not corpus.dropped_units:
-        return units.digest
+        return units
     dropped = UnitSet.of(corpus.dropped_units, key=key, data_set=units.data_set)
     places, _ = locate(units.names, dropped.names)
-    return replace(units, names=np.delete(units.names, places)).digest
+    return replace(units, names=np.delete(units.names, places))
 
 
 def claim_digest(

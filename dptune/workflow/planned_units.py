@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dptune.accounting.chain import LedgerJournal
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
-from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore, Request
 from dptune.accounting.store.tables import IdKind
 from dptune.attacks.canaries import CanarySpec
@@ -23,9 +22,9 @@ from dptune.results import CorpusReport
 from dptune.workflow.budget import budget_cost
 from dptune.workflow.charging import RELEASED_UNITS, release_entry
 from dptune.workflow.naming import (
+    Charged,
     check_digest,
     claim_digest,
-    owners_digest,
     texts_digest,
 )
 
@@ -184,11 +183,10 @@ def _charge(
 ) -> None:
     """Spend from the data set's budget, before the noise is drawn."""
     hashed = corpus.report.units_are_content_hashes
-    cost, name = budget_cost(entry), config.budget.data_set
-    texts = texts_digest(corpus, key=key)
-    units = UnitSet.of(corpus.source_units, key=key, data_set=name)
-    owners = owners_digest(corpus, units, key=key)
+    cost, texts = budget_cost(entry), texts_digest(corpus, key=key)
     with BudgetStore.open(url) as store:
+        charged = Charged.of(config, corpus, key=key, store=store)
+        units, owners = charged.units, charged.owners
         check_digest(store, units, texts, owners=owners)
         held = store.reserve(
             Request(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, func, insert, literal, select, update
 
 from dptune.accounting.store import schema
@@ -58,8 +59,14 @@ def touched_by(connection: Connection, units: UnitSet) -> Touched:
 
 def count_known(connection: Connection, units: UnitSet, names: Names) -> int:
     """Count those of some names of a data set that earlier runs were charged for."""
-    blocks = read_blocks(connection, replace(units, names=names))
-    return sum(int(locate(block.names, wanted)[1].sum()) for _, block, wanted in blocks)
+    return int(are_known(connection, replace(units, names=names)).sum())
+
+
+def are_known(connection: Connection, units: UnitSet) -> NDArray[np.bool_]:
+    """Tell of each unit, in order, whether earlier runs were charged for it."""
+    blocks = read_blocks(connection, units)
+    found = [locate(block.names, wanted)[1] for _, block, wanted in blocks]
+    return np.concatenate([np.empty(0, bool), *found])
 
 
 def _touched_by_known(connection: Connection, unit_set: str) -> Touched:

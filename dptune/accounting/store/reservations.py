@@ -176,7 +176,7 @@ class UnitSet:
                 "Make one with secrets.token_bytes(32) and keep it for the data set."
             )
         check = hmac.digest(key, f"check\x1f{data_set}".encode(), "sha256")
-        named = hmac.new(key, f"unit\x1f{data_set}\x1f".encode(), "sha256")
+        named = _namer(key, data_set)
         packed, others, unseen = bytearray(), bytearray(), bytearray()
         for unit in unit_ids:
             packed += (name := _keyed(named, unit))
@@ -202,6 +202,17 @@ class UnitSet:
     def digest(self) -> str:
         """SHA-256 of the names: equal sets have equal digests."""
         return hashlib.sha256(self.names.data).hexdigest()
+
+
+def keyed_names(unit_ids: Iterable[str], *, key: bytes, data_set: str) -> Names:
+    """Name units one by one, in the order of their ids, as `UnitSet.of` does."""
+    named = _namer(key, data_set)
+    return np.frombuffer(b"".join(_keyed(named, unit) for unit in unit_ids), NAME)
+
+
+def _namer(key: bytes, data_set: str) -> hmac.HMAC:
+    """Begin the names of a data set's units."""
+    return hmac.new(key, f"unit\x1f{data_set}\x1f".encode(), "sha256")
 
 
 def _keyed(named: hmac.HMAC, unit: str) -> bytes:

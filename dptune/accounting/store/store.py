@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine
 
 from dptune.accounting.store import cohorts, entries, log, tables
@@ -186,6 +188,13 @@ class BudgetStore:
         with connecting(self._engine) as connection, writing(connection):
             tables.write_grant(connection, grant)
             return log.append(connection, entries.grant_entry(grant, reason=reason))
+
+    def known(self, units: UnitSet) -> NDArray[np.bool_] | None:
+        """Tell of each unit whether a run was charged for it; None of new data sets."""
+        with connecting(self._engine) as connection, reading(connection):
+            if tables.read_data_set(connection, units.data_set) is None:
+                return None
+            return cohorts.are_known(connection, units)
 
     def preview(self, request: Request, *, again: bool = False) -> list[Claim]:
         """Compute what a run would bring each grant to; writes nothing that stays.

@@ -24,7 +24,7 @@ from dptune.data.splitting import SplitSettings
 from dptune.errors import PrivacyError
 from dptune.privacy import PrivacyUnit
 from dptune.workflow import naming
-from dptune.workflow.naming import owners_digest, records_digest, texts_digest
+from dptune.workflow.naming import owners_of, records_digest, texts_digest
 
 KEY = b"k" * 32
 
@@ -55,7 +55,7 @@ def hold(store, name, corpus):
 
 def check(store, name, corpus):
     units = units_of(name, corpus)
-    owners = owners_digest(corpus, units, key=KEY)
+    owners = owners_of(corpus, units, key=KEY).digest
     texts = texts_digest(corpus, key=KEY)
     naming.check_digest(store, units, texts, owners=owners)
 
@@ -67,7 +67,7 @@ def claim(store, name, corpus):
 
 def note(store, name, corpus, held):
     digest, units = texts_digest(corpus, key=KEY), units_of(name, corpus)
-    owners = owners_digest(corpus, units, key=KEY)
+    owners = owners_of(corpus, units, key=KEY).digest
     naming.claim_digest(store, units, digest, reservation=held, owners=owners)
 
 
