@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,9 @@ def test_images_install_with_the_lines_that_ci_runs():
 def test_install_script_installs_torch_first_and_all_under_constraints(tmp_path, index):
     fake = tmp_path / "python"
     fake.write_text(
-        f'#!/bin/sh\nprintf "%s " "$@" >> {tmp_path}/log; echo >> {tmp_path}/log'
+        f"""#!/bin/sh
+        test "$1" = -c && exec {sys.executable} "$@"
+        printf "%s " "$@" >> {tmp_path}/log; echo >> {tmp_path}/log"""
     )
     fake.chmod(0o755)
     environment = os.environ | {"TORCH_INDEX": index}
@@ -184,11 +187,12 @@ def test_install_script_installs_torch_first_and_all_under_constraints(tmp_path,
         env=environment,
         check=True,
     )
-    first, second = (tmp_path / "log").read_text().splitlines()
-    common = "-m pip install --quiet --constraint constraints.txt "
+    first, second, third = (tmp_path / "log").read_text().splitlines()
+    common = "-m pip install --quiet --no-compile --constraint constraints.txt "
     extra = f"--extra-index-url {index} " if index else ""
     assert first == f"{common}{extra}torch==2.13.0 "
     assert second == f"{common}--editable .[cluster] "
+    assert third == f"-m compileall -qq -j 0 {sysconfig.get_path('purelib')} "
 
 
 def test_health_finds_nothing_wrong_with_what_is_installed(tmp_path):
