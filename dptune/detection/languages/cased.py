@@ -23,6 +23,7 @@ _INITIALS_BEFORE = re.compile(r"(?<![\w.])(?:[^\W\d_a-zß-ÿ]\.[ -]?){1,3}$")
 _INITIALS_AFTER = re.compile(r"(?: (?:v\. ?)?[A-ZÀ-ÖØ-ÞŁŚŻŹĆİŞÇĞ]\.){1,3}")
 _ACADEMIC = frozenset(["dr", "prof", "dott", "doç", "ing", "mag", "mgr", "inż"])
 _CAPITAL_MONTHS = frozenset(["de", "tr"])
+_AND = frozenset(["und", "et", "y", "e", "ed", "en", "i", "oraz", "ve", "ile"])
 _MOST_AFTER_CUE = 4
 _LOWER_AFTER_CUE = 2
 _LONG_NOUN = 4
@@ -132,6 +133,7 @@ def find_cased_names(text: str, lowered: str, code: str) -> Iterator[Found]:
         if has_case and token.is_capital:
             _mark_by_case(text, tokens, position, words)
     _mark_after_phrases(text, lowered, tokens, words, has_case=has_case)
+    _mark_joined(text, tokens, words)
     for match in words.long_place.finditer(lowered):
         yield *match.span(), "GPE", 0.8
     for found in _runs(text, tokens, words):
@@ -397,6 +399,18 @@ def _mark_from(
         marked += 1
         if marked >= reach:
             return
+
+
+def _mark_joined(text: str, tokens: Sequence[_Token], words: _Words) -> None:
+    """Mark a name that is a word too beside a name it is joined to: `Paz y Ana`."""
+    unsure = words.language.words("ambiguous")
+    for first, link, last in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        is_joined = link.lower in _AND and last.is_capital and last.kind in _OF_PEOPLE
+        if not is_joined or first.kind or not first.is_capital:
+            continue
+        is_name = first.lower in words.persons or first.lower in unsure
+        if is_name and text[first.end : last.start] == f" {link.lower} ":
+            first.mark("PERSON", 0.55)
 
 
 def _runs(text: str, tokens: Sequence[_Token], words: _Words) -> Iterator[Found]:

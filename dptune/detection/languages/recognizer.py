@@ -27,7 +27,7 @@ from dptune.detection.languages.tables import (
     plain,
 )
 from dptune.detection.languages.unspaced import find_unspaced_names
-from dptune.detection.languages.values import Found, find_values
+from dptune.detection.languages.values import Found, find_read_out, find_values
 from dptune.detection.recognizer import (
     Tier,
     code_digest,
@@ -115,6 +115,7 @@ def _found(text: str, code: str) -> Iterator[Found]:
         yield from find_foreign_words(text)
         if code == UNDETERMINED and len(text) <= _LONGEST_OPEN:
             yield from _dates_and_ages(text)
+            yield from _read_out(text)
         return
     view, origin = plain(text, code)
     for start, end, kind, confidence in _in_view(view, code):
@@ -143,6 +144,14 @@ def _dates_and_ages(text: str) -> Iterator[Found]:
             for found in find_values(view, lower(view, code), code):
                 if found[2] in {"DATE", "AGE"}:
                     yield found
+
+
+def _read_out(text: str) -> Iterator[Found]:
+    """Yield what is read out in any language, of a text too short to tell."""
+    lowered = text.lower()
+    if len(lowered) == len(text):
+        for code in LANGUAGES:
+            yield from find_read_out(text, lowered, code)
 
 
 def _in_view(view: str, code: str) -> Iterator[Found]:

@@ -225,11 +225,19 @@ def find_unspaced_names(text: str, code: str) -> Iterator[Found]:
             yield *match.span(), "ENTITY", 0.6
 
 
+def _is_short(place: str) -> bool:
+    """Tell whether a place is so short that it is a part of any word in katakana."""
+    return len(place) < 4 and re.fullmatch(f"[{_KATAKANA}]+", place) is not None
+
+
 @lru_cache
 def _common(code: str) -> tuple[tuple[str, re.Pattern[str], float], ...]:
     """Return places of the list, and organizations by their last or first part."""
     language = load(code)
-    places = re.compile(any_of(language.words("places")))
+    listed = language.words("places")
+    short = frozenset(filter(_is_short, listed))
+    places = re.compile(any_of(listed - short))
+    alone = re.compile(f"(?<![{_KATAKANA}])(?:{any_of(short)})(?![{_KATAKANA}])")
     heads = any_of(language.words("org_suffix"))
     if code == "zh":
         stop = language.texts["function_chars"]
@@ -255,7 +263,8 @@ def _common(code: str) -> tuple[tuple[str, re.Pattern[str], float], ...]:
         f"|(?:株式会社|有限会社|合同会社)[{_HAN}{_KATAKANA}A-Za-z]{{1,12}}"
     )
     return (
-        *(("GPE", places, 0.7), ("ORG", orgs, 0.6), ("GPE", towns, 0.55)),
+        *(("GPE", places, 0.7), ("GPE", alone, 0.7), ("GPE", towns, 0.55)),
+        ("ORG", orgs, 0.6),
         ("ORG", work, 0.6),
     )
 
@@ -406,7 +415,8 @@ def _japanese_names() -> tuple[re.Pattern[str], ...]:
         ),
         re.compile(
             f"(?:{family})(?:[ぁ-ゖ]{{2,4}}|[{_KATAKANA}]{{2,5}})"
-            f"(?:[ァ-ヺ]{{0,3}}[{_HAN}]?)(?=さん|様|くん|ちゃん|氏|先生|って|、|。|$)"
+            f"(?:[ァ-ヺ]{{0,3}}[{_HAN}]?)"
+            "(?=さん|様|くん|ちゃん|氏|先生|って|、|。|$|[ 　]?[<＜(（])"
         ),
         re.compile(f"(?<![{_KATAKANA}])[{_KATAKANA}]{{1,3}}(?:ッ|ー)(?:クン|チャン)"),
         re.compile(

@@ -1,7 +1,8 @@
 """Values with a form, in any of the languages: dates, ages, labels, numbers, addresses.
 
-The forms are in `data/rules.toml`, one per kind; the words in them come from the
-tables. Checksums of national numbers are data too: weights, modulus, alphabet.
+The forms are in `data/rules.toml`, one per kind, and what is read out is in
+`data/spoken.toml`; the words in them come from the tables. Checksums of national
+numbers are data too: weights, modulus, alphabet.
 
 References:
     ISO/IEC 7064 (mod 11,10; mod 11-2), ISO/IEC 7812-1 annex B (Luhn), and the laws that
@@ -10,9 +11,10 @@ References:
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from dptune.detection.languages.tables import (
@@ -161,24 +163,66 @@ def _in_words(pattern: str, language: Language) -> str:
     return pattern.replace("{D}", rf"\d{{1,3}}|{numeral}").replace("{N}", numeral)
 
 
+_WORD = re.compile(r"[^\s,.-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rule:
+    """What is found by an expression in one language; see `rules.toml`."""
+
+    kind: str
+    pattern: re.Pattern[str]
+    confidence: float
+    on_case: bool
+    needs: tuple[str, ...]
+    counting: tuple[str, ...]
+
+    def may_match(self, source: str) -> bool:
+        """Tell whether a text has what the rule needs."""
+        return not self.needs or any(word in source for word in self.needs)
+
+    def is_counting(self, value: str) -> bool:
+        """Tell whether somebody counts, up or down, and says no number of anybody."""
+        said = [word for word in _WORD.findall(value) if word in self.counting]
+        places = [self.counting.index(word) for word in said]
+        steps = {b - a for a, b in pairwise(places)}
+        return len(places) > 2 and steps in ({1}, {-1})
+
+
 @lru_cache
-def _rules(code: str) -> tuple[tuple[str, re.Pattern[str], float, bool], ...]:
-    """Compile the rules of a language: type, pattern, confidence, on original case."""
-    language = load(code)
-    table = tomllib.loads(read_bytes("rules.toml").decode())
+def _rules(code: str) -> tuple[_Rule, ...]:
+    """Compile the rules of a language."""
+    return (*_read_rules("rules", load(code)), *_read_out(code))
+
+
+@lru_cache
+def _read_out(code: str) -> tuple[_Rule, ...]:
+    return tuple(_read_rules("spoken", load(code)))
+
+
+def _read_rules(name: str, language: Language) -> Iterator[_Rule]:
+    """Yield the rules of a file that are a language's own."""
+    table = tomllib.loads(read_bytes(f"{name}.toml").decode())
     parts = _Parts(language, table["parts"])
-    found = []
     for row in table["rule"]:
         named = row["languages"].split()
-        if code not in {c for name in named for c in GROUPS.get(name, (name,))}:
+        if language.code not in {c for n in named for c in GROUPS.get(n, (n,))}:
             continue
+        needs, counting = (
+            tuple(expanded(row[key], parts).split("|")) if key in row else ()
+            for key in ("needs", "counting")
+        )
         lines = language.texts[row["each"]].split("\n") if "each" in row else [""]
         for line in lines:
             parts["EACH"] = _in_words(line, language)
-            pattern = re.compile(expanded(row["pattern"], parts))
-            cased = row.get("cased", False)
-            found.append((row["entity_type"], pattern, row["confidence"], cased))
-    return tuple(found)
+            yield _Rule(
+                kind=row["entity_type"],
+                pattern=re.compile(expanded(row["pattern"], parts)),
+                confidence=row["confidence"],
+                on_case=row.get("cased", False),
+                needs=needs,
+                counting=counting,
+            )
 
 
 _AGE_BESIDE = re.compile(r"(?:[,،、]\s?|\s?[(（])(\d{1,2})(?=[,،、)）])")
@@ -190,6 +234,22 @@ def age_beside(text: str, end: int) -> Iterator[Found]:
         yield *match.span(1), "AGE", 0.7
 
 
+def _matches(
+    rules: Iterable[_Rule], text: str, lowered: str, code: str
+) -> Iterator[Found]:
+    for rule in rules:
+        source = text if rule.on_case or code in UNSPACED else lowered
+        for match in rule.pattern.finditer(source) if rule.may_match(source) else ():
+            start, end = match.span(match.lastgroup or 0)
+            if end > start and not rule.is_counting(match.group()):
+                yield start, end, rule.kind, rule.confidence
+
+
+def find_read_out(text: str, lowered: str, code: str) -> Iterator[Found]:
+    """Yield the numbers and addresses of mail that are read out in one language."""
+    yield from _matches(_read_out(code), text, lowered, code)
+
+
 def find_values(text: str, lowered: str, code: str) -> Iterator[Found]:
     """Yield the values of a text of one language.
 
@@ -198,14 +258,9 @@ def find_values(text: str, lowered: str, code: str) -> Iterator[Found]:
         lowered: the same in lower case, of equal length.
         code: the language.
     """
-    for kind, pattern, confidence, on_case in _rules(code):
-        source = text if on_case or code in UNSPACED else lowered
-        for match in pattern.finditer(source):
-            start, end = match.span(match.lastgroup or 0)
-            if end > start:
-                yield start, end, kind, confidence
-    for pattern, rule in rules_of(code):
+    yield from _matches(_rules(code), text, lowered, code)
+    for pattern, number in rules_of(code):
         for match in pattern.finditer(text):
-            if is_valid(rule, match.group()):
-                confidence = 0.95 if {"check", "weights"} & rule.keys() else 0.9
+            if is_valid(number, match.group()):
+                confidence = 0.95 if {"check", "weights"} & number.keys() else 0.9
                 yield *match.span(), "NATIONAL_ID", confidence

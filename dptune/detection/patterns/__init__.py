@@ -1,7 +1,8 @@
 """Recognizer of personal data that has a form: regular expressions and checksums.
 
-Rules see one spelling of a text (`plain`), and where signs touch a value that may be no
-part of it, a second one without them. Spans are those of the text as it is.
+Rules see one spelling of a text (`plain`), where signs touch a value that may be no
+part of it, a second one without them, and where a number has letters that scanners read
+for digits, or signs of its own, one as usual. Spans are those of the text as it is.
 """
 
 import re
@@ -11,7 +12,13 @@ from functools import cached_property, lru_cache
 from importlib import resources
 
 from dptune.detection.patterns.fields import field_values
-from dptune.detection.patterns.plain import apart, canonical, without_glue
+from dptune.detection.patterns.plain import (
+    apart,
+    canonical,
+    odd_numbers,
+    usual,
+    without_glue,
+)
 from dptune.detection.patterns.prefilter import Prefilter
 from dptune.detection.patterns.rules import Rule, read_families, rule_texts
 from dptune.detection.patterns.validators import is_isbn
@@ -136,6 +143,8 @@ class PatternRecognizer:
         text = apart(text)
         yield from self._of_fields(text, origin)
         yield from self._of_rules(text, origin)
+        if runs := odd_numbers(text):
+            yield from self._of_odd(text, origin, runs)
         if (parted := without_glue(written)) != written:
             text, origin = canonical(parted)
             yield from self._of_rules(apart(text), origin)
@@ -167,6 +176,18 @@ class PatternRecognizer:
                 yield self._span(
                     (start, end), origin, rule.entity_type, rule.confidence
                 )
+
+    def _of_odd(
+        self, text: str, origin: list[int] | None, runs: list[tuple[int, int]]
+    ) -> Iterator[Span]:
+        """Yield what the rules find in numbers once they are written as usual."""
+        found = [
+            run if origin is None else (origin[run[0]], origin[run[1] - 1] + 1)
+            for run in runs
+        ]
+        for span in self._of_rules(usual(text, runs), origin):
+            if any(low < span.end and span.start < high for low, high in found):
+                yield span
 
     def _span(
         self,

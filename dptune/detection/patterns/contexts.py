@@ -215,7 +215,8 @@ _NUMBER_OF = re.compile(
     r"\b(?:phone|mobile|cell|tel|telephone|fax|number|pin|code|ssn|security|account"
     r"|acct|card|id|passport|mrn"
     r"|licen[cs]e|otp|call|text|dial|reach|extension|zip|postcode|digits|iban|cvv"
-    r"|passcode)\b[^.!?\n]{0,30}\Z"
+    r"|passcode|badge|reference|booking|registration|reg|plate|policy|member|ticket"
+    r"|case|invoice)\b[^.!?\n]{0,30}\Z"
 )
 
 _UNLABELLED_WORDS, _LABELLED_WORDS, _UNLABELLED_DIGITS = 6, 3, 9

@@ -13,7 +13,8 @@ _NO_WIDTH = re.compile(
     "\u2060-\u2064\u2066-\u206f\u20d0-\u20f0\u3164\ufe00-\ufe0f\ufe20-\ufe2f\ufeff"
     "\uffa0\U000e0000-\U000e007f\U000e0100-\U000e01ef]"
 )
-_SIGNS = dict.fromkeys("\u2028\u2029\u0085", "\n") | dict.fromkeys(
+_SIGNS = dict.fromkeys("\u2028\u2029\u0085", "\n")
+_SIGNS |= dict.fromkeys("\u2044\u2215", "/") | dict.fromkeys(
     "\u00b7\u2024\u2027\u3002\u30fb\uff0e\uff61\uff65", "."
 )
 _KEPT = frozenset("£€¥₹°‘’“”«»…•")
@@ -152,3 +153,53 @@ def without_glue(text: str) -> str:
     'scan 123-45-6789 v2, born 14/02/1979 in Hull'
     """
     return _GLUE.sub(lambda match: " " * len(match.group()), text)
+
+
+# Letters that scanners read for digits, and signs that people put between groups.
+# `re` looks for the digit first: only so does it skip the rest of a text.
+_MAYBE_ODD = re.compile(r"[0-9](?:(?=[OolIS|B]|[•~^*=\\`:][0-9])|(?<=[OolIS|B].))")
+_MISREAD = re.compile(
+    r"(?:(?<![^\W_])|(?<=\b[A-Z]{2})(?=[\dOlI]{2} ))[\dOolIS|B]"
+    r"(?:[ ./()-]{0,2}[\dOolIS|B]){5,39}(?![^\W_])"
+)
+_PARTED = re.compile(
+    r"(?<![\w.,:/-])(?!\d\d:\d\d:\d\d)(?:[A-Z]{2})?\(?\+?\d{1,6}\)?"
+    r"(?P<sign>[•~^*=\\`:])\d{1,6}(?:(?P=sign)\d{1,6}){1,9}(?!\w)"
+)
+_USUAL = str.maketrans("OolIS|B•~^*=\\`:", "0011518--------")
+_FEWEST_PARTED = 9
+
+
+def odd_numbers(text: str) -> list[tuple[int, int]]:
+    """Return where numbers are written as no rule expects them.
+
+    Scanned ones have letters among their digits; others have a sign of their own.
+
+    >>> odd_numbers("tel O161 496 O772 or 531~22~0984, ISO 9001")
+    [(4, 17), (21, 32)]
+    """
+    if _MAYBE_ODD.search(text) is None:
+        return []
+    runs = [m.span() for m in _MISREAD.finditer(text) if _is_misread(m.group())]
+    parted = (
+        m for m in _PARTED.finditer(text) if _num_digits(m.group()) >= _FEWEST_PARTED
+    )
+    return sorted([*runs, *(m.span() for m in parted)])
+
+
+def _num_digits(run: str) -> int:
+    return sum(map(str.isdigit, run))
+
+
+def _is_misread(run: str) -> bool:
+    """Tell whether most of a run are digits, and some of it are letters."""
+    return 0 < sum(map(run.count, "OolIS|B")) <= _num_digits(run)
+
+
+def usual(text: str, runs: list[tuple[int, int]]) -> str:
+    """Return a text whose odd numbers have digits alone, and dashes between them."""
+    pieces, last = [], 0
+    for low, high in runs:
+        pieces += [text[last:low], text[low:high].translate(_USUAL)]
+        last = high
+    return "".join([*pieces, text[last:]])

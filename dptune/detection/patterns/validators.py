@@ -342,9 +342,15 @@ def refine_unit(text: str, start: int, end: int) -> Range | None:
     return before.start() if before else start, after.end() if after else end
 
 
+_BEFORE_HOUSE = re.compile(r"[^\W\d_]+(?= \d)")
+
+
 def refine_compound_street(text: str, start: int, end: int) -> Range | None:
     """Keep `hersnapvej 18`: no English word ends like that."""
-    name = re.split(r"\s", text[start:end].rstrip("0123456789abcdefgh").rstrip())[-1]
+    named = _BEFORE_HOUSE.search(text, start, end)
+    if named is None:
+        return None
+    name = named.group()
     is_foreign = not reading_of(name.lower()) & LEXICAL
     is_street = is_foreign or name in _KINDS_OF_STREET
     return _with_town(text, start, end) if is_street else None
