@@ -150,8 +150,7 @@ def _read_out(text: str) -> Iterator[Found]:
     """Yield what is read out in any language, of a text too short to tell."""
     lowered = text.lower()
     if len(lowered) == len(text):
-        for code in LANGUAGES:
-            yield from find_read_out(text, lowered, code)
+        yield from find_read_out(text, lowered)
 
 
 def _in_view(view: str, code: str) -> Iterator[Found]:

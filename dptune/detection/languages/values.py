@@ -14,11 +14,14 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 from dptune.detection.languages.tables import (
+    CASED,
     GROUPS,
+    LANGUAGES,
+    SPACED,
     UNSPACED,
     Language,
     load,
@@ -177,16 +180,16 @@ class _Rule:
     needs: tuple[str, ...]
     counting: tuple[str, ...]
 
-    def may_match(self, source: str) -> bool:
-        """Tell whether a text has what the rule needs."""
-        return not self.needs or any(word in source for word in self.needs)
-
     def is_counting(self, value: str) -> bool:
-        """Tell whether somebody counts, up or down, and says no number of anybody."""
-        said = [word for word in _WORD.findall(value) if word in self.counting]
-        places = [self.counting.index(word) for word in said]
-        steps = {b - a for a, b in pairwise(places)}
-        return len(places) > 2 and steps in ({1}, {-1})
+        """Tell whether somebody counts, up or down, and says no number of anybody.
+
+        Nor is one what has fewer than three digits, or no digit in words.
+        """
+        said = _WORD.findall(value)
+        places = [self.counting.index(word) for word in said if word in self.counting]
+        rising = sorted(places)
+        is_in_order = len(places) == len(said) and places in (rising, rising[::-1])
+        return not places or len({*said}) < 3 or is_in_order
 
 
 @lru_cache
@@ -239,15 +242,26 @@ def _matches(
 ) -> Iterator[Found]:
     for rule in rules:
         source = text if rule.on_case or code in UNSPACED else lowered
-        for match in rule.pattern.finditer(source) if rule.may_match(source) else ():
+        if rule.needs and not any(word in source for word in rule.needs):
+            continue
+        for match in rule.pattern.finditer(source):
             start, end = match.span(match.lastgroup or 0)
-            if end > start and not rule.is_counting(match.group()):
+            if end > start and not (rule.counting and rule.is_counting(match.group())):
                 yield start, end, rule.kind, rule.confidence
 
 
-def find_read_out(text: str, lowered: str, code: str) -> Iterator[Found]:
-    """Yield the numbers and addresses of mail that are read out in one language."""
-    yield from _matches(_read_out(code), text, lowered, code)
+@lru_cache(maxsize=1)
+def _said_anywhere() -> frozenset[str]:
+    """Return the words of which one is in whatever is read out between blanks."""
+    rules = (rule for code in (*CASED, *SPACED) for rule in _read_out(code))
+    return frozenset(word for rule in rules for word in rule.needs)
+
+
+def find_read_out(text: str, lowered: str) -> Iterator[Found]:
+    """Yield the numbers and addresses of mail that are read out in any language."""
+    if not _said_anywhere().isdisjoint(_WORD.findall(lowered)):
+        for code in LANGUAGES:
+            yield from _matches(_read_out(code), text, lowered, code)
 
 
 def find_values(text: str, lowered: str, code: str) -> Iterator[Found]:

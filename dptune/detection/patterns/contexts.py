@@ -281,6 +281,21 @@ def _refine_named_file(text: str, start: int, end: int) -> Range | None:
     return (start, end) if any(is_name) or is_pair else None
 
 
+def _refine_passenger(text: str, start: int, end: int) -> Range | None:
+    """Keep `Okafor / Ngozi Ms`, not `Yes/No Ms`: English does not know a word of it."""
+    *names, _title = _IN_A_NAME.findall(text, start, end)
+    found = [words.reading_of(name.lower()) for name in names]
+    is_name = any(not reading & words.LEXICAL for reading in found)
+    return (start, end) if is_name else None
+
+
+def _refine_spelled(text: str, start: int, end: int) -> Range | None:
+    """Keep words of the spelling alphabet unless they are in its order."""
+    first = [word[0] for word in _IN_A_NAME.findall(text, start, end)]
+    has_digit = _SPOKEN.search(text, start, end) is not None
+    return (start, end) if has_digit or first != sorted(first) else None
+
+
 PARTS: Final[Mapping[str, str]] = {
     "CURRENCY": _CURRENCY,
     "NUMBER_WORD": _NUMBER_WORD,
@@ -303,5 +318,7 @@ REFINERS: Final[Mapping[str, Refiner]] = {
     "spoken": _refine_spoken,
     "host": _refine_host,
     "named_file": _refine_named_file,
+    "passenger": _refine_passenger,
+    "spelled": _refine_spelled,
 }
 """By the name that a rule gives in `refine`."""

@@ -156,18 +156,26 @@ def without_glue(text: str) -> str:
 
 
 # Letters that scanners read for digits, and signs that people put between groups.
-# `re` looks for the digit first: only so does it skip the rest of a text.
-_MAYBE_ODD = re.compile(r"[0-9](?:(?=[OolIS|B]|[•~^*=\\`:][0-9])|(?<=[OolIS|B].))")
-_MISREAD = re.compile(
-    r"(?:(?<![^\W_])|(?<=\b[A-Z]{2})(?=[\dOlI]{2} ))[\dOolIS|B]"
-    r"(?:[ ./()-]{0,2}[\dOolIS|B]){5,39}(?![^\W_])"
+# `re` looks for the digit first: only so does it skip the rest of a text. Every group
+# of a scanned number has a digit, except noughts alone, and a letter stands before one
+# somewhere: `ISO 9001`, `100l 200l` and `S20 2021` are no numbers.
+_MAYBE_ODD = re.compile(
+    r"[0-9](?:(?<=[OolISB].)(?<![AC-HJ-NP-RT-Za-kmnp-z][OolISB].)"
+    r"|(?=[•~^*=\\`:][0-9]{1,6}[•~^*=\\`:][0-9]))"
 )
+_GROUP = r"[OolI]{0,4}\d[\dOolISB]{0,20}(?![^\W_])"
+_MISREAD = re.compile(
+    r"(?:(?<![^\W_])|(?<=\b[A-Z]{2})(?=[\dOlI]{2} [\dOlISB]{4}(?![^\W_])))"
+    rf"{_GROUP}(?:[ ./()-]{{1,2}}(?:{_GROUP}|O{{1,4}}(?![^\W_]))){{0,15}}"
+)
+_LETTER = re.compile("[OolISB]")
+_LETTER_BEFORE = re.compile(r"[OolISB]\d")
 _PARTED = re.compile(
-    r"(?<![\w.,:/-])(?!\d\d:\d\d:\d\d)(?:[A-Z]{2})?\(?\+?\d{1,6}\)?"
+    r"(?<![\w.,:/\\-])(?!\d\d:\d\d:\d\d)(?:[A-Z]{2})?\(?\+?\d{1,6}\)?"
     r"(?P<sign>[•~^*=\\`:])\d{1,6}(?:(?P=sign)\d{1,6}){1,9}(?!\w)"
 )
-_USUAL = str.maketrans("OolIS|B•~^*=\\`:", "0011518--------")
-_FEWEST_PARTED = 9
+_USUAL = str.maketrans("OolISB•~^*=\\`:", "001158--------")
+_FEWEST_MISREAD, _FEWEST_PARTED = 6, 9
 
 
 def odd_numbers(text: str) -> list[tuple[int, int]]:
@@ -180,11 +188,13 @@ def odd_numbers(text: str) -> list[tuple[int, int]]:
     """
     if _MAYBE_ODD.search(text) is None:
         return []
-    runs = [m.span() for m in _MISREAD.finditer(text) if _is_misread(m.group())]
-    parted = (
-        m for m in _PARTED.finditer(text) if _num_digits(m.group()) >= _FEWEST_PARTED
+    kinds = (_MISREAD, _is_misread), (_PARTED, _is_parted)
+    return sorted(
+        match.span()
+        for pattern, is_odd in kinds
+        for match in pattern.finditer(text)
+        if is_odd(match.group())
     )
-    return sorted([*runs, *(m.span() for m in parted)])
 
 
 def _num_digits(run: str) -> int:
@@ -192,14 +202,21 @@ def _num_digits(run: str) -> int:
 
 
 def _is_misread(run: str) -> bool:
-    """Tell whether most of a run are digits, and some of it are letters."""
-    return 0 < sum(map(run.count, "OolIS|B")) <= _num_digits(run)
+    """Tell whether most of a run are digits, and a letter stands before one."""
+    letters, digits = len(_LETTER.findall(run)), _num_digits(run)
+    is_long = letters + digits >= _FEWEST_MISREAD
+    return is_long and letters <= digits and _LETTER_BEFORE.search(run) is not None
+
+
+def _is_parted(run: str) -> bool:
+    """Tell whether a run is long, and begins or ends like numbers of people."""
+    is_like = run[0] not in "123456789" or run[-4:].isdecimal()
+    return is_like and _num_digits(run) >= _FEWEST_PARTED
 
 
 def usual(text: str, runs: list[tuple[int, int]]) -> str:
     """Return a text whose odd numbers have digits alone, and dashes between them."""
-    pieces, last = [], 0
+    characters = list(text)
     for low, high in runs:
-        pieces += [text[last:low], text[low:high].translate(_USUAL)]
-        last = high
-    return "".join([*pieces, text[last:]])
+        characters[low:high] = text[low:high].translate(_USUAL)
+    return "".join(characters)

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dptune.detection.patterns import PatternRecognizer, canonical
-from dptune.detection.patterns.plain import without_glue
+from dptune.detection.patterns.plain import odd_numbers, usual, without_glue
 from dptune.detection.recognizer import Tier
 
 GLUE = re.compile(  # what is around a sign before the sign: the same, and slow
@@ -27,6 +27,42 @@ GLUE = re.compile(  # what is around a sign before the sign: the same, and slow
 @settings(max_examples=500, deadline=None, derandomize=True)
 def test_without_glue_blanks_what_the_plain_expression_finds(text):
     assert without_glue(text) == GLUE.sub(lambda found: " " * len(found[0]), text)
+
+
+@given(st.text(alphabet="0123456789OolISB :=~*()./-,xA", max_size=40))
+@settings(max_examples=500, deadline=None, derandomize=True)
+@example("call 555 4I5 123=456=7890 now")
+def test_usual_leaves_every_character_in_its_place(text):
+    runs = odd_numbers(text)
+    written = usual(text, runs)
+    inside = {place for low, high in runs for place in range(low, high)}
+    assert len(written) == len(text)
+    assert all(written[i] == text[i] for i in range(len(text)) if i not in inside)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ISO 9001 and ISO 27001, IS 456 2000",
+        "SOS 112 or SOS 911",
+        "IBIS 2020 and IBIS 2021-2022",
+        "the OSI 7 4 3 2 1 0 layers",
+        "BIOS 1.0.2 and BIOS 2020.11",
+        "SB 1070, LS1 4AP, BS1 5TR and BB1 1BB",
+        "Galaxy S20 2021, S21 128 256",
+        "SO2 100 200 300 and SIO2 10 20",
+        "BIO101 and BIO201, rules S101 S102 B006",
+        "World War II 1939-1945, Pentium III 500 600",
+        "100l 200l 300l, 10B 70B 405B, 1S 2S 3S",
+        "code 200|201|204|301|404",
+        "10*20*30*40*50, 64:128:256:512, 100~200~300",
+        "from 10:20:30 to 10:25:45, 2^10^20",
+    ],
+)
+def test_odd_numbers_are_no_standards_models_amounts_or_lists(text):
+    assert odd_numbers(text) == []
+    beside = f"{text} tel O161 496 O772"
+    assert odd_numbers(beside) == [(len(text) + 5, len(beside))]
 
 
 @pytest.mark.parametrize(

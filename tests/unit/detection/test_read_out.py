@@ -41,6 +41,13 @@ NOBODYS = [
     "le point de vue est un point important de la discussion",
     "wynik meczu był dwa zero, potem trzy jeden i koniec",
     "これにくしのごとくならべてください",
+    "wir zählen dann zwei, vier, sechs, acht, und noch einmal von vorn",
+    "im binärsystem schreibt man dafür eins null eins eins null null eins",
+    "la respuesta correcta es uno, tres, cinco, siete, nueve y nada más",
+    "las páginas son estas de aquí, no una sola: 8 3 0 2 y luego 5 4 9 6 7",
+    "acht acht acht acht sagte der alte mann und lachte dabei",
+    "das ist der punkt und der klammeraffe steht punkt drei",
+    "llevo dos arroba de papas y punto final",
 ]
 
 
