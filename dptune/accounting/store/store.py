@@ -244,7 +244,7 @@ class BudgetStore:
         one holds; when it raises, nothing was changed. Costly parts are done once
         before the write lock is taken and hit a cache when they are done under it.
 
-        | earlier reservation of the same `run_key` | answer |
+        | earlier reservation of the same `run_key`, units and plan | answer |
         |---|---|
         | none | a new one |
         | open | that one, `found_open` |
@@ -334,11 +334,24 @@ class BudgetStore:
     def _earlier(
         self, connection: Connection, request: Request, *, again: bool
     ) -> Reservation | None:
-        """Find the reservation that the run resumes or repeats."""
+        """Find the reservation that the run resumes or repeats.
+
+        One that was made for another plan is none: it pays for other noise.
+
+        Raises:
+            PrivacyError: the run names known units in another way.
+        """
+        known = tables.read_data_set(connection, request.units.data_set)
+        if known is not None:
+            tables.require_same(known, request.data_set)
         found = tables.read_reservations(
             connection, data_set=request.units.data_set, run_key=request.run_key
         )
-        same = [r for r in found if r.unit_set == request.units.digest]
+        same = [
+            r
+            for r in found
+            if r.unit_set == request.units.digest and r.planned.covers(request.planned)
+        ]
         return same[-1] if same and not again else None
 
     def _take_up(self, connection: Connection, earlier: Reservation) -> Reservation:
@@ -363,9 +376,6 @@ class BudgetStore:
     ) -> tuple[Touched, list[Claim]]:
         """Find the run's cohorts, and refuse if one of them would have too much."""
         asked = request.data_set
-        known = tables.read_data_set(connection, asked.name)
-        if known is not None:
-            tables.require_same(known, asked)
         _refuse_other_ids(connection, request.units)
         touched = cohorts.touched_by(connection, request.units)
         grants = tables.read_grants(connection, asked.name)

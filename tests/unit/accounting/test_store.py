@@ -1,6 +1,7 @@
 """What was spent stays spent, and nobody gets more than what is left."""
 
 import dataclasses
+import itertools
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -192,6 +193,19 @@ def test_finished_run_repeats_for_nothing_even_with_an_empty_budget(lite):
         lite.reserve(request(HUNDRED, "a", cost(100)), again=True)
 
 
+def test_run_of_another_plan_is_no_repetition(lite):
+    """With another `data.public_units` it was let in, and refused at its first step."""
+    lite.grant(grant(spent_epsilon(steps_event(100))))
+    held = run(lite, HUNDRED, "a", cost(100))
+    for ask in (lite.preview, lite.reserve):
+        with pytest.raises(BudgetExceededError):
+            ask(request(HUNDRED, "a", cost(100, noise=2.1)))
+    lite.grant(grant(10.0))
+    other = lite.reserve(request(HUNDRED, "a", cost(100, noise=2.1)))
+    assert lite.reserve(request(HUNDRED, "a", cost(100))).id == held.id
+    assert other.id != held.id
+
+
 def test_training_again_is_a_new_reservation_and_frees_the_abandoned_one(lite):
     lite.grant(grant(spent_epsilon(steps_event(130))))
     asked = request(HUNDRED, "a", cost(100))
@@ -273,9 +287,9 @@ def test_sweep_is_named_exactly_for_tuning(purpose, sweep):
 )
 def test_run_that_names_known_units_otherwise_is_refused(lite, changes, says):
     run(lite, HUNDRED, "a", cost(1))
-    for ask in (lite.preview, lite.reserve):
+    for ask, name in itertools.product((lite.preview, lite.reserve), "ab"):
         with pytest.raises(PrivacyError, match=says):
-            ask(request(HUNDRED, "b", cost(1), **changes))
+            ask(request(HUNDRED, name, cost(1), **changes))
 
 
 def test_data_sets_of_other_names_are_other_people(lite):
