@@ -255,9 +255,10 @@ def _name_fault(field: str, value: object) -> _Fault | None:
     repair = f"Give every row its {field}, or choose another {field}_column."
     if isinstance(value, bool) or not isinstance(value, str | int):
         kind = type(value).__name__
+        is_float = isinstance(value, float)  # of pandas, where a number is missing
         return _null_fault(field, value, repair) or (
             f"{field} must be a string or whole number, got {kind}.",
-            repair,
+            f"Write {field}s as whole numbers or strings." if is_float else repair,
         )
     got = _name_defect(str(value))
     if got is None:

@@ -39,6 +39,8 @@ _NUMBER: Final = re.compile(r"0*(0|[1-9][0-9]*)(?:\.0)?")
 _WIDTHS: Final = range(17)
 _HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]{32}")
 _SPLIT: Final = re.compile(rf"(?:{'|'.join(SPLITS)})/")
+_FILE: Final = re.compile(r"(.*?)(?:\.gz)?(|:[0-9]+)", re.DOTALL)
+"""A file, and the line of a record in it."""
 _SPLITS: Final = ("", *(f"{name}/" for name in SPLITS))
 
 
@@ -163,10 +165,13 @@ def _elsewhere(unit: str, folders: Iterable[str] | None) -> set[str]:
         unit: the id.
         folders: in which files may have been; None where ids are no names of files.
     """
-    bare = _SPLIT.sub("", unit, count=1) if _SPLIT.match(unit) else unit
+    split = _SPLIT.match(unit)
+    bare = unit[split.end() :] if split else unit
     names = {bare}
     if folders is not None:
-        names |= {*_ends(bare), *(f"{folder}/{bare}" for folder in folders)}
+        places = {*_ends(bare), *(f"{folder}/{bare}" for folder in folders)}
+        parts = [_FILE.fullmatch(place) for place in places]
+        names = {f"{p[1]}{end}{p[2]}" for p in parts if p for end in ("", ".gz")}
     return {f"{split}{name}" for split in _SPLITS for name in names}
 
 

@@ -212,7 +212,7 @@ BROKEN = {
     "Parquet id of fractions": Broken(
         write=parquet({"id": [1.0, None], "text": [SENTINEL] * 2}),
         source=P,
-        says="id must be a string or whole number, got float",
+        says="got float. Write ids as whole numbers or strings.",
     ),
     # values
     "null text": Broken(

@@ -1,6 +1,7 @@
 """Ids that come back in another spelling are charged as those of before."""
 
 import csv
+import gzip
 import json
 import uuid
 
@@ -8,6 +9,7 @@ import pytest
 
 from dptune.accounting.store.allowances import Grant
 from dptune.accounting.store.cohorts import cohort_sizes
+from dptune.accounting.store.reservations import UnitSet
 from dptune.accounting.store.store import BudgetStore
 from dptune.accounting.store.verify import verify
 from dptune.config import TrainConfig
@@ -152,6 +154,27 @@ def test_file_that_moves_from_test_to_train_is_the_same_unit(months, tmp_path):
     (tmp_path / "b" / NAMES[20]).rename(tmp_path / "a" / NAMES[20])
     files(tmp_path / "a", "more.txt", edited="!")
     assert months(source, unit="document") == (31, 31)
+
+
+def test_lines_of_a_file_that_is_packed_or_moved_up_are_the_same_units(
+    months, tmp_path
+):
+    source = {"kind": "text", "path": "a.txt", "position_ids": True}
+    lines = [f"line {n}" for n in NUMBERS]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    assert months(source) == (30, 30)
+    (tmp_path / "n").mkdir()
+    with gzip.open(tmp_path / "n" / "a.txt.gz", "wt") as file:
+        file.write("\n".join([*lines, "one more"]))
+    assert months(source | {"path": "n/a.txt.gz"}) == (31, 31)
+
+
+def test_owners_that_a_script_names_are_found_too(months, tmp_path, url):
+    months(jsonl(tmp_path, NUMBERS))
+    ids = [f"{n}.0" for n in (*NUMBERS, 99)]
+    units = UnitSet.of(ids, key=KEY, data_set="people")
+    known = UnitSet.of([*map(str, NUMBERS), "99.0"], key=KEY, data_set="people")
+    assert respelled.as_known(url, units, ids, key=KEY).digest == known.digest
 
 
 def test_ids_that_differ_otherwise_are_other_units(months, tmp_path):
