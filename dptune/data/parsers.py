@@ -77,6 +77,8 @@ def check_columns(
     for column in missing:
         near = difflib.get_close_matches(column, present, n=1, cutoff=0.8)
         hint = f"Did you mean {near[0]!r}?" if near else "Check header and config."
+        if (mark := _parting_mark(present, missing)) is not None:
+            hint = f"Set data.source.delimiter to {mark!r}."
         log.add(
             name,
             f"must have the column {column!r}, got {len(present)} other columns.",
@@ -86,6 +88,18 @@ def check_columns(
     for column in sorted(repeated):
         log.add(name, f"must have one column {column!r}, got several.", "Rename one.")
     return not missing and not repeated
+
+
+def _parting_mark(present: Sequence[str], missing: Sequence[str]) -> str | None:
+    """What parts the columns of a header that was read as one, if anything usual does.
+
+    >>> _parting_mark(["id;text"], ["text"])
+    ';'
+    """
+    for mark in ";\t|," if len(present) == 1 else "":
+        if {*missing} <= {name.strip(' "') for name in present[0].split(mark)}:
+            return mark
+    return None
 
 
 def parse_jsonl(lines: Iterable[str], *, name: str, log: ProblemLog) -> Iterator[Row]:
