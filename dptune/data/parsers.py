@@ -97,7 +97,7 @@ def _parting_mark(present: Sequence[str], missing: Sequence[str]) -> str | None:
     ';'
     """
     for mark in ";\t|," if len(present) == 1 else "":
-        if {*missing} <= {name.strip(' "') for name in present[0].split(mark)}:
+        if {*missing} & {name.strip(' "') for name in present[0].split(mark)}:
             return mark
     return None
 
@@ -174,7 +174,8 @@ def parse_csv(
             f"{name} row {first}",
             "must be well-formed CSV, got an open or stray quote or a field that is "
             f"longer than {csv.field_size_limit()} characters.",
-            "Repair it, or set quote_character to null if the file does not quote.",
+            "Repair it, set delimiter if no comma parts the columns, or set "
+            "quote_character to null if the file does not quote.",
         )
     finally:
         csv.field_size_limit(usual)
