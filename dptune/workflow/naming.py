@@ -11,7 +11,9 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from difflib import SequenceMatcher
+from itertools import islice
+from typing import Final, Self
 
 import numpy as np
 
@@ -21,8 +23,12 @@ from dptune.accounting.store.store import BudgetStore
 from dptune.config import TrainConfig
 from dptune.conversation import without_training
 from dptune.data.records import Corpus
+from dptune.data.source import SyntheticSource
 from dptune.errors import PrivacyError
 from dptune.workflow.respelled import Respelled, find_respelled, ways_to_spell
+
+_UNITS_ASKED_FOR: Final = 10_000
+_MOST: Final = 0.5
 
 
 def texts_digest(corpus: Corpus, *, key: bytes) -> str:
@@ -102,6 +108,42 @@ def owners_of(corpus: Corpus, units: UnitSet, *, key: bytes) -> UnitSet:
     dropped = UnitSet.of(corpus.dropped_units, key=key, data_set=units.data_set)
     places, _ = locate(units.names, dropped.names)
     return replace(units, names=np.delete(units.names, places))
+
+
+def known_elsewhere(
+    url: str, config: TrainConfig, corpus: Corpus, *, key: bytes
+) -> str:
+    """Say which data set has charged the people of one that is new: a name mistyped.
+
+    Args:
+        url: of the budget store, which need not be there yet.
+        config: of the run.
+        corpus: as it was ingested, before canaries.
+        key: that names units.
+
+    Returns:
+        Two sentences; empty where the name is known, or most of the units are not.
+    """
+    store, name = BudgetStore.find(url), config.budget.data_set
+    if store is None or isinstance(config.data.source, SyntheticSource):
+        return ""
+    with store:
+        names = store.data_sets()
+        ids = list(islice(corpus.source_units, _UNITS_ASKED_FOR))
+        found = []
+        for other in [] if name in names else names:
+            known = store.known(UnitSet.of(ids, key=key, data_set=other))
+            if known is not None and known.mean() >= _MOST:
+                alike = SequenceMatcher(a=name, b=other).ratio()
+                found.append((known.mean(), alike, other))
+    if not found:
+        return ""
+    *_, other = max(found)
+    return (
+        f"data set {name!r} is new, but most of its units have ids that data set "
+        f"{other!r} was charged for. If these are the same people, set "
+        f"budget.data_set to {other!r}: under a new name they have a fresh budget."
+    )
 
 
 def claim_digest(

@@ -29,6 +29,7 @@ from dptune.workflow.detect import check_detector, check_languages
 from dptune.workflow.device import place_processes
 from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
 from dptune.workflow.ingest import read_corpus, read_public
+from dptune.workflow.naming import known_elsewhere
 from dptune.workflow.planned_units import PlannedUnits, check_bound, far_off, units_for
 from dptune.workflow.score import check_judge
 
@@ -174,6 +175,9 @@ def check_run(
     doubts = gate_doubts(config, ledger) if gated else ()
     if gated and budget is not None and (lacks := lacks_grant(budget.url, config)):
         doubts += (lacks,)
+    if budget is not None and budget.key is not None:
+        known = known_elsewhere(budget.url, config, corpus, key=budget.key)
+        doubts += (known,) if known else ()
     return Checked(
         fingerprint=corpus.fingerprint,
         source_fingerprint=corpus.source_fingerprint,

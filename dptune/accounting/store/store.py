@@ -189,6 +189,11 @@ class BudgetStore:
             tables.write_grant(connection, grant)
             return log.append(connection, entries.grant_entry(grant, reason=reason))
 
+    def data_sets(self) -> list[str]:
+        """Name every data set that was read or granted anything."""
+        with connecting(self._engine) as connection, reading(connection):
+            return tables.data_set_names(connection)
+
     def known(self, units: UnitSet) -> NDArray[np.bool_] | None:
         """Tell of each unit whether a run was charged for it; None of new data sets."""
         with connecting(self._engine) as connection, reading(connection):

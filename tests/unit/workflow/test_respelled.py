@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from dptune.errors import BudgetExceededError
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.workflow import respelled
 from dptune.workflow.budget import check_budget, reserve_budget
+from dptune.workflow.naming import known_elsewhere
 from dptune.workflow.planned_units import units_for
 from dptune.workflow.preflight import plan_for
 from infra.workspace import REPOSITORY
@@ -27,6 +29,13 @@ from infra.workspace import REPOSITORY
 from .conftest import KEY
 
 NUMBERS = range(1, 31)
+A_RUN = Grant(
+    data_set="people",
+    notion=Notion.RECORD,
+    relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    epsilon=9.0,
+    delta=1e-5,
+)
 GUIDS = [str(uuid.UUID(int=(number << 100) + 0xABCDEF)) for number in NUMBERS]
 
 
@@ -44,9 +53,9 @@ def months(tmp_path, url):
     configs = REPOSITORY / "configs"
     path = configs / "train" / "own_text.yaml"
     known = load_train_config(path, configs=configs).model_dump(mode="json")
-    known["budget"] = {"data_set": "people"}
 
-    def run(source, unit="record", *, settles=True):
+    def read(source, unit="record", *, data_set="people"):
+        known["budget"] = {"data_set": data_set}
         known["data"] |= {"source": source, "privacy_unit": unit, "min_records": 10}
         config = TrainConfig.model_validate(known)
         corpus = build_corpus(
@@ -56,6 +65,10 @@ def months(tmp_path, url):
             data_root=tmp_path,
             validate=False,
         )
+        return config, corpus
+
+    def run(source, unit="record", *, settles=True):
+        config, corpus = read(source, unit)
         units = units_for(config.data, config.canaries, corpus.report)
         plan = plan_for(config.recipe, config.privacy, units=units)
         check_budget(config, corpus, plan, url=url, key=KEY)
@@ -67,6 +80,7 @@ def months(tmp_path, url):
                 sizes = cohort_sizes(connection, "people")
         return held.num_units, sum(sizes.values())
 
+    run.read = read
     return run
 
 
@@ -193,6 +207,24 @@ def test_unit_is_charged_as_every_one_that_it_may_have_been(months, tmp_path):
     assert months(jsonl(tmp_path, [*others, "007.0"], edited="!")) == (22, 22)
 
 
+def test_people_of_a_new_name_that_another_one_has_charged_are_told(
+    months, tmp_path, url
+):
+    """A name that was mistyped gave a corpus that had grown a fresh budget, unsaid."""
+    months(jsonl(tmp_path, NUMBERS))
+
+    def told(ids, name):
+        source = jsonl(tmp_path, ids, edited="!")
+        return known_elsewhere(url, *months.read(source, data_set=name), key=KEY)
+
+    assert "budget.data_set to 'people'" in told([*NUMBERS, *range(50, 75)], "peopel")
+    assert told([*NUMBERS, 50], "people") == ""
+    assert told(range(30, 60), "others") == ""
+    with BudgetStore.open(url) as store:
+        store.grant(replace(A_RUN, data_set="other-numbers"))
+    assert told(NUMBERS, "other-numbers") == ""
+
+
 def test_copies_under_respelled_ids_are_copies(months, tmp_path):
     source = jsonl(tmp_path, NUMBERS)
     assert months(source) == (30, 30)
@@ -203,15 +235,8 @@ def test_copies_under_respelled_ids_are_copies(months, tmp_path):
 
 def spend_twice(months, tmp_path, url):
     """One run holds all of a grant; the next has the same people, in other words."""
-    grant = Grant(
-        data_set="people",
-        notion=Notion.RECORD,
-        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-        epsilon=9.0,
-        delta=1e-5,
-    )
     with BudgetStore.open(url) as store:
-        store.grant(grant)
+        store.grant(A_RUN)
     months(jsonl(tmp_path, NUMBERS), settles=False)
     months(as_csv(tmp_path, [f"{n}.0" for n in NUMBERS], edited="!"))
 
