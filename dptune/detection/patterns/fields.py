@@ -33,7 +33,11 @@ _SEPARATOR = re.compile(
     r"\t]{1,8})?"
 )
 _AROUND_KEY = " \t\"'`])*\\"
-_QUOTED = re.compile(r"\\?([\"'`“])(?P<value>(?:\\.|(?!\\?\1|”)[^\n\\]){1,300})")
+# A string within a string ends where its quote is escaped as often as the first one.
+_QUOTED = re.compile(
+    r"(\\?)([\"'`“])"
+    r"(?P<value>(?:\\\\\\.|(?!\1\2|\2|”)(?:\\.|[^\n\\])){1,300})"
+)
 _ITEM = re.compile(r"[\"'](?P<value>[^\"'\n]{1,100})[\"']")
 _BARE = re.compile(r"[^\n;|<>{}\[\]\"&\t,=:()]{1,80}")
 _BARE_ADDRESS = re.compile(r"[^\n;|<>{}\[\]\"&\t=:]{1,120}")

@@ -12,6 +12,7 @@ from dptune.detection import escapes, union
 from dptune.detection.engine import build_engine
 from dptune.detection.escapes import escapes_of, in_place, unescaped
 from dptune.detection.known_values import UnitValues
+from dptune.detection.patterns import PatternRecognizer
 from dptune.detection.recognizer import Tier
 from dptune.detection.union import unite
 from dptune.text import Span
@@ -193,3 +194,11 @@ def test_unescaped_ten_times_the_text_takes_about_ten_times_as_long(piece):
     assert grows_in_proportion(
         lambda length: unescaped(piece * (length // len(piece))), 20_000
     )
+
+
+@pytest.mark.parametrize("quote", ['"', '\\"'])
+def test_value_in_a_string_ends_where_its_own_quote_is_closed(quote):
+    call = '{"name": "odalys prieto", "phone": "3055550199", "limit": 10}'
+    text = f'"arguments": {call}'.replace('"', quote)
+    spans = PatternRecognizer(tier=Tier.LOW_ENTITY).recognize([text])[0]
+    assert {text[s.start : s.end] for s in spans} == {"odalys prieto", "3055550199"}

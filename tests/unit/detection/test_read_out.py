@@ -110,9 +110,14 @@ def test_name_that_is_a_word_is_told_by_the_name_it_is_joined_to(text, name):
     [
         ("Der Hausarzt schreibt an Dr. med. dent. Quast", "Quast"),
         ("Das Gutachten ist von Prof. Dr. rer. nat. Ulmen", "Ulmen"),
+        ("Der Schlüssel liegt noch immer hier bei Hr. Zschoche", "Zschoche"),
         ("El correo llegó el lun, 8 abr 2024", "lun, 8 abr 2024"),
         ("Le message est arrivé mar. 5 mars 2024", "mar. 5 mars 2024"),
         ("Achternaam: De Wit\nVoorletters: M.C.J.", "M.C.J."),
+        ("Ich komme nicht rein, mein Nutzername ist waldfee_77", "waldfee_77"),
+        ("Je ne peux pas entrer, mon pseudo est lapin_bleu7", "lapin_bleu7"),
+        ("Não consigo entrar, o meu utilizador é lua_cheia8", "lua_cheia8"),
+        ("Nie działa, moja nazwa użytkownika to kot_w_butach3", "kot_w_butach3"),
     ],
 )
 def test_degrees_short_weekdays_and_initials_leave_nothing_of_a_value(text, value):
