@@ -34,7 +34,7 @@ from dptune.data.source import SPLITS, DataSource, FolderSource, TextSource
 Spell = Callable[[str], set[str]]
 """Writes an id in other ways; the id itself may be among them."""
 
-_IDS_AT_ONCE: Final = 1 << 17
+_IDS_AT_ONCE: Final = 1 << 15
 _NUMBER: Final = re.compile(r"0*(0|[1-9][0-9]*)(?:\.0)?")
 _WIDTHS: Final = range(17)
 _HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]{32}")
