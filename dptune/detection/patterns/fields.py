@@ -34,18 +34,21 @@ _SEPARATOR = re.compile(
 )
 _AROUND_KEY = " \t\"'`])*\\"
 # A string within a string ends where its quote is escaped as often as the first one.
-_QUOTED = re.compile(
+_IN_QUOTES = (
     r"(\\?)([\"'`“])"
-    r"(?P<value>(?:\\\\\\.|(?!\1\2|\2|”)(?:\\.|[^\n\\])){1,300})"
+    r"(?P<value>(?:\\\\\\.|(?!\1\2|\2|”)(?:\\.|[^\n\\])){1,300}+)"
 )
-_ITEM = re.compile(r"[\"'](?P<value>[^\"'\n]{1,100})[\"']")
+_QUOTED = re.compile(_IN_QUOTES)
+_ITEM = re.compile(_IN_QUOTES + r"\1\2")
 _BARE = re.compile(r"[^\n;|<>{}\[\]\"&\t,=:()]{1,80}")
 _BARE_ADDRESS = re.compile(r"[^\n;|<>{}\[\]\"&\t=:]{1,120}")
 _TOKEN = re.compile(
     r"[^\s,;|<>{}\"'&()]{1,128}(?: (?:[\d./()+-]{1,16}"
     r"|[A-Za-z]{0,3}\d[\dA-Za-z/-]{0,8})(?![\w:=])){0,24}"
 )
-_IN_QUERY = re.compile(r"[^\n&#\"'<>=]{1,60}(?=&)|[^\s&#\"'<>]{1,120}")
+_IN_QUERY = re.compile(
+    r"[^\n&#\"'<>=]{1,60}(?=&)|(?:[^\s&#\"'<>\\]|\\(?!\\{0,7}[\"'])){1,120}"
+)
 _ELEMENT = re.compile(
     r"<(?P<key>[A-Za-z][\w:.-]{0,40})(?P<more>\s[^<>]{0,200})?>\s{0,4}(?P<"
     r"value>[^<>]{1,200}?)\s{0,4}</"

@@ -202,3 +202,28 @@ def test_value_in_a_string_ends_where_its_own_quote_is_closed(quote):
     text = f'"arguments": {call}'.replace('"', quote)
     spans = PatternRecognizer(tier=Tier.LOW_ENTITY).recognize([text])[0]
     assert {text[s.start : s.end] for s in spans} == {"odalys prieto", "3055550199"}
+
+
+@pytest.mark.parametrize("quote", ['"', '\\"', '\\\\\\"'])
+@pytest.mark.parametrize(
+    ("call", "values"),
+    [
+        ('"url": "https://shop.example.com/u?token=Zk39Qp1x"', 1),
+        ('"url": "shop.example.com/u/a"', 1),
+        ('"password": "Zk39Qp1x"', 1),
+    ],
+)
+def test_links_and_secrets_in_a_string_leave_its_quotes(quote, call, values):
+    text = f'{{{call}, "limit": 10}}'.replace('"', quote)
+    spans = unite(PatternRecognizer(tier=Tier.LOW_ENTITY).recognize([text])[0], text)
+    assert len(spans) == values
+    assert not any({*text[s.start : s.end]} & {*'\\"}'} for s in spans)
+
+
+@pytest.mark.parametrize("quote", ['"', '\\"'])
+def test_values_of_a_list_end_at_the_quotes_that_they_began_with(quote):
+    call = """{"name": ["odalys o'prieto", "zelko vrabie"], "limit": 10}"""
+    text = f"call: {call}".replace('"', quote)
+    spans = PatternRecognizer(tier=Tier.LOW_ENTITY).recognize([text])[0]
+    found = {text[s.start : s.end] for s in spans}
+    assert found == {"odalys o'prieto", "zelko vrabie"}
