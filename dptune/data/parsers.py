@@ -59,8 +59,17 @@ _LONGEST_FIELD = 1 << 26
 """Characters; what a quote that is never closed may fill the memory with."""
 
 
-_OF_CHATS = frozenset(["tools", "functions", "documents"])
-"""Columns that templates could write beside messages, and that nothing reads."""
+_OF_CHATS = frozenset(
+    [
+        *("tools", "functions", "documents"),
+        *("system", "system_prompt", "input", "history"),
+    ]
+)
+"""Columns that belong to conversations by custom, and that nothing reads.
+
+Templates could write the first three; ShareGPT and Alpaca keep what stands before or
+behind a question in the others.
+"""
 
 
 def check_columns(

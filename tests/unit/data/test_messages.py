@@ -184,6 +184,29 @@ def test_keys_that_nobody_reads_are_counted_and_named_without_text(tmp_path):
     assert unread_keys(build(write_jsonl(tmp_path, rows()), tmp_path).report) == ()
 
 
+def test_columns_of_a_system_turn_or_of_half_a_question_are_told(tmp_path):
+    values = [
+        {"id": n, "instruction": f"why {n}", "input": "SECRET", "output": f"so {n}"}
+        | {"system": "SECRET", "history": []}
+        for n in range(12)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, values)))
+    source = JsonlSource(
+        path="pairs.jsonl",
+        prompt_column="instruction",
+        completion_column="output",
+        id_column="id",
+    )
+    report = build(source, tmp_path).report
+    unread = {"column system", "column input", "column history"}
+    assert report.unread == dict.fromkeys(unread, 1)
+    (warning,) = unread_keys(report)
+    assert "column system (1)" in warning
+    assert "SECRET" not in warning
+    asked = source.model_copy(update={"prompt_column": "input"})
+    assert "column input" not in build(asked, tmp_path).report.unread
+
+
 def test_nothing_but_contents_reaches_the_text():
     planted = dict.fromkeys(
         ("name", "SECRET", "from", "value", "id", "metadata"), "SECRET"
