@@ -39,7 +39,10 @@ def measured(run: PipelineRunResponse) -> dict[str, Any]:
     reports = {name: output(run, "attack", name) for name in _ATTACKS}
     reports["decision"] = output(run, "gate", "decision")
     found = {name: json.loads(r.model_dump_json()) for name, r in reports.items()}
-    del found["decision"]["evidence_digest"]  # holds the times of the attacks
+    for name in ("evidence_digest", "manifest_digest", "dossier_digest"):
+        del found["decision"][name]  # hold the times of the attacks
+    for name in _ATTACKS:
+        del found[name]["measured_at"]
     for criterion in found["decision"]["criteria"]:
         if criterion["name"] == "evidence_age":
             del criterion["measured"]

@@ -20,7 +20,10 @@ def found(site, story):
 
     cluster, before, runs = site.cluster, len(site.cluster.all("jobs")), {}
     for number, twin in enumerate(TWINS, start=1):
-        changes = (f"budget.data_set=twin-{twin}", f"repetition={number}")
+        changes = (
+            *(f"budget.data_set=twin-{twin}", f"repetition={number}"),
+            f"data.source.seed={10 + number}",
+        )
         config = site.profile.applied_to(read_config(TINY, (*SCHEDULED, *changes)))
         names = ["reserve_budget", "train_private_finetune"]
         options = run_options(site.profile, names)

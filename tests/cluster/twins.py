@@ -7,6 +7,7 @@ from zenml.client import Client
 
 import materializers  # noqa: F401 - registers the materializers
 from dptune.config import TrainConfig
+from steps.ingest import ingest
 from steps.reserve_budget import reserve_budget
 from steps.train_stage import train_stage
 
@@ -29,9 +30,9 @@ def twin_pipeline(run_id: str, config: dict[str, Any], seed: int) -> None:
         return run.steps[step].outputs[name][0]
 
     plan = made("calibrate", "plan")
-    reservation = reserve_budget(
-        made("ingest", "corpus"), plan, config=settings, retrain=False
-    )
+    # Charged for texts of its own: those of the run belong to another data set.
+    others, _ = ingest(settings.data, fingerprint=settings.budget.data_set)
+    reservation = reserve_budget(others, plan, config=settings, retrain=False)
     train_stage(
         made("train_redacted_finetune", "model"),
         made("detect", "labelled_corpus"),

@@ -28,6 +28,7 @@ SEEDED = ("seed=7", "registry.model_name=seeded", "budget.data_set=seeded")
 LONGER = (
     *("name=killed", "registry.model_name=killed", "budget.data_set=killed"),
     *("stages.jft.private_finetune.epochs=6", "gate.max_epsilon=12"),
+    "data.source.seed=6",  # texts keep the name of the data set that they had first
 )
 
 
