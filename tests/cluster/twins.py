@@ -7,6 +7,7 @@ from zenml.client import Client
 
 import materializers  # noqa: F401 - registers the materializers
 from dptune.config import TrainConfig
+from dptune.workflow.ingest import read_corpus
 from steps.ingest import ingest
 from steps.reserve_budget import reserve_budget
 from steps.train_stage import train_stage
@@ -31,7 +32,8 @@ def twin_pipeline(run_id: str, config: dict[str, Any], seed: int) -> None:
 
     plan = made("calibrate", "plan")
     # Charged for texts of its own: those of the run belong to another data set.
-    others, _ = ingest(settings.data, fingerprint=settings.budget.data_set)
+    read = read_corpus(settings.data)
+    others, _ = ingest(settings.data, fingerprint=read.source_fingerprint)
     reservation = reserve_budget(others, plan, config=settings, retrain=False)
     train_stage(
         made("train_redacted_finetune", "model"),
@@ -49,5 +51,6 @@ def twin_pipeline(run_id: str, config: dict[str, Any], seed: int) -> None:
         labelled=made("detect", "labelled_corpus"),
         canaries=made("plant_canaries", "canaries"),
         attacks=settings.attack,
+        audit=settings.audit,
         id="train_private_finetune",
     )
