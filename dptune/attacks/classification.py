@@ -27,8 +27,8 @@ from dptune.attacks.inference import (
     place,
     unwatched,
 )
-from dptune.attacks.membership import Attacked, Course, Opponent, attack_with_shadows
 from dptune.attacks.roc import RocSettings, blind_signal, membership_signal
+from dptune.attacks.shadow_models import Attacked, Course, Opponent, attack_with_shadows
 from dptune.errors import DataError
 from dptune.results import Interval, MembershipReport, UtilityReport
 from dptune.statistics import clopper_pearson, unit_numbers

@@ -24,9 +24,9 @@ from dptune.attacks.classification import (
     classification_utility,
 )
 from dptune.attacks.inference import Tell, unwatched
-from dptune.attacks.membership import Course, Opponent
 from dptune.attacks.roc import RocSettings
 from dptune.attacks.settings import AttackSettings, ShadowSettings
+from dptune.attacks.shadow_models import Course, Opponent
 from dptune.config import PerformanceSettings
 from dptune.conversation import scored
 from dptune.data.records import Corpus

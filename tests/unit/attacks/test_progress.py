@@ -10,7 +10,8 @@ from dptune.attacks.decoding import Decoding, sample_continuations
 from dptune.attacks.exposure import score_candidates
 from dptune.attacks.extraction import record_chances
 from dptune.attacks.large_spaces import LargeSpaceSettings, measure_large_space
-from dptune.attacks.membership import Course, membership_report
+from dptune.attacks.membership import membership_report
+from dptune.attacks.shadow_models import Course
 from dptune.attacks.signals import token_signals
 from dptune.attacks.trie import CandidateTrie
 

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from dptune.attacks import membership as module
-from dptune.attacks.membership import (
+from dptune.attacks import shadow_models as module
+from dptune.attacks.membership import membership_report
+from dptune.attacks.roc import membership_signal
+from dptune.attacks.shadow_models import (
     Attacked,
     Course,
     Opponent,
     attack_with_shadows,
     draw_halves,
-    membership_report,
     shadow_scores,
 )
-from dptune.attacks.roc import membership_signal
 from dptune.errors import DataError
 
 NUM = 800
