@@ -171,7 +171,8 @@ def make_private(
             returns one value for each row, `(rows,)`. By default cross-entropy: of
             targets over `max_tokens`, or of the class.
         owners: the unit that owns each row, as text or a whole number: `17` and `"17"`
-            are one. None makes each row a unit.
+            are one. None makes each row a unit, and of rows that say the same one: a
+            warning says how many are left out.
         max_rows_per_unit: contribution bound; further rows of an owner are left out.
         public_units: number of units as the public knows it, to two digits. None takes
             the exact number for public, and the certificate says so.
@@ -201,7 +202,7 @@ def make_private(
     >>> loop = make_private(
     ...     model,
     ...     optimizer,
-    ...     [{"input_ids": [1, 2, 3, number % 16]} for number in range(40)],
+    ...     [{"input_ids": [1, 2, 3, number]} for number in range(40)],
     ...     target_epsilon=8.0,
     ...     target_delta=1e-3,
     ...     num_steps=3,

@@ -25,6 +25,7 @@ from dptune.data.collated import (
     repeated_problems,
     unit_name,
 )
+from dptune.data.copies import record_digest, without_copies
 from dptune.data.records import MAX_ROWS_NAMED
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.prechecks import row_problems
@@ -81,6 +82,10 @@ def units_of(
     classes = [label for _, _, label in rows if label is not None]
     if classes and len(classes) < len(rows):
         raise DataError("labels must be a class in every row or in none.")
+    if owners is None:
+        records = [record_digest(*row) for row in rows]
+        rows = [rows[n] for n in without_copies(records, path="data", owners="owners")]
+        classes = [label for _, _, label in rows if label is not None]
     names = range(len(rows)) if owners is None else _numbered(owners)
     return UnitDataset.from_columns(
         [ids for ids, _, _ in rows],

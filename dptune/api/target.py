@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from dptune.accounting.assumptions import Assumption
 from dptune.accounting.calibration import calibrate_noise_multiplier
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
@@ -290,6 +291,9 @@ class Account:
         units = (
             UnitsFrom.EXACT if self.target.public_units is None else UnitsFrom.DECLARED
         )
+        about = ABOUT_NUM_UNITS[units]
+        if units is UnitsFrom.EXACT and not self.target.owned:  # copies are left out
+            about = (*about, Assumption.REPLACEMENT_KEEPS_NUM_UNITS)
         entry = LedgerEntry(
             stage=self.stage,
             recipe="",
@@ -301,7 +305,7 @@ class Account:
             sample_rate=self.plan.sample_rate,
             noise_multiplier=self.plan.noise_multiplier,
             max_grad_norm=self.plan.max_grad_norm,
-            assumptions=(*ALWAYS, *ABOUT_NUM_UNITS[units]),
+            assumptions=(*ALWAYS, *about),
             fixed_seed=self.fixed_seed,
         )
         if self.spend is not None:

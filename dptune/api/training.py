@@ -129,7 +129,7 @@ def train(
 
     >>> import tempfile
     >>> from dptune.testing import tiny_model
-    >>> rows = [{"input_ids": [1, 2, 3, number % 16]} for number in range(40)]
+    >>> rows = [{"input_ids": [1, 2, 3, number]} for number in range(40)]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     done = train(
     ...         tiny_model(),

@@ -149,7 +149,8 @@ def repeated_problems(path: str, rows: object, *, owners: str) -> list[Problem]:
     """Refuse rows that stand in a data set several times, as oversampling leaves them.
 
     Each would be a unit of its own, and a record that stands k times a group of k. Rows
-    that were written anew, as by `map`, cannot be told from others that say the same.
+    that were written anew, as by `map`, are told by what they hold, where they are
+    read: see `dptune.data.copies`.
 
     Args:
         path: of the rows, in errors.

@@ -29,7 +29,8 @@ class PrivacyArguments:
         noise_multiplier: noise stddev / C, in place of `target_epsilon`.
         relation: which data sets are neighbors: `add_or_remove_one` or `replace_one`.
         privacy_unit: what one neighbor changes: `record` is one row of the training
-            data set; `document` and `user` need `unit_column`.
+            data set, and all rows that say the same, of which one is trained on;
+            `document` and `user` need `unit_column`.
         unit_column: column that names the owner of each row; the model never sees it.
         max_rows_per_unit: rows that a unit keeps, its first ones.
         num_units: public number of units, to two digits, in place of the exact one,

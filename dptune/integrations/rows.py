@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -23,6 +22,7 @@ from dptune.data.collated import (
     row_of,
     unit_name,
 )
+from dptune.data.copies import record_digest, tokens_digest, without_copies
 from dptune.data.draws import by_hash, one_of_each
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import ConfigError, Problem
@@ -56,9 +56,10 @@ class UnitRows:
 
     Args:
         data: what the engine trains on.
-        unit_ids: names of the units, in the order of `data.units`; their place in the
-            data set where no column names them. A hash of their content would make them
-            new units to a budget whenever a tokenizer or a length changes.
+        unit_ids: names of the units, in the order of `data.units`; the place of each
+            row in the data set, copies included, where no column names them. A hash of
+            their content would make them new units to a budget whenever a tokenizer or
+            a length changes.
         records: content of each row, hashed.
         tokens: token ids of each row, hashed.
         are_named: whether the names of units come from a column.
@@ -80,7 +81,7 @@ class UnitRows:
 
     def holds(self, ids: Sequence[int]) -> bool:
         """Whether these tokens are a row of the data."""
-        return _tokens_digest(ids) in self.tokens
+        return tokens_digest(ids) in self.tokens
 
 
 def read_rows(
@@ -92,7 +93,7 @@ def read_rows(
     rows_are_single_units: bool,
     names: Names = _OF_TRAINING,
 ) -> UnitRows:
-    """Collate every row alone and group them by owner.
+    """Collate every row alone and group them by owner; without any, leave copies out.
 
     Args:
         rows: of the script.
@@ -114,31 +115,23 @@ def read_rows(
         raise ConfigError(problems)
     if len({row.label is None for row in found}) > 1:
         raise ConfigError.at(names.rows, "must have a label in each row.")
-    return _grouped(found, owners, unit_column, max_rows_per_unit=max_rows_per_unit)
-
-
-def _grouped(
-    found: Sequence[CollatedRow],
-    owners: Sequence[str],
-    unit_column: str | None,
-    *,
-    max_rows_per_unit: int,
-) -> UnitRows:
-    """Give every row to its owner."""
-    labels = [row.label for row in found if row.label is not None]
-    records = tuple(map(_record_digest, found))
+    kept = list(range(len(found)))
+    records = tuple(record_digest(row.ids, row.weights, row.label) for row in found)
+    if unit_column is None:
+        kept = without_copies(records, path=names.rows, owners="privacy.unit_column")
+    own = [found[number] for number in kept]
     data = UnitDataset.from_columns(
-        [row.ids for row in found],
-        [row.weights for row in found],
-        owners,
+        [row.ids for row in own],
+        [row.weights for row in own],
+        [owners[number] for number in kept],
         max_sequences_per_unit=max_rows_per_unit,
-        labels=labels or None,
+        labels=[row.label for row in own if row.label is not None] or None,
     )
     return UnitRows(
         data=data,
         unit_ids=tuple(dict.fromkeys(owners)),
         records=records,
-        tokens=frozenset(_tokens_digest(row.ids) for row in found),
+        tokens=frozenset(tokens_digest(row.ids) for row in own),
         are_named=unit_column is not None,
     )
 
@@ -189,19 +182,6 @@ def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:
         except RowFaultError:
             continue
     return seen / max(1, len(rows))
-
-
-def _record_digest(row: CollatedRow) -> bytes:
-    """Hash all that is trained on of one row. Private."""
-    digest = hashlib.sha256(_tokens_digest(row.ids))
-    digest.update(np.asarray(row.weights, np.float32).tobytes())
-    digest.update(str(row.label).encode())
-    return digest.digest()
-
-
-def _tokens_digest(ids: Sequence[int]) -> bytes:
-    """Hash the tokens of a row. Private."""
-    return hashlib.sha256(np.asarray(ids, np.int64).tobytes()).digest()
 
 
 def _owner(unit_column: str | None, row: Mapping[str, Any], index: int) -> str:

@@ -155,22 +155,23 @@ class ScriptRun:
     @property
     def corpus(self) -> CorpusReport:
         """What an entry needs to know of the data: nothing was marked."""
-        rows = self.rows.data
-        texts_decide_units = self.drops_rows and self.privacy.num_units is None
+        rows, owned = self.rows.data, self.rows.are_named
+        drops_owners = self.drops_rows and owned and self.privacy.num_units is None
+        copies = 0 if owned else len(self.rows.records) - rows.num_units
         return CorpusReport(
             source=RECIPE,
             fingerprint=self.rows.fingerprint,
             num_read=len(self.rows.records),
             num_records={"train": len(rows.sequences)},
             num_units={"train": rows.num_units},
-            num_exact_duplicates=0,
+            num_exact_duplicates=copies,
             num_near_duplicates=0,
             num_duplicates_across_units=0,
             num_characters=0,
             privacy_unit=self.privacy.privacy_unit,
-            deduplicated=False,
-            assumes=(Assumption.REPLACEMENT_KEEPS_NUM_UNITS.value,)
-            * texts_decide_units,
+            deduplicated=not owned,
+            duplicates_are_free=True,
+            assumes=(Assumption.REPLACEMENT_KEEPS_NUM_UNITS.value,) * drops_owners,
             validation=ValidationReport(view="original", success=True, expectations=()),
         )
 

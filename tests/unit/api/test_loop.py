@@ -218,7 +218,7 @@ EPOCHS = {
 def test_number_of_rows_ends_no_epoch(made, tmp_path, name):
     units, more, moves = EPOCHS[name]
     assert moves_by_epoch(made(**units)) == moves
-    rows, journal = [*ROWS, {**ROWS[0]}], tmp_path / "other.jsonl"
+    rows, journal = [*ROWS, {"input_ids": [1, 9]}], tmp_path / "other.jsonl"
     neighbor = made(**{**units, **more}, rows=rows, journal=journal)
     assert moves_by_epoch(neighbor) == moves
 

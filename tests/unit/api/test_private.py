@@ -251,14 +251,72 @@ def test_schedulers_and_evaluation_of_the_script_work(make, model, unchecked):
 def test_data_of_the_datasets_package_with_masks_and_labels(make, unchecked):
     rows = [
         {
-            "input_ids": [1, 2, 3, 0],
+            "input_ids": [1, 2, 3 + number, 0],
             "attention_mask": [1, 1, 1, 0],
-            "labels": [-100, 2, 3, -100],
+            "labels": [-100, 2, 3 + number, -100],
         }
-    ] * 40
+        for number in range(40)
+    ]
     loop = make(data=datasets.Dataset.from_list(rows), num_steps=1)
     assert loop._feed.data.sequences[0].tolist() == [1, 2, 3]
     assert loop._feed.data.loss_weights[0].tolist() == [0, 1, 1]
+
+
+def trained_on(make, model, data, journal, **changes):
+    """Weights after a loop on rows, from one seed, and its claim."""
+    own = copy.deepcopy(model)
+    loop = make(model=own, data=data, journal=journal, seed=3, **changes)
+    list(loop)
+    return weights(own), loop.certificate()
+
+
+def written_anew(rows):
+    """Rows once more, as `map` behind an oversampling leaves them."""
+    return [{"input_ids": [*row["input_ids"]]} for row in rows]
+
+
+@pytest.mark.filterwarnings("ignore:data has")
+def test_copies_of_a_record_move_no_weight(make, model, unchecked, tmp_path):
+    """A record in ten copies was ten units, and moved sums by up to 10 C."""
+    data = [*ROWS, *written_anew(ROWS[:1] * 9)]
+    once, _ = trained_on(make, model, ROWS, tmp_path / "once.jsonl")
+    again, _ = trained_on(make, model, data, tmp_path / "again.jsonl")
+    assert torch.equal(once, again)
+
+
+@pytest.mark.filterwarnings("ignore:data has")
+def test_twin_that_leaves_copies_in_is_moved_by_them(
+    make, model, unchecked, tmp_path, monkeypatch
+):
+    def kept(records, **_):
+        return range(len(records))
+
+    monkeypatch.setattr(rows, "without_copies", kept)
+    with pytest.raises(AssertionError):
+        test_copies_of_a_record_move_no_weight(make, model, unchecked, tmp_path)
+
+
+def test_rows_of_owners_may_say_the_same(make, model, unchecked, tmp_path):
+    data = [*ROWS, *written_anew(ROWS[:8])]
+    own = make(model=model, data=data, owners=range(48))
+    assert own._feed.data.num_units == 48
+
+
+def test_row_that_a_replacement_makes_a_copy_changes_the_rate_and_the_claim_says_so(
+    make, model, unchecked, tmp_path
+):
+    wanted = {"relation": "replace_one", "seed": None}
+    status = {}
+    for name, more in {"exact": {}, "public": {"public_units": 40}}.items():
+        loop = make(
+            model=copy.deepcopy(model), journal=tmp_path / name, **wanted, **more
+        )
+        list(loop)
+        status[name] = loop.certificate().status
+    assert status == {
+        "exact": CertificateStatus.CONDITIONAL,
+        "public": CertificateStatus.CERTIFIED,
+    }
 
 
 # what is charged, and when

@@ -30,7 +30,7 @@ def make_rows(num_rows=40, *, seed=0, length=None, labels=None):
 def make_prompts():
     """Prompts of two to six words, and what is to be learnt behind them."""
     return [
-        {"prompt": " ".join(WORDS[: 2 + i % 5]), "completion": f" w{i % 20} w1"}
+        {"prompt": " ".join(WORDS[: 2 + i % 5]), "completion": f" w{i % 20} w{i // 20}"}
         for i in range(40)
     ]
 

@@ -487,6 +487,40 @@ def test_rows_that_stand_once_are_taken(script, way):
     script(train_dataset=ONCE[way](Dataset.from_list(make_rows())))
 
 
+WRITTEN_ANEW = {
+    "map": lambda data: concatenate_datasets([data, data.select(FIVE)]).map(dict),
+    "batches": lambda data: data.map(
+        lambda rows: {name: values * 2 for name, values in rows.items()}, batched=True
+    ),
+    "frame": lambda data: Dataset.from_pandas(
+        data.to_pandas().sample(90, replace=True, random_state=0)
+    ),
+    "list": lambda data: [dict(row) for row in [*data, *data]],
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN_ANEW)
+def test_rows_that_were_written_anew_are_one_unit(script, paid, way):
+    """Each was a unit of its own: a record in k copies moved sums by k C."""
+    data = WRITTEN_ANEW[way](Dataset.from_list(make_rows()))
+    own = script(train_dataset=data, max_steps=1, save_strategy="no")
+    with pytest.warns(UserWarning, match="rows that say the same") as told:
+        own.train()
+    assert len(told) == 1
+    rows, different = own.script_run.rows, {tuple(row["input_ids"]) for row in data}
+    assert rows.data.num_units == len(different)
+    assert len(rows.unit_ids) == len(data)  # all are charged to a budget
+    assert own.certificate.epsilon == script_of(different, script).certificate.epsilon
+
+
+def script_of(different, script):
+    """A script of rows of which each stands once, after a step."""
+    rows = [row for row in make_rows() if tuple(row["input_ids"]) in different]
+    own = script(rows=rows, folder="once", max_steps=1, save_strategy="no")
+    own.train()
+    return own
+
+
 def test_rows_of_an_owner_may_stand_several_times(script):
     rows = [row | {"who": f"u{i}"} for i, row in enumerate(make_rows())]
     owned = asked(privacy_unit="user", unit_column="who", max_rows_per_unit=2)

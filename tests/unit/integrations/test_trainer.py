@@ -454,7 +454,7 @@ def test_rows_without_owners_share_a_budget_however_they_are_cut(script, tmp_pat
 
     script(budget=budget).train()
     once = spent()
-    short = [{k: v[:3] for k, v in row.items()} for row in reversed(make_rows())]
+    short = [{k: v[:4] for k, v in row.items()} for row in reversed(make_rows())]
     privacy = asked(rows_are_single_units=True)
     script(budget=budget, rows=short, privacy=privacy, folder="short").train()
     assert spent() > 1.2 * once

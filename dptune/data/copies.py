@@ -1,0 +1,58 @@
+"""Rows of a script that say the same: one is trained on, and the script is told.
+
+Where rows have no owners each is a unit, and a record that was written anew k times, as
+by `map` behind an oversampling, would have the guarantee of a group of k. What is
+compared is all that is trained on, classes and targets included, so that no copy can be
+told from another: the lemma of `dptune.data.deduplication` holds, and what is claimed
+of a unit is so of a record and all its copies.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def record_digest(ids: Sequence[int], weights: Sequence[float], label: object) -> bytes:
+    """Hash all that is trained on of one row. Private.
+
+    Args:
+        ids: tokens.
+        weights: of each token as a target.
+        label: class of the row, None where it has none.
+    """
+    digest = hashlib.sha256(tokens_digest(ids))
+    digest.update(np.asarray(weights, np.float32).tobytes())
+    digest.update(str(label).encode())
+    return digest.digest()
+
+
+def tokens_digest(ids: Sequence[int]) -> bytes:
+    """Hash the tokens of a row. Private."""
+    return hashlib.sha256(np.asarray(ids, np.int64).tobytes()).digest()
+
+
+def without_copies(records: Sequence[bytes], *, path: str, owners: str) -> list[int]:
+    """Number the rows that say what no row before them says; warn of the others.
+
+    Args:
+        records: digests of rows, each of which is a unit.
+        path: of the rows, in the warning.
+        owners: what names the owner of each row.
+
+    >>> without_copies([b"yes", b"no", b"maybe"], path="data", owners="owners")
+    [0, 1, 2]
+    """
+    first: dict[bytes, int] = {}
+    for number, record in enumerate(records):
+        first.setdefault(record, number)
+    if left_out := len(records) - len(first):
+        warnings.warn(
+            f"{path} has {left_out:,} of {len(records):,} rows that say the same as "
+            "one before them. They are left out: a record that stands k times would "
+            f"have the guarantee of a group of k. Name in {owners} whose rows they "
+            "are, if they are of different people.",
+            stacklevel=2,
+        )
+    return list(first.values())
