@@ -1,6 +1,7 @@
 """One fresh project per test process: the real stack, the real command line."""
 
 import os
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from sqlalchemy import Engine, event
 from zenml.client import Client
 from zenml.config.global_config import GlobalConfiguration
 from zenml.utils import source_utils
@@ -21,6 +23,13 @@ from infra.workspace import REPOSITORY, Workspace
 
 TINY = REPOSITORY / "tests" / "configs" / "tiny.yaml"
 source_utils.set_custom_source_root(str(REPOSITORY))  # tests import steps
+
+
+@event.listens_for(Engine, "connect")
+def _need_not_survive_a_power_cut(connection, _):
+    """Spare ZenML's and MLflow's thousands of commits the disk; ours asks for it again."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
 
 
 def pytest_collection_modifyitems(items):
