@@ -20,6 +20,7 @@ from dptune.data.collated import (
     Names,
     Rows,
     lookalike_problems,
+    piece_problems,
     preference_problems,
     read_collated,
     repeated_problems,
@@ -143,6 +144,7 @@ def check_kind(data: object, owners: object) -> None:
         problems += _owner_problems(cast("Iterable[object]", owners))
     else:
         problems += repeated_problems("data", data, owners="owners")
+        problems += piece_problems("data", data, owners="owners")
     if problems:
         raise ConfigError(problems)
 

@@ -25,6 +25,7 @@ _READ: Final = frozenset({"input_ids", "attention_mask", "labels"})
 _PACKED: Final = frozenset(
     {"seq_lengths", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "position_ids"}
 )
+_PIECES: Final = "overflow_to_sample_mapping"
 _PREFERENCE: Final = ("chosen", "rejected")
 _OTHER_TARGETS: Final = "must have labels that are its own tokens, or -100"
 OTHER_TARGETS: Final = (
@@ -166,6 +167,37 @@ def repeated_problems(path: str, rows: object, *, owners: str) -> list[Problem]:
         "a unit of its own, and the claim of one is not that of the record."
     )
     step = f"Leave each row once, or name in {owners} whose rows they are."
+    return [Problem(path=path, message=message, next_step=step)]
+
+
+def piece_problems(path: str, rows: object, *, owners: str) -> list[Problem]:
+    """Refuse rows that are pieces of one text, as `return_overflowing_tokens` cuts it.
+
+    Each would be a unit of its own, and whoever wrote a long text several.
+
+    Args:
+        path: of the rows, in errors.
+        rows: of a script, of known length.
+        owners: what names the owner of each row, who may have several.
+    """
+    if not isinstance(rows, Dataset) or _PIECES not in rows.column_names:
+        return []
+    numbers = rows.data.column(_PIECES).to_numpy()  # as they were cut, side by side
+    texts = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0)
+    if (chosen := rows._indices) is not None:
+        texts = texts[chosen.column(0).to_numpy()]
+    more = len(texts) - len(np.unique(texts))
+    if not more:
+        return []
+    message = (
+        f"must hold a record in one row, but {more:,} go on with the text of another, "
+        f"as the column {_PIECES} says: each would be a unit of its own, and the claim "
+        "of one is not that of the record."
+    )
+    step = (
+        "Cut texts without return_overflowing_tokens, or copy an id of each record "
+        f"into its pieces where they are made, and name it in {owners}."
+    )
     return [Problem(path=path, message=message, next_step=step)]
 
 

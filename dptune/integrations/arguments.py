@@ -46,8 +46,8 @@ class PrivacyArguments:
             may be chosen, or training stopped, by what is measured on it.
         reports_stay_inside: what trackers named in `report_to` keep stays inside the
             trust boundary: they get the training loss, which is private.
-        rows_are_single_units: each row was made from one unit alone, although all have
-            one length, which is what packing leaves.
+        rows_are_single_units: each row was made from one unit alone, although all, or
+            nearly all, have one length, which is what packing leaves.
         seed: known randomness, for tests: nothing is guaranteed then.
 
     Raises:

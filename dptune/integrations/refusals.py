@@ -17,7 +17,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.optimization import GreedyLR
 
-from dptune.data.collated import repeated_problems
+from dptune.data.collated import piece_problems, repeated_problems
 from dptune.dpsgd.gradients import check_modules
 from dptune.dpsgd.optimizer import needs_more
 from dptune.dpsgd.parameters import hooked_parameters, trainable_parameters
@@ -135,9 +135,9 @@ def part_problems(
         if not holds
     ]
     if checks["train_dataset"][0] and owner is None:
-        found += repeated_problems(
-            "train_dataset", train_dataset, owners="privacy.unit_column"
-        )
+        owners = "privacy.unit_column"
+        found += repeated_problems("train_dataset", train_dataset, owners=owners)
+        found += piece_problems("train_dataset", train_dataset, owners=owners)
     kinds = [c if isinstance(c, type) else type(c) for c in callbacks]
     trackers = sorted(k.__name__ for k in kinds if issubclass(k, _TRACKERS))
     if trackers and not privacy.reports_stay_inside:

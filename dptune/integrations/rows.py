@@ -28,6 +28,7 @@ from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import ConfigError, Problem
 
 _FEWEST_PACKED: Final = 8
+_LEFT_OVER: Final = 0.05
 _OF_TRAINING: Final = Names()
 
 
@@ -100,7 +101,7 @@ def read_rows(
         collate: of the script; sees no column but those that the model takes.
         unit_column: names the owner of each row; None makes each row a unit.
         max_rows_per_unit: rows that a unit keeps.
-        rows_are_single_units: rows of one length are none that were packed.
+        rows_are_single_units: rows of one length, or nearly, were not packed.
         names: of rows and collator, in errors.
 
     Raises:
@@ -198,9 +199,15 @@ def _owner(unit_column: str | None, row: Mapping[str, Any], index: int) -> str:
 
 
 def _look_packed(found: Sequence[CollatedRow]) -> bool:
-    """Whether all rows of texts have one length, as packing leaves them."""
-    texts = [row for row in found if row.label is None]
-    return len(texts) >= _FEWEST_PACKED and len({len(row.ids) for row in texts}) == 1
+    """Whether rows of texts have one length, as packing leaves them.
+
+    What it cannot fill is shorter: a row at the end, or at that of each batch of `map`.
+    """
+    lengths = [len(row.ids) for row in found if row.label is None]
+    if len(lengths) < _FEWEST_PACKED:
+        return False
+    shorter = len(lengths) - lengths.count(max(lengths))
+    return shorter <= max(1, _LEFT_OVER * len(lengths))
 
 
 def _packed_rows() -> Problem:
@@ -208,7 +215,7 @@ def _packed_rows() -> Problem:
     return Problem(
         path="train_dataset",
         message="must have rows that were made from one record each, got rows that all "
-        "have one length, as grouping texts into blocks leaves them.",
+        "have one length, or nearly all, as grouping texts into blocks leaves them.",
         next_step="Tokenize records one by one, without concatenation; or name owners "
         "in privacy.unit_column; or, if each row is one record, set "
         "privacy.rows_are_single_units.",

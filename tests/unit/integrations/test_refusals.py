@@ -25,7 +25,13 @@ from dptune.errors import ConfigError, DptuneError, ModelError, PrivacyError
 from dptune.integrations import private_training, refused_arguments, steering
 from dptune.integrations.transformers import DPTrainer
 from tests.support import models
-from tests.unit.integrations.conftest import asked, make_rows, pad
+from tests.unit.integrations.conftest import (
+    WORDS,
+    asked,
+    make_rows,
+    pad,
+    word_tokenizer,
+)
 
 EVAL = {"eval_strategy": "steps", "eval_steps": 5}
 BEST = EVAL | {"load_best_model_at_end": True, "save_steps": 5}
@@ -537,6 +543,53 @@ def test_rows_of_one_length_are_refused_unless_they_are_said_to_be_single(script
     rows = make_rows(length=8)
     refused(script, paid, "one length", rows=rows)
     script(rows=rows, privacy=asked(rows_are_single_units=True), max_steps=1).train()
+
+
+def test_rows_of_packing_that_keeps_what_is_left_over_are_refused(script, paid):
+    """One block that is not filled, as `group_texts` may leave, let all others in."""
+    for few in (1, 2):
+        rows = [*make_rows(40 - few, length=8), *make_rows(few, length=5, seed=1)]
+        refused(script, paid, "or nearly all", rows=rows)
+    script(rows=[*make_rows(30, length=8), *make_rows(10, length=5, seed=1)])
+
+
+def pieces_of_long_texts(*, num_texts=12, longest=6):
+    """Texts as a tokenizer cuts them that returns what overflows, in a data set."""
+    words = np.random.default_rng(0).choice(WORDS, size=(num_texts, 15))
+    texts = [" ".join(row[: 3 + index]) for index, row in enumerate(words)]
+    encode = word_tokenizer()
+
+    def cut(batch):
+        options = {"max_length": longest, "return_overflowing_tokens": True}
+        rows = encode(batch["text"], truncation=True, **options)
+        return {**rows, "labels": rows["input_ids"]}
+
+    data = Dataset.from_dict({"text": texts})
+    return data.map(cut, batched=True, remove_columns=["text"])
+
+
+@pytest.mark.parametrize("way", ["cut", "shuffled", "part"])
+def test_pieces_of_one_text_are_refused_without_owners(script, paid, way):
+    """Each was a unit: who wrote a long text had the guarantee of a group."""
+    data = pieces_of_long_texts()
+    data = {
+        "cut": data,
+        "shuffled": data.shuffle(seed=0),
+        "part": data.train_test_split(test_size=0.2, seed=0)["train"],
+    }[way]
+    refused(script, paid, "go on with the text of another", train_dataset=data)
+    owned = asked(
+        privacy_unit="document",
+        unit_column="overflow_to_sample_mapping",
+        max_rows_per_unit=3,
+    )
+    script(train_dataset=data, privacy=owned)
+
+
+def test_texts_that_do_not_overflow_are_taken(script):
+    short = pieces_of_long_texts(longest=20)
+    assert "overflow_to_sample_mapping" in short.column_names
+    script(train_dataset=short)
 
 
 def shifted(rows):
