@@ -18,7 +18,7 @@ _TABLE = json.loads(LABELS)
 _ALWAYS = frozenset(_TABLE["always"].split())
 _AS_LABEL = frozenset(_TABLE["written_as_label"].split())
 _BEFORE_SIGN = _ALWAYS | _AS_LABEL | frozenset(_TABLE["before_a_sign"].split())
-_GUESSED = frozenset(
+GUESSED = frozenset(
     ["PERSON", "ORG", "ENTITY", "UNKNOWN", "GPE", "LOC", "FAC", "NORP", "PRODUCT"]
 )
 _WORD = re.compile(r"[^\W_]+(?:[./'’-][^\W_]+)*")
@@ -41,7 +41,7 @@ def without_labels(spans: Iterable[Span], text: str) -> Iterator[Span]:
         text: the text.
     """
     for span in spans:
-        if span.entity_type not in _GUESSED or span.confidence >= _SURE:
+        if span.entity_type not in GUESSED or span.confidence >= _SURE:
             yield span
             continue
         start, end = _inside(text, span.start, span.end)

@@ -22,6 +22,7 @@ from dptune.conversation import (
     within_contents,
 )
 from dptune.detection.escapes import escapes_of, in_place, whole_escapes
+from dptune.detection.frames import within_values
 from dptune.detection.labels import LABELS, without_labels
 from dptune.detection.recognizer import (
     HIGH_ENTITY_TYPES,
@@ -32,6 +33,7 @@ from dptune.detection.recognizer import (
     fingerprint_of,
     is_demanded,
 )
+from dptune.detection.tools import without_names_of_tools
 from dptune.errors import DetectionError
 from dptune.text import Span
 
@@ -57,7 +59,8 @@ _MARKS = frozenset(["Mn", "Mc", "Me", "Cf"])
 
 def union_fingerprint() -> str:
     """Return a digest that changes whenever the same marks may unite otherwise."""
-    return fingerprint_of((code_digest("engine", "union", "labels", "escapes"), LABELS))
+    modules = ("engine", "union", "labels", "escapes", "frames", "tools")
+    return fingerprint_of((code_digest(*modules, "../json_places"), LABELS))
 
 
 def unite_kept(
@@ -85,7 +88,8 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
 
     What is added besides holds no letter or digit: the blanks and commas between the
     lines of an address, which becomes one span, and the blank between a date and its
-    time. Whether a secret holds a comma is part of the secret.
+    time. Whether a secret holds a comma is part of the secret. Signs of JSON between
+    its values and keys are nobody's, and stay.
 
     >>> street = Span(start=0, end=9, entity_type="ADDRESS")
     >>> town = Span(start=11, end=17, entity_type="GPE")
@@ -99,7 +103,7 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     Returns:
         Disjoint spans, sorted by start.
     """
-    escapes = escapes_of(text)
+    escapes, written = escapes_of(text), text
     if escapes:
         spans, text = whole_escapes(spans, escapes), in_place(text, escapes)
     cluster: list[Span] = []
@@ -116,7 +120,7 @@ def unite(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     whole = _whole(united, text)
     if escapes:
         whole = whole_escapes(whole, escapes)
-    return tuple(_join_parts(list(whole), text))
+    return tuple(within_values(list(_join_parts(list(whole), text)), written))
 
 
 def _whole(spans: Sequence[Span], text: str) -> Iterator[Span]:
@@ -332,7 +336,8 @@ def unite_turns(
     if not is_conversation(text):
         return unite_kept(found, text, span_filter)
     seen = contents_only(text)
-    spans = within_contents(without_labels(chain.from_iterable(found), seen), text)
+    marks = without_labels(chain.from_iterable(found), seen)
+    spans = without_names_of_tools(within_contents(marks, text), text)
     kept = spans if span_filter is None else span_filter.keep(spans, text)
     return within_contents(unite(kept, seen), text)
 

@@ -1,6 +1,7 @@
 """Replaces sensitive spans in texts and corpora."""
 
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -13,6 +14,7 @@ from dptune.conversation import AS_TYPED, is_conversation, without_empty_targets
 from dptune.errors import ConfigError, DetectionError
 from dptune.parts import fresh_name
 from dptune.redaction.forms import form_of
+from dptune.redaction.in_json import Bare, as_value, in_strings, json_places
 from dptune.redaction.operators import KEYED, Operator, OperatorSettings, Replace
 from dptune.redaction.pseudonyms import Pseudonyms
 from dptune.text import MASK, Span
@@ -73,6 +75,8 @@ def redact_text(
     | everything deleted | `<mask>`, one edit over the whole text |
     | `DELETE` in a conversation | no mask comes of what stood around the span |
     | a learnt turn of a conversation is left blank | it is read and not learnt |
+    | part of a number of JSON | the number is a string, unless a number is left |
+    | part of a string of JSON | read without its escapes, and written with them |
 
     >>> name = Span(start=5, end=9, entity_type="PERSON")
     >>> redact_text("call Anna now", [name], Operator.TYPED).text
@@ -100,12 +104,19 @@ def redact_text(
         settings: replacement(settings, pseudonyms=pseudonyms, unit_id=unit_id)
         for settings in (default, *by_type.values())
     }
+    spans = sorted(spans)
+    places = json_places(text, spans)
+    if places.strings:
+        rules = {
+            key: rule if key.operator is Operator.KEEP else in_strings(rule, places)
+            for key, rule in rules.items()
+        }
     nothing = AS_TYPED if is_conversation(text) else ""
     masked = False  # whether the last edit is a mask that another one may join
     pieces: list[str] = []
     edits: list[Edit] = []
     position = length = 0
-    for span in sorted(spans):
+    for span in spans:
         if span.start < position or span.end > len(text):
             raise DetectionError(
                 "spans must be disjoint and inside the text, got "
@@ -134,6 +145,8 @@ def redact_text(
             )
         )
     pieces.append(text[position:])
+    if places.bare:
+        pieces, edits = _as_values(edits, pieces, text, places.bare)
     redacted = without_empty_targets("".join(pieces))
     if edits and (not redacted or redacted.isspace()):
         whole = replace(
@@ -141,6 +154,54 @@ def redact_text(
         )
         return Redaction(text=MASK, edits=(whole,))
     return Redaction(text=redacted, edits=tuple(edits))
+
+
+def _as_values(
+    edits: Sequence[Edit], pieces: Sequence[str], text: str, places: Sequence[Bare]
+) -> tuple[list[str], list[Edit]]:
+    """Quote what replaced parts of bare values of JSON and made no value of them.
+
+    Args:
+        edits: of the text, in order.
+        pieces: what stands before the first of them, its replacement, and so on.
+        text: as it was.
+        places: bare values that hold spans, in order.
+
+    Returns:
+        Pieces and edits; a value that is quoted is one edit.
+    """
+    news = pieces[1::2]
+    made: list[tuple[Edit, str]] = []
+    done = 0
+    for bare in places:
+        low = bisect_left(edits, bare.start, done, key=_start)
+        done_before, done = done, bisect_left(edits, bare.end, low, key=_start)
+        made += zip(edits[done_before:low], news[done_before:low], strict=True)
+        group = list(zip(edits[low:done], news[low:done], strict=True))
+        parts: list[str] = []
+        position = bare.start
+        for edit, new in group:
+            parts += (text[position : edit.start], new)
+            position = edit.end
+        new = "".join([*parts, text[position : bare.end]])
+        value = as_value(new, bare.depth)
+        if group and value != new:
+            group = [(replace(edits[low], start=bare.start, end=bare.end), value)]
+        made += group
+    made += zip(edits[done:], news[done:], strict=True)
+    written: list[str] = []
+    position = length = 0
+    for number, (edit, new) in enumerate(made):
+        gap = text[position : edit.start]
+        position = edit.end
+        written += (gap, new)
+        first, length = length + len(gap), length + len(gap) + len(new)
+        made[number] = (replace(edit, new_start=first, new_end=length), new)
+    return [*written, text[position:]], [edit for edit, _ in made]
+
+
+def _start(edit: Edit) -> int:
+    return edit.start
 
 
 def redact_dataset(

@@ -410,8 +410,16 @@ def _user(inventor: _Inventor, value: str, attempt: int) -> str:
 
 
 def _number(inventor: _Inventor, value: str, attempt: int) -> str:
+    """Draw a number that begins with a zero only if the original does."""
     draw = inventor.random("shape", one_form(value), str(attempt))
-    return in_shape(draw, value)
+    made = in_shape(draw, value)
+    while _begins_with_zero(made) and not _begins_with_zero(value):
+        made = in_shape(draw, value)
+    return made
+
+
+def _begins_with_zero(value: str) -> bool:
+    return value.lstrip("+-")[:1] == "0"
 
 
 def _numbered(make: Callable[[random.Random, str], str]) -> "_Maker":

@@ -145,7 +145,7 @@ def test_unite_line_end_in_escape_is_no_part_of_the_name(monkeypatch):
     assert not is_exact()
 
 
-def is_found(text=r'{"text":"\u00c9va M\u00fcller\u00e9\n"}'):
+def is_found(text=r'text: "\u00c9va M\u00fcller\u00e9\n"'):
     name = r"\u00c9va M\u00fcller\u00e9"
     start = text.index(name)
     return masked(text) == {*range(start, start + len(name))} and not halves(text)
