@@ -133,22 +133,28 @@ def train_and_attack(
         canaries=canaries,
     )
     budget = settle_budget(reservation, plan, ledger)
-    *leakage, samples = attack(
-        model,
-        base,
-        labelled,
-        canaries,
+    *leakage, samples = _attacked(run, model, base, labelled, canaries, trained=trained)
+    made = (plan, ledger, counts, detection, redaction, budget)
+    results = [*made, *step_audits, *leakage]
+    return Measured(
+        model=model, labelled=labelled, base=base, results=results, samples=samples
+    )
+
+
+def _attacked(
+    run: TrainConfig,
+    *models_and_data: object,
+    trained: list[Any],
+) -> Any:  # noqa: ANN401 - artifacts of ZenML
+    """Wire up the attacks on model, base, labelled corpus and canaries."""
+    return attack(
+        *models_and_data,
         trained=trained,
         settings=run.model,
         attacks=run.attack,
         detection=run.detection,
         performance=run.performance,
         data_set=run.budget.data_set,
-    )
-    made = (plan, ledger, counts, detection, redaction, budget)
-    results = [*made, *step_audits, *leakage]
-    return Measured(
-        model=model, labelled=labelled, base=base, results=results, samples=samples
     )
 
 

@@ -83,9 +83,7 @@ def train_stage(
     )
     workspace = current_workspace()
     home = workspace.runs / inputs.key()
-    tracer = _tracer(
-        inputs, labelled, canaries, attacks, performance, reservation=reservation
-    )
+    tracer = _tracer(inputs, labelled, canaries, attacks, performance, reservation)
     with (
         freed_memory_kept(pick_device(performance.device)),
         release_held(workspace.budget_url, reservation),
@@ -130,7 +128,6 @@ def _tracer(
     canaries: CanarySet,
     attacks: AttackSettings,
     performance: PerformanceSettings,
-    *,
     reservation: BudgetReservation,
 ) -> "Tracer":
     """Measure the stage's model while it trains, beside its checkpoint."""

@@ -35,7 +35,7 @@ from dptune.attacks.shadow_models import Attacked, Course, Opponent, attack_with
 from dptune.attacks.signals import TokenSignals, token_signals
 from dptune.conversation import scored
 from dptune.errors import DataError
-from dptune.results import MembershipReport
+from dptune.results import MembershipReport, MembershipSignal
 
 Floats = NDArray[np.float64]
 
@@ -268,14 +268,21 @@ def membership_report(
         base_model_digest=base_model_digest,
         num_members=num_members,
         num_non_members=len(others),
-        signals=tuple(
-            membership_signal(
-                name, values[:num_members], values[num_members:], settings=together
-            )
-            for name, values in scores.items()
-        ),
+        signals=_signals(scores, num_members, together),
         blind=blind_signal(texts[:num_members], texts[num_members:], settings=settings),
         shadows=shadows,
+    )
+
+
+def _signals(
+    scores: Mapping[str, Floats], num_members: int, settings: RocSettings
+) -> tuple[MembershipSignal, ...]:
+    """Say of each attack how well it tells members, which come first, from others."""
+    return tuple(
+        membership_signal(
+            name, values[:num_members], values[num_members:], settings=settings
+        )
+        for name, values in scores.items()
     )
 
 

@@ -79,13 +79,6 @@ class Leakage:
         )
 
 
-class _Cut(TypedDict):
-    """What most attacks want to know."""
-
-    max_tokens: int
-    performance: PerformanceSettings
-
-
 def attack_model(
     model: ModelBundle,
     base: ModelBundle,
@@ -135,7 +128,6 @@ def attack_model(
     """
     began, device = datetime.now(tz=UTC), pick_device(performance.device)
     start = load_saved(base.path, dtype=None)
-    cut = _Cut(max_tokens=max_tokens, performance=performance)
     if start.class_names:
         restore_rounded(start.model)
         torch.nn.Module.float(start.model)
@@ -144,151 +136,206 @@ def attack_model(
             (base, start),
             corpus,
             canaries,
-            **cut,
+            max_tokens=max_tokens,
             max_sequences_per_unit=max_sequences_per_unit,
             attacks=attacks,
+            performance=performance,
             say=say,
             tell=tell,
         ).stamped(began)
     torch.nn.Module.to(start.model, device)  # before others read its memory
-    loaded, loaded_base = load_measured(model.path), start.read_only()
-    of_both = (model, loaded), (base, loaded_base)
-    say("exposure of every canary among all candidates")
-    exposure = _exposure(
-        *of_both,
-        corpus,
-        canaries,
-        trained,
+    attacking = _Attacking(
+        model=(model, load_measured(model.path)),
+        base=(base, start.read_only()),
+        canaries=canaries,
+        max_tokens=max_tokens,
         attacks=attacks,
-        device=device,
-        cache=cache,
+        performance=performance,
+        say=say,
         tell=tell,
     )
-    members, outsiders = members_and_others(
+    exposure = attacking.exposure(corpus, trained, cache=cache)
+    groups = members_and_others(
         corpus,
         canaries,
         trained=TrainedRows(
-            loaded=loaded,
+            loaded=attacking.model[1],
             max_tokens=max_tokens,
             max_sequences_per_unit=max_sequences_per_unit,
             folder=cache if cache.is_dir() else None,
         ),
         count=attacks.num_members,
     )
-    say("membership of records, by losses, shadow models and a blind baseline")
-    membership = _membership(
-        *of_both, start, members, outsiders, **cut, attacks=attacks, say=say, tell=tell
-    )
-    digests = {"model_digest": model.digest, "base_model_digest": base.digest}
-    extraction = nothing_to_extract(**digests)
-    if attacks.extraction is not None:
-        say("extraction of canaries and endings of records by sampling")
-        extracting = Extracting(
-            canaries=canaries,
-            members=members,
-            outsiders=outsiders,
-            max_tokens=max_tokens,
-            settings=attacks.extraction,
-            detection=detection,
-            access=access,
-            batch_size=performance.evaluation_batch_size,
-            device=device,
-            tell=tell,
-        )
-        extraction = extracting.report(loaded, loaded_base, **digests, say=say)
-    samples = SamplesReport(**digests)
-    if attacks.samples.num_prompts:
-        say("completions of held-out prompts, masked")
-        masker = Masker.of(engine_of(detection, access), corpus.dataset, canaries)
-        samples = _samples(
-            *of_both, outsiders, masker, **cut, attacks=attacks, tell=tell
-        )
-    say("perplexity on held-out records")
-    utility = _utility(*of_both, corpus, **cut, cache=cache, tell=tell)
     return Leakage(
         exposure=exposure,
-        membership=membership,
-        extraction=extraction,
-        utility=utility,
-        samples=samples,
+        membership=attacking.membership(start, *groups),
+        extraction=attacking.extraction(*groups, detection=detection, access=access),
+        samples=attacking.samples(
+            groups[1],
+            lambda: Masker.of(engine_of(detection, access), corpus.dataset, canaries),
+        ),
+        utility=attacking.utility(corpus, cache=cache),
     ).stamped(began)
 
 
-def _membership(
-    of_model: tuple[ModelBundle, LoadedModel],
-    of_base: tuple[ModelBundle, LoadedModel],
-    start: LoadedModel,
-    members: Dataset,
-    outsiders: Dataset,
-    *,
-    max_tokens: int,
-    attacks: AttackSettings,
-    performance: PerformanceSettings,
-    say: Callable[[str], None],
-    tell: Tell,
-) -> MembershipReport:
-    """Tell members from others by every attack, beside the blind baseline."""
-    (model, loaded), (base, loaded_base) = of_model, of_base
-    shadows = shadow_training(
-        start,
-        attacks,
-        max_tokens=max_tokens,
-        performance=performance,
-        say=say,
-        tell=tell,
-    )
-    tokens = [_encode(rows, loaded, max_tokens) for rows in (members, outsiders)]
-    texts = [list(map(contents_only, rows["text"])) for rows in (members, outsiders)]
-    return membership_report(
-        *tokens,
-        member_texts=texts[0],
-        non_member_texts=texts[1],
-        opponent=opponent_of(
-            base,
-            [*tokens[0], *tokens[1]],
-            [*texts[0], *texts[1]],
-            max_tokens=max_tokens,
-            attacks=attacks,
-            performance=performance,
-        ),
-        model=loaded.model,
-        base_model=loaded_base.model,
-        model_digest=model.digest,
-        base_model_digest=base.digest,
-        batch_size=performance.evaluation_batch_size,
-        device=pick_device(performance.device),
-        num_resamples=attacks.num_bootstrap,
-        train_shadow=shadows.train if shadows else None,
-        num_shadows=shadows.settings.num_models if shadows else 0,
-        tell=tell,
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Attacking:
+    """A language model and its base, each loaded, and what the attacks want to know."""
+
+    model: tuple[ModelBundle, LoadedModel]
+    base: tuple[ModelBundle, LoadedModel]
+    canaries: CanarySet
+    max_tokens: int
+    attacks: AttackSettings
+    performance: PerformanceSettings
+    say: Callable[[str], None]
+    tell: Tell
+
+    @property
+    def device(self: Self) -> str:
+        """Where models compute."""
+        return pick_device(self.performance.device)
+
+    @property
+    def digests(self: Self) -> "_Digests":
+        """Which weights were attacked."""
+        return {
+            "model_digest": self.model[0].digest,
+            "base_model_digest": self.base[0].digest,
+        }
+
+    def exposure(
+        self: Self,
+        corpus: Corpus,
+        trained: Sequence[TrainedCanaries],
+        *,
+        cache: Path,
+    ) -> ExposureReport:
+        """Rank every canary under the model, and under its base (once per base)."""
+        self.say("exposure of every canary among all candidates")
+        ranking = CanaryRanking(
+            canaries=self.canaries,
+            attacks=self.attacks,
+            device=self.device,
+            cache=cache,
+        )
+        return exposure_report(
+            measured=ranking.measure(
+                self.model[1], partial(self.tell, "exposure, model")
+            ),
+            base=ranking.measure_once(*self.base, partial(self.tell, "exposure, base")),
+            canary_set=self.canaries,
+            planted_found=planted_count(corpus.split("train")["text"], self.canaries),
+            trained=most_trained(trained, num=len(self.canaries.planted)),
+            scoring=self.attacks.scoring,
+            **self.digests,
+        )
+
+    def membership(
+        self: Self, start: LoadedModel, members: Dataset, outsiders: Dataset
+    ) -> MembershipReport:
+        """Tell members from others by every attack, beside the blind baseline."""
+        self.say("membership of records, by losses, shadow models and a blind baseline")
+        shadows = shadow_training(
+            start,
+            self.attacks,
+            max_tokens=self.max_tokens,
+            performance=self.performance,
+            say=self.say,
+            tell=self.tell,
+        )
+        groups = members, outsiders
+        tokens = [_encode(rows, self.model[1], self.max_tokens) for rows in groups]
+        texts = [list(map(contents_only, rows["text"])) for rows in groups]
+        return membership_report(
+            *tokens,
+            member_texts=texts[0],
+            non_member_texts=texts[1],
+            opponent=opponent_of(
+                self.base[0],
+                [*tokens[0], *tokens[1]],
+                [*texts[0], *texts[1]],
+                max_tokens=self.max_tokens,
+                attacks=self.attacks,
+                performance=self.performance,
+            ),
+            model=self.model[1].model,
+            base_model=self.base[1].model,
+            batch_size=self.performance.evaluation_batch_size,
+            device=self.device,
+            num_resamples=self.attacks.num_bootstrap,
+            train_shadow=shadows.train if shadows else None,
+            num_shadows=shadows.settings.num_models if shadows else 0,
+            tell=self.tell,
+            **self.digests,
+        )
+
+    def extraction(
+        self: Self,
+        members: Dataset,
+        outsiders: Dataset,
+        *,
+        detection: DetectionSettings,
+        access: LlmAccess,
+    ) -> ExtractionReport:
+        """Draw from both models where the settings ask for it."""
+        if self.attacks.extraction is None:
+            return nothing_to_extract(**self.digests)
+        self.say("extraction of canaries and endings of records by sampling")
+        extracting = Extracting(
+            canaries=self.canaries,
+            members=members,
+            outsiders=outsiders,
+            max_tokens=self.max_tokens,
+            settings=self.attacks.extraction,
+            detection=detection,
+            access=access,
+            batch_size=self.performance.evaluation_batch_size,
+            device=self.device,
+            tell=self.tell,
+        )
+        return extracting.report(
+            self.model[1], self.base[1], **self.digests, say=self.say
+        )
+
+    def samples(
+        self: Self, prompts: Dataset, masker: Callable[[], Masker]
+    ) -> SamplesReport:
+        """Let both models complete held-out prompts, to be looked at, if asked for."""
+        if not self.attacks.samples.num_prompts:
+            return SamplesReport(**self.digests)
+        self.say("completions of held-out prompts, masked")
+        return samples_report(
+            self.model[1],
+            self.base[1],
+            prompts,
+            masker=masker(),
+            settings=self.attacks.samples,
+            max_tokens=self.max_tokens,
+            device=self.device,
+            on_progress=partial(self.tell, "completions to look at"),
+            **self.digests,
+        )
+
+    def utility(self: Self, corpus: Corpus, *, cache: Path) -> UtilityReport:
+        """Measure what both lose on held-out records."""
+        self.say("perplexity on held-out records")
+        return _utility(
+            self.model,
+            self.base,
+            corpus,
+            max_tokens=self.max_tokens,
+            performance=self.performance,
+            cache=cache,
+            tell=self.tell,
+        )
 
 
-def _samples(
-    of_model: tuple[ModelBundle, LoadedModel],
-    of_base: tuple[ModelBundle, LoadedModel],
-    prompts: Dataset,
-    masker: Masker,
-    *,
-    max_tokens: int,
-    attacks: AttackSettings,
-    performance: PerformanceSettings,
-    tell: Tell,
-) -> SamplesReport:
-    """Let both models complete held-out prompts, to be looked at."""
-    (model, loaded), (base, loaded_base) = of_model, of_base
-    return samples_report(
-        loaded,
-        loaded_base,
-        prompts,
-        masker=masker,
-        settings=attacks.samples,
-        max_tokens=max_tokens,
-        model_digest=model.digest,
-        base_model_digest=base.digest,
-        device=pick_device(performance.device),
-        on_progress=partial(tell, "completions to look at"),
-    )
+class _Digests(TypedDict):
+    """Which weights a report is of."""
+
+    model_digest: str
+    base_model_digest: str
 
 
 def _attack_classifier(
@@ -418,34 +465,6 @@ def _digest(sequences: Sequence[Sequence[int]]) -> str:
         row = np.array([len(sequence), *sequence, *scored(sequence)], np.int64)
         found.update(row.tobytes())
     return found.hexdigest()
-
-
-def _exposure(
-    model: tuple[ModelBundle, LoadedModel],
-    base: tuple[ModelBundle, LoadedModel],
-    corpus: Corpus,
-    canaries: CanarySet,
-    trained: Sequence[TrainedCanaries],
-    *,
-    attacks: AttackSettings,
-    device: str,
-    cache: Path,
-    tell: Tell,
-) -> ExposureReport:
-    """Rank every canary under the model, and under its base (once per base)."""
-    ranking = CanaryRanking(
-        canaries=canaries, attacks=attacks, device=device, cache=cache
-    )
-    return exposure_report(
-        measured=ranking.measure(model[1], partial(tell, "exposure, model")),
-        base=ranking.measure_once(*base, partial(tell, "exposure, base")),
-        canary_set=canaries,
-        model_digest=model[0].digest,
-        base_model_digest=base[0].digest,
-        planted_found=planted_count(corpus.split("train")["text"], canaries),
-        trained=most_trained(trained, num=len(canaries.planted)),
-        scoring=attacks.scoring,
-    )
 
 
 def _encode(rows: Dataset, loaded: LoadedModel, max_tokens: int) -> list[list[int]]:

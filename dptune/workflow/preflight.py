@@ -157,12 +157,8 @@ def check_run(
             ),
             errors,
         )
-        _attempt(lambda: check_bound(config, units, corpus.report), errors)
-        _attempt(lambda: check_selective(config, corpus.report), errors)
-        _attempt(lambda: _check_labels(config, corpus), errors)
+        _check_corpus(config, corpus, errors, units=units, tell=on_progress)
         cut = _attempt(lambda: check_chats(corpus, config, data_root=data_root), errors)
-        if not config.data.corpus_is_public:
-            _attempt(lambda: _check_languages(config, corpus, on_progress), errors)
     if gated:
         _attempt(lambda: check_gate(config, plan), errors)
     if corpus is not None and plan is not None and budget is not None:
@@ -172,12 +168,9 @@ def check_run(
     if errors or corpus is None or plan is None:
         raise ConfigError([p for error in errors for p in problems_of(error)])
     ledger = expected_ledger(config, plan, corpus.report, lists=lists)
-    doubts = gate_doubts(config, ledger) if gated else ()
-    if gated and budget is not None and (lacks := lacks_grant(budget.url, config)):
-        doubts += (lacks,)
-    if budget is not None and budget.key is not None:
-        known = known_elsewhere(budget.url, config, corpus, key=budget.key)
-        doubts += (known,) if known else ()
+    doubts = [*gate_doubts(config, ledger)] if gated else []
+    if budget is not None:
+        doubts += _budget_doubts(config, corpus, budget, gated=gated)
     return Checked(
         fingerprint=corpus.fingerprint,
         source_fingerprint=corpus.source_fingerprint,
@@ -193,6 +186,34 @@ def check_run(
             *doubts,
         ),
     )
+
+
+def _budget_doubts(
+    config: TrainConfig, corpus: Corpus, budget: BudgetPlace, *, gated: bool
+) -> Iterator[str]:
+    """Say what the budget store knows that a run may not want."""
+    if gated and (lacks := lacks_grant(budget.url, config)):
+        yield lacks
+    if budget.key is None:
+        return
+    if known := known_elsewhere(budget.url, config, corpus, key=budget.key):
+        yield known
+
+
+def _check_corpus(
+    config: TrainConfig,
+    corpus: Corpus,
+    errors: list[DptuneError],
+    *,
+    units: PlannedUnits,
+    tell: Callable[[str, int, int], None] | None,
+) -> None:
+    """Check what the configuration says of a corpus; append all errors."""
+    _attempt(lambda: check_bound(config, units, corpus.report), errors)
+    _attempt(lambda: check_selective(config, corpus.report), errors)
+    _attempt(lambda: _check_labels(config, corpus), errors)
+    if not config.data.corpus_is_public:
+        _attempt(lambda: _check_languages(config, corpus, tell), errors)
 
 
 def _check_languages(

@@ -27,7 +27,7 @@ source_utils.set_custom_source_root(str(REPOSITORY))  # tests import steps
 
 @event.listens_for(Engine, "connect")
 def _need_not_survive_a_power_cut(connection, _):
-    """Spare ZenML's and MLflow's thousands of commits the disk; ours asks for it again."""
+    """Let ZenML and MLflow commit without waiting for the disk; our store waits."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous = OFF")
 
