@@ -1,20 +1,24 @@
 """A private training step for a loop of one's own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import get_ident
 from types import NoneType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader
 
 from dptune.api.arguments import Arguments
 from dptune.api.loop import Batches, PrivateLoop
 from dptune.api.refusing import check_start
 from dptune.api.rows import check_kind, check_loader, rows_of
-from dptune.api.target import Account, Sizes, Spend, asked
+from dptune.api.target import ADD_UP, Account, Sizes, Spend, asked
 from dptune.data.collated import Rows
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
@@ -52,11 +56,15 @@ class LossOfScript:
             transformers has them; returns `(rows,)`.
         name: of the function: checkpoints belong to it.
         has_classes: `labels` are classes, `(rows,)`; else targets, `(rows, time)`.
+        beside: is told of every module that the loss asks beside the model; raises to
+            refuse it.
     """
 
+    is_of_script: ClassVar[bool] = True
     loss: Loss = field(repr=False)
     name: str
     has_classes: bool
+    beside: Callable[[nn.Module], None] = field(repr=False)
 
     def __call__(self, model: nn.Module, batch: PhysicalBatch) -> Tensor:
         """Return losses, `(rows,)`.
@@ -73,7 +81,8 @@ class LossOfScript:
             "attention_mask": batch.attention_mask,
             "labels": labels,
         }
-        losses = self.loss(model, rows)
+        with _asked_beside(model, self.beside):
+            losses = self.loss(model, rows)
         shape = getattr(losses, "shape", None)
         if not isinstance(losses, Tensor) or shape != (batch.num_rows,):
             got = type(losses).__name__ if shape is None else f"shape {tuple(shape)}"
@@ -88,6 +97,24 @@ class LossOfScript:
         """Sum losses of real rows that are finite, and count them. Private."""
         real = torch.isfinite(losses) & (batch.loss_weights.sum(1) > 0)
         return float(losses.detach()[real].sum()), float(real.sum())
+
+
+@contextmanager
+def _asked_beside(
+    model: nn.Module, tell: Callable[[nn.Module], None]
+) -> Iterator[None]:
+    """Tell of the modules that this thread calls and that are not of a model."""
+    own, thread = set(map(id, model.modules())), get_ident()
+
+    def called(module: nn.Module, _: object) -> None:
+        if id(module) not in own and get_ident() == thread:
+            tell(module)
+
+    hook = register_module_forward_pre_hook(called)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def make_private(
@@ -264,7 +291,7 @@ def make_private(
     account, _ = Account.opened(path, units, target, sizes, model=model, spend=spend)
     check_shapes(account.plan, dtype=precision, max_tokens=sizes.max_tokens)
     feed = _feed(
-        model, units, sizes, loss=loss, dtype=precision, fixed_shapes=fixed_shapes
+        model, account, units, sizes, loss=loss, dtype=precision, shapes=fixed_shapes
     )
     recomputes = is_checkpointing(model)
     with as_written(feed.device), modes_of(model, feed, recomputes=recomputes):
@@ -291,31 +318,39 @@ def padding_of(model: object, pad_token_id: int | None) -> int:
 
 def _feed(
     model: nn.Module,
+    account: Account,
     units: UnitDataset,
     sizes: Sizes,
     *,
     loss: Loss | None,
     dtype: str,
-    fixed_shapes: bool | None,
+    shapes: bool | None,
 ) -> Feed:
     """Return the batches of a loop, on the model's device."""
     return Feed(
         data=units,
-        record_loss=loss_of(loss, units, max_tokens=sizes.max_tokens),
+        record_loss=loss_of(loss, units, account, max_tokens=sizes.max_tokens),
         physical_batch_size=sizes.physical_batch_size,
         pad_token_id=sizes.pad_token_id,
         device=next(model.parameters()).device,
         autocast=dtype == "bfloat16",
-        fixed_shapes=fixed_shapes,
+        fixed_shapes=shapes,
         max_tokens=sizes.max_tokens,
     )
 
 
-def loss_of(loss: Loss | None, data: UnitDataset, *, max_tokens: int) -> RecordLoss:
+def loss_of(
+    loss: Loss | None, data: UnitDataset, account: Account, *, max_tokens: int
+) -> RecordLoss:
     """Return the script's loss, or the one that suits the data."""
     if loss is not None:
         name = getattr(loss, "__qualname__", type(loss).__qualname__)
-        return LossOfScript(loss=loss, name=name, has_classes=data.labels is not None)
+        return LossOfScript(
+            loss=loss,
+            name=name,
+            has_classes=data.labels is not None,
+            beside=partial(account.learning.check_beside, way_out=ADD_UP),
+        )
     if data.labels is not None:
         return ClassificationLoss()
     return CausalLoss(loss_normalizer=float(max_tokens))

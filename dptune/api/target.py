@@ -33,7 +33,7 @@ _OF_TARGET = (
     *("target_epsilon", "target_delta", "num_steps", "expected_batch_size"),
     *("max_grad_norm", "relation", "public_units"),
 )
-_ADD_UP = (
+ADD_UP = (
     "Plan all steps at once, go on with the journal or folder of that training, begin "
     "with the model as it was before, or let `spend` charge both to one BudgetStore."
 )
@@ -272,7 +272,7 @@ class Account:
             model=model, data=units, journal=journal, adds_up=spend is not None
         )
         if sizes.seed is None:  # else nothing is claimed
-            learning.check(way_out=_ADD_UP)
+            learning.check(way_out=ADD_UP)
         spent = before if stage is None else PrivacyLedger()
         account = cls(
             target=target,

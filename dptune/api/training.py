@@ -214,7 +214,7 @@ def train(
             seed=sizes.seed,
             device=device,
             dtype=precision,
-            record_loss=loss_of(loss, units, max_tokens=sizes.max_tokens),
+            record_loss=loss_of(loss, units, account, max_tokens=sizes.max_tokens),
             gradient_checkpointing=gradient_checkpointing,
             max_tokens=sizes.max_tokens,
         )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -69,15 +69,38 @@ class Learning:
             PrivacyError: some of the rows were trained on under another journal, or
                 under this one before it lost charges.
         """
+        self._refuse("model", self._lessons(), way_out=way_out)
+
+    def check_beside(self, module: nn.Module, *, way_out: str) -> None:
+        """Refuse rows that a module has learnt from, which is asked beside the model.
+
+        Args:
+            module: such as a layer of a teacher; what it has by itself is looked at.
+            way_out: see `check`.
+
+        Raises:
+            PrivacyError: see `check`.
+        """
+        known = list(module.__dict__.get(_NOTED, {}).items())
+        if module not in self._beside:
+            self._beside.add(module)
+            known += _told_by(module.parameters(recurse=False))
+        what = "a model that the loss asks, such as a teacher,"
+        self._refuse(what, known, way_out=way_out)
+
+    def _refuse(
+        self, what: str, lessons: Iterable[tuple[bytes, _Lesson]], *, way_out: str
+    ) -> None:
+        """Refuse lessons of these rows that no certificate here would count."""
         others: set[bytes] = set()
-        for name, (rows, end, added_up) in set(self._lessons()):
+        for name, (rows, end, added_up) in set(lessons):
             is_counted = name == self._name and self.journal.goes_on_from(end)
             if not is_counted and not (self.adds_up and added_up):
                 others |= rows
         known = len(self._rows & others) if others else 0
         if known:
             raise PrivacyError(
-                f"model must not have learnt from these rows before, but has from "
+                f"{what} must not have learnt from these rows before, but has from "
                 f"{known} of {len(self._rows)}, for which another journal was charged: "
                 f"a certificate of this one would not count that. {way_out}"
             )
@@ -110,6 +133,11 @@ class Learning:
             _ENDED_WITH.setdefault(weight, {}).update(lessons)
 
     @cached_property
+    def _beside(self) -> WeakSet[nn.Module]:
+        """What else is asked, and whose weights were looked at."""
+        return WeakSet()
+
+    @cached_property
     def _began_with(self) -> frozenset[_Weight]:
         """The largest of the trained tensors, when it is first asked for."""
         return _largest(self.model)
@@ -133,10 +161,15 @@ class Learning:
         """Yield what the modules have noted, or weights tell, by names of journals."""
         for module in self.model.modules():
             yield from module.__dict__.get(_NOTED, {}).items()
-        sizes = {size for size, _ in _ENDED_WITH}
-        known = (p for p in self.model.parameters() if p.numel() in sizes)
-        for weight in _weights(known) & _ENDED_WITH.keys():
-            yield from _ENDED_WITH[weight].items()
+        yield from _told_by(self.model.parameters())
+
+
+def _told_by(parameters: Iterable[nn.Parameter]) -> Iterator[tuple[bytes, _Lesson]]:
+    """Yield what was learnt by trainings that ended with such weights."""
+    sizes = {size for size, _ in _ENDED_WITH}
+    known = (p for p in parameters if p.numel() in sizes)
+    for weight in _weights(known) & _ENDED_WITH.keys():
+        yield from _ENDED_WITH[weight].items()
 
 
 def _largest(model: nn.Module) -> frozenset[_Weight]:

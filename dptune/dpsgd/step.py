@@ -21,6 +21,7 @@ from dptune.dpsgd.distributed import (
 from dptune.dpsgd.feed import Feed, StepTotals
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.large_units import LargeUnit
+from dptune.dpsgd.memory import Memory
 from dptune.dpsgd.noise import MAX_NOISE_BYTES, noise_stream
 from dptune.dpsgd.parameters import group_parameters, trainable_parameters
 from dptune.dpsgd.parts import bounds_of, check_parts, public_batch
@@ -88,6 +89,7 @@ class PrivateGradients:
         self._clip = self._clip_now()
         self._sums = sums
         self._unit: LargeUnit | None = None
+        self._memory = Memory(model, feed)
         self._noise = plan.noise(
             stream,
             sums=sums.owned,
@@ -114,8 +116,9 @@ class PrivateGradients:
         totals = StepTotals()
         if self._steered is not None:
             self._clip = self._steered.open(step)
-        for batch in self._feed.batches(indices):
-            totals = totals + self._add(batch)
+        with self._memory.watching():
+            for batch in self._feed.batches(indices):
+                totals = totals + self._add(batch)
         self._sums.combine()
         self._witness.summed(self._sums.owned)
         self._plan.release(self._sums.owned, step=step, noise=self._noise)

@@ -209,7 +209,9 @@ def test_twin_that_counts_no_steps_claims_less_than_was_drawn(
 
 
 def test_loss_of_a_script_is_known_by_its_name_in_every_process():
-    losses = [LossOfScript(loss=lambda *_: None, name="mine", has_classes=False)] * 2
+    losses = [
+        LossOfScript(loss=lambda *_: None, name="mine", has_classes=False, beside=print)
+    ] * 2
     assert repr(losses[0]) == repr(losses[1])
     assert "0x" not in repr(losses[0])
 

@@ -245,3 +245,77 @@ def test_twin_that_forgets_certifies_half_of_what_was_paid(tmp_path, monkeypatch
     assert all(one.certificate.epsilon <= 8.0 for one in claims)
     assert [len(one.ledger.entries) for one in claims] == [1, 1]
     assert len(paid) == 2
+
+
+# models that a loss asks
+
+
+def distilled(teacher):
+    """A loss of each row that follows a teacher."""
+
+    def loss(model, batch):
+        given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            wanted = teacher(**given).logits.softmax(-1)
+        found = model(**given).logits.log_softmax(-1)
+        apart = (wanted * found).sum(-1) * batch["attention_mask"]
+        return -apart.sum(1) / WANTED["max_tokens"]
+
+    return loss
+
+
+def students(tmp_path):
+    """Calls that train another model by a teacher, under a journal of its own."""
+    return [
+        lambda loss: looped(
+            tiny_model(num_tokens=8, seed=1), tmp_path / "l", loss=loss
+        ),
+        lambda loss: trained(
+            tiny_model(num_tokens=8, seed=1), tmp_path / "t", loss=loss
+        ),
+    ]
+
+
+@pytest.mark.parametrize("first", [trained, looped, by_trainer])
+def test_teacher_that_has_learnt_from_the_rows_is_refused(tmp_path, first):
+    """The student's certificate counted none of the teacher's steps."""
+    teacher = tiny_model(num_tokens=8)
+    first(teacher, tmp_path / "first")
+    for asked in (teacher, loaded_again(teacher, tmp_path / "model")):
+        for student in students(tmp_path):
+            with pytest.raises(PrivacyError, match=r"a teacher.*from 40 of 40"):
+                student(distilled(asked))
+    assert not [*tmp_path.glob("l"), *tmp_path.glob("t/ledger.jsonl")]
+
+
+def test_teacher_that_has_learnt_elsewhere_or_is_counted_is_asked(tmp_path):
+    teacher = tiny_model(num_tokens=8)
+    trained(teacher, tmp_path / "first", rows(40, 80))
+    for student in students(tmp_path):
+        student(distilled(teacher))
+    counted = tiny_model(num_tokens=8)
+    looped(counted, tmp_path / "one")
+    looped(tiny_model(num_tokens=8, seed=1), tmp_path / "one", loss=distilled(counted))
+
+
+def test_teacher_that_learns_meanwhile_is_refused(tmp_path):
+    teacher, student = (tiny_model(num_tokens=8, seed=seed) for seed in (0, 1))
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    given = {"journal": tmp_path / "one", "loss": distilled(teacher), **WANTED}
+    loop = iter(make_private(student, optimizer, rows(0, 40), **given))
+    next(loop)
+    looped(teacher, tmp_path / "two")
+    with pytest.raises(PrivacyError, match="a teacher"):
+        next(loop)
+
+
+def test_twin_that_asks_no_teacher_what_it_has_learnt_counts_half(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(learnt.Learning, "check_beside", lambda *_, **__: None)
+    teacher = tiny_model(num_tokens=8)
+    epsilons = [looped(teacher, tmp_path / "one").certificate().epsilon]
+    student = looped(
+        tiny_model(num_tokens=8, seed=1), tmp_path / "two", loss=distilled(teacher)
+    )
+    assert student.certificate().epsilon == epsilons[0]

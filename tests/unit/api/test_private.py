@@ -26,6 +26,7 @@ from dptune.api import private, rows
 from dptune.api.loop import PrivateLoop
 from dptune.api.private import make_private
 from dptune.dpsgd.guard import StepGuard
+from dptune.dpsgd.memory import Memory
 from dptune.dpsgd.optimizer import OptimizerSettings
 from dptune.dpsgd.sampling import PoissonSampler
 from dptune.dpsgd.trainer import train_stage
@@ -260,6 +261,75 @@ def test_data_of_the_datasets_package_with_masks_and_labels(make, unchecked):
     loop = make(data=datasets.Dataset.from_list(rows), num_steps=1)
     assert loop._feed.data.sequences[0].tolist() == [1, 2, 3]
     assert loop._feed.data.loss_weights[0].tolist() == [0, 1, 1]
+
+
+class Queue:
+    """Compares rows with those of earlier passes, once there are enough of them."""
+
+    def __init__(self, size=40):
+        self.size, self.held = size, []
+
+    def __call__(self, model, batch):
+        losses = per_row(model, batch)
+        full = len(self.held) >= self.size
+        before = torch.stack(self.held[-self.size :]) if full else losses[:0]
+        self.held += list(losses.detach())
+        return losses * (1 + before.mean()) if full else losses
+
+
+class RunningMean:
+    """Divides by what losses were, after a while."""
+
+    def __init__(self):
+        self.mean, self.passes = 1.0, 0
+
+    def __call__(self, model, batch):
+        losses = per_row(model, batch)
+        self.passes += 1
+        self.mean = 0.9 * self.mean + 0.1 * losses.detach().mean()
+        return losses / self.mean if self.passes > 12 else losses
+
+
+class Logged:
+    """Keeps what losses were, for logs."""
+
+    def __init__(self):
+        self.losses = []
+
+    def __call__(self, model, batch):
+        losses = per_row(model, batch)
+        self.losses.append(float(losses.detach().mean()))
+        return losses
+
+
+@pytest.mark.parametrize("loss", [Queue, RunningMean])
+@pytest.mark.usefixtures("unchecked")
+def test_loss_that_remembers_rows_is_refused_before_it_shows(make, model, loss):
+    """It is tried on made-up rows, and began behind them: others were moved unclipped.
+
+    In a queue of 64, one record moved 12 of 20 steps, where it was drawn in three.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = []
+    optimizer.register_step_pre_hook(lambda *_: gradients.append(1))
+    loop = make(loss=loss(), optimizer=optimizer, num_steps=20)
+    with pytest.raises(PrivacyError, match="whatever was computed before"):
+        list(loop)
+    assert 1 <= len(gradients) < 12
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_loss_that_keeps_logs_is_taken(make):
+    logged = Logged()
+    list(make(loss=logged, num_steps=10))
+    assert logged.losses
+
+
+@pytest.mark.parametrize("loss", [Queue, RunningMean])
+@pytest.mark.usefixtures("unchecked")
+def test_twin_that_looks_at_no_rows_lets_a_loss_remember(make, monkeypatch, loss):
+    monkeypatch.setattr(Memory, "_losses", lambda _: torch.zeros(1))
+    list(make(loss=loss(), num_steps=20))
 
 
 def trained_on(make, model, data, journal, **changes):
