@@ -12,6 +12,7 @@ ALIASES: Final[dict[str, str]] = {
     **{role: role for role in ROLES},
     "human": "user",
     "gpt": "assistant",
+    "function_call": "assistant",
     "model": "assistant",
     "function": "tool",
     "observation": "tool",

@@ -4,7 +4,7 @@ Quotes, braces and commas of JSON are nobody's data, and a mark that covers one 
 text that is no JSON. Rules that read lines or escapes may cross them.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -19,10 +19,11 @@ def content_of(node: Node) -> tuple[int, int]:
 
 
 def within_values(spans: Sequence[Span], text: str) -> Iterator[Span]:
-    """Cut spans at the signs of JSON, which no value holds.
+    """Cut spans at the signs of JSON that they meet in part.
 
     **Formal guarantee.** Of what was marked nothing is left out but quotes, brackets,
-    colons, commas and blanks between the values and keys of JSON.
+    colons, commas and blanks between the values and keys of JSON, and none of JSON
+    that is marked as a whole.
 
     >>> across = Span(start=7, end=17, entity_type="PERSON")
     >>> text = '{"a": "Ann", "b": 1}'
@@ -37,21 +38,27 @@ def within_values(spans: Sequence[Span], text: str) -> Iterator[Span]:
     if not roots:
         yield from spans
         return
-    open_ranges: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     last = 0
     for root in roots:
-        open_ranges += ((last, root.start), *_contents(root))
+        ranges += ((last, root.start), *_contents(root))
         last = root.end
-    open_ranges.append((last, len(text)))
-    starts = [start for start, _ in open_ranges]
+    ranges.append((last, len(text)))
+    starts = [start for start, _ in ranges]
+    outer = [root.start for root in roots]
     for span in spans:
-        for start, end in open_ranges[max(0, bisect_right(starts, span.start) - 1) :]:
+        first = bisect_left(outer, span.start) - 1
+        last = bisect_left(outer, span.end) - 1
+        is_whole = first < 0 or roots[first].end <= span.start
+        if is_whole and (last < 0 or roots[last].end <= span.end):
+            yield span
+            continue
+        for number in range(bisect_right(starts, span.start) - 1, len(ranges)):
+            start, end = ranges[number]
             if start >= span.end:
                 break
             low, high = max(start, span.start), min(end, span.end)
-            if (low, high) == (span.start, span.end):
-                yield span
-            elif low < high and not text[low:high].isspace():
+            if low < high and not text[low:high].isspace():
                 yield replace(span, start=low, end=high)
 
 

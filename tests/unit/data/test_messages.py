@@ -101,11 +101,13 @@ def test_prompt_and_completion_are_a_conversation(tmp_path):
 
 def test_sharegpt_names_are_read():
     names = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
+    names |= {"function_call": "assistant", "observation": "tool"}
     found = read_conversation(
         [{"from": name, "value": name} for name in names], learnt=["assistant", "tool"]
     )
     assert [role for role, _, _ in said(found.text)] == list(names.values())
-    assert [learnt for _, _, learnt in said(found.text)] == [False, True, False, True]
+    learnt = [role in ("assistant", "tool") for role in names.values()]
+    assert [is_learnt for _, _, is_learnt in said(found.text)] == learnt
 
 
 def test_weight_zero_keeps_a_turn_from_being_learnt():
