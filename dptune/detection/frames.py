@@ -4,12 +4,15 @@ Quotes, braces and commas of JSON are nobody's data, and a mark that covers one 
 text that is no JSON. Rules that read lines or escapes may cross them.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dptune.json_places import Node, escaped, json_in
 from dptune.text import Span
+
+_SIGN = re.compile(r"[][{}\",:]")
 
 
 def content_of(node: Node) -> tuple[int, int]:
@@ -34,7 +37,9 @@ def within_values(spans: Sequence[Span], text: str) -> Iterator[Span]:
         spans: disjoint and sorted.
         text: they are of.
     """
-    roots = json_in(text) if spans and ("{" in text or "[" in text) else []
+    has_json = "{" in text or "[" in text
+    may_cross = has_json and any(_SIGN.search(text, s.start, s.end) for s in spans)
+    roots = json_in(text) if may_cross else []
     if not roots:
         yield from spans
         return
