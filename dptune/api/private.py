@@ -1,5 +1,6 @@
 """A private training step for a loop of one's own."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -282,11 +283,14 @@ def make_private(
     given.check()
     batches, own_loss = None, loss is not None
     columns: tuple[str, ...] | None = None
+    by_rows = 0
     if isinstance(data, DataLoader):
+        by_rows = len(data)
         data, columns = rows_of(data)
     units = sizes.units(data, owners, model=model, own_loss=own_loss)
     if columns is not None:
         length = target.epoch_steps(units)
+        _warn_of_rows(target.num_steps, by_rows=by_rows, by_units=length)
         batches = Batches(length=length, columns=columns, has_own_loss=own_loss)
     account, _ = Account.opened(path, units, target, sizes, model=model, spend=spend)
     check_shapes(account.plan, dtype=precision, max_tokens=sizes.max_tokens)
@@ -305,6 +309,26 @@ def make_private(
         account=account,
         sizes=sizes,
         batches=batches,
+    )
+
+
+def _warn_of_rows(num_steps: int, *, by_rows: int, by_units: int) -> None:
+    """Tell whoever counts steps by rows that the number of steps says how many.
+
+    Args:
+        num_steps: of all epochs.
+        by_rows: steps of an epoch as the loader counts them.
+        by_units: steps of an epoch as the plan counts them.
+    """
+    is_multiple = by_rows > 0 and num_steps % by_rows == 0
+    if not is_multiple or num_steps % by_units == 0:
+        return
+    warnings.warn(
+        f"num_steps is {num_steps // by_rows} times len(loader), which counts rows: "
+        "whoever sees how many steps were taken learns from it how many rows there "
+        "are, which the claim does not cover. An epoch has "
+        f"{by_units} steps here: say num_steps={num_steps // by_rows * by_units}.",
+        stacklevel=3,
     )
 
 

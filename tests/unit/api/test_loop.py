@@ -223,6 +223,16 @@ def test_number_of_rows_ends_no_epoch(made, tmp_path, name):
     assert moves_by_epoch(neighbor) == moves
 
 
+@pytest.mark.parametrize("units", [{}, EPOCHS["public_units"][0]])
+def test_steps_that_are_counted_by_rows_are_warned_of(made, units):
+    """100 rows gave another number of steps than 101, under one claim."""
+    rows = [{"input_ids": [1, 2, 3, number]} for number in range(100)]
+    given = {"rows": rows} | (units or {"owners": [n // 3 for n in range(100)]})
+    with pytest.warns(UserWarning, match=r"3 times len\(loader\).* say num_steps=6\."):
+        made(num_steps=15, **given)
+    made(num_steps=6, **given)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_body_that_no_claim_covers_is_refused_by_name(made, name):
     body, words, paid = REFUSED[name]
