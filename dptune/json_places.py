@@ -15,6 +15,8 @@ from typing import Final, Literal
 
 HOLE: Final = "\ufdef"
 _DEEPEST: Final = 8
+_MOST_NESTS: Final = 200
+_BESIDE: Final = 100
 _BLANKS: Final = r"[ \t\r\n]*+"
 _SCALAR: Final = (
     r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?"
@@ -45,7 +47,7 @@ class Node:
         depth: how many strings of JSON it lies in.
         said: a string once its escapes are read, a bare value as it is written; hidden
             from `repr`.
-        keys: of an object, one for each of its values.
+        keys: of an object, one for each of its values; others have none.
         values: of an object or a list.
         within: JSON that a string holds.
         has_words: whether it is or holds an object or a string.
@@ -56,17 +58,26 @@ class Node:
     end: int = -1
     depth: int = 0
     said: str = field(default="", repr=False)
-    keys: "list[Node]" = field(default_factory=list, repr=False)
-    values: "list[Node]" = field(default_factory=list, repr=False)
-    within: "list[Node]" = field(default_factory=list, repr=False)
+    keys: "Sequence[Node]" = field(default=(), repr=False)
+    values: "Sequence[Node]" = field(default=(), repr=False)
+    within: "Sequence[Node]" = field(default=(), repr=False)
     has_words: bool = True
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Nest(Node):
+    """An object or a list; of numbers, which are many, none has lists of its own."""
+
+    keys: list[Node] = field(default_factory=list, repr=False)
+    values: list[Node] = field(default_factory=list, repr=False)
 
 
 def json_in(text: str, *, depth: int = 0) -> list[Node]:
     """Return the objects and lists of a text that lie in no other, in order.
 
     A list without objects and strings counts where it is the whole text or stands
-    between tags: `[Ann]` in prose is none, nor is `[1]`.
+    between tags: `[Ann]` in prose is none, nor is `[1]`. Of what nests in more than 200
+    others what is whole within it counts.
 
     >>> [(node.kind, node.start) for node in json_in('as in [1]: {"a": [1, 2]}')]
     [('object', 11)]
@@ -139,8 +150,10 @@ def unescaped(written: str, depth: int) -> str | None:
 
 def _is_alone(text: str, node: Node) -> bool:
     """Tell whether nothing but tags stands beside a value."""
-    before, after = text[: node.start].rstrip(), text[node.end :].lstrip()
-    return before[-1:] in ("", ">") and after[:1] in ("", "<")
+    low, high = max(0, node.start - _BESIDE), node.end + _BESIDE
+    before, after = text[low : node.start].rstrip(), text[node.end : high].lstrip()
+    is_first = before.endswith(">") or (not before and low == 0)
+    return is_first and (after.startswith("<") or (not after and high >= len(text)))
 
 
 def _read(text: str, start: int, depth: int) -> tuple[list[Node], int]:
@@ -150,9 +163,9 @@ def _read(text: str, start: int, depth: int) -> tuple[list[Node], int]:
         It, or of a broken one what is whole in it; and where the next may begin. What
         breaks behind a string may have taken a quote of prose for its first.
     """
-    nests: list[Node] = []
+    nests: list[_Nest] = []
     wanted, position, last = _VALUE, start, start
-    while (token := _TOKEN.match(text, position)) is not None:
+    while len(nests) <= _MOST_NESTS and (token := _TOKEN.match(text, position)):
         kind = token["sign"] or str(token.lastgroup)
         if kind not in wanted:
             break
@@ -172,11 +185,11 @@ def _read(text: str, start: int, depth: int) -> tuple[list[Node], int]:
             node = _node(token, kind, depth)
             wanted = _placed(node, nests)
     broken = (node for nest in nests for node in nest.values)
-    whole = [n for n in broken if n.end >= 0 and n.kind in ("object", "array")]
+    whole: list[Node] = [n for n in broken if isinstance(n, _Nest) and n.end >= 0]
     return whole, max(last, start + 1)
 
 
-def _placed(node: Node, nests: list[Node]) -> frozenset[str]:
+def _placed(node: Node, nests: list[_Nest]) -> frozenset[str]:
     """Put a node into what it lies in; return the kinds of what may follow it."""
     if nests:
         nest = nests[-1]
@@ -185,7 +198,7 @@ def _placed(node: Node, nests: list[Node]) -> frozenset[str]:
             return frozenset(":")
         nest.values.append(node)
         nest.has_words |= node.has_words
-    if node.kind in ("object", "array"):
+    if isinstance(node, _Nest):
         nests.append(node)
         return _KEY | {"}"} if node.kind == "object" else _VALUE | {"]"}
     return _behind_value(nests[-1])
@@ -199,7 +212,7 @@ def _node(token: re.Match[str], kind: str, depth: int) -> Node:
     """Make a node of a token that opens one or is one."""
     if kind in ("{", "["):
         is_object = kind == "{"
-        return Node(
+        return _Nest(
             kind="object" if is_object else "array",
             start=token.start("sign"),
             depth=depth,

@@ -106,10 +106,16 @@ def test_escapes_are_read_as_they_are_written(said, depth):
         '{"a":"{',
         '[" ',
         '{"\\"{',
+        "[1] ",
     ],
 )
 def test_time_grows_with_text_whatever_never_closes(piece):
-    assert grows_in_proportion(lambda count: json_in(piece * count), 2_000)
+    assert grows_in_proportion(lambda count: json_in(piece * count), 5_000)
+
+
+def test_what_nests_too_deep_is_read_from_within():
+    text = "[" * 1000 + '{"a": [1]}' + "]" * 1000
+    assert any(n.kind == "object" for n in walk(json_in(text)))
 
 
 def test_what_lies_too_deep_is_no_value():
