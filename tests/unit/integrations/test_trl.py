@@ -13,13 +13,27 @@ from tests.unit.integrations.conftest import WORDS, asked, make_prompts, word_to
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
+class OfAnother:
+    """Puts an example from another row before each."""
+
+    def __init__(self, rows):
+        self.rows, self.turn = rows, 0
+
+    def __call__(self, row):
+        self.turn += 1
+        example = self.rows[self.turn % len(self.rows)]
+        return f"{example['text']} {row['text']}"
+
+
 @pytest.fixture
 def chat_script(tmp_path):
     from trl import SFTConfig  # noqa: PLC0415 - seconds of each worker
 
     from dptune.integrations.trl import DPSFTTrainer  # noqa: PLC0415
 
-    def make(rows=None, *, privacy=None, processing_class=None, **changes):
+    def make(
+        rows=None, *, privacy=None, processing_class=None, formatting=None, **changes
+    ):
         fields = {
             "output_dir": str(tmp_path / "out"),
             "per_device_train_batch_size": 4,
@@ -37,6 +51,7 @@ def chat_script(tmp_path):
             args=SFTConfig(**(fields | changes)),
             train_dataset=Dataset.from_list(rows or make_prompts()),
             processing_class=processing_class or word_tokenizer(),
+            formatting_func=formatting,
             privacy=privacy or asked(),
         )
 
@@ -97,6 +112,27 @@ def test_argument_of_trl_is_refused(chat_script, paid, changes, match):
     with pytest.raises(ConfigError, match=match):
         chat_script(**changes)
     assert paid() == []
+
+
+def texts_of_words():
+    """Rows of one text each, no two of one length behind another."""
+    return [{"text": " ".join(WORDS[n % 7 : n % 7 + 3 + n % 5])} for n in range(35)]
+
+
+def test_examples_that_are_taken_from_other_rows_are_refused(chat_script, paid):
+    """A text stood in its own row and in others', and each was clipped by itself."""
+    rows = texts_of_words()
+    with pytest.raises(ConfigError, match="formatting_func") as refused:
+        chat_script(rows, formatting=OfAnother(rows))
+    assert "w1" not in str(refused.value)
+    assert paid() == []
+
+
+def test_rows_that_are_formatted_by_themselves_are_taken(chat_script, paid):
+    chat_script(
+        texts_of_words(), formatting=lambda row: f"w9 {row['text']}", max_steps=1
+    ).train()
+    assert paid() == [1]
 
 
 def test_rows_of_preferences_are_refused_with_what_is_supported(chat_script, paid):
