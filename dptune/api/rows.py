@@ -1,5 +1,6 @@
 """Rows of a script's data set, as transformers has them, by privacy unit."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from dptune.data.collated import (
     repeated_problems,
     unit_name,
 )
-from dptune.data.copies import record_digest, without_copies
+from dptune.data.copies import look_packed, record_digest, without_copies
 from dptune.data.records import MAX_ROWS_NAMED
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.prechecks import row_problems
@@ -35,6 +36,7 @@ from dptune.logits import NO_TARGET
 
 _KNOWN = frozenset({"input_ids", "attention_mask", "labels"})
 _MOST_PROBLEMS = 20
+_SHORTEST_BLOCK = 32
 _SHIFTED = "the model shifts them by itself"
 
 
@@ -84,6 +86,7 @@ def units_of(
     if classes and len(classes) < len(rows):
         raise DataError("labels must be a class in every row or in none.")
     if owners is None:
+        _warn_of_blocks([len(ids) for ids, _, label in rows if label is None])
         records = [record_digest(*row) for row in rows]
         rows = [rows[n] for n in without_copies(records, path="data", owners="owners")]
         classes = [label for _, _, label in rows if label is not None]
@@ -95,6 +98,19 @@ def units_of(
         max_sequences_per_unit=max_rows_per_unit,
         labels=classes or None,
     )
+
+
+def _warn_of_blocks(lengths: Sequence[int]) -> None:
+    """Tell that rows look like blocks, each of which holds texts of several records."""
+    if look_packed(lengths) and max(lengths) >= _SHORTEST_BLOCK:
+        warnings.warn(
+            "data has rows that all, or nearly all, have one length, as grouping texts "
+            "into blocks leaves them: each block would be a unit, and whose text is "
+            "in several has the guarantee of a group. Tokenize records one by one, or "
+            "name in owners whose rows they are; where texts were cut to one length, "
+            "this says nothing.",
+            stacklevel=2,
+        )
 
 
 def _read(data: Rows, number: int) -> Mapping[str, Any]:

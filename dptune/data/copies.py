@@ -1,4 +1,6 @@
-"""Rows of a script that say the same: one is trained on, and the script is told.
+"""Rows of a script that are no record each: copies of one, blocks of several.
+
+Of rows that say the same one is trained on, and the script is told.
 
 Where rows have no owners each is a unit, and a record that was written anew k times, as
 by `map` behind an oversampling, would have the guarantee of a group of k. What is
@@ -10,8 +12,28 @@ of a unit is so of a record and all its copies.
 import hashlib
 import warnings
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+
+_FEWEST_PACKED: Final = 8
+_LEFT_OVER: Final = 0.05
+
+
+def look_packed(lengths: Sequence[int]) -> bool:
+    """Whether texts have one length, as packing leaves them.
+
+    What it cannot fill is shorter: a row at the end, or at that of each batch of `map`.
+
+    >>> look_packed([128] * 40), look_packed([128] * 39 + [7])
+    (True, True)
+    >>> look_packed([128] * 30 + [7] * 10)
+    False
+    """
+    if len(lengths) < _FEWEST_PACKED:
+        return False
+    shorter = len(lengths) - list(lengths).count(max(lengths))
+    return shorter <= max(1, _LEFT_OVER * len(lengths))
 
 
 def record_digest(ids: Sequence[int], weights: Sequence[float], label: object) -> bytes:

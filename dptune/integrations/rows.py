@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 
 from dptune.conversation import ScoredTokens
 from dptune.data.collated import (
-    CollatedRow,
     Collator,
     Names,
     RowFaultError,
@@ -22,13 +21,16 @@ from dptune.data.collated import (
     row_of,
     unit_name,
 )
-from dptune.data.copies import record_digest, tokens_digest, without_copies
+from dptune.data.copies import (
+    look_packed,
+    record_digest,
+    tokens_digest,
+    without_copies,
+)
 from dptune.data.draws import by_hash, one_of_each
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import ConfigError, Problem
 
-_FEWEST_PACKED: Final = 8
-_LEFT_OVER: Final = 0.05
 _OF_TRAINING: Final = Names()
 
 
@@ -110,7 +112,8 @@ def read_rows(
     found, owners = read_collated(
         rows, collate, about=partial(_owner, unit_column), names=names
     )
-    if unit_column is None and not rows_are_single_units and _look_packed(found):
+    texts = [len(row.ids) for row in found if row.label is None]
+    if unit_column is None and not rows_are_single_units and look_packed(texts):
         raise ConfigError([_packed_rows()])
     if problems := lookalike_problems(names.rows, owners):
         raise ConfigError(problems)
@@ -196,18 +199,6 @@ def _owner(unit_column: str | None, row: Mapping[str, Any], index: int) -> str:
             "write ids as text, and give rows without an owner one each, or drop them"
         )
     return name
-
-
-def _look_packed(found: Sequence[CollatedRow]) -> bool:
-    """Whether rows of texts have one length, as packing leaves them.
-
-    What it cannot fill is shorter: a row at the end, or at that of each batch of `map`.
-    """
-    lengths = [len(row.ids) for row in found if row.label is None]
-    if len(lengths) < _FEWEST_PACKED:
-        return False
-    shorter = len(lengths) - lengths.count(max(lengths))
-    return shorter <= max(1, _LEFT_OVER * len(lengths))
 
 
 def _packed_rows() -> Problem:

@@ -263,6 +263,23 @@ def test_data_of_the_datasets_package_with_masks_and_labels(make, unchecked):
     assert loop._feed.data.loss_weights[0].tolist() == [0, 1, 1]
 
 
+def blocks(length, *, last=None):
+    """Forty rows of one length, of which the last may be another."""
+    rows = [[*range(1, length), number] for number in range(39)]
+    return [{"input_ids": ids} for ids in [*rows, list(range(2, 2 + (last or length)))]]
+
+
+@pytest.mark.parametrize("last", [None, 5])
+@pytest.mark.usefixtures("unchecked")
+def test_rows_that_look_like_blocks_of_texts_are_told(make, journal, last):
+    given = {"model": tiny_model(num_tokens=40), "max_tokens": 40}
+    with pytest.warns(UserWarning, match="have one length"):
+        make(data=blocks(36, last=last), **given)
+    make(data=blocks(36, last=last), owners=range(40), **given)
+    make(data=[*blocks(36)[:30], *blocks(20)[:10]], **given)
+    assert not journal.exists()
+
+
 class Queue:
     """Compares rows with those of earlier passes, once there are enough of them."""
 
