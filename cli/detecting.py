@@ -19,7 +19,7 @@ from cli.detection import DetectorChoice, collecting, new_file_problems
 from cli.printing import speaker
 from cli.runs import read_config
 from dptune.config import TrainConfig
-from dptune.conversation import messages_of, num_said, turns_of
+from dptune.conversation import CALL, messages_of, num_said, turns_of
 from dptune.data.source import learnt_roles
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.labelling import detect_dataset
@@ -275,11 +275,15 @@ def _as_json(row: _Read, redact: _Redact | None, learnt: Collection[str]) -> str
 def _in_message(span: Span, text: str) -> dict[str, object]:
     """Write a span; of a conversation as a place in a message, and its number."""
     found: dict[str, object] = asdict(span)
-    for number, turn in enumerate(turns_of(text)):
+    number = call = -1
+    for turn in turns_of(text):
+        is_call = turn.role == CALL
+        number, call = (number, call + 1) if is_call else (number + 1, -1)
         if turn.start <= span.start < turn.start + len(turn.content):
             _, places = turn.said()
             start, end = (bisect_left(places, at) for at in (span.start, span.end))
             found |= {"message": number, "start": start, "end": end}
+            found |= {"tool_call": call} if is_call else {}
     return found
 
 

@@ -10,8 +10,15 @@ for use inside of programs: contents and plain texts that hold one are refused, 
 nobody can spell a mark, and no text becomes a conversation when what stands before a
 mark is deleted. Spans, redaction, canaries, fingerprints and copies are those of any
 text; the tokens are made turn by turn, by `dptune.models.chat`.
+
+A call of a tool is a turn of its own behind the one in which the assistant makes it:
+
+```
+U+FDD0 assistant U+FDD2  U+FDD1 call U+FDD2 {"name": "orders", "arguments": {"id": 7}}
+```
 """
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -22,6 +29,8 @@ from dptune.text import MASK, Span
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
+CALL: Final = "call"
+"""Who says a call of a tool: the assistant, in a form of its own."""
 RESERVED: Final = re.compile("[\ufdd0-\ufdef]")
 """What no content may hold."""
 
@@ -38,7 +47,7 @@ class Turn:
     """What somebody says in a conversation.
 
     Args:
-        role: of `ROLES`.
+        role: of `ROLES`, or `CALL`.
         content: hidden from `repr`.
         trained: whether its content, and the token that ends it, are learnt.
         start: code point of the conversation's text at which the content begins.
@@ -51,6 +60,11 @@ class Turn:
     trained: bool = False
     start: int = 0
     masks: tuple[int, ...] = ()
+
+    @property
+    def speaker(self) -> str:
+        """Whose turn it is, of `ROLES`."""
+        return "assistant" if self.role == CALL else self.role
 
     def said(self) -> tuple[str, tuple[int, ...]]:
         """Return the content as it was typed, and the code point each comes from."""
@@ -180,19 +194,39 @@ def messages_of(text: str, *, learnt: Collection[str] = ()) -> list[dict[str, An
 
     Returns:
         Roles and contents; `weight: 0` where a turn of `learnt` is not; `masks`, the
-        code points of the content at which masks of redaction stand, if any do.
+        code points of the content at which masks of redaction stand, if any do, or of
+        the JSON of a call. Calls are `tool_calls` of the message that makes them.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for turn in turns_of(text):
         content, places = turn.said()
-        message: dict[str, Any] = {"role": turn.role, "content": content}
-        if turn.role in learnt and not turn.trained and content.strip():
-            message["weight"] = 0
+        written: dict[str, Any] = {}
         starts = [turn.start + m.start() for m in re.finditer(MASK, turn.content)]
         if starts:
-            message["masks"] = [bisect_left(places, start) for start in starts]
-        found.append(message)
+            written["masks"] = [bisect_left(places, start) for start in starts]
+        call = call_of(content) if turn.role == CALL and found else None
+        if call is None:
+            found.append({"role": turn.speaker, "content": content, **written})
+        else:
+            one = {"type": "function", "function": call, **written}
+            found[-1].setdefault("tool_calls", []).append(one)
+        if turn.speaker in learnt and not turn.trained and content.strip():
+            found[-1]["weight"] = 0
     return found
+
+
+def call_of(content: str) -> dict[str, Any] | None:
+    """Read what a turn of `CALL` says; None where that is no call any more.
+
+    >>> call_of('{"name": "orders", "arguments": {"id": 7}}')
+    {'name': 'orders', 'arguments': {'id': 7}}
+    """
+    try:
+        call = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    is_call = isinstance(call, dict) and list(call) == ["name", "arguments"]
+    return call if is_call and isinstance(call["arguments"], dict) else None
 
 
 def num_said(text: str) -> int:

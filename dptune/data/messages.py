@@ -1,10 +1,12 @@
 """Conversations as sources give them, checked and written as one text each."""
 
+import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dptune.conversation import RESERVED, ROLES, Turn, join_turns
+from dptune.conversation import CALL, RESERVED, ROLES, Turn, join_turns
 from dptune.jsons import RepeatedKeyError, parse_json
 from dptune.text import MASK
 
@@ -20,7 +22,7 @@ ALIASES: Final[dict[str, str]] = {
 """Names of roles: those of templates, and what ShareGPT and others call them."""
 
 _NOT_RENDERED: Final = (
-    *("tool_calls", "function_call", "functions", "tools", "documents"),
+    *("function_call", "functions", "tools", "documents"),
     *("reasoning", "reasoning_content", "reasoning_details", "thinking", "thought"),
     *("refusal", "text", "parts", "image", "images", "audio", "video", "videos"),
 )
@@ -31,6 +33,11 @@ _NAMED_KEYS: Final = (
     *("created_at", "date", "language", "model", "metadata", "score", "label"),
 )
 """Keys that messages may name; any other might be somebody's text."""
+
+_OF_CALLS: Final = frozenset(
+    ["id", "type", "index", "function", "masks", "name", "arguments"]
+)
+_FUNCTION: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,127}")
 
 OTHER_KEYS: Final = "others"
 _Fault = tuple[str, str]
@@ -58,9 +65,9 @@ def read_conversation(*given: object, learnt: Collection[str]) -> ReadConversati
     A message is a mapping of `role` and `content`, or of `from` and `value`. Its key
     `weight` may be 0, which keeps a turn from being learnt, or 1; a blank one is never
     learnt. `masks` are the code points of the content at which redaction wrote a mask:
-    others were typed, and are text. Nothing else reaches the model, so that nothing
-    does that detection has not read: keys that say something are refused, the rest is
-    counted.
+    others were typed, and are text. `tool_calls` are turns of their own, as JSON.
+    Nothing else reaches the model, so that nothing does that detection has not read:
+    keys that say something are refused, the rest is counted.
 
     >>> from dptune.conversation import turns_of
     >>> hello = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
@@ -80,7 +87,7 @@ def read_conversation(*given: object, learnt: Collection[str]) -> ReadConversati
         return messages
     faults = dict.fromkeys(f for message in messages for f in _message_faults(message))
     if not faults:
-        turns = [_turn(message, learnt) for message in messages]
+        turns = [turn for message in messages for turn in _turns(message, learnt)]
         if any(turn.trained for turn in turns):
             unread = (key for message in messages for key in _unread(message))
             return ReadConversation(text=join_turns(turns), unread=tuple(unread))
@@ -132,7 +139,59 @@ def _role_and_content(message: Mapping[str, object]) -> tuple[object, object]:
     role, content = message.get("role"), message.get("content")
     if role is None and content is None:
         return message.get("from"), message.get("value")
-    return role, content
+    if content is None and message.get("tool_calls"):
+        return role, ""
+    return role, _one_text(content)
+
+
+def _one_text(content: object) -> object:
+    """Join parts that are texts alone; return anything else as it is."""
+    if not isinstance(content, list) or not content:
+        return content
+    texts = [
+        part["text"]
+        for part in content
+        if isinstance(part, dict)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+        and not any(part[key] for key in part.keys() - {"type", "text"})
+    ]
+    return "".join(texts) if len(texts) == len(content) else content
+
+
+def _calls(message: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Read calls of tools: the JSON that is read of each, and where masks stand in it.
+
+    Raises:
+        ValueError: they are none, with what is wrong.
+    """
+    given = message.get("tool_calls") or []
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ValueError("must be a list of calls")
+    return [(_call(one), one.get("masks")) for one in given]
+
+
+def _call(given: Mapping[str, object]) -> str:
+    """Write one call as JSON, as `json.dumps` does."""
+    inner = given.get("function")
+    function = inner if isinstance(inner, dict) else given
+    keys = {k for one in (given, function) for k, value in one.items() if value}
+    if keys - _OF_CALLS:
+        raise ValueError("must have a name and arguments and nothing else to learn")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not _FUNCTION.fullmatch(name.replace(MASK, "x")):
+        raise ValueError("must name a function by letters, digits and _ - . : /")
+    try:
+        if isinstance(arguments, str):
+            arguments = parse_json(arguments or "{}")
+        if isinstance(arguments, dict):
+            call = {"name": name, "arguments": arguments}
+            text = json.dumps(call, ensure_ascii=False, allow_nan=False)
+            text.encode()  # half of a pair of surrogates is no character
+            return text
+    except (ValueError, RecursionError):
+        pass
+    raise ValueError("must have arguments that are an object of JSON")
 
 
 def _unread(message: Mapping[str, object]) -> Iterator[str]:
@@ -142,7 +201,7 @@ def _unread(message: Mapping[str, object]) -> Iterator[str]:
         spelling = {"from", "value"}
     for key, value in message.items():
         is_empty = value is None or value in ("", [], {})
-        if not is_empty and key not in {*spelling, "weight", "masks"}:
+        if not is_empty and key not in {*spelling, "weight", "masks", "tool_calls"}:
             yield key if key in _NAMED_KEYS else OTHER_KEYS
 
 
@@ -162,17 +221,26 @@ def _message_faults(message: Mapping[str, object]) -> list[_Fault]:
         faults.append(
             (
                 f"no message may have {', '.join(extra)}, which would not be learnt.",
-                "Write calls into content as the model's template would, or drop it.",
+                "Write what is to be learnt into content or tool_calls, or drop it.",
             )
+        )
+    calls: list[tuple[str, object]] = []
+    try:
+        calls = _calls(message)
+    except ValueError as error:
+        faults.append((f"tool_calls {error}.", "Correct them, or leave them out."))
+    if message.get("tool_calls") and ALIASES.get(str(role)) != "assistant":
+        faults.append(
+            ("tool_calls must be of the assistant, got another role.", "Correct it.")
         )
     if not isinstance(content, str):
         faults.append(
             (
-                f"every content must be a string, got {_kind(content)}.",
-                "Write parts and calls as one string, or leave the message out.",
+                f"every content must be text, or parts of it, got {_kind(content)}.",
+                "Write it as one string, or leave the message out.",
             )
         )
-    elif RESERVED.search(content):
+    if any(RESERVED.search(one) for one in (str(content), *(c for c, _ in calls))):
         faults.append(
             (
                 "no content may hold U+FDD0 to U+FDEF, which are no characters.",
@@ -182,10 +250,9 @@ def _message_faults(message: Mapping[str, object]) -> list[_Fault]:
     weight = message.get("weight")
     if weight is not None and weight not in (0, 1):
         faults.append(("weight must be 0 or 1, got another value.", "Correct it."))
-    masks = message.get("masks") or []
-    if not isinstance(masks, list) or not all(
-        type(start) is int and start >= 0 and str(content).startswith(MASK, start)
-        for start in masks
+    if not all(
+        _are_masks(masks or [], text)
+        for text, masks in ((str(content), message.get("masks")), *calls)
     ):
         faults.append(
             (
@@ -196,16 +263,29 @@ def _message_faults(message: Mapping[str, object]) -> list[_Fault]:
     return faults
 
 
-def _turn(message: Mapping[str, object], learnt: Collection[str]) -> Turn:
-    """Read one message without faults."""
+def _are_masks(masks: object, text: str) -> bool:
+    """Tell whether masks of redaction stand where it is said."""
+    return isinstance(masks, list) and all(
+        type(start) is int and start >= 0 and text.startswith(MASK, start)
+        for start in masks
+    )
+
+
+def _turns(message: Mapping[str, object], learnt: Collection[str]) -> Iterator[Turn]:
+    """Read one message without faults: what it says, and each call that it makes."""
     name, content = _role_and_content(message)
     role = ALIASES[str(name)]
     is_learnt = role in learnt and message.get("weight") != 0
     is_blank = not str(content).strip()  # nothing to learn
-    masks = message.get("masks")
-    return Turn(
+    yield Turn(
         role=role,
         content=str(content),
         trained=is_learnt and not is_blank,
-        masks=tuple(masks) if isinstance(masks, list) else (),
+        masks=_places(message.get("masks")),
     )
+    for call, masks in _calls(message):
+        yield Turn(role=CALL, content=call, trained=is_learnt, masks=_places(masks))
+
+
+def _places(masks: object) -> tuple[int, ...]:
+    return tuple(masks) if isinstance(masks, list) else ()

@@ -377,7 +377,7 @@ class RoleTiers:
         def is_off(span: Span) -> bool:
             """Whether the turn that a span lies in takes no such marks."""
             turn = turns[max(0, bisect_right(starts, span.start) - 1)]
-            types = self._off.get(turn.role, ())
+            types = self._off.get(turn.speaker, ())
             inside = turn.start <= span.start
             inside &= span.end <= turn.start + len(turn.content)
             return inside and span.entity_type in types

@@ -16,7 +16,7 @@ without being special, such as `<think>`, and it stays set on the tokenizer.
 
 A turn that is trained on has a loss on its content and on all that the model has to
 write itself: what the template puts between its generation prompt and the content, and
-the first special token behind the content, which ends the turn.
+the first special token behind the content, which ends the turn. So it is with calls.
 """
 
 import json
@@ -39,6 +39,16 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from dptune.conversation import Turn, turns_of
 from dptune.errors import ModelError
 from dptune.models.chat_layout import Canvas, Rendered, kept_contents, reached, touched
+from dptune.models.chat_messages import (
+    Message,
+    Shape,
+    fill_objects,
+    given_messages,
+    messages_to_write,
+    object_hole,
+    object_of,
+    shape_of,
+)
 from dptune.text import MASK
 
 _Ints = NDArray[np.int32]
@@ -172,7 +182,7 @@ class ChatFormat:
         self.renamed: Tokenizer = _with_names(content, self._names)
         words = (piece for piece in _pieces(content) if piece not in self._names)
         self._spelt = tuple(filter(_LOOKS_LIKE_MARKER.fullmatch, words))
-        self._parts: dict[tuple[str, ...], tuple[list[str], list[int]]] = {}
+        self._parts: dict[Shape, tuple[list[str], list[int]]] = {}
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
@@ -241,7 +251,7 @@ class ChatFormat:
         """Tokens that end an answer: the template's, and the tokenizer's own."""
         found = {self._names.get(str(self._special.get("eos_token")))}
         try:
-            literals, _ = self._written(("user", "assistant"))
+            literals, _ = self._written((("user", 1, 0), ("assistant", 1, 0)))
         except ModelError:  # of other roles
             literals = []
         ends = (_NAME.search(self._renamed(literal)) for literal in literals[-1:])
@@ -259,50 +269,74 @@ class ChatFormat:
             ModelError: the template refuses the order of roles, or does not write every
                 content once and as it is, but for blanks around it.
         """
-        turns = turns_of(text)
-        roles = tuple(turn.role for turn in turns)
-        literals, order = self._written(roles)
-        said = [turn.said() for turn in turns]
-        real = self._apply(
-            [
-                {"role": role, "content": one}
-                for role, (one, _) in zip(roles, said, strict=True)
-            ]
-        )
+        messages = messages_to_write(turns_of(text))
+        shape = shape_of(messages)
+        literals, order = self._written(shape)
+        places = [(message, part) for message in messages for part in message.parts]
+        said = [part.said() for _, part in places]
+        real = self._real(messages, [one for one, _ in said])
         kept = kept_contents(real, literals, [said[number][0] for number in order])
         if kept is None:
             raise ModelError(
                 "the chat template must write every content as it is, but drops or "
-                f"changes one of a conversation of {_listed(roles)}. Templates do so "
+                f"changes one of a conversation of {_listed(shape)}. Templates do so "
                 "with the thinking of earlier turns and with empty messages: take them "
                 "out, or choose another model."
             )
         canvas = Canvas()
         canvas.add(self._renamed(literals[0]))
-        for place, (number, (first, last)) in enumerate(zip(order, kept, strict=True)):
-            turn, canvas.owner = turns[number], number
-            if turn.trained and turn.role == "assistant":
-                canvas.learn_last(len(self._answer(literals[place])))
-            self._add_content(canvas, turn, said[number][1][first:last])
-            if open_ended and number == len(turns) - 1:
+        for at, (number, (first, last)) in enumerate(zip(order, kept, strict=True)):
+            (message, part), canvas.owner = places[number], places[number][0].owner
+            if message.answers and part is message.parts[0]:
+                before = shape[: messages.index(message)]
+                canvas.learn_last(len(self._answer(literals[at], message, before)))
+            self._add_content(canvas, part, said[number][1][first:last])
+            is_last = at == len(order) - 1
+            if open_ended and is_last:
                 break
-            after = self._renamed(literals[place + 1])
-            end = _NAME.search(after)
-            if turn.trained and end is None:
-                raise ModelError(
-                    "the chat template must end every turn that is trained on with a "
-                    f"special token, but one of role {turn.role} has none. Where the "
-                    "next turn begins with it, as GLM's do, let the template write it "
-                    "behind the last one too: {% if not add_generation_prompt %}"
-                    "{{ '<|user|>' }}{% endif %}. Else take the role out of train_on, "
-                    "or choose another model."
-                )
-            canvas.add(after, num_own=end.end() if end else 0, is_learnt=turn.trained)
+            after = self._renamed(literals[at + 1])
+            if not is_last and places[order[at + 1]][0] is message:
+                num_own = len(after)
+            else:
+                num_own = self._end_of(message, after)
+            canvas.add(after, num_own=num_own, is_learnt=message.learnt)
         whole = not open_ended and not any(
-            MASK in turn.content or self._control.search(one)
-            for turn, (one, _) in zip(turns, said, strict=True)
+            MASK in part.content or self._control.search(one)
+            for (_, part), (one, _) in zip(places, said, strict=True)
         )
         return canvas.rendered(plain=real if whole else None)
+
+    def _real(self, messages: Sequence[Message], said: Sequence[str]) -> str:
+        """Render what messages say; arguments that redaction changed, as they are."""
+        parts = [part for message in messages for part in message.parts]
+        shape = shape_of(messages)
+        real = self._apply(
+            given_messages(
+                shape,
+                lambda number: said[number],
+                lambda number: object_of(parts[number]) or object_hole(number),
+            )
+        )
+        return fill_objects(real, lambda number: said[number]) or ""
+
+    def _end_of(self, message: Message, after: str) -> int:
+        """How much of what stands behind a message ends it, renamed."""
+        ends = list(_NAME.finditer(after))
+        if message.calls:  # the markers of a call end no turn
+            stops = [end for end in ends if int(end.group()[1:-1]) in self.stops]
+            ends = stops or ends
+        if ends:
+            return ends[0].end()
+        if message.learnt:
+            raise ModelError(
+                "the chat template must end every turn that is trained on with a "
+                f"special token, but one of role {message.role} has none. Where the "
+                "next turn begins with it, as GLM's do, let the template write it "
+                "behind the last one too: {% if not add_generation_prompt %}"
+                "{{ '<|user|>' }}{% endif %}. Else take the role out of train_on, "
+                "or choose another model."
+            )
+        return 0
 
     def _add_content(self, canvas: Canvas, turn: Turn, kept: Sequence[int]) -> None:
         """Write a content; the mask of redaction is a token, a typed one is text."""
@@ -326,12 +360,15 @@ class ChatFormat:
             position = high + (len(rest) - len(rest.lstrip()) if behind else 0)
         canvas.copy(turn, position, end)
 
-    def _answer(self, literal: str) -> str:
+    def _answer(self, literal: str, message: Message, before: Shape) -> str:
         """What of a literal before an answer the model has to write itself, renamed."""
         prompt, written = self._prompt, self._renamed(literal)
-        if not prompt or prompt not in written:
+        if prompt and prompt in written:
+            return written[written.rindex(prompt) + len(prompt) :]
+        if message.texts or not before:
             return ""
-        return written[written.rindex(prompt) + len(prompt) :]
+        asked = self._renamed(self._written(before)[0][-1])  # a call opens by a marker
+        return written.removeprefix(asked) if written.startswith(asked) else ""
 
     @cached_property
     def _prompt(self) -> str:
@@ -350,27 +387,29 @@ class ChatFormat:
         is_cut = name > both[1].rfind(_CLOSE, 0, apart)
         return both[1][name if is_cut else apart :]
 
-    def _written(self, roles: tuple[str, ...]) -> tuple[list[str], list[int]]:
+    def _written(self, shape: Shape) -> tuple[list[str], list[int]]:
         """What the template writes around contents, and the order it puts them in."""
-        if roles not in self._parts:
-            holes = [
-                {"role": role, "content": f"{_HOLE}{number}{_HOLE}"}
-                for number, role in enumerate(roles)
-            ]
-            pieces = _HOLES.split(self._apply(holes))
+        if shape not in self._parts:
+
+            def hole(number: int) -> str:
+                return f"{_HOLE}{number}{_HOLE}"
+
+            holes = self._apply(given_messages(shape, hole, object_hole))
+            pieces = _HOLES.split(fill_objects(holes, hole) or "")
             order = [int(number) for number in pieces[1::2]]
-            if sorted(order) != list(range(len(roles))):
+            if sorted(order) != list(range(sum(t + 2 * c for _, t, c in shape))):
+                calls = "calls of tools, or " if any(c for *_, c in shape) else ""
                 raise ModelError(
                     "the chat template must write every turn once, but drops or "
-                    f"repeats some of {_listed(roles)}. Leave turns of such roles "
-                    "out, or choose another model."
+                    f"repeats {calls}some of {_listed(shape)}. Leave such turns out, "
+                    f"{calls and 'write calls into content, '}or choose another model."
                 )
             if any(self._can_be_spelt(literal) for literal in pieces[::2]):
                 raise ModelError(_SPELT)
             if len(self._parts) >= _MOST_PARTS:
                 self._parts.clear()
-            self._parts[roles] = (pieces[::2], order)
-        return self._parts[roles]
+            self._parts[shape] = (pieces[::2], order)
+        return self._parts[shape]
 
     def _can_be_spelt(self, literal: str) -> bool:
         """Whether a literal holds a marker that anybody could type, as one token."""
@@ -380,7 +419,7 @@ class ChatFormat:
         is_unknown = any(name in literal for name in self._unknown)
         return is_word or is_unknown or bool(_PRIVATE.search(left))
 
-    def _apply(self, messages: list[dict[str, str]], *, prompt: bool = False) -> str:
+    def _apply(self, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
         """Render by transformers; what a template raises may quote a message."""
         try:
             texts, _ = render_jinja_template(  # type: ignore[str-unpack]
@@ -394,9 +433,9 @@ class ChatFormat:
             pass
         raise ModelError(
             "the chat template must take the roles of every conversation, but refuses "
-            f"{_listed([m['role'] for m in messages])}. Many templates want user and "
-            "assistant in turn, or no system: change or leave out such conversations, "
-            "or choose another model."
+            f"{_listed([(m['role'], 0, 0) for m in messages])}. Many templates want "
+            "user and assistant in turn, no system, or one call at a time: change or "
+            "leave out such conversations, or choose another model."
         )
 
     def _renamed(self, literal: str) -> str:
@@ -455,7 +494,7 @@ def _with_names(content: dict[str, Any], names: dict[str, str]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def _listed(roles: Sequence[str]) -> str:
+def _listed(shape: Sequence[tuple[str, int, int]]) -> str:
     """Name the roles of a conversation, not all of a long one."""
-    shown = ", ".join(roles[:8])
-    return f"{shown} and {len(roles) - 8} more" if len(roles) > 8 else shown
+    shown = ", ".join(role for role, *_ in shape[:8])
+    return f"{shown} and {len(shape) - 8} more" if len(shape) > 8 else shown

@@ -29,7 +29,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from dptune.conversation import ScoredTokens, is_conversation, turns_of
+from dptune.conversation import CALL, ScoredTokens, is_conversation, turns_of
 from dptune.errors import DataError, ModelError, Problem, id_suffix
 from dptune.models.chat import ChatFormat
 from dptune.models.chat_checks import RefusedChats
@@ -303,6 +303,8 @@ def count_cut(
             owners = ChatFormat.of(tokenizer).encode(text).owners.tolist()
             kept, left = set(owners[:max_tokens]), set(owners[max_tokens:])
             for number, turn in enumerate(turns_of(text)):
+                if turn.role == CALL:  # of the turn before
+                    continue
                 turns[turn.role] += 1
                 cut[turn.role] += number in left
                 lost[turn.role] += number in left - kept

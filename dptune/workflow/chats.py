@@ -8,7 +8,7 @@ import numpy as np
 
 from dptune.attacks.canaries import PLACEHOLDER, CanarySet, CanarySpec
 from dptune.config import TrainConfig
-from dptune.conversation import Turn, join_turns, turns_of
+from dptune.conversation import CALL, Turn, join_turns, turns_of
 from dptune.data.records import Corpus
 from dptune.data.source import learnt_roles
 from dptune.errors import ConfigError, ModelError
@@ -85,7 +85,11 @@ def _written_text(spec: CanarySpec, chat: "ChatFormat") -> str:
 
 def _emptied(text: str) -> str:
     """Return a conversation that redaction left no content of, refused in mid-run."""
-    return join_turns(Turn(role=turn.role, content="") for turn in turns_of(text))
+    call = '{"name": "", "arguments": {}}'
+    return join_turns(
+        Turn(role=turn.role, content=call if turn.role == CALL else "")
+        for turn in turns_of(text)
+    )
 
 
 def unread_keys(report: CorpusReport) -> tuple[str, ...]:
@@ -94,8 +98,8 @@ def unread_keys(report: CorpusReport) -> tuple[str, ...]:
         return ()
     found = ", ".join(f"{key} ({number:,})" for key, number in report.unread.items())
     warning = (
-        f"of messages, role and content are read, and nothing else: {found}. What "
-        "should be learnt belongs into content."
+        "of messages, role, content and tool_calls are read, and nothing else: "
+        f"{found}. What should be learnt belongs into content."
     )
     return (warning,)
 

@@ -92,6 +92,59 @@ QWEN_3 = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 
+HERMES = (
+    "{%- for message in messages %}{%- if message.role == 'assistant' %}"
+    "{{- '<|im_start|>assistant\n' }}{%- generation %}{{- message.content }}"
+    "{%- for call in message.tool_calls or [] %}"
+    "{%- if message.content or not loop.first %}{{- '\n' }}{%- endif %}"
+    '{{- \'<tool_call>\n{"name": "\' + call.function.name }}'
+    '{{- \'", "arguments": \' }}{{- call.function.arguments | tojson }}'
+    "{{- '}\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>' }}{%- endgeneration %}"
+    "{{- '\n' }}{%- elif message.role == 'tool' %}"
+    "{{- '<|im_start|>user\n<tool_response>\n' + message.content }}"
+    "{{- '\n</tool_response><|im_end|>\n' }}{%- else %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+LLAMA_3_1 = (
+    "{{- bos_token }}{%- for message in messages %}"
+    "{%- if message.tool_calls is defined and message.tool_calls %}"
+    "{%- if message.tool_calls | length != 1 %}"
+    "{{- raise_exception('This model calls one tool at a time') }}{%- endif %}"
+    "{%- set call = message.tool_calls[0].function %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- generation %}"
+    '{{- \'{"name": "\' + call.name + \'", "parameters": \' }}'
+    "{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}{%- endgeneration %}"
+    "{%- elif message.role == 'tool' %}"
+    "{{- '<|start_header_id|>ipython<|end_header_id|>\n\n' }}"
+    "{{- message.content + '<|eot_id|>' }}{%- else %}"
+    "{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}"
+    "{%- if message.role == 'assistant' %}{%- generation %}"
+    "{{- message.content | trim + '<|eot_id|>' }}{%- endgeneration %}{%- else %}"
+    "{{- message.content | trim + '<|eot_id|>' }}{%- endif %}{%- endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+MISTRAL_3 = (
+    "{{- bos_token }}{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{{- '[INST]' + message.content + '[/INST]' }}{%- elif message.tool_calls %}"
+    "{%- generation %}{{- '[TOOL_CALLS][' }}{%- for call in message.tool_calls %}"
+    "{%- if call.id is undefined or call.id | length != 9 %}"
+    "{{- raise_exception('Ids have nine characters') }}{%- endif %}"
+    '{{- \'{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{- call.function.arguments | tojson }}"
+    "{{- ', \"id\": \"' + call.id + '\"}' }}"
+    "{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']' + eos_token }}"
+    "{%- endgeneration %}{%- elif message.role == 'assistant' %}{%- generation %}"
+    "{{- message.content + eos_token }}{%- endgeneration %}"
+    "{%- elif message.role == 'tool' %}"
+    "{{- '[TOOL_RESULTS]' + message.content + message.tool_call_id }}"
+    "{{- '[/TOOL_RESULTS]' }}{%- else %}"
+    "{{- raise_exception('Roles are user, assistant and tool') }}{%- endif %}"
+    "{%- endfor %}"
+)
+
 TEXTS = (
     "Hello, how can I help you today? My order has not arrived yet. Thank you!",
     "Please tell me your name and your address. I see, the bill was paid twice.",
@@ -172,6 +225,32 @@ FAMILIES = {
         plain=("<think>", "</think>", "<tool_call>", "</tool_call>"),
     ),
 }
+CALLING = {
+    "hermes": Family(
+        marked=HERMES,
+        bos=None,
+        eos="<|im_end|>",
+        special=("<|im_start|>", "<|endoftext|>"),
+        plain=("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    ),
+    "llama_3_1": Family(
+        marked=LLAMA_3_1,
+        bos="<|begin_of_text|>",
+        eos="<|eot_id|>",
+        special=("<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"),
+    ),
+    "mistral_3": Family(
+        marked=MISTRAL_3,
+        bos="<s>",
+        eos="</s>",
+        special=(
+            *("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
+            "[/TOOL_RESULTS]",
+        ),
+        pieces="first",
+    ),
+}
+"""Families whose templates write calls of tools."""
 
 
 def unmarked(template: str) -> str:
@@ -183,7 +262,7 @@ def unmarked(template: str) -> str:
 
 def chat_tokenizer(name: str, *, vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """Train a small tokenizer of a family; the same again for the same name."""
-    family = FAMILIES[name]
+    family = (FAMILIES | CALLING)[name]
     tokenizer = _bytes() if family.pieces == "bytes" else _pieces(family.pieces)
     ends = [token for token in (family.bos, family.eos) if token]
     trainer = trainers.BpeTrainer(

@@ -115,7 +115,55 @@ def test_weight_zero_keeps_a_turn_from_being_learnt():
     assert [t.trained for t in turns_of(read_conversation(answers, learnt=["assistant"]).text)] == [False, True]  # fmt: skip  # noqa: E501
 
 
+def test_calls_are_read_in_every_form_that_is_usual():
+    arguments = {"to": "Ann", "n": [1, None]}
+    function = {"name": "send", "arguments": arguments}
+    forms = [
+        {"type": "function", "id": "c1", "function": function},
+        {"function": function | {"arguments": json.dumps(arguments)}},
+        function,
+        {"function": function | {"arguments": json.dumps(arguments, indent=2)}},
+    ]
+    texts = {
+        read_conversation(
+            [{"role": "assistant", "content": None, "tool_calls": [form], "x": None}],
+            learnt=["assistant"],
+        ).text
+        for form in forms
+    }
+    (text,) = texts
+    assert said(text) == [
+        ("assistant", "", False),
+        ("call", json.dumps(function), True),
+    ]
+    assert messages_of(text) == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        }
+    ]
+
+
+def test_calls_of_a_message_that_is_not_learnt_are_not():
+    message = {"role": "assistant", "content": "", "tool_calls": [CALLED], "weight": 0}
+    answer = {"role": "assistant", "content": "x"}
+    text = read_conversation([message, answer], learnt=["assistant"]).text
+    assert [learnt for _, _, learnt in said(text)] == [False, False, True]
+    assert messages_of(text, learnt=["assistant"])[0]["weight"] == 0
+
+
+def test_parts_of_type_text_are_joined():
+    parts = [{"type": "text", "text": "Hi "}, {"text": "Ann", "type": "text"}]
+    found = read_conversation(
+        [{"role": "user", "content": parts}, {"role": "assistant", "content": "x"}],
+        learnt=["assistant"],
+    )
+    assert said(found.text)[0][1] == "Hi Ann"
+
+
 GOOD = {"role": "assistant", "content": "SECRET"}
+CALLED = {"function": {"name": "f", "arguments": {"to": "SECRET"}}}
 BAD = {
     "null": (None, "messages must be a list"),
     "empty": ([], "got an empty list"),
@@ -126,11 +174,42 @@ BAD = {
     "parts": ([{"role": "assistant", "content": [{"text": "SECRET"}]}], "got list"),
     "calls": (
         [{"role": "assistant", "content": "", "tool_calls": [{"name": "SECRET"}]}],
-        "no message may have tool_calls",
+        "tool_calls must have arguments that are an object of JSON",
     ),
     "arguments": (
         [{**GOOD, "tool_calls": [{"function": {"arguments": {"to": "SECRET"}}}]}],
-        "no message may have tool_calls",
+        "tool_calls must name a function",
+    ),
+    "call": ([{**GOOD, "tool_calls": "SECRET"}], "must be a list of calls"),
+    "user's": (
+        [GOOD, {"role": "user", "content": "x", "tool_calls": [CALLED]}],
+        "tool_calls must be of the assistant",
+    ),
+    "twice": (
+        [
+            {
+                **GOOD,
+                "tool_calls": [{"name": "f", "arguments": '{"a": 1, "a": "SECRET"}'}],
+            }
+        ],
+        "arguments that are an object of JSON",
+    ),
+    "number": (
+        [{**GOOD, "tool_calls": [{"name": "f", "arguments": {"SECRET": 1e999}}]}],
+        "arguments that are an object of JSON",
+    ),
+    "more": (
+        [{**GOOD, "tool_calls": [{**CALLED, "result": "SECRET"}]}],
+        "nothing else to learn",
+    ),
+    "marked": (
+        [{**GOOD, "tool_calls": [{"name": "f", "arguments": {"a": "\ufdd1"}}]}],
+        "U.FDD0",
+    ),
+    "masked": ([{**GOOD, "tool_calls": [{**CALLED, "masks": [3]}]}], "masks must be"),
+    "part": (
+        [{"role": "user", "content": [{"type": "text", "text": "x", "id": "SECRET"}]}],
+        "got list",
     ),
     "several": (
         [{**GOOD, "reasoning": "SECRET", "documents": ["SECRET"], "tools": ["x"]}],

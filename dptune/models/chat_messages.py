@@ -1,0 +1,133 @@
+"""Messages as chat templates take them, and the parts of turns that they say."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from dptune.conversation import CALL, Turn, call_of
+
+Shape = tuple[tuple[str, int, int], ...]
+"""Role, number of texts and number of calls of each message."""
+
+_KEY: Final = "\ufdd7"
+_OBJECT: Final = re.compile(rf'\{{\s*"{_KEY}([0-9]+){_KEY}"\s*:\s*0\s*\}}')
+_CALL: Final = re.compile(
+    r'\{"name": "((?:[^"\\]|\\.)*)", "arguments": (\{.*\})\}', re.DOTALL
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What one message of a conversation says.
+
+    Args:
+        role: as templates know it.
+        owner: number of its first turn.
+        texts: parts of turns, written as its content.
+        calls: names of functions and their arguments, which are objects of JSON.
+    """
+
+    role: str
+    owner: int
+    texts: list[Turn] = field(default_factory=list)
+    calls: list[tuple[Turn, Turn]] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[Turn]:
+        """All that it says, in the order in which templates write it."""
+        return [*self.texts, *(part for call in self.calls for part in call)]
+
+    @property
+    def learnt(self) -> bool:
+        """Whether something of it is."""
+        return any(part.trained for part in self.parts)
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is an answer of the model that is learnt."""
+        return self.learnt and self.role == "assistant"
+
+
+def messages_to_write(turns: Sequence[Turn]) -> list[Message]:
+    """Put calls to the messages that make them; a blank text beside a call goes.
+
+    A call that redaction made something else of is text of its message.
+    """
+    found: list[Message] = []
+    for number, turn in enumerate(turns):
+        is_call = turn.role == CALL
+        if not is_call or not found or found[-1].role != turn.speaker:
+            found.append(Message(role=turn.speaker, owner=number))
+        call = _CALL.fullmatch(turn.content) if is_call else None
+        if call and call_of(turn.content):
+            found[-1].calls.append((_part(turn, call, 1), _part(turn, call, 2)))
+        else:
+            found[-1].texts.append(turn)
+    for message in found:
+        if message.calls and not any(t.said()[0].strip() for t in message.texts):
+            message.texts.clear()
+    return found
+
+
+def _part(turn: Turn, call: re.Match[str], group: int) -> Turn:
+    """Cut the name or the arguments out of a call."""
+    start, end = call.span(group)
+    return replace(turn, content=turn.content[start:end], start=turn.start + start)
+
+
+def shape_of(messages: Sequence[Message]) -> Shape:
+    """Tell what a template writes around contents of messages, whatever they say."""
+    return tuple((m.role, len(m.texts), len(m.calls)) for m in messages)
+
+
+def given_messages(
+    shape: Shape,
+    text: Callable[[int], str],
+    arguments: Callable[[int], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Make the messages that a template is given.
+
+    Args:
+        shape: of the messages.
+        text: returns the part of a number that is text.
+        arguments: returns the part of a number that is an object.
+    """
+    found, number, calls = [], 0, 0
+    for role, num_texts, num_calls in shape:
+        texts = [text(number + i) for i in range(num_texts)]
+        number += num_texts
+        message: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+        if role == "tool" and calls:
+            message["tool_call_id"] = _id(calls - 1)
+        for _ in range(num_calls):
+            call = {"name": text(number), "arguments": arguments(number + 1)}
+            one = {"type": "function", "id": _id(calls), "function": call}
+            message.setdefault("tool_calls", []).append(one)
+            number, calls = number + 2, calls + 1
+        found.append(message)
+    return found
+
+
+def _id(number: int) -> str:
+    """Name a call as some templates want it, nine letters and digits."""
+    return f"call{number:05d}"
+
+
+def object_hole(number: int) -> dict[str, Any]:
+    """Return arguments that stand for those of a number."""
+    return {f"{_KEY}{number}{_KEY}": 0}
+
+
+def object_of(part: Turn) -> dict[str, Any] | None:
+    """Read arguments that a template writes as they are; None of others."""
+    said = part.said()[0]
+    made: dict[str, Any] = json.loads(said)
+    return made if json.dumps(made, ensure_ascii=False) == said else None
+
+
+def fill_objects(rendered: str, write: Callable[[int], str]) -> str | None:
+    """Write something in the places of arguments; None if one is written otherwise."""
+    filled = _OBJECT.sub(lambda hole: write(int(hole[1])), rendered)
+    return None if _KEY in filled else filled
