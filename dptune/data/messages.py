@@ -236,7 +236,7 @@ def _message_faults(message: Mapping[str, object]) -> list[_Fault]:
     if not isinstance(content, str):
         faults.append(
             (
-                f"every content must be text, or parts of it, got {_kind(content)}.",
+                f"every content must be a string, got {_kind(content)}.",
                 "Write it as one string, or leave the message out.",
             )
         )
