@@ -281,24 +281,20 @@ def make_private(
         with given.also():
             check_start(model, optimizer)
     given.check()
-    batches, own_loss = None, loss is not None
-    columns: tuple[str, ...] | None = None
-    by_rows = 0
-    if isinstance(data, DataLoader):
-        by_rows = len(data)
-        data, columns = rows_of(data)
-    units = sizes.units(data, owners, model=model, own_loss=own_loss)
-    if columns is not None:
+    batches, by_rows = None, len(data) if isinstance(data, DataLoader) else None
+    data, columns = rows_of(data) if isinstance(data, DataLoader) else (data, ())
+    units = sizes.units(data, owners, model=model, own_loss=loss is not None)
+    if by_rows is not None:
         length = target.epoch_steps(units)
         _warn_of_rows(target.num_steps, by_rows=by_rows, by_units=length)
-        batches = Batches(length=length, columns=columns, has_own_loss=own_loss)
+        batches = Batches(length=length, columns=columns, has_own_loss=loss is not None)
     account, _ = Account.opened(path, units, target, sizes, model=model, spend=spend)
     check_shapes(account.plan, dtype=precision, max_tokens=sizes.max_tokens)
     feed = _feed(
         model, account, units, sizes, loss=loss, dtype=precision, shapes=fixed_shapes
     )
-    recomputes = is_checkpointing(model)
-    with as_written(feed.device), modes_of(model, feed, recomputes=recomputes):
+    modes = modes_of(model, feed, recomputes=is_checkpointing(model))
+    with as_written(feed.device), modes:
         check_private(model, feed, seed=sizes.seed)
         if batches is not None and loss is None:
             check_own_loss(model, feed, next_step=_OWN_LOSS)

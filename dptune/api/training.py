@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,9 +14,17 @@ from dptune.accounting.ledger import PrivacyLedger
 from dptune.api.arguments import Arguments
 from dptune.api.private import DTYPES, Loss, loss_of, padding_of
 from dptune.api.rows import check_kind
-from dptune.api.target import Account, Spend, asked, refuse_lost_charges
+from dptune.api.target import (
+    Account,
+    PrivacyTarget,
+    Sizes,
+    Spend,
+    asked,
+    refuse_lost_charges,
+)
 from dptune.data.collated import Rows
 from dptune.dpsgd.checkpoint import steps_taken
+from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
 from dptune.dpsgd.guard import StepGuard
 from dptune.dpsgd.optimizer import OptimizerSettings
@@ -27,6 +34,7 @@ from dptune.files import alone_in
 from dptune.privacy import NeighboringRelation
 
 JOURNAL = "ledger.jsonl"
+_CHECKPOINT: Final = "checkpoint"
 _TELLS: Final = (
     "Let on_step look at the model and change nothing; what shall change it comes "
     "before the training, or behind it."
@@ -181,22 +189,8 @@ def train(
     given.check()
     units = sizes.units(data, owners, model=model, own_loss=loss is not None)
     with ExitStack() as held:
-        first = partial(held.enter_context, alone_in(home, name="folder"))
-        Ranks.current().once(first)
-        account, before = Account.opened(
-            home / JOURNAL,
-            units,
-            target,
-            sizes,
-            model=model,
-            spend=spend,
-            stage="train",
-        )
-        checkpoint = home / "checkpoint"
-        taken = steps_taken(checkpoint)
-        refuse_lost_charges(account, before, taken)
-        if taken:
-            account.learning.note()  # the checkpoint's weights come into the model
+        Ranks.current().once(lambda: held.enter_context(alone_in(home, name="folder")))
+        account = _account(home, units, target, sizes, model=model, spend=spend)
         held.enter_context(as_written(torch.device(device)))
         outcome = train_stage(
             model,
@@ -207,7 +201,7 @@ def train(
             physical_batch_size=sizes.physical_batch_size,
             pad_token_id=sizes.pad_token_id,
             loss_normalizer=float(sizes.max_tokens),
-            checkpoint_dir=checkpoint,
+            checkpoint_dir=home / _CHECKPOINT,
             block_size=sizes.block_size,
             charge=account.charge,
             on_step=on_step and _telling(on_step, model),
@@ -221,6 +215,26 @@ def train(
         account.learning.note_weights()
         claim, ledger = account.certificate(), account.journal.read()
         return Trained(certificate=claim, ledger=ledger, outcome=outcome)
+
+
+def _account(
+    home: Path,
+    units: UnitDataset,
+    target: PrivacyTarget,
+    sizes: Sizes,
+    *,
+    model: nn.Module,
+    spend: Spend | None,
+) -> Account:
+    """Open the journal of a folder, which must know the charge of every step in it."""
+    account, before = Account.opened(
+        home / JOURNAL, units, target, sizes, model=model, spend=spend, stage="train"
+    )
+    taken = steps_taken(home / _CHECKPOINT)
+    refuse_lost_charges(account, before, taken)
+    if taken:
+        account.learning.note()  # the checkpoint's weights come into the model
+    return account
 
 
 def _telling(

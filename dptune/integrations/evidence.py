@@ -182,11 +182,8 @@ def measure(
     owners = owners_of_rows(held_out.data)
     texts = _decoded(trained, tokenizer)
     refuse_trained_controls(texts, drawn)
-    known = {
-        row
-        for row, tokens in enumerate(trained)
-        if not planted_count([texts[row]], drawn) and not held_out.holds(tokens)
-    }
+    own = {row for row, text in enumerate(texts) if not planted_count([text], drawn)}
+    known = {row for row in own if not held_out.holds(trained[row])}
     members = one_of_each_unit(run.rows.data, known, attacks.num_members)
     non_members = one_of_each_unit(held_out.data, {*unseen}, attacks.num_members)
     began, performance = datetime.now(tz=UTC), performance or PerformanceSettings()
@@ -209,11 +206,9 @@ def measure(
     )
     say("exposure of every canary among all candidates")
     exposure = _exposure(subject, run, drawn, opened=opened, texts=texts, tell=tell)
-    say("membership of rows, by losses, shadow models and a blind baseline")
     membership = _membership(subject, say=say, tell=tell)
     say("perplexity on rows that were not trained on")
     utility = _utility(subject, held_out.fingerprint, tell=tell)
-    stamp = {"measured_at": began}
     dossier = Dossier.of(
         RunResults(
             plan=run.plan,
@@ -221,9 +216,9 @@ def measure(
             corpus=run.corpus,
             detection=run.detection,
             redaction=_unredacted(),
-            exposure=exposure.model_copy(update=stamp),
-            membership=membership.model_copy(update=stamp),
-            utility=utility.model_copy(update=stamp),
+            exposure=exposure.model_copy(update={"measured_at": began}),
+            membership=membership.model_copy(update={"measured_at": began}),
+            utility=utility.model_copy(update={"measured_at": began}),
             champion=_champion(champion, subject, held_out.fingerprint),
             budget=run.settled,
         ),
@@ -364,6 +359,7 @@ def _membership(
     subject: _Subject, *, say: Callable[[str], None], tell: Tell
 ) -> MembershipReport:
     """Tell members from others by every attack, beside the blind baseline."""
+    say("membership of rows, by losses, shadow models and a blind baseline")
     shadows = shadow_training(
         subject.start,
         subject.attacks,

@@ -3,7 +3,7 @@
 Each with the way out; all are told at once, before anything is charged.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -78,11 +78,8 @@ def part_problems(
     privacy: PrivacyArguments,
 ) -> list[Problem]:
     """Refuse what is handed to a trainer beside its arguments."""
-    stops = any(
-        isinstance(c, EarlyStoppingCallback)
-        or (isinstance(c, type) and issubclass(c, EarlyStoppingCallback))
-        for c in callbacks
-    )
+    kinds = [c if isinstance(c, type) else type(c) for c in callbacks]
+    stops = any(issubclass(kind, EarlyStoppingCallback) for kind in kinds)
     columns, owner = getattr(train_dataset, "column_names", None), privacy.unit_column
     checks = {
         "compute_loss_func": (
@@ -138,18 +135,20 @@ def part_problems(
         owners = "privacy.unit_column"
         found += repeated_problems("train_dataset", train_dataset, owners=owners)
         found += piece_problems("train_dataset", train_dataset, owners=owners)
-    kinds = [c if isinstance(c, type) else type(c) for c in callbacks]
-    trackers = sorted(k.__name__ for k in kinds if issubclass(k, _TRACKERS))
-    if trackers and not privacy.reports_stay_inside:
-        found.append(
-            Problem(
-                path="callbacks",
-                message=f"must not hold {', '.join(trackers)}: the training loss is "
-                "private, and would be kept there.",
-                next_step=REPORTS_INSIDE,
-            )
-        )
+    if not privacy.reports_stay_inside:
+        found += _tracker_problems(kinds)
     return found
+
+
+def _tracker_problems(kinds: Iterable[type[TrainerCallback]]) -> Iterator[Problem]:
+    """Refuse callbacks that keep the training loss elsewhere."""
+    if trackers := sorted(k.__name__ for k in kinds if issubclass(k, _TRACKERS)):
+        yield Problem(
+            path="callbacks",
+            message=f"must not hold {', '.join(trackers)}: the training loss is "
+            "private, and would be kept there.",
+            next_step=REPORTS_INSIDE,
+        )
 
 
 def model_problems(model: nn.Module) -> list[Problem]:
