@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, SupportsIndex, get_args, overload
 
+from dptune.jsons import RepeatedKeyError, parse_json
 from dptune.text import MASK, Span
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -195,24 +196,62 @@ def messages_of(text: str, *, learnt: Collection[str] = ()) -> list[dict[str, An
     Returns:
         Roles and contents; `weight: 0` where a turn of `learnt` is not; `masks`, the
         code points of the content at which masks of redaction stand, if any do, or of
-        the JSON of a call. Calls are `tool_calls` of the message that makes them.
+        the JSON of a call. Calls are `tool_calls` of the message that makes them, or
+        text of it where they could not be read back as they are.
     """
     found: list[dict[str, Any]] = []
     for turn in turns_of(text):
         content, places = turn.said()
-        written: dict[str, Any] = {}
         starts = [turn.start + m.start() for m in re.finditer(MASK, turn.content)]
-        if starts:
-            written["masks"] = [bisect_left(places, start) for start in starts]
-        call = call_of(content) if turn.role == CALL and found else None
-        if call is None:
-            found.append({"role": turn.speaker, "content": content, **written})
+        masks = [bisect_left(places, start) for start in starts]
+        is_call = turn.role == CALL and bool(found) and found[-1]["role"] == "assistant"
+        again = _call_again(content, masks) if is_call else None
+        if again is not None:
+            found[-1].setdefault("tool_calls", []).append(again)
         else:
-            one = {"type": "function", "function": call, **written}
-            found[-1].setdefault("tool_calls", []).append(one)
+            if is_call:
+                content = f"{found[-1]['content']}\n{content}"
+                moved = len(content) - len(places)
+                masks = [*found[-1].get("masks", ()), *(at + moved for at in masks)]
+            else:
+                found.append({"role": turn.speaker})
+            found[-1] |= {"content": content} | ({"masks": masks} if masks else {})
         if turn.speaker in learnt and not turn.trained and content.strip():
             found[-1]["weight"] = 0
     return found
+
+
+def _call_again(content: str, masks: Sequence[int]) -> dict[str, Any] | None:
+    """Write a call for whoever reads it; None if it would not be read, or not all.
+
+    Masks may have made one key of two, of which a reader keeps the last value alone.
+    Numbers may be spelt otherwise when they are read (`1.50`), and move masks.
+    """
+    call = call_of(content)
+    if call is None or not names_function(call["name"]):
+        return None
+    try:
+        parse_json(content)
+    except RepeatedKeyError:
+        return None
+    spelt = json.dumps(call, ensure_ascii=False)
+    before, behind = (
+        [m.start() for m in re.finditer(MASK, t)] for t in (content, spelt)
+    )
+    if len(before) != len(behind):
+        return None
+    moved = [behind[before.index(at)] for at in masks]
+    return {"type": "function", "function": call} | ({"masks": moved} if moved else {})
+
+
+def names_function(name: object) -> bool:
+    """Tell whether JSON and templates write a name alike, redacted ones too."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and name == name.strip() != ""
+        and not {'"', "\\"} & set(name)
+    )
 
 
 def call_of(content: str) -> dict[str, Any] | None:

@@ -1,12 +1,11 @@
 """Conversations as sources give them, checked and written as one text each."""
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dptune.conversation import CALL, RESERVED, ROLES, Turn, join_turns
+from dptune.conversation import CALL, RESERVED, ROLES, Turn, join_turns, names_function
 from dptune.jsons import RepeatedKeyError, parse_json
 from dptune.text import MASK
 
@@ -37,7 +36,6 @@ _NAMED_KEYS: Final = (
 _OF_CALLS: Final = frozenset(
     ["id", "type", "index", "function", "masks", "name", "arguments"]
 )
-_FUNCTION: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,127}")
 
 OTHER_KEYS: Final = "others"
 _Fault = tuple[str, str]
@@ -179,8 +177,8 @@ def _call(given: Mapping[str, object]) -> str:
     if keys - _OF_CALLS:
         raise ValueError("must have a name and arguments and nothing else to learn")
     name, arguments = function.get("name"), function.get("arguments")
-    if not isinstance(name, str) or not _FUNCTION.fullmatch(name.replace(MASK, "x")):
-        raise ValueError("must name a function by letters, digits and _ - . : /")
+    if not names_function(name):
+        raise ValueError("must name a function in one line, without quotes or \\")
     try:
         if isinstance(arguments, str):
             arguments = parse_json(arguments or "{}")

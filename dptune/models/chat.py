@@ -287,7 +287,7 @@ class ChatFormat:
         canvas.add(self._renamed(literals[0]))
         for at, (number, (first, last)) in enumerate(zip(order, kept, strict=True)):
             (message, part), canvas.owner = places[number], places[number][0].owner
-            if message.answers and part is message.parts[0]:
+            if message.answers and (not at or places[order[at - 1]][0] is not message):
                 before = shape[: messages.index(message)]
                 canvas.learn_last(len(self._answer(literals[at], message, before)))
             self._add_content(canvas, part, said[number][1][first:last])

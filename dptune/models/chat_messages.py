@@ -61,7 +61,7 @@ def messages_to_write(turns: Sequence[Turn]) -> list[Message]:
         if not is_call or not found or found[-1].role != turn.speaker:
             found.append(Message(role=turn.speaker, owner=number))
         call = _CALL.fullmatch(turn.content) if is_call else None
-        if call and call_of(turn.content):
+        if call and call_of(turn.said()[0]):
             found[-1].calls.append((_part(turn, call, 1), _part(turn, call, 2)))
         else:
             found[-1].texts.append(turn)
@@ -94,13 +94,15 @@ def given_messages(
         text: returns the part of a number that is text.
         arguments: returns the part of a number that is an object.
     """
-    found, number, calls = [], 0, 0
+    found, number, calls, answered = [], 0, 0, 0
     for role, num_texts, num_calls in shape:
         texts = [text(number + i) for i in range(num_texts)]
         number += num_texts
         message: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
         if role == "tool" and calls:
-            message["tool_call_id"] = _id(calls - 1)
+            message["tool_call_id"] = _id(min(answered, calls - 1))
+            answered += 1
+        answered = calls if num_calls else answered
         for _ in range(num_calls):
             call = {"name": text(number), "arguments": arguments(number + 1)}
             one = {"type": "function", "id": _id(calls), "function": call}

@@ -13,6 +13,7 @@ from dptune.errors import ModelError
 from dptune.models.chat import ChatFormat
 from dptune.models.encode import count_cut
 from dptune.text import MASK
+from tests.support import chats
 from tests.support.chats import CALLING, chat_tokenizer
 
 VALUES = (
@@ -58,20 +59,22 @@ def conversation(draw, name, texts=VALUES):
             said = draw.choice(("", "", "Let me see.")) if name == "hermes" else ""
             made = [call(draw, texts) for _ in range(calls)]
             found.append({"role": "assistant", "content": said, "tool_calls": made})
-            found.append({"role": "tool", "content": f"ok {number}"})
+            for result in range(draw.randint(1, calls)):
+                found.append({"role": "tool", "content": f"ok {number} {result}"})
         found.append({"role": "assistant", "content": "Done " + draw.choice(words)})
     return found
 
 
 def with_ids(found):
     """Number calls and answers as the library does."""
-    made, calls = [], 0
+    made, calls, answered = [], 0, 0
     for given in found:
         message = dict(given)
         if message["role"] == "tool":
-            message["tool_call_id"] = f"call{calls - 1:05d}"
+            message["tool_call_id"] = f"call{answered:05d}"
+            answered += 1
         if message.get("tool_calls"):
-            numbered = []
+            numbered, answered = [], calls
             for one in message["tool_calls"]:
                 numbered.append(one | {"id": f"call{calls:05d}"})
                 calls += 1
@@ -179,7 +182,87 @@ def test_what_is_no_call_any_more_is_text(tokenizers):
     broken = text.replace('f", "arguments": {"a', MASK)
     rendered = ChatFormat.of(tokenizers["hermes"]).render(broken)
     assert f'So:\n{{"name": "{MASK}": "b"}}}}' in rendered.text
-    assert [m["content"] for m in messages_of(broken)][-1].startswith('{"name": "<mask')
+    said = messages_of(broken)[-1]
+    assert said["content"] == f'So:\n{{"name": "{MASK}": "b"}}}}'
+    assert said["masks"] == [said["content"].index(MASK)]
+    again = text_of(messages_of(broken))
+    assert ChatFormat.of(tokenizers["hermes"]).render(again).text == rendered.text
+
+
+def redacted_call(content):
+    turns = [
+        Turn(role="user", content="Pay"),
+        Turn(role="assistant", content="So:", trained=True),
+        Turn(role=CALL, content=content, trained=True, masks=range(len(content))),
+    ]
+    return join_turns(turns)
+
+
+@pytest.mark.parametrize("name", [MASK, f"get_{MASK}", "<PERSON_1>", "Kim & Co", "***"])
+def test_calls_whose_name_was_redacted_are_read_again(name):
+    content = json.dumps({"name": name, "arguments": {"a": MASK}})
+    redacted = redacted_call(content)
+    again = text_of(messages_of(redacted, learnt=["assistant"]))
+    assert [t.content for t in turns_of(again)] == ["Pay", "So:", content]
+
+
+@pytest.mark.parametrize("key", [MASK, "<PERSON>"])
+def test_no_value_goes_where_redaction_made_one_key_of_two(key):
+    content = f'{{"name": "f", "arguments": {{"{key}": 3, "{key}": 4}}}}'
+    redacted = redacted_call(content)
+    _, said = messages_of(redacted)
+    assert said["content"] == f"So:\n{content}"
+    assert len(said.get("masks", [])) == 2 * (key == MASK)
+    assert all(said["content"].startswith(MASK, at) for at in said.get("masks", []))
+    assert text_of(messages_of(redacted))
+
+
+def test_what_was_deleted_in_a_call_leaves_it_the_call_that_is_read_again(tokenizers):
+    redacted = redacted_call('{"name": "f", "arguments": {"a": "x\\\ufdd3n"}}')
+    again = text_of(messages_of(redacted))
+    first, second = (
+        ChatFormat.of(tokenizers["hermes"]).render(text).text
+        for text in (redacted, again)
+    )
+    assert first == second
+
+
+def test_masks_move_with_numbers_that_are_spelt_otherwise():
+    content = f'{{"name": "f", "arguments": {{"a": 1.500, "b": "{MASK}"}}}}'
+    redacted = redacted_call(content)
+    again = text_of(messages_of(redacted))
+    assert [t.content for t in turns_of(again)][-1] == content.replace("1.500", "1.5")
+
+
+@pytest.mark.parametrize("name", ["", "Kim "])
+def test_calls_that_are_left_without_a_name_are_text(name):
+    content = f'{{"name": "{name}\ufdd3", "arguments": {{}}}}'
+    _, said = messages_of(redacted_call(content))
+    assert said["content"] == f'So:\n{{"name": "{name}", "arguments": {{}}}}'
+
+
+def test_arguments_before_the_name_are_learnt_with_their_marker():
+    turned = chats.HERMES.replace(
+        '{{- \'<tool_call>\n{"name": "\' + call.function.name }}'
+        '{{- \'", "arguments": \' }}{{- call.function.arguments | tojson }}'
+        "{{- '}\n</tool_call>' }}",
+        "{{- '<tool_call>\n{\"arguments\": ' }}{{- call.function.arguments | tojson }}"
+        "{{- ', \"name\": \"' + call.function.name + '\"}\n</tool_call>' }}",
+    )
+    assert turned != chats.HERMES
+    tokenizer, draw = chat_tokenizer("hermes"), random.Random(6)  # noqa: S311 - not secret
+    tokenizer.chat_template = chats.unmarked(turned)
+    for _ in range(30):
+        found = conversation(draw, "hermes")
+        got = ChatFormat.of(tokenizer).encode(text_of(found))
+        oracle = tokenizer.apply_chat_template(
+            with_ids(found),
+            chat_template=turned,
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+        )
+        assert got.ids.tolist() == oracle["input_ids"]
+        assert got.learnt.tolist() == [bool(mark) for mark in oracle["assistant_masks"]]
 
 
 def test_arguments_in_another_spelling_of_json_are_written_as_they_are(tokenizers):
