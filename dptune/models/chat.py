@@ -24,7 +24,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
@@ -38,7 +38,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from dptune.conversation import Turn, turns_of
 from dptune.errors import ModelError
-from dptune.models.chat_layout import Canvas, Rendered, kept_contents, reached, touched
+from dptune.models.chat_layout import (
+    Canvas,
+    Kept,
+    Rendered,
+    kept_contents,
+    reached,
+    touched,
+)
 from dptune.models.chat_messages import (
     Message,
     Shape,
@@ -49,6 +56,7 @@ from dptune.models.chat_messages import (
     object_of,
     shape_of,
 )
+from dptune.models.chat_names import pieces_of, with_names
 from dptune.text import MASK
 
 _Ints = NDArray[np.int32]
@@ -65,7 +73,6 @@ _OTHER_DAY = re.compile(r"strftime_now(?!\s+is\b)")
 _PRIVATE = re.compile("[\ue000-\uf8ff]")
 _LOOKS_LIKE_MARKER = re.compile(r"[<\[]\W*\w[^<>\[\]]*[>\]]")
 _BYTES: Final = ByteLevel(add_prefix_space=False, use_regex=False)
-_BLANKS: Final = " \u2581\u0120"
 _MOST_PARTS: Final = 1024
 
 _TWO_TURNS = (
@@ -179,8 +186,8 @@ class ChatFormat:
         self._unknown = [name for name in self._names if known[name] in unknown]
         longest_first = sorted(self._names, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self.renamed: Tokenizer = _with_names(content, self._names)
-        words = (piece for piece in _pieces(content) if piece not in self._names)
+        self.renamed: Tokenizer = with_names(content, self._names)
+        words = (piece for piece in pieces_of(content) if piece not in self._names)
         self._spelt = tuple(filter(_LOOKS_LIKE_MARKER.fullmatch, words))
         self._parts: dict[Shape, tuple[list[str], list[int]]] = {}
 
@@ -275,7 +282,8 @@ class ChatFormat:
         places = [(message, part) for message in messages for part in message.parts]
         said = [part.said() for _, part in places]
         real = self._real(messages, [one for one, _ in said])
-        kept = kept_contents(real, literals, [said[number][0] for number in order])
+        written = [(places[number][0].role, said[number][0]) for number in order]
+        kept = kept_contents(real, literals, written)
         if kept is None:
             raise ModelError(
                 "the chat template must write every content as it is, but drops or "
@@ -285,12 +293,12 @@ class ChatFormat:
             )
         canvas = Canvas()
         canvas.add(self._renamed(literals[0]))
-        for at, (number, (first, last)) in enumerate(zip(order, kept, strict=True)):
+        for at, (number, part_kept) in enumerate(zip(order, kept, strict=True)):
             (message, part), canvas.owner = places[number], places[number][0].owner
             if message.answers and (not at or places[order[at - 1]][0] is not message):
                 before = shape[: messages.index(message)]
                 canvas.learn_last(len(self._answer(literals[at], message, before)))
-            self._add_content(canvas, part, said[number][1][first:last])
+            self._add_content(canvas, part, said[number][1], part_kept)
             is_last = at == len(order) - 1
             if open_ended and is_last:
                 break
@@ -338,10 +346,13 @@ class ChatFormat:
             )
         return 0
 
-    def _add_content(self, canvas: Canvas, turn: Turn, kept: Sequence[int]) -> None:
+    def _add_content(
+        self, canvas: Canvas, turn: Turn, places: Sequence[int], what: Kept
+    ) -> None:
         """Write a content; the mask of redaction is a token, a typed one is text."""
-        if not kept:
+        if not (kept := places[what.first : what.last]):
             return
+        copy = partial(canvas.copy, turn, is_escaped=what.is_escaped)
         start, end = kept[0] - turn.start, kept[-1] + 1 - turn.start
         name = self._names.get(MASK)
         masks = (
@@ -354,11 +365,11 @@ class ChatFormat:
         for low, high in masks:
             text = turn.content[position:low]
             text = text.rstrip() if before else text
-            canvas.copy(turn, position, position + len(text))
+            copy(position, position + len(text))
             canvas.mark(name or "", turn.start + low, turn.start + high, turn.trained)
             rest = turn.content[high:end]
             position = high + (len(rest) - len(rest.lstrip()) if behind else 0)
-        canvas.copy(turn, position, end)
+        copy(position, end)
 
     def _answer(self, literal: str, message: Message, before: Shape) -> str:
         """What of a literal before an answer the model has to write itself, renamed."""
@@ -456,42 +467,10 @@ _FORMATS: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[Any, ChatFormat]] = (
 )
 
 
-def _pieces(content: dict[str, Any]) -> list[str]:
-    """What the model of a tokenizer takes for one word, without blanks around it."""
-    vocabulary = content["model"].get("vocab") or ()
-    names = vocabulary if isinstance(vocabulary, dict) else (k for k, _ in vocabulary)
-    return [str(name).strip(_BLANKS) for name in names]
-
-
 def _is_control(content: str, *, is_special: bool) -> bool:
     """Whether an added token is more than blanks or one character of a canary."""
     is_symbol = bool(_PRIVATE.fullmatch(content)) and not is_special
     return bool(content.replace("\u2581", " ").strip()) and not is_symbol
-
-
-def _with_names(content: dict[str, Any], names: dict[str, str]) -> Tokenizer:
-    """Copy a tokenizer whose control tokens have other names, in the same places.
-
-    Entries of the vocabulary have them too, or text could still spell them where a
-    model looks words up whole; merges that lead to one go.
-    """
-    model = content["model"]
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, dict):
-        model["vocab"] = {names.get(k, k): v for k, v in vocabulary.items()}
-    elif isinstance(vocabulary, list):
-        model["vocab"] = [[names.get(k, k), score] for k, score in vocabulary]
-    if merges := model.get("merges"):
-        pairs = (m if isinstance(m, list) else m.split(" ", 1) for m in merges)
-        model["merges"] = [p for p in pairs if not {*p, "".join(p)} & names.keys()]
-    if model.get("unk_token") in names:
-        model["unk_token"] = names[model["unk_token"]]
-    for token in content["added_tokens"]:
-        if token["content"] == MASK:  # or it takes blanks that the template wrote
-            token |= {"lstrip": False, "rstrip": False}
-        if token["content"] in names:
-            token |= {"content": names[token["content"]], "normalized": False}
-    return Tokenizer.from_str(json.dumps(content))
 
 
 def _listed(shape: Sequence[tuple[str, int, int]]) -> str:

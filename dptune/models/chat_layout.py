@@ -1,7 +1,9 @@
 """Where contents are in what a chat template writes, code point by code point."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,15 +63,17 @@ class Canvas:
         if count:
             self._learnt[-1][-count:] = True
 
-    def copy(self, turn: Turn, start: int, end: int) -> None:
-        """Add a part of a content, as it was typed."""
+    def copy(self, turn: Turn, start: int, end: int, *, is_escaped: bool) -> None:
+        """Add a part of a content, as it was typed, or as strings of JSON have it."""
         part = Turn(
             role=turn.role, content=turn.content[start:end], start=turn.start + start
         )
         text, places = part.said()
+        written = list(map(_escaped, text)) if is_escaped else list(text)
+        text, sizes = "".join(written), list(map(len, written))
         self._put(
             text,
-            np.asarray(places, np.int32),
+            np.repeat(np.asarray(places, np.int32), sizes),
             np.full(len(text), turn.trained),
             len(text),
         )
@@ -91,25 +95,45 @@ class Canvas:
         )
 
 
+class Kept(NamedTuple):
+    """What a template writes of a content: a range, as typed or in a string of JSON."""
+
+    first: int
+    last: int
+    is_escaped: bool = False
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def kept_contents(
-    real: str, literals: Sequence[str], said: Sequence[str]
-) -> list[tuple[int, int]] | None:
+    real: str, literals: Sequence[str], said: Sequence[tuple[str, str]]
+) -> list[Kept] | None:
     """Find contents in a rendering, blanks around them stripped where it strips them.
 
+    Args:
+        real: the rendering.
+        literals: what the template writes around contents.
+        said: roles and contents, in its order. Results of tools may be escaped.
+
     Returns:
-        The range of each content that was written; None if the rendering is not made of
-        the literals and contents in turn.
+        What was written of each content; None if the rendering is not made of the
+        literals and contents in turn.
     """
     if not real.startswith(literals[0]):
         return None
-    position, found = len(literals[0]), []
-    for number, (content, literal) in enumerate(zip(said, literals[1:], strict=True)):
+    position, found = len(literals[0]), list[Kept]()
+    pairs = zip(said, literals[1:], strict=True)
+    for number, ((role, content), literal) in enumerate(pairs):
+        escaped = [Kept(0, len(content), is_escaped=True)] if role == "tool" else []
         is_last = number == len(said) - 1
-        for first, last in _cuts(content):
-            piece = content[first:last] + literal
+        for kept in (*_cuts(content), *escaped):
+            written = content[kept.first : kept.last]
+            piece = (_escaped(written) if kept.is_escaped else written) + literal
             whole = not is_last or position + len(piece) == len(real)
             if whole and real.startswith(piece, position):
-                found.append((first, last))
+                found.append(kept)
                 position += len(piece)
                 break
         else:
@@ -117,13 +141,14 @@ def kept_contents(
     return found
 
 
-def _cuts(content: str) -> list[tuple[int, int]]:
+def _cuts(content: str) -> list[Kept]:
     """The content as it is, and without blanks at one end or both."""
     first = len(content) - len(content.lstrip())
     last = len(content.rstrip())
     if not content.strip():
-        return [(0, len(content)), (0, 0)]
-    return [(0, len(content)), (first, last), (first, len(content)), (0, last)]
+        return [Kept(0, len(content)), Kept(0, 0)]
+    ends = (0, len(content)), (first, last), (first, len(content)), (0, last)
+    return [Kept(*each) for each in ends]
 
 
 def touched(offsets: NDArray[np.int64], marks: _Bools) -> _Bools:

@@ -118,7 +118,7 @@ LLAMA_3_1 = (
     "{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}{%- endgeneration %}"
     "{%- elif message.role == 'tool' %}"
     "{{- '<|start_header_id|>ipython<|end_header_id|>\n\n' }}"
-    "{{- message.content + '<|eot_id|>' }}{%- else %}"
+    "{{- message.content | tojson }}{{- '<|eot_id|>' }}{%- else %}"
     "{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}"
     "{%- if message.role == 'assistant' %}{%- generation %}"
     "{{- message.content | trim + '<|eot_id|>' }}{%- endgeneration %}{%- else %}"
