@@ -525,9 +525,10 @@ def coarse(self, norms):
     return FACTORS(self, norms.bfloat16().float())
 
 
-def test_norms_of_few_digits_show(tiny, monkeypatch):
+def test_norms_of_few_digits_show(monkeypatch):
     monkeypatch.setattr(clipping.FlatClip, "factors", coarse)
-    found = check_sensitivity(tiny, plan_of(), FEED, units=probe_units(DATA))
+    model = models.tiny_gpt2()  # of others every norm may be rounded up
+    found = check_sensitivity(model, plan_of(), FEED, units=probe_units(DATA))
     assert "clipped_to_c" in {c.name for c in found if not c.passed}
 
 
