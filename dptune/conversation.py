@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, SupportsIndex, get_args, overload
 
-from dptune.jsons import RepeatedKeyError, parse_json
+from dptune.jsons import parse_json
 from dptune.text import MASK, Span
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -210,7 +210,8 @@ def messages_of(text: str, *, learnt: Collection[str] = ()) -> list[dict[str, An
             found[-1].setdefault("tool_calls", []).append(again)
         else:
             if is_call:
-                content = f"{found[-1]['content']}\n{content}"
+                said = found[-1]["content"]
+                content = f"{said}\n{content}" if said.strip() else content
                 moved = len(content) - len(places)
                 masks = [*found[-1].get("masks", ()), *(at + moved for at in masks)]
             else:
@@ -222,17 +223,11 @@ def messages_of(text: str, *, learnt: Collection[str] = ()) -> list[dict[str, An
 
 
 def _call_again(content: str, masks: Sequence[int]) -> dict[str, Any] | None:
-    """Write a call for whoever reads it; None if it would not be read, or not all.
+    """Write a call for whoever reads it; None if it would not be read.
 
-    Masks may have made one key of two, of which a reader keeps the last value alone.
     Numbers may be spelt otherwise when they are read (`1.50`), and move masks.
     """
-    call = call_of(content)
-    if call is None or not names_function(call["name"]):
-        return None
-    try:
-        parse_json(content)
-    except RepeatedKeyError:
+    if (call := call_of(content)) is None:
         return None
     spelt = json.dumps(call, ensure_ascii=False)
     before, behind = (
@@ -257,14 +252,17 @@ def names_function(name: object) -> bool:
 def call_of(content: str) -> dict[str, Any] | None:
     """Read what a turn of `CALL` says; None where that is no call any more.
 
+    Masks may have made one key of two, of which a reader would keep the last alone.
+
     >>> call_of('{"name": "orders", "arguments": {"id": 7}}')
     {'name': 'orders', 'arguments': {'id': 7}}
     """
     try:
-        call = json.loads(content)
-    except (ValueError, RecursionError):
+        call = parse_json(content)
+    except ValueError:
         return None
     is_call = isinstance(call, dict) and list(call) == ["name", "arguments"]
+    is_call = is_call and names_function(call["name"])
     return call if is_call and isinstance(call["arguments"], dict) else None
 
 

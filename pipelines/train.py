@@ -143,12 +143,19 @@ def train_and_attack(
 
 def _attacked(
     run: TrainConfig,
-    *models_and_data: object,
+    model: object,
+    base: object,
+    labelled: object,
+    canaries: object,
+    *,
     trained: list[Any],
 ) -> Any:  # noqa: ANN401 - artifacts of ZenML
-    """Wire up the attacks on model, base, labelled corpus and canaries."""
+    """Wire up the attacks on a model and its base."""
     return attack(
-        *models_and_data,
+        model,
+        base,
+        labelled,
+        canaries,
         trained=trained,
         settings=run.model,
         attacks=run.attack,

@@ -68,15 +68,12 @@ class Canvas:
         part = Turn(
             role=turn.role, content=turn.content[start:end], start=turn.start + start
         )
-        text, places = part.said()
-        written = list(map(_escaped, text)) if is_escaped else list(text)
-        text, sizes = "".join(written), list(map(len, written))
-        self._put(
-            text,
-            np.repeat(np.asarray(places, np.int32), sizes),
-            np.full(len(text), turn.trained),
-            len(text),
-        )
+        text, said = part.said()
+        places = np.asarray(said, np.int32)
+        if is_escaped:
+            written = list(map(_escaped, text))
+            text, places = "".join(written), np.repeat(places, list(map(len, written)))
+        self._put(text, places, np.full(len(text), turn.trained), len(text))
 
     def mark(self, name: str, start: int, end: int, learnt: bool) -> None:  # noqa: FBT001
         """Add a token that stands for code points of a content."""

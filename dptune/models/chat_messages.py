@@ -51,7 +51,7 @@ class Message:
 
 
 def messages_to_write(turns: Sequence[Turn]) -> list[Message]:
-    """Put calls to the messages that make them; a blank text beside a call goes.
+    """Put calls to the messages that make them; blank text beside other parts goes.
 
     A call that redaction made something else of is text of its message.
     """
@@ -66,8 +66,8 @@ def messages_to_write(turns: Sequence[Turn]) -> list[Message]:
         else:
             found[-1].texts.append(turn)
     for message in found:
-        if message.calls and not any(t.said()[0].strip() for t in message.texts):
-            message.texts.clear()
+        if len(message.parts) > 1:
+            message.texts[:] = [t for t in message.texts if t.said()[0].strip()]
     return found
 
 

@@ -85,7 +85,7 @@ def _written_text(spec: CanarySpec, chat: "ChatFormat") -> str:
 
 def _emptied(text: str) -> str:
     """Return a conversation that redaction left no content of, refused in mid-run."""
-    call = '{"name": "", "arguments": {}}'
+    call = '{"name": "f", "arguments": {}}'
     return join_turns(
         Turn(role=turn.role, content=call if turn.role == CALL else "")
         for turn in turns_of(text)

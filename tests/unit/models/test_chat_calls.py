@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from datasets import Dataset
@@ -348,3 +349,29 @@ def test_results_that_are_written_as_strings_of_json_keep_their_places():
         if start <= place < start + len(secret)
     }
     assert covered == {*range(start, start + len(secret))}
+
+
+@pytest.mark.parametrize("arguments", ['{"<mask>": 3, "<mask>": 4}', '{"a": 1, <mask>'])
+def test_call_that_cannot_be_read_again_is_text_everywhere(arguments, tokenizers):
+    turns = [
+        Turn(role="user", content="Hi"),
+        Turn(role="assistant", content=""),
+        Turn(role=CALL, content=f'{{"name": "f", "arguments": {arguments}}}'),
+        Turn(role="assistant", content="Done", trained=True),
+    ]
+    text = join_turns(replace(t, masks=masks_in(t.content)) for t in turns[:3])
+    (_, said) = messages_of(text)
+    assert said == {
+        "role": "assistant",
+        "content": turns[2].content,
+        "masks": [*masks_in(turns[2].content)],
+    }
+    for name, tokenizer in tokenizers.items():
+        written = ChatFormat.of(tokenizer).render(text).text
+        again = text_of([*messages_of(text), {"role": "assistant", "content": "x"}])
+        assert turns[2].content in written, name
+        assert turns[2].content in ChatFormat.of(tokenizer).render(again).text, name
+
+
+def masks_in(content):
+    return tuple(match.start() for match in re.finditer(MASK, content))
