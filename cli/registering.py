@@ -54,7 +54,8 @@ def register_measured_model(
     open_workspace()
     from pipelines.register import register_pipeline
     from pipelines.train import failures
-    from steps._tracking import connect, refuse_deleted_experiment
+    from steps._deleted import refuse_deleted_experiment
+    from steps._tracking import connect
 
     refuse_deleted_experiment(connect(), register_pipeline.name)
     failures.clear()

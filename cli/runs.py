@@ -125,9 +125,10 @@ def run_training(
 
     refuse_lost_store()
     from pipelines.train import failures, step_names, train_pipeline
+    from steps._deleted import refuse_deleted_experiment
     from steps._observing import hooks
     from steps._scheduling import finished_run, work_tag
-    from steps._tracking import connect, refuse_deleted_experiment
+    from steps._tracking import connect
 
     refuse_deleted_experiment(connect(), train_pipeline.name)
     tag = work_tag(config, checked.fingerprint)

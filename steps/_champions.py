@@ -54,6 +54,13 @@ def champion(model_name: str) -> str | None:
     return str(trail[-1]["version"]) if trail else None
 
 
+def is_there(model_name: str, version: str) -> bool:
+    """Whether the registry still has a version that the trail names."""
+    client = MlflowClient()
+    found = none_if_absent(lambda: client.get_model_version(model_name, version))
+    return found is not None
+
+
 def misplaced_champion(model_name: str) -> str:
     """Say where the alias and the trail name different champions; else nothing."""
     at, promoted = alias(model_name, CHAMPION), champion(model_name)
@@ -61,6 +68,8 @@ def misplaced_champion(model_name: str) -> str:
         return ""
     named = f"version {at}" if at else "no version"
     last = f"version {promoted} was promoted last" if promoted else "none was promoted"
+    if promoted and not is_there(model_name, promoted):
+        last += ", which was deleted from the registry"
     return (
         f"The alias champion of {model_name} points at {named}, but by the trail "
         f"{last}."

@@ -65,12 +65,19 @@ def decide_on(
     try:
         dossier = parse_dossier(text, version)
         rival = None if champion == version else champion
+        deleted = rival is not None and not _champions.is_there(model_name, rival)
+        rival = None if deleted else rival
         other = _read_champion(model_name, rival) if rival else None
         origin, attempts = examine(
             dossier, text, registered, policy=policy, now=now, champion=rival
         )
         evidence = dossier.evidence(
-            other, decided_at=now, files=files, origin=origin, attempts=attempts
+            other,
+            champion_deleted=deleted,
+            decided_at=now,
+            files=files,
+            origin=origin,
+            attempts=attempts,
         )
         decision = decide(evidence, policy)
         card = dossier.card(registered, decision, override=override)

@@ -14,7 +14,7 @@ from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 from zenml.client import Client
 
 from dptune.reports.comparison import ComparisonRow
-from steps import _tracking
+from steps import _deleted, _tracking
 
 _LOG = logging.getLogger(__name__)
 _COMPARISON = "dptune.comparison"
@@ -67,7 +67,7 @@ def comparison_run(name: str, key: str) -> str:
         ArtifactError: somebody deleted the experiment in MLflow.
     """
     client = _tracking.connect()
-    _tracking.refuse_deleted_experiment(client, name)
+    _deleted.refuse_deleted_experiment(client, name)
     found = client.get_experiment_by_name(name)
     place = found.experiment_id if found else _experiment(client, name)
     runs = client.search_runs([place], f"tags.`{_COMPARISON}` = '{key}'")

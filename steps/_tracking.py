@@ -30,6 +30,7 @@ from dptune.gates.decision import GateDecision
 from dptune.results import RegisteredVersion
 from infra.locks import half_made_told, made_whole
 from steps._champions import LONGEST, none_if_absent
+from steps._deleted import keeping_run
 
 _DIGEST, _OUTCOME, _HASH = "dptune.digest", "dptune.gate", "dptune.decision_hash"
 _POLICY, _FILES = "dptune.policy", "dptune.files"
@@ -65,25 +66,6 @@ def connect() -> MlflowClient:
         client = MlflowClient()  # makes the tables
         client.search_registered_models(max_results=1)
     return client
-
-
-def refuse_deleted_experiment(client: MlflowClient, name: str) -> None:
-    """Refuse to start what could not be logged: its steps would end in a crash.
-
-    Args:
-        client: of the stack's MLflow, as `connect` returns it.
-        name: of the experiment, which need not be there yet.
-
-    Raises:
-        ArtifactError: somebody deleted the experiment in MLflow.
-    """
-    found = client.get_experiment_by_name(name)
-    if found is not None and found.lifecycle_stage == "deleted":
-        raise ArtifactError(
-            f"MLflow's experiment {name} must be there to log in, but was deleted. "
-            "Restore it in MLflow: `mlflow experiments restore --experiment-id "
-            f"{found.experiment_id}`."
-        )
 
 
 def end_runs() -> None:
@@ -123,7 +105,7 @@ def register_model(
     mlflow.log_metrics(
         {k: v for k, v in metrics.items() if math.isfinite(v)}, model_id=model_id
     )
-    run_id = str(found.run_id)
+    run_id = keeping_run(found)
     for part in sorted(folder.glob("local_*")):  # the user's and the server's
         client.log_artifact(run_id, str(part), "local")
     for part in sorted(folder.glob("controller_*")):  # its policy and its trace
@@ -346,7 +328,7 @@ def record_decision(
 
 def _keep_files(version: RegisteredVersion, files: Mapping[str, str]) -> None:
     """Keep texts with the run that made a version, whatever run is active."""
-    run_id = str(get_version(version.model_name, version.version).run_id)
+    run_id = keeping_run(get_version(version.model_name, version.version))
     for name, text in files.items():
         MlflowClient().log_text(run_id, text, name)
 
@@ -382,9 +364,10 @@ def read_file(model_name: str, version: str, name: str) -> str | None:
     there all the same: they read as nothing.
 
     Raises:
+        ArtifactError: the run that keeps it was deleted.
         OSError, MlflowException: it is there and cannot be read, as on a full disk.
     """
-    run_id = str(get_version(model_name, version).run_id)
+    run_id = keeping_run(get_version(model_name, version))
     folder = str(PurePosixPath(name).parent)
     where = {} if folder == "." else {"path": folder}
     beside = MlflowClient().list_artifacts(run_id, **where)

@@ -19,16 +19,19 @@ def measure_champion(
     settings: ModelSettings,
     performance: PerformanceSettings,
 ) -> Annotated[ChampionReport, "champion"]:
-    """Return the champion's loss, so that the gate compares like with like."""
+    """Return the champion's loss, so that the gate compares like with like.
+
+    Of one that was deleted from the registry there is none, as the gate will say.
+    """
     from dptune.workflow.attack import measure_utility
     from infra.workspace import current_workspace
-    from steps._champions import champion
+    from steps._champions import champion, is_there
     from steps._files import fetched_bundle
     from steps._tracking import connect
 
     connect()
     version = champion(model_name)
-    if version is None:
+    if version is None or not is_there(model_name, version):
         return ChampionReport()
     with fetched_bundle(model_name, version) as bundle:
         utility = measure_utility(

@@ -220,7 +220,8 @@ class Evidence(Report):
         membership: all attacks and the blind baseline.
         utility: loss on held-out records.
         claims: one per certificate: notion, relation, tier.
-        champion_digest: the version in production; None says that there is none.
+        champion_digest: the version in production; None says that there is none, an
+            empty one that it was deleted from the registry.
         champion_utility: its loss on the same held-out records.
         dataset_budget: what the data set has spent, by the notion and relation that the
             run was planned for.

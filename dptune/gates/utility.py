@@ -60,6 +60,15 @@ def _beside_champion(
 ) -> Criterion:
     """Compare, if the champion's losses allow it."""
     champion = evidence.champion_utility
+    if not evidence.champion_digest:
+        return Criterion(
+            name=_NAME,
+            verdict=Verdict.INCONCLUSIVE,
+            reason="The champion was deleted from the registry: nothing can be "
+            "compared with it.",
+            what_would_change_it="Make another version the champion, by `dptune "
+            "rollback --to` or `dptune promote --override`, and decide again.",
+        )
     if champion is None:
         return missing(_NAME, "utility report of the champion")
     if not _is_finite(champion):

@@ -213,6 +213,7 @@ class Dossier(RunResults):
         self,
         champion: "Dossier | None",
         *,
+        champion_deleted: bool = False,
         decided_at: datetime | None = None,
         files: FileEvidence | None = None,
         origin: OriginEvidence | None = None,
@@ -225,6 +226,7 @@ class Dossier(RunResults):
 
         Args:
             champion: the dossier of the version in production.
+            champion_deleted: whether there is none since somebody deleted it.
             decided_at: when the decision is made.
             files: that lie in the store then.
             origin: whether this dossier is what was registered.
@@ -242,7 +244,9 @@ class Dossier(RunResults):
             membership=self.membership,
             utility=self.utility,
             claims=tuple(self._claim(c) for c in self.certificates),
-            champion_digest=other.model_digest if other else None,
+            champion_digest=other.model_digest
+            if other
+            else ("" if champion_deleted else None),
             champion_utility=beside,
             dataset_budget=self._dataset_budget(),
             audits=self.audits,

@@ -15,7 +15,7 @@ from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError
 from dptune.results import RegisteredVersion
 from dptune.workflow.attempts import attempts_on
-from steps import _champions, _figures, _tracking
+from steps import _champions, _deleted, _figures, _tracking
 from steps._registry import ensure_zenml_version, show_decision, twin_name
 from tests.unit.reports.samples import gate_decision
 
@@ -121,11 +121,11 @@ def test_run_whose_experiment_was_deleted_does_not_start(version):
     """Its first training step ended in a crash, and so did the same command again."""
     client = MlflowClient()
     place = client.get_experiment_by_name("e").experiment_id
-    _tracking.refuse_deleted_experiment(client, "e")
-    _tracking.refuse_deleted_experiment(client, "none yet")
+    _deleted.refuse_deleted_experiment(client, "e")
+    _deleted.refuse_deleted_experiment(client, "none yet")
     client.delete_experiment(place)
     with pytest.raises(ArtifactError, match=f"restore --experiment-id {place}"):
-        _tracking.refuse_deleted_experiment(client, "e")
+        _deleted.refuse_deleted_experiment(client, "e")
 
 
 def test_comparison_whose_experiment_was_deleted_does_not_start(project):

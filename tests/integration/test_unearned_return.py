@@ -388,6 +388,80 @@ def test_version_whose_logged_model_was_deleted_is_no_crash(unlogged):
             act()
 
 
+# what was deleted in MLflow
+
+
+@pytest.fixture(params=["run", "experiment"])
+def in_trash(request, versions):
+    """The second version, whose run somebody deleted, alone or with its experiment."""
+    _, second = versions
+    client, run = MlflowClient(), second.known.run_id
+    act = {
+        "run": (client.delete_run, client.restore_run, run),
+        "experiment": (
+            client.delete_experiment,
+            client.restore_experiment,
+            client.get_run(run).info.experiment_id,
+        ),
+    }
+    delete, restore, what = act[request.param]
+    delete(what)
+    yield second, f"mlflow {request.param}s restore --{request.param}-id {what}"
+    restore(what)
+
+
+def test_version_whose_run_lies_in_the_trash_is_neither_judged_nor_promoted(in_trash):
+    second, way = in_trash
+    for act in (second.decide, lambda: second.promote(override="it must be")):
+        with pytest.raises(ArtifactError, match=way):
+            act()
+    assert way in look(second)
+
+
+def test_twin_that_reads_what_lies_in_the_trash_passes_it(in_trash, monkeypatch):
+    second, _ = in_trash
+    monkeypatch.setattr(_tracking, "keeping_run", lambda version: version.run_id)
+    assert second.decide() == ("PASS", {})
+    second.promote()
+
+
+@pytest.fixture
+def without_champion(versions, tmp_path):
+    """A third version was promoted last, and somebody deleted it in MLflow."""
+    third = register(tiny_model(tmp_path / "third", seed=4))
+    assert third.decide() == ("PASS", {})
+    third.promote()
+    MlflowClient().delete_model_version(MODEL, third.number)
+    return versions
+
+
+def test_deleted_champion_leaves_the_others_to_be_judged(without_champion):
+    """They were INVALID, with no word of anything else."""
+    first, second = without_champion
+    outcome, why = second.decide()
+    assert (outcome, list(why)) == ("INCONCLUSIVE", ["utility"])
+    with pytest.raises(GateFailedError, match="INCONCLUSIVE"):
+        second.promote()
+    assert "was deleted from the registry" in look(first)
+    back_to(first)
+    assert second.decide() == ("PASS", {})
+    second.promote()
+
+
+def test_twin_that_looks_past_a_deleted_champion_takes_the_base_for_the_bar(
+    without_champion, monkeypatch
+):
+    """Who deletes the champion would choose what others are held to."""
+    _, second = without_champion
+    made = _deciding.Dossier.evidence
+
+    def blind(*parts, champion_deleted, **named):
+        return made(*parts, **named)
+
+    monkeypatch.setattr(_deciding.Dossier, "evidence", blind)
+    assert second.decide() == ("PASS", {})
+
+
 def test_status_says_so_of_a_place_that_leads_elsewhere(versions, tmp_path):
     first, _ = versions
     with edited_row(first.number, f"file://{tmp_path}"):

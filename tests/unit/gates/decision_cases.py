@@ -587,6 +587,7 @@ def rest(make):
         "better than the champion": (beside(shift=0.5), {}),
         "worse than the champion": (beside(shift=-0.5), {}),
         "no champion's utility": ({"champion_digest": "old"}, {}),
+        "champion deleted": ({"champion_digest": ""}, {}),
         "champion infinite": (beside(perplexity=INF), {}),
         "champion on other records": (beside(corpus_fingerprint="g"), {}),
         "champion on another split": (beside(split="validation"), {}),

@@ -152,6 +152,7 @@ def test_champion_is_compared_on_this_runs_records(make_dossier):
     assert beside(make_dossier(champion=measured), champion) == (samples.BASE, here)
     assert beside(make_dossier(), champion) == (samples.BASE, own)
     assert beside(make_dossier(champion=measured), None) == (None, None)
+    assert make_dossier().evidence(None, champion_deleted=True).champion_digest == ""
 
 
 def banded_run(num_bands=4):
