@@ -60,7 +60,9 @@ class PrivacyUnit(StrEnum):
 
     @property
     def coarseness(self) -> int:
-        """Place in that order: a claim for a unit holds for finer ones.
+        """Place in that order: a replace claim for a unit holds for finer ones.
+
+        Not so add or remove: see `GatePolicy.relations_for`.
 
         >>> PrivacyUnit.USER.coarseness > PrivacyUnit.RECORD.coarseness
         True

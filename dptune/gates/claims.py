@@ -252,14 +252,20 @@ def _capacity(evidence: Evidence, policy: GatePolicy) -> Criterion:
 
 
 def _selected(evidence: Evidence, policy: GatePolicy) -> list[ClaimEvidence]:
-    """Claims of the policy's notion and relation, for its unit or a coarser one."""
-    return [
+    """Claims of the policy's notion for its unit or a coarser one, under its relation.
+
+    None at all if one of a coarser unit lacks a relation that it must be claimed under.
+    """
+    found = [
         claim
         for claim in evidence.claims
         if claim.notion is policy.notion
-        and claim.relation is policy.neighboring_relation
         and claim.privacy_unit.coarseness >= policy.privacy_unit.coarseness
+        and claim.relation in policy.relations_for(claim.privacy_unit)
     ]
+    known = {(claim.privacy_unit, claim.relation) for claim in found}
+    wanted = {(u, r) for u, _ in known for r in policy.relations_for(u)}
+    return found if wanted == known else []
 
 
 def _wanted(policy: GatePolicy) -> str:
@@ -278,13 +284,16 @@ def _budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
     worst = max(found, key=lambda claim: claim.epsilon)
     delta = max(claim.delta for claim in found)
     within = worst.epsilon <= policy.max_epsilon and delta <= policy.max_delta
+    is_own = worst.relation is policy.neighboring_relation
+    under = "" if is_own else f" under {worst.relation}"
     return Criterion(
         name="budget",
         verdict=Verdict.PASS if within else Verdict.BLOCK,
         measured=worst.epsilon,
         threshold=policy.max_epsilon,
         reason=f"Composed {policy.notion} epsilon is {_epsilon(worst.epsilon)} per "
-        f"{worst.privacy_unit} at {_delta(delta)} (at most {policy.max_delta:.12g}).",
+        f"{worst.privacy_unit}{under} at {_delta(delta)} (at most "
+        f"{policy.max_delta:.12g}).",
         what_would_change_it=""
         if within
         else "Train with more noise or fewer steps, under a smaller target epsilon "
@@ -447,8 +456,13 @@ def _dataset_budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
 
     A budget under another relation, or at a larger delta, bounds nothing here.
     """
-    name, asked = "dataset_budget", (policy.notion, policy.neighboring_relation)
-    budget = evidence.dataset_budget
+    name, budget = "dataset_budget", evidence.dataset_budget
+    units = [
+        policy.privacy_unit,
+        *(c.privacy_unit for c in _selected(evidence, policy)),
+    ]
+    relation = policy.relations_for(max(units, key=lambda u: u.coarseness))[-1]
+    asked = (policy.notion, relation)
     if budget is not None and (budget.notion, budget.relation) == asked:
         if any_nan([budget.spent_epsilon, budget.budget_epsilon, budget.delta]):
             return broken(name, "A figure of the data set's budget is NaN.")
@@ -460,8 +474,8 @@ def _dataset_budget(evidence: Evidence, policy: GatePolicy) -> Criterion:
     if policy.require_dataset_budget:
         return missing(
             name,
-            f"{policy.notion} budget of the data set under "
-            f"{policy.neighboring_relation}, at delta <= {policy.max_delta:.12g}",
+            f"{policy.notion} budget of the data set under {relation}, at delta <= "
+            f"{policy.max_delta:.12g}",
         )
     return Criterion(
         name=name,

@@ -40,7 +40,8 @@ class GatePolicy(Settings):
         notion: what the guarantee must protect; epsilons of other notions do not count.
         max_epsilon: largest composed certified epsilon of that notion.
         max_delta: largest delta of the claim.
-        privacy_unit: the finest unit that may be claimed; coarser ones are stronger.
+        privacy_unit: the finest unit that may be claimed; coarser ones are stronger,
+            under the relations of `relations_for`.
         relation: None is the notion's own: add or remove for `record`, replace for the
             others, which are replace relations by definition.
         accepted_statuses: how claims of the notion may be founded. Nominal and
@@ -185,6 +186,22 @@ class GatePolicy(Settings):
         if self.notion is Notion.RECORD:
             return NeighboringRelation.ADD_OR_REMOVE_ONE
         return NeighboringRelation.REPLACE_ONE
+
+    def relations_for(self: Self, unit: PrivacyUnit) -> tuple[NeighboringRelation, ...]:
+        """Relations under which a unit must be claimed for the policy's to be covered.
+
+        A record that joins or leaves beside others of its user *replaces* what the user
+        holds, which moves a clipped sum by 2C; one that was alone takes the user along.
+        So of a coarser unit adding or removing needs both claims, the larger one last.
+
+        Args:
+            unit: of the claims, the policy's or a coarser one.
+        """
+        own = self.neighboring_relation
+        is_coarser = unit.coarseness > self.privacy_unit.coarseness
+        if is_coarser and own is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return (own, NeighboringRelation.REPLACE_ONE)
+        return (own,)
 
     @property
     def digest(self: Self) -> str:

@@ -4,11 +4,11 @@ from dptune.accounting.assumptions import weakens
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.planting import plant_assumes
-from dptune.config import TrainConfig
+from dptune.config import PrivacySettings, TrainConfig
 from dptune.errors import ConfigError, Problem
 from dptune.gates.claims import not_accepted
 from dptune.planning import RunPlan, spent_epsilon
-from dptune.privacy import Mode
+from dptune.privacy import Mode, NeighboringRelation
 from dptune.results import CorpusReport
 from dptune.review.store import ListsOfProject
 from dptune.rounding import written_at_most
@@ -61,20 +61,21 @@ def gate_doubts(config: TrainConfig, ledger: PrivacyLedger) -> tuple[str, ...]:
     policy = config.gate
     if not config.recipe.private or config.privacy.mode is not Mode.SOUND:
         return ()
-    found = [claim_doubt(config, asked_claim(config, ledger))]
+    found = [claim_doubt(config, claim) for claim in asked_claims(config, ledger)]
     if policy.require_step_audit and not config.audit.num_steps:
         asks = f"gate {policy.name} asks for an audit of steps"
         found.append(f"audit.num_steps is 0, and {asks}.")
     return tuple(filter(None, found))
 
 
-def asked_claim(config: TrainConfig, ledger: PrivacyLedger) -> Certificate:
-    """Return the claim that the run's own gate asks for, as a ledger has it."""
+def asked_claims(config: TrainConfig, ledger: PrivacyLedger) -> tuple[Certificate, ...]:
+    """Return the claims that the run's own gate asks for, as a ledger has them."""
     policy = config.gate
-    return ledger.certificate(
-        policy.notion,
-        delta=config.privacy.target_delta,
-        relation=policy.neighboring_relation,
+    return tuple(
+        ledger.certificate(
+            policy.notion, delta=config.privacy.target_delta, relation=relation
+        )
+        for relation in policy.relations_for(config.data.privacy_unit)
     )
 
 
@@ -83,7 +84,7 @@ def claim_doubt(config: TrainConfig, claim: Certificate) -> str:
 
     Args:
         config: of the run.
-        claim: of the notion and the relation that the policy asks for.
+        claim: of the notion and a relation that the policy asks for.
     """
     policy, unit = config.gate, config.data.privacy_unit
     about = f"the {claim.notion} claim under {claim.relation} will be"
@@ -123,6 +124,20 @@ def _is_promised(config: TrainConfig) -> bool:
     )
 
 
+def _planned_epsilon(
+    privacy: PrivacySettings, plan: RunPlan | None, relation: NeighboringRelation
+) -> float:
+    """Return what a run means to spend, its target where nothing else is known."""
+    if plan is None or privacy.relation is relation:
+        return privacy.target_epsilon or (plan.epsilon if plan else 0.0)
+    return spent_epsilon(
+        plan.stages,
+        delta=plan.target_delta,
+        relation=relation,
+        releases=plan.releases,
+    )
+
+
 def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
     """Refuse to train for hours towards what the run's own gate will refuse.
 
@@ -140,17 +155,11 @@ def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
     if not _is_promised(config):
         return
     problems = []
-    epsilon = privacy.target_epsilon or (plan.epsilon if plan else 0.0)
-    same = privacy.relation is policy.neighboring_relation
-    if plan is not None and not same:
-        epsilon = spent_epsilon(
-            plan.stages,
-            delta=plan.target_delta,
-            relation=policy.neighboring_relation,
-            releases=plan.releases,
-        )
+    unit = config.data.privacy_unit
+    relations = policy.relations_for(unit)
+    epsilon, relation = max((_planned_epsilon(privacy, plan, r), r) for r in relations)
     if epsilon > policy.max_epsilon:
-        terms = f"{policy.notion}, {policy.neighboring_relation}"
+        terms = f"{policy.notion}, {relation}"
         cost = written_at_most(epsilon, digits=4)
         problems.append(
             Problem(
@@ -158,7 +167,8 @@ def check_gate(config: TrainConfig, plan: RunPlan | None) -> None:
                 message=f"must lead to at most gate.max_epsilon "
                 f"({policy.max_epsilon:g}; {terms}), got {cost}: the gate would "
                 "refuse what the run trains.",
-                next_step="Lower it, or let `gate` name a policy that accepts it.",
+                next_step="Lower it, or let `gate` name a policy that accepts it"
+                + (f", such as one about a {unit}." if len(relations) > 1 else "."),
             )
         )
     if privacy.target_delta > policy.max_delta:

@@ -21,7 +21,7 @@ from dptune.gates.policy import GatePolicy
 from dptune.planning import RunPlan
 from dptune.reports.formatting import number
 from dptune.results import AuditPower, PowerLine
-from dptune.workflow.expectation import asked_claim, claim_doubt
+from dptune.workflow.expectation import asked_claims, claim_doubt
 
 _LIKELY: Final = 0.9
 _CLEAN_BITS: Final = 1.0 / math.log(2.0)
@@ -248,15 +248,15 @@ def _claim_lines(
     policy, spec = config.gate, config.canaries
     asked = (policy.notion, policy.neighboring_relation)
     words = f"{policy.notion}, {policy.neighboring_relation.replace('_', ' ')}"
-    claim = asked_claim(config, ledger)
-    doubt = claim_doubt(config, claim)
+    wished = asked_claims(config, ledger)
+    doubt = next(filter(None, (claim_doubt(config, claim) for claim in wished)), "")
     meaning = (
         f"{words}: at most this, at delta {number(policy.max_delta)} or less; planned "
         f"{number(plan.target_delta)}"
     )
     yield PowerLine(
         name="predicted epsilon",
-        planned=claim.epsilon,
+        planned=max(claim.epsilon for claim in wished),
         needed=policy.max_epsilon,
         enough=not doubt,
         meaning=f"{meaning}; {doubt}" if doubt else meaning,

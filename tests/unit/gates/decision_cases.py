@@ -335,7 +335,20 @@ def claims(make):
             {"claims": (claim(epsilon=9.0, delta=1e-7), claim(delta=2e-5))},
             {},
         ),
-        "coarser unit": (one(privacy_unit="user"), {}),
+        "coarser unit": (
+            {
+                "claims": tuple(
+                    claim(privacy_unit="user", relation=relation, epsilon=bounded)
+                    for relation, bounded in (
+                        ("add_or_remove_one", 4.0),
+                        ("replace_one", 7.0),
+                    )
+                ),
+                **spent(relation="replace_one"),
+            },
+            {},
+        ),
+        "coarser unit that leaves": (one(privacy_unit="user"), {}),
         "finer unit": (one(), {"privacy_unit": "document"}),
         "unit of the policy": (
             one(privacy_unit="document"),

@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
 
+from dptune.accounting import accountants
 from dptune.gates import leakage
 from dptune.gates.decision import (
     GateDecision,
@@ -19,6 +21,7 @@ from dptune.gates.evidence import Evidence
 from dptune.gates.leakage import needed_candidates
 from dptune.gates.manifest import Manifest
 from dptune.gates.null_law import mean_exposure_bounds
+from dptune.privacy import NeighboringRelation
 from dptune.results import ExposureReport, Interval, ShadowReport
 from dptune.statistics import fewest_hits_for
 
@@ -613,11 +616,44 @@ def test_decide_claim_of_a_finer_unit_does_not_count_and_a_coarser_one_does(make
     users = make.policy(privacy_unit="user")
     assert_decides(make.evidence(claims=(by_record,)), users, "INCONCLUSIVE")
     assert_decides(make.evidence(claims=(by_user,)), users, "PASS")
-    assert_decides(make.evidence(claims=(by_user,)), make.policy(), "PASS")
+    under = {"relation": "replace_one"}
+    replaced = make.claim(privacy_unit="user", **under)
+    found = {"claims": (replaced,), "dataset_budget": make.budget(**under)}
+    audits = (make.audit(**under),)
+    assert_decides(make.evidence(**found, audits=audits), make.policy(**under), "PASS")
     by_document = make.claim(privacy_unit="document")
     assert_decides(make.evidence(claims=(by_document,)), users, "INCONCLUSIVE")
     documents = make.policy(privacy_unit="document")
     assert_decides(make.evidence(claims=(by_document,)), documents, "PASS")
+
+
+def test_decide_record_that_leaves_its_user_behind_is_a_replacement(make):
+    """A user's two gradients add up to C, one alone to -C: their sum moves by 2C.
+
+    With noise C, the claim about users is 4.38 at delta 1e-5. That of one record is
+    that of replacing a user, 10.0: an attack on the sum shows 5.4.
+    """
+    step, found = GaussianDpEvent(1.0), {}
+    for relation in NeighboringRelation:
+        found[relation] = make.claim(
+            privacy_unit="user",
+            relation=relation,
+            epsilon=accountants.epsilon(step, delta=1e-5, relation=relation),
+        )
+    by_user, replaced = found.values()
+    assert by_user.epsilon < 8 < replaced.epsilon
+    users, records = make.policy(privacy_unit="user"), make.policy()
+    whole = make.evidence(claims=(by_user, replaced))
+    assert_decides(whole, users, "PASS")
+    assert_decides(whole, records, "BLOCK", budget="BLOCK")
+    alone = make.evidence(claims=(by_user,))
+    assert_decides(alone, records, "INCONCLUSIVE", budget="INCONCLUSIVE")
+    small = replaced.model_copy(update={"epsilon": 7.5})
+    budget = make.budget(relation="replace_one")
+    both = make.evidence(claims=(by_user, small), dataset_budget=budget)
+    assert_decides(both, records, "PASS")
+    other = make.evidence(claims=(by_user, small), dataset_budget=make.budget())
+    assert_decides(other, records, "INCONCLUSIVE", dataset_budget="INCONCLUSIVE")
 
 
 def test_decide_selective_claim_as_add_or_remove_is_invalid(make):

@@ -102,6 +102,15 @@ def doubts(*overrides, units=UNITS, **reported):
     return gate_doubts(made, ledger)
 
 
+def test_target_for_users_is_compared_with_a_gate_about_records_as_a_replacement():
+    users = (*DP_SGD, "data.privacy_unit=user", "privacy.target_epsilon=7")
+    with pytest.raises(ConfigError, match=r"record, replace_one\).*about a user"):
+        check(config(*users))
+    check(config(*users, "gate=user", "privacy.target_delta=1e-5"))
+    told = doubts(*users, units=DECLARED, privacy_unit="user")
+    assert any("under replace_one will be for epsilon 1" in doubt for doubt in told)
+
+
 def test_claim_that_the_gate_cannot_accept_is_told_before_training():
     (doubt,) = doubts(*DP_SGD)
     assert "num_units_is_public" in doubt
