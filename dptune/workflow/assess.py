@@ -11,7 +11,7 @@ from dptune.accounting.store.allowances import NON_PRIVATE, Cost, total
 from dptune.accounting.store.attempts import continues
 from dptune.accounting.store.log import Head
 from dptune.accounting.store.store import BudgetStore
-from dptune.accounting.store.summaries import first_plan, history
+from dptune.accounting.store.summaries import first_plan, history, unit_of
 from dptune.gates.decision import decide
 from dptune.gates.evidence import AttemptsEvidence, OriginEvidence
 from dptune.gates.policy import GatePolicy
@@ -22,7 +22,7 @@ from dptune.results import DetectionReport, Interval, RegisteredVersion
 from dptune.stages import StagePlan
 from dptune.workflow.auditing import audit_run
 from dptune.workflow.budget import budget_cost
-from dptune.workflow.charging import RELEASED_COUNTS, RELEASED_UNITS
+from dptune.workflow.charging import RELEASED_COUNTS, RELEASED_UNITS, stage_entry
 from dptune.workflow.dossier import Dossier, certificates_of
 
 
@@ -165,11 +165,14 @@ def _unpaid(dossier: Dossier, store: BudgetStore) -> Iterator[str]:
     ledger = total(map(budget_cost, dossier.ledger.entries))
     paid = total(run.committed for run in history(store, data_set=budget.data_set))
     planned = first_plan(store, budget.reservation)
+    unit = unit_of(store, budget.data_set)
     if not continues(store, head):
         yield (
             f"The budget store does not hold entry {head.sequence} of the run: it is "
             "another store, or an older copy."
         )
+    elif any(entry.privacy_unit != unit for entry in dossier.ledger.entries):
+        yield f"The ledger is of another privacy unit than data set {budget.data_set}."
     elif not paid.covers(ledger):
         yield f"The ledger charges what data set {budget.data_set} never paid for."
     elif planned is None or not ledger.covers(planned):
@@ -228,6 +231,8 @@ def _ledger(dossier: Dossier) -> Iterator[str]:
         yield "The ledger is of another recipe than the plan."
     if any(e.data_fingerprint != dossier.corpus.fingerprint for e in entries):
         yield "The ledger is of another corpus."
+    if any(e.privacy_unit != dossier.corpus.privacy_unit for e in entries):
+        yield "The ledger is of another privacy unit than the corpus."
     if dossier.recipe.name != plan.recipe:
         yield "The recipe is not that of the plan."
     for stage in plan.stages:
@@ -236,6 +241,11 @@ def _ledger(dossier: Dossier) -> Iterator[str]:
             yield f"The ledger charges fewer steps of stage {name} than were planned."
         elif not _pays(dossier, stage):
             yield f"The ledger charges less for stage {name} than its plan costs."
+        if forgotten := _forgotten(dossier, stage):
+            yield (
+                f"The ledger does not say that stage {name} rests on "
+                f"{', '.join(forgotten)}."
+            )
 
 
 def _pays(dossier: Dossier, stage: StagePlan) -> bool:
@@ -252,6 +262,27 @@ def _pays(dossier: Dossier, stage: StagePlan) -> bool:
     return NON_PRIVATE in paid.tally(notion) or paid.covers(
         Cost.of({notion: stage.dp_event()})
     )
+
+
+def _forgotten(dossier: Dossier, stage: StagePlan) -> list[str]:
+    """Name what a stage takes for granted by corpus and plan, and its entries do not.
+
+    Marks and canaries may add to it while a run goes on: entries may name more.
+    """
+    planned = stage_entry(
+        dossier.corpus.model_copy(update={"redaction": dossier.redaction.operator}),
+        stage,
+        recipe=dossier.plan.recipe,
+        first_step=0,
+        num_steps=stage.num_steps,
+        fixed_seed=False,
+    )
+    named = [
+        set(entry.assumptions)
+        for entry in dossier.ledger.entries
+        if entry.stage == stage.settings.name
+    ]
+    return [a for a in planned.assumptions if not all(a in own for own in named)]
 
 
 def _step_audits(dossier: Dossier) -> Iterator[str]:

@@ -236,6 +236,18 @@ def later(values):
     values["measured_at"] = at
 
 
+def wider_unit(values):
+    for part in (values["corpus"], *values["ledger"]["entries"]):
+        part["privacy_unit"] = "user"
+    for certificate in values["certificates"]:
+        certificate["privacy_unit"] = "user"
+
+
+def certified(values):
+    for entry in values["ledger"]["entries"]:
+        entry["assumptions"] = []
+
+
 def renamed_data(values):
     values["budget"]["data_set"] = "fresh"
 
@@ -253,6 +265,8 @@ CONTRADICTIONS = {
     other_head: "budget store",
     no_budget: "reservation",
     renamed_data: "data set",
+    wider_unit: "another privacy unit",
+    certified: "does not say that stage",
 }
 
 

@@ -18,7 +18,7 @@ from dptune.accounting.store.reservations import Reservation
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError
 from dptune.jsons import parse_json
-from dptune.privacy import NeighboringRelation, Notion, Purpose
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, Purpose
 from dptune.results import BudgetLine, BudgetReport
 
 EXPORT_VERSION: Final = 1
@@ -44,6 +44,13 @@ def history(store: BudgetStore, *, data_set: str | None = None) -> list[Reservat
     """List reservations in the order in which they were made."""
     with connecting(store.engine) as connection, reading(connection):
         return tables.read_reservations(connection, data_set=data_set)
+
+
+def unit_of(store: BudgetStore, data_set: str) -> PrivacyUnit | None:
+    """Return what a data set is charged for; None if nothing ever was."""
+    with connecting(store.engine) as connection, reading(connection):
+        known = tables.read_data_set(connection, data_set)
+    return known.privacy_unit if known else None
 
 
 def first_plan(store: BudgetStore, reservation: str) -> Cost | None:

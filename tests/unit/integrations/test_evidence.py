@@ -34,9 +34,11 @@ from dptune.integrations.script_run import ScriptRun
 from dptune.integrations.transformers import PrivacyArguments, ScriptBudget
 from dptune.models.digest import weights_digest
 from dptune.models.merging import base_digest
+from dptune.privacy import PrivacyUnit
 from dptune.testing import tiny_model, tiny_tokenizer
+from dptune.workflow.assess import contradictions, unpaid
 from dptune.workflow.auditing import audit_run
-from dptune.workflow.dossier import Dossier
+from dptune.workflow.dossier import Dossier, certificates_of
 from dptune.workflow.trained import opens_with_bos
 from tests.budgets import grant
 from tests.support.scripts import (
@@ -206,6 +208,38 @@ def mixed(dossier, cheap):
         detection=found.detection,
     )
     return found.model_copy(update={"audits": audits})
+
+
+def claimed_anew(dossier, **values):
+    """Other values in every entry, and the claims and audits that follow from them."""
+    entries = tuple(e.model_copy(update=values) for e in dossier.ledger.entries)
+    ledger = dossier.ledger.model_copy(update={"entries": entries})
+    issued = certificates_of(ledger, dossier.plan, dossier.detection)
+    update = {"ledger": ledger, "certificates": issued}
+    return mixed(dossier, dossier.model_copy(update=update))
+
+
+@pytest.mark.parametrize(
+    ("values", "of_corpus", "words"),
+    [
+        ({"privacy_unit": PrivacyUnit.USER}, {}, "unit than the corpus"),
+        (
+            {"privacy_unit": PrivacyUnit.USER},
+            {"privacy_unit": "user"},
+            "unit than data set notes",
+        ),
+        ({"assumptions": ()}, {}, "rests on public_hyperparameters"),
+    ],
+)
+def test_wider_claim_that_follows_from_an_edited_ledger_is_told(
+    made, values, of_corpus, words
+):
+    found = claimed_anew(made.dossier, **values)
+    corpus = found.corpus.model_copy(update=of_corpus)
+    found = found.model_copy(update={"corpus": corpus})
+    with BudgetStore.find(made.url) as store:
+        told = " ".join([*contradictions(found), *unpaid(found, store)])
+    assert words in told
 
 
 def laid_beside(made, folder):
