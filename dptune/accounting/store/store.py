@@ -6,7 +6,17 @@ delta) under its notion and relation, as far as every draw was spent here before
 holds for runs at once, killed at any moment, on changing sets of units: the check and
 the write are one transaction of the store's only writer.
 
+Composed means: as if all runs had been fixed before the first. What runs whose rates,
+noise or steps were *chosen* for what earlier ones released spend together may be more,
+since a bound on what was spent so far is no filter (see `dptune.accounting.adaptive`).
+It is not where all runs that one may choose from have the same mechanisms, as many of
+them, or are Gaussians without sampling, whose 1 / s^2 add up whatever is chosen.
+
 Figures are conditional on the ledger's assumptions; `docs/BUDGET.md` names them.
+
+References:
+    Rogers, Roth, Ullman, Vadhan (2016), arXiv:1605.08294 (filters). Smith, Thakurta
+    (2022), arXiv:2210.17520 (Gaussians, chosen adaptively).
 """
 
 import uuid

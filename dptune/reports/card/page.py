@@ -259,7 +259,8 @@ def _budget(found: BudgetStatement, *, unit: str) -> Section | None:
     text = (
         f"{trials} of {sweeps} drew on the same data, and the choice of this model's "
         "settings may rest on them: who knows that choice has seen all of them, and "
-        "the epsilon of all runs is the one that covers it."
+        "the epsilon of all runs is the one that covers it, unless rate, noise or "
+        "steps of a run were chosen for what earlier runs had shown."
         if found.num_trials
         else "No trial of a sweep is recorded on this data. Runs that nobody marked "
         "as trials count among all runs."

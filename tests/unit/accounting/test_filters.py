@@ -7,12 +7,25 @@ controller can be found by trying all of them, with no sampling and no rounding.
 import functools
 import math
 
+import numpy as np
 import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    NeighboringRelation,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptune import privacy
+from dptune.accounting import accountants
 from dptune.accounting.adaptive import Card, SigmaDeck
 from dptune.errors import BudgetExceededError, ConfigError
+
+ADD_OR_REMOVE = privacy.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 LAWS = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -108,6 +121,59 @@ def test_spent_curve_filter_twin_under_reports():
     true = p_high * hockey_stick([after_high], c * q_high / p_high)
     true += p_low * hockey_stick([after_low], c * q_low / p_low)
     assert true > 1.2 * delta
+
+
+def sampled(rate, noise, count):
+    step = PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+    return SelfComposedDpEvent(step, count)
+
+
+def losses(event, interval=1e-3):
+    """Losses of an event where the unit is there, their chances, and that of infinity.
+
+    On a grid of dp_accounting, which lies above the true ones.
+    """
+    accountant = PLDAccountant(
+        NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval
+    )
+    found = accountant.compose(event)._pld._pmf_remove.to_dense_pmf()
+    first, chances = found._lower_loss, found._probs
+    return (first + np.arange(len(chances))) * interval, chances, found._infinity_mass
+
+
+def hockey_sticks(event, epsilons):
+    values, chances, infinite = losses(event)
+    tails, weights = (
+        np.append(np.cumsum(parts[::-1])[::-1], 0.0)
+        for parts in (chances, chances * np.exp(-values))
+    )
+    above = np.searchsorted(values, epsilons, side="right")
+    return infinite + tails[above] - np.exp(epsilons) * weights[above]
+
+
+def test_runs_that_are_chosen_by_earlier_ones_can_spend_more_than_a_grant():
+    """What docs/BUDGET.md says of two runs under a grant of epsilon 3 at delta 1e-5.
+
+    Each of two second runs stays within the grant. Who takes the one or the other by
+    what the first has released, whichever hurts more there, spends 3.2.
+    """
+    epsilon, delta = 3.0, 1e-5
+    first = sampled(0.01, 1.0, 1000)
+    seconds = (sampled(1.0, 1.764, 1), sampled(1e-5, 0.2755, 100))
+    for second in seconds:
+        both = ComposedDpEvent([first, second])
+        spent = accountants.epsilon(both, delta=delta, relation=ADD_OR_REMOVE)
+        assert 2.9 < spent <= epsilon
+    values, chances, infinite = losses(first)
+
+    def chosen(granted, plans):
+        after = [hockey_sticks(plan, granted - values) for plan in plans]
+        return infinite + chances @ np.max(after, axis=0)
+
+    for second in seconds:
+        assert chosen(epsilon, [second]) == pytest.approx(delta, rel=0.2)
+    assert chosen(epsilon, seconds) > 1.7 * delta
+    assert chosen(3.22, seconds) > delta > chosen(3.26, seconds)
 
 
 OFFERS = (response(0.1), response(0.27), response(1.0), leak(0.02), leak(0.1))
