@@ -11,7 +11,6 @@ from scipy import stats
 
 from dptune.accounting.ledger import PrivacyLedger
 from dptune.attacks.canaries import CanarySpec
-from dptune.attacks.large_spaces import CONFIDENCE, interval_ends
 from dptune.attacks.settings import AttackSettings
 from dptune.audits.canary_audit import AuditedClaim, planned_capacity
 from dptune.config import TrainConfig
@@ -19,6 +18,7 @@ from dptune.gates.leakage import needed_candidates
 from dptune.gates.null_law import largest_mean_exposure
 from dptune.gates.policy import GatePolicy
 from dptune.planning import RunPlan
+from dptune.privacy import Mode
 from dptune.reports.formatting import number
 from dptune.results import AuditPower, PowerLine
 from dptune.workflow.expectation import asked_claims, claim_doubt
@@ -28,6 +28,8 @@ _CLEAN_BITS: Final = 1.0 / math.log(2.0)
 _LEAK_BITS: Final = 4.0
 _NUM_RUNS: Final = 2000
 _MOST_SAMPLED: Final = 64_000
+_NUMBERS: Final = (20, 30, 40, 50, 60, 80, 100, 130, 160, 200, 250, 300)
+"""Of planted canaries, which somebody may be told to plant."""
 
 Floats = NDArray[np.float64]
 
@@ -89,6 +91,45 @@ def clean_pass_probability(
     )
 
 
+def canary_doubt(config: TrainConfig) -> str:
+    """Warn of canaries by which a clean model often passes no gate; empty if it will.
+
+    Of recipes without noise, and in the paper's mode, nothing is said.
+
+    Args:
+        config: of the run.
+    """
+    spec, policy = config.canaries, config.gate
+    is_promised = config.recipe.private and config.privacy.mode is Mode.SOUND
+    if not is_promised or not policy.require_canaries:
+        return ""
+    if spec.num_planted < policy.min_canaries:
+        return (
+            f"canaries.num_planted is {spec.num_planted}, and gate {policy.name} asks "
+            f"for {policy.min_canaries}: it will be inconclusive."
+        )
+    chance = clean_pass_probability(policy, spec, config.attack)
+    if chance >= _LIKELY:
+        return ""
+    return (
+        f"gate {policy.name} will pass a model that memorized nothing with probability "
+        f"{chance:.2f} by {spec.num_planted} canaries as their ranks are measured"
+        f"{_advice(config)}."
+    )
+
+
+def enough_planted(
+    policy: GatePolicy, spec: CanarySpec, attack: AttackSettings
+) -> int | None:
+    """Fewest of some numbers of planted canaries that will do; None if none will."""
+    least = max(spec.num_planted + 1, policy.min_canaries)
+    for num in (n for n in _NUMBERS if n >= least):
+        more = spec.model_copy(update={"num_planted": num})
+        if clean_pass_probability(policy, more, attack) >= _LIKELY:
+            return num
+    return None
+
+
 def enough_sampled(
     policy: GatePolicy, spec: CanarySpec, attack: AttackSettings
 ) -> int | None:
@@ -119,6 +160,10 @@ def _share_of_clean_runs(
     """Count drawn runs of which every criterion of ranks passes."""
     level = policy.assurance_level
     if num_sampled:
+        from dptune.attacks.large_spaces import (  # noqa: PLC0415 - transformers
+            CONFIDENCE,
+        )
+
         level -= 1 - CONFIDENCE
     if level <= 0:
         return 0.0
@@ -150,6 +195,8 @@ def _clean_shares(
     shares = np.sort(coins.random((_NUM_RUNS, num)))
     if not num_sampled:
         return shares, shares
+    from dptune.attacks.large_spaces import interval_ends  # noqa: PLC0415 - see above
+
     gaps = np.diff(shares, prepend=0.0, append=1.0)
     before = coins.multinomial(num_sampled, gaps)[:, :-1].cumsum(axis=1)
     near, far = (
@@ -210,9 +257,19 @@ def _canary_lines(config: TrainConfig) -> Iterator[PowerLine]:
 
 
 def _advice(config: TrainConfig) -> str:
-    """Say with how many candidates intervals of ranks would be narrow enough."""
-    num = enough_sampled(config.gate, config.canaries, config.attack)
-    return f"; attack.sampled_candidates: {num} would do" if num else ""
+    """Say with how many candidates, or canaries, a clean model would pass."""
+    policy, spec, attack = config.gate, config.canaries, config.attack
+    if num := enough_sampled(policy, spec, attack):
+        return f"; attack.sampled_candidates: {num} would do"
+    if num := enough_planted(policy, spec, attack):
+        return f"; canaries.num_planted: {num} would do"
+    counted = attack.model_copy(update={"sampled_candidates": None})
+    if attack.sampled_candidates and (num := enough_planted(policy, spec, counted)):
+        return (
+            f"; canaries.num_planted: {num} would do with exact ranks "
+            "(attack.sampled_candidates: null)"
+        )
+    return ""
 
 
 def _membership_lines(

@@ -1,6 +1,7 @@
 """A run is not trained for hours towards what its own gate refuses."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from dptune.privacy import NeighboringRelation, Notion, UnitsFrom
 from dptune.workflow.budget import lacks_grant
 from dptune.workflow.expectation import check_gate, expected_ledger, gate_doubts
 from dptune.workflow.planned_units import PlannedUnits
+from dptune.workflow.power import canary_doubt
 from dptune.workflow.preflight import _check_processes, plan_for
 from tests.unit.reports.samples import corpus_report
 
@@ -144,6 +146,45 @@ def test_audit_that_is_left_out_is_doubted_where_the_gate_asks_for_it():
     (doubt,) = doubts("audit.num_steps=0")
     assert "audit of steps" in doubt
     assert doubts("audit.num_steps=0", "gate.require_step_audit=false") == ()
+
+
+DEFAULT = (
+    *("gate.assurance_bound_bits=2.5", "gate.control_level=5.0e-4"),
+    *("gate.base_level=5.0e-4", "gate.effect_size_bits=2.5"),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (("canaries.num_planted=30",), "0.54 by 30.*num_planted: 60 would do"),
+        (
+            ("canaries.num_planted=30", "attack.sampled_candidates=4000"),
+            "0.31 by 30.*num_planted: 130 would do",
+        ),
+        (
+            ("canaries.num_planted=30", "attack.sampled_candidates=1000"),
+            "0.13 by 30.*num_planted: 60 would do with exact ranks",
+        ),
+        (
+            ("canaries.num_planted=130", "attack.sampled_candidates=2000"),
+            "0.84 by 130.*attack.sampled_candidates: 4000 would do",
+        ),
+        (("canaries.num_planted=30", "gate.min_canaries=100"), "asks for 100"),
+    ],
+)
+def test_canaries_by_which_a_clean_model_often_fails_are_told(changes, words):
+    """Nobody was told before the run was paid for: `calibrate` alone knew."""
+    held_out = "canaries.num_held_out=30"
+    assert re.search(words, canary_doubt(config(*DEFAULT, held_out, *changes)))
+
+
+def test_canaries_that_will_do_are_not_doubted():
+    enough = ("canaries.num_planted=130", "canaries.num_held_out=30")
+    assert canary_doubt(config(*DEFAULT, *enough)) == ""
+    assert canary_doubt(config()) == ""
+    assert canary_doubt(config(*DEFAULT, "recipe=no_dp")) == ""
+    assert canary_doubt(config(*DEFAULT, "gate.require_canaries=false")) == ""
 
 
 def test_budget_that_nobody_granted_is_told(tmp_path):
