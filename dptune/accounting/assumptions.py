@@ -24,6 +24,7 @@ class Assumption(StrEnum):
     PUBLIC_HYPERPARAMETERS = "public_hyperparameters"
     NUM_UNITS_IS_PUBLIC = "num_units_is_public"
     NUM_UNITS_WAS_DECLARED = "num_units_was_declared"
+    NUM_UNITS_WAS_RELEASED = "num_units_was_released"
     PUBLIC_WORD_LIST = "public_word_list"
     DEDUPLICATED_CORPUS = "deduplicated_corpus"
     SAMPLED_CORPUS = "sampled_corpus"
@@ -100,6 +101,11 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.NUM_UNITS_WAS_DECLARED: Explanation(
         sentence="The number of privacy units that rates, steps and divisors follow "
         "from was declared, to two digits; nothing was counted for it.",
+    ),
+    Assumption.NUM_UNITS_WAS_RELEASED: Explanation(
+        sentence="The number of privacy units that rates, steps and divisors follow "
+        "from was counted under noise, which is part of this claim. That it is what "
+        "came out, and the noise what was drawn, is the word of the configuration.",
     ),
     Assumption.PUBLIC_WORD_LIST: Explanation(
         sentence="Word lists and token weights come from public sources, not from "

@@ -35,7 +35,7 @@ RELEASED_COUNTS, RELEASED_UNITS = "released_counts", "released_units"
 ABOUT_NUM_UNITS = {
     UnitsFrom.EXACT: (Assumption.NUM_UNITS_IS_PUBLIC,),
     UnitsFrom.DECLARED: (Assumption.NUM_UNITS_WAS_DECLARED,),
-    UnitsFrom.RELEASED: (),  # an entry of its own pays for it
+    UnitsFrom.RELEASED: (Assumption.NUM_UNITS_WAS_RELEASED,),  # another entry pays
 }
 """What a stage on gradients takes for granted, whose rate and steps follow from it."""
 

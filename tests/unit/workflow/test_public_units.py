@@ -310,6 +310,7 @@ def test_claim_with_a_public_number_is_certified_and_says_where_it_is_from(
     assert Assumption.NUM_UNITS_IS_PUBLIC not in named
     declared = origin is UnitsFrom.DECLARED
     assert (Assumption.NUM_UNITS_WAS_DECLARED in named) is declared
+    assert (Assumption.NUM_UNITS_WAS_RELEASED in named) is not declared
 
 
 def test_release_of_the_number_is_in_the_certificate_and_in_the_target(corpus):
