@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from dptune.accounting.assumptions import Assumption
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.events import merge_events
 from dptune.accounting.store.allowances import NON_PRIVATE, Cost, total
@@ -267,7 +268,8 @@ def _pays(dossier: Dossier, stage: StagePlan) -> bool:
 def _forgotten(dossier: Dossier, stage: StagePlan) -> list[str]:
     """Name what a stage takes for granted by corpus and plan, and its entries do not.
 
-    Marks and canaries may add to it while a run goes on: entries may name more.
+    Marks and canaries may add to it while a run goes on: entries may name more. That a
+    number of units was released earlier versions did not say.
     """
     planned = stage_entry(
         dossier.corpus.model_copy(update={"redaction": dossier.redaction.operator}),
@@ -278,7 +280,7 @@ def _forgotten(dossier: Dossier, stage: StagePlan) -> list[str]:
         fixed_seed=False,
     )
     named = [
-        set(entry.assumptions)
+        {*entry.assumptions, Assumption.NUM_UNITS_WAS_RELEASED}
         for entry in dossier.ledger.entries
         if entry.stage == stage.settings.name
     ]

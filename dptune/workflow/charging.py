@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from dp_accounting import NonPrivateDpEvent
 
@@ -32,7 +33,7 @@ would show what type a detector read off the value, so that it hides nothing.
 RELEASED_COUNTS, RELEASED_UNITS = "released_counts", "released_units"
 """Ledger entries of releases beside the stages: of counts of entity types, of units."""
 
-ABOUT_NUM_UNITS = {
+ABOUT_NUM_UNITS: Final[dict[UnitsFrom, tuple[Assumption, ...]]] = {
     UnitsFrom.EXACT: (Assumption.NUM_UNITS_IS_PUBLIC,),
     UnitsFrom.DECLARED: (Assumption.NUM_UNITS_WAS_DECLARED,),
     UnitsFrom.RELEASED: (Assumption.NUM_UNITS_WAS_RELEASED,),  # another entry pays

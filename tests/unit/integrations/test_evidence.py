@@ -34,7 +34,7 @@ from dptune.integrations.script_run import ScriptRun
 from dptune.integrations.transformers import PrivacyArguments, ScriptBudget
 from dptune.models.digest import weights_digest
 from dptune.models.merging import base_digest
-from dptune.privacy import PrivacyUnit
+from dptune.privacy import PrivacyUnit, UnitsFrom
 from dptune.testing import tiny_model, tiny_tokenizer
 from dptune.workflow.assess import contradictions, unpaid
 from dptune.workflow.auditing import audit_run
@@ -240,6 +240,19 @@ def test_wider_claim_that_follows_from_an_edited_ledger_is_told(
     with BudgetStore.find(made.url) as store:
         told = " ".join([*contradictions(found), *unpaid(found, store)])
     assert words in told
+
+
+def test_ledger_from_before_releases_of_the_number_were_named_is_none_that_forgets(
+    made,
+):
+    plan = made.dossier.plan
+    stages = tuple(
+        stage.model_copy(update={"units_from": UnitsFrom.RELEASED})
+        for stage in plan.stages
+    )
+    released = plan.model_copy(update={"stages": stages})
+    found = made.dossier.model_copy(update={"plan": released})
+    assert "does not say that stage" not in " ".join(contradictions(found))
 
 
 def laid_beside(made, folder):
