@@ -40,6 +40,7 @@ class Assumption(StrEnum):
     LANGUAGE_IS_PUBLIC = "language_is_public"
     BASE_MODEL_IS_PUBLIC = "base_model_is_public"
     LABELS_ARE_SENT = "labels_are_sent"
+    END_IS_PUBLIC = "end_is_public"
     FIXED_SEED_RANDOMNESS = "fixed_seed_randomness"
 
 
@@ -178,6 +179,12 @@ EXPLANATIONS: Final[dict[Assumption, Explanation]] = {
     Assumption.LABELS_ARE_SENT: Explanation(
         sentence="The class of each text was sent to the server in the clear; only the "
         "text is protected, its length included.",
+    ),
+    Assumption.END_IS_PUBLIC: Explanation(
+        sentence="Training ended before its last planned step. What ended it, such as "
+        "a callback, followed neither the training loss nor anything else that is "
+        "private, which the number of steps would tell.",
+        weakens=_ALL,
     ),
     Assumption.FIXED_SEED_RANDOMNESS: Explanation(
         sentence="The noise came from a fixed seed that others may know, and can "

@@ -56,8 +56,8 @@ def measurable(
             "launcher, with all units of a step in its arguments, and resume."
         )
         problems.append(Problem(path="trainer", message=message))
-    elif run is None or not (run.folder / "certificate.json").exists():
-        message = "must have trained to the end: call train() first."
+    elif run is None or not run.has_ended:
+        message = "must have trained to the end: call train() first, or resume."
         problems.append(Problem(path="trainer", message=message))
     elif run.rows.data.labels is not None:
         message = (

@@ -316,7 +316,8 @@ class CertificateCallback(TrainerCallback):
     ) -> None:
         """Log the certificate of all that was paid."""
         if state.is_world_process_zero:
-            log_certificate(_training().certificate(), run_id=self._run)
+            claim = _training().certificate(steps=state.global_step)
+            log_certificate(claim, run_id=self._run)
 
 
 def _training() -> PayingRun:

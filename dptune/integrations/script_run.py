@@ -44,12 +44,12 @@ from dptune.errors import ArtifactError, PrivacyError
 from dptune.files import alone_in, replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
-from dptune.integrations.claims import paying
+from dptune.integrations.claims import claim_of, paying
 from dptune.integrations.rows import UnitRows
 from dptune.integrations.script_plan import RECIPE, recipe_of
 from dptune.models.merging import base_digest
 from dptune.planning import RunPlan
-from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
+from dptune.privacy import PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.results import (
     BudgetReport,
@@ -239,7 +239,7 @@ class ScriptRun:
         if checkpoint is not None:
             note = _read(checkpoint / NOTE, "run", "num_entries", "paid")
             self._check_checkpoint(known, note)
-            self._check_step(known, checkpoint)
+            self._check_step(checkpoint)
         learning = self._learning(model)
         if self.privacy.seed is None:  # else nothing is claimed
             learning.check(way_out=_ADD_UP)
@@ -320,19 +320,20 @@ class ScriptRun:
                 "Restore the ledger."
             )
 
-    def _check_step(self, known: dict[str, Any], checkpoint: Path) -> None:
+    def _check_step(self, checkpoint: Path) -> None:
         """Refuse to take steps again of a training that has taken all of them."""
         last = self.stage.num_steps
-        if self._has_ended(known) and checkpoint.name != f"checkpoint-{last}":
+        if self.has_ended and checkpoint.name != f"checkpoint-{last}":
             raise PrivacyError(
                 f"output_dir must not hold a training that has ended: going on from "
                 f"{checkpoint.name} would draw, and pay for, steps again. Resume from "
                 f"checkpoint-{last}, which returns its model and its certificate."
             )
 
-    def _has_ended(self, known: dict[str, Any]) -> bool:
-        """Whether a training has taken all steps, and was not stopped before."""
-        last = self.stage.num_steps
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has taken all steps, and was not stopped before."""
+        known, last = _read(self.folder / "run.json"), self.stage.num_steps
         return bool(known.get("weights")) and known.get("steps", last) >= last
 
     def note_checkpoint(self, checkpoint: Path) -> None:
@@ -421,17 +422,17 @@ class ScriptRun:
         texts = records_digest(self.rows.records, key=budget.key)
         return hold(budget.url, self._request(budget), texts=texts)
 
-    def certificate(self) -> Certificate:
-        """State what is guaranteed after all that was paid until now.
+    def certificate(self, *, steps: int | None = None) -> Certificate:
+        """State what is guaranteed after all that was paid: if it ends at `steps`, too.
 
         Raises:
             ArtifactError: the journal does not hold what this process has paid.
         """
-        return self.journal.read().certificate(
-            Notion.RECORD,
-            delta=self.privacy.target_delta,
-            relation=NeighboringRelation(self.privacy.relation),
-        )
+        ledger, known = self.journal.read(), _read(self.folder / "run.json")
+        if steps is None and known.get("num_entries") == len(ledger.entries):
+            steps = known.get("steps")
+        is_cut_short = steps is not None and steps < self.stage.num_steps
+        return claim_of(ledger, self.privacy, is_cut_short=is_cut_short)
 
     def finish(self, weights: str, steps: int) -> None:
         """Write certificate, card, and whose weights they are about.
@@ -444,9 +445,9 @@ class ScriptRun:
         Raises:
             ArtifactError: the training ended before, with other weights.
         """
-        found = self.certificate()
+        found = self.certificate(steps=steps)
         known, paid = _read(self.folder / "run.json"), len(self.journal.read().entries)
-        went_on = not self._has_ended(known) and paid > known.get("num_entries", paid)
+        went_on = not self.has_ended and paid > known.get("num_entries", paid)
         if not went_on and self.weights not in {"", weights}:
             raise ArtifactError(
                 "the last checkpoint must hold the weights that the training ended "

@@ -10,12 +10,15 @@ import pytest
 from transformers import (
     DataCollatorForLanguageModeling,
     Trainer,
+    TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
 
 import dptune
+from dptune.accounting.assumptions import Assumption
+from dptune.accounting.certificates import Certificate
 from dptune.errors import ConfigError
 from dptune.integrations.mlflow import (
     CertificateCallback,
@@ -136,6 +139,21 @@ def test_epsilon_so_far_grows_to_the_certificate(tracked, tmp_path):
     assert values[-1] == script.trainer.certificate.epsilon
     logged = tracked.get_run(run.info.run_id).data
     assert not {"loss", "train_loss"} & set(logged.metrics)
+
+
+class EndAtOnce(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
+def test_certificate_of_a_training_that_was_cut_short_says_so(tracked, tmp_path):
+    with mlflow.start_run() as run:
+        callbacks = [EndAtOnce(), CertificateCallback()]
+        script = trained_script(tmp_path / "out", callbacks=callbacks)
+    place = f"runs:/{run.info.run_id}/privacy/certificate.json"
+    logged = Certificate.model_validate_json(mlflow.artifacts.load_text(place))
+    assert logged == script.trainer.certificate
+    assert Assumption.END_IS_PUBLIC in logged.assumptions
 
 
 def test_training_without_a_run_ends_before_it_pays(tracked, tmp_path):

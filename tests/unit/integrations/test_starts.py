@@ -12,10 +12,12 @@ import pytest
 from datasets import Dataset
 from transformers import TrainerCallback
 
+from dptune.accounting.assumptions import Assumption
 from dptune.accounting.certificates import Certificate
 from dptune.errors import ArtifactError, PrivacyError
 from dptune.integrations.script_run import ScriptRun
 from dptune.models.digest import weights_digest
+from dptune.privacy import CertificateStatus
 from infra.workspace import REPOSITORY
 from tests.unit.integrations.conftest import asked, make_rows
 
@@ -135,6 +137,36 @@ def test_training_that_was_stopped_goes_on_and_ends(script, paid, tmp_path):
     assert again.train(resume_from_checkpoint=True).global_step == 15
     assert weights_digest(again.model) == again.script_run.weights
     assert sum(paid()) == 18
+
+
+class EndByLoss(TrainerCallback):
+    """Ends a training where a batch has a large loss, which one record may give it."""
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        is_large = logs.get("loss", 0.0) > 0.0
+        control.should_training_stop |= is_large and state.global_step >= 5
+
+
+def test_claim_of_a_training_that_was_cut_short_rests_on_what_ended_it(
+    script, tmp_path
+):
+    """Callbacks are told the loss: who stops by one record's tells whether it is there.
+
+    It is drawn in some of 60 steps at rate .1 with probability .998: that is then the
+    chance of an early end, which never comes without it, whatever epsilon is.
+    """
+    privacy = asked(num_units=40)
+    stopped = script(privacy=privacy, parts={"callbacks": [EndByLoss()]})
+    assert stopped.train().global_step == 5
+    stored = Certificate.model_validate_json(
+        (tmp_path / "out" / "privacy" / "certificate.json").read_bytes()
+    )
+    for claim in (stored, stopped.certificate):
+        assert Assumption.END_IS_PUBLIC in claim.assumptions
+        assert claim.status is CertificateStatus.CONDITIONAL
+    resumed = script(privacy=privacy)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.certificate.status is CertificateStatus.CERTIFIED
 
 
 def test_certificate_of_a_stopped_training_is_gone_once_more_is_paid(
