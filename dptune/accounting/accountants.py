@@ -359,9 +359,14 @@ def _pld_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) ->
     )
 
 
-def _rounding(levels: Sequence[Level]) -> float:
+def rounding(num_steps: int) -> float:
     """Bound what the rounding of Fourier transforms may move delta by: 1e-15 a step."""
-    return _FLOAT_ERROR * sum(level.count for level in levels)
+    return _FLOAT_ERROR * num_steps
+
+
+def _rounding(levels: Sequence[Level]) -> float:
+    """Bound it for a history."""
+    return rounding(sum(level.count for level in levels))
 
 
 def _sizes(
