@@ -40,7 +40,7 @@ def register_measured_model(
             paid from this project's budget store or measured for another policy, or the
             name is none; all at once.
         GateFailedError: the outcome is not PASS.
-        ArtifactError: nothing could be logged.
+        ArtifactError: nothing could be logged, or another MLflow has the model.
     """
     policy = load_policy(policy_name, configs=CONFIGS, key="--policy")
     dossier = _read(evidence)
@@ -55,9 +55,11 @@ def register_measured_model(
     from pipelines.register import register_pipeline
     from pipelines.train import failures
     from steps._deleted import refuse_deleted_experiment
+    from steps._noting import refuse_foreign_models
     from steps._tracking import connect
 
     refuse_deleted_experiment(connect(), register_pipeline.name)
+    refuse_foreign_models(model_name)
     failures.clear()
     try:
         response = finished(

@@ -35,7 +35,8 @@ def one_at_a_time(url: str, name: str) -> Iterator[None]:
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
     try:
         if engine.dialect.name == "sqlite":
-            file = Path(f"{engine.url.database}.{number & 0xFFFF_FFFF:08x}.lock")
+            database = Path(str(engine.url.database)).resolve()  # links lead to one
+            file = Path(f"{database}.{number & 0xFFFF_FFFF:08x}.lock")
             file.parent.mkdir(parents=True, exist_ok=True)
             with locked(file):
                 yield

@@ -15,9 +15,9 @@ from dptune.accounting.store.attempts import (
     record_attempt,
 )
 from dptune.accounting.store.store import BudgetStore
-from dptune.errors import GateFailedError
+from dptune.errors import ArtifactError, GateFailedError
 from dptune.gates.decision import GateDecision, GateOutcome
-from steps import _champions
+from steps import _champions, _tracking
 from steps._lost import budget_store
 
 _AGAIN = "Run `dptune gate` on it again."
@@ -82,6 +82,31 @@ def noted_outcomes(model_name: str) -> dict[str, str]:
     """
     verdicts = _of(_noted(model_name), Attempt.VERDICT)
     return {entry.version: entry.outcome for entry in verdicts}
+
+
+def refuse_foreign_models(model_name: str) -> None:
+    """Refuse to register a model that the log knows, and this MLflow does not.
+
+    The log names versions by model and number. Two registries that share it would take
+    each other's evidence and decisions for their own.
+
+    Raises:
+        ArtifactError: another registry shares the budget store, or the model is gone.
+    """
+    if model_name in _tracking.model_names():
+        return
+    with budget_store() as store:
+        known = store is not None and any(
+            attempts_about(store, about)
+            for about in (_about(model_name), f"version 1 of {model_name}")
+        )
+    if known:
+        raise ArtifactError(
+            f"the model must be one of this MLflow or a new one, got {model_name}, of "
+            "which the budget store holds versions and this MLflow none. Another "
+            "project folder shares the store and not MLflow, or the model was deleted. "
+            "Choose another name, or use that folder's MLflow."
+        )
 
 
 def cut_trail(model_name: str) -> str:

@@ -484,6 +484,23 @@ def test_empty_store_in_its_place_is_refused_too(without_store, project, gate):
     assert gate()[0] == 1  # what paid for the version stays unknown
 
 
+def test_model_of_another_registry_on_the_same_store_is_refused_before_it_pays(
+    trained, project
+):
+    """Each took the other's evidence and champion for its own: all were INVALID."""
+    name, kind = "a-neighbors", Attempt.REGISTRATION
+    with BudgetStore.find(current_workspace().budget_url) as store:
+        about = f"version 1 of {name}"
+        record_attempt(store, data_set="", kind=kind, subject="f" * 64, about=about)
+        before = store.head()
+        code, output = project.run(
+            "train", TINY, "--set", f"registry.model_name={name}"
+        )
+        assert store.head() == before
+    said = " ".join(output.split())
+    assert (code, "shares the store and not MLflow" in said) == (2, True), said
+
+
 def test_attempts_are_counted_and_said(trained, project, gate):
     code, output = project.run("status")
     said = " ".join(output.split())

@@ -23,6 +23,18 @@ def url(request, tmp_path):
     return request.getfixturevalue("postgres").fresh(f"locks-{tmp_path.name}")
 
 
+def test_store_behind_a_link_is_locked_as_one(tmp_path):
+    """Folders that shared it by a link moved a champion at the same time."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "budget.db").touch()
+    (tmp_path / "there" / "budget.db").symlink_to(tmp_path / "here" / "budget.db")
+    with one_at_a_time(f"sqlite:///{tmp_path}/there/budget.db", "champion of bot"):
+        pass
+    assert len(list((tmp_path / "here").glob("*.lock"))) == 1
+    assert not list((tmp_path / "there").glob("*.lock"))
+
+
 def counted(enter):
     """Read, wait and write back, as registries do that cannot compare and set."""
     state = {"count": 0}
