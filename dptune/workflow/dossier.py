@@ -40,7 +40,7 @@ from dptune.gates.evidence import (
 )
 from dptune.gates.manifest import Manifest
 from dptune.planning import RunPlan
-from dptune.privacy import CertificateStatus, Notion, PrivacyUnit
+from dptune.privacy import CertificateStatus, NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.reports.card.statements import (
     BudgetStatement,
@@ -406,6 +406,8 @@ class Dossier(RunResults):
     def _canary_group_epsilon(self) -> float | None:
         """Epsilon of a secret that sits in as many units as a canary does.
 
+        With canaries in records of others these stay without it: they are replaced.
+
         None where its unit has no guarantee, or where that rests on secrets being found
         and some canary's was not: it was trained on as it stands.
         """
@@ -424,7 +426,9 @@ class Dossier(RunResults):
             self.ledger.event(notion),
             group_size=copies,
             delta=self.plan.target_delta,
-            relation=self.plan.relation,
+            relation=NeighboringRelation.REPLACE_ONE
+            if self.exposure.appended
+            else self.plan.relation,
             same_turns=all(entry.num_bands == 1 for entry in self.ledger.entries),
         )
 

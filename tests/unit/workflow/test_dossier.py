@@ -1,6 +1,7 @@
 """A dossier restates its reports for gate and card, and nothing else."""
 
 import pytest
+from dp_accounting import GaussianDpEvent
 from pydantic import ValidationError
 
 from dptune.accounting.groups import group_epsilon
@@ -9,6 +10,7 @@ from dptune.dpsgd.factorization import band_coefficients
 from dptune.errors import ArtifactError
 from dptune.gates.decision import decide
 from dptune.gates.policy import GatePolicy
+from dptune.mechanisms.nominal import gdp_to_epsilon
 from dptune.privacy import NeighboringRelation, Notion
 from dptune.reports.card.page import render_html, render_markdown
 from dptune.results import ChampionReport, Interval
@@ -206,9 +208,11 @@ def test_copies_of_a_secret_in_other_groups_have_no_mixture_bound(make_dossier):
     assert group > mixture
 
 
-def group_of(make_dossier, ledger, *, setting="not_missed", **plan):
+def group_of(make_dossier, ledger, *, setting="not_missed", appended=False, **plan):
     """What the card says of a canary in several units."""
-    exposure = samples.exposure_report(setting=setting)
+    exposure = samples.exposure_report(setting=setting).model_copy(
+        update={"appended": appended}
+    )
     run = samples.run_plan().model_copy(update=plan)
     return make_dossier(
         ledger=ledger, exposure=exposure, plan=run
@@ -224,6 +228,33 @@ def test_group_of_a_training_without_a_guarantee_has_none(make_dossier):
     known = entry.model_copy(update={"fixed_seed": True})
     assert group_of(make_dossier, PrivacyLedger(entries=(entry,)), **record) > 0
     assert group_of(make_dossier, PrivacyLedger(entries=(known,)), **record) is None
+
+
+def test_group_of_canaries_in_records_of_others_replaces_these(make_dossier):
+    """Without its canary a record stays: each moves the sum of a full step by 2C."""
+    claim = {
+        "notion": Notion.RECORD,
+        "relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    }
+    copies = max(c.insertions for c in samples.exposure_report().planted())
+    step = samples.ledger_entry().model_copy(
+        update={
+            "dp_event": GaussianDpEvent(4.0),
+            "num_steps": 1,
+            "sample_rate": None,
+            "noise_multiplier": None,
+        }
+    )
+    ledger = PrivacyLedger(entries=(step,))
+    own, others = (
+        group_of(make_dossier, ledger, appended=appended, **claim)
+        for appended in (False, True)
+    )
+    exact = {
+        moved: gdp_to_epsilon(moved * copies / 4.0, delta=1e-5) for moved in (1, 2)
+    }
+    assert own == pytest.approx(exact[1], rel=2e-3)
+    assert others == pytest.approx(exact[2], rel=2e-3)
 
 
 @pytest.mark.parametrize("setting", ["missed", "partly_missed", "as_detected"])
