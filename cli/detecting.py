@@ -19,7 +19,7 @@ from cli.detection import DetectorChoice, collecting, new_file_problems
 from cli.printing import speaker
 from cli.runs import read_config
 from dptune.config import TrainConfig
-from dptune.conversation import CALL, messages_of, num_said, turns_of
+from dptune.conversation import CALL, TOOLS, messages_of, num_said, tools_of, turns_of
 from dptune.data.source import learnt_roles
 from dptune.detection.engine import DetectionEngine
 from dptune.detection.labelling import detect_dataset
@@ -269,6 +269,7 @@ def _as_json(row: _Read, redact: _Redact | None, learnt: Collection[str]) -> str
     if redact is not None:
         redacted = redact(row)
         found["redacted"] = messages_of(redacted, learnt=learnt) or redacted
+        found |= _declared(redacted)
     return json.dumps(found, ensure_ascii=False)
 
 
@@ -276,13 +277,15 @@ def _in_message(span: Span, text: str) -> dict[str, object]:
     """Write a span; of a conversation as a place in a message, and its number."""
     found: dict[str, object] = asdict(span)
     number = call = -1
-    for turn in turns_of(text):
+    num_tools = sum(turn.role == TOOLS for turn in turns_of(text))
+    for place, turn in enumerate(turns_of(text), start=-num_tools):
         is_call = turn.role == CALL
-        number, call = (number, call + 1) if is_call else (number + 1, -1)
+        number, call = (number, call + 1) if is_call else (number + (place >= 0), -1)
         if turn.start <= span.start < turn.start + len(turn.content):
             _, places = turn.said()
             start, end = (bisect_left(places, at) for at in (span.start, span.end))
-            found |= {"message": number, "start": start, "end": end}
+            inside = {"message": number} if place >= 0 else {"tool": num_tools + place}
+            found |= {**inside, "start": start, "end": end}
             found |= {"tool_call": call} if is_call else {}
     return found
 
@@ -290,7 +293,13 @@ def _in_message(span: Span, text: str) -> dict[str, object]:
 def _said(text: str, learnt: Collection[str]) -> dict[str, object]:
     """Write a record as its source has it: a text, or messages."""
     messages = messages_of(text, learnt=learnt)
-    return {"messages": messages} if messages else {"text": text}
+    return {"messages": messages, **_declared(text)} if messages else {"text": text}
+
+
+def _declared(text: str) -> dict[str, object]:
+    """Write the functions that a conversation declares, if it does."""
+    tools = tools_of(text)
+    return {"tools": tools} if tools else {}
 
 
 def _write_redacted(

@@ -16,15 +16,18 @@ A call of a tool is a turn of its own behind the one in which the assistant make
 ```
 U+FDD0 assistant U+FDD2  U+FDD1 call U+FDD2 {"name": "orders", "arguments": {"id": 7}}
 ```
+
+Functions that may be called are declared before all else, each in a turn of `tools`.
 """
 
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, SupportsIndex, get_args, overload
 
+from dptune.declarations import said_places
 from dptune.jsons import parse_json
 from dptune.text import MASK, Span
 
@@ -32,6 +35,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 CALL: Final = "call"
 """Who says a call of a tool: the assistant, in a form of its own."""
+TOOLS: Final = "tools"
+"""Who declares a function: the system, in a form of its own."""
 RESERVED: Final = re.compile("[\ufdd0-\ufdef]")
 """What no content may hold."""
 
@@ -40,6 +45,7 @@ AS_TYPED: Final = "\ufdd3"
 """Stands for nothing in a content, and keeps what is around it from being a mask."""
 
 _HEADER = re.compile(f"[{_READ}{_LEARNT}]([a-z]+){_SAYS}")
+_DECLARED = re.compile(f"{_READ}{TOOLS}{_SAYS}[^{_READ}{_LEARNT}]*")
 _TYPED_MASK = MASK[:1] + AS_TYPED + MASK[1:]
 
 
@@ -48,7 +54,7 @@ class Turn:
     """What somebody says in a conversation.
 
     Args:
-        role: of `ROLES`, or `CALL`.
+        role: of `ROLES`, `CALL` or `TOOLS`.
         content: hidden from `repr`.
         trained: whether its content, and the token that ends it, are learnt.
         start: code point of the conversation's text at which the content begins.
@@ -65,7 +71,7 @@ class Turn:
     @property
     def speaker(self) -> str:
         """Whose turn it is, of `ROLES`."""
-        return "assistant" if self.role == CALL else self.role
+        return {CALL: "assistant", TOOLS: "system"}.get(self.role, self.role)
 
     def said(self) -> tuple[str, tuple[int, ...]]:
         """Return the content as it was typed, and the code point each comes from."""
@@ -150,19 +156,26 @@ def contents_only(text: str) -> str:
     return _HEADER.sub(lambda header: "\n" * len(header.group()), text)
 
 
+def without_tools(text: str) -> str:
+    """Leave out the functions that a conversation declares, often those of others."""
+    return _DECLARED.sub("", text) if is_conversation(text) else text
+
+
 def within_contents(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     """Cut spans of a conversation at its marks, so that roles stay; sorted.
 
-    Pieces without anything but blanks go. Spans of plain text stay as they are.
+    So do names, keys and bounds in declarations of functions. Pieces without anything
+    but blanks go. Spans of plain text stay as they are.
     """
     turns = turns_of(text)
     if not turns:
         return tuple(spans)
-    starts = [turn.start for turn in turns]
+    places = [place for turn in turns for place in _said_places(turn)]
+    ends = [end for _, end in places]
     return tuple(
         piece
         for span in sorted(spans)
-        for piece in _pieces(span, turns, starts)
+        for piece in _pieces(span, places, ends)
         if not text[piece.start : piece.end].isspace()
     )
 
@@ -176,12 +189,21 @@ def learnt_spans(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
     return tuple(s for s in spans if turns[bisect_right(starts, s.start) - 1].trained)
 
 
-def _pieces(span: Span, turns: Sequence[Turn], starts: Sequence[int]) -> Iterator[Span]:
-    """Yield what of a span lies in contents, which begin at `starts`."""
-    first = max(0, bisect_right(starts, span.start) - 1)
-    for turn in turns[first : bisect_left(starts, span.end)]:
-        start = max(span.start, turn.start)
-        end = min(span.end, turn.start + len(turn.content))
+def _said_places(turn: Turn) -> Iterator[tuple[int, int]]:
+    """Yield in order where a turn says what may be somebody's."""
+    places = said_places(turn.content) if turn.role == TOOLS else None
+    for start, end in ((0, len(turn.content)),) if places is None else places:
+        yield turn.start + start, turn.start + end
+
+
+def _pieces(
+    span: Span, places: Sequence[tuple[int, int]], ends: Sequence[int]
+) -> Iterator[Span]:
+    """Yield what of a span lies in places, which end at `ends`."""
+    for low, high in places[bisect_right(ends, span.start) :]:
+        if low >= span.end:
+            return
+        start, end = max(span.start, low), min(span.end, high)
         if start < end:
             yield replace(span, start=start, end=end)
 
@@ -201,9 +223,9 @@ def messages_of(text: str, *, learnt: Collection[str] = ()) -> list[dict[str, An
     """
     found: list[dict[str, Any]] = []
     for turn in turns_of(text):
-        content, places = turn.said()
-        starts = [turn.start + m.start() for m in re.finditer(MASK, turn.content)]
-        masks = [bisect_left(places, start) for start in starts]
+        if turn.role == TOOLS:
+            continue
+        content, masks = _with_masks(turn)
         is_call = turn.role == CALL and bool(found) and found[-1]["role"] == "assistant"
         again = _call_again(content, masks) if is_call else None
         if again is not None:
@@ -212,7 +234,7 @@ def messages_of(text: str, *, learnt: Collection[str] = ()) -> list[dict[str, An
             if is_call:
                 said = found[-1]["content"]
                 content = f"{said}\n{content}" if said.strip() else content
-                moved = len(content) - len(places)
+                moved = len(content) - len(turn.said()[0])
                 masks = [*found[-1].get("masks", ()), *(at + moved for at in masks)]
             else:
                 found.append({"role": turn.speaker})
@@ -222,21 +244,49 @@ def messages_of(text: str, *, learnt: Collection[str] = ()) -> list[dict[str, An
     return found
 
 
+def tools_of(text: str) -> list[dict[str, Any]]:
+    """Return the functions that a conversation declares, as they are read.
+
+    Returns:
+        Declarations, with `masks` as calls have them.
+    """
+    return [
+        declared | (_masks_again(declared, *_with_masks(turn)) or {})
+        for turn in turns_of(text)
+        if turn.role == TOOLS
+        for declared in [parse_json(turn.said()[0])]
+    ]
+
+
+def _with_masks(turn: Turn) -> tuple[str, list[int]]:
+    """Return what a turn says, and where masks of redaction stand in it."""
+    content, places = turn.said()
+    starts = [turn.start + m.start() for m in re.finditer(MASK, turn.content)]
+    return content, [bisect_left(places, start) for start in starts]
+
+
 def _call_again(content: str, masks: Sequence[int]) -> dict[str, Any] | None:
-    """Write a call for whoever reads it; None if it would not be read.
+    """Write a call for whoever reads it; None if it would not be read."""
+    call = call_of(content)
+    moved = None if call is None else _masks_again(call, content, masks)
+    return None if moved is None else {"type": "function", "function": call} | moved
+
+
+def _masks_again(
+    value: Mapping[str, Any], content: str, masks: Sequence[int]
+) -> dict[str, list[int]] | None:
+    """Say where masks stand in the JSON of a value; None if that is not to be told.
 
     Numbers may be spelt otherwise when they are read (`1.50`), and move masks.
     """
-    if (call := call_of(content)) is None:
-        return None
-    spelt = json.dumps(call, ensure_ascii=False)
+    spelt = json.dumps(value, ensure_ascii=False)
     before, behind = (
         [m.start() for m in re.finditer(MASK, t)] for t in (content, spelt)
     )
     if len(before) != len(behind):
         return None
     moved = [behind[before.index(at)] for at in masks]
-    return {"type": "function", "function": call} | ({"masks": moved} if moved else {})
+    return {"masks": moved} if moved else {}
 
 
 def names_function(name: object) -> bool:

@@ -224,7 +224,7 @@ def _node(token: re.Match[str], kind: str, depth: int) -> Node:
         return Node(
             kind="bare", start=start, end=end, depth=depth, said=said, has_words=False
         )
-    said, starts = _content(token["string"], start)
+    said, starts = signs_of(token["string"], start)
     node = Node(kind="string", start=start, end=end, depth=depth, said=said)
     if depth < _DEEPEST and ("{" in said or "[" in said):
         node.within = json_in(said, depth=depth + 1)
@@ -233,7 +233,7 @@ def _node(token: re.Match[str], kind: str, depth: int) -> Node:
     return node
 
 
-def _content(written: str, start: int) -> tuple[str, Sequence[int]]:
+def signs_of(written: str, start: int) -> tuple[str, Sequence[int]]:
     """Return what a string says, and where each sign of it and its last quote stand."""
     if "\\" not in written:
         return written[1:-1], range(start + 1, start + len(written))

@@ -3,9 +3,18 @@
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from dptune.conversation import CALL, RESERVED, ROLES, Turn, join_turns, names_function
+from dptune.conversation import (
+    CALL,
+    RESERVED,
+    ROLES,
+    TOOLS,
+    Turn,
+    join_turns,
+    names_function,
+)
+from dptune.declarations import said_places
 from dptune.jsons import RepeatedKeyError, parse_json
 from dptune.text import MASK
 
@@ -57,13 +66,16 @@ class ReadConversation:
     unread: tuple[str, ...] = ()
 
 
-def read_conversation(*given: object, learnt: Collection[str]) -> ReadConversation:
+def read_conversation(
+    *given: object, learnt: Collection[str], tools: object = None
+) -> ReadConversation:
     """Read a list of messages, or a prompt and a completion.
 
     A message is a mapping of `role` and `content`, or of `from` and `value`. Its key
     `weight` may be 0, which keeps a turn from being learnt, or 1; a blank one is never
     learnt. `masks` are the code points of the content at which redaction wrote a mask:
-    others were typed, and are text. `tool_calls` are turns of their own, as JSON.
+    others were typed, and are text. `tool_calls` are turns of their own, as JSON, and
+    so are functions that are declared, which are never learnt.
     Nothing else reaches the model, so that nothing does that detection has not read:
     keys that say something are refused, the rest is counted.
 
@@ -76,6 +88,7 @@ def read_conversation(*given: object, learnt: Collection[str]) -> ReadConversati
     Args:
         given: messages, or JSON of them; or what a user asks and the assistant says.
         learnt: roles whose turns have a loss.
+        tools: functions that may be called, or JSON of them; None are none.
 
     Returns:
         The text, or every fault.
@@ -83,9 +96,17 @@ def read_conversation(*given: object, learnt: Collection[str]) -> ReadConversati
     messages = _messages(given)
     if isinstance(messages, ReadConversation):
         return messages
+    declared = list[tuple[str, object]]()
     faults = dict.fromkeys(f for message in messages for f in _message_faults(message))
+    try:
+        declared = _declarations(tools)
+    except ValueError as error:
+        faults[f"tools {error}.", "Correct them, or leave them out."] = None
     if not faults:
-        turns = [turn for message in messages for turn in _turns(message, learnt)]
+        turns = [
+            *(Turn(role=TOOLS, content=t, masks=_places(m)) for t, m in declared),
+            *(turn for message in messages for turn in _turns(message, learnt)),
+        ]
         if any(turn.trained for turn in turns):
             unread = (key for message in messages for key in _unread(message))
             return ReadConversation(text=join_turns(turns), unread=tuple(unread))
@@ -117,7 +138,7 @@ def _messages(
         return _bad(f"messages must be a list of messages, got {got}.", _USE_TEXT)
     if not all(isinstance(message, dict) for message in first):
         return _bad("every message must have role and content, got none.", _USE_TEXT)
-    return first
+    return [_with_calls(message) for message in first]
 
 
 _LEAVE = "Leave one of the two values."
@@ -169,6 +190,28 @@ def _calls(message: Mapping[str, object]) -> list[tuple[str, object]]:
     return [(_call(one), one.get("masks")) for one in given]
 
 
+def _with_calls(message: Mapping[str, object]) -> Mapping[str, object]:
+    """Read what others call a call: the key of OpenAI's past, and ShareGPT's turn."""
+    role, content = _role_and_content(message)
+    given: Any = message.get("function_call")
+    if role == "function_call" and not message.get("masks"):
+        try:
+            said = parse_json(str(content))
+            given = (said if isinstance(said, list) else [said]) or [None]
+            for one in given:
+                _call(one)
+        except (ValueError, TypeError, AttributeError):
+            return message  # text, as others write it
+        role, content = "assistant", ""
+    elif isinstance(given, dict) and not message.get("tool_calls"):
+        given = [given]
+    else:
+        return message
+    read = {"from", "value", "function_call"}
+    rest = {key: value for key, value in message.items() if key not in read}
+    return {**rest, "role": role, "content": content, "tool_calls": given}
+
+
 def _call(given: Mapping[str, object]) -> str:
     """Write one call as JSON, as `json.dumps` does."""
     inner = given.get("function")
@@ -190,6 +233,51 @@ def _call(given: Mapping[str, object]) -> str:
     except (ValueError, RecursionError):
         pass
     raise ValueError("must have arguments that are an object of JSON")
+
+
+def _declarations(given: object) -> list[tuple[str, object]]:
+    """Read declared functions: the JSON of each, and where masks stand in it.
+
+    Raises:
+        ValueError: they are none, with what is wrong.
+    """
+    try:
+        if isinstance(given, str):
+            given = parse_json(given or "[]")
+    except ValueError:
+        given = [None]
+    given = [] if given is None else given
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ValueError("must be a list of declarations, or JSON of one")
+    return [(_declaration(one), one.get("masks")) for one in given]
+
+
+def _declaration(given: Mapping[str, object]) -> str:
+    """Write one declaration as JSON; tables give absent keys as null."""
+    one = {key: value for key, value in given.items() if key != "masks"}
+    one = one if "function" in one else {"type": "function", "function": one}
+    inner = one["function"]
+    if not isinstance(inner, dict) or not names_function(inner.get("name")):
+        raise ValueError("must name functions in one line, without quotes or \\")
+    try:
+        text = json.dumps(_without_nulls(one), ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError):
+        text = ""
+    if said_places(text) is None or RESERVED.search(text):
+        raise ValueError(
+            "must be of JSON that nests less than 200 levels, without half a pair of "
+            "surrogates and U+FDD0 to U+FDEF, which are no characters"
+        )
+    if not _are_masks(given.get("masks") or [], text):
+        raise ValueError(f"must have masks where they hold {MASK}, got other places")
+    return text
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _unread(message: Mapping[str, object]) -> Iterator[str]:

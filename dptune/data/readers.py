@@ -38,7 +38,8 @@ from dptune.data.textfile import TextFile, open_text
 
 _FILE_FIELDS = {"text_column", "text_template", "encoding", "max_bytes"}
 _COLUMN_FIELDS = {
-    *("messages_column", "prompt_column", "completion_column", "train_on"),
+    *("messages_column", "prompt_column", "completion_column", "tools_column"),
+    "train_on",
     *("id_column", "unit_column", "split_column", "label_column", "known_columns"),
 }
 _TABLE_KINDS: dict[str, type[JsonlSource | CsvSource | ParquetSource]] = {
@@ -232,7 +233,7 @@ def _checked_jsonl(
         has_rows = True
         if not present.keys() >= values.keys():
             present.update(dict.fromkeys(values))
-        absent = [column for column in wanted if column not in values]
+        absent = [c for c in wanted if c not in values and c != source.tools_column]
         for column in absent:
             incomplete.add_row(
                 f"{name} row {number}",
@@ -351,7 +352,8 @@ def _compose(
     """
     if source.is_chat:
         given = [values[column] for column in source.text_columns()]
-        return read_conversation(*given, learnt=learnt_roles(source))
+        tools = values.get(source.tools_column or "")
+        return read_conversation(*given, learnt=learnt_roles(source), tools=tools)
     if source.text_template is None:
         return values[source.text_column]
     text = ""

@@ -129,6 +129,8 @@ class _Columns(_Model):
             `content`, or of `from` and `value` (ShareGPT), or JSON of such a list.
         prompt_column, completion_column: hold what a user asks and the assistant says,
             which is a conversation too.
+        tools_column: declares the functions that a conversation may call: a list of
+            JSON schemas, as OpenAI's and TRL's `tools`, or JSON of it, or null.
         train_on: roles whose turns are learnt, of conversations; `all` are all.
         id_column: stable ids; without it ids are hashes of the content.
         unit_column: the privacy unit (user, document) that owns a record.
@@ -144,6 +146,7 @@ class _Columns(_Model):
     messages_column: ChatColumn = None
     prompt_column: ChatColumn = None
     completion_column: ChatColumn = None
+    tools_column: ChatColumn = None
     train_on: tuple[Role, ...] | Literal["all"] | None = Field(
         default=None, min_length=1, exclude_if=lambda roles: roles is None
     )
@@ -168,10 +171,11 @@ class _Columns(_Model):
             raise ValueError(
                 "must not set text_column or text_template beside conversations"
             )
-        if self.train_on is not None and not self.is_chat:
-            raise ValueError(
-                "must set train_on only beside messages_column or prompt_column"
-            )
+        for name in ("train_on", "tools_column"):
+            if getattr(self, name) is not None and not self.is_chat:
+                raise ValueError(
+                    f"must set {name} only beside messages_column or prompt_column"
+                )
         return self
 
     @property
@@ -191,7 +195,10 @@ class _Columns(_Model):
 
     def columns(self) -> tuple[str, ...]:
         """Every column that must be there."""
-        named = (self.id_column, self.unit_column, self.split_column, self.label_column)
+        named = (
+            *(self.tools_column, self.id_column, self.unit_column),
+            *(self.split_column, self.label_column),
+        )
         wanted = (*self.text_columns(), *(name for name in named if name is not None))
         return tuple(dict.fromkeys((*wanted, *self.known_columns)))
 

@@ -134,7 +134,7 @@ def _read(turn: Turn, found: _Structure) -> None:
     for node in nodes:
         for key in node.keys:
             note(key, "key")
-    if turn.role == "system":
+    if turn.speaker == "system":
         for name, schema in _declared(nodes):
             note(name, "function")
             found.functions.add(name.said)

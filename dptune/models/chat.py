@@ -47,8 +47,13 @@ from dptune.models.chat_layout import (
     touched,
 )
 from dptune.models.chat_messages import (
+    HOLE,
+    HOLES,
     Message,
     Shape,
+    check_declared,
+    declared_in,
+    fill_declared,
     fill_objects,
     given_messages,
     messages_to_write,
@@ -62,9 +67,8 @@ from dptune.text import MASK
 _Ints = NDArray[np.int32]
 _Bools = NDArray[np.bool_]
 
-_OPEN, _CLOSE, _HOLE = "\ufdd4", "\ufdd5", "\ufdd6"
+_OPEN, _CLOSE = "\ufdd4", "\ufdd5"
 _NAME = re.compile(f"{_OPEN}[0-9]+{_CLOSE}")
-_HOLES = re.compile(f"{_HOLE}([0-9]+){_HOLE}")
 _A_DAY: Final = date(2024, 7, 26)
 """What templates are told that ask for the date, so that tokens do not change."""
 
@@ -189,7 +193,7 @@ class ChatFormat:
         self.renamed: Tokenizer = with_names(content, self._names)
         words = (piece for piece in pieces_of(content) if piece not in self._names)
         self._spelt = tuple(filter(_LOOKS_LIKE_MARKER.fullmatch, words))
-        self._parts: dict[Shape, tuple[list[str], list[int]]] = {}
+        self._parts: dict[tuple[Shape, str], tuple[list[str], list[int]]] = {}
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
@@ -276,12 +280,13 @@ class ChatFormat:
             ModelError: the template refuses the order of roles, or does not write every
                 content once and as it is, but for blanks around it.
         """
-        messages = messages_to_write(turns_of(text))
+        turns = turns_of(text)
+        messages, tools = messages_to_write(turns), declared_in(turns)
         shape = shape_of(messages)
-        literals, order = self._written(shape)
+        literals, order = self._written(shape, tools)
         places = [(message, part) for message in messages for part in message.parts]
         said = [part.said() for _, part in places]
-        real = self._real(messages, [one for one, _ in said])
+        real = self._real(messages, [one for one, _ in said], tools)
         written = [(places[number][0].role, said[number][0]) for number in order]
         kept = kept_contents(real, literals, written)
         if kept is None:
@@ -297,7 +302,8 @@ class ChatFormat:
             (message, part), canvas.owner = places[number], places[number][0].owner
             if message.answers and (not at or places[order[at - 1]][0] is not message):
                 before = shape[: messages.index(message)]
-                canvas.learn_last(len(self._answer(literals[at], message, before)))
+                own = self._answer(literals[at], message, before, tools)
+                canvas.learn_last(len(own))
             self._add_content(canvas, part, said[number][1], part_kept)
             is_last = at == len(order) - 1
             if open_ended and is_last:
@@ -314,7 +320,9 @@ class ChatFormat:
         )
         return canvas.rendered(plain=real if whole else None)
 
-    def _real(self, messages: Sequence[Message], said: Sequence[str]) -> str:
+    def _real(
+        self, messages: Sequence[Message], said: Sequence[str], tools: str
+    ) -> str:
         """Render what messages say; arguments that redaction changed, as they are."""
         parts = [part for message in messages for part in message.parts]
         shape = shape_of(messages)
@@ -323,7 +331,8 @@ class ChatFormat:
                 shape,
                 lambda number: said[number],
                 lambda number: object_of(parts[number]) or object_hole(number),
-            )
+            ),
+            tools=fill_declared(tools, said),
         )
         return fill_objects(real, lambda number: said[number]) or ""
 
@@ -352,7 +361,7 @@ class ChatFormat:
         """Write a content; the mask of redaction is a token, a typed one is text."""
         if not (kept := places[what.first : what.last]):
             return
-        copy = partial(canvas.copy, turn, is_escaped=what.is_escaped)
+        copy = partial(canvas.copy, turn, spelt=what.spelt)
         start, end = kept[0] - turn.start, kept[-1] + 1 - turn.start
         name = self._names.get(MASK)
         masks = (
@@ -371,14 +380,15 @@ class ChatFormat:
             position = high + (len(rest) - len(rest.lstrip()) if behind else 0)
         copy(position, end)
 
-    def _answer(self, literal: str, message: Message, before: Shape) -> str:
+    def _answer(self, literal: str, message: Message, before: Shape, tools: str) -> str:
         """What of a literal before an answer the model has to write itself, renamed."""
         prompt, written = self._prompt, self._renamed(literal)
         if prompt and prompt in written:
             return written[written.rindex(prompt) + len(prompt) :]
         if message.texts or not before:
             return ""
-        asked = self._renamed(self._written(before)[0][-1])  # a call opens by a marker
+        literals, _ = self._written(before, tools)
+        asked = self._renamed(literals[-1])  # a call opens by a marker
         return written.removeprefix(asked) if written.startswith(asked) else ""
 
     @cached_property
@@ -387,7 +397,7 @@ class ChatFormat:
 
         Often a marker, and where the template ends a conversation, in place of its end.
         """
-        asked = [{"role": "user", "content": f"{_HOLE}0{_HOLE}"}]
+        asked = [{"role": "user", "content": f"{HOLE}0{HOLE}"}]
         try:
             both = [self._renamed(self._apply(asked, prompt=p)) for p in (False, True)]
         except ModelError:
@@ -398,17 +408,22 @@ class ChatFormat:
         is_cut = name > both[1].rfind(_CLOSE, 0, apart)
         return both[1][name if is_cut else apart :]
 
-    def _written(self, shape: Shape) -> tuple[list[str], list[int]]:
+    def _written(self, shape: Shape, tools: str = "") -> tuple[list[str], list[int]]:
         """What the template writes around contents, and the order it puts them in."""
-        if shape not in self._parts:
+        if (shape, tools) not in self._parts:
 
             def hole(number: int) -> str:
-                return f"{_HOLE}{number}{_HOLE}"
+                return f"{HOLE}{number}{HOLE}"
 
-            holes = self._apply(given_messages(shape, hole, object_hole))
-            pieces = _HOLES.split(fill_objects(holes, hole) or "")
+            given = given_messages(shape, hole, object_hole)
+            holes = self._apply(given, tools=tools)
+            if tools:
+                check_declared(tools, holes, self._apply(given), self._control)
+            pieces = HOLES.split(fill_objects(holes, hole) or "")
             order = [int(number) for number in pieces[1::2]]
-            if sorted(order) != list(range(sum(t + 2 * c for _, t, c in shape))):
+            num_tools = shape[0][1] if tools else 0  # of whose texts some may go
+            once = sorted(number for number in order if number >= num_tools)
+            if once != list(range(num_tools, sum(t + 2 * c for _, t, c in shape))):
                 calls = "calls of tools, or " if any(c for *_, c in shape) else ""
                 raise ModelError(
                     "the chat template must write every turn once, but drops or "
@@ -419,8 +434,8 @@ class ChatFormat:
                 raise ModelError(_SPELT)
             if len(self._parts) >= _MOST_PARTS:
                 self._parts.clear()
-            self._parts[shape] = (pieces[::2], order)
-        return self._parts[shape]
+            self._parts[shape, tools] = (pieces[::2], order)
+        return self._parts[shape, tools]
 
     def _can_be_spelt(self, literal: str) -> bool:
         """Whether a literal holds a marker that anybody could type, as one token."""
@@ -430,11 +445,14 @@ class ChatFormat:
         is_unknown = any(name in literal for name in self._unknown)
         return is_word or is_unknown or bool(_PRIVATE.search(left))
 
-    def _apply(self, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
+    def _apply(
+        self, messages: list[dict[str, Any]], *, tools: str = "", prompt: bool = False
+    ) -> str:
         """Render by transformers; what a template raises may quote a message."""
         try:
             texts, _ = render_jinja_template(  # type: ignore[str-unpack]
                 [messages],
+                tools=json.loads(tools) if tools else None,
                 add_generation_prompt=prompt,
                 chat_template=self.template,
                 **self._special,

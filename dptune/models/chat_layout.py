@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.conversation import Turn
+from dptune.conversation import TOOLS, Turn
+from dptune.json_places import signs_of
 
 _Ints = NDArray[np.int32]
 _Bools = NDArray[np.bool_]
@@ -63,14 +64,17 @@ class Canvas:
         if count:
             self._learnt[-1][-count:] = True
 
-    def copy(self, turn: Turn, start: int, end: int, *, is_escaped: bool) -> None:
-        """Add a part of a content, as it was typed, or as strings of JSON have it."""
+    def copy(self, turn: Turn, start: int, end: int, *, spelt: "Spelling") -> None:
+        """Add a part of a content."""
         part = Turn(
             role=turn.role, content=turn.content[start:end], start=turn.start + start
         )
         text, said = part.said()
         places = np.asarray(said, np.int32)
-        if is_escaped:
+        if spelt == "read":
+            text, signs = signs_of(f'"{text}"', -1)
+            places = places[signs[:-1]]
+        elif spelt == "escaped":
             written = list(map(_escaped, text))
             text, places = "".join(written), np.repeat(places, list(map(len, written)))
         self._put(text, places, np.full(len(text), turn.trained), len(text))
@@ -92,12 +96,26 @@ class Canvas:
         )
 
 
+Spelling = Literal["typed", "escaped", "read"]
+"""As it is, as strings of JSON have it, or what a string of JSON says."""
+
+
 class Kept(NamedTuple):
-    """What a template writes of a content: a range, as typed or in a string of JSON."""
+    """What a template writes of a content: a range, and how."""
 
     first: int
     last: int
-    is_escaped: bool = False
+    spelt: Spelling = "typed"
+
+    def of(self, content: str) -> str:
+        """Return it."""
+        said = content[self.first : self.last]
+        if self.spelt == "read":
+            return signs_of(f'"{said}"', 0)[0]
+        return _escaped(said) if self.spelt == "escaped" else said
+
+
+_ELSE: Final[dict[str, Spelling]] = {"tool": "escaped", TOOLS: "read"}
 
 
 def _escaped(text: str) -> str:
@@ -112,7 +130,8 @@ def kept_contents(
     Args:
         real: the rendering.
         literals: what the template writes around contents.
-        said: roles and contents, in its order. Results of tools may be escaped.
+        said: roles and contents, in its order. Results of tools may be escaped, and
+            escapes of what declares them read.
 
     Returns:
         What was written of each content; None if the rendering is not made of the
@@ -123,11 +142,10 @@ def kept_contents(
     position, found = len(literals[0]), list[Kept]()
     pairs = zip(said, literals[1:], strict=True)
     for number, ((role, content), literal) in enumerate(pairs):
-        escaped = [Kept(0, len(content), is_escaped=True)] if role == "tool" else []
+        other = [Kept(0, len(content), _ELSE[role])] if role in _ELSE else []
         is_last = number == len(said) - 1
-        for kept in (*_cuts(content), *escaped):
-            written = content[kept.first : kept.last]
-            piece = (_escaped(written) if kept.is_escaped else written) + literal
+        for kept in (*_cuts(content), *other):
+            piece = kept.of(content) + literal
             whole = not is_last or position + len(piece) == len(real)
             if whole and real.startswith(piece, position):
                 found.append(kept)

@@ -2,16 +2,24 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from dptune.conversation import CALL, Turn, call_of
+from dptune.conversation import AS_TYPED, CALL, TOOLS, Turn, call_of
+from dptune.declarations import said_places
+from dptune.errors import ModelError
 
 Shape = tuple[tuple[str, int, int], ...]
 """Role, number of texts and number of calls of each message."""
 
+HOLE: Final = "\ufdd6"
 _KEY: Final = "\ufdd7"
+_DIGITS: Final = "8130955217704"
+"""Begins numbers that stand for others, of a length that nobody writes by chance."""
+
+HOLES: Final = re.compile(f"{HOLE}([0-9]+){HOLE}")
+_NUMBER: Final = re.compile(f"{_DIGITS}([0-9]{{6}})")
 _OBJECT: Final = re.compile(rf'\{{\s*"{_KEY}([0-9]+){_KEY}"\s*:\s*0\s*\}}')
 _CALL: Final = re.compile(
     r'\{"name": "((?:[^"\\]|\\.)*)", "arguments": (\{.*\})\}', re.DOTALL
@@ -53,10 +61,16 @@ class Message:
 def messages_to_write(turns: Sequence[Turn]) -> list[Message]:
     """Put calls to the messages that make them; blank text beside other parts goes.
 
-    A call that redaction made something else of is text of its message.
+    A call that redaction made something else of is text of its message. Functions that
+    are declared come first, as a message that is nobody's.
     """
     found: list[Message] = []
+    if turns and turns[0].role == TOOLS:
+        said = [part for turn in turns if turn.role == TOOLS for part in _said(turn)]
+        found.append(Message(role=TOOLS, owner=-1, texts=said))
     for number, turn in enumerate(turns):
+        if turn.role == TOOLS:
+            continue
         is_call = turn.role == CALL
         if not is_call or not found or found[-1].role != turn.speaker:
             found.append(Message(role=turn.speaker, owner=number))
@@ -66,9 +80,81 @@ def messages_to_write(turns: Sequence[Turn]) -> list[Message]:
         else:
             found[-1].texts.append(turn)
     for message in found:
-        if len(message.parts) > 1:
+        if len(message.parts) > 1 and message.role != TOOLS:
             message.texts[:] = [t for t in message.texts if t.said()[0].strip()]
     return found
+
+
+def _said_in(content: str) -> list[tuple[int, int]]:
+    """Return where a declaration says something; what was deleted says nothing."""
+    places = said_places(content) or ()
+    return [(s, e) for s, e in places if content[s:e].replace(AS_TYPED, "")]
+
+
+def _said(turn: Turn) -> Iterator[Turn]:
+    """Cut out of a declaration what it says."""
+    for start, end in _said_in(turn.content):
+        yield replace(turn, content=turn.content[start:end], start=turn.start + start)
+
+
+def declared_in(turns: Sequence[Turn]) -> str:
+    """Write the functions that are declared as one list, with holes where they say.
+
+    Texts are holes within their quotes, and numbers are others.
+    """
+    found, number = list[str](), 0
+    for turn in turns:
+        if turn.role != TOOLS:
+            continue
+        text, position = "", 0
+        for start, end in _said_in(turn.content):
+            is_text = turn.content[start - 1] == '"'
+            hole = f"{HOLE}{number}{HOLE}" if is_text else f"{_DIGITS}{number:06d}"
+            text += turn.content[position:start] + hole
+            position, number = end, number + 1
+        found.append((text + turn.content[position:]).replace(AS_TYPED, ""))
+    return f"[{', '.join(found)}]" if found else ""
+
+
+def fill_declared(tools: str, said: Sequence[str]) -> str:
+    """Write into what `declared_in` returns what is said.
+
+    A number that JSON would spell otherwise is written as it is by `fill_objects`.
+    """
+
+    def number(hole: re.Match[str]) -> str:
+        one = said[int(hole[1])]
+        return one if json.dumps(json.loads(one)) == one else hole[0]
+
+    return _NUMBER.sub(number, HOLES.sub(lambda hole: said[int(hole[1])], tools))
+
+
+def check_declared(
+    tools: str, written: str, without: str, special: re.Pattern[str]
+) -> None:
+    """Refuse declared functions that a template does not name, or that spell markers.
+
+    Args:
+        tools: as `declared_in` writes them.
+        written: a conversation with them.
+        without: the same without them.
+        special: finds special tokens.
+
+    Raises:
+        ModelError: it does not, or they do.
+    """
+    names = [one["function"]["name"] for one in json.loads(tools)]
+    if any(written.count(name) <= without.count(name) for name in names):
+        raise ModelError(
+            "the chat template must write the functions that tools declare, but does "
+            "not. Leave tools_column out, write them into a system turn, or choose "
+            "another model."
+        )
+    if special.search(HOLES.sub("", tools)):
+        raise ModelError(
+            "tools must not name functions and parameters as special tokens of the "
+            "tokenizer. Rename them, or leave tools_column out."
+        )
 
 
 def _part(turn: Turn, call: re.Match[str], group: int) -> Turn:
@@ -96,6 +182,9 @@ def given_messages(
     """
     found, number, calls, answered = [], 0, 0, 0
     for role, num_texts, num_calls in shape:
+        if role == TOOLS:
+            number += num_texts
+            continue
         texts = [text(number + i) for i in range(num_texts)]
         number += num_texts
         message: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
@@ -130,6 +219,7 @@ def object_of(part: Turn) -> dict[str, Any] | None:
 
 
 def fill_objects(rendered: str, write: Callable[[int], str]) -> str | None:
-    """Write something in the places of arguments; None if one is written otherwise."""
+    """Write arguments and numbers in their places; None if one is written otherwise."""
     filled = _OBJECT.sub(lambda hole: write(int(hole[1])), rendered)
+    filled = _NUMBER.sub(lambda hole: write(int(hole[1])), filled)
     return None if _KEY in filled else filled

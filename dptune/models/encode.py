@@ -29,7 +29,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from dptune.conversation import CALL, ScoredTokens, is_conversation, turns_of
+from dptune.conversation import CALL, TOOLS, ScoredTokens, is_conversation, turns_of
 from dptune.errors import DataError, ModelError, Problem, id_suffix
 from dptune.models.chat import ChatFormat
 from dptune.models.chat_checks import RefusedChats
@@ -303,7 +303,7 @@ def count_cut(
             owners = ChatFormat.of(tokenizer).encode(text).owners.tolist()
             kept, left = set(owners[:max_tokens]), set(owners[max_tokens:])
             for number, turn in enumerate(turns_of(text)):
-                if turn.role == CALL:  # of the turn before
+                if turn.role in (CALL, TOOLS):  # of the turn before, of no turn
                     continue
                 turns[turn.role] += 1
                 cut[turn.role] += number in left

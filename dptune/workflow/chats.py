@@ -8,9 +8,10 @@ import numpy as np
 
 from dptune.attacks.canaries import PLACEHOLDER, CanarySet, CanarySpec
 from dptune.config import TrainConfig
-from dptune.conversation import CALL, Turn, join_turns, turns_of
+from dptune.conversation import CALL, TOOLS, Turn, join_turns, turns_of
 from dptune.data.records import Corpus
 from dptune.data.source import learnt_roles
+from dptune.declarations import emptied
 from dptune.errors import ConfigError, ModelError
 from dptune.models.source import ArchitectureSource
 from dptune.redaction.operators import Operator
@@ -86,10 +87,13 @@ def _written_text(spec: CanarySpec, chat: "ChatFormat") -> str:
 def _emptied(text: str) -> str:
     """Return a conversation that redaction left no content of, refused in mid-run."""
     call = '{"name": "f", "arguments": {}}'
-    return join_turns(
-        Turn(role=turn.role, content=call if turn.role == CALL else "")
-        for turn in turns_of(text)
-    )
+
+    def left(turn: Turn) -> str:
+        return (
+            emptied(turn.content) if turn.role == TOOLS else call * (turn.role == CALL)
+        )
+
+    return join_turns(Turn(role=t.role, content=left(t)) for t in turns_of(text))
 
 
 def unread_keys(report: CorpusReport) -> tuple[str, ...]:
@@ -99,7 +103,8 @@ def unread_keys(report: CorpusReport) -> tuple[str, ...]:
     found = ", ".join(f"{key} ({number:,})" for key, number in report.unread.items())
     warning = (
         "of messages, role, content and tool_calls are read, and nothing else: "
-        f"{found}. What should be learnt belongs into content."
+        f"{found}. What should be learnt belongs into content"
+        ", and a column of tools into data.source.tools_column."
     )
     return (warning,)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from datasets import List, Value
 
 from dptune.config import DataSettings, PretrainingSettings
-from dptune.conversation import contents_only
+from dptune.conversation import contents_only, without_tools
 from dptune.data.building import build_corpus
 from dptune.data.duplicates import Duplicates
 from dptune.data.records import Corpus
@@ -123,7 +123,8 @@ class _IsIn:
     languages: frozenset[str]
 
     def __call__(self, text: str) -> bool:
-        return language_of(contents_only(text)) in self.languages | {UNDETERMINED}
+        found = language_of(contents_only(without_tools(text)))
+        return found in self.languages | {UNDETERMINED}
 
 
 def read_public(

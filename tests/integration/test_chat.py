@@ -6,7 +6,7 @@ import mlflow
 import pytest
 from zenml.client import Client
 
-from dptune.conversation import CALL, is_conversation, turns_of
+from dptune.conversation import CALL, is_conversation, tools_of, turns_of
 from dptune.data.synthetic import generate_dialogues
 from dptune.models.loading import save_model
 from steps import _tracking
@@ -44,7 +44,10 @@ def root(tmp_path_factory):
         messages[0]["value"] += FORGED if number % 9 == 0 else ""
         if number % 4 == 0:
             messages[1:1] = called(f"+1 ({number % 7 + 2}55) 010-{2030 + number}")
-        lines.append(json.dumps({"id": dialogue.id, "messages": messages}))
+        row = {"id": dialogue.id, "messages": messages}
+        if number % 40 == 0:
+            row["tools"] = [{"name": "look_up", "description": f"{2030 + number}@x.de"}]
+        lines.append(json.dumps(row))
     (folder / "chats.jsonl").write_text("\n".join(lines), encoding="utf-8")
     tokenizer = chat_tokenizer("hermes", vocab_size=512)
     model = make_model("llama", vocab_size=len(tokenizer))
@@ -106,6 +109,19 @@ def test_redacted_calls_stay_calls_and_their_values_go(ran):
         assert new["arguments"]["phone"] == "<mask>"
     said = {old["arguments"]["phone"] for old, _ in pairs}
     assert not any(phone in text for text in after for phone in said)
+
+
+def test_redacted_declarations_keep_their_names_and_nothing_else(ran):
+    _, _, run = ran
+    after = output(run, "redact", "redacted_corpus").dataset["text"]
+    declared = [one for text in after for one in tools_of(text)]
+    assert len(declared) == 6
+    for one in declared:
+        masks = one.pop("masks")
+        function = {"name": "look_up", "description": "<mask>"}
+        assert one == {"type": "function", "function": function}
+        assert len(masks) == 1
+    assert not any("@x.de" in text for text in after)
 
 
 def test_what_was_cut_is_told_by_role(ran):

@@ -5,7 +5,7 @@ them, the library never sees them.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
@@ -93,7 +93,13 @@ QWEN_3 = (
 )
 
 HERMES = (
-    "{%- for message in messages %}{%- if message.role == 'assistant' %}"
+    "{%- if tools %}{{- '<|im_start|>system\n' }}"
+    "{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}"
+    "{%- endif %}{{- '# Tools\n<tools>' }}{%- for tool in tools %}{{- '\n' }}"
+    "{{- tool | tojson }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if tools and loop.first and message.role == 'system' %}"
+    "{%- elif message.role == 'assistant' %}"
     "{{- '<|im_start|>assistant\n' }}{%- generation %}{{- message.content }}"
     "{%- for call in message.tool_calls or [] %}"
     "{%- if message.content or not loop.first %}{{- '\n' }}{%- endif %}"
@@ -108,7 +114,8 @@ HERMES = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 LLAMA_3_1 = (
-    "{{- bos_token }}{%- for message in messages %}"
+    "{{- bos_token }}{%- set ns = namespace(is_first=true) %}"
+    "{%- for message in messages %}"
     "{%- if message.tool_calls is defined and message.tool_calls %}"
     "{%- if message.tool_calls | length != 1 %}"
     "{{- raise_exception('This model calls one tool at a time') }}{%- endif %}"
@@ -120,6 +127,9 @@ LLAMA_3_1 = (
     "{{- '<|start_header_id|>ipython<|end_header_id|>\n\n' }}"
     "{{- message.content | tojson }}{{- '<|eot_id|>' }}{%- else %}"
     "{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}"
+    "{%- if tools and message.role == 'user' and ns.is_first %}"
+    "{%- set ns.is_first = false %}{%- for tool in tools %}"
+    "{{- tool | tojson(indent=4) + '\n\n' }}{%- endfor %}{%- endif %}"
     "{%- if message.role == 'assistant' %}{%- generation %}"
     "{{- message.content | trim + '<|eot_id|>' }}{%- endgeneration %}{%- else %}"
     "{{- message.content | trim + '<|eot_id|>' }}{%- endif %}{%- endif %}"
@@ -127,7 +137,17 @@ LLAMA_3_1 = (
     "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
 )
 MISTRAL_3 = (
-    "{{- bos_token }}{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{{- bos_token }}{%- set ns = namespace(last=-1) %}{%- for message in messages %}"
+    "{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}"
+    "{%- endfor %}{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{%- if tools and loop.index0 == ns.last %}{{- '[AVAILABLE_TOOLS][' }}"
+    '{%- for tool in tools %}{{- \'{"type": "function", "function": {\' }}'
+    "{%- for key, val in tool.function.items() if key != 'return' %}"
+    "{%- if val is string %}{{- '\"' + key + '\": \"' + val + '\"' }}{%- else %}"
+    "{{- '\"' + key + '\": ' + val | tojson }}{%- endif %}"
+    "{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- '}}' }}"
+    "{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}"
+    "{{- '][/AVAILABLE_TOOLS]' }}{%- endif %}"
     "{{- '[INST]' + message.content + '[/INST]' }}{%- elif message.tool_calls %}"
     "{%- generation %}{{- '[TOOL_CALLS][' }}{%- for call in message.tool_calls %}"
     "{%- if call.id is undefined or call.id | length != 9 %}"
@@ -143,6 +163,20 @@ MISTRAL_3 = (
     "{{- '[/TOOL_RESULTS]' }}{%- else %}"
     "{{- raise_exception('Roles are user, assistant and tool') }}{%- endif %}"
     "{%- endfor %}"
+)
+
+TYPED = HERMES.replace(
+    "{{- tool | tojson }}",
+    "{%- set one = tool.function %}{{- '// ' + one.description }}"
+    "{{- '\ntype ' + one.name + ' = (_: {' }}"
+    "{%- for name, spec in one.parameters.properties.items() %}"
+    "{%- if spec.description %}{{- '\n// ' + spec.description }}{%- endif %}"
+    "{{- '\n' + name + ('' if name in one.parameters.required else '?') + ': ' }}"
+    "{%- if spec.enum %}{{- '\"' + spec.enum | join('\" | \"') + '\"' }}{%- else %}"
+    "{{- 'number' if spec.type == 'integer' else spec.type }}{%- endif %}"
+    "{%- if spec.default is defined %}"
+    "{{- ', // default: ' + (spec.default | tojson) }}{%- endif %}"
+    "{%- endfor %}{{- '\n}) => any;' }}",
 )
 
 TEXTS = (
@@ -245,12 +279,14 @@ CALLING = {
         eos="</s>",
         special=(
             *("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
-            "[/TOOL_RESULTS]",
+            *("[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
         ),
         pieces="first",
     ),
 }
-"""Families whose templates write calls of tools."""
+"""Families whose templates write calls of tools, and the functions they declare."""
+DECLARING = CALLING | {"typed": replace(CALLING["hermes"], marked=TYPED)}
+"""With one that declares functions in another language than JSON, as gpt-oss does."""
 
 
 def unmarked(template: str) -> str:
@@ -262,7 +298,7 @@ def unmarked(template: str) -> str:
 
 def chat_tokenizer(name: str, *, vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """Train a small tokenizer of a family; the same again for the same name."""
-    family = (FAMILIES | CALLING)[name]
+    family = (FAMILIES | DECLARING)[name]
     tokenizer = _bytes() if family.pieces == "bytes" else _pieces(family.pieces)
     ends = [token for token in (family.bos, family.eos) if token]
     trainer = trainers.BpeTrainer(

@@ -220,12 +220,17 @@ def test_redacted_conversations_are_read_again_as_they_were_redacted(
                 {"role": "assistant", "content": "No.", "weight": 0},
                 {"role": "assistant", "content": "Sent to ann.lee@web.de"},
             ],
+            "tools": [
+                {"name": "send", "description": "As <mask>"},
+                {"name": "bill", "description": "<mask>", "to": f"ann.lee{n}@web.de"},
+            ],
         }
         for n in range(12)
     ]
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
     source = {"kind": "jsonl", "path": "chats.jsonl", "messages_column": "messages"}
-    values["data"] = {"source": {**source, "id_column": "id"}} | {
+    source |= {"tools_column": "tools", "id_column": "id"}
+    values["data"] = {"source": source} | {
         "privacy_unit": "record", "duplicates": "keep", "min_records": 10,
     }  # fmt: skip
     values["model"] = {"source": {"kind": "path", "path": "none"}, "max_tokens": 96}
@@ -236,10 +241,14 @@ def test_redacted_conversations_are_read_again_as_they_were_redacted(
     )
     assert outcome.code == 0, outcome.err
     for line in target.read_text().splitlines():
-        messages = json.loads(line)["messages"]
-        text = read_conversation(messages, learnt=["assistant"]).text
-        assert [t.trained for t in turns_of(text)] == [False, False, True]
-        typed, *_, redacted = turns_of(text)
+        row = json.loads(line)
+        text = read_conversation(
+            row["messages"], learnt=["assistant"], tools=row["tools"]
+        ).text
+        assert [t.trained for t in turns_of(text)] == [False] * 4 + [True]
+        send, bill, typed, *_, redacted = turns_of(text)
+        assert send.said()[0].count("<mask>") == 1 + send.content.count("<mask>") == 1
+        assert bill.said()[0].count("<mask>") == 1 + bill.content.count("<mask>") == 2
         assert typed.said()[0].count("<mask>") == 2
         assert typed.content.count("<mask>") == redacted.content.count("<mask>") == 1
         assert "ann.lee" not in text
@@ -251,9 +260,13 @@ def test_redacted_conversations_are_read_again_as_they_were_redacted(
         marked = {
             contents[span["message"]][span["start"] : span["end"]]
             for span in rows[str(chat["id"])]["spans"]
-            if span["entity_type"] == "EMAIL"
+            if span["entity_type"] == "EMAIL" and "message" in span
         }
         assert marked == {f"ann.lee{chat['id']}@web.de", "ann.lee@web.de"}
+        (place,) = [s for s in rows[str(chat["id"])]["spans"] if "tool" in s]
+        function = {"type": "function", "function": chat["tools"][place["tool"]]}
+        said = json.dumps(function)[place["start"] : place["end"]]
+        assert said == f"ann.lee{chat['id']}@web.de"
 
 
 def test_detect_reads_the_corpus_of_a_configuration(

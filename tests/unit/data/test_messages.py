@@ -145,6 +145,41 @@ def test_calls_are_read_in_every_form_that_is_usual():
     ]
 
 
+@pytest.mark.parametrize("weight", [{}, {"weight": 0}])
+def test_calls_of_older_formats_are_the_same_calls(weight):
+    function = {"name": "send", "arguments": {"to": "Ann"}}
+    asked, done = (
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ok"},
+    )
+    called = {"role": "assistant", "content": None, **weight}
+    wanted = [asked, {**called, "tool_calls": [{"function": function}]}, done]
+    given = {**function, "arguments": json.dumps(function["arguments"])}
+    older = [asked, {**called, "function_call": given}, done]
+    said = json.dumps(function, indent=1)
+    sharegpt = [
+        {"from": "human", "value": "Hi"},
+        {"from": "function_call", "value": said, **weight},
+        {"from": "gpt", "value": "Ok"},
+    ]
+    texts = {
+        read_conversation(form, learnt=["assistant"]).text
+        for form in (wanted, older, sharegpt)
+    }
+    assert len(texts) == 1
+    assert None not in texts
+    for said in (
+        "[]",
+        "call Ann",
+        '{"name": "f"}',
+        '{"name": "f", "arguments": 3}',
+        "7",
+    ):
+        sharegpt[1]["value"] = said
+        found = read_conversation(sharegpt, learnt=["assistant"])
+        assert [turn.said()[0] for turn in turns_of(found.text)] == ["Hi", said, "Ok"]
+
+
 def test_calls_of_a_message_that_is_not_learnt_are_not():
     message = {"role": "assistant", "content": "", "tool_calls": [CALLED], "weight": 0}
     answer = {"role": "assistant", "content": "x"}
@@ -217,6 +252,10 @@ BAD = {
     ),
     "called": (
         [{"role": "assistant", "content": None, "function_call": {"name": "SECRET"}}],
+        "arguments that are an object of JSON",
+    ),
+    "called twice": (
+        [{**GOOD, "function_call": {"name": "SECRET"}, "tool_calls": [CALLED]}],
         "no message may have function_call",
     ),
     "nested": ({"messages": [GOOD], "tools": ["SECRET"]}, "list .* got dict"),
@@ -380,6 +419,7 @@ def test_roles_do_not_make_conversations_near_duplicates(tmp_path):
         ({"messages_column": "m", "text_column": "t"}, "text_column or text_template"),
         ({"messages_column": "m", "text_template": "{t}"}, "text_column or"),
         ({"train_on": ["assistant"]}, "train_on only beside"),
+        ({"tools_column": "t"}, "tools_column only beside"),
         ({"messages_column": "m", "train_on": []}, "at least 1 item"),
         ({"messages_column": "m", "train_on": ["bot"]}, "train_on"),
         (
