@@ -168,6 +168,7 @@ def _p_value(
         epsilon=claim.epsilon,
         delta=claim.delta,
         relation=claim.relation,
+        appended=report.appended,
     )
 
 

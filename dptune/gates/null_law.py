@@ -13,6 +13,7 @@ the m secrets are independent.
 
 1. One canary. Replace its k copies by those of another secret, or leave them out. The
    model then does not depend on the secret, so rank <= r has probability r / N at most.
+   (Records of others that a copy is appended to stay without it: that replaces them.)
    By group privacy and post-processing
 
        P[rank <= r] <= exp(e) r / N + d,             so the right side is a p-value.
@@ -199,6 +200,7 @@ def contradiction_p_value(
     epsilon: float,
     delta: float,
     relation: NeighboringRelation,
+    appended: bool = False,
 ) -> float:
     """p-value of the planted canaries' ranks if the claim (epsilon, delta) holds.
 
@@ -212,6 +214,8 @@ def contradiction_p_value(
         epsilon: of the claim; infinite gives 1.
         delta: of the claim.
         relation: of the claim.
+        appended: copies sit in records of others, which stay where one is left out: to
+            add or remove, that is a group of two.
 
     Returns:
         In [0, 1]; small says that the claim, its accounting or its code is wrong.
@@ -219,8 +223,10 @@ def contradiction_p_value(
     num = len(ranks)
     if num == 0 or not math.isfinite(epsilon):
         return 1.0
+    pair = 2 if relation is NeighboringRelation.ADD_OR_REMOVE_ONE else 1
+    each = pair if appended else 1
     own = sorted(
-        _bounded(rank / space_size, *group_privacy(epsilon, delta, size=copies))
+        _bounded(rank / space_size, *group_privacy(epsilon, delta, size=each * copies))
         for rank, copies in zip(ranks, insertions, strict=True)
     )
     half = math.ceil(num / 2)
@@ -228,8 +234,7 @@ def contradiction_p_value(
         num / half * own[half - 1] / _HALF_WEIGHT,
         num * own[0] / _OTHER_WEIGHT,
     ]
-    factor = 2 if relation is NeighboringRelation.ADD_OR_REMOVE_ONE else 1
-    group = group_privacy(epsilon, delta, size=factor * max(insertions))
+    group = group_privacy(epsilon, delta, size=pair * max(insertions))
     for share in _TOP_SHARES:
         top = math.floor(share * space_size)
         count = sum(rank <= top for rank in ranks)

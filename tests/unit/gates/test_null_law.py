@@ -45,6 +45,18 @@ def test_uniform_p_value_accepts_quantiles_and_refuses_small_ranks():
     assert uniform_p_value(ranks / 2, SIZE) < 1e-3
 
 
+def test_copies_in_records_of_others_contradict_no_claim_that_holds():
+    """One that leaves is a record replaced: exp(16), at epsilon 8 of add or remove."""
+    size, epsilon = 10**9, 8.0
+    ranks = [round(size * math.exp(-2 * epsilon))] * 60
+    known = {"epsilon": epsilon, "delta": 0.0, "relation": ADD}
+    own, appended = (
+        contradiction_p_value(ranks, [1] * 60, size, appended=one, **known)
+        for one in (False, True)
+    )
+    assert own < 0.001 < appended
+
+
 def test_p_values_of_one_or_two_ranks_by_hand():
     """Uniform shares: one is its own p-value, and P[xy <= c] = c (1 - ln c)."""
     assert fisher_p_value([30], 100) == pytest.approx(0.3)
