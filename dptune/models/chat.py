@@ -16,7 +16,8 @@ without being special, such as `<think>`, and it stays set on the tokenizer.
 
 A turn that is trained on has a loss on its content and on all that the model has to
 write itself: what the template puts between its generation prompt and the content, and
-the first special token behind the content, which ends the turn. So it is with calls.
+the first special token behind the content, which ends the turn; and those right behind
+it up to the end-of-sequence token, where one stands there. So it is with calls.
 """
 
 import json
@@ -61,7 +62,7 @@ from dptune.models.chat_messages import (
     object_of,
     shape_of,
 )
-from dptune.models.chat_names import pieces_of, with_names
+from dptune.models.chat_names import PRIVATE, is_control, pieces_of, with_names
 from dptune.text import MASK
 
 _Ints = NDArray[np.int32]
@@ -74,7 +75,6 @@ _A_DAY: Final = date(2024, 7, 26)
 
 _TODAY = re.compile(r"strftime_now\s*\(\s*('[^']*'|\"[^\"]*\")\s*\)")
 _OTHER_DAY = re.compile(r"strftime_now(?!\s+is\b)")
-_PRIVATE = re.compile("[\ue000-\uf8ff]")
 _LOOKS_LIKE_MARKER = re.compile(r"[<\[]\W*\w[^<>\[\]]*[>\]]")
 _BYTES: Final = ByteLevel(add_prefix_space=False, use_regex=False)
 _MOST_PARTS: Final = 1024
@@ -181,8 +181,10 @@ class ChatFormat:
         self._names = {
             token["content"]: f"{_OPEN}{token['id']}{_CLOSE}"
             for token in content["added_tokens"]
-            if _is_control(token["content"], is_special=token["special"])
+            if is_control(token["content"], is_special=token["special"])
         }
+        self._eos = self._names.get(str(self._special.get("eos_token")))
+        self._to_eos = re.compile(f"(?:{_NAME.pattern})*?{self._eos or '(?!)'}")
         known = {token["content"]: token["id"] for token in content["added_tokens"]}
         model = content["model"]  # its unknown token is one that any text may give
         unknown = {model.get("unk_id"), known.get(model.get("unk_token"))}
@@ -247,7 +249,7 @@ class ChatFormat:
         """The renamed tokenizer, for what takes a rendering for any other text."""
         return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=self.renamed,
-            eos_token=self._names.get(str(self._special.get("eos_token"))),
+            eos_token=self._eos,
             clean_up_tokenization_spaces=False,
         )
 
@@ -260,7 +262,7 @@ class ChatFormat:
     @cached_property
     def stops(self) -> tuple[int, ...]:
         """Tokens that end an answer: the template's, and the tokenizer's own."""
-        found = {self._names.get(str(self._special.get("eos_token")))}
+        found = {self._eos}
         try:
             literals, _ = self._written((("user", 1, 0), ("assistant", 1, 0)))
         except ModelError:  # of other roles
@@ -343,7 +345,10 @@ class ChatFormat:
             stops = [end for end in ends if int(end.group()[1:-1]) in self.stops]
             ends = stops or ends
         if ends:
-            return ends[0].end()
+            first = ends[0].end()
+            is_eos = ends[0].group() == self._eos
+            more = None if is_eos else self._to_eos.match(after, first)
+            return more.end() if more else first
         if message.learnt:
             raise ModelError(
                 "the chat template must end every turn that is trained on with a "
@@ -443,7 +448,7 @@ class ChatFormat:
         by_bytes = "".join(part for part, _ in _BYTES.pre_tokenize_str(left))
         is_word = any(word in left or word in by_bytes for word in self._spelt)
         is_unknown = any(name in literal for name in self._unknown)
-        return is_word or is_unknown or bool(_PRIVATE.search(left))
+        return is_word or is_unknown or bool(PRIVATE.search(left))
 
     def _apply(
         self, messages: list[dict[str, Any]], *, tools: str = "", prompt: bool = False
@@ -483,12 +488,6 @@ def without_today(template: str) -> str:
 _FORMATS: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[Any, ChatFormat]] = (
     WeakKeyDictionary()
 )
-
-
-def _is_control(content: str, *, is_special: bool) -> bool:
-    """Whether an added token is more than blanks or one character of a canary."""
-    is_symbol = bool(_PRIVATE.fullmatch(content)) and not is_special
-    return bool(content.replace("\u2581", " ").strip()) and not is_symbol
 
 
 def _listed(shape: Sequence[tuple[str, int, int]]) -> str:

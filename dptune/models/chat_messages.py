@@ -188,8 +188,8 @@ def given_messages(
         texts = [text(number + i) for i in range(num_texts)]
         number += num_texts
         message: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
-        if role == "tool" and calls:
-            message["tool_call_id"] = _id(min(answered, calls - 1))
+        if role == "tool":  # of a call that redaction made text of, too
+            message["tool_call_id"] = _id(min(answered, max(calls - 1, 0)))
             answered += 1
         answered = calls if num_calls else answered
         for _ in range(num_calls):

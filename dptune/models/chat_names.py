@@ -1,6 +1,7 @@
 """Copies of tokenizers whose control tokens have names that nobody can spell."""
 
 import json
+import re
 from typing import Any, Final
 
 from tokenizers import Tokenizer
@@ -8,6 +9,13 @@ from tokenizers import Tokenizer
 from dptune.text import MASK
 
 _BLANKS: Final = " \u2581\u0120"
+PRIVATE: Final = re.compile("[\ue000-\uf8ff]")
+
+
+def is_control(content: str, *, is_special: bool) -> bool:
+    """Whether an added token is more than blanks or one character of a canary."""
+    is_symbol = bool(PRIVATE.fullmatch(content)) and not is_special
+    return bool(content.replace("\u2581", " ").strip()) and not is_symbol
 
 
 def pieces_of(content: dict[str, Any]) -> list[str]:

@@ -233,9 +233,7 @@ def test_marker_check_catches_its_twins(twin, monkeypatch):
 
     else:  # what transformers' option leaves: tokens that are added but not special
         special = set(tokenizer.all_special_tokens)
-        monkeypatch.setattr(
-            chat, "_is_control", lambda content, **_: content in special
-        )
+        monkeypatch.setattr(chat, "is_control", lambda content, **_: content in special)
         made = ChatFormat(tokenizer)
 
         def encode(found):

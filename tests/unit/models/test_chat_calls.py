@@ -220,6 +220,19 @@ def test_no_value_goes_where_redaction_made_one_key_of_two(key):
     assert text_of(messages_of(redacted))
 
 
+@pytest.mark.parametrize("name", CALLING)
+def test_result_of_a_call_that_redaction_made_text_of_is_written(name, tokenizers):
+    turns = [
+        *turns_of(
+            redacted_call('{"name": "f", "arguments": {"<mask>": 3, "<mask>": 4}}')
+        ),
+        Turn(role="tool", content="It is paid."),
+        Turn(role="assistant", content="Done", trained=True),
+    ]
+    rendered = ChatFormat.of(tokenizers[name]).render(join_turns(turns))
+    assert "It is paid." in rendered.text
+
+
 def test_what_was_deleted_in_a_call_leaves_it_the_call_that_is_read_again(tokenizers):
     redacted = redacted_call('{"name": "f", "arguments": {"a": "x\\\ufdd3n"}}')
     again = text_of(messages_of(redacted))

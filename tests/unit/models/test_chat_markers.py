@@ -8,10 +8,12 @@ from tokenizers import AddedToken, Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
+from dptune.data.messages import read_conversation
 from dptune.errors import ModelError
 from dptune.models import chat, chat_layout
 from dptune.models.chat import ChatFormat
 from dptune.models.encode import record_tokens
+from tests.support import chats
 from tests.support.chats import chat_tokenizer
 
 from .test_chat import messages, written
@@ -116,3 +118,32 @@ def test_tokens_of_two_turns_are_refused(monkeypatch):
     )
     got = ChatFormat(tokenizer).encode(text)
     assert tokenizer.decode(got.ids[got.learnt]).startswith("Hel")
+
+
+@pytest.mark.parametrize(
+    "between", ["<|end_response|>", "<|end_response|><|end_text|>"]
+)
+def test_markers_up_to_the_end_of_the_sequence_are_learnt(between):
+    marked = chats.CHATML.replace(
+        "message['content'] + '<|im_end|>' }}{% endgeneration %}",
+        f"message['content'] + '{between}<|im_end|>' }}}}{{% endgeneration %}}",
+    )
+    tokenizer = chat_tokenizer("chatml")
+    markers = ["<|end_response|>", "<|end_text|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": markers})
+    tokenizer.chat_template = chats.unmarked(marked)
+    found = [
+        {"role": role, "content": f"{role} {n}"}
+        for n in range(2)
+        for role in ("user", "assistant")
+    ]
+    text = read_conversation(found, learnt=["assistant"]).text
+    got = ChatFormat.of(tokenizer).encode(text)
+    oracle = tokenizer.apply_chat_template(
+        found,
+        chat_template=marked,
+        return_assistant_tokens_mask=True,
+        return_dict=True,
+    )
+    assert got.ids.tolist() == oracle["input_ids"]
+    assert got.learnt.tolist() == [bool(mark) for mark in oracle["assistant_masks"]]
