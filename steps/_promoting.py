@@ -149,7 +149,7 @@ def roll_back(
     with _registry.moving_champion(model_name):
         to = earlier_champion(model_name) if to is None else to
         trail = _champions.history(model_name)
-        done = [e for e in trail[-1:] if (e["action"], e["version"]) == (_BACK, to)]
+        done = [e for e in trail[-1:] if (e.get("action"), e["version"]) == (_BACK, to)]
         earlier = _earlier(model_name, trail)
         fits = [*done, *(e for e in earlier if e["version"] == to)]
         if not fits:
@@ -177,12 +177,12 @@ def earlier_champion(model_name: str) -> str:
     """
     trail = _champions.history(model_name)
     moved = _champions.misplaced_champion(model_name)
-    if moved and trail and trail[-1]["action"] != _BACK:
+    if moved and trail and trail[-1].get("action") != _BACK:
         raise ArtifactError(f"{moved} Name the version that it must be with --to.")
     stands: list[str] = []
     for entry in trail:
         version = str(entry["version"])
-        if entry["action"] == _BACK and version in stands:
+        if entry.get("action") == _BACK and version in stands:
             del stands[stands.index(version) :]
         stands.append(version)
     earlier = _earlier(model_name, trail)

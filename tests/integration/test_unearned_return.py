@@ -580,6 +580,17 @@ def test_trail_of_nonsense_is_named(text, versions):
             act()
 
 
+def test_entry_of_the_trail_without_an_action_is_no_crash(versions):
+    """`rollback` ended in a KeyError."""
+    _, second = versions
+    entry = json.dumps({"at": "2999-01-01T00:00:00+00:00", "version": "99"})
+    MlflowClient().set_registered_model_tag(MODEL, "dptune.champion.2999", entry)
+    with pytest.raises(ArtifactError, match="Name the version"):
+        _promoting.roll_back(MODEL, to=None, reason="back")
+    with pytest.raises(ArtifactError, match="needs an earlier champion"):
+        back_to(second)
+
+
 def test_promotion_ends_the_trail_whatever_clocks_said_before(versions):
     first, second = versions
     at = datetime(2999, 1, 1, tzinfo=UTC).isoformat()
