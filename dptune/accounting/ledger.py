@@ -30,7 +30,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
 import dp_accounting
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, NoOpDpEvent
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -267,6 +267,28 @@ class PrivacyLedger(Report):
                 "Claims about different units cannot be added up."
             )
         return PrivacyLedger(entries=(*self.entries, *later.entries))
+
+    def cut_short(self: Self) -> "PrivacyLedger":
+        """Return it as of a training that ended before its last planned step.
+
+        Losses are private, and scripts see them: what stops by them tells by the number
+        of steps whether a unit was there that makes them large, whatever the noise. So
+        claims rest on what ended it.
+        """
+        if not self.entries:
+            return self
+        last = self.entries[-1]
+        end = LedgerEntry(
+            stage=last.stage,
+            recipe=last.recipe,
+            data_fingerprint=last.data_fingerprint,
+            privacy_unit=last.privacy_unit,
+            view=DataView.ORIGINAL,
+            dp_event=NoOpDpEvent(),
+            num_steps=0,
+            assumptions=(Assumption.END_IS_PUBLIC,),
+        )
+        return self.append(end)
 
     @property
     def privacy_unit(self: Self) -> PrivacyUnit:

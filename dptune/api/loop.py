@@ -140,10 +140,14 @@ class PrivateLoop:
     def certificate(self) -> Certificate:
         """State what all charged steps guarantee, those of earlier loops included.
 
+        As long as steps are left, conditional on what ends it here (`end_is_public`): a
+        body sees the loss.
+
         Raises:
             ArtifactError: the journal was tampered with.
         """
-        return self._account.certificate()
+        is_cut_short = 0 < self._taken < self.num_steps
+        return self._account.certificate(is_cut_short=is_cut_short)
 
     def close(self) -> None:
         """Let go of model and optimizer; a loop that runs to its end does so itself."""

@@ -174,7 +174,7 @@ def make_private(
     |---|---|
     | nobody is drawn | the step is noise only |
     | a unit has a NaN or infinite gradient | it contributes zero |
-    | the loop is left early | what was charged stays charged: a block at most |
+    | the loop is left early | a block more is charged at most; the claim: conditional |
     | the journal holds charges | they count against the target |
 
     **Privacy**: `loss` and `tokens` are private: nothing may be decided by them.

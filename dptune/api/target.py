@@ -313,9 +313,10 @@ class Account:
         self.journal.charge(entry)
         self.learning.note()
 
-    def certificate(self) -> Certificate:
-        """State what all that the journal holds guarantees."""
-        return self.journal.read().certificate(
+    def certificate(self, *, is_cut_short: bool = False) -> Certificate:
+        """State what all that the journal holds guarantees, if it ends here early."""
+        ledger = self.journal.read()
+        return (ledger.cut_short() if is_cut_short else ledger).certificate(
             Notion.RECORD,
             delta=self.target.target_delta,
             relation=self.target.relation,

@@ -9,14 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
-from dp_accounting import NoOpDpEvent
-
-from dptune.accounting.assumptions import Assumption
 from dptune.accounting.certificates import Certificate
 from dptune.accounting.chain import LedgerJournal
-from dptune.accounting.ledger import DataView, LedgerEntry, PrivacyLedger
-from dptune.integrations.arguments import PrivacyArguments
-from dptune.privacy import NeighboringRelation, Notion
 
 
 class PayingRun(Protocol):
@@ -70,35 +64,3 @@ def tell_issued(certificate: Certificate) -> None:
     """Hand the certificate of a training that has ended to whoever collects them."""
     if (told := _ISSUED.get()) is not None:
         told.append(certificate)
-
-
-def claim_of(
-    ledger: PrivacyLedger, privacy: PrivacyArguments, *, is_cut_short: bool
-) -> Certificate:
-    """State what a script's training guarantees.
-
-    Args:
-        ledger: what was paid.
-        privacy: what the script asked for.
-        is_cut_short: it ended before its last planned step. Callbacks are told the
-            training loss: one that stops by it tells by the number of steps whether a
-            unit was there that makes it large, whatever the noise.
-    """
-    if is_cut_short and ledger.entries:
-        last = ledger.entries[-1]
-        end = LedgerEntry(
-            stage=last.stage,
-            recipe=last.recipe,
-            data_fingerprint=last.data_fingerprint,
-            privacy_unit=last.privacy_unit,
-            view=DataView.ORIGINAL,
-            dp_event=NoOpDpEvent(),
-            num_steps=0,
-            assumptions=(Assumption.END_IS_PUBLIC,),
-        )
-        ledger = ledger.append(end)
-    return ledger.certificate(
-        Notion.RECORD,
-        delta=privacy.target_delta,
-        relation=NeighboringRelation(privacy.relation),
-    )

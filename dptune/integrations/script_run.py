@@ -44,12 +44,12 @@ from dptune.errors import ArtifactError, PrivacyError
 from dptune.files import alone_in, replacing
 from dptune.integrations.arguments import PrivacyArguments, ScriptBudget
 from dptune.integrations.card import script_card
-from dptune.integrations.claims import claim_of, paying
+from dptune.integrations.claims import paying
 from dptune.integrations.rows import UnitRows
 from dptune.integrations.script_plan import RECIPE, recipe_of
 from dptune.models.merging import base_digest
 from dptune.planning import RunPlan
-from dptune.privacy import PrivacyUnit
+from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit
 from dptune.recipes import Recipe
 from dptune.results import (
     BudgetReport,
@@ -431,8 +431,13 @@ class ScriptRun:
         ledger, known = self.journal.read(), _read(self.folder / "run.json")
         if steps is None and known.get("num_entries") == len(ledger.entries):
             steps = known.get("steps")
-        is_cut_short = steps is not None and steps < self.stage.num_steps
-        return claim_of(ledger, self.privacy, is_cut_short=is_cut_short)
+        if steps is not None and steps < self.stage.num_steps:
+            ledger = ledger.cut_short()
+        return ledger.certificate(
+            Notion.RECORD,
+            delta=self.privacy.target_delta,
+            relation=NeighboringRelation(self.privacy.relation),
+        )
 
     def finish(self, weights: str, steps: int) -> None:
         """Write certificate, card, and whose weights they are about.

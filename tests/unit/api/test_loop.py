@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import GPT2LMHeadModel, default_data_collator
 
+from dptune.accounting.assumptions import Assumption
 from dptune.api import loop as loops
 from dptune.api import private, stand_ins, target
 from dptune.api.private import make_private
@@ -26,6 +27,7 @@ from dptune.dpsgd.plan import GradientPlan
 from dptune.dpsgd.sampling import PoissonSampler
 from dptune.errors import ConfigError, ModelError, PrivacyError
 from dptune.models.build import add_lora
+from dptune.privacy import CertificateStatus
 from dptune.testing import tiny_model
 from tests.support import models
 from tests.support.bodies import (
@@ -106,6 +108,21 @@ def charged(script):
     return (
         len(script.journal.read_text().splitlines()) if script.journal.exists() else 0
     )
+
+
+def test_claim_of_a_loop_that_was_left_rests_on_what_ended_it(made):
+    """A body sees the loss: one that breaks by a record's tells whether it is there."""
+    script = made(seed=None, public_units=len(ROWS))
+    claims = [script.loader.certificate()]
+    for _ in range(2):
+        for batch in script.loader:
+            step(script, batch)
+            claims.append(script.loader.certificate())
+    named = [Assumption.END_IS_PUBLIC in claim.assumptions for claim in claims]
+    assert named == [False, True, True, True, False]
+    conditional, certified = CertificateStatus.CONDITIONAL, CertificateStatus.CERTIFIED
+    statuses = [claim.status for claim in claims[1:]]
+    assert statuses == [conditional] * 3 + [certified]
 
 
 @pytest.fixture(scope="module")
@@ -437,7 +454,7 @@ def step_in_a_fork(script):
 
 
 def test_fork_of_a_loop_draws_nothing(made):
-    script = made(seed=None)
+    script = made(seed=None, public_units=len(ROWS))
     assert "got a fork: two would add the same noise" in step_in_a_fork(script)
     assert charged(script) == 2
 
