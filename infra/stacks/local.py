@@ -5,6 +5,7 @@ first time in a process; `ensure_local_stack` is idempotent.
 """
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -58,6 +59,8 @@ def isolate(workspace: Workspace, *, quiet: bool = True) -> None:
 def ensure_local_stack(workspace: Workspace) -> None:
     """Create or mend the local stack and make it active.
 
+    Where `ZENML_STORE_URL` or `zenml login` names a server, it keeps the stack.
+
     Args:
         workspace: where all state goes; made if absent.
 
@@ -73,7 +76,8 @@ def ensure_local_stack(workspace: Workspace) -> None:
         GlobalConfiguration,
     )
 
-    with made_whole(_database(workspace)):
+    url = str(GlobalConfiguration().store_configuration.url)
+    with made_whole(_database(workspace)) if url.startswith(_SQLITE) else nullcontext():
         GlobalConfiguration().analytics_opt_in = False  # on disk too, not only here
         client = Client()
         client.zen_store  # noqa: B018 - opens it, and makes it where there is none

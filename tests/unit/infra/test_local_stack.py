@@ -1,12 +1,15 @@
 """A project folder that lies elsewhere than it was made is refused, not begun anew."""
 
 import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from zenml.config import global_config
 
 from dptune.errors import ArtifactError
-from infra.stacks.local import _refuse_moved
+from infra.stacks.local import STACK, _refuse_moved, ensure_local_stack
 from infra.workspace import Workspace
 
 
@@ -56,3 +59,22 @@ def test_server_elsewhere_is_none_of_its_business(made, url):
 
 def test_project_folder_without_a_configuration_is_new(tmp_path):
     _refuse_moved(Workspace(root=tmp_path / ".dptune"))
+
+
+@pytest.mark.parametrize(
+    ("url", "opens"), [("https://zenml.example.org", True), ("sqlite:///{}", False)]
+)
+def test_only_a_database_of_ones_own_can_have_gone(tmp_path, monkeypatch, url, opens):
+    """With a server each second command ended: `zenml.db` was made, and had gone."""
+    workspace = Workspace(root=tmp_path / ".dptune")
+    database = workspace.stores / "default_zen_store" / "zenml.db"
+    store = SimpleNamespace(url=url.format(database))
+    client = SimpleNamespace(
+        zen_store=None, active_stack_model=SimpleNamespace(name=STACK)
+    )
+    configuration = SimpleNamespace(store_configuration=store, analytics_opt_in=True)
+    monkeypatch.setattr(global_config, "GlobalConfiguration", lambda: configuration)
+    monkeypatch.setattr("zenml.client.Client", lambda: client)
+    ensure_local_stack(workspace)
+    with nullcontext() if opens else pytest.raises(ArtifactError, match="has gone"):
+        ensure_local_stack(workspace)
