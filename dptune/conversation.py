@@ -156,9 +156,12 @@ def contents_only(text: str) -> str:
     return _HEADER.sub(lambda header: "\n" * len(header.group()), text)
 
 
-def without_tools(text: str) -> str:
-    """Leave out the functions that a conversation declares, often those of others."""
-    return _DECLARED.sub("", text) if is_conversation(text) else text
+def said_in_turns(text: str) -> str:
+    """Return contents alone, for what tells languages and near duplicates.
+
+    Functions that are declared are left out: many conversations declare the same.
+    """
+    return contents_only(_DECLARED.sub("", text) if is_conversation(text) else text)
 
 
 def within_contents(spans: Iterable[Span], text: str) -> tuple[Span, ...]:

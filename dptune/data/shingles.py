@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dptune.conversation import contents_only, without_tools
+from dptune.conversation import said_in_turns
 
 SHINGLE_WORDS: Final = 3
 _WORD = re.compile(r"\w+")
@@ -123,7 +123,7 @@ def _num_alike(sizes: Offsets) -> int:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(contents_only(without_tools(text)).casefold())
+    return _WORD.findall(said_in_turns(text).casefold())
 
 
 def _normal(texts: pa.StringArray) -> tuple[npt.NDArray[np.uint8], Offsets]:

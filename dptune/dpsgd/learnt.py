@@ -12,6 +12,7 @@ import hashlib
 import heapq
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -131,6 +132,14 @@ class Learning:
         lessons = dict(self._lessons())
         for weight in _largest(self.model) - self._began_with:
             _ENDED_WITH.setdefault(weight, {}).update(lessons)
+
+    @contextmanager
+    def noting_weights(self) -> Iterator[None]:
+        """Note the weights that a training leaves, however it ends."""
+        try:
+            yield
+        finally:
+            self.note_weights()
 
     @cached_property
     def _beside(self) -> WeakSet[nn.Module]:

@@ -355,12 +355,12 @@ class ScriptRun:
         """
         learning = self._learning(model)
         if self.budget is None:
-            with paying(self), _ending(learning):
+            with paying(self), learning.noting_weights():
                 yield self._charge_to(None, learning)
             return
         held = self._reserve(self.budget)
         with release_held(self.budget.url, held), paying(self):
-            with _ending(learning):
+            with learning.noting_weights():
                 yield self._charge_to(spender(self.budget.url, held), learning)
             spent = settle_budget(
                 self.budget.url, held, delta=self.privacy.target_delta
@@ -460,18 +460,8 @@ class ScriptRun:
             )
         known |= {"weights": weights, "steps": steps, "num_entries": paid}
         _write(self.folder / "run.json", json.dumps(known))
-        card = script_card(found, self.plan)
         _write(self.folder / _CERTIFICATE, found.model_dump_json(indent=1))
-        _write(self.folder / _CARD, card)
-
-
-@contextmanager
-def _ending(learning: Learning) -> Iterator[None]:
-    """Note the weights that a training leaves, however it ends."""
-    try:
-        yield
-    finally:
-        learning.note_weights()
+        _write(self.folder / _CARD, script_card(found, self.plan))
 
 
 def _digest_of(entries: Sequence[LedgerEntry]) -> str:

@@ -86,12 +86,11 @@ def _written_text(spec: CanarySpec, chat: "ChatFormat") -> str:
 
 def _emptied(text: str) -> str:
     """Return a conversation that redaction left no content of, refused in mid-run."""
-    call = '{"name": "f", "arguments": {}}'
 
     def left(turn: Turn) -> str:
-        return (
-            emptied(turn.content) if turn.role == TOOLS else call * (turn.role == CALL)
-        )
+        if turn.role == TOOLS:
+            return emptied(turn.content)
+        return '{"name": "f", "arguments": {}}' if turn.role == CALL else ""
 
     return join_turns(Turn(role=t.role, content=left(t)) for t in turns_of(text))
 

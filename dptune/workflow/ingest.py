@@ -7,7 +7,7 @@ from pathlib import Path
 from datasets import List, Value
 
 from dptune.config import DataSettings, PretrainingSettings
-from dptune.conversation import contents_only, without_tools
+from dptune.conversation import said_in_turns
 from dptune.data.building import build_corpus
 from dptune.data.duplicates import Duplicates
 from dptune.data.records import Corpus
@@ -123,8 +123,7 @@ class _IsIn:
     languages: frozenset[str]
 
     def __call__(self, text: str) -> bool:
-        found = language_of(contents_only(without_tools(text)))
-        return found in self.languages | {UNDETERMINED}
+        return language_of(said_in_turns(text)) in self.languages | {UNDETERMINED}
 
 
 def read_public(

@@ -28,8 +28,8 @@ _CLEAN_BITS: Final = 1.0 / math.log(2.0)
 _LEAK_BITS: Final = 4.0
 _NUM_RUNS: Final = 2000
 _MOST_SAMPLED: Final = 64_000
-_NUMBERS: Final = (20, 30, 40, 50, 60, 80, 100, 130, 160, 200, 250, 300)
-"""Of planted canaries, which somebody may be told to plant."""
+_PLANTABLE: Final = (20, 30, 40, 50, 60, 80, 100, 130, 160, 200, 250, 300)
+"""Numbers of canaries that a warning may advise to plant."""
 
 Floats = NDArray[np.float64]
 
@@ -123,7 +123,7 @@ def enough_planted(
 ) -> int | None:
     """Fewest of some numbers of planted canaries that will do; None if none will."""
     least = max(spec.num_planted + 1, policy.min_canaries)
-    for num in (n for n in _NUMBERS if n >= least):
+    for num in (n for n in _PLANTABLE if n >= least):
         more = spec.model_copy(update={"num_planted": num})
         if clean_pass_probability(policy, more, attack) >= _LIKELY:
             return num

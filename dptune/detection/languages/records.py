@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.conversation import contents_only, without_tools
+from dptune.conversation import said_in_turns
 from dptune.detection.languages.identify import ENGLISH, UNDETERMINED, language_of
 from dptune.parts import each_part, values_of
 
@@ -45,7 +45,7 @@ class Languages:
 
         def read(rows: range, tell: Callable[[int], None]) -> list[str]:
             texts = values_of(dataset.select(rows), "text")
-            found = [language_of(contents_only(without_tools(text))) for text in texts]
+            found = [language_of(said_in_turns(text)) for text in texts]
             tell(len(rows))
             return found
 
