@@ -55,7 +55,12 @@ from dptune.gates.manifest import read_manifest
 from dptune.gates.policy import GatePolicy
 from dptune.integrations.measurable import measurable, refuse_trained_controls
 from dptune.integrations.private_training import PrivateTraining
-from dptune.integrations.rows import one_of_each_unit, owners_of_rows, scored_rows
+from dptune.integrations.rows import (
+    one_of_each_unit,
+    owners_of_rows,
+    repeated_rows,
+    scored_rows,
+)
 from dptune.integrations.script_plan import STAGE
 from dptune.integrations.script_run import ScriptRun
 from dptune.models.digest import model_digest, weights_digest
@@ -184,8 +189,10 @@ def measure(
     refuse_trained_controls(texts, drawn)
     own = {row for row, text in enumerate(texts) if not planted_count([text], drawn)}
     known = {row for row in own if not held_out.holds(trained[row])}
-    members = one_of_each_unit(run.rows.data, known, attacks.num_members)
-    non_members = one_of_each_unit(held_out.data, {*unseen}, attacks.num_members)
+    members, non_members = (
+        one_of_each_unit(data, fitting - repeated_rows(data), attacks.num_members)
+        for data, fitting in ((run.rows.data, known), (held_out.data, {*unseen}))
+    )
     began, performance = datetime.now(tz=UTC), performance or PerformanceSettings()
     nn.Module.to(base_model.train(mode=False), pick_device(performance.device))
     start = LoadedModel(model=base_model, tokenizer=tokenizer)

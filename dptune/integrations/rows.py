@@ -1,6 +1,7 @@
 """Rows of a script's data set as sequences of privacy units."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -168,6 +169,18 @@ def one_of_each_unit(data: UnitDataset, fitting: Set[int], count: int) -> list[i
     chosen = one_of_each(map(str, rows), [owners[row] for row in rows])
     drawn = [rows[place] for place in chosen]
     return sorted(drawn[place] for place in by_hash(map(str, drawn))[:count])
+
+
+def repeated_rows(data: UnitDataset) -> set[int]:
+    """Return the rows whose tokens a row of another unit has: one tells of the other.
+
+    By them the sides are told apart without any model, where only one side has them.
+    """
+    owners, known = owners_of_rows(data), defaultdict[bytes, list[int]](list)
+    for row, tokens in enumerate(data.sequences):
+        known[tokens_digest(tokens.tolist())].append(row)
+    alike = (rows for rows in known.values() if len({*map(owners.get, rows)}) > 1)
+    return {row for rows in alike for row in rows}
 
 
 def share_seen(rows: Rows, collate: Collator, train: UnitRows) -> float:

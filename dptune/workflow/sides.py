@@ -4,6 +4,7 @@ Several texts of one person are alike, and so are copies: as if each were drawn 
 itself, they make intervals too narrow, and what sees no model tells the sides apart.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
@@ -21,10 +22,11 @@ def one_of_each(
     member_owners: Owners | None = None,
     non_member_owners: Owners | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Take one text of each owner, and none that both sides have.
+    """Take one text of each owner, and none that both sides or several owners have.
 
     Which one, a hash of the texts decides, not their order. Without owners, texts that
-    are equal are one.
+    are equal are one. A text of several owners of one side alone would tell the sides
+    apart without any model: one copy tells of the next.
 
     Args:
         members: texts that were trained on.
@@ -60,7 +62,7 @@ def one_of_each(
     )
     if not all(kept):
         raise DataError(
-            "members and non-members must each hold texts that the other has not, got "
+            "members and non-members must each hold texts that nobody else has, got "
             f"{len(kept[0])} and {len(kept[1])} of them. Remove copies."
         )
     return kept[0], kept[1]
@@ -69,7 +71,8 @@ def one_of_each(
 def _one_of_each(
     texts: Sequence[str], owners: Sequence[str], *, without: set[str]
 ) -> list[str]:
-    """Take one text of each owner."""
-    left = [i for i, text in enumerate(texts) if text not in without]
+    """Take one text of each owner that no other one has."""
+    pairs = Counter(text for text, _ in set(zip(texts, owners, strict=True)))
+    left = [i for i, t in enumerate(texts) if t not in without and pairs[t] == 1]
     chosen = draws.one_of_each([texts[i] for i in left], [owners[i] for i in left])
     return [texts[left[place]] for place in chosen]

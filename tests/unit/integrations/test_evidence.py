@@ -364,6 +364,20 @@ def test_one_row_of_each_owner_is_attacked(owned, tmp_path):
     assert (again.num_members, again.num_non_members) == (20, 100)
 
 
+def test_rows_of_several_owners_of_one_side_are_not_attacked(owned, tmp_path):
+    """One of them tells of the next, and none is on the other side."""
+    said = owned.others.select(range(0, 120, 2))
+    again = said.map(lambda row: {"who": f"{row['who']} again"})
+    report, others = evidence.membership_report, concatenate_datasets([said, again])
+    others = concatenate_datasets([owned.others, others])
+    with mock.patch.object(evidence, "membership_report", side_effect=report) as told:
+        dossier = measured(owned, tmp_path / "model", others=others)
+    assert dossier.utility.num_records == 120 + 60 + 60
+    rows = {*map(tuple, told.call_args.args[1])}
+    assert len(rows) == 20
+    assert not {tuple(row) for row in again["input_ids"]} & rows
+
+
 def test_twin_that_attacks_all_rows_of_an_owner_counts_more(owned, tmp_path):
     def all_rows(data, fitting, count):
         return sorted(fitting)[:count]

@@ -12,6 +12,7 @@ from dptune.attacks.roc import RocSettings, blind_signal
 from dptune.attacks.settings import AttackSettings
 from dptune.config import DetectionSettings
 from dptune.conversation import Turn, join_turns
+from dptune.data.draws import seeded_fractions
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.errors import DataError
 from dptune.models.encode import encode_corpus, record_tokens
@@ -163,7 +164,7 @@ def test_texts_of_both_sides_are_no_members(copied, trained):
 
 
 def test_twin_that_lets_copies_stay_is_caught(copied, trained, monkeypatch):
-    monkeypatch.setattr(module, "shared_texts", lambda *_: set())
+    monkeypatch.setattr(module, "repeated_texts", lambda *_: np.empty(0))
     members, others = drawn(copied, trained)
     assert num_copies(copied, others) == 10
     assert num_copies(copied, members, of="test") == 10
@@ -191,6 +192,46 @@ def test_phrase_of_many_does_not_tell_the_sides_apart_by_itself(phrased, trained
 def test_twin_that_drops_shared_texts_on_one_side_is_told_apart(phrased, trained):
     _, others = drawn(phrased, trained)
     assert blind_p_value(phrased.split("train"), others) < 0.001
+
+
+@pytest.fixture
+def spoken_often(of_rows):
+    """Every second text is that of three units; two of three units are trained on."""
+    coins = np.random.default_rng(0)
+    texts = [text_of(n) for n in range(600)]
+    rows = [row_of(n, text=text) for n, text in enumerate(texts + 2 * texts[::2])]
+    sides = np.where(coins.random(len(rows)) < 2 / 3, "train", "test")
+    return of_rows([{**r, "split": str(s)} for r, s in zip(rows, sides, strict=True)])
+
+
+def test_texts_of_several_units_of_one_side_do_not_tell_the_sides_apart(
+    spoken_often, trained
+):
+    sides = drawn(spoken_often, trained)
+    assert blind_p_value(*sides) > 0.05
+    every = [*sides[0]["text"], *sides[1]["text"]]
+    assert sorted(every) == sorted(text_of(n) for n in range(600) if n % 2)
+
+
+def test_texts_of_one_unit_alone_are_attacked_however_often_it_has_them(
+    of_rows, trained
+):
+    rows = [row_of(n, unit="ann", text=text_of(7)) for n in range(3)]
+    members, _ = drawn(of_rows([*rows, row_of(9, split="test")]), trained)
+    assert members["text"] == [text_of(7)]
+
+
+def test_twin_that_drops_texts_of_both_sides_alone_is_told_apart(
+    spoken_often, trained, monkeypatch
+):
+    """As it was: what is left of copies is all on one side, mostly that of members."""
+
+    def of_both(held_out, rows, *_):
+        shared = set(held_out["text"]) & set(rows["text"])
+        return seeded_fractions(shared, seed=0, purpose="copies")
+
+    monkeypatch.setattr(module, "repeated_texts", of_both)
+    assert blind_p_value(*drawn(spoken_often, trained)) < 0.01
 
 
 @pytest.fixture
@@ -242,9 +283,9 @@ def test_copies_of_conversations_are_known_whatever_is_learnt(of_rows, bundle):
     held_out = [row_of(n, split="test", text=said(n - 1, learnt=False)) for n in (2, 9)]
     corpus = of_rows([row_of(1, text=said(1, learnt=True)), *held_out])
     canaries, test = draw_canaries(NONE, seed=1), corpus.split("test")
-    shared = module.shared_texts(test, corpus.split("train"), canaries, {})
-    assert module.without_texts(test, shared)["id"] == ["9"]
-    assert not len(module.without_texts(corpus.split("train"), shared))
+    repeated = module.repeated_texts(test, corpus.split("train"), canaries, {})
+    assert module.without_texts(test, repeated)["id"] == ["9"]
+    assert not len(module.without_texts(corpus.split("train"), repeated))
 
 
 def test_copies_of_hosts_of_canaries_are_copies(of_rows, trained):

@@ -39,6 +39,15 @@ def test_copies_count_once_and_texts_of_both_sides_not_at_all():
         one_of_each(MEMBERS, MEMBERS)
 
 
+def test_texts_of_several_owners_of_one_side_are_not_attacked():
+    """One copy tells of the next, and none is on the other side."""
+    texts, owners = [*MEMBERS, *MEMBERS[:9]], [f"m{n}" for n in range(69)]
+    members, others = one_of_each(texts, OTHERS, member_owners=owners)
+    assert (members, others) == (MEMBERS[9:], OTHERS)
+    again = [*owners[:60], *owners[:9]]  # of one owner each
+    assert len(one_of_each(texts, OTHERS, member_owners=again)[0]) == 60
+
+
 def test_owner_of_both_sides_is_refused_without_a_name():
     with pytest.raises(DataError, match="on one side alone, got 1 on both") as caught:
         one_of_each(["a"], ["b"], member_owners=["grace"], non_member_owners=["grace"])
