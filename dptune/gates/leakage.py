@@ -283,13 +283,14 @@ def _membership(
     few = min(report.num_members, report.num_non_members) < (
         policy.min_membership_records
     )
-    coarse = not all(signal.low_fpr <= _LOW_FPR for signal in report.signals)
+    # at a smaller rate fewer members are found than at the policy's
+    elsewhere = any(signal.low_fpr != _LOW_FPR for signal in report.signals)
     proven = any(one.low > limit for one in bounds)
     verdict, change = Verdict.PASS, ""
     if proven or (interval.high > limit and not few):
         verdict = Verdict.BLOCK
         change = "Train with more noise or fewer steps, or attack more records."
-    elif few or coarse:
+    elif few or elsewhere:
         verdict = Verdict.INCONCLUSIVE
         change = (
             f"Attack at least {policy.min_membership_records} members and "

@@ -531,6 +531,16 @@ def test_decide_membership_without_the_strongest_attack_is_inconclusive(changes,
     )
 
 
+@pytest.mark.parametrize("fpr", [0.001, 0.0099, 0.02])
+def test_decide_membership_at_another_false_positive_rate_is_inconclusive(make, fpr):
+    """At a smaller one an attack finds fewer members than at the policy's 1 %."""
+    odd = make.signal("loss").model_copy(
+        update={"low_fpr": fpr, "hits": (10,) * fewest_hits_for(1000, fpr)}
+    )
+    found = make.membership(signals=(odd, make.signal("combined")))
+    assert membership_criterion(make, found).verdict == "INCONCLUSIVE"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
