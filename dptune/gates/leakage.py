@@ -169,7 +169,7 @@ def _assurance(report: ExposureReport, policy: GatePolicy, *, looks: int) -> Cri
     low, _ = mean_exposure_bounds(mean, num, level=level)
     exposures = [canary.exposure for canary in report.trained()]
     most_bits = math.log2(report.space_size)  # of a canary that is ranked first
-    high = min(float(largest_mean_exposure(exposures, level=level)), most_bits)
+    high = float(largest_mean_exposure(exposures, most_bits=most_bits, level=level))
     passed = not lacks and high <= policy.assurance_bound_bits
     most = written_at_most(high)
     reason = f"Mean exposure is at most {most} bits at confidence {1 - level:g}"

@@ -49,13 +49,15 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special, stats
 
 from dptune.privacy import NeighboringRelation
 
 Floats = NDArray[np.float64]
 
 _TOP_SHARES = (1e-5, 1e-3, 1e-1)
+_CLEAN_BITS = 1.0 / math.log(2.0)
+_HARDLY_CLEAN = 0.002
 _HALF_WEIGHT = 0.8
 _OTHER_WEIGHT = (1.0 - _HALF_WEIGHT) / (1 + len(_TOP_SHARES))
 
@@ -125,13 +127,14 @@ def mean_exposure_bounds(
 
 
 def skewed_mean_upper(exposures: ArrayLike, *, level: float) -> Floats:
-    """One-sided upper bound of the mean exposure, whatever the shape of its law.
+    """Upper bound of the mean exposure for laws of any shape that the sample shows.
 
     Where a few canaries leak much and the others nothing, exposures are no exponential
     law, and its bound is too small. With `t` Student's quantile, `s` the deviation and
     `g` the third central moment of m exposures, this one is
     `mean + t s / sqrt(m) + g (1 + 2 t^2) / (6 s^2 m)`: Student's bound, corrected for
-    skewness to first order. The mean itself where all are equal.
+    skewness to first order. The mean itself where all are equal. What is too rare to be
+    among so many is not in it, see `few_known_upper`.
 
     Args:
         exposures: `(..., canaries)`, bits.
@@ -156,19 +159,57 @@ def skewed_mean_upper(exposures: ArrayLike, *, level: float) -> Floats:
     return upper
 
 
-def largest_mean_exposure(exposures: ArrayLike, *, level: float) -> Floats:
-    """One-sided upper bound of the mean exposure that `assurance` goes by.
+def few_known_upper(exposures: ArrayLike, *, most_bits: float, level: float) -> Floats:
+    """Upper bound of the mean exposure if few secrets are known by heart, others not.
 
-    The larger one of those for exponential laws and for laws of any shape.
+    That none of the known ones was planted shows in no exposure: where a share f is
+    known, m canaries have none with chance `(1 - f)^m`, however small the level of
+    other bounds. With k of m canaries so early that one in 500 clean runs has such a
+    one, Clopper and Pearson's bound of f at twice the level makes a mean of
+    `log2 e + f (most_bits - log2 e)`. Twice, since a leak of any shape may pass as
+    often.
 
     Args:
         exposures: `(..., canaries)`, bits.
+        most_bits: of a canary that is ranked first.
+        level: of the other bounds, below one half.
+
+    >>> float(few_known_upper([1.4427] * 100, most_bits=20, level=0.005).round(2))
+    2.28
+    >>> float(few_known_upper([1.4427] * 100, most_bits=20, level=0.00025).round(2))
+    2.8
+    """
+    values = np.asarray(exposures, np.float64)
+    num = values.shape[-1]
+    known = (num * np.exp2(-values) <= _HARDLY_CLEAN).sum(-1)
+    left = np.maximum(num - known, 1)
+    share = np.where(
+        known < num, special.betainccinv(known + 1, left, 2.0 * level), 1.0
+    )
+    upper: Floats = _CLEAN_BITS + share * (most_bits - _CLEAN_BITS)
+    return upper
+
+
+def largest_mean_exposure(
+    exposures: ArrayLike, *, most_bits: float, level: float
+) -> Floats:
+    """One-sided upper bound of the mean exposure that `assurance` goes by.
+
+    The largest one of those for exponential laws, for laws of any shape that shows,
+    and for few secrets that are known by heart; of a canary ranked first at most.
+
+    Args:
+        exposures: `(..., canaries)`, bits.
+        most_bits: of a canary that is ranked first.
         level: of the bound.
     """
     values = np.asarray(exposures, np.float64)
     of_one = mean_exposure_bounds(1.0, values.shape[-1], level=level)[1]
     skewed = skewed_mean_upper(values, level=level)
-    upper: Floats = np.maximum(of_one * values.mean(-1), skewed)
+    few = few_known_upper(values, most_bits=most_bits, level=level)
+    upper: Floats = np.minimum(
+        most_bits, np.maximum.reduce([of_one * values.mean(-1), skewed, few])
+    )
     return upper
 
 

@@ -5,7 +5,12 @@ the bounds that a pass rests on (`assurance`, `membership`, `utility`) are taken
 their level divided by K (Bonferroni), K being the evaluations of the data set up to the
 decision: of all that were evaluated, each decided on now, some version passes without
 having earned it with probability at most the level. Who decides after every evaluation,
-when K was smaller, has at most 1 + ln K times the level, and not K times.
+when K was smaller, has at most 1 + ln K times the level, and not K times. `assurance`
+keeps to that for exposures of an exponential law. If a model knows few secrets by heart
+and no others, the chance that none of them was planted does not fall with the level:
+more canaries are needed the more often was tried (`null_law.few_known_upper`). Of 20
+versions that leak 2.5 bits by any share of the canaries, at any rank, one passed in at
+most 1.1 % of simulated runs, of 100 in at most 2 %, at level .5 %.
 
 Tests that block a leak are left at their level: an attempt more makes none of them
 weaker. Those that find evidence invalid too.

@@ -63,8 +63,9 @@ class GatePolicy(Settings):
             classifier writes no text and has none: a policy for it says false here, and
             asks for membership only. Canaries that were trained on are judged all the
             same.
-        min_canaries: that were trained on. The assurance bound needs 100: at level .005
-            it fails .3 % of clean models, 15 % with 50.
+        min_canaries: that were trained on. The assurance bound needs 79 of 10^6
+            candidates for the first evaluation and 102 for the fourth, see `origin`; of
+            100 it fails .4 % of clean models at level .005.
         min_held_out: controls, so that a Kolmogorov-Smirnov test has something to see.
         min_space_size: candidates. More are needed where one canary of so many would
             not be a leak of its own at rank 1, see `leakage.needed_candidates`.

@@ -174,8 +174,9 @@ def _share_of_clean_runs(
     )
     from_last = np.maximum(1 - far, 1 / space_size)
     leaks = policy.memorization_level / 2
-    passes = largest_mean_exposure(-np.log2(near), level=level) <= (
-        policy.assurance_bound_bits
+    most_bits = math.log2(space_size)
+    passes = policy.assurance_bound_bits >= largest_mean_exposure(
+        -np.log2(near), most_bits=most_bits, level=level
     )
     passes &= _fisher(base) > policy.base_level
     for early in (near, from_last):

@@ -94,18 +94,18 @@ def test_decide_shows_what_was_compared_with_what(make):
         "dataset_budget": (4.0, 8.0),
         "step_audit": (0.0, 0.0),
         "memorization": (near(mean), 2.5),
-        "assurance": (near(2.0, abs=0.2), 2.5),
+        "assurance": (near(2.3, abs=0.1), 2.5),
         "membership": (0.01, 0.1),
         "utility": (near(-0.2, abs=0.1), near(math.log(1.02))),
     }
 
 
 def test_decide_shows_intervals_at_the_levels_that_were_asked(make):
-    shown = decide(make.evidence(), make.policy(assurance_level=0.1)).criteria
+    shown = decide(make.evidence(), make.policy(assurance_level=0.4)).criteria
     found = {one.name: one.interval for one in shown if one.interval}
     assert {name: round(one.confidence, 9) for name, one in found.items()} == {
         "memorization": 0.95,
-        "assurance": 0.8,
+        "assurance": 0.2,
         "membership": 0.95,
     }
     wide, narrow = found["memorization"], found["assurance"]
@@ -374,11 +374,37 @@ def test_decide_few_canaries_that_leak_much_are_no_assurance(make):
     assert mean_exposure_bounds(mean, 100, level=0.005)[1] < 2.5
     assert_decides(
         make.evidence(exposure=report),
-        make.policy(),
+        make.policy(assurance_level=0.005),
         "INCONCLUSIVE",
         memorization="PASS",
         assurance="INCONCLUSIVE",
     )
+
+
+def test_decide_canaries_too_few_to_hold_one_that_is_known_are_no_assurance(make):
+    """5.7 % of secrets known by heart, a leak of 2.5 bits: none of 78 is with 1 %."""
+    for num, looks, verdict in (
+        (78, 1, "INCONCLUSIVE"),
+        (80, 1, "PASS"),
+        (100, 3, "PASS"),
+        (100, 4, "INCONCLUSIVE"),
+        (130, 20, "PASS"),
+    ):
+        evidence = make.evidence(
+            exposure=make.exposure(planted=make.even_ranks(num)),
+            attempts=make.attempts(looks),
+        )
+        policy = make.policy(assurance_level=0.005)
+        assert_decides(evidence, policy, verdict, assurance=verdict)
+
+
+def test_decide_one_canary_among_the_first_by_no_chance_is_no_assurance(make):
+    """At rank 16 it blocks nothing; that 5.7 % are known is not ruled out any more."""
+    for rank, verdict in ((16, "INCONCLUSIVE"), (24, "PASS")):
+        report = make.exposure(planted=[rank, *make.even_ranks(99)])
+        evidence, policy = make.evidence(exposure=report), make.policy()
+        policy = policy.model_copy(update={"assurance_level": 0.005})
+        assert_decides(evidence, policy, verdict, assurance=verdict)
 
 
 def test_decide_assures_no_more_bits_than_the_candidates_allow(make):

@@ -139,12 +139,13 @@ def contradicting(make):
 
 def assured(level):
     """A bound that is met at this level, and at no smaller one."""
-    from dptune.gates.null_law import mean_exposure_bounds  # noqa: PLC0415
+    from dptune.gates.null_law import largest_mean_exposure  # noqa: PLC0415
 
     from .conftest import exposure  # noqa: PLC0415
 
-    mean = sum(c.exposure for c in exposure().planted()) / 60
-    return mean_exposure_bounds(mean, 60, level=level)[1]
+    shown = [c.exposure for c in exposure().planted()]
+    most_bits = math.log2(exposure().space_size)
+    return float(largest_mean_exposure(shown, most_bits=most_bits, level=level))
 
 
 def steady(confidence):

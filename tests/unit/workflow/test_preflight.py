@@ -157,14 +157,14 @@ DEFAULT = (
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (("canaries.num_planted=30",), "0.54 by 30.*num_planted: 60 would do"),
+        (("canaries.num_planted=30",), "0.00 by 30.*num_planted: 60 would do"),
         (
             ("canaries.num_planted=30", "attack.sampled_candidates=4000"),
-            "0.31 by 30.*num_planted: 130 would do",
+            "0.00 by 30.*num_planted: 130 would do",
         ),
         (
             ("canaries.num_planted=30", "attack.sampled_candidates=1000"),
-            "0.13 by 30.*num_planted: 60 would do with exact ranks",
+            "0.00 by 30.*num_planted: 60 would do with exact ranks",
         ),
         (
             ("canaries.num_planted=130", "attack.sampled_candidates=2000"),
