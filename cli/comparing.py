@@ -366,7 +366,7 @@ def _print_plan(console: Console, job: _Job, *, done: int) -> None:
                 str(stage.num_steps),
                 number(stage.noise_multiplier),
                 spent if first else "",
-                number(plan.nominal_epsilon) if first else "",
+                epsilon(plan.nominal_epsilon) if first else "",
             )
     console.print(table)
     total, private = job.checked.total_epsilon, job.checked.private_epsilon

@@ -77,14 +77,25 @@ class ExposureMeans:
 def exposure_means(report: ExposureReport) -> ExposureMeans:
     """Return the mean exposures and the p-value of the planted canaries."""
     planted = report.planted()
-    ranks = [canary.rank for canary in planted]
     return ExposureMeans(
         planted=_mean(planted),
         held_out=_mean(report.held_out()),
         base=_mean(report.base_planted()),
-        p_value=fisher_p_value(ranks, report.space_size) if planted else None,
+        p_value=against_chance(report, planted),
         num_planted=len(planted),
     )
+
+
+def against_chance(
+    report: ExposureReport, canaries: Sequence[CanaryExposure]
+) -> float | None:
+    """Return Fisher's p-value of canaries; None of secrets that nobody drew at random.
+
+    Those follow no uniform law, whatever a model saw.
+    """
+    if not canaries or not report.drawn:
+        return None
+    return fisher_p_value([canary.rank for canary in canaries], report.space_size)
 
 
 def _mean(canaries: Sequence[CanaryExposure]) -> float | None:

@@ -300,7 +300,7 @@ def _trade_off(
         fig.legend_below(axes, columns=3)
 
     label = f"{utility_axis.label} against {x_label}: " + "; ".join(
-        f"{name} {number(m.y)} at {number(m.x)}"
+        f"{name} {number(m.y)} at {number(m.x) if chance else epsilon(m.x)}"
         for name, marks in series.items()
         for m in marks
     )

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from dptune.gates.null_law import fisher_p_value
 from dptune.reports.blocks import (
     Block,
     Facts,
@@ -19,7 +18,7 @@ from dptune.reports.blocks import (
     table,
     table_of,
 )
-from dptune.reports.card.statements import exposure_means
+from dptune.reports.card.statements import against_chance, exposure_means
 from dptune.reports.figures.attacks import discoverable_plot, exposure_plot, roc_plot
 from dptune.reports.formatting import (
     between,
@@ -122,7 +121,10 @@ def exposure_page(report: ExposureReport) -> Page:
                 ("Mean exposure (bits)", lambda g: number(g[2])),
                 numeric=(1, 2),
                 caption=f"Planted canaries against chance: {p_value(means.p_value)} "
-                "(Fisher over canaries, assumes that they are independent).",
+                "(Fisher over canaries, assumes that they are independent)."
+                if report.drawn
+                else "Planted secrets were not drawn at random: nobody knows how "
+                "early they come by chance.",
             ),
             Plot(svg=exposure_plot(report), caption=EXPOSURE_CAPTION),
         ),
@@ -376,7 +378,7 @@ def _by_mark(report: ExposureReport) -> Iterator[tuple[str, str, str]]:
         return
     for name, found in zip(("marked", "missed"), groups, strict=True):
         mean = sum(c.exposure for c in found) / len(found)
-        p = fisher_p_value([c.rank for c in found], report.space_size)
+        p = against_chance(report, found)
         yield (
             f"Mean exposure, {name} canaries",
             f"{number(mean)} bits",

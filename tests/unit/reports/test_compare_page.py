@@ -301,6 +301,18 @@ def test_utility_is_drawn_against_epsilon_where_there_are_several_budgets():
     assert "What each promises" in figures(plain(), cell(), cell(budget=3.0))
 
 
+def test_figure_tells_epsilons_rounded_up_to_who_cannot_see_it():
+    made = card("jft")
+    claims = [
+        one.model_copy(update={"epsilon": 7.1812}) if one.epsilon < math.inf else one
+        for one in made.certificates
+    ]
+    known = made.model_copy(update={"certificates": tuple(claims)})
+    page = figures(plain(), cell(card=known), cell(budget=3.0, card=known))
+    assert "at 7.19" in page
+    assert "at 7.18" not in page
+
+
 def test_perplexities_far_apart_are_drawn_on_a_log_scale():
     assert "lower is better (log)" in figures(plain(), cell("jft", nll=5.0))
     assert "(log)" not in figures(cell("a", nll=2.0), cell("b", nll=2.1))

@@ -5,8 +5,9 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from dptune.reports.card.statements import at_a_glance
+from dptune.reports.card.statements import at_a_glance, exposure_means
 from dptune.reports.comparison import CellResult, ComparisonReport, comparison_rows
+from dptune.reports.pages.attacks import exposure_page
 from dptune.reports.pages.comparison import compare_page
 from dptune.reports.render import page_html, page_markdown
 from dptune.reports.tables import comparison_tables
@@ -139,6 +140,16 @@ def test_comparison_page_has_both_attacks_of_every_training():
     many = page([run("DP-SGD", seed=seed) for seed in range(5)])
     assert "Membership ROC" not in many
     assert "article" not in outline(many).tags
+
+
+def test_secrets_that_nobody_drew_have_no_chance_to_be_held_against():
+    """They follow no uniform law: JFT's 341752 comes early under any model."""
+    given = exposure_report(leaked=True, drawn=False)
+    assert exposure_means(exposure_report(leaked=True)).p_value < 1e-9
+    assert exposure_means(given).p_value is None
+    told = page_html(exposure_page(given))
+    assert "not drawn at random" in told
+    assert "10⁻⁹" not in told
 
 
 def test_filled_marks_passed_the_gate():
