@@ -67,7 +67,7 @@ class LargeSpaceSettings:
 
     Args:
         max_nodes: nodes that the search forwards.
-        num_uniform: uniform candidates that canaries are compared with.
+        num_uniform: least uniform candidates to compare with, see `num_compared`.
         num_weighted: candidates drawn from the model; 0 for none.
         confidence: of intervals.
         seed: of both samples, so that a report can be made again.
@@ -78,6 +78,16 @@ class LargeSpaceSettings:
     num_weighted: int = 1000
     confidence: float = 0.95
     seed: int = 0
+
+
+def num_compared(canary_set: CanarySet, settings: LargeSpaceSettings) -> int:
+    """Uniform candidates that all ranks are by: many more than canaries.
+
+    Tests that take ranks for independent also see what is odd in those: of 1,000
+    controls by 2,000, 1 % of clean runs were INVALID at level .0005.
+    """
+    most = max(len(canary_set.planted), len(canary_set.held_out))
+    return max(settings.num_uniform, 20 * most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +169,7 @@ def measure_large_space(
     source = random.Random(settings.seed)  # noqa: S311 - a public comparison sample
     uniform = [
         spec.secret_at(source.randrange(spec.space_size))
-        for _ in range(settings.num_uniform)
+        for _ in range(num_compared(canary_set, settings))
     ]
     sample = _score_secrets(
         model,
@@ -282,7 +292,9 @@ def _exposure(
         "insertions": spec.insertions if planted else 0,
         "nll": nll,
         "certified_exposure": bits - math.log2(known.certified_rank(score)),
-        "extrapolated_exposure": extrapolated_exposure(known.uniform, score),
+        "extrapolated_exposure": extrapolated_exposure(
+            known.uniform[: known.settings.num_uniform], score
+        ),
     }
     if own < known.found.complete_below:
         rank += place(max(1, known.found.num_tied(own)))

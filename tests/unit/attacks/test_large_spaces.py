@@ -13,6 +13,7 @@ from dptune.attacks.large_spaces import (
     LargeSpaceSettings,
     certified_rank,
     measure_large_space,
+    num_compared,
 )
 from dptune.attacks.pieces import Spelling
 from dptune.attacks.search import (
@@ -22,6 +23,7 @@ from dptune.attacks.search import (
     uniform_rank,
 )
 from dptune.attacks.trie import CandidateTrie
+from dptune.gates.null_law import uniform_p_value
 
 from .test_exposure import train
 
@@ -84,6 +86,34 @@ def test_memorised_canary_of_a_huge_space_has_rank_one(make_model, merging_token
         untrained, merging_tokenizer, canaries, bos=0, settings=settings
     )
     assert before.canaries[0].exposure < 10
+
+
+def clean_controls(generator, num, num_compared, space_size=36**10):
+    """p-value of controls that are ranked by the same candidates."""
+    sample = np.sort(generator.random(num_compared))
+    shares = (np.searchsorted(sample, generator.random(num)) + 1) / (num_compared + 1)
+    return uniform_p_value((shares * space_size).tolist(), space_size)
+
+
+def test_controls_of_many_canaries_are_as_uniform_as_they_are_said_to_be():
+    """The twin compares 1,000 with 2,000: 6 % of its p-values are .01 or less."""
+    spec = CanarySpec(
+        alphabet="alphanumeric", length=10, num_planted=10, num_held_out=1000
+    )
+    generator, settings = np.random.default_rng(0), LargeSpaceSettings()
+    num = num_compared(draw_canaries(spec, seed=1), settings)
+    shares = [
+        np.mean([clean_controls(generator, 1000, n) <= 0.01 for _ in range(1500)])
+        for n in (num, settings.num_uniform)
+    ]
+    assert shares[0] <= 0.02
+    assert shares[1] > 0.035
+
+
+def test_few_canaries_are_compared_with_as_many_as_before():
+    few = draw_canaries(CanarySpec(num_planted=100, num_held_out=20), seed=1)
+    assert num_compared(few, LargeSpaceSettings()) == 2000
+    assert num_compared(few, LargeSpaceSettings(num_uniform=300)) == 2000
 
 
 def test_certified_rank_holds_for_every_candidate(make_model, merging_tokenizer):
