@@ -158,6 +158,10 @@ def paired_bootstrap_upper(
     unit together: they are alike. Few units hardly show by how much units differ: the
     bound is no smaller than Student's of the ratio, and infinite for one.
 
+    It is no theorem. At the limit 5 % of simulated bounds were below it where changes
+    were normal, 9 % where they fell on one record in 50 alone, of 200 records, and 36 %
+    with one in 200, which may not be among them; 25 % of lognormal ones of deviation 2.
+
     Args:
         champion_nll: total nats of each held-out record under the champion.
         candidate_nll: of the same records under the candidate.

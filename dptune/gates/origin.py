@@ -10,7 +10,8 @@ keeps to that for exposures of an exponential law. If a model knows few secrets 
 and no others, the chance that none of them was planted does not fall with the level:
 more canaries are needed the more often was tried (`null_law.few_known_upper`). Of 20
 versions that leak 2.5 bits by any share of the canaries, at any rank, one passed in at
-most 1.1 % of simulated runs, of 100 in at most 2 %, at level .5 %.
+most 1.1 % of simulated runs, of 100 in at most 2 %, at level .5 %. `utility` keeps to
+it where changes of losses are not few and large, see `paired_bootstrap_upper`.
 
 Tests that block a leak are left at their level: an attempt more makes none of them
 weaker. Those that find evidence invalid too.
