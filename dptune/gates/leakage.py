@@ -33,6 +33,7 @@ from dptune.statistics import fewest_hits_for, hit_rate_interval, holm
 _LOW_FPR = 0.01
 _LEAST_EFFECT = 0.1
 _RANK_BY_SUM = "Rank by what a whole candidate costs: set attack.scoring to sum."
+_DECIDE_BY_NUMBER = "Set canaries.setting to missed: secrets must not decide who stays."
 
 
 def leakage(evidence: Evidence, policy: GatePolicy) -> list[Criterion]:
@@ -68,10 +69,11 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
     size, trained = report.space_size, [canary.rank for canary in report.trained()]
     # one that is said not to have been trained on leaks all the same if it is known
     every = [canary.rank for canary in report.planted()]
-    late, latest = _from_the_last(report)
+    unlike = _unlike_others(report, policy)
+    late, latest = ([], []) if unlike else _from_the_last(report)
     mean, avoided = _mean_exposure(report), _mean_bits(late, size)
     p_values = {
-        "all": _either_side(trained, late, size),
+        "all": _either_side([] if unlike else trained, late, size),
         "single": single_p_value(every, size),
     }
     leaks = holm(p_values, level=policy.memorization_level)
@@ -86,7 +88,7 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
         return no_canaries("memorization", report, policy)
     low, high = mean_exposure_bounds(mean, max(1, len(trained)), level=0.025)
     verdict = Verdict.BLOCK if all_leak or one_leaks else Verdict.PASS
-    few, lacks = len(trained) < policy.min_canaries, _weak_scores(report)
+    few, lacks = len(trained) < policy.min_canaries, _weak_scores(report) + unlike
     if may_leak and verdict is Verdict.PASS:
         lacks.append("At the far ends of intervals canaries come last.")
     if verdict is Verdict.PASS and (lacks or few):
@@ -110,11 +112,29 @@ def _memorization(report: ExposureReport, policy: GatePolicy) -> Criterion:
             + f" {RANK_EXACTLY}" * bool(report.doubt),
             Verdict.INCONCLUSIVE: _RANK_BY_SUM
             if _weak_scores(report)
+            else _DECIDE_BY_NUMBER
+            if unlike
             else RANK_EXACTLY
             if lacks
             else "Plant more canaries that are trained on.",
         }.get(verdict, ""),
     )
+
+
+def _unlike_others(report: ExposureReport, policy: GatePolicy) -> list[str]:
+    """Say that which planted canaries were trained on followed from their secrets.
+
+    A detector that misses secrets of letters alone leaves those: no model ranks them as
+    others, and ranks among all candidates neither prove a leak nor rule one out. The
+    base model tells it, which saw none.
+    """
+    size, kept = report.space_size, {one.canary_id for one in report.trained()}
+    base = [one.rank for one in report.base_planted() if one.canary_id in kept]
+    late = [size + 1 - rank for rank in base]
+    is_chosen = len(kept) < len(report.planted())
+    if not is_chosen or _either_side(base, late, size) > policy.base_level:
+        return []
+    return ["Those that were trained on are unlike the others to the base model too."]
 
 
 def _advise_fresh(report: ExposureReport, policy: GatePolicy) -> str:
@@ -218,7 +238,7 @@ def _lacks(report: ExposureReport, policy: GatePolicy) -> list[str]:
     ]
     if not report.is_bounded:
         lacks.append("Ranks are extrapolated, not counted.")
-    return lacks + _weak_scores(report)
+    return lacks + _weak_scores(report) + _unlike_others(report, policy)
 
 
 def _are(count: int) -> str:

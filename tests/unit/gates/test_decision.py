@@ -1187,6 +1187,52 @@ def test_decide_too_few_canaries_that_were_trained_on_are_inconclusive(make):
     assert_decides(make.evidence(exposure=partly), make.policy(), "INCONCLUSIVE")
 
 
+def letters_alone(make, copies, *, space=10**6, share=0.04):
+    """Canaries of which redaction left those that every model ranks early."""
+    early = [1 + int(share * space * (i + 0.5) / 10) for i in range(10)]
+    ranks = early + [int(rank) for rank in make.even_ranks(90)]
+    report = trained_on(make, copies, planted=ranks)
+    base = make.canaries(ranks, planted=True)
+    held_out = [c for c in report.base_canaries if not c.planted]
+    return report.model_copy(update={"base_canaries": (*base, *held_out)})
+
+
+def test_decide_canaries_that_redaction_chose_by_their_secrets_prove_no_leak(
+    make, monkeypatch
+):
+    report = letters_alone(make, [1] * 10 + [0] * 90)
+    decision = assert_decides(
+        make.evidence(exposure=report),
+        make.policy(),
+        "INCONCLUSIVE",
+        memorization="INCONCLUSIVE",
+        assurance="INCONCLUSIVE",
+        base_model="PASS",
+    )
+    (found,) = (c for c in decision.criteria if c.name == "memorization")
+    assert "unlike the others" in found.reason
+    assert "setting to missed" in found.what_would_change_it
+    # the twin takes their ranks for uniform
+    monkeypatch.setattr(leakage, "_unlike_others", lambda *_: [])
+    assert decide(make.evidence(exposure=report), make.policy()).outcome == "BLOCK"
+
+
+def test_decide_late_canaries_that_redaction_chose_hide_no_leak(make, monkeypatch):
+    """All trained on come late to the base, and 2 bits earlier to the model."""
+    late = [10**6 - 3 * 10**3 * i for i in range(60)]
+    other = [8001 + 16 * 10**3 * i for i in range(60)]
+    report = trained_on(
+        make, [1] * 60 + [0] * 60, planted=[r // 4 for r in late] + other
+    )
+    base = make.canaries([*late, *other], planted=True)
+    held_out = [c for c in report.base_canaries if not c.planted]
+    report = report.model_copy(update={"base_canaries": (*base, *held_out)})
+    given = make.evidence(exposure=report), make.policy(assurance_bound_bits=4.0)
+    assert_decides(*given, "INCONCLUSIVE", assurance="INCONCLUSIVE")
+    monkeypatch.setattr(leakage, "_unlike_others", lambda *_: [])
+    assert_decides(*given, "PASS")
+
+
 def test_decide_leak_is_not_hidden_by_canaries_that_were_not_trained_on(make):
     """Those that were leak 4 bits each; the mean over all is that of no leak."""
     ranks = [max(1, rank // 6) for rank in make.even_ranks(50)]
