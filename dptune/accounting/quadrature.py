@@ -112,6 +112,30 @@ def quadrature_epsilon(
     return found
 
 
+def log_moments(
+    event: DpEvent, powers: NDArray[np.float64], *, relation: NeighboringRelation
+) -> list[NDArray[np.float64]]:
+    """Compute ln E exp(cL) of an event's loss L for powers c, in each direction.
+
+    Args:
+        event: as for `quadrature_delta`.
+        powers: each above 0, `(powers,)`.
+        relation: neighboring relation.
+
+    Returns:
+        One or two, `(powers,)`, exact to about 1e-12; none for an event of nothing.
+
+    Raises:
+        UnsupportedEventError: a mechanism without a Gaussian pair.
+        QuadratureError: a noise multiplier is below .1.
+    """
+    found = []
+    for steps in _histories(event, relation):
+        each = [[s.count * _log_moment(s, c) for s in steps] for c in powers.tolist()]
+        found.append(np.array(each).sum(axis=1))
+    return found
+
+
 def _histories(
     event: DpEvent, relation: NeighboringRelation
 ) -> tuple[tuple[_Step, ...], ...]:

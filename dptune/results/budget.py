@@ -33,6 +33,8 @@ class BudgetLine(Report):
     Args:
         notion: `Notion` of the line.
         relation: `NeighboringRelation` of the line.
+        adaptive: whether epsilons hold whatever runs were chosen for what earlier ones
+            released; else as if all had been fixed before the first.
         allowance: granted epsilon; None where nothing was granted.
         spent: epsilon of everything drawn, composed.
         committed: the same with all that open reservations may still draw.
@@ -43,6 +45,7 @@ class BudgetLine(Report):
     notion: str
     relation: str
     delta: float
+    adaptive: bool = False
     allowance: float | None
     spent: float
     committed: float

@@ -10,7 +10,7 @@ from typing import Final
 
 from dptune.accounting.ledger import LedgerEntry, PrivacyLedger
 from dptune.accounting.progress import charged_event, ledger_curves
-from dptune.accounting.store.allowances import Cost, History, total, worst
+from dptune.accounting.store.allowances import Cost, History, Terms, total, worst
 from dptune.accounting.store.reservations import (
     KEY_BYTES,
     UnitSet,
@@ -356,9 +356,11 @@ def charged_so_far(url: str, config: TrainConfig, fingerprint: str) -> str:
         return f"Nothing was spent of data set {name!r}."
     spent = worst(
         [History.of([held.spent], num_units=held.num_units)],
-        notion=privacy.notion,
-        delta=privacy.target_delta,
-        relation=privacy.relation,
+        Terms(
+            notion=privacy.notion,
+            relation=privacy.relation,
+            delta=privacy.target_delta,
+        ),
     )
     return (
         f"Data set {name!r} has paid for {drawn} of {planned} planned releases: "

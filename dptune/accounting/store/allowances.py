@@ -22,6 +22,7 @@ from dptune.accounting.events import (
     mechanism_counts,
     merge_events,
 )
+from dptune.accounting.filters import filtered_epsilon
 from dptune.errors import ArtifactError, BudgetExceededError, DptuneError
 from dptune.privacy import NeighboringRelation, Notion, PrivacyBudget
 from dptune.rounding import written_at_least, written_at_most
@@ -170,6 +171,10 @@ def _mechanism(text: str) -> str:
 class Grant:
     """What a data set may spend under one notion and relation.
 
+    Args:
+        adaptive: whatever runs are chosen for what earlier ones released; a filter
+            counts then (`filtered_epsilon`), which takes more for the same runs.
+
     Raises:
         ConfigError: epsilon or delta is out of range.
         PrivacyError: the notion is not defined under the relation.
@@ -180,6 +185,7 @@ class Grant:
     relation: NeighboringRelation
     epsilon: float
     delta: float
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -190,7 +196,33 @@ class Grant:
     def label(self) -> str:
         """Name what is allowed."""
         relation = self.relation.value.replace("_", " ")
-        return f"{self.notion.value} ({relation}) at delta {self.delta:g}"
+        chosen = ", whatever is chosen for earlier releases" if self.adaptive else ""
+        return f"{self.notion.value} ({relation}) at delta {self.delta:g}{chosen}"
+
+    @property
+    def terms(self) -> "Terms":
+        """What an epsilon of it is of."""
+        return Terms(
+            notion=self.notion,
+            relation=self.relation,
+            delta=self.delta,
+            adaptive=self.adaptive,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What an epsilon of a history is of: see `Grant`."""
+
+    notion: Notion
+    relation: NeighboringRelation
+    delta: float
+    adaptive: bool = False
+
+    def epsilon(self, tally: Tally) -> float:
+        """Compute what counted mechanisms spend."""
+        price = filtered_epsilon if self.adaptive else epsilon
+        return price(tally_event(tally), delta=self.delta, relation=self.relation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,24 +272,15 @@ class Claim:
     num_units: int
 
 
-def worst(
-    histories: Iterable[History],
-    *,
-    notion: Notion,
-    delta: float,
-    relation: NeighboringRelation,
-) -> Worst:
+def worst(histories: Iterable[History], terms: Terms) -> Worst:
     """Find the cohort that has spent most.
 
     Only histories that no other history contains are composed: less of everything
     never costs more.
     """
-    sizes = largest(histories, notion)
+    sizes = largest(histories, terms.notion)
     spent = [
-        Worst(
-            epsilon=epsilon(tally_event(dict(key)), delta=delta, relation=relation),
-            num_units=size,
-        )
+        Worst(epsilon=terms.epsilon(dict(key)), num_units=size)
         for key, size in sizes.items()
     ]
     return max(spent, key=lambda w: w.epsilon, default=Worst(epsilon=0.0, num_units=0))
@@ -284,10 +307,7 @@ def claims(
     """Compute what each grant's worst cohort has spent before and after."""
     found = []
     for grant in grants:
-        terms = {
-            "notion": grant.notion, "delta": grant.delta, "relation": grant.relation
-        }  # fmt: skip
-        old, new = worst(before, **terms), worst(after, **terms)  # type: ignore[arg-type]
+        old, new = worst(before, grant.terms), worst(after, grant.terms)
         found.append(
             Claim(
                 grant=grant,
@@ -317,11 +337,7 @@ def check(found: Iterable[Claim], *, alone: Mapping[Notion, Tally]) -> None:
 def _refusal(claim: Claim, alone: Mapping[Notion, Tally]) -> str:
     """Say why a run is refused."""
     grant = claim.grant
-    asked = epsilon(
-        tally_event(alone.get(grant.notion, {})),
-        delta=grant.delta,
-        relation=grant.relation,
-    )
+    asked = grant.terms.epsilon(alone.get(grant.notion, {}))
     left = written_at_least(max(grant.epsilon - claim.before, 0.0), digits=4)
     before, after, by_itself = (
         written_at_most(spent, digits=4) for spent in (claim.before, claim.after, asked)

@@ -126,6 +126,7 @@ def _grant(grant: Grant) -> dict[str, Any]:
         "relation": grant.relation.value,
         "epsilon": grant.epsilon,
         "delta": grant.delta,
+        **({"adaptive": True} if grant.adaptive else {}),  # as before there were any
     }
 
 

@@ -7,6 +7,7 @@ them and are there for speed; `verify` builds them again and compares.
 from typing import Final
 
 from sqlalchemy import (
+    Boolean,
     Column,
     Float,
     Index,
@@ -16,9 +17,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
-VERSION: Final = "v0002"
+VERSION: Final = "v0003"
 """Newest migration; a test compares."""
 
 metadata: Final = MetaData()
@@ -60,6 +62,7 @@ grants: Final = Table(
     Column("relation", String(20), primary_key=True),
     Column("epsilon", Float, nullable=False),
     Column("delta", Float, nullable=False),
+    Column("adaptive", Boolean, nullable=False, server_default=false()),
 )
 reservations: Final = Table(
     "reservations",

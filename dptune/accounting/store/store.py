@@ -11,6 +11,7 @@ noise or steps were *chosen* for what earlier ones released spend together may b
 since a bound on what was spent so far is no filter (see `dptune.accounting.adaptive`).
 It is not where all runs that one may choose from have the same mechanisms, as many of
 them, or are Gaussians without sampling, whose 1 / s^2 add up whatever is chosen.
+Under an `adaptive` grant it holds whatever is chosen: see `dptune.accounting.filters`.
 
 Figures are conditional on the ledger's assumptions; `docs/BUDGET.md` names them.
 

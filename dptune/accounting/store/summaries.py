@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from dptune.accounting.progress import USUAL_TERMS
 from dptune.accounting.store import cohorts, log, schema, tables
-from dptune.accounting.store.allowances import Cost, Grant, History, worst
+from dptune.accounting.store.allowances import Cost, Grant, History, Terms, worst
 from dptune.accounting.store.database import connecting, reading
 from dptune.accounting.store.entries import read_content
 from dptune.accounting.store.log import Head
@@ -18,11 +18,10 @@ from dptune.accounting.store.reservations import Reservation
 from dptune.accounting.store.store import BudgetStore
 from dptune.errors import ArtifactError
 from dptune.jsons import parse_json
-from dptune.privacy import NeighboringRelation, Notion, PrivacyUnit, Purpose
+from dptune.privacy import PrivacyUnit, Purpose
 from dptune.results import BudgetLine, BudgetReport
 
 EXPORT_VERSION: Final = 1
-_Terms = tuple[Notion, NeighboringRelation]
 
 
 def budgets(
@@ -166,44 +165,44 @@ def _budget(connection: Connection, name: str, *, delta: float) -> BudgetReport:
         num_open=sum(r.is_open for r in runs),
         sweeps=dict(sorted(trials.items())),
         lines=tuple(
-            _line(terms, grant, spent, committed, tuning, delta=delta)
-            for terms, grant in _terms(grants)
+            _line(terms, allowance, spent, committed, tuning)
+            for terms, allowance in _lines(grants, delta=delta)
         ),
         head_sequence=head.sequence,
         head_hash=head.hash,
     )
 
 
-def _terms(grants: Sequence[Grant]) -> list[tuple[_Terms, Grant | None]]:
+def _lines(
+    grants: Sequence[Grant], *, delta: float
+) -> list[tuple[Terms, float | None]]:
     """List what was granted, then the usual notions that were not."""
-    granted: dict[_Terms, Grant | None] = {(g.notion, g.relation): g for g in grants}
-    rest: dict[_Terms, Grant | None] = {
-        t: None for t in USUAL_TERMS if t not in granted
-    }
-    return [*granted.items(), *rest.items()]
+    granted = {(g.notion, g.relation) for g in grants}
+    rest = (
+        Terms(notion=notion, relation=relation, delta=delta)
+        for notion, relation in USUAL_TERMS
+        if (notion, relation) not in granted
+    )
+    return [*((g.terms, g.epsilon) for g in grants), *((t, None) for t in rest)]
 
 
 def _line(
-    terms: _Terms,
-    grant: Grant | None,
+    terms: Terms,
+    allowance: float | None,
     spent: Iterable[History],
     committed: Iterable[History],
     tuning: Iterable[History],
-    *,
-    delta: float,
 ) -> BudgetLine:
     """Compute one line."""
-    notion, relation = terms
-    at = grant.delta if grant else delta
     first, second, third = (
-        worst(histories, notion=notion, delta=at, relation=relation)
-        for histories in (spent, committed, tuning)
+        worst(histories, terms) for histories in (spent, committed, tuning)
     )
     return BudgetLine(
-        notion=notion.value,
-        relation=relation.value,
-        delta=at,
-        allowance=grant.epsilon if grant else None,
+        notion=terms.notion.value,
+        relation=terms.relation.value,
+        delta=terms.delta,
+        adaptive=terms.adaptive,
+        allowance=allowance,
         spent=first.epsilon,
         committed=second.epsilon,
         tuning=third.epsilon,

@@ -109,6 +109,7 @@ def grant_of(row: Any) -> Grant:  # noqa: ANN401 - a row or an entry
         relation=NeighboringRelation(row["relation"]),
         epsilon=float(row["epsilon"]),
         delta=float(row["delta"]),
+        adaptive=bool(row.get("adaptive", False)),
     )
 
 

@@ -22,6 +22,7 @@ from dp_accounting import DpEvent
 from sqlalchemy import Connection, select
 
 from dptune.accounting.accountants import Accountant, epsilon
+from dptune.accounting.filters import filtered_epsilon
 from dptune.accounting.quadrature import QuadratureError
 from dptune.accounting.store import cohorts, log, schema, tables
 from dptune.accounting.store.allowances import (
@@ -256,9 +257,7 @@ def _current_figures(state: State, figures: _Figures) -> list[Finding]:
     findings = []
     for grant in state.grants.values():
         histories = state.composed(grant.data_set)
-        mine = worst(
-            histories, notion=grant.notion, delta=grant.delta, relation=grant.relation
-        )
+        mine = worst(histories, grant.terms)
         figures.count += 1
         problem = _disagreement(mine.epsilon, grant, histories)
         if problem:
@@ -287,8 +286,14 @@ def _disagreement(
 
 
 def _bounds(event: DpEvent, grant: Grant) -> tuple[float, float]:
-    """Bound an event's epsilon from below and from above, without PLD if possible."""
+    """Bound an event's epsilon from below and from above, without PLD if possible.
+
+    What a filter takes has one definition, and is computed once more.
+    """
     terms = {"delta": grant.delta, "relation": grant.relation}
+    if grant.adaptive:
+        spent = filtered_epsilon(event, **terms)  # type: ignore[arg-type]
+        return spent, spent
     try:
         low = epsilon(event, accountant=Accountant.QUADRATURE, **terms)  # type: ignore[arg-type]
     except (UnsupportedEventError, QuadratureError):

@@ -260,7 +260,8 @@ def _budget(found: BudgetStatement, *, unit: str) -> Section | None:
         f"{trials} of {sweeps} drew on the same data, and the choice of this model's "
         "settings may rest on them: who knows that choice has seen all of them, and "
         "the epsilon of all runs is the one that covers it, unless rate, noise or "
-        "steps of a run were chosen for what earlier runs had shown."
+        "steps of a run were chosen for what earlier runs had shown: that is covered "
+        "by a budget that was granted as adaptive, and by no other."
         if found.num_trials
         else "No trial of a sweep is recorded on this data. Runs that nobody marked "
         "as trials count among all runs."

@@ -302,6 +302,7 @@ class SpentStatement(Report):
     Args:
         spent: epsilon of all runs, composed.
         tuning: epsilon of the trials of sweeps alone, composed.
+        adaptive: whatever runs were chosen for what earlier ones released.
         allowance: granted epsilon; None where nothing was granted.
         left: allowance less what is spent or held; None likewise.
     """
@@ -309,6 +310,7 @@ class SpentStatement(Report):
     notion: str
     relation: str
     delta: float
+    adaptive: bool = False
     spent: float
     tuning: float
     allowance: float | None
@@ -321,6 +323,7 @@ class SpentStatement(Report):
             notion=line.notion,
             relation=line.relation,
             delta=line.delta,
+            adaptive=line.adaptive,
             spent=line.spent,
             tuning=line.tuning,
             allowance=line.allowance,

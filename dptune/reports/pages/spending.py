@@ -198,7 +198,13 @@ def budget_table(
     """List what was spent, what of it by trials, and what is left."""
     return table_of(
         lines,
-        ("Notion", lambda x: f"All runs: {x.notion} ({words(x.relation)} {unit})"),
+        (
+            "Notion",
+            lambda x: (
+                f"All runs{', adaptive' if x.adaptive else ''}: {x.notion} "
+                f"({words(x.relation)} {unit})"
+            ),
+        ),
         ("Spent on tuning ε", lambda x: epsilon(x.tuning)),
         ("Spent in all ε", lambda x: epsilon(x.spent)),
         (
@@ -211,7 +217,8 @@ def budget_table(
         caption="For the units that were charged most, under the assumptions of every "
         "run. What tuning spent is part of what was spent in all "
         f"({count(num_trials)} trial{'' if num_trials == 1 else 's'}). Left: allowed "
-        "less what is spent or held by open runs, a guide, since epsilons do not add.",
+        "less what is spent or held by open runs, a guide, since epsilons do not add. "
+        "Adaptive: whatever runs were chosen for what earlier ones had shown.",
     )
 
 

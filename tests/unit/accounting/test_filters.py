@@ -13,15 +13,18 @@ from dp_accounting import (
     ComposedDpEvent,
     GaussianDpEvent,
     NeighboringRelation,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune import privacy
-from dptune.accounting import accountants
+from dptune.accounting import accountants, filters
 from dptune.accounting.adaptive import Card, SigmaDeck
 from dptune.errors import BudgetExceededError, ConfigError
 
@@ -174,6 +177,97 @@ def test_runs_that_are_chosen_by_earlier_ones_can_spend_more_than_a_grant():
         assert chosen(epsilon, [second]) == pytest.approx(delta, rel=0.2)
     assert chosen(epsilon, seconds) > 1.7 * delta
     assert chosen(3.22, seconds) > delta > chosen(3.26, seconds)
+    taken = [
+        filters.filtered_epsilon(
+            ComposedDpEvent([first, second]), delta=delta, relation=ADD_OR_REMOVE
+        )
+        for second in seconds
+    ]
+    assert min(taken) > epsilon  # an adaptive grant of 3 lets neither of them in
+    assert chosen(max(taken), seconds) <= delta
+
+
+def flipped(chance, loss):
+    """Outcomes of a mechanism that says much, but seldom."""
+    rest = 1 - chance
+    return ((chance, chance * math.exp(-loss)), (rest, 1 - chance * math.exp(-loss)))
+
+
+CHOICES = (response(0.2), response(0.6), response(1.2), flipped(0.03, 3.0))
+CHOICES += (tuple((q, p) for p, q in flipped(0.05, 2.0)),)
+
+
+def moments(mechanism):
+    """ln E exp(cL) at the orders of the filter."""
+    powers = filters._ORDERS - 1
+    return np.log(sum(p * (p / q) ** powers for p, q in mechanism))
+
+
+def admitted(fits):
+    """Moves of who may go on while what was spent fits."""
+
+    def moves(spent):
+        return [
+            (mechanism, (*spent, index))
+            for index, mechanism in enumerate(CHOICES)
+            if len(spent) < 4 and fits([CHOICES[i] for i in (*spent, index)])
+        ]
+
+    return moves
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(1.0, 0.1), (1.0, 0.2), (2.0, 0.05), (2.5, 0.2), (3.5, 0.01)]
+)
+def test_whatever_is_chosen_stays_within_what_the_filter_admits(epsilon, delta):
+    """The theorem of `filters`, exactly, against the choice that hurts most."""
+    moves = admitted(
+        lambda run: filters._smallest(sum(map(moments, run)), delta) <= epsilon
+    )
+    assert any(moves(()))
+    assert worst_case(math.exp(epsilon), (), moves) <= delta
+
+
+def test_twin_that_asks_for_what_is_fixed_in_advance_is_caught():
+    c, delta = math.exp(1.0), 0.1
+    twin = worst_case(c, (), admitted(lambda run: hockey_stick(run, c) <= delta))
+    assert twin > 1.1 * delta
+
+
+def test_weights_of_orders_sum_to_one():
+    powers = filters._ORDERS - 1
+    largest = [
+        max((1 - math.exp(-y)) * math.exp(-c * y) for y in np.linspace(0, 3, 30001))
+        for c in powers
+    ]
+    assert np.exp(filters._LOG_WEIGHTS + np.log(largest)).sum() == pytest.approx(
+        1.0, rel=1e-4
+    )
+
+
+@LAWS
+@given(
+    rate=st.floats(1e-4, 1.0),
+    noise=st.floats(0.4, 20.0),
+    count=st.integers(1, 2000),
+    relation=st.sampled_from(privacy.NeighboringRelation),
+)
+def test_filter_takes_no_less_than_what_is_fixed_in_advance(
+    rate, noise, count, relation
+):
+    event, terms = sampled(rate, noise, count), {"delta": 1e-5, "relation": relation}
+    spent = accountants.epsilon(event, **terms)
+    assert filters.filtered_epsilon(event, **terms) >= spent * (1 - 2e-3)
+
+
+def test_filter_knows_what_costs_nothing_and_what_costs_everything():
+    terms = {"delta": 1e-5, "relation": ADD_OR_REMOVE}
+    assert filters.filtered_epsilon(NoOpDpEvent(), **terms) == 0.0
+    for event in (NonPrivateDpEvent(), GaussianDpEvent(0.05)):
+        assert filters.filtered_epsilon(event, **terms) == math.inf
+    truncated = TruncatedSubsampledGaussianDpEvent(1000, 0.1, 130, 1.5)
+    taken = filters.filtered_epsilon(SelfComposedDpEvent(truncated, 50), **terms)
+    assert taken > accountants.epsilon(SelfComposedDpEvent(truncated, 50), **terms)
 
 
 OFFERS = (response(0.1), response(0.27), response(1.0), leak(0.02), leak(0.1))

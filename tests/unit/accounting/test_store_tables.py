@@ -16,6 +16,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from dptune.accounting.store import schema
 from dptune.accounting.store.migrations.versions import v0001_budget_store as first
 from dptune.accounting.store.migrations.versions import v0002_unit_blocks as second
+from dptune.accounting.store.migrations.versions import v0003_adaptive_grants as third
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 DIALECTS = {"sqlite": sqlite.dialect(), "postgresql": postgresql.dialect()}
@@ -49,7 +50,10 @@ def test_migration_writes_the_tables_and_guards_that_it_always_wrote(database):
         first.upgrade()
         assert pen.written == golden(database)
         second.upgrade()
-    assert pen.written == golden(database) + golden(database, "v0002")
+        assert pen.written == golden(database) + golden(database, "v0002")
+        pen.written.clear()
+        third.upgrade()
+    assert pen.written == golden(database, "v0003")
 
 
 @databases
@@ -59,8 +63,12 @@ def test_schema_speaks_to_exactly_these_tables(database):
         pen.execute(CreateTable(table))
         for index in table.indexes:
             pen.execute(CreateIndex(index))
+    (added,) = golden(database, "v0003")
+    column = added.removeprefix("ALTER TABLE grants ADD COLUMN ")
     made = [
-        text
+        text.replace(", PRIMARY KEY", f", {column}, PRIMARY KEY")
+        if text.startswith("CREATE TABLE grants ")
+        else text
         for text in golden(database) + golden(database, "v0002")
         if text.startswith(("CREATE TABLE", "CREATE INDEX"))
         and not text.startswith("CREATE TABLE units ")
@@ -70,6 +78,7 @@ def test_schema_speaks_to_exactly_these_tables(database):
 
 def test_migrations_follow_one_another_to_the_version_that_a_store_is_marked_with():
     assert (first.revision, first.down_revision) == ("v0001", None)
-    assert (second.revision, second.down_revision) == (schema.VERSION, "v0001")
-    for migration in (first, second):
+    assert (second.revision, second.down_revision) == ("v0002", "v0001")
+    assert (third.revision, third.down_revision) == (schema.VERSION, "v0002")
+    for migration in (first, second, third):
         assert migration.branch_labels is migration.depends_on is None

@@ -225,6 +225,13 @@ def test_calibrate_refuses_what_the_data_set_cannot_pay_for_after_its_tables(
     assert run_cli("calibrate", path, *options).code == 0
 
 
+def test_adaptive_grant_is_told_and_shown(run_cli):
+    terms = ("letters", "--epsilon", "8", "--delta", "1e-4", "--adaptive")
+    outcome = run_cli("budget", "grant", *terms)
+    assert "whatever is chosen for earlier releases" in " ".join(outcome.out.split())
+    assert "adaptive" in run_cli("budget", "show").out
+
+
 def test_calibrate_tells_a_wrong_output_with_all_other_problems(
     values, write_config, run_cli, tmp_path
 ):
