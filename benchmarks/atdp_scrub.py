@@ -44,10 +44,10 @@ from invented import (
     REPOSITORY,
     World,
     base_of,
+    dialogue_values,
     marked_corpus,
     masked,
     plan_of,
-    quickstart_values,
     recipe_of,
     train_stage,
 )
@@ -118,7 +118,7 @@ class PlantedWorld(World):
 
 def world(seed: int, options: argparse.Namespace, folder: Path) -> PlantedWorld:
     """Invent, plant, mark and redact one corpus; train the base model once."""
-    values = quickstart_values(seed, options.num_records)
+    values = dialogue_values(seed, options.num_records)
     counts = {"num_planted": 2 * options.canaries, "num_held_out": options.canaries}
     counts |= {"length": DIGITS, "insertions": COPIES}
     spec = validate(CanarySpec, values["canaries"] | counts)

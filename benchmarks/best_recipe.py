@@ -25,10 +25,10 @@ from invented import (
     REPOSITORY,
     World,
     base_of,
+    dialogue_values,
     marked_corpus,
     masked,
     plan_of,
-    quickstart_values,
     recipe_of,
     train_stage,
 )
@@ -52,7 +52,7 @@ RECIPES = {
 @cache
 def world(seed: int, num_records: int, folder: Path) -> World:
     """Invent, mark and redact one corpus; train the base model once."""
-    values = quickstart_values(seed, num_records)
+    values = dialogue_values(seed, num_records)
     values["data"]["splits"] = {"validation": 0.0, "test": 0.3}
     values["model"]["source"] |= SHAPE
     values["model"]["pretraining"]["source"]["num_records"] = 1200

@@ -56,9 +56,9 @@ class World:
         return len(set(self.original.split("train")["unit_id"]))
 
 
-def quickstart_values(seed: int, num_records: int) -> dict[str, Any]:
-    """Read the quickstart's configuration, for another corpus of its generator."""
-    values = read_yaml(REPOSITORY / "configs" / "train" / "quickstart.yaml")
+def dialogue_values(seed: int, num_records: int) -> dict[str, Any]:
+    """Read the configuration of invented dialogues, for another corpus."""
+    values = read_yaml(REPOSITORY / "configs" / "train" / "dialogues.yaml")
     values["data"]["source"] |= {"seed": seed, "num_records": num_records}
     return values
 

@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/passes.py
 
-The quickstart's model on batches of its shape: half of the rows are canaries of 34
-tokens, the others dialogues of 190 or so. Both ways take turns, draw by draw, and pass
-sixteen rows at once at most; processor time of one thread, medians of ratios. Prints
-Markdown.
+The model of `dialogues.yaml` on batches of its shape: half of the rows are canaries of
+34 tokens, the others dialogues of 190 or so. Both ways take turns, draw by draw, and
+pass sixteen rows at once at most; processor time of one thread, medians of ratios.
+Prints Markdown.
 """
 
 import math
