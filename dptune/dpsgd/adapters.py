@@ -1,4 +1,4 @@
-"""Adapters that are scaled where they are narrow.
+"""Adapters that are scaled where they are narrow, and take their inputs as given.
 
 peft computes W x + s (B (A x)): the scale s is a pass over the whole output of every
 layer, and another one over its gradient. Here it is W x + B (s (A x)), a pass over a
@@ -32,6 +32,25 @@ def narrow_scales(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.forward
+
+
+@contextmanager
+def inputs_as_given(model: nn.Module, *, active: bool) -> Iterator[None]:
+    """Let adapters leave the type of their inputs to autocast.
+
+    peft's own context asks every adapter for a switch that some, such as IA3 and
+    trainable tokens, do not have.
+    """
+    name = "cast_input_dtype_enabled"
+    layers = [m for m in model.modules() if active and hasattr(m, name)]
+    before = [getattr(layer, name) for layer in layers]
+    try:
+        for layer in layers:
+            setattr(layer, name, False)
+        yield
+    finally:
+        for layer, value in zip(layers, before, strict=True):
+            setattr(layer, name, value)
 
 
 def _forward(

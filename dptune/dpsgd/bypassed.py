@@ -1,15 +1,20 @@
-"""Adapters that a model bypasses: it takes the weight below them by itself.
+"""What goes past the engine: adapters that a model bypasses, and weights beside it.
 
-Such an adapter trains on nothing, so that what its steps release is noise, and merging
-it adds that noise to a weight that the model does read. State spaces do so with
-`dt_proj`, some routers of experts with their own weight. So does every model with
-adapters that are merged, or not active.
+An adapter whose weight the model takes by itself trains on nothing, so that what its
+steps release is noise, and merging it adds that noise to a weight that the model does
+read. State spaces do so with `dt_proj`, some routers of experts with their own weight.
+So does every model with adapters that are merged, or not active.
+
+A weight that is none of the model's, such as a temperature of the loss, gets the
+gradient of all rows from autograd, neither clipped nor noised.
 """
+
+from collections.abc import Iterator
 
 import torch
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
 
 from dptune.dpsgd.isolation import COMPARED, Probe
 from dptune.dpsgd.refusals import explained, model_name
@@ -61,6 +66,56 @@ def check_adapters(model: nn.Module, probe: Probe) -> None:
     finally:
         for weight in frozen:
             weight.requires_grad = False
+
+
+def check_weights_beside(model: nn.Module, probe: Probe) -> None:
+    """Refuse a loss that has a gradient in what is no parameter of the model.
+
+    What a forward pass makes anew, such as embeddings that are told to have a gradient,
+    is gone after it; what two passes share is somebody's to train.
+
+    Args:
+        model: with its parameters.
+        probe: its made-up rows.
+
+    Raises:
+        ModelError: there is such a tensor.
+    """
+    first = _leaves(model, probe)
+    if not first:
+        return
+    second = set(map(id, _leaves(model, probe)))
+    for leaf in first:
+        if id(leaf) in second:
+            raise ModelError(
+                f"{model_name(model)} must be trained by its own parameters alone, but "
+                f"its loss has a gradient in a tensor of shape {tuple(leaf.shape)} "
+                "beside them, which is neither clipped nor noised. Make it a parameter "
+                "of the model (nn.Parameter, nn.ModuleList) if it is to be trained; "
+                "else freeze it with requires_grad_(False), or ask for it under "
+                "torch.no_grad."
+            )
+
+
+def _leaves(model: nn.Module, probe: Probe) -> list[Tensor]:
+    """List what the loss of the longest row has a gradient in beside parameters."""
+    own = set(map(id, model.parameters()))
+    with explained(model, "be differentiated"):
+        losses = probe.feed.losses(model, probe.batch((COMPARED[0],)))
+    return [leaf for leaf in _ends(losses) if id(leaf) not in own]
+
+
+def _ends(losses: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that a graph of autograd ends in."""
+    waiting, seen = [losses.grad_fn], {losses.grad_fn}
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        following = {below for below, _ in getattr(node, "next_functions", ())} - seen
+        seen |= following
+        waiting += following
 
 
 def _check_read(model: nn.Module) -> None:

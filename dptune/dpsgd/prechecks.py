@@ -12,11 +12,10 @@ from contextlib import (
 from typing import Any, Self
 
 import torch
-from peft.helpers import disable_input_dtype_casting
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from dptune.dpsgd.adapters import narrow_scales
+from dptune.dpsgd.adapters import inputs_as_given, narrow_scales
 from dptune.dpsgd.adaptive_clipping import ClipController
 from dptune.dpsgd.dataset import UnitDataset
 from dptune.dpsgd.distributed import Ranks
@@ -300,7 +299,7 @@ def modes_of(model: nn.Module, feed: Feed, *, recomputes: bool) -> Iterator[None
     """
     with (
         checkpointing(model) if recomputes else nullcontext(),
-        disable_input_dtype_casting(model, active=feed.autocast),
+        inputs_as_given(model, active=feed.autocast),
         recomputed_norms(model) if feed.autocast else nullcontext(),
         narrow_scales(model),
     ):

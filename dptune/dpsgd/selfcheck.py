@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dptune.dpsgd.bypassed import check_adapters
+from dptune.dpsgd.bypassed import check_adapters, check_weights_beside
 from dptune.dpsgd.dataset import PhysicalBatch, UnitDataset
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import (
@@ -95,7 +95,7 @@ def check_model(
     4. Norms and weighted sums of recorded gradients equal those of autograd, unit by
         unit, of short rows and of the longest, to 1e-3 (in bfloat16 to 5e-2), and are
         not all zero.
-    5. No adapter lies on a weight that the model takes by itself, past the adapter.
+    5. No adapter is bypassed, and no loss has a gradient in a weight beside the model.
     6. No buffer changes: nothing of a record stays in the model but by the optimizer.
 
     **Formal guarantee**: a module that drops, mixes up or double-counts rows, padding
@@ -145,6 +145,7 @@ def check_model(
             if _is_low(model, feed):
                 _check_low_precision(model, engine, probe, snapshot)
                 _check_gradients(model, engine, feed)
+        check_weights_beside(model, probe)
         _check_buffers(model, snapshot)
 
 
@@ -369,8 +370,7 @@ def _check_low_precision(
 
 def _is_low(model: nn.Module, feed: Feed) -> bool:
     """Whether weights or the computation are below float32."""
-    exact = all(v.dtype not in LOW_PRECISION for v in computing(model))
-    return feed.autocast or not exact
+    return feed.autocast or any(v.dtype in LOW_PRECISION for v in computing(model))
 
 
 def _check_gradients(model: nn.Module, engine: PerUnitGradients, feed: Feed) -> None:

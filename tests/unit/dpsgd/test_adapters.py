@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model
+from peft import IA3Config, LoHaConfig, LoKrConfig, LoraConfig, get_peft_model
 from transformers import MambaConfig, MambaForCausalLM
 
 from dptune.dpsgd import adapters, bypassed, selfcheck
-from dptune.dpsgd.adapters import narrow_scales
+from dptune.dpsgd.adapters import inputs_as_given, narrow_scales
 from dptune.dpsgd.feed import Feed
 from dptune.dpsgd.gradients import PerUnitGradients
 from dptune.dpsgd.loss import CausalLoss
@@ -221,3 +221,23 @@ def test_adapter_without_a_rule_names_lora_as_the_way_out(kind):
     model = get_peft_model(models.tiny_llama(), kind(r=2, target_modules=TARGETS))
     with pytest.raises(ModelError, match=r"no gradient rule.*train adapters of LoRA"):
         check(model)
+
+
+@pytest.mark.parametrize("kind", ["lora", "ia3", "tokens"])
+def test_inputs_of_every_kind_of_adapter_are_left_to_autocast(kind):
+    """peft's context raised where an adapter has no switch for it."""
+    config = {
+        "lora": LoraConfig(r=2, target_modules=TARGETS),
+        "ia3": IA3Config(target_modules=TARGETS, feedforward_modules=["down_proj"]),
+        "tokens": LoraConfig(
+            r=2, target_modules=TARGETS, trainable_token_indices=[3, 5]
+        ),
+    }[kind]
+    model = get_peft_model(models.tiny_llama(), config)
+    switch = "cast_input_dtype_enabled"
+    layers = [module for module in model.modules() if hasattr(module, switch)]
+    assert bool(layers) is (kind != "ia3")
+    with inputs_as_given(model, active=True):
+        assert not any(getattr(layer, switch) for layer in layers)
+    with inputs_as_given(model, active=False):
+        assert all(getattr(layer, switch) for layer in layers)
