@@ -96,7 +96,7 @@ def test_database_that_goes_between_two_steps_is_a_fault(trained, project, monke
 
 
 def test_nothing_in_the_project_folder_is_open_to_others(trained, project):
-    gc.collect()  # or a store that nobody holds closes its files while they are looked at
+    gc.collect()  # or a store that nobody holds closes its files meanwhile
     paths = [project.home, *project.home.rglob("*")]
     assert len(paths) > 100
     shut = [p for p in paths if p.is_symlink() or not p.lstat().st_mode & 0o077]
