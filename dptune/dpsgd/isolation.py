@@ -83,9 +83,10 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
     """Make up units that fit a run: its lengths, rows, padding and precision.
 
     Lengths are odd or far apart, up to `LONGEST` tokens; one sequence has padding
-    tokens inside and one token again and again; one unit has two sequences, if units
-    may. Some share a class, some their first token, as records do. No more rows are put
-    together than the run will.
+    tokens inside and one token again and again; two begin with tokens that are no
+    targets, as prompts are; one unit has two sequences, if units may. Some share a
+    class, some their first token, as records do. No more rows are put together than the
+    run will.
 
     Args:
         model: on the device that it is to be checked on.
@@ -104,13 +105,14 @@ def make_probe(model: nn.Module, feed: Feed) -> Probe:
     pads[2::5] = feed.pad_token_id
     for sequence in (sequences[0], *sequences[-4:-1]):
         sequence[0] = tokens[0]
+    weights = [np.linspace(0.5, 1, len(s), dtype=np.float32) for s in sequences]
+    for some in (weights[-3], weights[-1]):
+        some[: len(some) // 2] = 0
     ends = [1, len(sequences) - 4, *range(len(sequences) - 3, len(sequences) + 1)]
     classes = int(getattr(getattr(model, "config", None), "num_labels", 1) or 1)
     data = UnitDataset(
         sequences=Ragged.of(sequences, np.int64),
-        loss_weights=Ragged.of(
-            [np.linspace(0.5, 1, len(s)) for s in sequences], np.float32
-        ),
+        loss_weights=Ragged.of(weights, np.float32),
         units=Ragged.cut(np.arange(len(sequences)), np.diff([0, *ends])),
         labels=np.repeat(np.array(_CLASS, np.int64), np.diff([0, *ends])) % classes,
         max_sequences_per_unit=2,

@@ -515,3 +515,21 @@ def test_leak_below_a_unit_next_to_nothing_is_seen_over_its_own_norm(monkeypatch
         assert found.gradient(isolation.COMPARED[-1]).keys() == engine.parameters.keys()
         total = isolation._largest(found.gradient(isolation.COMPARED[-1])).distance
         assert total == pytest.approx(1, rel=1e-5)
+
+
+class OverPrompts(CausalLoss):
+    """Divides by what all rows of a batch have of prompts, which are no targets."""
+
+    def __call__(self, model, batch):
+        prompts = (batch.loss_weights == 0) & (batch.attention_mask == 1)
+        return super().__call__(model, batch) / (1 + prompts.sum())
+
+
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_loss_that_looks_at_the_prompts_of_others_is_refused(fixed_shapes):
+    loss = OverPrompts(loss_normalizer=8.0)
+    with pytest.raises(ModelError, match="other records of its batch"):
+        check(
+            models.tiny_gpt2(),
+            **causal(record_loss=loss, fixed_shapes=fixed_shapes),
+        )
