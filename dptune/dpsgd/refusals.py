@@ -95,6 +95,8 @@ def explained(
                 f"Its configuration names {positions} positions: where rows or "
                 f"max_tokens are longer, shorten them. {next_step}"
             )
+        if "padding token" in message:  # of classifiers in transformers
+            next_step = "Set pad_token_id of its configuration to the token that pads."
         raise ModelError(
             f"{model_name(model)} cannot {what}: {type(error).__name__}: {message}. "
             f"{next_step}"

@@ -169,9 +169,13 @@ def model_problems(model: nn.Module) -> list[Problem]:
         )
     if getattr(config, "output_router_logits", False):
         found.append(
-            _bad_model(
-                "have output_router_logits off: the loss of its "
-                "routers is a mean over the batch"
+            Problem(
+                path="model",
+                message="must have output_router_logits off: the loss of its routers "
+                "is a mean over the batch.",
+                next_step="Set it to False in the model's configuration; TRL, which "
+                "sets it by itself, leaves it off with router_aux_loss_coef=0.0 in "
+                "SFTConfig.",
             )
         )
     if getattr(config, "problem_type", None) in (

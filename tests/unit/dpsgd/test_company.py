@@ -20,6 +20,7 @@ from transformers import (
     CanineConfig,
     ConvBertConfig,
     DebertaV2Config,
+    GPT2Config,
     ModernBertConfig,
     NystromformerConfig,
     OPTConfig,
@@ -533,3 +534,14 @@ def test_loss_that_looks_at_the_prompts_of_others_is_refused(fixed_shapes):
             models.tiny_gpt2(),
             **causal(record_loss=loss, fixed_shapes=fixed_shapes),
         )
+
+
+def test_classifier_without_a_padding_token_is_told_to_name_one():
+    config = GPT2Config(
+        vocab_size=29, n_embd=16, n_layer=1, n_head=2, n_positions=64, num_labels=3
+    )
+    model = build(config)
+    with pytest.raises(ModelError, match=r"token is defined.*Set pad_token_id of its"):
+        check(model)
+    model.config.pad_token_id = 0
+    check(model)
